@@ -1,0 +1,43 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+export DLOJZ_RUNS ?= $(CURDIR)/runs
+
+.PHONY: help demo test lint lab clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo   train CoAtNet under DDP, FSDP2 and ZeRO-0…3 on 2 processes; predicted beside measured (minutes)"
+	@echo "make lab    open JupyterLab on the notebooks"
+	@echo "make test   all checks: lint, types, tests on real processes, notebooks executed again"
+	@echo "make clean  remove the environment (.venv); runs/ is kept"
+	@echo "All of them set up what they need on first use: Python 3.11 or newer is all that must be there."
+
+$(READY): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "dlojz needs Python 3.11 or newer, but $(PYTHON) is $$($(PYTHON) -V 2>&1): call make PYTHON=python3.11"; exit 1; }
+	@echo "Set-up: creating $(VENV) and installing requirements.txt (a minute or two; log: $(VENV)/install.log)"
+	@$(PYTHON) -m venv $(VENV)
+	@{ $(BIN)/python -m pip install -r requirements.txt && $(BIN)/python -m pip install --no-deps -e . ; } \
+	  > $(VENV)/install.log 2>&1 || { tail -n 20 $(VENV)/install.log; echo "Set-up failed; the whole log is $(VENV)/install.log"; exit 1; }
+	@$(BIN)/python -m ipykernel install --prefix $(VENV) --name python3 --display-name "Python 3 (dlojz)" >> $(VENV)/install.log 2>&1
+	@touch $(READY)
+	@echo "Set-up: done."
+
+demo: $(READY)
+	@$(BIN)/dlojz demo
+
+lab: $(READY)
+	@$(BIN)/jupyter lab --notebook-dir=notebooks
+
+lint: $(READY)
+	@$(BIN)/ruff check -q . && $(BIN)/mypy --no-error-summary
+
+test: lint
+	@$(BIN)/python -m pytest
+
+clean:
+	rm -rf $(VENV)
