@@ -1,0 +1,219 @@
+"""What to train and how it is laid on the devices: `Layout` and `RunConfig`.
+
+Layer 1 (above the catalogues of models and data, against which names are checked). Invariant: an object that exists
+is legal and complete: what was left out is filled in with the value that will be used, so that equal runs have
+equal hashes. The global batch is derived, never stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from dlojz import data as datasets
+from dlojz import models
+from dlojz.schema import Contract, LabError, one_of
+
+Strategy = Literal["single", "ddp", "fsdp2", "zero-0", "zero-1", "zero-2", "zero-3"]
+
+MAX_DEGREE = 2**20
+MAX_COUNT = 2**31
+"""Beyond these a number is a slip of the keyboard, and arithmetic on it only hides that."""
+DEEPSPEED_BUCKET_ELEMENTS = 2_000_000
+"""Elements per bucket of DeepSpeed, run and predicted; its own default, 5e8, would take 2 GB for the smallest model."""
+
+
+class Layout(Contract):
+    """How a model is laid on the devices: one degree per way of splitting, not a list of named modes.
+
+    DDP is `dp=4`; ZeRO-2 with DeepSpeed is `dp=4, zero=2, engine="deepspeed"`; FSDP2 is `dp=4, zero=3`.
+
+    Raises:
+        LabError: if the fields cannot be combined; the sentence says why and what would work.
+    """
+
+    dp: int = Field(1, ge=1, le=MAX_DEGREE, description="data-parallel replicas")
+    tp: int = Field(1, ge=1, le=MAX_DEGREE, description="tensor-parallel ranks that share each layer")
+    pp: int = Field(1, ge=1, le=MAX_DEGREE, description="pipeline stages")
+    zero: int = Field(
+        0, ge=0, le=3, description="ZeRO stage: 1 shards optimizer states, 2 gradients too, 3 weights too"
+    )
+    engine: Literal["torch", "deepspeed", "single"] = Field(
+        "torch", description="torch (DDP, or FSDP2 where zero is 2 or 3), deepspeed (ZeRO 0-3), single (one process)"
+    )
+    schedule: Literal["gpipe", "1f1b"] | None = Field(None, description="pipeline schedule; needs pp > 1")
+    micro_batch: int = Field(16, ge=1, le=MAX_COUNT, description="samples per micro-batch")
+    micro_batches: int = Field(
+        1, ge=1, le=MAX_COUNT, description="micro-batches that each replica accumulates per step"
+    )
+    checkpointing: Literal["none", "selective", "full"] = Field(
+        "none", description="activation checkpointing: recompute in backward instead of keeping activations"
+    )
+    offload: Literal["none", "optimizer", "parameters", "activations"] = Field(
+        "none", description="what is moved to host memory"
+    )
+    sequence_parallel: bool = Field(False, description="shard the sequence outside tensor-parallel regions")
+
+    @model_validator(mode="after")
+    def _combinable(self) -> Self:
+        if self.engine == "single" and (self.world_size > 1 or self.zero):
+            raise LabError(
+                f"engine 'single' is one process and has no ZeRO stage, but {self.degrees}, zero={self.zero} was "
+                "received: use engine 'torch' or 'deepspeed'."
+            )
+        if self.engine == "torch" and self.zero == 1:
+            raise LabError(
+                "engine 'torch' has no ZeRO-1 (it has zero=0: DDP, zero=2 and zero=3: FSDP2), but zero=1 was "
+                "received: use engine 'deepspeed' for ZeRO-1."
+            )
+        if self.zero >= 2 and self.pp > 1:
+            raise LabError(
+                f"zero={self.zero} shards gradients that a pipeline accumulates over micro-batches, so it cannot be "
+                f"combined with pp={self.pp}: use zero=1 or zero=0 with a pipeline."
+            )
+        if self.schedule and self.pp == 1:
+            raise LabError(f"schedule={self.schedule!r} needs a pipeline, but pp=1 was received: set pp to 2 or more.")
+        if self.sequence_parallel and self.tp == 1:
+            raise LabError("sequence_parallel needs tensor parallelism, but tp=1 was received: set tp to 2 or more.")
+        return self
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes: the product of the degrees."""
+        return self.dp * self.tp * self.pp
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per optimizer step, over all replicas."""
+        return self.micro_batch * self.micro_batches * self.dp
+
+    @property
+    def degrees(self) -> str:
+        """The degrees in words, e.g. `dp=2, tp=1, pp=1`."""
+        return f"dp={self.dp}, tp={self.tp}, pp={self.pp}"
+
+    @property
+    def strategy(self) -> Strategy:
+        """The name of the engine that runs this layout along its data-parallel axis."""
+        if self.engine == "deepspeed":
+            return ("zero-0", "zero-1", "zero-2", "zero-3")[self.zero]
+        if self.zero:
+            return "fsdp2"
+        return "ddp" if self.dp > 1 else "single"
+
+    @property
+    def title(self) -> str:
+        """The name a person gives to this layout, e.g. `DeepSpeed ZeRO-2`."""
+        if self.strategy == "fsdp2":
+            return "FSDP2" if self.zero == 3 else "FSDP2 (ZeRO-2)"
+        names = {"single": "one process", "ddp": "DDP"}
+        return names.get(self.strategy, f"DeepSpeed ZeRO-{self.zero}")
+
+    def check_processes(self, processes: int) -> None:
+        """Refuse a number of processes that the degrees do not multiply to.
+
+        Raises:
+            LabError: naming the degrees, the processes received and the `dp` that would work.
+        """
+        if processes == self.world_size:
+            return
+        rest = self.tp * self.pp
+        works = (
+            f"dp={processes // rest}" if processes >= rest and processes % rest == 0 else f"{self.world_size} processes"
+        )
+        raise LabError(
+            f"{self.degrees} needs {self.world_size} processes (dp × tp × pp), but {processes} were received: "
+            f"use {works}."
+        )
+
+
+class RunConfig(Contract):
+    """One training run, whole: model, data, precision, optimizer, length, and its `Layout`.
+
+    Raises:
+        LabError: if a value is illegal or unknown; the sentence names it and the legal ones.
+    """
+
+    schema_version: Literal[1] = 1
+    model: str = Field("coatnet_tiny", description="model of the catalogue (see `dlojz models`)")
+    data: str | None = Field(None, description="digits, synthetic, imagenet or text; by default what suits the model")
+    data_root: str | None = Field(None, description="folder of imagenet; by default $DSDIR/imagenet")
+    image_size: int | None = Field(
+        None, ge=1, le=MAX_COUNT, description="height and width in pixels; by default the model's"
+    )
+    sequence_length: int | None = Field(
+        None, ge=1, le=MAX_COUNT, description="tokens per sample; by default the model's"
+    )
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 keeps fp32 weights in the optimizer")
+    optimizer: Literal["sgd", "momentum", "adamw"] = Field("adamw", description="update rule")
+    learning_rate: float = Field(1e-3, gt=0, description="constant learning rate")
+    weight_decay: float = Field(0.0, ge=0, description="decoupled for adamw, L2 for sgd")
+    steps: int = Field(20, ge=1, le=MAX_COUNT, description="optimizer steps")
+    seed: int = Field(0, ge=0, lt=2**31, description="seed of weights and of the order of the samples")
+    keep_weights: bool = Field(False, description="keep the final weights in the run folder (safetensors)")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes CUDA where there is one")
+    layout: Layout = Layout()
+
+    @classmethod
+    def of(cls, **flat: Any) -> Self:
+        """Build from fields given flat, those of the layout among them: `RunConfig.of(model="vit_tiny", dp=2)`.
+
+        Raises:
+            LabError: if a key is neither a field of `RunConfig` nor of `Layout`; the legal ones are listed.
+        """
+        own = {key: value for key, value in flat.items() if key in cls.model_fields}
+        rest = {key: value for key, value in flat.items() if key not in cls.model_fields}
+        legal = [*cls.model_fields, *Layout.model_fields]
+        for key in rest:
+            if key not in Layout.model_fields:
+                raise LabError(one_of("key", key, sorted(set(legal) - {"layout", "schema_version"})))
+        if rest:
+            base = own.get("layout", Layout())
+            own["layout"] = Layout(**{**base.to_dict(), **rest})
+        return cls(**own)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, given: Any) -> Any:
+        """Put the defaults that depend on the model where nothing was given."""
+        if not isinstance(given, dict):
+            return given
+        spec = models.spec(given.get("model", cls.model_fields["model"].default))
+        filled = dict(given)
+        if filled.get("data") is None:
+            filled["data"] = datasets.default_for(spec.family)
+        size = "image_size" if spec.family == "image" else "sequence_length"
+        if filled.get(size) is None:
+            filled[size] = getattr(spec, size)
+        return filled
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        spec = models.spec(self.model)
+        datasets.check(self.data_name, family=spec.family, model=self.model)
+        models.check_input(self.model, image_size=self.image_size, sequence_length=self.sequence_length)
+        return self
+
+    @property
+    def data_name(self) -> str:
+        """The data set that will be used (never empty once validated)."""
+        return self.data or ""
+
+    @property
+    def num_classes(self) -> int:
+        """Classes the model tells apart (size of the vocabulary for text)."""
+        return datasets.num_classes(self.data_name) or models.spec(self.model).num_classes
+
+    @property
+    def hash(self) -> str:
+        """Twelve hexadecimal digits that name this run: equal configurations have equal hashes."""
+        canonical = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+    @property
+    def title(self) -> str:
+        """Model and layout in words, e.g. `coatnet_tiny, DDP ×2`."""
+        return f"{self.model}, {self.layout.title} ×{self.layout.world_size}"

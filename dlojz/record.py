@@ -1,0 +1,165 @@
+"""What a run has measured: `RunRecord`, and the events it is assembled from.
+
+Layer 1. Invariant: a record is written whole or not at all (temporary file, fsync, rename), carries the checksum of
+its own content, and never holds NaN; events are JSON lines flushed one by one, so that a killed run still tells how
+far it got. Nothing is ever parsed from printed text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import uuid
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import Field
+
+from dlojz.config import RunConfig
+from dlojz.footprint import Footprint
+from dlojz.schema import Contract, LabError, parse_json
+
+Status = Literal["completed", "oom", "timeout", "cancelled", "failed", "diverged"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+MAX_RECORD_BYTES = 64 * 2**20
+
+
+class Span(Contract):
+    """One phase of one step on one rank; times count from the start of the rank's first step."""
+
+    rank: int = Field(ge=0)
+    step: int = Field(ge=0)
+    phase: str
+    start_s: float
+    end_s: float
+
+
+class MemorySample(Contract):
+    """Bytes held at one moment of a traced step, by category."""
+
+    time_s: float
+    phase: str
+    bytes_by_category: dict[str, int]
+
+
+class RunRecord(Contract):
+    """One finished run: what was asked, how it ended, what was measured on every rank."""
+
+    schema_version: Literal[1] = 1
+    run_id: str
+    config: RunConfig
+    status: Status
+    reason: str = Field("", description="why it ended so, in one sentence; empty for a completed run")
+    losses: tuple[float, ...] = Field((), description="mean loss over the global batch, one per finished step")
+    weights_sha256: str | None = Field(None, description="checksum of the final weights")
+    footprints: tuple[Footprint, ...] = Field((), description="measured, one per rank that got so far")
+    spans: tuple[Span, ...] = Field((), description="timeline of the steps kept")
+    memory_timeline: tuple[MemorySample, ...] = Field((), description="rank 0, second traced step")
+    environment: dict[str, str] = Field(default_factory=dict, description="versions and machine")
+    started_utc: str = ""
+    elapsed_s: float = Field(0.0, ge=0)
+
+    def footprint(self, rank: int = 0) -> Footprint | None:
+        """Measured footprint of one rank, or None where the run did not get so far."""
+        return next((footprint for footprint in self.footprints if footprint.rank == rank), None)
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a text file whole or not at all: a crash or a full disk leaves the old file as it was.
+
+    Raises:
+        OSError: if the folder cannot be written; nothing at `path` has changed then.
+    """
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def write_record(path: Path, record: RunRecord) -> None:
+    """Write a record atomically, with the checksum of its content under the key `sha256`."""
+    content = record.to_dict()
+    write_atomic(
+        path, json.dumps({**content, "sha256": _checksum(content)}, indent=1, allow_nan=False, ensure_ascii=False)
+    )
+
+
+def read_record(path: Path) -> RunRecord:
+    """Read a record and verify its checksum.
+
+    Raises:
+        LabError: if the file is missing, cut short, altered, too large, or written by a newer version.
+    """
+    try:
+        size = path.stat().st_size
+        if size > MAX_RECORD_BYTES:
+            raise LabError(
+                f"the record {path.name} is {size} bytes, beyond the {MAX_RECORD_BYTES} that a record may have."
+            )
+        content = parse_json(path.read_bytes())
+    except OSError as error:
+        raise LabError(f"the record {path} cannot be read: {error.strerror}.") from None
+    except LabError as error:
+        raise LabError(f"the record {path} is damaged: {error}") from None
+    if not isinstance(content, dict):
+        raise LabError(f"the record {path} is damaged: it holds no JSON object.")
+    version = content.get("schema_version")
+    if isinstance(version, int) and version > 1:
+        raise LabError(f"the record {path} has schema version {version}, newer than this dlojz knows: update dlojz.")
+    stored = content.pop("sha256", None)
+    if stored != _checksum(content):
+        raise LabError(f"the record {path} is damaged: its checksum does not match its content.")
+    try:
+        return RunRecord.from_dict(content)
+    except LabError as error:
+        raise LabError(f"the record {path} is not legal: {error}") from None
+
+
+class EventLog:
+    """One rank's events: a JSON line each, flushed as it happens.
+
+    Args:
+        path: file that is appended to; its folder must exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - lives as long as the rank
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append one event and flush it to the operating system."""
+        self._file.write(json.dumps({"event": event, **fields}, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Flush to the disk and close."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """All whole events of a file; a last line cut short by a kill is left out, a missing file has none."""
+    if not path.exists():
+        return []
+    events = []
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        try:
+            event = parse_json(line) if line else None
+        except LabError:
+            continue
+        if isinstance(event, dict) and "event" in event:
+            events.append(event)
+    return events

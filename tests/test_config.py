@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlojz.config import Layout, RunConfig
+from dlojz.schema import LabError
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"dp": 0}, "dp must be at least 1, but 0"),
+        ({"micro_batch": -4}, "micro_batch must be at least 1, but -4"),
+        ({"zero": 4}, "zero must be at most 3, but 4"),
+        ({"engine": "deepsped"}, "did you mean 'deepspeed'"),
+        ({"engine": "torch", "zero": 1, "dp": 2}, "engine 'torch' has no ZeRO-1.*use engine 'deepspeed'"),
+        ({"engine": "single", "zero": 3}, "has no ZeRO stage"),
+        ({"engine": "single", "dp": 2}, "one process"),
+        ({"zero": 2, "pp": 2, "engine": "deepspeed"}, "use zero=1 or zero=0 with a pipeline"),
+        ({"schedule": "1f1b"}, "needs a pipeline"),
+        ({"sequence_parallel": True}, "needs tensor parallelism"),
+        ({"zeros": 2}, "unknown key 'zeros': did you mean 'zero'.*micro_batches"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(LabError, match=words) as caught:
+        Layout(**fields)
+    assert "\n" not in str(caught.value)
+    assert "validation error" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model": "coatnet_9"}, "coatnet_9.*coatnet_0"),
+        ({"image_size": 50}, "50"),
+        ({"data": "cifar"}, "unknown data set 'cifar'.*digits"),
+        ({"data": "text"}, "coatnet_tiny reads image"),
+        ({"precision": "fp8"}, "unknown precision 'fp8'"),
+        ({"learning_rate": float("nan")}, "learning_rate"),
+        ({"learning_rate": -1.0}, "learning_rate must be greater than 0"),
+        ({"steps": 10**400}, "steps"),
+        ({"lr": 0.1}, "unknown key 'lr'"),
+        ({"layout": {"dp": "two"}}, "layout.*dp|dp"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(LabError, match=words) as caught:
+        RunConfig.of(**fields)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_processes_must_be_the_product_of_the_degrees() -> None:
+    layout = Layout(dp=3)
+    layout.check_processes(3)
+    with pytest.raises(LabError, match=r"dp=3, tp=1, pp=1 needs 3 processes.*2 were received: use dp=2"):
+        layout.check_processes(2)
+    with pytest.raises(LabError, match="use 4 processes"):
+        Layout(tp=4).check_processes(3)
+
+
+def test_what_is_left_out_is_filled_in_so_that_equal_runs_have_equal_hashes() -> None:
+    bare, spelt = RunConfig.of(), RunConfig.of(model="coatnet_tiny", data="digits", image_size=64, dp=1)
+    assert bare == spelt
+    assert bare.hash == spelt.hash
+    assert bare.hash != RunConfig.of(dp=2).hash
+    assert RunConfig.of(model="gpt_tiny").data == "text"
+    assert RunConfig.of(model="gpt_tiny").image_size is None
+
+
+def test_the_global_batch_is_derived() -> None:
+    assert Layout(dp=4, micro_batch=3, micro_batches=5).global_batch == 60
+    assert "global_batch" not in Layout().to_dict()
+
+
+def test_the_strategy_follows_from_the_degrees() -> None:
+    strategies = [Layout(), Layout(dp=2), Layout(dp=2, zero=3), Layout(dp=2, engine="deepspeed", zero=1)]
+    assert [layout.strategy for layout in strategies] == ["single", "ddp", "fsdp2", "zero-1"]
+    assert [layout.title for layout in strategies] == ["one process", "DDP", "FSDP2", "DeepSpeed ZeRO-1"]
+
+
+layouts = st.builds(
+    Layout,
+    dp=st.integers(1, 64),
+    engine=st.just("deepspeed"),
+    zero=st.integers(0, 3),
+    micro_batch=st.integers(1, 512),
+    micro_batches=st.integers(1, 64),
+    checkpointing=st.sampled_from(["none", "selective", "full"]),
+)
+
+
+@given(layout=layouts, seed=st.integers(0, 2**31 - 1), rate=st.floats(1e-9, 10))
+@settings(max_examples=100)
+def test_json_there_and_back(layout: Layout, seed: int, rate: float) -> None:
+    config = RunConfig(layout=layout, seed=seed, learning_rate=rate)
+    assert RunConfig.from_json(config.to_json()) == config
+    assert RunConfig.from_json(config.to_json()).hash == config.hash
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*RunConfig.model_fields, "x"]), st.none() | st.integers() | st.text() | st.floats()
+    )
+)
+@settings(max_examples=200)
+def test_no_document_gives_anything_but_a_config_or_a_sentence(document: dict[str, Any]) -> None:
+    try:
+        config = RunConfig.from_json(json.dumps(document))
+    except LabError as error:
+        assert str(error)
+    else:
+        assert RunConfig.from_json(config.to_json()) == config
