@@ -1,0 +1,128 @@
+"""Data sets of the lab: real images and real prose that need no download, synthetic data, ImageNet from a folder.
+
+Layer 0. Invariant: sample `i` of a data set is the same on every rank and in every run; importing this package loads
+no torch.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from dlojz.schema import LabError, one_of
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
+Family = Literal["image", "text"]
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """What the catalogue says of a data set."""
+
+    name: str
+    families: tuple[Family, ...]
+    num_classes: int | None
+    """Classes (size of the vocabulary for text); None: as many as the model tells apart."""
+    summary: str
+
+
+_CATALOGUE = {
+    spec.name: spec
+    for spec in (
+        DataSpec("digits", ("image",), 10, "1,797 handwritten digits of scikit-learn, scaled to the image size"),
+        DataSpec("synthetic", ("image", "text"), None, "random images or tokens of any size, the same in every run"),
+        DataSpec("imagenet", ("image",), 1000, "ImageNet from --data-root or $DSDIR/imagenet (folder with train/)"),
+        DataSpec("text", ("text",), 256, "English prose of the Python documentation, byte by byte"),
+    )
+}
+
+
+def names() -> list[str]:
+    """Names of the data sets."""
+    return list(_CATALOGUE)
+
+
+def default_for(family: Family) -> str:
+    """The data set that suits a family of models and needs no download."""
+    return "digits" if family == "image" else "text"
+
+
+def check(name: str, *, family: Family, model: str) -> None:
+    """Refuse an unknown data set, or one that does not suit the model.
+
+    Raises:
+        LabError: naming the data sets that suit.
+    """
+    if name not in _CATALOGUE:
+        raise LabError(one_of("data set", name, _CATALOGUE))
+    if family not in _CATALOGUE[name].families:
+        suited = [spec.name for spec in _CATALOGUE.values() if family in spec.families]
+        raise LabError(f"{model} reads {family}, which data set {name!r} does not hold: use {' or '.join(suited)}.")
+
+
+def num_classes(name: str) -> int | None:
+    """Classes of a data set, or None where it has as many as the model."""
+    return _CATALOGUE[name].num_classes
+
+
+def imagenet_folder(data_root: str | None) -> Path:
+    """Folder of ImageNet's training images.
+
+    Raises:
+        LabError: if it is neither given nor found under `$DSDIR`.
+    """
+    shared = os.environ.get("DSDIR")
+    root = Path(data_root) if data_root else Path(shared) / "imagenet" if shared else None
+    if root is None:
+        raise LabError(
+            "data set 'imagenet' needs its folder: give --data-root FOLDER, or set $DSDIR to the folder "
+            "above imagenet/."
+        )
+    if not (root / "train").is_dir():
+        raise LabError(
+            f"data set 'imagenet' was looked for in {root}, which has no folder train/: give --data-root "
+            "the folder that holds it, or use data 'digits' or 'synthetic'."
+        )
+    return root / "train"
+
+
+def check_available(name: str, data_root: str | None = None) -> None:
+    """Refuse a data set whose files are not on this machine, before anything is started.
+
+    Raises:
+        LabError: in one sentence that says where it was looked for.
+    """
+    if name == "imagenet":
+        imagenet_folder(data_root)
+
+
+def load(
+    name: str,
+    *,
+    family: Family,
+    num_classes: int,
+    seed: int = 0,
+    image_size: int | None = None,
+    sequence_length: int | None = None,
+    data_root: str | None = None,
+) -> Dataset:
+    """Open a data set; a sample is `(input, target)`.
+
+    Images: input float32 of shape (3, image_size, image_size), about zero mean, and an integer class. Text: input and
+    target int64 of shape (sequence_length,), the target being the next token.
+    """
+    from dlojz.data import images, text
+
+    if family == "text":
+        length = sequence_length or 1
+        return text.SyntheticTokens(length, num_classes, seed) if name == "synthetic" else text.Prose(length)
+    size = image_size or 1
+    if name == "digits":
+        return images.Digits(size)
+    if name == "synthetic":
+        return images.SyntheticImages(size, num_classes, seed)
+    return images.imagenet(imagenet_folder(data_root), size)
