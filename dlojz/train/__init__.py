@@ -1,0 +1,26 @@
+"""Real training on every rank: engines, probes that attach from outside, and the one worker loop.
+
+Layer 3. Invariant: `train` measures and never draws or predicts. Importing this package loads no torch.
+"""
+
+from __future__ import annotations
+
+from dlojz.config import Layout
+from dlojz.schema import LabError
+
+
+def check_runnable(layout: Layout) -> None:
+    """Refuse a legal layout that no engine of this version can run.
+
+    Raises:
+        LabError: naming the field and the values that run.
+    """
+    for name, legal in (("tp", 1), ("pp", 1), ("offload", "none"), ("sequence_parallel", False)):
+        value = getattr(layout, name)
+        if value != legal:
+            raise LabError(
+                f"{name}={value!r} cannot be run yet: the engines of this version split along dp only; "
+                f"use {name}={legal!r}."
+            )
+    if layout.checkpointing == "selective":
+        raise LabError("checkpointing='selective' cannot be run yet: use 'full' (every block) or 'none'.")

@@ -1,0 +1,100 @@
+"""The interface of an engine, which is also the plainest engine: one process, no communication.
+
+Layer 3. Invariant: a step is forward and backward of every micro-batch, then one update; the gradient of a step is the
+mean over its global batch, whatever the number of micro-batches and replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dlojz.config import RunConfig
+from dlojz.footprint import Category
+
+Inventory = dict[Category, list[Tensor]]
+
+
+def make_optimizer(config: RunConfig, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+    """The optimizer of a run; every engine takes its update rule from here."""
+    rate, decay = config.learning_rate, config.weight_decay
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay)
+    momentum = 0.9 if config.optimizer == "momentum" else 0.0
+    return torch.optim.SGD(parameters, lr=rate, momentum=momentum, weight_decay=decay)
+
+
+def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy in fp32, averaged over samples (and over positions of a text)."""
+    return F.cross_entropy(logits.float().reshape(-1, logits.shape[-1]), targets.reshape(-1))
+
+
+def optimizer_states(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """All tensors an optimizer keeps from step to step."""
+    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+
+
+class Engine:
+    """One process: forward, backward and update with nothing between them.
+
+    Args:
+        config: the run; its layout gives the number of micro-batches.
+        model: the whole model, with the same weights on every rank.
+        device: where to train.
+    """
+
+    def __init__(self, config: RunConfig, model: nn.Module, device: torch.device) -> None:
+        self.config = config
+        self.device = device
+        self.module = model.to(device)
+        self.model = self.wrap(self.module)
+        self.optimizer = make_optimizer(config, self.model.parameters())
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """Lay the model over the ranks; here it stays as it is."""
+        return module
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """How forward computes in bf16 where the weights are fp32."""
+        if self.config.precision == "bf16":
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return nullcontext()
+
+    def forward(self, inputs: Tensor, targets: Tensor, *, last: bool) -> Tensor:
+        """Mean loss of one micro-batch; `last` says that no other follows in this step."""
+        del last  # only engines that communicate need to know
+        with self.autocast():
+            logits = self.model(inputs)
+        return mean_loss(logits, targets)
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add this micro-batch's share of the gradient."""
+        del last
+        (loss / self.config.layout.micro_batches).backward()
+
+    def update(self) -> None:
+        """One optimizer step, then forget the gradients."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def inventory(self) -> Inventory:
+        """The tensors this rank holds from step to step, by category; a probe turns them into bytes."""
+        parameters = list(self.model.parameters())
+        return {
+            "weights": [*parameters],
+            "gradients": [parameter.grad for parameter in parameters if parameter.grad is not None],
+            "optimizer": optimizer_states(self.optimizer),
+            "buffers": list(self.module.buffers()),
+        }
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole parameters by name, on the CPU, the same on every rank; a collective call where they are sharded."""
+        for name, parameter in self.module.named_parameters():
+            yield name, parameter.detach().cpu()
+
+    def close(self) -> None:
+        """Give back what the engine holds."""

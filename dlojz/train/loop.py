@@ -1,0 +1,166 @@
+"""The training loop: one for every engine.
+
+Layer 3. Invariant: a loss that is not finite on any rank is known to all ranks before the update, so that no rank
+trains on after another has diverged.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dlojz import data as datasets
+from dlojz import models
+from dlojz.config import RunConfig
+from dlojz.data.sampling import MicroBatchSampler, micro_batches
+from dlojz.record import EventLog, Status
+from dlojz.train import engines
+from dlojz.train.probes.probes import Probes
+from dlojz.train.weights import save_weights, weights_sha256
+
+GROUP_TIMEOUT = timedelta(minutes=5)
+FOOTPRINT_EVERY = 10
+"""Steps between two footprints in the event file: what a killed run still tells."""
+
+
+def choose_device(config: RunConfig, local_rank: int) -> torch.device:
+    """The device of this rank."""
+    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def init_process_group(folder: Path, device: torch.device, rank: int, world_size: int) -> None:
+    """Join the ranks: through the launcher's store where there is one, else through a file of the run folder."""
+    method = "env://" if "MASTER_ADDR" in os.environ else f"file://{folder.resolve()}/store"
+    backend = "cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=method, rank=rank, world_size=world_size, timeout=GROUP_TIMEOUT)
+
+
+def open_batches(config: RunConfig, dp_rank: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """This replica's micro-batches, without end."""
+    layout = config.layout
+    dataset = datasets.load(
+        config.data_name,
+        family=models.spec(config.model).family,
+        num_classes=config.num_classes,
+        seed=config.seed,
+        image_size=config.image_size,
+        sequence_length=config.sequence_length,
+        data_root=config.data_root,
+    )
+    sampler = MicroBatchSampler(
+        len(dataset),
+        micro_batch=layout.micro_batch,
+        global_batch=layout.global_batch,  # type: ignore[arg-type]
+        dp=layout.dp,
+        dp_rank=dp_rank,
+        seed=config.seed,
+    )
+    return micro_batches(dataset, sampler, num_workers=4 if config.data_name == "imagenet" else 0)
+
+
+def build_model(config: RunConfig) -> torch.nn.Module:
+    """The model of a run, with the same weights on every rank and in every layout."""
+    torch.manual_seed(config.seed)
+    return models.build(
+        config.model,
+        image_size=config.image_size,
+        sequence_length=config.sequence_length,
+        num_classes=config.num_classes,
+        checkpointing=config.layout.checkpointing == "full",
+    )
+
+
+def accumulate(
+    engine: engines.Engine, batches: Iterator[tuple[Tensor, Tensor]], micro_batches: int, probes: Probes | None
+) -> Tensor:
+    """Forward and backward of one step's micro-batches; returns their mean loss (a scalar on the device)."""
+    losses = []
+    for index in range(micro_batches):
+        last = index == micro_batches - 1
+        if probes is None:
+            inputs, targets = next(batches)
+        else:
+            with probes.clock.phase("data"):
+                inputs, targets = next(batches)
+        loss = engine.forward(inputs.to(engine.device), targets.to(engine.device), last=last)
+        engine.backward(loss, last=last)
+        losses.append(loss.detach())
+    return torch.stack(losses).mean()
+
+
+def mean_over_ranks(loss: Tensor, control: dist.ProcessGroup | None) -> float:
+    """Mean loss of the global batch; NaN or infinite on every rank if it is so on one."""
+    value = loss.double().cpu()
+    if control is not None:
+        # Who: all ranks, in the lab's own control group. What: one loss, summed. How much: 8 bytes per step.
+        dist.all_reduce(value, group=control)
+        value /= control.size()
+    return float(value)
+
+
+def train(config: RunConfig, folder: Path, events: EventLog, *, rank: int, local_rank: int) -> tuple[Status, str]:
+    """Train on this rank and write what happens into `events`; returns how it ended and why."""
+    layout = config.layout
+    device = choose_device(config, local_rank)
+    init_process_group(folder, device, rank, layout.world_size)
+    control = dist.new_group(backend="gloo") if layout.world_size > 1 else None
+    probes = Probes(config, rank, device, control)
+    probes.start()
+    try:
+        model = build_model(config)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        engine = engines.build(config, model, device)
+        probes.attach(engine)
+        batches = open_batches(config, dp_rank=rank)
+        ended: tuple[Status, str] = ("completed", "")
+        for step in range(config.steps):
+            probes.start_step(step)
+            loss = mean_over_ranks(accumulate(engine, batches, layout.micro_batches, probes), control)
+            if not math.isfinite(loss):
+                ended = (
+                    "diverged",
+                    f"the loss became {loss} at step {step}; the weights were not updated with it. "
+                    f"Try a smaller learning rate than {config.learning_rate:g}.",
+                )
+                break
+            engine.update()
+            step_s = probes.end_step()
+            events.write("step", step=step, loss=loss, step_s=step_s)
+            if step % FOOTPRINT_EVERY == FOOTPRINT_EVERY - 1:
+                _write_footprint(events, probes, parameters)
+    finally:
+        probes.close()
+    _write_footprint(events, probes, parameters)
+    events.write("spans", spans=[span.to_dict() for span in probes.clock.spans()])
+    if rank == 0:
+        events.write("memory_timeline", samples=[sample.to_dict() for sample in probes.timeline])
+    _finish(config, folder, events, engine, rank)
+    return ended
+
+
+def _write_footprint(events: EventLog, probes: Probes, parameters: int) -> None:
+    footprint = probes.footprint(parameters)
+    if footprint is not None:
+        events.write("footprint", footprint=footprint.to_dict())
+
+
+def _finish(config: RunConfig, folder: Path, events: EventLog, engine: engines.Engine, rank: int) -> None:
+    """Checksum (and, if asked, keep) the final weights, then leave the group in good order."""
+    weights = dict(engine.weights())
+    if rank == 0:
+        events.write("weights", sha256=weights_sha256(weights))
+        if config.keep_weights:
+            save_weights(folder / "weights.safetensors", weights)
+    engine.close()
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,101 @@
+"""Seconds by phase, by timing an engine's own methods from outside.
+
+Layer 3. Invariant: attaching wraps three methods of one engine object and detaching gives them back; the engine's code
+is untouched. Durations are monotonic.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from dlojz.footprint import Phases
+from dlojz.record import Span
+from dlojz.train.engines.base import Engine
+
+PHASE_OF_METHOD = {"forward": "forward", "backward": "backward", "update": "optimizer"}
+KEPT_SPANS = 3
+
+
+class PhaseClock:
+    """Times the phases of every step on this rank.
+
+    Args:
+        rank: written into the spans.
+        device: on CUDA each phase ends with a synchronisation, so that it counts its own kernels.
+        on_phase: called with the name of each phase that begins.
+    """
+
+    def __init__(self, rank: int, device: torch.device, on_phase: Callable[[str], None] | None = None) -> None:
+        self._rank, self._cuda, self._on_phase = rank, device.type == "cuda", on_phase
+        self._origin_s = time.perf_counter()
+        self._step = -1
+        self._steps: dict[int, dict[str, float]] = {}
+        self._spans: list[Span] = []
+
+    def attach(self, engine: Engine) -> None:
+        """Time forward, backward and update of this engine from now on."""
+        for method, phase in PHASE_OF_METHOD.items():
+            setattr(engine, method, self._timed(getattr(engine, method), phase))
+
+    def detach(self, engine: Engine) -> None:
+        """Give the engine its own methods back."""
+        for method in PHASE_OF_METHOD:
+            engine.__dict__.pop(method, None)
+
+    def _timed(self, method: Callable[..., Any], phase: str) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            with self.phase(phase):
+                return method(*args, **kwargs)
+
+        return timed
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time what happens within as one phase of the present step."""
+        if self._on_phase is not None:
+            self._on_phase(name)
+        start_s = time.perf_counter()
+        yield
+        if self._cuda:
+            torch.cuda.synchronize()
+        end_s = time.perf_counter()
+        seconds = self._steps.setdefault(self._step, defaultdict(float))
+        seconds[name] += end_s - start_s
+        self._spans.append(
+            Span.model_construct(
+                rank=self._rank,
+                step=self._step,
+                phase=name,
+                start_s=start_s - self._origin_s,
+                end_s=end_s - self._origin_s,
+            )
+        )
+
+    def start_step(self, step: int) -> None:
+        """Begin a step; the timeline keeps the last few."""
+        self._step = step
+        self._spans = [span for span in self._spans if span.step > step - KEPT_SPANS]
+        self._started_s = time.perf_counter()
+
+    def end_step(self) -> float:
+        """End the step; returns its seconds."""
+        step_s = time.perf_counter() - self._started_s
+        self._steps.setdefault(self._step, defaultdict(float))["step"] = step_s
+        return step_s
+
+    def phases(self, first_step: int) -> Phases:
+        """Median seconds by phase over the steps from `first_step` on; all None where there is none."""
+        steps = [seconds for step, seconds in self._steps.items() if step >= first_step]
+        names = {name for seconds in steps for name in seconds} & {"data", "forward", "backward", "optimizer", "step"}
+        return Phases(**{f"{name}_s": statistics.median(seconds[name] for seconds in steps) for name in names})
+
+    def spans(self) -> tuple[Span, ...]:
+        """Timeline of the last steps."""
+        return tuple(self._spans)

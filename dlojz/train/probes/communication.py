@@ -1,0 +1,28 @@
+"""Collectives per step, from the c10d operators that a trace has seen.
+
+Layer 3. Invariant: counted, never computed: the bytes are those of the tensors handed to c10d.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from dlojz.footprint import Traffic
+from dlojz.train.probes.trace import CollectiveCall
+
+
+def traffic_of(calls: Iterable[CollectiveCall], step: int) -> tuple[Traffic, ...]:
+    """One step's calls, added up by collective and group."""
+    count: dict[tuple[str, str, int], int] = defaultdict(int)
+    message_bytes: dict[tuple[str, str, int], int] = defaultdict(int)
+    for call in calls:
+        if call.step == step:
+            key = (call.collective, call.group, call.group_size)
+            count[key] += 1
+            message_bytes[key] += call.message_bytes
+    return tuple(
+        Traffic(collective=collective, group=group, group_size=size, count=count[key], message_bytes=message_bytes[key])
+        for key in sorted(count)
+        for collective, group, size in [key]
+    )

@@ -1,0 +1,112 @@
+"""All probes of one rank, attached together.
+
+Layer 3. Invariant: the first steps are traced (memory and communication), the others timed; a step is never both, so
+that tracing slows down no step whose time is reported.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from dlojz.config import RunConfig
+from dlojz.footprint import Footprint, Phases
+from dlojz.record import MemorySample
+from dlojz.train.engines.base import Engine
+from dlojz.train.probes.clock import PhaseClock
+from dlojz.train.probes.communication import traffic_of
+from dlojz.train.probes.memory import MemoryProbe
+from dlojz.train.probes.trace import StorageTrace
+
+TRACED_STEPS = 3
+"""Step 0 makes the optimizer states, step 1 lets DDP and DeepSpeed settle their buckets, step 2 is the steady one."""
+
+
+class Probes:
+    """The probes of one rank.
+
+    Args:
+        config: the run.
+        rank: this rank.
+        device: where it trains.
+        control: the group of the lab's own bookkeeping, counted apart; None with one process.
+    """
+
+    def __init__(
+        self, config: RunConfig, rank: int, device: torch.device, control: dist.ProcessGroup | None = None
+    ) -> None:
+        self.config, self.rank = config, rank
+        names = {str(control.group_name): "control"} if control is not None else {}
+        self.trace = StorageTrace(names)
+        self.memory = MemoryProbe(self.trace)
+        self.clock = PhaseClock(rank, device, on_phase=self._phase_begins)
+        self.timeline: tuple[MemorySample, ...] = ()
+        self._steady_step = min(TRACED_STEPS, config.steps) - 1
+        self._tracing = False
+        self._engine: Engine | None = None
+        self._phase = "setup"
+        self._measured: Footprint | None = None
+
+    def start(self) -> None:
+        """Trace from here on: call it before the model is built."""
+        self.trace.__enter__()
+        self._tracing = True
+
+    def attach(self, engine: Engine) -> None:
+        """Observe this engine."""
+        self._engine = engine
+        self.clock.attach(engine)
+        self.memory.claim(engine.inventory())
+
+    def _phase_begins(self, phase: str) -> None:
+        if not self._tracing or self._engine is None:
+            return
+        if phase == "data":
+            self.memory.before_forward(self._engine.inventory())
+        elif self._phase == "forward":
+            self.memory.after_forward(self._engine.inventory())
+        else:
+            self.memory.claim(self._engine.inventory())
+        self._phase = self.trace.phase = phase
+
+    def start_step(self, step: int) -> None:
+        """A step begins."""
+        self.trace.step = step
+        self.clock.start_step(step)
+
+    def end_step(self) -> float:
+        """A step has ended; returns its seconds."""
+        step_s = self.clock.end_step()
+        if self._tracing and self._engine is not None:
+            self.memory.after_step(self._engine.inventory())
+            if self.trace.step == self._steady_step:
+                self._stop_tracing()
+        return step_s
+
+    def _stop_tracing(self) -> None:
+        self.trace.__exit__(None, None, None)
+        self._tracing = False
+        memory, self.timeline = self.memory.measure(self._steady_step)
+        self._measured = Footprint(
+            source="measured",
+            rank=self.rank,
+            memory=memory,
+            communication=traffic_of(self.trace.trace.calls, self._steady_step),
+            step_flops=self.trace.trace.flops_of_step.get(self._steady_step, 0),
+        )
+
+    def close(self) -> None:
+        """Stop tracing, however the run has ended."""
+        if self._tracing:
+            self.trace.__exit__(None, None, None)
+            self._tracing = False
+
+    def footprint(self, parameters: int) -> Footprint | None:
+        """All that is measured so far; None before the steady step has ended."""
+        if self._measured is None:
+            return None
+        phases: Phases = self.clock.phases(first_step=self._steady_step + 1)
+        samples_per_s = self.config.layout.global_batch / phases.step_s if phases.step_s else None
+        return self._measured.model_copy(
+            update={"parameters": parameters, "phases": phases, "samples_per_s": samples_per_s}
+        )

@@ -1,0 +1,105 @@
+"""The worker: what every rank runs, whatever the engine and the launcher.
+
+    python -m dlojz.train.worker RUN_FOLDER
+
+Layer 3. Invariant: whatever happens, what was measured is already in the rank's event file, and the last event says
+how the rank ended.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import FrameType
+
+from dlojz.config import RunConfig
+from dlojz.record import EventLog
+from dlojz.train.lifeline import die_with_parent
+
+
+class Stopped(BaseException):
+    """SIGTERM arrived: the launcher wants this rank to end."""
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    raise Stopped
+
+
+def environment() -> dict[str, str]:
+    """Versions and machine, as a record keeps them."""
+    found = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "system": platform.platform(),
+        "cores": str(len(os.sched_getaffinity(0))),
+    }
+    for package in ("dlojz", "torch", "deepspeed", "timm", "numpy", "idr-torch"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "absent"
+    return found
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory was refused, on the host or on a device."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    )
+
+
+def main(folder: Path) -> int:
+    """Train as RUN_FOLDER/config.json says; returns the exit code."""
+    die_with_parent()
+    signal.signal(signal.SIGTERM, _stop)
+    import warnings
+
+    warnings.filterwarnings("ignore", module="idr_torch")
+    import idr_torch
+
+    rank, world_size = int(idr_torch.rank), int(idr_torch.size)
+    events = EventLog(folder / "events" / f"rank-{rank}.jsonl")
+    events.write(
+        "start",
+        rank=rank,
+        pid=os.getpid(),
+        world_size=world_size,
+        environment=environment(),
+        time_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    status, reason = "failed", ""
+    try:
+        config = RunConfig.from_json((folder / "config.json").read_text(encoding="utf-8"))
+        config.layout.check_processes(world_size)
+        from dlojz.train.loop import train
+
+        status, reason = train(config, folder, events, rank=rank, local_rank=int(idr_torch.local_rank))
+    except Stopped:
+        status, reason = "cancelled", f"rank {rank} was told to stop (SIGTERM)."
+    except BaseException as error:
+        status = "oom" if out_of_memory(error) else "failed"
+        lines = str(error).strip().splitlines() or [""]
+        reason = f"rank {rank}: {type(error).__name__}: {lines[0][:500]}"
+        if status == "failed":
+            import traceback
+
+            traceback.print_exc()
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        events.write("end", status=status, reason=reason)
+        events.close()
+    return 0 if status in ("completed", "diverged") else 1
+
+
+if __name__ == "__main__":
+    code = main(Path(sys.argv[1]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a rank whose peers are gone must not wait for them in an exit handler
