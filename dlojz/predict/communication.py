@@ -1,0 +1,140 @@
+"""Bytes and calls that one training step hands to each collective.
+
+Layer 3. Invariant: equal, byte for byte, to what the probe counts at c10d. With Ψ parameters, the volumes each rank
+sends in a ring are 2Ψ for stages 0 to 2 and 3Ψ for stage 3; the messages below are the tensors behind them.
+
+Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §7; the libraries' sources named in `states`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from dlojz.config import DEEPSPEED_BUCKET_ELEMENTS, RunConfig
+from dlojz.footprint import Collective, Traffic
+from dlojz.predict.shapes import ModelShapes
+from dlojz.predict.states import FP32_BYTES, compute_bytes, padded_parameters
+from dlojz.units import MEBIBYTE
+
+DDP_FIRST_BUCKET_BYTES = 1 * MEBIBYTE
+DDP_BUCKET_BYTES = 25 * MEBIBYTE
+"""torch DDP closes a bucket once it holds so much (`bucket_cap_mb`); the first is small, so that it leaves early."""
+LOSS_BYTES = 8
+"""The lab's own bookkeeping: one fp64 loss per step, in its control group."""
+
+
+def ddp_buckets(sizes_bytes: Iterable[int]) -> int:
+    """Number of DDP's buckets for gradients in the order in which they become ready."""
+    count, filled_bytes, limit_bytes = 0, 0, DDP_FIRST_BUCKET_BYTES
+    for size_bytes in sizes_bytes:
+        filled_bytes += size_bytes
+        if filled_bytes >= limit_bytes:
+            count, filled_bytes, limit_bytes = count + 1, 0, DDP_BUCKET_BYTES
+    return count + (filled_bytes > 0)
+
+
+def deepspeed_buckets(sizes: Iterable[int]) -> int:
+    """Number of DeepSpeed's reduce buckets for gradients (in elements) in the order in which they become ready."""
+    count, filled = 0, 0
+    for size in sizes:
+        if filled and filled + size > DEEPSPEED_BUCKET_ELEMENTS:
+            count, filled = count + 1, 0
+        filled += size
+    return count + (filled > 0)
+
+
+def _ddp(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
+    sizes_bytes = [FP32_BYTES * parameter.numel for parameter in reversed(shapes.parameters)]
+    return [_dp(config, "all_reduce", ddp_buckets(sizes_bytes), sum(sizes_bytes))]
+
+
+def _fsdp2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
+    layout = config.layout
+    whole = layout.dp * sum(parameter.padded_rows_numel(layout.dp) for parameter in shapes.parameters)
+    blocks = len(list(shapes.blocks()))
+    # ZeRO-3 frees the weights after forward and gathers them again for backward; ZeRO-2 keeps them.
+    gathers = layout.micro_batches * (2 if layout.zero == 3 else 1)
+    return [
+        _dp(config, "all_gather", gathers * blocks, gathers * compute_bytes(config) * whole),
+        _dp(config, "reduce_scatter", layout.micro_batches * blocks, layout.micro_batches * FP32_BYTES * whole),
+    ]
+
+
+def _zero_0(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
+    # All gradients of a step in one call: DeepSpeed's own limit for stage 0 is 5e8 elements.
+    calls = -(-shapes.num_parameters // 500_000_000)
+    return [_dp(config, "all_reduce", calls, compute_bytes(config) * shapes.num_parameters)]
+
+
+def _zero_1_or_2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
+    layout, each = config.layout, compute_bytes(config)
+    padded = padded_parameters(shapes.num_parameters, layout.dp)
+    # Stage 1 reduces once per step, stage 2 with every micro-batch, as it keeps no whole gradient in between. Both
+    # all-reduce the bucket where the paper's scheme would reduce-scatter it, then each rank keeps its share.
+    reductions = layout.micro_batches if layout.zero == 2 else 1
+    buckets = deepspeed_buckets(parameter.numel for parameter in reversed(shapes.parameters))
+    # With every update: the gradient's norm (4 bytes) and, in bf16, a flag for overflow (1 byte).
+    checks = 2 if config.precision == "bf16" else 1
+    check_bytes = 5 if config.precision == "bf16" else 4
+    share = padded // layout.dp
+    gathers = -(-share // max(1, DEEPSPEED_BUCKET_ELEMENTS // layout.dp))
+    return [
+        _dp(
+            config, "all_reduce", reductions * buckets + checks, reductions * each * shapes.num_parameters + check_bytes
+        ),
+        _dp(config, "all_gather", gathers, each * padded),
+    ]
+
+
+def _zero_3(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
+    layout, each = config.layout, compute_bytes(config)
+    padded_of_module: dict[str, int] = {}
+    for parameter in shapes.parameters:
+        padded = parameter.padded_numel(layout.dp) * layout.dp
+        padded_of_module[parameter.module] = padded_of_module.get(parameter.module, 0) + padded
+    whole, modules = sum(padded_of_module.values()), len(padded_of_module)
+    # Every module gathers its weights for its forward and again for its backward.
+    gathered, gathers = 2 * whole, 2 * modules
+    if layout.checkpointing == "full":
+        # Once more to recompute; but torch ends the recomputation of a block inside its last module, whose weights are
+        # then still there for its backward.
+        last_modules = {block[-1].module for block in shapes.blocks()}
+        gathered += whole - sum(padded_of_module[module] for module in last_modules)
+        gathers += modules - len(last_modules)
+    buckets = deepspeed_buckets(
+        parameter.padded_numel(layout.dp) * layout.dp for parameter in reversed(shapes.parameters)
+    )
+    times = layout.micro_batches
+    return [
+        _dp(config, "all_gather", times * gathers, times * each * gathered),
+        _dp(config, "reduce_scatter", times * buckets, times * each * whole),
+        _dp(config, "all_reduce", 1, 8),  # the gradient's norm, in fp64
+    ]
+
+
+def _dp(config: RunConfig, collective: Collective, count: int, message_bytes: int) -> Traffic:
+    return Traffic(
+        collective=collective, group="dp", group_size=config.layout.dp, count=count, message_bytes=message_bytes
+    )
+
+
+_RULES: dict[str, Callable[[RunConfig, ModelShapes], list[Traffic]]] = {
+    "single": lambda config, shapes: [],
+    "ddp": _ddp,
+    "fsdp2": _fsdp2,
+    "zero-0": _zero_0,
+    "zero-1": _zero_1_or_2,
+    "zero-2": _zero_1_or_2,
+    "zero-3": _zero_3,
+}
+
+
+def predict_communication(config: RunConfig, shapes: ModelShapes) -> tuple[Traffic, ...]:
+    """One rank's traffic in a steady step, sorted by collective and group; empty for one process."""
+    layout = config.layout
+    if layout.world_size == 1:
+        return ()
+    control = Traffic(
+        collective="all_reduce", group="control", group_size=layout.world_size, count=1, message_bytes=LOSS_BYTES
+    )
+    return tuple(sorted([control, *_RULES[layout.strategy](config, shapes)], key=lambda t: (t.collective, t.group)))
