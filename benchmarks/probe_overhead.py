@@ -1,0 +1,108 @@
+"""What the probes cost: instrumented over bare step time, as paired ratios in one process.
+
+    python benchmarks/probe_overhead.py --pairs 150
+
+Each pair is one bare and one instrumented step on the same engine, in alternating order, so that the machine's noise
+falls on both alike. The steps compared are those whose time the lab reports; the traced ones at the start of a run
+(memory and communication) are slower, are never reported as timings, and are shown apart.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import tyro
+from torch import Tensor
+
+from dlojz.config import RunConfig
+from dlojz.record import EventLog
+from dlojz.train import engines
+from dlojz.train.loop import accumulate, build_model, mean_over_ranks, open_batches
+from dlojz.train.probes.probes import TRACED_STEPS, Probes
+
+GOAL = 1.03
+
+
+class Bench:
+    """One engine that steps with or without its probes."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        device = torch.device("cpu")
+        self.config = config
+        self.probes = Probes(config, 0, device)
+        self.probes.start()
+        self.engine = engines.build(config, build_model(config), device)
+        self.batches: Iterator[tuple[Tensor, Tensor]] = open_batches(config, dp_rank=0)
+        self.events = EventLog(folder / "rank-0.jsonl")
+        self.step = 0
+        self.probes.attach(self.engine)
+        self.traced_s = [self.instrumented() for _ in range(TRACED_STEPS)][-1]
+        self.probes.clock.detach(self.engine)
+
+    def bare(self) -> float:
+        """Seconds of one step without probes."""
+        start_s = time.perf_counter()
+        loss = mean_over_ranks(accumulate(self.engine, self.batches, self.config.layout.micro_batches, None), None)
+        self.engine.update()
+        step_s = time.perf_counter() - start_s
+        if not math.isfinite(loss):
+            raise SystemExit("the training diverged; the comparison would mean nothing.")
+        return step_s
+
+    def instrumented(self) -> float:
+        """Seconds of one step as the worker runs it, its event written and flushed."""
+        start_s = time.perf_counter()
+        self.probes.start_step(self.step)
+        layout = self.config.layout
+        loss = mean_over_ranks(accumulate(self.engine, self.batches, layout.micro_batches, self.probes), None)
+        self.engine.update()
+        self.events.write("step", step=self.step, loss=loss, step_s=self.probes.end_step())
+        self.step += 1
+        return time.perf_counter() - start_s
+
+    def pair(self, bare_first: bool) -> tuple[float, float]:
+        """One bare and one instrumented step: (bare, instrumented) seconds."""
+        if bare_first:
+            bare_s = self.bare()
+        self.probes.clock.attach(self.engine)
+        instrumented_s = self.instrumented()
+        self.probes.clock.detach(self.engine)
+        return (bare_s if bare_first else self.bare()), instrumented_s
+
+
+def main(pairs: int = 150, batch: int = 16, threads: int = 1, model: str = "coatnet_tiny") -> int:
+    """Print the median paired ratio and its quartiles; exit code 1 where the median exceeds the goal.
+
+    Args:
+        pairs: pairs of steps.
+        batch: samples per step.
+        threads: threads torch may use.
+        model: model of the catalogue.
+    """
+    torch.set_num_threads(threads)
+    config = RunConfig.of(model=model, micro_batch=batch, steps=10**6, device="cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(config, Path(folder))
+        for _ in range(5):
+            bench.bare()
+        measured = [bench.pair(bare_first=bool(index % 2)) for index in range(pairs)]
+    ratios = [instrumented_s / bare_s for bare_s, instrumented_s in measured]
+    low, median, high = statistics.quantiles(ratios, n=4)
+    bare_ms = 1e3 * statistics.median(bare_s for bare_s, _ in measured)
+    print(f"{config.title}, batch {batch}, {threads} thread(s), {pairs} pairs")
+    print(f"bare step                 {bare_ms:8.2f} ms (median)")
+    print(f"instrumented / bare       {median:8.4f} (median; quartiles {low:.4f} to {high:.4f}; goal ≤ {GOAL})")
+    traced = 1e3 * bench.traced_s / bare_ms
+    print(f"traced step / bare        {traced:8.4f} (the first {TRACED_STEPS} steps of a run, never timed)")
+    return 0 if median <= GOAL else 1
+
+
+if __name__ == "__main__":
+    sys.exit(tyro.cli(main))
