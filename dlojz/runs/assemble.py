@@ -1,0 +1,103 @@
+"""From what every rank wrote to the one record of the run. Pure.
+
+Layer 5. Invariant: what is damaged is left out, never guessed: losses stop at the first step that no rank tells of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from dlojz.config import RunConfig
+from dlojz.footprint import Footprint
+from dlojz.record import MemorySample, RunRecord, Span
+from dlojz.runs.ending import Ending
+from dlojz.runs.logs import visible
+from dlojz.schema import Contract, LabError
+
+Event = Mapping[str, Any]
+Part = TypeVar("Part", bound=Contract)
+
+
+def losses_of(events: Mapping[int, Sequence[Event]]) -> tuple[float, ...]:
+    """Finite losses from the first step on; each is the same on all ranks, so any rank that tells it is believed."""
+    by_step: dict[int, float] = {}
+    for _, told in sorted(events.items(), reverse=True):
+        for event in told:
+            step, loss = event.get("step"), event.get("loss")
+            # An exact test: JSON's true is an int for isinstance.
+            if event["event"] == "step" and type(step) is int and type(loss) is float and math.isfinite(loss):
+                by_step[step] = loss
+    losses: list[float] = []
+    while len(losses) in by_step:
+        losses.append(by_step[len(losses)])
+    return tuple(losses)
+
+
+def finished_steps(events: Sequence[Event]) -> int:
+    """Steps that one rank has finished."""
+    return max(
+        (event["step"] + 1 for event in events if event["event"] == "step" and type(event.get("step")) is int),
+        default=0,
+    )
+
+
+def assemble(
+    run_id: str, config: RunConfig, events: Mapping[int, Sequence[Event]], ending: Ending, elapsed_s: float
+) -> RunRecord:
+    """The record of a run: its losses, the last footprint of each rank, its timeline, its environment and its end.
+
+    Args:
+        events: by rank, in the order written.
+        elapsed_s: seconds from the start of the launcher to the end.
+    """
+    footprints = (_last(Footprint, events[rank], "footprint", "footprint") for rank in sorted(events))
+    first = _event(events.get(0, ()), "start")
+    return RunRecord(
+        run_id=run_id,
+        config=config,
+        status=ending.status,
+        reason=ending.reason,
+        losses=losses_of(events),
+        weights_sha256=_text(_event(events.get(0, ()), "weights").get("sha256")) or None,
+        footprints=tuple(footprint for footprint in footprints if footprint is not None),
+        spans=tuple(span for rank in sorted(events) for span in _parts(Span, events[rank], "spans", "spans")),
+        memory_timeline=tuple(_parts(MemorySample, events.get(0, ()), "memory_timeline", "samples")),
+        environment=_texts(first.get("environment")),
+        started_utc=_text(first.get("time_utc")),
+        elapsed_s=max(0.0, elapsed_s),
+    )
+
+
+def _event(events: Sequence[Event], name: str) -> Event:
+    """The last event of that name, or an empty one."""
+    return next((event for event in reversed(events) if event["event"] == name), {})
+
+
+def _text(value: object) -> str:
+    return visible(value) if isinstance(value, str) else ""
+
+
+def _texts(value: object) -> dict[str, str]:
+    return {visible(str(key)): visible(str(item)) for key, item in value.items()} if isinstance(value, dict) else {}
+
+
+def _legal(contract: type[Part], data: object) -> Part | None:
+    try:
+        return contract.from_dict(data)  # type: ignore[arg-type]
+    except LabError:
+        return None
+
+
+def _last(contract: type[Part], events: Sequence[Event], name: str, key: str) -> Part | None:
+    """The last event of that name whose content is legal."""
+    found = (_legal(contract, event.get(key)) for event in reversed(events) if event["event"] == name)
+    return next((part for part in found if part is not None), None)
+
+
+def _parts(contract: type[Part], events: Sequence[Event], name: str, key: str) -> list[Part]:
+    """All legal parts that the events of that name list."""
+    lists = (event.get(key) for event in events if event["event"] == name)
+    parts = (_legal(contract, data) for listed in lists if isinstance(listed, list) for data in listed)
+    return [part for part in parts if part is not None]

@@ -1,0 +1,221 @@
+"""`Run`: what a student holds of a run, now, after a kernel restart, or next week.
+
+Layer 5. Invariant: a `Run` keeps nothing that its folder does not tell; any number of them may stand for one run.
+"""
+
+from __future__ import annotations
+
+import html
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from dlojz.config import RunConfig
+from dlojz.footprint import Footprint
+from dlojz.record import RunRecord
+from dlojz.runs.assemble import losses_of
+from dlojz.runs.logs import MAX_LOG_BYTES, read_tail
+from dlojz.runs.progress import Progress, wanted
+from dlojz.runs.state import CANCEL, LOGS, State, is_final, look, read_all_events, read_config
+from dlojz.schema import LabError
+from dlojz.text import say
+from dlojz.units import format_seconds
+
+if TYPE_CHECKING:
+    from dlojz.compare import Comparison
+
+_POLL_S = 0.2
+_SETTLE_S = 30.0
+
+
+class Run:
+    """One run, by its folder.
+
+    Args:
+        folder: run folder.
+
+    Raises:
+        LabError: if the folder holds neither a readable configuration nor a readable record.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._record: RunRecord | None = None
+        try:
+            self._config = read_config(folder)
+        except LabError:
+            self._record = look(folder)[1]
+            if self._record is None:
+                raise
+            self._config = self._record.config
+
+    @property
+    def run_id(self) -> str:
+        """Name of the run, which is the name of its folder."""
+        return self.folder.name
+
+    @property
+    def config(self) -> RunConfig:
+        """What was asked."""
+        return self._config
+
+    @property
+    def state(self) -> State:
+        """`queued`, `running`, or how it ended: completed, oom, timeout, cancelled, failed, diverged."""
+        if self._record is not None:
+            return self._record.status
+        state, self._record = look(self.folder)
+        return state
+
+    @property
+    def record(self) -> RunRecord | None:
+        """What was measured; None until the run has ended."""
+        return self._record if is_final(self.state) else None
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """Loss of every finished step so far."""
+        return self.record.losses if self.record else losses_of(read_all_events(self.folder))
+
+    @property
+    def predicted(self) -> Footprint:
+        """What rank 0 was predicted to cost."""
+        from dlojz.predict import predict
+
+        footprint: Footprint = predict(self.config)
+        return footprint
+
+    def compare(self) -> Comparison:
+        """The measurement laid over the prediction."""
+        from dlojz.compare import compare
+
+        return compare([self])
+
+    def wait(self, timeout_s: float | None = None) -> Self:
+        """Wait for the end, without a bar.
+
+        Raises:
+            LabError: if it has not ended after `timeout_s` seconds; the run goes on.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not is_final(state := self.state):
+            if deadline is not None and time.monotonic() >= deadline:
+                raise LabError(
+                    f"the run {self.run_id} is still {state} after {format_seconds(timeout_s)}: wait "
+                    "longer, or stop it with cancel()."
+                )
+            time.sleep(_POLL_S)
+        return self
+
+    def watch(self, progress: bool | None = None) -> Self:
+        """Follow the run with a progress bar until it ends; Ctrl-C cancels it and keeps what was measured.
+
+        Args:
+            progress: True or False for a bar or none; by default a bar where somebody looks.
+
+        Raises:
+            KeyboardInterrupt: on Ctrl-C, once the run is cancelled.
+        """
+        try:
+            with Progress(self.folder, self.config, shown=wanted(progress)) as bar:
+                while True:
+                    state = self.state
+                    bar.update(state)
+                    if is_final(state):
+                        return self
+                    time.sleep(_POLL_S)
+        except KeyboardInterrupt:
+            self.cancel()
+            self._settle()
+            raise
+
+    def _settle(self) -> None:
+        """Wait for a cancelled run to write its record, then say what is kept."""
+        try:
+            self.wait(_SETTLE_S)
+        except LabError as error:
+            print(error, file=sys.stderr)
+            return
+        steps = len(self.losses)
+        print(
+            say(
+                en=f"{self.run_id}: {self.state} after {steps} steps; all that was measured is kept.",
+                fr=f"{self.run_id} : {self.state} après {steps} pas ; tout ce qui a été mesuré est conservé.",
+            ),
+            file=sys.stderr,
+        )
+
+    def cancel(self) -> str:
+        """Ask the launcher to stop the run; on a run that has ended this changes nothing.
+
+        Returns:
+            one sentence that says what was done.
+
+        Raises:
+            LabError: if the request cannot be written.
+        """
+        state = self.state
+        if is_final(state):
+            return say(
+                en=f"the run {self.run_id} has ended already ({state}): there is nothing to cancel.",
+                fr=f"le calcul {self.run_id} est déjà terminé ({state}) : il n'y a rien à annuler.",
+            )
+        try:
+            (self.folder / CANCEL).touch()
+        except OSError as error:
+            raise LabError(f"the run {self.run_id} cannot be cancelled: {error.strerror}.") from None
+        return say(
+            en=f"the run {self.run_id} is asked to stop; what has been measured is kept.",
+            fr=f"l'arrêt du calcul {self.run_id} est demandé ; ce qui a été mesuré est conservé.",
+        )
+
+    def logs(self, rank: int | None = None) -> str:
+        """The end of what was printed, at most 64 KB, control characters made visible.
+
+        Args:
+            rank: one rank; by default the launcher and all ranks, one after the other.
+
+        Raises:
+            LabError: if the run has no such rank.
+        """
+        world_size = self.config.layout.world_size
+        if rank is not None:
+            if not 0 <= rank < world_size:
+                raise LabError(f"the run {self.run_id} has ranks 0 to {world_size - 1}, but rank {rank} was received.")
+            return read_tail(self.folder / LOGS / f"rank-{rank}.log")
+        names = ["launcher", *(f"rank-{rank}" for rank in range(world_size))]
+        share = MAX_LOG_BYTES // len(names) - 32
+        tails = {name: read_tail(self.folder / LOGS / f"{name}.log", share) for name in names}
+        return "\n".join(f"── {name} ──\n{tail.rstrip()}" for name, tail in tails.items() if tail)
+
+    def _lines(self) -> list[tuple[str, str]]:
+        """What there is to say of this run, as pairs of name and value."""
+        state, losses = self.state, self.losses
+        lines = [
+            ("run", self.run_id),
+            (say(en="asked", fr="demandé"), self.config.title),
+            (say(en="state", fr="état"), state),
+        ]
+        if losses:
+            lines.append((say(en="steps", fr="pas"), f"{len(losses)}/{self.config.steps}, loss {losses[-1]:.4f}"))
+        if self.record and self.record.reason:
+            lines.append((say(en="why", fr="raison"), self.record.reason))
+        return lines
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}: {value}" for name, value in self._lines())
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
+            f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
+            for name, value in self._lines()
+        )
+        return f"<table>{rows}</table>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Run) and self.folder == other.folder
+
+    def __hash__(self) -> int:
+        return hash(self.folder)

@@ -1,0 +1,55 @@
+"""What the processes printed, safe to show: the tail of a file, its control characters made visible.
+
+Layer 5. Invariant: text from a log never moves a cursor, hides a character or fills a notebook.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import unicodedata
+from pathlib import Path
+
+MAX_LOG_BYTES = 64 * 1024
+_MAX_LINE_CHARS = 300
+
+
+def visible(text: str) -> str:
+    """The text with every control or direction-changing character written as an escape.
+
+    Example:
+        >>> visible("50%\\r100%\\x1b[0m")
+        '50%\\\\r100%\\\\x1b[0m'
+    """
+    text = text.replace("\r\n", "\n")
+    return "".join(
+        char
+        if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+        else char.encode("unicode_escape").decode("ascii")
+        for char in text
+    )
+
+
+def read_tail(path: Path, limit_bytes: int = MAX_LOG_BYTES) -> str:
+    """The end of a regular file, visible and at most `limit_bytes` long; empty where there is none.
+
+    Symbolic links are not followed.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return ""
+        file.seek(max(0, status.st_size - limit_bytes))
+        text = visible(file.read(limit_bytes).decode("utf-8", errors="replace"))
+    # Escapes are longer than what they stand for.
+    return text[-limit_bytes:]
+
+
+def last_line(text: str) -> str:
+    """The last line that says something, shortened to 300 characters."""
+    line = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+    return line if len(line) <= _MAX_LINE_CHARS else f"{line[:_MAX_LINE_CHARS]}…"

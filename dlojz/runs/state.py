@@ -1,0 +1,176 @@
+"""What state a run is in, told from its folder alone.
+
+Layer 5. Invariant: the record wins; without one, a run whose process is alive is queued or running, and a run whose
+process is gone has failed and its record is rebuilt from the events. A damaged record is set aside, never deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from dlojz.config import RunConfig
+from dlojz.record import STATUSES, RunRecord, Status, read_events, read_record, write_record
+from dlojz.runs.assemble import assemble, finished_steps
+from dlojz.runs.ending import Ending, Evidence, classify, end_of
+from dlojz.runs.logs import read_tail
+from dlojz.runs.owner import read_owner
+from dlojz.schema import LabError, parse_json
+
+State = Literal["queued", "running"] | Status
+CONFIG, RECORD, EVENTS, LOGS, CANCEL, QUARANTINE = (
+    "config.json",
+    "record.json",
+    "events",
+    "logs",
+    "cancel",
+    "quarantine",
+)
+LAUNCHER_EVENTS = "launcher.jsonl"
+_RANK_EVENTS = re.compile(r"rank-(\d{1,6})\.jsonl")
+_REBUILT = "its record was damaged ({why}), has been set aside in quarantine/ and is rebuilt from the events"
+
+Events = dict[int, list[dict[str, Any]]]
+
+
+def read_config(folder: Path) -> RunConfig:
+    """What was asked of a run.
+
+    Raises:
+        LabError: if config.json is missing, damaged or illegal.
+    """
+    try:
+        return RunConfig.from_json((folder / CONFIG).read_bytes())
+    except OSError as error:
+        raise LabError(f"the run {folder.name} has no readable {CONFIG}: {error.strerror}.") from None
+    except LabError as error:
+        raise LabError(f"the {CONFIG} of run {folder.name} is damaged: {error}") from None
+
+
+def read_all_events(folder: Path) -> Events:
+    """The events of every rank that wrote any; files that cannot be read have none."""
+    found: Events = {}
+    for path in sorted((folder / EVENTS).glob("rank-*.jsonl")):
+        name = _RANK_EVENTS.fullmatch(path.name)
+        if name and not path.is_symlink():
+            try:
+                found[int(name[1])] = read_events(path)
+            except OSError:
+                continue
+    return found
+
+
+def evidence_of(events: Mapping[int, list[dict[str, Any]]], folder: Path, world_size: int, **known: Any) -> Evidence:
+    """What the folder tells of the end of a run, beside what the launcher knows."""
+    ends = {rank: end for rank, told in events.items() if (end := end_of(told))}
+    return Evidence(
+        world_size=world_size,
+        ends=ends,
+        steps={rank: finished_steps(told) for rank, told in events.items()},
+        log_tails={rank: read_tail(folder / LOGS / f"rank-{rank}.log", 8192) for rank in range(world_size)},
+        **known,
+    )
+
+
+def look(folder: Path) -> tuple[State, RunRecord | None]:
+    """State of a run, and its record once it has ended.
+
+    Raises:
+        LabError: if neither its record nor its configuration can be read, or a newer dlojz wrote its record.
+    """
+    owner = read_owner(folder)
+    # Asked before the record is looked for: a launcher that ends in between has written its record by then.
+    alive = owner is not None and owner.is_alive(folder)
+    path = folder / RECORD
+    damage = ""
+    if os.path.lexists(path):
+        try:
+            record = _own_record(path, folder.name)
+            return record.status, record
+        except LabError as error:
+            if _newer(path):
+                raise
+            damage = str(error).removeprefix(f"the record {path} ").removeprefix("is damaged: ").rstrip(".")
+            _set_aside(path)
+    elif alive:
+        told = any(file.stat().st_size for file in (folder / EVENTS).glob("rank-*.jsonl"))
+        return ("running" if told else "queued"), None
+    record = rebuild(folder, damage)
+    with contextlib.suppress(OSError):  # a folder that is read-only or full still tells what it holds
+        write_record(path, record)
+    return record.status, record
+
+
+def rebuild(folder: Path, damage: str = "") -> RunRecord:
+    """The record of a run whose launcher wrote none, or whose record was damaged, from its events.
+
+    Raises:
+        LabError: if its configuration cannot be read.
+    """
+    config = read_config(folder)
+    events = read_all_events(folder)
+    try:
+        told = read_events(folder / EVENTS / LAUNCHER_EVENTS)
+    except OSError:
+        told = []
+    known = end_of(told)
+    ending = (
+        Ending(*known)
+        if known
+        else classify(evidence_of(events, folder, config.layout.world_size, launcher="vanished"))
+    )
+    if damage:
+        note = _REBUILT.format(why=damage)
+        ending = Ending(ending.status, f"{ending.reason.rstrip('.')}; {note}." if ending.reason else f"{note}.")
+    return assemble(folder.name, config, events, ending, _lasted_s(folder))
+
+
+def _own_record(path: Path, run_id: str) -> RunRecord:
+    if path.is_symlink():
+        raise LabError(f"the record {path} is damaged: it is a symbolic link.")
+    record = read_record(path)
+    if record.run_id != run_id:
+        raise LabError(f"the record {path} is damaged: it belongs to the run {record.run_id}.")
+    return record
+
+
+def _newer(path: Path) -> bool:
+    """Whether a newer dlojz wrote this record: it is not damaged, only unknown here."""
+    try:
+        content = parse_json(path.read_bytes())
+    except (OSError, LabError):
+        return False
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    return isinstance(version, int) and version > 1
+
+
+def _set_aside(path: Path) -> None:
+    """Move a damaged record into quarantine/; where the folder cannot be changed it stays."""
+    try:
+        shelf = path.parent / QUARANTINE
+        shelf.mkdir(exist_ok=True)
+        number = sum(1 for _ in shelf.iterdir()) + 1
+        path.rename(shelf / f"{path.stem}-{number}-{os.getpid()}{path.suffix}")
+    except OSError:
+        pass
+
+
+def _lasted_s(folder: Path) -> float:
+    """Seconds from the submission to the last event."""
+    owner = read_owner(folder)
+    written = [path.stat().st_mtime for path in (folder / EVENTS).glob("*.jsonl") if path.is_file()]
+    try:
+        started = datetime.fromisoformat(owner.submitted_utc).timestamp() if owner else 0.0
+    except ValueError:
+        return 0.0
+    return max(written, default=started) - started if started else 0.0
+
+
+def is_final(state: str) -> bool:
+    """Whether nothing more will happen in this state."""
+    return state in STATUSES

@@ -1,0 +1,166 @@
+"""Where runs live: one folder each, found again by what was asked.
+
+Layer 5. Invariant: a run folder appears whole (it is filled under a hidden name, then renamed), its name is unique,
+and there is no index to damage: every listing is read from the folders.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from dlojz.config import RunConfig
+from dlojz.record import write_atomic
+from dlojz.runs.owner import DEFAULT_WORKER, Owner, read_owner, this_process
+from dlojz.runs.state import CONFIG, EVENTS, LOGS, RECORD, look, read_config
+from dlojz.schema import LabError
+
+REUSED = frozenset({"queued", "running", "completed", "diverged", "oom"})
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+_RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{12}-[0-9a-f]{4}")
+_LOCK_S = 120
+
+
+def runs_root(root: str | os.PathLike[str] | None = None) -> Path:
+    """The folder of all runs.
+
+    It is the one given, else `$DLOJZ_RUNS`, else `runs/` of the checkout one is in, else `$WORK/dlojz-runs`, else
+    `./runs`.
+    """
+    if root is not None:
+        return Path(root).expanduser().absolute()
+    if os.environ.get("DLOJZ_RUNS"):
+        return Path(os.environ["DLOJZ_RUNS"]).expanduser().absolute()
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "pyproject.toml").is_file() and (folder / "dlojz").is_dir():
+            return folder / "runs"
+    return Path(os.environ["WORK"], "dlojz-runs").absolute() if os.environ.get("WORK") else here / "runs"
+
+
+def run_folder(root: Path, run_id: str) -> Path:
+    """The folder of a run, refused where it would lead out of the root.
+
+    Raises:
+        LabError: if the name is no run's name, or the folder is a symbolic link.
+    """
+    if not _SAFE_NAME.fullmatch(run_id):
+        raise LabError(f"{run_id[:100]!r} is no name of a run: it is made of letters, digits, '-', '_' and '.'.")
+    folder = root / run_id
+    if folder.is_symlink() or not folder.resolve().is_relative_to(root.resolve()):
+        raise LabError(f"the run {run_id} is a symbolic link, which is not followed: move the folder itself to {root}.")
+    return folder
+
+
+def run_ids(root: Path, containing: str = "") -> list[str]:
+    """Names of the run folders that contain a text, newest first; empty where the root does not exist.
+
+    Raises:
+        LabError: if the root exists and cannot be read.
+    """
+    try:
+        found = [entry.name for entry in root.iterdir() if containing in entry.name and _looks_like_run(entry)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise LabError(f"the runs in {root} cannot be read: {error.strerror}.") from None
+    return sorted(found, key=lambda name: (name[:15], _born_ns(root / name), name), reverse=True)
+
+
+def _looks_like_run(entry: Path) -> bool:
+    if _RUN_ID.fullmatch(entry.name):
+        return True
+    return bool(_SAFE_NAME.fullmatch(entry.name)) and ((entry / CONFIG).is_file() or (entry / RECORD).is_file())
+
+
+def _born_ns(folder: Path) -> int:
+    try:
+        return (folder / CONFIG).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def claim(
+    config: RunConfig,
+    root: Path,
+    *,
+    again: bool = False,
+    worker_module: str = DEFAULT_WORKER,
+    time_limit_s: float | None = None,
+) -> tuple[Path, bool]:
+    """The folder of the run of this configuration: an earlier one that still serves, else a new one.
+
+    Of any number of processes that ask for the same configuration at once, one makes the folder and the others find it.
+
+    Returns:
+        the folder, and whether it is new (then the caller has to start it).
+
+    Raises:
+        LabError: if the root cannot be written, or the worker module or the time limit is illegal.
+    """
+    owner = this_process(worker_module, time_limit_s, datetime.now(UTC).isoformat(timespec="seconds"))
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if again:
+            return _create(config, root, owner), True
+        locks = root / ".locks"
+        locks.mkdir(exist_ok=True)
+        with FileLock(locks / f"{config.hash}.lock", timeout=_LOCK_S):
+            for folder in _same(config, root, worker_module):
+                return folder, False
+            return _create(config, root, owner), True
+    except Timeout:
+        raise LabError(
+            f"another process has held the lock on this configuration in {root} for {_LOCK_S} s: wait for "
+            "it, or use again=True for a run of your own."
+        ) from None
+    except OSError as error:
+        raise LabError(
+            f"runs cannot be written in {root}: {error.strerror or error}. Set root= or $DLOJZ_RUNS to a "
+            "folder that you can write."
+        ) from None
+
+
+def _same(config: RunConfig, root: Path, worker_module: str) -> Iterator[Path]:
+    """Runs of this configuration that serve again, newest first."""
+    for run_id in run_ids(root, config.hash):
+        folder = root / run_id
+        owner = read_owner(folder)
+        if owner is not None and owner.worker_module != worker_module:
+            continue
+        try:
+            if not folder.is_symlink() and read_config(folder) == config and look(folder)[0] in REUSED:
+                yield folder
+        except LabError:
+            continue
+
+
+def _create(config: RunConfig, root: Path, owner: Owner) -> Path:
+    now = datetime.now(UTC)
+    draft = root / f".new-{uuid.uuid4().hex}"
+    draft.mkdir()
+    try:
+        (draft / EVENTS).mkdir()
+        (draft / LOGS).mkdir()
+        owner.write(draft)
+        write_atomic(draft / CONFIG, config.to_json())
+        while True:
+            folder = root / f"{now:%Y%m%d-%H%M%S}-{config.hash}-{secrets.token_hex(2)}"
+            try:
+                # A folder that holds files is never replaced, so that a name taken in the meantime is refused here.
+                draft.rename(folder)
+                return folder
+            except OSError:
+                if not folder.is_dir():
+                    raise
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise

@@ -1,0 +1,3 @@
+"""Imports what does not exist."""
+
+import a_module_that_nobody_wrote  # noqa: F401

@@ -1,0 +1,187 @@
+"""Run folders: unique, whole, found again, and never outside their root."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlojz.config import RunConfig
+from dlojz.runs import find, runs, survey
+from dlojz.runs.store import claim, run_folder, run_ids, runs_root
+from dlojz.schema import LabError
+
+PROCESSES, SUBMISSIONS = 8, 50
+
+
+def test_the_same_configuration_finds_its_run(config: RunConfig, tmp_path: Path) -> None:
+    first, new = claim(config, tmp_path)
+    again, new_again = claim(RunConfig.from_dict(config.to_dict()), tmp_path)
+    assert (new, new_again, first) == (True, False, again)
+
+
+def test_again_and_other_configurations_make_another(config: RunConfig, tmp_path: Path) -> None:
+    other = RunConfig.of(model="coatnet_tiny", dp=2, steps=5)
+    folders = {claim(config, tmp_path)[0], claim(config, tmp_path, again=True)[0], claim(other, tmp_path)[0]}
+    assert len(folders) == 3 == len(runs(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("status", "found"),
+    [
+        ("completed", True),
+        ("diverged", True),
+        ("oom", True),
+        ("failed", False),
+        ("timeout", False),
+        ("cancelled", False),
+    ],
+)
+def test_which_ended_runs_serve_again(
+    status: str,
+    found: bool,
+    config: RunConfig,
+    make_folder: Callable[..., Path],
+    told: Callable[..., list[dict[str, Any]]],
+) -> None:
+    end = {"event": "end", "status": status, "reason": "so it was"}
+    folder = make_folder(config, {0: told(1, end), 1: told(1, end)})
+    assert claim(config, folder.parent) == (folder, False) if found else claim(config, folder.parent)[1]
+
+
+SUBMITTER = """
+import json, sys
+from pathlib import Path
+from dlojz.config import RunConfig
+from dlojz.runs.store import claim
+root, number, submissions = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+same = RunConfig.of(model="coatnet_tiny", dp=2)
+repeated = RunConfig.of(model="coatnet_tiny", dp=4)
+others = [RunConfig.of(model="coatnet_tiny", seed=number * submissions + i) for i in range(submissions)]
+print("ready", flush=True)
+sys.stdin.readline()
+made = [[claim(same, root) for _ in others], [claim(other, root) for other in others],
+        [claim(repeated, root, again=True) for _ in others]]
+print(json.dumps([[(folder.name, new) for folder, new in part] for part in made]), flush=True)
+sys.stdin.readline()  # a submitter that is gone is taken for a run that failed
+"""
+
+
+def test_many_processes_submit_at_once(tmp_path: Path) -> None:
+    submitters = [
+        subprocess.Popen(
+            [sys.executable, "-c", SUBMITTER, str(tmp_path), str(number), str(SUBMISSIONS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(PROCESSES)
+    ]
+    assert [submitter.stdout.readline() for submitter in submitters] == ["ready\n"] * PROCESSES  # type: ignore[union-attr]
+    for submitter in submitters:
+        print("go", file=submitter.stdin, flush=True)
+    parts = [json.loads(submitter.stdout.readline()) for submitter in submitters]  # type: ignore[union-attr]
+    listed = set(run_ids(tmp_path))
+    for submitter in submitters:
+        submitter.communicate("enough\n")
+    same, own, more = ([answer for part in parts for answer in part[kind]] for kind in range(3))
+    assert len({name for name, _ in same}) == 1 == sum(new for _, new in same)
+    assert len({name for name, _ in own}) == PROCESSES * SUBMISSIONS == sum(new for _, new in own)
+    # All in the same seconds, of the same configuration: only the last four digits of these names differ.
+    assert len({name for name, _ in more}) == PROCESSES * SUBMISSIONS
+    assert listed == {name for name, _ in same + own + more}
+    assert all((tmp_path / name / "config.json").is_file() for name in listed)
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc", "..", ".", "", ".locks", "a/b", "a\nb", "a b", "$(touch x)", "x" * 200, "é", "a\0b"]
+)
+def test_hostile_names_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(LabError):
+        run_folder(tmp_path, name)
+    with pytest.raises(LabError):
+        find(name, tmp_path)
+
+
+def test_links_are_not_followed(config: RunConfig, tmp_path: Path) -> None:
+    folder, _ = claim(config, tmp_path / "elsewhere")
+    root = tmp_path / "runs"
+    root.mkdir()
+    (root / folder.name).symlink_to(folder)
+    with pytest.raises(LabError, match="symbolic link"):
+        find(folder.name, root)
+    good, bad = survey(root)
+    assert good == [] and "symbolic link" in bad[folder.name]
+
+
+def test_a_foreign_folder_is_no_run_and_a_gutted_one_is_named(
+    config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = claim(config, tmp_path)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes.txt").write_text("hello")
+    gutted = tmp_path / "20300101-000000-0123456789ab-cdef"
+    gutted.mkdir()
+    assert [run.folder for run in runs(tmp_path)] == [folder]
+    said = capsys.readouterr().err
+    assert gutted.name in said and "config.json" in said and "notes" not in said
+
+
+def test_newest_first(config: RunConfig, tmp_path: Path) -> None:
+    made = [claim(config, tmp_path, again=True)[0] for _ in range(5)]
+    for age, folder in enumerate(reversed(made)):
+        os.utime(folder / "config.json", (2e9 - age, 2e9 - age))
+    assert [run.folder for run in runs(tmp_path)] == made[::-1]
+
+
+def test_find_by_prefix_and_its_refusals(config: RunConfig, tmp_path: Path) -> None:
+    one, _ = claim(config, tmp_path)
+    assert find(one.name, tmp_path).folder == find(one.name[:-1], tmp_path).folder == one
+    claim(config, tmp_path, again=True)
+    with pytest.raises(LabError, match="give more of it"):
+        find(one.name[:4], tmp_path)
+    with pytest.raises(LabError, match=one.name):
+        find(f"x{one.name[1:]}", tmp_path)
+    with pytest.raises(LabError, match="there is no run in"):
+        find("anything", tmp_path / "empty")
+
+
+def test_which_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkout = tmp_path / "checkout"
+    (checkout / "dlojz").mkdir(parents=True)
+    (checkout / "pyproject.toml").touch()
+    (checkout / "notebooks").mkdir()
+    (tmp_path / "away").mkdir()
+    monkeypatch.delenv("DLOJZ_RUNS", raising=False)
+    monkeypatch.setenv("WORK", str(tmp_path / "work"))
+    monkeypatch.chdir(checkout / "notebooks")
+    assert runs_root() == checkout / "runs"
+    monkeypatch.chdir(tmp_path / "away")
+    assert runs_root() == tmp_path / "work" / "dlojz-runs"
+    monkeypatch.delenv("WORK")
+    assert runs_root() == tmp_path / "away" / "runs"
+    monkeypatch.setenv("DLOJZ_RUNS", str(tmp_path / "chosen"))
+    assert runs_root() == tmp_path / "chosen"
+    assert runs_root(tmp_path / "given") == tmp_path / "given"
+
+
+def test_a_root_that_cannot_be_written_is_one_sentence(config: RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LabError, match=r"cannot be written in .*Set root= or"):
+        claim(config, tmp_path / "file" / "runs")
+    with pytest.raises(LabError, match="cannot be read"):
+        runs(tmp_path / "file")
+    assert runs(tmp_path / "missing") == []
+
+
+def test_a_draft_left_by_a_crash_is_no_run(config: RunConfig, tmp_path: Path) -> None:
+    draft = tmp_path / ".new-0123"
+    draft.mkdir()
+    (draft / "config.json").write_text(json.dumps(config.to_dict()))
+    assert runs(tmp_path) == []
