@@ -1,0 +1,85 @@
+"""GPT: a causal decoder with learned positions.
+
+Layer 1 (models), on ``blocks.BlockList``. Invariant: ``tokens_BT`` (integers) in, ``logits_BTV`` out, and the logits of
+a token depend on no later token. The output layer has its own weights, unlike GPT-2's, which reuses the embedding:
+a pipeline keeps first and last block on different devices, and nothing has to be synchronised between them.
+
+Shape suffixes: B batch, T tokens, D width, V vocabulary.
+
+Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (GPT-2), sections 2.2 and 2.3.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from dlojz.models.blocks import BlockList
+from dlojz.models.sizes import GPTSize
+from dlojz.models.transformer import TransformerBlock, initialise_transformer
+
+NORM_EPS = 1e-5
+EXPANSION = 4
+
+
+class GPT(BlockList):
+    """A GPT of any size: ``tokens_BT`` in, ``logits_BTV`` out.
+
+    Args:
+        size: Width, depth, heads.
+        sequence_length: Longest sequence in tokens, at least 1; fixes the position table.
+        vocabulary_size: Number of different tokens (256 for bytes).
+        checkpointing: Recompute each block in the backward pass instead of keeping its activations.
+    """
+
+    def __init__(
+        self, size: GPTSize, *, sequence_length: int, vocabulary_size: int, checkpointing: bool = False
+    ) -> None:
+        decoder = [
+            TransformerBlock(
+                size.width, size.num_heads, EXPANSION * size.width, causal=True, norm_eps=NORM_EPS, gelu="tanh"
+            )
+            for _ in range(size.depth)
+        ]
+        blocks = [
+            Embedding(vocabulary_size, sequence_length, size.width),
+            *decoder,
+            Head(size.width, vocabulary_size),
+        ]
+        super().__init__(blocks, checkpointing=checkpointing)
+        self.apply(initialise_transformer)
+        for block in decoder:
+            # Every block adds two terms to the stream: scaled so, their sum keeps the variance of one (section 2.3).
+            for projection in (block.attention_project, block.mlp_project):
+                nn.init.trunc_normal_(projection.weight, std=0.02 / math.sqrt(2 * size.depth))
+
+
+class Embedding(nn.Module):
+    """Token and position vectors, added: ``tokens_BT`` to ``x_BTD``."""
+
+    def __init__(self, vocabulary_size: int, sequence_length: int, width: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary_size, width)
+        self.position = nn.Embedding(sequence_length, width)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """``(B, T)`` integers below ``vocabulary_size``, T at most ``sequence_length``, to ``(B, T, width)``."""
+        position_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        x_BTD: Tensor = self.token(tokens_BT) + self.position(position_T)
+        return x_BTD
+
+
+class Head(nn.Module):
+    """Norm, then one logit per word of the vocabulary: ``x_BTD`` to ``logits_BTV``."""
+
+    def __init__(self, width: int, vocabulary_size: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, eps=NORM_EPS)
+        self.output = nn.Linear(width, vocabulary_size, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """``(B, T, width)`` to ``(B, T, vocabulary_size)``."""
+        logits_BTV: Tensor = self.output(self.norm(x_BTD))
+        return logits_BTV

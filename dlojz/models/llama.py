@@ -1,0 +1,115 @@
+"""Llama-like decoder: rotary positions, gated MLP, RMS norms, grouped-query attention.
+
+Layer 1 (models), on ``blocks.BlockList``. Invariant: ``tokens_BT`` (integers) in, ``logits_BTV`` out, the logits of a
+token depend on no later token, and the sizes named after Llama have exactly its number of parameters.
+
+Shape suffixes: B batch, T tokens, D width, N heads, G key-value heads (G divides N), H width of a head, V vocabulary.
+
+Source: Touvron et al. 2023, "Llama 2" (arXiv 2307.09288), section 2.2; Llama Team 2024 (arXiv 2407.21783), section 3.2.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dlojz.models.blocks import BlockList, merge_heads
+from dlojz.models.sizes import LlamaSize
+from dlojz.models.transformer import initialise_transformer
+
+
+class Llama(BlockList):
+    """A Llama-like decoder of any size: ``tokens_BT`` in, ``logits_BTV`` out.
+
+    Args:
+        size: Width, depth, heads, key-value heads, MLP width.
+        sequence_length: Kept for symmetry with the other models; rotary positions need no table.
+        vocabulary_size: Number of different tokens (256 for bytes).
+        checkpointing: Recompute each block in the backward pass instead of keeping its activations.
+    """
+
+    def __init__(
+        self, size: LlamaSize, *, sequence_length: int, vocabulary_size: int, checkpointing: bool = False
+    ) -> None:
+        blocks = [
+            nn.Embedding(vocabulary_size, size.width),
+            *(LlamaBlock(size) for _ in range(size.depth)),
+            Head(size, vocabulary_size),
+        ]
+        super().__init__(blocks, checkpointing=checkpointing)
+        self.sequence_length = sequence_length
+        self.apply(initialise_transformer)
+
+
+class LlamaBlock(nn.Module):
+    """Grouped-query attention, then a SwiGLU MLP, each normalised before and added to the stream; no biases."""
+
+    def __init__(self, size: LlamaSize) -> None:
+        super().__init__()
+        self.head_dim = size.width // size.num_heads
+        self.rope_theta = size.rope_theta
+        self.grouped = size.num_kv_heads < size.num_heads
+        kv_width = size.num_kv_heads * self.head_dim
+        self.norm1 = nn.RMSNorm(size.width, eps=size.norm_eps)
+        self.query = nn.Linear(size.width, size.width, bias=False)
+        self.key = nn.Linear(size.width, kv_width, bias=False)
+        self.value = nn.Linear(size.width, kv_width, bias=False)
+        self.attention_project = nn.Linear(size.width, size.width, bias=False)
+        self.norm2 = nn.RMSNorm(size.width, eps=size.norm_eps)
+        self.mlp_gate = nn.Linear(size.width, size.mlp_width, bias=False)
+        self.mlp_expand = nn.Linear(size.width, size.mlp_width, bias=False)
+        self.mlp_project = nn.Linear(size.mlp_width, size.width, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """``(B, T, width)`` to the same shape."""
+        x_BTD = x_BTD + self._attend(self.norm1(x_BTD))
+        normed_BTD = self.norm2(x_BTD)
+        return x_BTD + self.mlp_project(F.silu(self.mlp_gate(normed_BTD)) * self.mlp_expand(normed_BTD))
+
+    def _attend(self, x_BTD: Tensor) -> Tensor:
+        q_BNTH, k_BGTH, v_BGTH = (
+            project(x_BTD).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for project in (self.query, self.key, self.value)
+        )
+        attended_BNTH = F.scaled_dot_product_attention(
+            rotate(q_BNTH, self.rope_theta),
+            rotate(k_BGTH, self.rope_theta),
+            v_BGTH,
+            is_causal=True,
+            enable_gqa=self.grouped,
+        )
+        output: Tensor = self.attention_project(merge_heads(attended_BNTH))
+        return output
+
+
+class Head(nn.Module):
+    """Norm, then one logit per word of the vocabulary: ``x_BTD`` to ``logits_BTV``."""
+
+    def __init__(self, size: LlamaSize, vocabulary_size: int) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(size.width, eps=size.norm_eps)
+        self.output = nn.Linear(size.width, vocabulary_size, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """``(B, T, width)`` to ``(B, T, vocabulary_size)``."""
+        logits_BTV: Tensor = self.output(self.norm(x_BTD))
+        return logits_BTV
+
+
+def rotate(x_BNTH: Tensor, theta: float) -> Tensor:
+    """Turn pair i of each head, (x[i], x[i + H/2]), by the angle ``position × theta^(-2i/H)``.
+
+    The product of two turned vectors then depends on their distance, not on where they stand.
+
+    Source: Su et al. 2021, "RoFormer" (arXiv 2104.09864), section 3.2; pairs as halves, like Hugging Face's Llama.
+    """
+    half = x_BNTH.shape[-1] // 2
+    # In float32 whatever the precision of x: bfloat16 cannot tell positions above 256 apart.
+    position_T = torch.arange(x_BNTH.shape[-2], device=x_BNTH.device, dtype=torch.float32)
+    frequency_H = theta ** (-torch.arange(half, device=x_BNTH.device, dtype=torch.float32) / half)
+    angle_TH = position_T[:, None] * frequency_H
+    cos_TH, sin_TH = angle_TH.cos(), angle_TH.sin()
+    first, second = x_BNTH.float().split(half, dim=-1)
+    turned_BNTH = torch.cat((first * cos_TH - second * sin_TH, second * cos_TH + first * sin_TH), dim=-1)
+    return turned_BNTH.to(x_BNTH.dtype)

@@ -1,0 +1,152 @@
+"""Dimensions of every model in the catalogue, as plain data.
+
+Layer 1 (models), torch-free: configuration and prediction read these sizes without loading torch. Invariant: a
+number here comes from the paper named beside it; parameters and FLOPs are never written down, they are counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """``depth`` blocks of one kind and width; ``stride`` 2 halves the side in the first of them."""
+
+    kind: Literal["convolution", "attention"]
+    depth: int
+    width: int
+    stride: Literal[1, 2] = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoAtNetSize:
+    """Widths and depths of a CoAtNet: the stem (S0), then the stages S1 to S4."""
+
+    stem_width: int
+    stages: tuple[Stage, ...]
+    head_dim: int = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViTSize:
+    """Dimensions of a Vision Transformer."""
+
+    patch: int
+    width: int
+    depth: int
+    num_heads: int
+    mlp_width: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlexNetSize:
+    """Channels of the five convolutions and width of the two hidden dense layers of an AlexNet."""
+
+    channels: tuple[int, int, int, int, int] = (64, 192, 384, 256, 256)
+    dense_width: int = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTSize:
+    """Dimensions of a GPT; its MLP is four times as wide as its stream."""
+
+    width: int
+    depth: int
+    num_heads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaSize:
+    """Dimensions of a Llama-like decoder; fewer ``num_kv_heads`` than ``num_heads`` is grouped-query attention."""
+
+    width: int
+    depth: int
+    num_heads: int
+    num_kv_heads: int
+    mlp_width: int
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+
+
+def _coatnet(
+    depths: tuple[int, int, int, int], widths: tuple[int, int, int, int, int], head_dim: int = 32
+) -> CoAtNetSize:
+    stem_width, *stage_widths = widths
+    kinds: tuple[Literal["convolution", "attention"], ...] = ("convolution",) * 2 + ("attention",) * 2
+    stages = tuple(
+        Stage(kind=kind, depth=depth, width=width)
+        for kind, depth, width in zip(kinds, depths, stage_widths, strict=True)
+    )
+    return CoAtNetSize(stem_width=stem_width, stages=stages, head_dim=head_dim)
+
+
+def _coatnet_mixed(widths: tuple[int, int, int, int, int, int]) -> CoAtNetSize:
+    stem, s1, s2, s3_convolution, s3_attention, s4 = widths
+    # Two thirds of the MBConv blocks of S2 move into S3, in front of its attention blocks and at the same resolution
+    # (appendix A.2), hence the stage with stride 1.
+    stages = (
+        Stage(kind="convolution", depth=2, width=s1),
+        Stage(kind="convolution", depth=4, width=s2),
+        Stage(kind="convolution", depth=8, width=s3_convolution),
+        Stage(kind="attention", depth=42, width=s3_attention, stride=1),
+        Stage(kind="attention", depth=2, width=s4),
+    )
+    return CoAtNetSize(stem_width=stem, stages=stages, head_dim=128)
+
+
+# Dai et al. 2021 (arXiv 2106.04803), table 3 for 0-4, 11 for 5, 12 for 6-7; tiny is ours, for CPUs.
+COATNET_SIZES: dict[str, CoAtNetSize] = {
+    "coatnet_tiny": _coatnet((1, 2, 3, 2), (8, 16, 32, 64, 128), head_dim=16),
+    "coatnet_0": _coatnet((2, 3, 5, 2), (64, 96, 192, 384, 768)),
+    "coatnet_1": _coatnet((2, 6, 14, 2), (64, 96, 192, 384, 768)),
+    "coatnet_2": _coatnet((2, 6, 14, 2), (128, 128, 256, 512, 1024)),
+    "coatnet_3": _coatnet((2, 6, 14, 2), (192, 192, 384, 768, 1536)),
+    "coatnet_4": _coatnet((2, 12, 28, 2), (192, 192, 384, 768, 1536)),
+    "coatnet_5": _coatnet((2, 12, 28, 2), (192, 256, 512, 1280, 2048), head_dim=64),
+    # Table 12 prints 2048 for the last width, but then neither of table 5's totals comes out (1.35 B parameters for
+    # 1.47 B); the missing 120 M cost about 30 G multiply-adds, so they lie in S4: 3072 gives both totals.
+    "coatnet_6": _coatnet_mixed((192, 192, 384, 768, 1536, 3072)),
+    "coatnet_7": _coatnet_mixed((192, 256, 512, 1024, 2048, 3072)),
+}
+
+# Dosovitskiy et al. 2020 (arXiv 2010.11929), table 1; Ti and S: Touvron et al. 2020 (arXiv 2012.12877), table 1.
+VIT_SIZES: dict[str, ViTSize] = {
+    "vit_tiny": ViTSize(patch=8, width=128, depth=4, num_heads=4, mlp_width=512),
+    "vit_ti_16": ViTSize(patch=16, width=192, depth=12, num_heads=3, mlp_width=768),
+    "vit_s_16": ViTSize(patch=16, width=384, depth=12, num_heads=6, mlp_width=1536),
+    "vit_b_16": ViTSize(patch=16, width=768, depth=12, num_heads=12, mlp_width=3072),
+    "vit_l_16": ViTSize(patch=16, width=1024, depth=24, num_heads=16, mlp_width=4096),
+    "vit_h_14": ViTSize(patch=14, width=1280, depth=32, num_heads=16, mlp_width=5120),
+}
+
+# Krizhevsky 2014 (arXiv 1404.5997), figure 1: the one-tower AlexNet.
+ALEXNET_SIZES: dict[str, AlexNetSize] = {
+    "alexnet_tiny": AlexNetSize(channels=(16, 48, 96, 64, 64), dense_width=256),
+    "alexnet": AlexNetSize(),
+}
+
+# Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", table 2.
+GPT_SIZES: dict[str, GPTSize] = {
+    "gpt_tiny": GPTSize(width=128, depth=4, num_heads=4),
+    "gpt2": GPTSize(width=768, depth=12, num_heads=12),
+    "gpt2_medium": GPTSize(width=1024, depth=24, num_heads=16),
+    "gpt2_large": GPTSize(width=1280, depth=36, num_heads=20),
+    "gpt2_xl": GPTSize(width=1600, depth=48, num_heads=25),
+}
+
+# Touvron et al. 2023 (arXiv 2307.09288), table 1 and appendix A.2.1; Llama Team 2024 (arXiv 2407.21783), table 3.
+LLAMA_SIZES: dict[str, LlamaSize] = {
+    "llama_tiny": LlamaSize(width=128, depth=4, num_heads=4, num_kv_heads=2, mlp_width=352),
+    "llama_2_7b": LlamaSize(width=4096, depth=32, num_heads=32, num_kv_heads=32, mlp_width=11008),
+    "llama_2_13b": LlamaSize(width=5120, depth=40, num_heads=40, num_kv_heads=40, mlp_width=13824),
+    "llama_2_70b": LlamaSize(width=8192, depth=80, num_heads=64, num_kv_heads=8, mlp_width=28672),
+    "llama_3_8b": LlamaSize(width=4096, depth=32, num_heads=32, num_kv_heads=8, mlp_width=14336, rope_theta=500_000.0),
+    "llama_3_70b": LlamaSize(width=8192, depth=80, num_heads=64, num_kv_heads=8, mlp_width=28672, rope_theta=500_000.0),
+    "llama_3_1_405b": LlamaSize(
+        width=16384, depth=126, num_heads=128, num_kv_heads=8, mlp_width=53248, rope_theta=500_000.0
+    ),
+}
+
+Size = CoAtNetSize | ViTSize | AlexNetSize | GPTSize | LlamaSize

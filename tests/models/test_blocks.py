@@ -1,0 +1,121 @@
+"""A model is its flat list of blocks; checkpointing changes memory, nothing else."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+from dlojz import models
+from dlojz.models.blocks import BlockList, merge_heads, split_heads
+
+TINY = ["coatnet_tiny", "vit_tiny", "alexnet_tiny", "gpt_tiny", "llama_tiny"]
+
+
+def sample(name: str, batch: int = 2) -> Tensor:
+    torch.manual_seed(1)
+    entry = models.spec(name)
+    if entry.family == "text":
+        return torch.randint(entry.num_classes, (batch, entry.sequence_length or 1))
+    return torch.randn(batch, 3, entry.image_size or 1, entry.image_size or 1)
+
+
+def built(name: str, *, checkpointing: bool = False) -> BlockList:
+    torch.manual_seed(0)
+    return models.build(name, checkpointing=checkpointing)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_blocks_one_by_one_are_the_whole_forward(name: str) -> None:
+    model, x = built(name).eval(), sample(name)
+    whole = model(x)
+    for block in model.blocks:
+        x = block(x)
+        assert x.is_contiguous(), f"{type(block).__name__} gives a strided view, which no send accepts"
+    assert torch.equal(x, whole)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_parameter_and_buffer_belongs_to_a_block(name: str) -> None:
+    state = built(name).state_dict()
+    assert all(key.startswith("blocks.") for key in state)
+    buffers = dict(built(name).named_buffers())
+    assert all(key.rsplit(".", 1)[1] in {"running_mean", "running_var", "num_batches_tracked"} for key in buffers)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_checkpointing_changes_neither_outputs_nor_gradients_nor_statistics(name: str) -> None:
+    plain, checkpointed, x = built(name), built(name, checkpointing=True), sample(name)
+    for _ in range(2):
+        outputs = [model(x) for model in (plain, checkpointed)]
+        assert torch.equal(*outputs)
+        for output in outputs:
+            output.square().mean().backward()
+    for (key, expected), actual in zip(plain.named_parameters(), checkpointed.parameters(), strict=True):
+        assert expected.grad is not None, key
+        assert torch.equal(expected.grad, actual.grad), key
+    for (key, expected), actual in zip(plain.named_buffers(), checkpointed.buffers(), strict=True):
+        assert torch.equal(expected, actual), key
+
+
+def test_checkpointing_keeps_fewer_bytes_for_the_backward_pass() -> None:
+    def saved_bytes(model: BlockList) -> int:
+        storages: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            keep = model(sample("coatnet_tiny", batch=4))
+        del keep
+        return sum(storages.values())
+
+    plain = saved_bytes(built("coatnet_tiny"))
+    assert saved_bytes(built("coatnet_tiny", checkpointing=True)) < plain / 4
+
+
+def test_checkpointing_is_off_where_there_is_nothing_to_save() -> None:
+    model, x = built("coatnet_tiny", checkpointing=True), sample("coatnet_tiny")
+    with torch.no_grad():
+        assert model(x).grad_fn is None
+    assert torch.equal(model.eval()(x), model(x))
+
+
+def test_batch_norm_keeps_its_settings_after_a_checkpointed_step() -> None:
+    model = built("coatnet_tiny", checkpointing=True)
+    before = [copy.copy(norm.momentum) for norm in model.modules() if isinstance(norm, torch.nn.BatchNorm2d)]
+    model(sample("coatnet_tiny")).sum().backward()
+    norms = [norm for norm in model.modules() if isinstance(norm, torch.nn.BatchNorm2d)]
+    assert [norm.momentum for norm in norms] == before
+    assert all(int(norm.num_batches_tracked) == 1 for norm in norms)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_half_precision_runs_cast_and_under_autocast(name: str) -> None:
+    x, model = sample(name), built(name, checkpointing=True)
+    expected = model(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = model(x)
+    mixed.float().square().mean().backward()
+    torch.testing.assert_close(mixed.float(), expected, rtol=0, atol=0.1 * expected.detach().abs().max().item())
+    model = model.bfloat16()
+    output = model(x.bfloat16() if x.is_floating_point() else x)
+    assert output.dtype == torch.bfloat16
+    output.float().square().mean().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_same_seed_gives_the_same_weights() -> None:
+    first, second = built("coatnet_tiny").state_dict(), built("coatnet_tiny").state_dict()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_split_heads_keeps_each_head_in_one_slice_of_rows() -> None:
+    qkv_BTE = torch.arange(24.0).reshape(1, 1, 24)  # 2 heads of width 4
+    q_BNTH, k_BNTH, v_BNTH = split_heads(qkv_BTE, head_dim=4)
+    assert q_BNTH.flatten().tolist() == [0, 1, 2, 3, 12, 13, 14, 15]
+    assert k_BNTH[0, 1, 0].tolist() == [16, 17, 18, 19]
+    assert merge_heads(v_BNTH).flatten().tolist() == [8, 9, 10, 11, 20, 21, 22, 23]

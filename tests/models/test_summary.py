@@ -1,0 +1,64 @@
+"""Counting: attention included, block by block as in one pass, and without a side effect."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from dlojz import models
+
+
+def test_the_whole_catalogue_is_counted_in_seconds() -> None:
+    models.describe.cache_clear()
+    started = time.perf_counter()
+    for name in models.names():
+        assert models.describe(name).flops > 0
+    assert time.perf_counter() - started < 30  # about 4 s on a free core
+
+
+@pytest.mark.parametrize("name", ["coatnet_tiny", "vit_tiny", "alexnet_tiny", "gpt_tiny", "llama_tiny"])
+def test_counting_each_kind_of_block_once_is_counting_the_whole_pass(name: str) -> None:
+    entry = models.spec(name)
+    if entry.family == "image":
+        x = torch.randn(1, 3, entry.image_size or 1, entry.image_size or 1)
+    else:
+        x = torch.zeros(1, entry.sequence_length or 1, dtype=torch.long)
+    model = models.build(name).eval()
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(x)
+    summary = models.describe(name)
+    assert summary.flops == counter.get_total_flops() == 2 * summary.multiply_adds
+    assert summary.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert summary.blocks == len(model.blocks)
+
+
+def test_attention_is_counted() -> None:
+    width, depth, tokens, vocabulary = 128, 4, 128, 256
+    dense = depth * 12 * width**2 + width * vocabulary
+    attention = depth * 2 * tokens * width
+    assert models.describe("gpt_tiny").multiply_adds == tokens * (dense + attention)
+
+
+def test_attention_grows_with_the_square_of_the_number_of_tokens() -> None:
+    short, long = (models.describe("gpt_tiny", sequence_length=length).multiply_adds for length in (128, 256))
+    assert long - 2 * short == 4 * 2 * 128 * (256**2 - 2 * 128**2)
+
+
+def test_counting_draws_no_random_number() -> None:
+    models.describe.cache_clear()
+    before = torch.get_rng_state()
+    models.describe("coatnet_tiny")
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_sizes_asked_for_are_those_described() -> None:
+    summary = models.describe("coatnet_tiny", 96, num_classes=5, in_channels=1)
+    assert (summary.image_size, summary.sequence_length) == (96, None)
+    model = models.build("coatnet_tiny", image_size=96, num_classes=5, in_channels=1)
+    assert summary.parameters == sum(parameter.numel() for parameter in model.parameters())
+    with pytest.raises(ValueError, match="use 96 or 128"):
+        models.describe("coatnet_tiny", 100)
