@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dlojz.compare import Comparison as Comparison
     from dlojz.compare import compare as compare
+    from dlojz.comparison import Comparison as Comparison
     from dlojz.config import Layout as Layout
     from dlojz.config import RunConfig as RunConfig
     from dlojz.footprint import Footprint as Footprint
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME_OF = {
-    "Comparison": "dlojz.compare",
+    "Comparison": "dlojz.comparison",
     "Footprint": "dlojz.footprint",
     "Layout": "dlojz.config",
     "Run": "dlojz.runs",

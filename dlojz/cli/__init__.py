@@ -1,0 +1,170 @@
+"""The command `dlojz`: the package at a terminal.
+
+Layer 6. Invariant: what is wrong is said in one sentence on stderr, never in a traceback, and the exit code tells it:
+0 done, 1 a run or a check did not succeed, 2 the request was refused, 130 interrupted. `dlojz --help` loads no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from dlojz.schema import LabError, one_of
+from dlojz.text import say
+
+DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
+
+
+class Entry(NamedTuple):
+    """Where a subcommand lives and what it does, in one line."""
+
+    module: str
+    summary: Callable[[], str]
+
+
+SUBCOMMANDS: dict[str, Entry] = {
+    "demo": Entry(
+        "demo",
+        lambda: say(
+            en="the main job: CoAtNet under DDP, FSDP2 and ZeRO-0…3, compared",
+            fr="le travail principal : CoAtNet sous DDP, FSDP2 et ZeRO-0…3, comparés",
+        ),
+    ),
+    "run": Entry(
+        "training",
+        lambda: say(
+            en="train a model on several processes and measure it",
+            fr="entraîner un modèle sur plusieurs processus et le mesurer",
+        ),
+    ),
+    "predict": Entry(
+        "training",
+        lambda: say(
+            en="say what a run will cost, without running it", fr="dire ce que coûtera une exécution, sans exécuter"
+        ),
+    ),
+    "compare": Entry(
+        "records",
+        lambda: say(
+            en="lay the measurements of runs over their predictions",
+            fr="superposer les mesures des exécutions à leurs prédictions",
+        ),
+    ),
+    "runs": Entry(
+        "records", lambda: say(en="list the runs, newest first", fr="lister les exécutions, la plus récente d'abord")
+    ),
+    "logs": Entry(
+        "records",
+        lambda: say(
+            en="show what the processes of a run printed", fr="montrer ce que les processus d'une exécution ont affiché"
+        ),
+    ),
+    "cancel": Entry(
+        "records",
+        lambda: say(en="stop a run; what it measured is kept", fr="arrêter une exécution ; ses mesures sont gardées"),
+    ),
+    "models": Entry(
+        "catalogue",
+        lambda: say(
+            en="list the models: parameters, FLOPs, blocks", fr="lister les modèles : paramètres, FLOPs, blocs"
+        ),
+    ),
+    "doctor": Entry(
+        "doctor", lambda: say(en="check this machine and say what to do", fr="examiner cette machine et dire que faire")
+    ),
+    "labs": Entry("labs", lambda: say(en="build the notebooks of the labs", fr="construire les notebooks des TP")),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line.
+
+    Args:
+        argv: words after `dlojz`; by default those of this process.
+
+    Returns:
+        The exit code.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()  # here, so that a reader who has gone is noticed here
+        return code
+    except LabError as error:
+        print(f"dlojz: {error}", file=sys.stderr)
+        return REFUSED
+    except KeyboardInterrupt:
+        print(
+            say(
+                en="dlojz: interrupted; finished runs and records are kept.",
+                fr="dlojz : interrompu ; les exécutions et mesures terminées sont gardées.",
+            ),
+            file=sys.stderr,
+        )
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader (`| head`) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return DONE
+    except OSError as error:
+        place = f" ({error.filename})" if error.filename else ""
+        print(
+            say(
+                en=f"dlojz: the system refused: {error.strerror or error}{place}.",
+                fr=f"dlojz : le système a refusé : {error.strerror or error}{place}.",
+            ),
+            file=sys.stderr,
+        )
+        return FAILED
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return DONE
+    if words[0] == "--version":
+        import dlojz
+
+        print(f"dlojz {dlojz.__version__}")
+        return DONE
+    name, rest = words[0], words[1:]
+    if name not in SUBCOMMANDS:
+        raise LabError(one_of("command", name, SUBCOMMANDS))
+    module = importlib.import_module(f"dlojz.cli.{SUBCOMMANDS[name].module}")
+    command: Callable[[list[str]], int] = getattr(module, f"{name}_command")
+    try:
+        return command(rest)
+    except SystemExit as stop:  # tyro has printed the help
+        return int(stop.code or DONE)
+
+
+def overview() -> str:
+    """The help of `dlojz` itself."""
+    width = max(map(len, SUBCOMMANDS))
+    lines = [f"  {name:<{width}}  {entry.summary()}" for name, entry in SUBCOMMANDS.items()]
+    return "\n".join(
+        [
+            say(
+                en="dlojz: big models taken apart. Predict, run, compare, explain.",
+                fr="dlojz : démonter les gros modèles. Prédire, exécuter, comparer, expliquer.",
+            ),
+            "",
+            say(
+                en="usage: dlojz COMMAND [options]        (dlojz COMMAND --help explains each)",
+                fr="usage : dlojz COMMANDE [options]      (dlojz COMMANDE --help explique chacune)",
+            ),
+            "",
+            *lines,
+            "",
+            say(en="Start with:", fr="Pour commencer :"),
+            "  dlojz doctor",
+            "  dlojz run --model coatnet_tiny --dp 2 --steps 20",
+            "",
+            say(
+                en="Runs are kept in runs/ (or in the folder $DLOJZ_RUNS). DLOJZ_LANG=fr speaks French.",
+                fr="Les exécutions sont gardées dans runs/ (ou le dossier $DLOJZ_RUNS). DLOJZ_LANG=en parle anglais.",
+            ),
+        ]
+    )

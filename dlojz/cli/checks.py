@@ -1,0 +1,229 @@
+"""What `dlojz doctor` looks at.
+
+Layer 6. Invariant: a check never raises; what goes wrong in it is its answer. Nothing is changed on the machine.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from dlojz.text import language, say
+from dlojz.units import format_bytes, format_seconds
+
+State = Literal["ok", "warning", "problem"]
+FREE_BYTES_WANTED, MEMORY_BYTES_WANTED, GLOO_LIMIT_S = 2**30, 3 * 2**30, 120
+
+GLOO_RANK = """
+import sys, torch, torch.distributed as dist
+rank, store = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+total = torch.tensor([rank + 1.0])
+dist.all_reduce(total)
+dist.destroy_process_group()
+sys.exit(0 if total.item() == 3.0 else 3)
+"""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at: how it is, what was found, and what to do (empty where nothing is to be done)."""
+
+    name: str
+    state: State
+    found: str
+    advice: str = ""
+
+
+def examine(root: Path) -> list[Check]:
+    """Look at everything; `root` is the folder that runs are kept in."""
+    install = say(en="install it: pip install -r requirements.txt", fr="installez-la : pip install -r requirements.txt")
+    needed = {
+        name: partial(_library, name, "problem", install) for name in ("torchvision", "timm", "deepspeed", "idr_torch")
+    }
+    useful = {name: partial(_library, name, "warning", install) for name in ("jupyterlab", "ipykernel")}
+    checks: dict[str, Callable[[], Check]] = {
+        "python": _python,
+        "torch": _torch,
+        **needed,
+        **useful,
+        "cores": _cores,
+        "memory": _memory,
+        "disk": partial(check_disk, root),
+        "gloo": _gloo,
+        "slurm": _slurm,
+        "language": _language,
+    }
+    return [_safely(name, check) for name, check in checks.items()]
+
+
+def _safely(name: str, check: Callable[[], Check]) -> Check:
+    try:
+        return check()
+    except Exception as error:
+        return Check(name, "problem", f"{type(error).__name__}: {error}")
+
+
+def _python() -> Check:
+    found = f"{platform.python_version()}, {sys.executable}"
+    return Check("python", "ok", found)
+
+
+def _torch() -> Check:
+    import torch
+
+    devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    where = ", ".join(devices) or say(
+        en="no CUDA device: runs use the CPU", fr="pas de GPU CUDA : les exécutions utilisent le CPU"
+    )
+    return Check("torch", "ok", f"{torch.__version__}, {where}")
+
+
+def _library(name: str, if_missing: State, advice: str) -> Check:
+    if name in ("torchvision", "timm"):
+        from dlojz.models.torchvision_ops import ensure_torchvision_imports
+
+        ensure_torchvision_imports()
+    if name == "deepspeed":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:
+        return Check(name, if_missing, f"{type(error).__name__}: {error}"[:200], advice)
+    return Check(name, "ok", str(getattr(module, "__version__", say(en="present", fr="présente"))))
+
+
+def _cores() -> Check:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cores < 2:
+        return Check(
+            "cores",
+            "warning",
+            str(cores),
+            say(
+                en="2 processes will share one core: expect them slow",
+                fr="2 processus partageront un cœur : ce sera lent",
+            ),
+        )
+    return Check("cores", "ok", str(cores))
+
+
+def _memory() -> Check:
+    import psutil
+
+    free = psutil.virtual_memory().available
+    if free < MEMORY_BYTES_WANTED:
+        return Check(
+            "memory",
+            "warning",
+            format_bytes(free),
+            say(
+                en=f"2 processes with DeepSpeed need about {format_bytes(MEMORY_BYTES_WANTED)}: close other programs",
+                fr=f"DeepSpeed ×2 demande {format_bytes(MEMORY_BYTES_WANTED)} : fermez d'autres programmes",
+            ),
+        )
+    return Check("memory", "ok", say(en=f"{format_bytes(free)} free", fr=f"{format_bytes(free)} libres"))
+
+
+def check_disk(root: Path) -> Check:
+    there = next(folder for folder in (root, *root.parents) if folder.exists())
+    try:
+        with tempfile.NamedTemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        return Check(
+            "disk",
+            "problem",
+            f"{root}: {error.strerror}",
+            say(
+                en="choose a folder you may write to: export DLOJZ_RUNS=FOLDER",
+                fr="choisissez un dossier où vous pouvez écrire : export DLOJZ_RUNS=DOSSIER",
+            ),
+        )
+    free = shutil.disk_usage(there).free
+    found = say(
+        en=f"{root}: writable, {format_bytes(free)} free", fr=f"{root} : inscriptible, {format_bytes(free)} libres"
+    )
+    if free < FREE_BYTES_WANTED:
+        return Check(
+            "disk",
+            "warning",
+            found,
+            say(
+                en="less than 1 GiB is free: remove old runs",
+                fr="moins de 1 Gio libre : supprimez d'anciennes exécutions",
+            ),
+        )
+    return Check("disk", "ok", found)
+
+
+def _gloo() -> Check:
+    """Two real processes add two numbers."""
+    started_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", GLOO_RANK, str(rank), str(Path(folder) / "store")],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        try:
+            complaints = [rank.communicate(timeout=GLOO_LIMIT_S)[1] for rank in ranks]
+        except subprocess.TimeoutExpired:
+            complaints = [say(en="no answer", fr="pas de réponse")]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+    if all(rank.returncode == 0 for rank in ranks):
+        return Check(
+            "gloo",
+            "ok",
+            say(en="2 processes all-reduced in ", fr="2 processus ont fait un all-reduce en ")
+            + format_seconds(time.monotonic() - started_s),
+        )
+    last = next((lines[-1] for text in complaints if (lines := text.strip().splitlines())), "")
+    return Check(
+        "gloo",
+        "problem",
+        last[:200],
+        say(
+            en="processes of this machine cannot talk to each other: try GLOO_SOCKET_IFNAME=lo",
+            fr="les processus de cette machine ne se parlent pas : essayez GLOO_SOCKET_IFNAME=lo",
+        ),
+    )
+
+
+def _slurm() -> Check:
+    sbatch = shutil.which("sbatch")
+    return Check(
+        "slurm",
+        "ok",
+        sbatch
+        or say(
+            en="no sbatch here: runs stay on this machine",
+            fr="pas de sbatch ici : les exécutions restent sur cette machine",
+        ),
+    )
+
+
+def _language() -> Check:
+    return Check(
+        "language",
+        "ok",
+        say(en=f"{language()} (DLOJZ_LANG=fr for French)", fr=f"{language()} (DLOJZ_LANG=en pour l'anglais)"),
+    )

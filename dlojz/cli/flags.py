@@ -1,0 +1,160 @@
+"""The flags of a subcommand, made from the models of the package and parsed by tyro.
+
+Layer 6. Invariant: tyro only splits the words and writes the help; whether a value is legal is said by the contracts,
+so that a notebook and a terminal refuse with the same sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import typing
+from collections.abc import Sequence
+from types import UnionType
+from typing import Annotated, Any, Literal
+
+import tyro
+from pydantic.fields import FieldInfo
+
+from dlojz.config import Layout, RunConfig
+from dlojz.schema import LabError, one_of
+from dlojz.text import say
+
+HIDDEN = ("layout", "schema_version")
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """One option: `--name VALUE`, a switch `--name`, or the words that stand alone."""
+
+    name: str
+    help: str
+    metavar: str = "TEXT"
+    kind: Literal["value", "switch", "words"] = "value"
+    default: str = ""
+
+    def annotated(self) -> tuple[str, Any, Any]:
+        """The field that tyro makes this option from."""
+        shown = tyro.conf.arg(
+            help=self.help,
+            metavar=self.metavar if self.kind != "switch" else None,
+            help_behavior_hint=f"(default: {self.default})" if self.default else "",
+        )
+        if self.kind == "switch":
+            return self.name, Annotated[bool, tyro.conf.FlagCreatePairsOff, shown], False
+        if self.kind == "words":
+            return self.name, Annotated[tuple[str, ...], tyro.conf.Positional, shown], ()
+        return self.name, Annotated[str | None, shown], None
+
+    @property
+    def option(self) -> str:
+        """How it is written on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+
+def json_flag() -> Flag:
+    """`--json`, the same everywhere."""
+    return Flag(
+        "json",
+        say(
+            en="answer with one JSON document on stdout; all else goes to stderr",
+            fr="répondre par un document JSON sur stdout ; le reste va sur stderr",
+        ),
+        kind="switch",
+    )
+
+
+def root_flag() -> Flag:
+    """`--root`, the same everywhere."""
+    return Flag(
+        "root",
+        say(
+            en="folder of the runs (default: $DLOJZ_RUNS, else runs/)",
+            fr="dossier des exécutions (par défaut : $DLOJZ_RUNS, sinon runs/)",
+        ),
+        metavar="FOLDER",
+    )
+
+
+def config_flags() -> list[Flag]:
+    """One flag per field of `RunConfig` and `Layout`, whose descriptions are the help."""
+    fields = {**RunConfig.model_fields, **Layout.model_fields}
+    return [_flag_of(name, field) for name, field in fields.items() if name not in HIDDEN]
+
+
+def _flag_of(name: str, field: FieldInfo) -> Flag:
+    union = typing.get_origin(field.annotation) in (typing.Union, UnionType)
+    kinds = typing.get_args(field.annotation) if union else (field.annotation,)
+    choices = [value for kind in kinds if typing.get_origin(kind) is Literal for value in typing.get_args(kind)]
+    default = "" if field.default is None else str(field.default)
+    if bool in kinds:
+        return Flag(name, field.description or "", kind="switch")
+    metavar = "|".join(choices) if choices else "INT" if int in kinds else "FLOAT" if float in kinds else "TEXT"
+    return Flag(name, field.description or "", metavar=metavar, default=default)
+
+
+def parse(command: str, description: str, flags: Sequence[Flag], words: Sequence[str]) -> dict[str, Any]:
+    """Split the words of a command line; only what was given is in the answer.
+
+    Raises:
+        LabError: for an unknown flag, a flag without its value, or a word too many.
+        SystemExit: 0, once `--help` has been printed.
+    """
+    shape = dataclasses.make_dataclass("Flags", [flag.annotated() for flag in flags])
+    complaints = io.StringIO()
+    given: Any
+    unknown: list[str]
+    try:
+        with contextlib.redirect_stderr(complaints):
+            given, unknown = tyro.cli(
+                shape, prog=f"dlojz {command}", description=description, args=list(words), return_unknown_args=True
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise LabError(_no_value(flags, words)) from None
+    if unknown:
+        raise LabError(_refused(command, flags, unknown))
+    return {flag.name: value for flag in flags if (value := getattr(given, flag.name)) not in (None, False, ())}
+
+
+def number(given: dict[str, Any], name: str, kind: type[int] | type[float] = int, least: float = 0) -> Any:
+    """A number among what was given, or None.
+
+    Raises:
+        LabError: if it is no number of this kind, or smaller than `least`.
+    """
+    text = given.get(name)
+    if text is None:
+        return None
+    option = "--" + name.replace("_", "-")
+    try:
+        value = kind(text)
+    except ValueError:
+        raise LabError(f"{option} takes a number, but {text!r} was received.") from None
+    if not least <= value < float("inf"):
+        raise LabError(f"{option} must be at least {least:g}, but {text!r} was received.")
+    return value
+
+
+def _refused(command: str, flags: Sequence[Flag], unknown: Sequence[str]) -> str:
+    legal = [*(flag.option for flag in flags if flag.kind != "words"), "--help"]
+    first = unknown[0]
+    if first.startswith("-"):
+        return one_of(f"flag of `dlojz {command}`", first.split("=")[0], legal)
+    return (
+        f"`dlojz {command}` does not know what to do with the word {first!r}: an option is written --name VALUE. "
+        f"Legal values: {', '.join(legal)}."
+    )
+
+
+def _no_value(flags: Sequence[Flag], words: Sequence[str]) -> str:
+    options = {flag.option: flag for flag in flags if flag.kind == "value"}
+    for word, after in zip(words, [*words[1:], "--"], strict=True):
+        flag = options.get(word.replace("_", "-"))
+        if flag and after.startswith("--"):
+            return (
+                f"{word} needs a value after it ({flag.metavar}), but none was received: write {word} {flag.metavar}."
+            )
+    return f"the options {' '.join(words)!r} could not be read: see --help for how they are written."

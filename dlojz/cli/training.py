@@ -1,0 +1,164 @@
+"""`dlojz run` and `dlojz predict`.
+
+Layer 6. Invariant: the configuration is whole and legal before anything is started.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlojz import cli
+from dlojz.cli.answer import answering, tell
+from dlojz.cli.flags import Flag, config_flags, json_flag, number, parse, root_flag
+from dlojz.config import RunConfig
+from dlojz.text import say
+
+RUN_HELP = {
+    "en": """Train a model on several processes, really, and measure memory, communication and time.
+
+The same request finds the same run again; --again makes another. Prints the measurement beside the prediction.
+Exit code: 0 completed or diverged, 1 ended otherwise, 2 refused.
+
+Examples:
+  dlojz run --model coatnet_tiny --dp 2 --steps 20
+  dlojz run --model coatnet_tiny --dp 2 --zero 2 --engine deepspeed --micro-batch 16 --json""",
+    "fr": """Entraîner un modèle sur plusieurs processus, réellement, et mesurer mémoire, communication et temps.
+
+La même demande retrouve la même exécution ; --again en fait une autre. Affiche la mesure à côté de la prédiction.
+Code de sortie : 0 terminé ou divergé, 1 fini autrement, 2 refusé.
+
+Exemples :
+  dlojz run --model coatnet_tiny --dp 2 --steps 20
+  dlojz run --model coatnet_tiny --dp 2 --zero 2 --engine deepspeed --micro-batch 16 --json""",
+}
+PREDICT_HELP = {
+    "en": """Say what one training step will cost one rank: memory by category, communication, FLOPs. Nothing is run.
+
+Prints a table; a dash stands for what is not predicted yet.
+
+Examples:
+  dlojz predict --model coatnet_tiny --dp 2 --zero 2 --engine deepspeed
+  dlojz predict --model coatnet_7 --dp 8 --zero 3 --json""",
+    "fr": """Dire ce qu'une étape d'entraînement coûtera à un rang : mémoire, communication, FLOPs. Rien n'est exécuté.
+
+Affiche un tableau ; un tiret marque ce qui n'est pas encore prédit.
+
+Exemples :
+  dlojz predict --model coatnet_tiny --dp 2 --zero 2 --engine deepspeed
+  dlojz predict --model coatnet_7 --dp 8 --zero 3 --json""",
+}
+
+
+def run_command(words: list[str]) -> int:
+    """Train, then show the measurement over the prediction."""
+    flags = [
+        *config_flags(),
+        _processes_flag(),
+        Flag(
+            "on",
+            say(
+                en="where: local or slurm (default: what suits the machine)",
+                fr="où : local ou slurm (par défaut : ce qui convient à la machine)",
+            ),
+            metavar="PLACE",
+        ),
+        Flag(
+            "time_limit_s",
+            say(en="seconds after which the run is stopped", fr="secondes après lesquelles l'exécution est arrêtée"),
+            metavar="FLOAT",
+        ),
+        Flag(
+            "again",
+            say(
+                en="run again although a run of this request exists",
+                fr="exécuter à nouveau même si cette demande a déjà été exécutée",
+            ),
+            kind="switch",
+        ),
+        root_flag(),
+        json_flag(),
+    ]
+    given = parse("run", say(**RUN_HELP), flags, words)
+    config = _config(given)
+    from dlojz.compare import compare
+    from dlojz.launch import run as launch
+
+    with answering(given.get("json", False)) as answer:
+        run = launch(
+            config,
+            on=given.get("on"),
+            again=given.get("again", False),
+            wait=False,
+            time_limit_s=number(given, "time_limit_s", float),
+            root=given.get("root"),
+        )
+        if run.record is not None:
+            tell(
+                say(
+                    en=f"{run.run_id}: this request was run before; its record is shown (--again runs it again).",
+                    fr=f"{run.run_id} : cette demande a déjà été exécutée ; voici ses mesures (--again recommence).",
+                )
+            )
+        record = run.watch().record
+        if record is None:
+            tell(
+                say(
+                    en=f"{run.run_id} ended without a record: see `dlojz logs {run.run_id}`.",
+                    fr=f"{run.run_id} s'est terminée sans mesures : voir `dlojz logs {run.run_id}`.",
+                )
+            )
+            return cli.FAILED
+        if given.get("json"):
+            answer(record.to_dict())
+        else:
+            answer(compare(record))
+            answer(say(en=f"kept in {run.folder}", fr=f"gardé dans {run.folder}"))
+        if record.status in ("completed", "diverged"):
+            return cli.DONE
+        tell(f"dlojz: {run.run_id}: {record.status}: {record.reason}")
+        return cli.FAILED
+
+
+def predict_command(words: list[str]) -> int:
+    """Show the predicted footprint."""
+    flags = [
+        *config_flags(),
+        _processes_flag(),
+        Flag(
+            "rank",
+            say(en="rank whose footprint is told", fr="rang dont on donne l'empreinte"),
+            metavar="INT",
+            default="0",
+        ),
+        json_flag(),
+    ]
+    given = parse("predict", say(**PREDICT_HELP), flags, words)
+    config = _config(given)
+    from dlojz.predict import predict
+    from dlojz.viz.tables import footprint_table
+
+    with answering(given.get("json", False)) as answer:
+        footprint = predict(config, rank=number(given, "rank") or 0)
+        answer(footprint.to_dict() if given.get("json") else footprint_table(config, footprint))
+    return cli.DONE
+
+
+def _processes_flag() -> Flag:
+    return Flag(
+        "processes",
+        say(
+            en="processes you mean to use; refused unless dp × tp × pp gives as many",
+            fr="processus prévus ; refusé si dp × tp × pp en donne un autre nombre",
+        ),
+        metavar="INT",
+    )
+
+
+def _config(given: dict[str, Any]) -> RunConfig:
+    """The configuration asked for, checked against the number of processes where one is given."""
+    fields = {flag.name for flag in config_flags()}
+    config = RunConfig.of(**{name: value for name, value in given.items() if name in fields})
+    processes = number(given, "processes", least=1)
+    if processes is not None:
+        config.layout.check_processes(processes)
+    return config

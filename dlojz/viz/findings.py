@@ -1,0 +1,107 @@
+"""What a comparison says, in sentences; every figure in them is read from it.
+
+Layer 4. Invariant: a sentence is only said about runs that were measured.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlojz.text import say
+from dlojz.units import format_bytes, format_count
+from dlojz.viz.grid import gap_text
+
+if TYPE_CHECKING:
+    from dlojz.comparison import Comparison, Row
+
+
+def findings(comparison: Comparison) -> list[str]:
+    """Sentences about parity, communication, memory and speed, in the reader's language."""
+    said = [_parity(comparison.rows), _communication(comparison), *_memory(comparison.rows), _speed(comparison.rows)]
+    return [sentence for sentence in said if sentence]
+
+
+def _parity(rows: tuple[Row, ...]) -> str | None:
+    judged = [(row.loss_gap, row) for row in rows if row.loss_gap is not None]
+    if not judged:
+        return None
+    gap, worst = max(judged, key=lambda pair: pair[0])
+    return say(
+        en=f"Parallel = serial: over {len(judged)} parallel runs, the losses differ from those of one process by at "
+        f"most {gap_text(gap)} (relative; {worst.title}).",
+        fr=f"Parallèle = séquentiel : sur {len(judged)} exécutions parallèles, les pertes diffèrent de celles d'un "
+        f"seul processus d'au plus {gap_text(gap)} (en relatif ; {worst.title}).",
+    )
+
+
+def _communication(comparison: Comparison) -> str | None:
+    if comparison.exact is None:
+        return None
+    if comparison.exact:
+        return say(
+            en="Communication predicted = counted, byte for byte: yes.",
+            fr="Communication prédite = comptée, à l'octet près : oui.",
+        )
+    wrong = "; ".join(
+        f"{row.title} {traffic.collective}: {traffic.message_bytes.predicted} ≠ {traffic.message_bytes.measured}"
+        for row in comparison.rows
+        for traffic in row.communication
+        if traffic.message_bytes.equal is False
+    )
+    return say(
+        en=f"Communication predicted = counted, byte for byte: NO ({wrong}).",
+        fr=f"Communication prédite = comptée, à l'octet près : NON ({wrong}).",
+    )
+
+
+def _memory(rows: tuple[Row, ...]) -> list[str]:
+    held = [(row.states_bytes.measured, row) for row in rows if row.states_bytes.measured and row.world_size > 1]
+    if len(held) < 2:
+        return []
+    most, least = max(held, key=lambda pair: pair[0]), min(held, key=lambda pair: pair[0])
+    said = []
+    if most[0] > least[0]:
+        said.append(
+            say(
+                en=f"Memory: the model states of one rank take {format_bytes(most[0])} with {most[1].title} and "
+                f"{format_bytes(least[0])} with {least[1].title}, {most[0] / least[0]:.1f} times less.",
+                fr=f"Mémoire : les états du modèle d'un rang occupent {format_bytes(most[0])} avec {most[1].title} et "
+                f"{format_bytes(least[0])} avec {least[1].title}, soit {most[0] / least[0]:.1f} fois moins.",
+            )
+        )
+        if sent := _price(most[1], least[1]):
+            said.append(sent)
+    return said
+
+
+def _price(most: Row, least: Row) -> str | None:
+    before, after = most.communication_bytes.measured, least.communication_bytes.measured
+    if not before or not after:
+        return None
+    return say(
+        en=f"Its price: {format_bytes(after)} handed to collectives per step instead of {format_bytes(before)} "
+        f"(×{after / before:.2f}).",
+        fr=f"Son prix : {format_bytes(after)} confiés aux collectives par étape au lieu de {format_bytes(before)} "
+        f"(×{after / before:.2f}).",
+    )
+
+
+def _speed(rows: tuple[Row, ...]) -> str | None:
+    parallel = [(row.samples_per_s.measured, row) for row in rows if row.samples_per_s.measured and row.world_size > 1]
+    if not parallel:
+        return None
+    rate, fastest = max(parallel, key=lambda pair: pair[0])
+    ideal = fastest.samples_per_s.predicted
+    of_ideal = (
+        say(
+            en=f", {100 * rate / ideal:.0f} % of the ideal (dp × one process)",
+            fr=f", {100 * rate / ideal:.0f} % de l'idéal (dp × un processus)",
+        )
+        if ideal
+        else ""
+    )
+    return say(
+        en=f"Speed: the fastest parallel run is {fastest.title} with {format_count(rate)} samples/s{of_ideal}.",
+        fr=f"Vitesse : l'exécution parallèle la plus rapide est {fastest.title} avec {format_count(rate)} "
+        f"exemples/s{of_ideal}.",
+    )

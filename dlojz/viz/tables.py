@@ -1,0 +1,119 @@
+"""The comparison in a terminal: quantities as lines, runs as columns, each cell `predicted | measured`.
+
+Layer 4. Invariant: no figure is ever cut; where the terminal is too narrow for all runs, the table goes on below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from dlojz.config import RunConfig
+from dlojz.footprint import CATEGORIES, Footprint
+from dlojz.text import say
+from dlojz.units import format_bytes, format_count
+from dlojz.viz.grid import Cell, Grid, grid
+from dlojz.viz.markup import visible
+from dlojz.viz.palette import category_label
+
+if TYPE_CHECKING:
+    from dlojz.comparison import Comparison
+
+PREDICTED, MEASURED, WRONG = "cyan", "bold", "bold red"
+
+
+class _Fitted:
+    """Table that takes as many runs side by side as the console has room for."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        self.comparison = comparison
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        content = grid(self.comparison)
+        if sum(_widths(content)) > options.max_width:
+            content = grid(self.comparison, compact=True)
+        label_width, *widths = _widths(content)
+        start = 0
+        while start < len(widths):
+            stop = start + 1
+            while stop < len(widths) and label_width + sum(widths[start : stop + 1]) <= options.max_width:
+                stop += 1
+            yield from _tables(content, range(start, stop))
+            start = stop
+        yield Text(say(en="each cell: predicted | measured", fr="chaque case : prédit | mesuré"), style="dim")
+        for note in content.notes:
+            yield Text(visible(note), style="yellow")
+
+
+def _widths(content: Grid) -> list[int]:
+    """Characters of the column of labels and of each run's column, the space after it included."""
+    lines = [line for section in content.sections for line in section.lines]
+    columns = [
+        max(*(len(word) for word in title.split()), *(len(_cell_text(line.cells[index]).plain) for line in lines)) + 1
+        for index, title in enumerate(content.titles)
+    ]
+    return [max(len(line.label) for line in lines) + 1, *columns]
+
+
+def _tables(content: Grid, chosen: range) -> Iterator[Table | Text]:
+    """One table per section, all with the same columns; the titles stand above the first."""
+    label_width, *widths = _widths(content)
+    for number, section in enumerate(content.sections):
+        table = Table(box=None, padding=(0, 1, 0, 0), show_header=number == 0, header_style="bold")
+        table.add_column("", width=label_width - 1, no_wrap=True)
+        for index in chosen:
+            title = Text(visible(content.titles[index]), justify="right")
+            table.add_column(title, justify="right", width=widths[index] - 1, vertical="bottom", no_wrap=False)
+        for line in section.lines:
+            table.add_row(Text(visible(line.label)), *(_cell_text(line.cells[index]) for index in chosen))
+        if number:
+            yield Text(section.heading, style="italic")
+        yield table
+
+
+def _cell_text(cell: Cell) -> Text:
+    """Predicted and measured in one cell; unequal bytes are marked by a sign as well as by colour."""
+    measured = WRONG if cell.equal is False else MEASURED
+    if not cell.predicted:
+        return Text(visible(cell.measured), style=measured)
+    separator = "≠" if cell.equal is False else "|"
+    return Text.assemble((cell.predicted, PREDICTED), (separator, "dim"), (cell.measured, measured))
+
+
+def comparison_table(comparison: Comparison) -> _Fitted:
+    """The table as something that rich prints."""
+    return _Fitted(comparison)
+
+
+def footprint_table(config: RunConfig, footprint: Footprint) -> Group:
+    """One predicted footprint, quantity by quantity."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column("")
+    table.add_column("", justify="right")
+    for name in CATEGORIES:
+        table.add_row(category_label(name), format_bytes(footprint.memory.category(name)))
+    table.add_row(
+        say(en="model states together", fr="états du modèle, ensemble"),
+        format_bytes(footprint.memory.states_bytes),
+        style="bold",
+    )
+    table.add_row(category_label("peak"), format_bytes(footprint.memory.peak_bytes))
+    for traffic in footprint.communication:
+        calls = "" if traffic.count is None else say(en=f", calls: {traffic.count}", fr=f", appels : {traffic.count}")
+        table.add_row(
+            f"{traffic.collective} ({traffic.group} ×{traffic.group_size}{calls})",
+            format_bytes(traffic.message_bytes) + say(en="/step", fr="/étape"),
+        )
+    table.add_row(say(en="parameters of the model", fr="paramètres du modèle"), format_count(footprint.parameters))
+    table.add_row(
+        say(en="computation", fr="calcul"), format_count(footprint.step_flops, "FLOP") + say(en="/step", fr="/étape")
+    )
+    heading = say(
+        en=f"{config.title}: predicted for rank {footprint.rank} (— : not predicted yet)",
+        fr=f"{config.title} : prédit pour le rang {footprint.rank} (— : pas encore prédit)",
+    )
+    return Group(Text(visible(heading), style="bold"), table)

@@ -1,0 +1,188 @@
+"""What the commands answer: one JSON document on stdout and nothing else, for real runs of two processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlojz import models
+from dlojz.cli import doctor, main
+from dlojz.cli.checks import Check, check_disk
+from dlojz.config import RunConfig
+from dlojz.footprint import Footprint
+from dlojz.record import RunRecord
+
+RUN = ["run", "--dp", "2", "--zero", "2", "--engine", "deepspeed", "--micro-batch", "4", "--steps", "3"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+def _dlojz(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dlojz", *words],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={**os.environ, "DLOJZ_RUNS": str(root), "DLOJZ_LANG": "en"},
+    )
+
+
+def _json(done: subprocess.CompletedProcess[str]) -> Any:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def record(root: Path) -> RunRecord:
+    """One real run, asked for through the command line."""
+    return RunRecord.from_dict(_json(_dlojz(root, *RUN, "--json")))
+
+
+def test_run_answers_with_its_record(record: RunRecord) -> None:
+    assert record.status == "completed" and len(record.losses) == 3 and len(record.footprints) == 2
+    assert record.config == RunConfig.of(dp=2, zero=2, engine="deepspeed", micro_batch=4, steps=3)
+
+
+def test_the_same_request_finds_the_same_run(root: Path, record: RunRecord) -> None:
+    done = _dlojz(root, *RUN, "--json")
+    assert _json(done)["run_id"] == record.run_id
+    assert "was run before" in done.stderr
+
+
+def test_run_prints_the_table_and_the_place(root: Path, record: RunRecord) -> None:
+    done = _dlojz(root, *RUN)
+    assert done.returncode == 0
+    assert "weights, " in done.stdout and str(root / record.run_id) in done.stdout
+
+
+def test_runs_lists_it(root: Path, record: RunRecord) -> None:
+    assert [
+        (run["run_id"], run["state"], run["steps"], run["last_loss"]) for run in _json(_dlojz(root, "runs", "--json"))
+    ] == [(record.run_id, "completed", 3, record.losses[-1])]
+    assert record.run_id in _dlojz(root, "runs").stdout
+
+
+def test_logs_by_the_beginning_of_a_name(root: Path, record: RunRecord) -> None:
+    done = _dlojz(root, "logs", record.run_id[:15])
+    assert done.returncode == 0
+    refused = _dlojz(root, "logs", record.run_id, "--rank", "7")
+    assert refused.returncode == 2 and "rank 7" in refused.stderr
+
+
+def test_compare_answers_and_draws(root: Path, record: RunRecord, tmp_path: Path) -> None:
+    picture = tmp_path / "figure.png"
+    data = _json(_dlojz(root, "compare", record.run_id, "--json", "--figure", str(picture)))
+    assert data["rows"][0]["run_id"] == record.run_id and data["exact"] is True
+    assert picture.stat().st_size > 10_000
+
+
+def test_cancelling_a_finished_run_changes_nothing(root: Path, record: RunRecord) -> None:
+    done = _dlojz(root, "cancel", record.run_id)
+    assert done.returncode == 0 and "ended already" in done.stdout
+
+
+def test_a_damaged_run_hides_no_other(root: Path, record: RunRecord) -> None:
+    damaged = root / "20200101-000000-000000000000-0000"
+    damaged.mkdir()
+    (damaged / "config.json").write_text('{"model": "coat')
+    done = _dlojz(root, "runs", "--json")
+    damaged.joinpath("config.json").unlink()
+    damaged.rmdir()
+    assert [run["run_id"] for run in _json(done)] == [record.run_id]
+    assert damaged.name in done.stderr
+
+
+def test_a_run_stopped_by_its_time_limit_fails_with_its_reason(tmp_path: Path) -> None:
+    done = _dlojz(tmp_path, "run", "--engine", "single", "--steps", "100000", "--time-limit-s", "4", "--json")
+    assert done.returncode == 1, done.stderr
+    data = json.loads(done.stdout)
+    assert data["status"] == "timeout" and data["reason"] in done.stderr
+
+
+def test_ctrl_c_cancels_keeps_and_says_so(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dlojz", "run", "--engine", "single", "--steps", "100000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "DLOJZ_RUNS": str(tmp_path), "DLOJZ_LANG": "en"},
+    )
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not any(
+        '"step"' in path.read_text() for path in tmp_path.glob("*/events/rank-0.jsonl")
+    ):
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in told and "interrupted" in told
+    states = [run["state"] for run in _json(_dlojz(tmp_path, "runs", "--json"))]
+    assert states == ["cancelled"]
+
+
+def test_predict_answers_with_a_footprint(tmp_path: Path) -> None:
+    footprint = Footprint.from_dict(
+        _json(_dlojz(tmp_path, "predict", "--model", "coatnet_7", "--dp", "8", "--zero", "3", "--json"))
+    )
+    assert (
+        footprint.source == "predicted"
+        and footprint.parameters == models.describe("coatnet_7", num_classes=10).parameters
+    )
+    assert "weights" in _dlojz(tmp_path, "predict", "--dp", "2").stdout
+
+
+def test_models_answers_with_the_catalogue(tmp_path: Path) -> None:
+    listed = _json(_dlojz(tmp_path, "models", "--json"))
+    assert [model["name"] for model in listed] == models.names()
+    assert all({"name", "parameters", "flops", "image_size", "blocks"} <= model.keys() for model in listed)
+
+
+def test_doctor_finds_this_machine_fit(tmp_path: Path) -> None:
+    answer = _json(_dlojz(tmp_path, "doctor", "--json"))
+    states = {check["name"]: check["state"] for check in answer["checks"]}
+    assert answer["problems"] == 0 and states["gloo"] == "ok" and states["torch"] == "ok"
+
+
+def test_doctor_names_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    check = check_disk(tmp_path / "file" / "runs")
+    assert check.state == "problem" and "DLOJZ_RUNS" in check.advice
+
+
+def test_doctor_fails_where_there_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        doctor,
+        "examine",
+        lambda root: [Check("torch", "ok", "2"), Check("disk", "problem", "/x: Read-only", "choose another folder")],
+    )
+    assert main(["doctor"]) == 1
+    told = capsys.readouterr().out
+    assert "choose another folder" in told and "1 problem" in told
+
+
+def test_a_reader_who_goes_away_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "dlojz", "--help"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,91 @@
+"""What the command refuses: one sentence on stderr, exit code 2, no traceback, nothing on stdout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REFUSED = {
+    "--modle coatnet_tiny": ["'--modle'", "did you mean '--model'?", "--micro-batch", "--json"],
+    "--dp 3 --processes 2": ["dp=3", "needs 3 processes", "2 were received", "use dp=2"],
+    "--micro-batch -4": ["micro_batch must be at least 1", "-4"],
+    "--micro-batch=0": ["micro_batch must be at least 1", "0"],
+    "--engine single --zero 3": ["engine 'single'", "zero=3", "use engine 'torch' or 'deepspeed'"],
+    "--zero 1": ["no ZeRO-1", "use engine 'deepspeed'"],
+    "--image-size 50": ["multiple of 32", "50 was received", "use 32 or 64"],
+    "--model coatnet_tny": ["unknown model 'coatnet_tny'", "did you mean 'coatnet_tiny'?", "coatnet_7"],
+    "--engine tortch": ["unknown engine 'tortch'", "did you mean 'torch'?", "deepspeed"],
+    "--dp two": ["dp", "integer", "'two'"],
+    "--dp": ["--dp needs a value"],
+    "--dp --json": ["--dp needs a value"],
+    "--learning-rate nan": ["learning_rate", "nan"],
+    "--seed 99999999999999999999": ["seed", "99999999999999999999"],
+    "--tp 2": ["tp=2", "cannot be run yet"],
+    "--time-limit-s -1": ["--time-limit-s", "-1"],
+    "--on moon": ["unknown backend 'moon'", "local"],
+    "coatnet_tiny": ["the word 'coatnet_tiny'", "--model"],
+}
+
+
+def _dlojz(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dlojz", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=cwd,
+        env={**os.environ, "DLOJZ_RUNS": str(cwd / "runs"), "DLOJZ_LANG": "en", **environment},
+    )
+
+
+def _is_refusal(done: subprocess.CompletedProcess[str], expected: list[str]) -> None:
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("dlojz: ") and done.stderr.count("\n") == 1, done.stderr
+    assert "Traceback" not in done.stderr and "╭" not in done.stderr
+    for words in expected:
+        assert words in done.stderr
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_run_refuses(line: str, tmp_path: Path) -> None:
+    _is_refusal(_dlojz("run", *line.split(), cwd=tmp_path), REFUSED[line])
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "line, expected",
+    [
+        ("frobnicate", ["unknown command 'frobnicate'", "run", "doctor"]),
+        ("modles", ["did you mean 'models'?"]),
+        ("predict --zero 7", ["zero must be at most 3", "7"]),
+        ("predict --rank 5", ["rank", "5"]),
+        ("logs 20250101", ["no run is named '20250101'", "there is no run in"]),
+        ("cancel ../../etc", ["no run is named '../../etc'"]),
+        ("logs", ["takes the name of one run", "0 were received"]),
+        ("compare nothing", ["no run is named 'nothing'"]),
+        ("compare", ["no run to compare"]),
+        ("compare --figure", ["--figure needs a value"]),
+        ("demo --steps 0", ["--steps must be at least 1"]),
+        ("labs", ["needs an action", "labs build"]),
+        ("labs bild", ["did you mean 'build'?"]),
+        ("models --jsno", ["did you mean '--json'?"]),
+    ],
+)
+def test_other_commands_refuse(line: str, expected: list[str], tmp_path: Path) -> None:
+    _is_refusal(_dlojz(*line.split(), cwd=tmp_path), expected)
+
+
+def test_refusals_also_hold_in_json_mode(tmp_path: Path) -> None:
+    _is_refusal(_dlojz("predict", "--model", "nothing", "--json", cwd=tmp_path), ["unknown model 'nothing'"])
+
+
+def test_an_unwritable_place_for_runs_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    done = _dlojz("run", "--steps", "1", cwd=tmp_path, DLOJZ_RUNS=str(tmp_path / "file" / "runs"))
+    assert done.returncode in (1, 2) and done.stderr.startswith("dlojz: ") and "Traceback" not in done.stderr

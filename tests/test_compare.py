@@ -1,0 +1,157 @@
+"""`compare`: the join of records with their predictions, its verdicts, and what it does with runs that went wrong."""
+
+from __future__ import annotations
+
+import html
+import importlib
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dlojz.compare import compare
+from dlojz.predict import predict
+from dlojz.record import RunRecord
+from dlojz.schema import LabError
+
+_spec = importlib.util.spec_from_file_location("records_by_hand", Path(__file__).parent / "viz" / "conftest.py")
+assert _spec and _spec.loader
+_by_hand = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_by_hand)
+make_record = _by_hand.make_record
+MakeRecord = Callable[..., RunRecord]
+
+SINGLE = {"engine": "single", "micro_batch": 16, "micro_batches": 2}
+DDP = {"dp": 2, "micro_batch": 16}
+
+
+def test_every_figure_is_the_one_of_its_source(make_record: MakeRecord) -> None:
+    record = make_record(zero=2, engine="deepspeed", **DDP)
+    predicted, measured = predict(record.config), record.footprints[0]
+    row = compare(record).rows[0]
+    for name, pair in row.memory_bytes.items():
+        assert pair.predicted == getattr(predicted.memory, f"{name}_bytes"), name
+        assert pair.measured == getattr(measured.memory, f"{name}_bytes"), name
+    assert row.communication
+    for traffic in row.communication:
+        assert traffic.message_bytes.predicted == predicted.traffic(traffic.collective, traffic.group)
+        assert traffic.message_bytes.measured == measured.traffic(traffic.collective, traffic.group)
+    assert row.states_bytes.predicted == predicted.memory.states_bytes
+
+
+def test_control_traffic_is_not_compared(make_record: MakeRecord) -> None:
+    row = compare(make_record(**DDP)).rows[0]
+    assert "control" not in {traffic.group for traffic in row.communication}
+    assert row.exact is True
+
+
+@pytest.mark.parametrize("extra_bytes, exact", [(0, True), (1, False), (-1, False)])
+def test_one_byte_makes_the_difference(make_record: MakeRecord, extra_bytes: int, exact: bool) -> None:
+    comparison = compare([make_record(**SINGLE), make_record(extra_bytes=extra_bytes, **DDP)])
+    assert comparison.rows[1].exact is exact
+    assert comparison.exact is exact
+    assert ("byte for byte: yes" in "\n".join(comparison.findings())) is exact
+
+
+def test_one_process_predicts_losses_and_ideal_throughput(make_record: MakeRecord) -> None:
+    serial, parallel = make_record(rate=50.0, **SINGLE), make_record(loss_shift=0.001, rate=80.0, **DDP)
+    alone, row = compare([serial, parallel]).rows
+    assert row.samples_per_s.predicted == 2 * 50.0
+    assert row.first_loss.predicted == serial.losses[0] and row.last_loss.predicted == serial.losses[-1]
+    assert row.loss_gap == max(
+        abs(ours - theirs) / theirs for ours, theirs in zip(parallel.losses, serial.losses, strict=True)
+    )
+    assert alone.serial_losses is None and alone.samples_per_s.predicted is None
+
+
+@pytest.mark.parametrize(
+    "different",
+    [
+        {"seed": 1},
+        {"optimizer": "sgd"},
+        {"precision": "bf16"},
+        {"micro_batches": 1},
+        {"micro_batch": 8, "micro_batches": 4},
+        {"model": "vit_tiny"},
+        {"data": "synthetic"},
+        {"learning_rate": 0.1},
+    ],
+)
+def test_another_training_is_no_prediction(make_record: MakeRecord, different: dict[str, Any]) -> None:
+    row = compare([make_record(**{**SINGLE, **different}), make_record(**DDP)]).rows[1]
+    assert row.serial_losses is None and row.samples_per_s.predicted is None
+
+
+def test_a_shorter_serial_run_judges_the_steps_it_has(make_record: MakeRecord) -> None:
+    serial = make_record(steps=3, **SINGLE)
+    serial = serial.model_copy(update={"losses": serial.losses[:3]})
+    row = compare([serial, make_record(**DDP)]).rows[1]
+    assert row.loss_gap == 0
+    assert row.first_loss.equal is True and row.last_loss.predicted is None
+
+
+def test_failed_runs_are_kept_and_explained(make_record: MakeRecord) -> None:
+    reason = "rank 1 was killed, probably for want of memory."
+    comparison = compare([make_record(**DDP), make_record("oom", reason, measured=False, zero=3, **DDP)])
+    row = comparison.rows[1]
+    assert (row.status, row.reason, row.exact) == ("oom", reason, None)
+    assert row.memory_bytes["weights"].predicted and row.memory_bytes["weights"].measured is None
+    assert reason in comparison.markdown().replace("\\", "")
+    assert comparison.exact is True
+
+
+def test_a_run_that_goes_on_has_a_row(make_record: MakeRecord) -> None:
+    config = make_record(**DDP).config
+    row = compare(SimpleNamespace(run_id="r", config=config, state="running", record=None)).rows[0]
+    assert (row.status, row.losses, row.exact) == ("running", (), None)
+
+
+def test_without_prediction_the_measurement_stays(make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(config: Any, rank: int = 0) -> None:
+        raise LabError("tp=2 is not predicted yet.")
+
+    record = make_record(**DDP)
+    monkeypatch.setattr(importlib.import_module("dlojz.compare"), "predict", refuse)
+    comparison = compare(record)
+    row = comparison.rows[0]
+    assert row.prediction_note == "tp=2 is not predicted yet." and row.exact is None
+    assert row.memory_bytes["weights"].measured and row.memory_bytes["weights"].predicted is None
+    assert "not predicted" in comparison.markdown()
+
+
+def test_same_layouts_are_told_apart(make_record: MakeRecord) -> None:
+    titles = [row.title for row in compare([make_record(**DDP), make_record(dp=2, micro_batch=8)]).rows]
+    assert titles == ["DDP (micro_batch=16)", "DDP (micro_batch=8)"]
+    twice = [
+        make_record(run_id="20250101-120000-aaaaaaaaaaaa-0001", **DDP),
+        make_record(run_id="20250101-120000-aaaaaaaaaaaa-0002", **DDP),
+    ]
+    assert [row.title for row in compare(twice).rows] == ["DDP (…0001)", "DDP (…0002)"]
+
+
+def test_nothing_or_nonsense_is_refused() -> None:
+    with pytest.raises(LabError, match="no run to compare"):
+        compare([])
+    with pytest.raises(LabError, match="runs or records, but str"):
+        compare(["20250101"])  # type: ignore[list-item]
+
+
+def test_to_dict_is_json_with_the_verdicts(make_record: MakeRecord) -> None:
+    data = json.loads(json.dumps(compare([make_record(**SINGLE), make_record(**DDP)]).to_dict(), allow_nan=False))
+    assert data["exact"] is True and [row["exact"] for row in data["rows"]] == [None, True]
+    assert data["rows"][1]["loss_gap"] == 0
+    assert data["rows"][1]["memory_bytes"]["activations"]["predicted"] is None
+
+
+def test_hostile_text_is_shown_letter_by_letter(make_record: MakeRecord) -> None:
+    attack = "<img src=x onerror=alert(1)> | $\\foo$ \u202e"
+    comparison = compare([make_record("failed", attack, measured=False, **DDP)])
+    shown = comparison._repr_html_()
+    assert "<img" not in shown and html.escape("<img src=x onerror=alert(1)>") in shown
+    assert "\u202e" not in shown and "\\u202e" in shown
+    written = comparison.markdown()
+    assert "<img" not in written and "\u202e" not in written
