@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from dlojz import data as datasets
 from dlojz import models
 from dlojz.schema import Contract, LabError, one_of
+from dlojz.text import say
 
 Strategy = Literal["single", "ddp", "fsdp2", "zero-0", "zero-1", "zero-2", "zero-3"]
 
@@ -109,7 +110,7 @@ class Layout(Contract):
         """The name a person gives to this layout, e.g. `DeepSpeed ZeRO-2`."""
         if self.strategy == "fsdp2":
             return "FSDP2" if self.zero == 3 else "FSDP2 (ZeRO-2)"
-        names = {"single": "one process", "ddp": "DDP"}
+        names = {"single": say(en="one process", fr="un processus"), "ddp": "DDP"}
         return names.get(self.strategy, f"DeepSpeed ZeRO-{self.zero}")
 
     def check_processes(self, processes: int) -> None:
@@ -216,4 +217,5 @@ class RunConfig(Contract):
     @property
     def title(self) -> str:
         """Model and layout in words, e.g. `coatnet_tiny, DDP ×2`."""
-        return f"{self.model}, {self.layout.title} ×{self.layout.world_size}"
+        processes = f" ×{self.layout.world_size}" if self.layout.world_size > 1 else ""
+        return f"{self.model}, {self.layout.title}{processes}"

@@ -29,8 +29,8 @@ def one_of(what: str, value: object, legal: Iterable[str]) -> str:
     """
     legal = list(legal)
     close = difflib.get_close_matches(str(value), legal, n=1)
-    hint = f" did you mean '{close[0]}'?" if close else ""
-    return f"unknown {what} {str(value)!r}:{hint} Legal values: {', '.join(legal)}."
+    hint = f"did you mean '{close[0]}'? Legal values: " if close else "legal values: "
+    return f"unknown {what} {str(value)!r}: {hint}{', '.join(legal)}."
 
 
 def _sentence(error: ErrorDetails, legal_keys: Iterable[str]) -> str:

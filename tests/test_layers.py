@@ -17,7 +17,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     1: ("config", "record"),
     2: ("pipeline", "collectives", "data_parallel", "zero", "tensor", "optim", "compress"),
     3: ("predict", "train"),
-    4: ("compare", "viz", "plan"),
+    4: ("comparison", "compare", "viz", "plan"),
     5: ("runs", "launch"),
     6: ("cli", "labs", "__main__"),
 }

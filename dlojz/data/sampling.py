@@ -40,9 +40,14 @@ class MicroBatchSampler(Sampler[list[int]]):
             )
         self._num_samples, self._micro_batch, self._seed = num_samples, micro_batch, seed
         num_micro_batches = num_samples // global_batch * (global_batch // micro_batch)
+        numbers = range(num_micro_batches)
         self._dealer: DistributedSampler[int] = DistributedSampler(
-            range(num_micro_batches), num_replicas=dp, rank=dp_rank, shuffle=False, drop_last=True
-        )  # type: ignore[arg-type]
+            numbers,  # type: ignore[arg-type]
+            num_replicas=dp,
+            rank=dp_rank,
+            shuffle=False,
+            drop_last=True,
+        )
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch = 0

@@ -39,9 +39,11 @@ def prepare(
     for name in list(environment):
         if name.startswith(_FOREIGN) or name in _IDENTITY:
             del environment[name]
+    # One core stands for one device: one rank on one core is then what the throughput of several is compared with. Who
+    # asks for more threads gets them, as far as there are cores.
     share = max(1, cores // processes)
     given = environment.get("OMP_NUM_THREADS", "")
-    environment["OMP_NUM_THREADS"] = str(min(share, int(given)) if given.isdecimal() and int(given) else share)
+    environment["OMP_NUM_THREADS"] = str(min(share, int(given)) if given.isdecimal() and int(given) else 1)
     environment["TORCH_FR_BUFFER_SIZE"] = "20000"
     environment["PYTHONUNBUFFERED"] = "1"
     environment["PYTHONFAULTHANDLER"] = "1"

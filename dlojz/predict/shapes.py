@@ -9,9 +9,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from dlojz import models
 from dlojz.config import RunConfig
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -70,12 +74,17 @@ def model_shapes(config: RunConfig) -> ModelShapes:
     return _shapes(config.model, config.image_size, config.sequence_length, config.num_classes)
 
 
-@lru_cache(maxsize=64)
-def _shapes(model: str, image_size: int | None, sequence_length: int | None, num_classes: int) -> ModelShapes:
+def build_on_meta(model: str, image_size: int | None, sequence_length: int | None, num_classes: int) -> nn.Module:
+    """The model with shapes and without memory."""
     import torch
 
     with torch.device("meta"):
-        built = models.build(model, image_size=image_size, sequence_length=sequence_length, num_classes=num_classes)
+        return models.build(model, image_size=image_size, sequence_length=sequence_length, num_classes=num_classes)
+
+
+@lru_cache(maxsize=64)
+def _shapes(model: str, image_size: int | None, sequence_length: int | None, num_classes: int) -> ModelShapes:
+    built = build_on_meta(model, image_size, sequence_length, num_classes)
     parameters = tuple(
         ParameterShape(name, tuple(parameter.shape), int(name.split(".")[1]), name.rpartition(".")[0])
         for name, parameter in built.named_parameters()

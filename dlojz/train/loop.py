@@ -58,9 +58,9 @@ def open_batches(config: RunConfig, dp_rank: int) -> Iterator[tuple[Tensor, Tens
         data_root=config.data_root,
     )
     sampler = MicroBatchSampler(
-        len(dataset),
+        len(dataset),  # type: ignore[arg-type]
         micro_batch=layout.micro_batch,
-        global_batch=layout.global_batch,  # type: ignore[arg-type]
+        global_batch=layout.global_batch,
         dp=layout.dp,
         dp_rank=dp_rank,
         seed=config.seed,

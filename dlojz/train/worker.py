@@ -37,6 +37,7 @@ def environment() -> dict[str, str]:
         "machine": platform.machine(),
         "system": platform.platform(),
         "cores": str(len(os.sched_getaffinity(0))),
+        "threads_per_rank": os.environ.get("OMP_NUM_THREADS", ""),
     }
     for package in ("dlojz", "torch", "deepspeed", "timm", "numpy", "idr-torch"):
         try:

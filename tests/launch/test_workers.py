@@ -9,7 +9,15 @@ from dlojz.launch.workers import prepare
 
 @pytest.mark.parametrize(
     ("cores", "processes", "given", "threads"),
-    [(8, 2, None, "4"), (8, 2, "1", "1"), (8, 2, "64", "4"), (2, 4, None, "1"), (2, 2, "many", "1"), (2, 2, "0", "1")],
+    [
+        (8, 2, None, "1"),
+        (8, 2, "1", "1"),
+        (8, 2, "3", "3"),
+        (8, 2, "64", "4"),
+        (2, 4, None, "1"),
+        (2, 2, "many", "1"),
+        (2, 2, "0", "1"),
+    ],
 )
 def test_threads_times_processes_is_at_most_the_cores(
     cores: int, processes: int, given: str | None, threads: str

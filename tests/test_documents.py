@@ -1,0 +1,65 @@
+"""README and CONTRIBUTING: links lead somewhere, and what they name exists."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("slurm/*.md"), *ROOT.glob("docs/*.md")])
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def slug(heading: str) -> str:
+    """The anchor a forge gives to a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_relative_links_lead_somewhere(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for link in LINK.findall(text):
+        if link.startswith(("http://", "https://", "mailto:")):
+            continue
+        target, _, anchor = link.partition("#")
+        destination = (path.parent / target).resolve() if target else path
+        assert destination.exists(), f"{path.name} links to {link}, which does not exist"
+        if anchor:
+            headings = re.findall(r"^#+\s+(.*)$", destination.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {slug(heading) for heading in headings}, f"{path.name}: no heading for #{anchor}"
+
+
+def test_every_command_of_the_readme_exists() -> None:
+    """Each `dlojz …` line is accepted by the command line as far as its flags go."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    subcommands = sorted(set(re.findall(r"^\s*(?:\$ )?dlojz (\w+)", text, re.MULTILINE)))
+    assert subcommands
+    for subcommand in subcommands:
+        done = subprocess.run(
+            [sys.executable, "-m", "dlojz", subcommand, "--help"], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"README names `dlojz {subcommand}`, which is unknown"
+        flags = set(re.findall(rf"^\s*(?:\$ )?dlojz {subcommand}\b.*$", text, re.MULTILINE))
+        for flag in {flag for line in flags for flag in re.findall(r"--[a-z-]+", line)}:
+            assert flag in done.stdout, f"README gives {flag} to `dlojz {subcommand}`, which has no such flag"
+
+
+def test_every_make_target_of_the_readme_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"`?make ([a-z]+)`?", (ROOT / "README.md").read_text(encoding="utf-8")))
+    assert named <= targets
+
+
+def test_no_file_names_a_path_of_one_machine() -> None:
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    home = re.compile(r"(/home/\w+|/root/|/Users/\w+|/work/main)")
+    for name in tracked.split("\0"):
+        path = ROOT / name
+        if not name or path.suffix in (".png", ".jpg") or name == "tests/test_documents.py" or not path.is_file():
+            continue
+        found = home.search(path.read_text(encoding="utf-8", errors="replace"))
+        assert not found, f"{name} names {found.group(0)}" if found else ""

@@ -1,0 +1,111 @@
+"""Probes on operations whose bytes are known beforehand."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+from dlojz.config import RunConfig
+from dlojz.train import engines
+from dlojz.train.loop import build_model
+from dlojz.train.probes.clock import PhaseClock
+from dlojz.train.probes.communication import traffic_of
+from dlojz.train.probes.memory import MemoryProbe
+from dlojz.train.probes.trace import CollectiveCall, StorageTrace
+
+
+def live(trace: StorageTrace) -> int:
+    gc.collect()
+    return sum(trace.live_bytes.values())
+
+
+def test_a_storage_is_followed_from_allocation_to_release() -> None:
+    with StorageTrace({}) as trace:
+        weights = torch.zeros(1000)
+        assert live(trace) == 4000
+        view = weights[:10].view(2, 5)
+        assert live(trace) == 4000, "a view has no bytes of its own"
+        weights.untyped_storage().resize_(400)
+        assert live(trace) == 400, "FSDP2 frees its gathered weights so"
+        del weights, view
+        assert live(trace) == 0
+    outside = torch.zeros(10)
+    assert live(trace) == 0, "nothing is followed once the trace is left"
+    assert outside.sum() == 0
+
+
+def test_categories_add_up_and_the_peak_is_found() -> None:
+    with StorageTrace({}) as trace:
+        probe = MemoryProbe(trace)
+        weights = torch.zeros(100, requires_grad=True)
+        probe.claim({"weights": [weights]})
+        trace.step, trace.phase = 0, "forward"
+        probe.before_forward({"weights": [weights]})
+        kept = (weights * 2).exp()
+        probe.after_forward({"weights": [weights]})
+        trace.phase = "backward"
+        kept.sum().backward()
+        gradients = {"weights": [weights], "gradients": [weights.grad]}
+        probe.claim(gradients)  # type: ignore[arg-type]
+        del kept
+        gc.collect()
+        probe.after_step(gradients)  # type: ignore[arg-type]
+        memory, timeline = probe.measure(0)
+    assert memory.weights_bytes == 400
+    assert memory.gradients_bytes == 400
+    assert memory.activations_bytes == 400, "exp keeps its result; the product is not needed"
+    assert memory.peak_moment == "backward"
+    assert memory.at_peak_bytes
+    assert sum(memory.at_peak_bytes.values()) == memory.peak_bytes
+    assert max(sum(sample.bytes_by_category.values()) for sample in timeline) == memory.peak_bytes
+
+
+def test_flops_of_a_grouped_convolution_and_of_attention() -> None:
+    """2 × outputs × weights per output, backward twice as much; torch's own formula forgets the groups."""
+    images_BCHW = torch.zeros(2, 8, 6, 6, requires_grad=True)
+    depthwise = torch.nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False)
+    query_BNTH = torch.zeros(1, 2, 5, 4, requires_grad=True)
+    with StorageTrace({}) as trace:
+        trace.step = 0
+        depthwise(images_BCHW).sum().backward()
+        trace.step = 1
+        torch.nn.functional.scaled_dot_product_attention(query_BNTH, query_BNTH, query_BNTH).sum().backward()
+    forward = 2 * (2 * 8 * 6 * 6) * 9
+    assert trace.trace.flops_of_step[0] == 3 * forward
+    product = 2 * (1 * 2) * 5 * 5 * 4
+    # Forward: scores and values. Backward: gradients of scores' two factors, of probabilities and of values, and the
+    # fused kernel computes the scores again.
+    assert trace.trace.flops_of_step[1] in (2 * product + 4 * product, 2 * product + 5 * product)
+
+
+def test_calls_are_added_up_by_collective_and_group() -> None:
+    calls = [
+        CollectiveCall(0, "all_reduce", "dp", 2, 100),
+        CollectiveCall(1, "all_reduce", "dp", 2, 10),
+        CollectiveCall(1, "all_reduce", "dp", 2, 20),
+        CollectiveCall(1, "all_reduce", "control", 2, 8),
+    ]
+    found = {(t.collective, t.group): (t.count, t.message_bytes) for t in traffic_of(calls, 1)}
+    assert found == {("all_reduce", "dp"): (2, 30), ("all_reduce", "control"): (1, 8)}
+
+
+def test_the_clock_gives_the_engine_its_methods_back() -> None:
+    config = RunConfig.of(image_size=32, micro_batch=2)
+    engine = engines.build(config, build_model(config), torch.device("cpu"))
+    own = [engine.forward, engine.backward, engine.update]
+    clock = PhaseClock(0, torch.device("cpu"))
+    clock.attach(engine)
+    clock.start_step(0)
+    loss = engine.forward(torch.zeros(2, 3, 32, 32), torch.tensor([1, 2]), last=True)
+    engine.backward(loss, last=True)
+    engine.update()
+    step_s = clock.end_step()
+    clock.detach(engine)
+    assert [engine.forward, engine.backward, engine.update] == own
+    phases = clock.phases(first_step=0)
+    assert phases.step_s == step_s
+    assert phases.forward_s and phases.backward_s and phases.optimizer_s
+    assert phases.forward_s + phases.backward_s + phases.optimizer_s <= step_s
+    assert [span.phase for span in clock.spans()] == ["forward", "backward", "optimizer"]
+    assert clock.phases(first_step=1).step_s is None

@@ -1,0 +1,95 @@
+"""The real worker through the front door: how runs end."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dlojz
+from dlojz.config import Layout, RunConfig
+from dlojz.record import read_events
+from dlojz.schema import LabError
+from dlojz.train import check_runnable
+
+QUICK = {"image_size": 32, "micro_batch": 4, "steps": 4}
+
+
+def test_a_run_on_two_processes_ends_with_a_whole_record(tmp_path: Path) -> None:
+    run = dlojz.run(dp=2, root=tmp_path, progress=False, **QUICK)
+    record = run.record
+    assert record is not None
+    assert (record.status, record.reason) == ("completed", "")
+    assert len(record.losses) == 4
+    assert [footprint.rank for footprint in record.footprints] == [0, 1]
+    assert {span.phase for span in record.spans} == {"data", "forward", "backward", "optimizer"}
+    assert {span.rank for span in record.spans} == {0, 1}
+    assert record.memory_timeline
+    assert record.weights_sha256
+    assert record.environment["torch"]
+    throughput = record.footprints[0].samples_per_s
+    assert throughput and throughput > 0
+    assert dlojz.run(dp=2, root=tmp_path, progress=False, **QUICK).run_id == run.run_id
+
+
+def test_the_same_configuration_trains_to_the_same_bits(tmp_path: Path) -> None:
+    fields = {**QUICK, "steps": 3, "model": "gpt_tiny", "image_size": None, "sequence_length": 32}
+    first = dlojz.run(root=tmp_path, progress=False, **fields)
+    second = dlojz.run(root=tmp_path, progress=False, again=True, **fields)
+    assert first.run_id != second.run_id
+    assert first.record and second.record
+    assert first.record.weights_sha256 == second.record.weights_sha256 is not None
+    assert first.losses == second.losses
+
+
+def test_a_loss_that_is_no_number_ends_the_run_on_every_rank(tmp_path: Path) -> None:
+    run = dlojz.run(dp=2, root=tmp_path, progress=False, optimizer="sgd", learning_rate=1e25, **QUICK | {"steps": 30})
+    assert run.state == "diverged"
+    assert run.record
+    assert 0 < len(run.losses) < 30
+    assert "smaller learning rate than 1e+25" in run.record.reason
+
+
+def test_memory_that_is_refused_is_a_result(tmp_path: Path) -> None:
+    """A limit on the address space makes the real allocator refuse a real model."""
+    (tmp_path / "events").mkdir()
+    config = RunConfig.of(model="coatnet_5", data="synthetic", image_size=64, micro_batch=1)
+    (tmp_path / "config.json").write_text(config.to_json())
+    code = (
+        "import resource, runpy, sys, torch; used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 10**9,) * 2)\n"
+        "from pathlib import Path; from dlojz.train.worker import main; sys.exit(main(Path(sys.argv[1])))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    end = read_events(tmp_path / "events" / "rank-0.jsonl")[-1]
+    assert done.returncode == 1
+    assert (end["event"], end["status"]) == ("end", "oom")
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
+
+
+def test_deepspeed_is_configured_as_its_documentation_says() -> None:
+    from dlojz.train.engines.deepspeed import deepspeed_json
+
+    settings = deepspeed_json(RunConfig.of(dp=2, zero=3, engine="deepspeed", micro_batches=3, precision="bf16"))
+    assert settings["zero_optimization"]["stage"] == 3
+    assert settings["train_micro_batch_size_per_gpu"] * settings["gradient_accumulation_steps"] == 16 * 3
+    assert settings["bf16"] == {"enabled": True}
+    assert settings["gradient_clipping"] == 0.0
+    json.dumps(settings)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"tp": 2}, "tp=2 cannot be run yet"),
+        ({"offload": "optimizer"}, "offload='optimizer' cannot be run yet"),
+        ({"checkpointing": "selective"}, "use 'full'"),
+    ],
+)
+def test_what_no_engine_runs_is_refused_before_anything_starts(fields: dict[str, object], words: str) -> None:
+    with pytest.raises(LabError, match=words):
+        check_runnable(Layout(**fields))  # type: ignore[arg-type]
