@@ -23,7 +23,7 @@ from dlojz.text import say
 from dlojz.units import format_seconds
 
 if TYPE_CHECKING:
-    from dlojz.compare import Comparison
+    from dlojz.comparison import Comparison
 
 _POLL_S = 0.2
 _SETTLE_S = 30.0
