@@ -7,6 +7,8 @@ Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data P
 
 from __future__ import annotations
 
+import warnings
+
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -18,9 +20,10 @@ class DDPEngine(Engine):
 
     def wrap(self, module: nn.Module) -> nn.Module:
         # BatchNorm statistics stay each rank's own, as in the sharded engines: broadcasting them would be one more
-        # collective per step that has no part in the gradient.
+        # collective per step that has no part in the gradient. Newer torch renames the option, older knows only this.
+        warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
         device_ids = [self.device.index] if self.device.type == "cuda" else None
-        return DistributedDataParallel(module, device_ids=device_ids, forward_sync_buffers=False)
+        return DistributedDataParallel(module, device_ids=device_ids, broadcast_buffers=False)
 
     def forward(self, inputs: Tensor, targets: Tensor, *, last: bool) -> Tensor:
         # Who: all dp ranks, in the last micro-batch's backward only. What: every gradient, in buckets, all-reduced
