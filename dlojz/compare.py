@@ -26,13 +26,20 @@ class Handle(Protocol):
     """What `compare` needs of a run that may still be going on."""
 
     @property
-    def run_id(self) -> str: ...
+    def run_id(self) -> str:
+        """Name of the run."""
+
     @property
-    def config(self) -> RunConfig: ...
+    def config(self) -> RunConfig:
+        """What was asked."""
+
     @property
-    def state(self) -> str: ...
+    def state(self) -> str:
+        """A final status, or queued or running."""
+
     @property
-    def record(self) -> RunRecord | None: ...
+    def record(self) -> RunRecord | None:
+        """What was measured; None until the run has ended."""
 
 
 def compare(runs: Iterable[Handle | RunRecord] | Handle | RunRecord) -> Comparison:

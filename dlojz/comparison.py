@@ -139,6 +139,9 @@ class Comparison(Contract):
 
         return findings(self)
 
+    def __repr__(self) -> str:
+        return self.markdown()
+
     def _repr_html_(self) -> str:
         from dlojz.viz.markup import html_table
 

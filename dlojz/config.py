@@ -60,26 +60,45 @@ class Layout(Contract):
 
     @model_validator(mode="after")
     def _combinable(self) -> Self:
+        refusal = self._refusal()
+        if refusal:
+            raise LabError(refusal)
+        return self
+
+    def _refusal(self) -> str | None:
+        """Why these fields cannot be combined and what would work; None where they can."""
         if self.engine == "single" and (self.world_size > 1 or self.zero):
-            raise LabError(
-                f"engine 'single' is one process and has no ZeRO stage, but {self.degrees}, zero={self.zero} was "
-                "received: use engine 'torch' or 'deepspeed'."
+            return say(
+                en=f"engine 'single' is one process and has no ZeRO stage, but {self.degrees}, zero={self.zero} was "
+                "received: use engine 'torch' or 'deepspeed'.",
+                fr=f"engine='single', c'est un seul processus, sans ZeRO, mais {self.degrees}, zero={self.zero} a été "
+                "reçu : prenez engine='torch' ou 'deepspeed'.",
             )
         if self.engine == "torch" and self.zero == 1:
-            raise LabError(
-                "engine 'torch' has no ZeRO-1 (it has zero=0: DDP, zero=2 and zero=3: FSDP2), but zero=1 was "
-                "received: use engine 'deepspeed' for ZeRO-1."
+            return say(
+                en="engine 'torch' has no ZeRO-1 (it has zero=0: DDP, zero=2 and zero=3: FSDP2), but zero=1 was "
+                "received: use engine 'deepspeed' for ZeRO-1.",
+                fr="engine='torch' n'a pas de ZeRO-1 (zero=0 : DDP ; zero=2 et zero=3 : FSDP2), mais zero=1 a été "
+                "reçu : prenez engine='deepspeed' pour ZeRO-1.",
             )
         if self.zero >= 2 and self.pp > 1:
-            raise LabError(
-                f"zero={self.zero} shards gradients that a pipeline accumulates over micro-batches, so it cannot be "
-                f"combined with pp={self.pp}: use zero=1 or zero=0 with a pipeline."
+            return say(
+                en=f"zero={self.zero} shards gradients that a pipeline accumulates over micro-batches, so it cannot be "
+                f"combined with pp={self.pp}: use zero=1 or zero=0 with a pipeline.",
+                fr=f"zero={self.zero} découpe des gradients qu'un pipeline accumule sur ses micro-batches : il ne "
+                f"se combine pas avec pp={self.pp} ; avec un pipeline, prenez zero=1 ou zero=0.",
             )
         if self.schedule and self.pp == 1:
-            raise LabError(f"schedule={self.schedule!r} needs a pipeline, but pp=1 was received: set pp to 2 or more.")
+            return say(
+                en=f"schedule={self.schedule!r} needs a pipeline, but pp=1 was received: set pp to 2 or more.",
+                fr=f"schedule={self.schedule!r} demande un pipeline, mais pp=1 a été reçu : prenez pp=2 ou plus.",
+            )
         if self.sequence_parallel and self.tp == 1:
-            raise LabError("sequence_parallel needs tensor parallelism, but tp=1 was received: set tp to 2 or more.")
-        return self
+            return say(
+                en="sequence_parallel needs tensor parallelism, but tp=1 was received: set tp to 2 or more.",
+                fr="sequence_parallel demande du Tensor Parallelism, mais tp=1 a été reçu : prenez tp=2 ou plus.",
+            )
+        return None
 
     @property
     def world_size(self) -> int:
@@ -122,12 +141,15 @@ class Layout(Contract):
         if processes == self.world_size:
             return
         rest = self.tp * self.pp
-        works = (
-            f"dp={processes // rest}" if processes >= rest and processes % rest == 0 else f"{self.world_size} processes"
-        )
+        fits = processes >= rest and processes % rest == 0
+        works = f"dp={processes // rest}" if fits else f"{self.world_size} " + say(en="processes", fr="processus")
         raise LabError(
-            f"{self.degrees} needs {self.world_size} processes (dp × tp × pp), but {processes} were received: "
-            f"use {works}."
+            say(
+                en=f"{self.degrees} needs {self.world_size} processes (dp × tp × pp), but {processes} were received: "
+                f"use {works}.",
+                fr=f"{self.degrees} demande {self.world_size} processus (dp × tp × pp), mais {processes} ont été "
+                f"reçus : prenez {works}.",
+            )
         )
 
 

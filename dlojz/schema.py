@@ -15,6 +15,8 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
+from dlojz.text import say
+
 
 class LabError(ValueError):
     """A request the lab refuses; the message is one sentence that a student can act on."""
@@ -29,8 +31,24 @@ def one_of(what: str, value: object, legal: Iterable[str]) -> str:
     """
     legal = list(legal)
     close = difflib.get_close_matches(str(value), legal, n=1)
-    hint = f"did you mean '{close[0]}'? Legal values: " if close else "legal values: "
-    return f"unknown {what} {str(value)!r}: {hint}{', '.join(legal)}."
+    listed = ", ".join(legal)
+    if close:
+        return say(
+            en=f"unknown {what} {str(value)!r}: did you mean {close[0]!r}? Legal values: {listed}.",
+            fr=f"{what} {str(value)!r} : valeur inconnue, peut-être {close[0]!r} ? Valeurs permises : {listed}.",
+        )
+    return say(
+        en=f"unknown {what} {str(value)!r}: legal values: {listed}.",
+        fr=f"{what} {str(value)!r} : valeur inconnue ; valeurs permises : {listed}.",
+    )
+
+
+_BOUNDS = (
+    ("gt", "greater than", "plus grand que"),
+    ("ge", "at least", "au moins égal à"),
+    ("lt", "less than", "plus petit que"),
+    ("le", "at most", "au plus égal à"),
+)
 
 
 def _sentence(error: ErrorDetails, legal_keys: Iterable[str]) -> str:
@@ -45,10 +63,13 @@ def _sentence(error: ErrorDetails, legal_keys: Iterable[str]) -> str:
         legal = str(context["expected"]).replace(" or ", ", ").replace("'", "").split(", ")
         return one_of(field, value, legal)
     if kind == "missing":
-        return f"{field} is missing: give it a value."
-    for bound, words in (("gt", "greater than"), ("ge", "at least"), ("lt", "less than"), ("le", "at most")):
+        return say(en=f"{field} is missing: give it a value.", fr=f"{field} manque : donnez-lui une valeur.")
+    for bound, english, french in _BOUNDS:
         if bound in context:
-            return f"{field} must be {words} {context[bound]}, but {value!r} was received."
+            return say(
+                en=f"{field} must be {english} {context[bound]}, but {value!r} was received.",
+                fr=f"{field} doit être {french} {context[bound]}, mais {value!r} a été reçu.",
+            )
     return f"{field}: {error['msg'][0].lower()}{error['msg'][1:]}, but {value!r} was received."
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 from typing import Literal, get_args
 
-from dlojz.schema import LabError, one_of
-
 Language = Literal["en", "fr"]
 LANGUAGES: tuple[Language, ...] = get_args(Language)
 _chosen: Language | None = None
@@ -26,6 +24,8 @@ def use_language(name: str) -> None:
         if name == known:
             _chosen = known
             return
+    from dlojz.schema import LabError, one_of  # which says its own sentences in the language chosen here
+
     raise LabError(one_of("language", name, LANGUAGES))
 
 

@@ -6,6 +6,8 @@ Layer 0. Invariant: a number shown to a student carries its unit; binary prefixe
 
 from __future__ import annotations
 
+from dlojz.text import say
+
 MEBIBYTE = 2**20
 
 
@@ -23,6 +25,12 @@ def _digits(value: float) -> str:
     return f"{value:.0f}" if magnitude >= 100 else f"{value:.1f}" if magnitude >= 10 else f"{value:.2f}"
 
 
+def byte_units() -> tuple[str, ...]:
+    """Units of bytes by powers of 1,024, as the reader's language writes them."""
+    byte = say(en="B", fr="o")
+    return (byte, *(f"{prefix}{byte}" for prefix in ("Ki", "Mi", "Gi", "Ti", "Pi")))
+
+
 def format_bytes(num_bytes: float | None) -> str:
     """Bytes with a binary prefix; a missing value is a dash.
 
@@ -32,8 +40,9 @@ def format_bytes(num_bytes: float | None) -> str:
     """
     if num_bytes is None:
         return "—"
-    value, prefix = _scaled(num_bytes, 1024, ("", "Ki", "Mi", "Gi", "Ti", "Pi"))
-    return f"{num_bytes:.0f} B" if not prefix else f"{_digits(value)} {prefix}B"
+    units = byte_units()
+    value, unit = _scaled(num_bytes, 1024, units)
+    return f"{num_bytes:.0f} {unit}" if unit == units[0] else f"{_digits(value)} {unit}"
 
 
 def format_count(count: float | None, unit: str = "") -> str:

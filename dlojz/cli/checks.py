@@ -137,6 +137,7 @@ def _memory() -> Check:
 
 
 def check_disk(root: Path) -> Check:
+    """Whether the folder of the runs can be written, and how much room it has."""
     there = next(folder for folder in (root, *root.parents) if folder.exists())
     try:
         with tempfile.NamedTemporaryFile(dir=there):

@@ -67,7 +67,7 @@ Exemples :
         [
             Flag(
                 "steps",
-                say(en="optimizer steps of each run", fr="étapes de chaque exécution"),
+                say(en="optimizer steps of each run", fr="pas de chaque exécution"),
                 metavar="INT",
                 default=str(STEPS),
             ),

@@ -35,7 +35,7 @@ def runs_command(words: list[str]) -> int:
 Examples:
   dlojz runs
   dlojz runs --json""",
-            fr="""Lister les exécutions, la plus récente d'abord : nom, titre, état, étapes, dernière perte, âge.
+            fr="""Lister les exécutions, la plus récente d'abord : nom, titre, état, pas, dernière perte, âge.
 
 Exemples :
   dlojz runs
@@ -97,7 +97,7 @@ def cancel_command(words: list[str]) -> int:
 Examples:
   dlojz cancel 20250101-120000
   dlojz cancel 20250101-120000-0123456789ab-cdef""",
-            fr="""Demander l'arrêt d'une exécution à sa prochaine étape ; ses mesures sont gardées.
+            fr="""Demander l'arrêt d'une exécution dès son prochain pas ; ses mesures sont gardées.
 
 Exemples :
   dlojz cancel 20250101-120000
@@ -252,7 +252,7 @@ def _table(found: Iterable[dict[str, Any]]) -> Table:
         say(en="run", fr="exécution"),
         say(en="title", fr="titre"),
         say(en="state", fr="état"),
-        say(en="steps", fr="étapes"),
+        say(en="steps", fr="pas"),
         say(en="last loss", fr="perte"),
         say(en="age", fr="âge"),
     ):

@@ -39,7 +39,7 @@ Prints a table; a dash stands for what is not predicted yet.
 Examples:
   dlojz predict --model coatnet_tiny --dp 2 --zero 2 --engine deepspeed
   dlojz predict --model coatnet_7 --dp 8 --zero 3 --json""",
-    "fr": """Dire ce qu'une étape d'entraînement coûtera à un rang : mémoire, communication, FLOPs. Rien n'est exécuté.
+    "fr": """Dire ce qu'un pas d'entraînement coûtera à un rang : mémoire, communication, FLOPs. Rien n'est exécuté.
 
 Affiche un tableau ; un tiret marque ce qui n'est pas encore prédit.
 

@@ -117,6 +117,8 @@ class Run:
         Raises:
             KeyboardInterrupt: on Ctrl-C, once the run is cancelled.
         """
+        if is_final(self.state):
+            return self
         try:
             with Progress(self.folder, self.config, shown=wanted(progress)) as bar:
                 while True:
@@ -159,7 +161,7 @@ class Run:
         if is_final(state):
             return say(
                 en=f"the run {self.run_id} has ended already ({state}): there is nothing to cancel.",
-                fr=f"le calcul {self.run_id} est déjà terminé ({state}) : il n'y a rien à annuler.",
+                fr=f"l'exécution {self.run_id} est déjà terminée ({state}) : il n'y a rien à annuler.",
             )
         try:
             (self.folder / CANCEL).touch()
@@ -167,7 +169,7 @@ class Run:
             raise LabError(f"the run {self.run_id} cannot be cancelled: {error.strerror}.") from None
         return say(
             en=f"the run {self.run_id} is asked to stop; what has been measured is kept.",
-            fr=f"l'arrêt du calcul {self.run_id} est demandé ; ce qui a été mesuré est conservé.",
+            fr=f"l'arrêt de l'exécution {self.run_id} est demandé ; ce qui a été mesuré est conservé.",
         )
 
     def logs(self, rank: int | None = None) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dlojz.config import Layout
 from dlojz.schema import LabError
+from dlojz.text import say
 
 
 def check_runnable(layout: Layout) -> None:
@@ -19,8 +20,17 @@ def check_runnable(layout: Layout) -> None:
         value = getattr(layout, name)
         if value != legal:
             raise LabError(
-                f"{name}={value!r} cannot be run yet: the engines of this version split along dp only; "
-                f"use {name}={legal!r}."
+                say(
+                    en=f"{name}={value!r} cannot be run yet: the engines of this version split along dp only; "
+                    f"use {name}={legal!r}.",
+                    fr=f"{name}={value!r} n'est pas encore exécutable : les moteurs de cette version ne découpent que "
+                    f"selon dp ; prenez {name}={legal!r}.",
+                )
             )
     if layout.checkpointing == "selective":
-        raise LabError("checkpointing='selective' cannot be run yet: use 'full' (every block) or 'none'.")
+        raise LabError(
+            say(
+                en="checkpointing='selective' cannot be run yet: use 'full' (every block) or 'none'.",
+                fr="checkpointing='selective' n'est pas encore exécutable : prenez 'full' (chaque bloc) ou 'none'.",
+            )
+        )

@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator
 
 from dlojz.footprint import CATEGORIES
 from dlojz.text import say
+from dlojz.units import byte_units
 from dlojz.viz.canvas import LabFigure, finish, new_figure, plain
 from dlojz.viz.grid import gap_text, status_label
 from dlojz.viz.markup import visible
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from dlojz.comparison import Comparison, Pair, Row
 
 BAR = 0.36
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def compare_figure(comparison: Comparison, path: str | Path | None = None) -> LabFigure:
@@ -121,7 +121,8 @@ def _stacked(axes: Axes, stacks: Sequence[dict[str, Pair]], styles: dict[str, St
         for stack in stacks
         for side in ("predicted", "measured")
     ]
-    power = max((n for n in range(len(UNITS)) if max(totals, default=0) >= 1024**n), default=0)
+    units = byte_units()
+    power = max((n for n in range(len(units)) if max(totals, default=0) >= 1024**n), default=0)
     for number, stack in enumerate(stacks):
         for side in ("predicted", "measured"):
             start = 0.0
@@ -130,7 +131,7 @@ def _stacked(axes: Axes, stacks: Sequence[dict[str, Pair]], styles: dict[str, St
                 if value:
                     _bar(axes, number, start, value, styles.get(name, OTHER), side == "predicted")
                 start += value
-    return UNITS[power]
+    return units[power]
 
 
 def _legend(axes: Axes, handles: Sequence[Patch | Line2D]) -> None:
@@ -155,7 +156,7 @@ def _patch(style: Style, label: str) -> Patch:
 def _memory(axes: Axes, rows: Sequence[Row]) -> None:
     stacks = [{str(name): row.memory_bytes[name] for name in CATEGORIES} for row in rows]
     unit = _stacked(axes, stacks, {str(name): style for name, style in CATEGORY_STYLES.items()})
-    scale = 1024 ** UNITS.index(unit)
+    scale = 1024 ** byte_units().index(unit)
     peaks = [(number, row.memory_bytes["peak"].measured) for number, row in enumerate(rows)]
     marks = [(number, peak / scale) for number, peak in peaks if peak]
     axes.plot(
@@ -210,7 +211,7 @@ def _communication(axes: Axes, rows: Sequence[Row]) -> None:
                 sum(getattr(pair, side) or 0 for pair in stacks[number].values()) for side in ("predicted", "measured")
             )
             axes.text(
-                end / 1024 ** UNITS.index(unit) + 0.015 * limit,
+                end / 1024 ** byte_units().index(unit) + 0.015 * limit,
                 number,
                 "=" if row.exact else "≠",
                 va="center",
@@ -223,7 +224,7 @@ def _communication(axes: Axes, rows: Sequence[Row]) -> None:
         rows,
         say(
             en="Bytes handed to collectives per step\n(=: predicted and counted are equal)",
-            fr="Octets confiés aux collectives par étape\n(= : prédit et compté sont égaux)",
+            fr="Octets confiés aux collectives par pas\n(= : prédit et compté sont égaux)",
         ),
         unit,
     )
@@ -246,7 +247,7 @@ def _throughput(axes: Axes, rows: Sequence[Row]) -> None:
         axes,
         rows,
         say(en="Throughput\n(predicted: dp × one process)", fr="Débit\n(prédit : dp × un processus)"),
-        say(en="samples/s", fr="exemples/s"),
+        say(en="samples/s", fr="échantillons/s"),
     )
 
 
@@ -280,7 +281,7 @@ def _losses(axes: Axes, rows: Sequence[Row]) -> None:
         loc="left",
         fontsize=11,
     )
-    axes.set_xlabel(say(en="step", fr="étape"))
+    axes.set_xlabel(say(en="step", fr="pas"))
     axes.set_ylabel(say(en="loss", fr="perte"))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     plain(axes)

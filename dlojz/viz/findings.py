@@ -81,7 +81,7 @@ def _price(most: Row, least: Row) -> str | None:
     return say(
         en=f"Its price: {format_bytes(after)} handed to collectives per step instead of {format_bytes(before)} "
         f"(×{after / before:.2f}).",
-        fr=f"Son prix : {format_bytes(after)} confiés aux collectives par étape au lieu de {format_bytes(before)} "
+        fr=f"Son prix : {format_bytes(after)} confiés aux collectives par pas au lieu de {format_bytes(before)} "
         f"(×{after / before:.2f}).",
     )
 
@@ -103,5 +103,5 @@ def _speed(rows: tuple[Row, ...]) -> str | None:
     return say(
         en=f"Speed: the fastest parallel run is {fastest.title} with {format_count(rate)} samples/s{of_ideal}.",
         fr=f"Vitesse : l'exécution parallèle la plus rapide est {fastest.title} avec {format_count(rate)} "
-        f"exemples/s{of_ideal}.",
+        f"échantillons/s{of_ideal}.",
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dlojz.footprint import CATEGORIES
 from dlojz.text import say
+from dlojz.units import byte_units
 from dlojz.viz.palette import category_label
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def grid(comparison: Comparison, compact: bool = False) -> Grid:
             say(en="Memory of rank 0, largest of each", fr="Mémoire du rang 0, maximum de chacune"), _memory_lines(rows)
         ),
         Section(
-            say(en="Communication of rank 0, per step", fr="Communication du rang 0, par étape"),
+            say(en="Communication of rank 0, per step", fr="Communication du rang 0, par pas"),
             _communication_lines(rows),
         ),
     )
@@ -140,8 +141,8 @@ def _loss_lines(rows: Sequence[Row], decimals: int) -> tuple[Line, ...]:
 def _speed_lines(rows: Sequence[Row]) -> tuple[Line, ...]:
     steps = tuple(Cell("", DASH if row.step_s is None else _three_digits(row.step_s * 1e3)) for row in rows)
     return _known(
-        _line(say(en="samples/s", fr="exemples/s"), [row.samples_per_s for row in rows], _three_digits),
-        Line(say(en="step, ms", fr="étape, ms"), steps),
+        _line(say(en="samples/s", fr="échantillons/s"), [row.samples_per_s for row in rows], _three_digits),
+        Line(say(en="step, ms", fr="pas, ms"), steps),
         _scaled("FLOP", [row.step_flops for row in rows], 1000, ("", "k", "M", "G", "T", "P")),
     )
 
@@ -195,10 +196,11 @@ def _scaled(
     label: str,
     pairs: Sequence[Pair],
     base: int = 1024,
-    prefixes: Sequence[str] = ("B", "KiB", "MiB", "GiB", "TiB"),
+    prefixes: Sequence[str] = (),
     judged: bool = False,
 ) -> Line:
     """A line in the largest unit in which its largest figure is at least 1."""
+    prefixes = prefixes or byte_units()
     largest = max((abs(v) for pair in pairs for v in (pair.predicted, pair.measured) if v is not None), default=0)
     power = max((n for n in range(len(prefixes)) if largest >= base**n), default=0)
     joined = f"{label} {prefixes[power]}" if label.endswith(",") else f"{prefixes[power]}{label}"

@@ -11,12 +11,10 @@ from dlojz.footprint import CATEGORIES
 from dlojz.record import MemorySample, RunRecord
 from dlojz.schema import LabError
 from dlojz.text import say
-from dlojz.units import format_bytes
+from dlojz.units import byte_units, format_bytes
 from dlojz.viz.canvas import LabFigure, finish, new_figure, plain
 from dlojz.viz.markup import visible
 from dlojz.viz.palette import BLACK, CATEGORY_STYLES, category_label, phase_label
-
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def memory_figure(record: RunRecord, path: str | Path | None = None, limit_bytes: int | None = None) -> LabFigure:
@@ -38,14 +36,15 @@ def memory_figure(record: RunRecord, path: str | Path | None = None, limit_bytes
         )
     times_ms = [(sample.time_s - samples[0].time_s) * 1e3 for sample in samples]
     totals = [sum(sample.bytes_by_category.values()) for sample in samples]
-    power = max(n for n in range(len(UNITS)) if max(*totals, 1) >= 1024**n)
+    units = byte_units()
+    power = max(n for n in range(len(units)) if max(*totals, 1) >= 1024**n)
     shown = [name for name in CATEGORIES if any(sample.bytes_by_category.get(name) for sample in samples)]
     figure = new_figure(
         11.0,
         4.8,
         alt=say(
             en=f"Memory by category over one step of {record.config.title}; peak {format_bytes(max(totals))}",
-            fr=f"Mémoire par catégorie pendant une étape de {record.config.title} ; pic {format_bytes(max(totals))}",
+            fr=f"Mémoire par catégorie pendant un pas de {record.config.title} ; pic {format_bytes(max(totals))}",
         ),
     )
     axes = figure.subplots()
@@ -96,13 +95,13 @@ def memory_figure(record: RunRecord, path: str | Path | None = None, limit_bytes
                 color="#444444",
             )
     axes.set(
-        xlabel=say(en="time within the step, ms", fr="temps dans l'étape, ms"),
-        ylabel=UNITS[power],
+        xlabel=say(en="time within the step, ms", fr="temps dans le pas, ms"),
+        ylabel=units[power],
         ylim=(0, ceiling),
         xlim=(0, times_ms[-1] or 1),
     )
     axes.set_title(
-        say(en="Memory over one step: ", fr="Mémoire pendant une étape : ") + visible(record.config.title), loc="left"
+        say(en="Memory over one step: ", fr="Mémoire pendant un pas : ") + visible(record.config.title), loc="left"
     )
     plain(axes)
     handles, labels = axes.get_legend_handles_labels()

@@ -106,11 +106,11 @@ def footprint_table(config: RunConfig, footprint: Footprint) -> Group:
         calls = "" if traffic.count is None else say(en=f", calls: {traffic.count}", fr=f", appels : {traffic.count}")
         table.add_row(
             f"{traffic.collective} ({traffic.group} ×{traffic.group_size}{calls})",
-            format_bytes(traffic.message_bytes) + say(en="/step", fr="/étape"),
+            format_bytes(traffic.message_bytes) + say(en="/step", fr="/pas"),
         )
     table.add_row(say(en="parameters of the model", fr="paramètres du modèle"), format_count(footprint.parameters))
     table.add_row(
-        say(en="computation", fr="calcul"), format_count(footprint.step_flops, "FLOP") + say(en="/step", fr="/étape")
+        say(en="computation", fr="calcul"), format_count(footprint.step_flops, "FLOP") + say(en="/step", fr="/pas")
     )
     heading = say(
         en=f"{config.title}: predicted for rank {footprint.rank} (— : not predicted yet)",

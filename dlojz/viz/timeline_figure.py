@@ -43,7 +43,7 @@ def timeline_figure(record: RunRecord, path: str | Path | None = None, steps: in
         1.9 + 0.55 * len(ranks),
         alt=say(
             en=f"Phases of {len(chosen)} steps on {len(ranks)} ranks of {record.config.title}",
-            fr=f"Phases de {len(chosen)} étapes sur {len(ranks)} rangs de {record.config.title}",
+            fr=f"Phases de {len(chosen)} pas sur {len(ranks)} rangs de {record.config.title}",
         ),
     )
     axes = figure.subplots()
@@ -68,7 +68,7 @@ def timeline_figure(record: RunRecord, path: str | Path | None = None, steps: in
         start_ms = (min(span.start_s for span in spans if span.step == step) - origin_s) * 1e3
         axes.axvline(start_ms, color="#333333", linewidth=1.0, linestyle="--")
         axes.annotate(
-            say(en=f"step {step + 1}", fr=f"étape {step + 1}"),
+            say(en=f"step {step + 1}", fr=f"pas {step + 1}"),
             (start_ms, ranks[0] - 0.5),
             xytext=(4, 2),
             textcoords="offset points",

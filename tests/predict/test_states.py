@@ -41,7 +41,7 @@ def test_the_paper_s_table_for_7_5_billion_parameters(ranks: int, gigabytes: tup
 
 @pytest.mark.parametrize(("precision", "per_parameter"), [("fp32", 16), ("bf16", 16)])
 def test_sixteen_bytes_per_parameter(precision: str, per_parameter: int) -> None:
-    """fp32: 4 + 4 + 8; bf16 with a master copy: 2 + 2 + 4 + 8 (arXiv 1910.02054, §3.1); plus a step count per tensor."""
+    """fp32: 4 + 4 + 8; bf16 with a master copy: 2 + 2 + 4 + 8 (arXiv 1910.02054, §3.1); plus step counts."""
     engine = "torch" if precision == "fp32" else "deepspeed"
     config = RunConfig.of(model="coatnet_0", engine=engine, precision=precision)
     shapes = model_shapes(config)

@@ -60,7 +60,8 @@ def test_memory_that_is_refused_is_a_result(tmp_path: Path) -> None:
     config = RunConfig.of(model="coatnet_5", data="synthetic", image_size=64, micro_batch=1)
     (tmp_path / "config.json").write_text(config.to_json())
     code = (
-        "import resource, runpy, sys, torch; used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "import resource, sys, torch\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 10**9,) * 2)\n"
         "from pathlib import Path; from dlojz.train.worker import main; sys.exit(main(Path(sys.argv[1])))"
     )

@@ -1,0 +1,42 @@
+"""Which labs exist, and how one is opened.
+
+Layer 6 (labs). Invariant: opening a lab chooses the language of everything the package says from then on.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from dlojz.labs.lab import Lab
+from dlojz.labs.notebook import notebook_language
+from dlojz.schema import LabError, one_of
+from dlojz.text import use_language
+
+_MODULES = {"00": "getting_started", "01": "big_models"}
+NUMBERS = tuple(_MODULES)
+
+
+def start(number: str, *, root: Path | None = None) -> Lab:
+    """Open a lab in the language of the notebook that calls.
+
+    Args:
+        number: Two digits, e.g. `01`.
+        root: Folder of the runs, where the progress is kept; by default that of `dlojz.runs()`.
+
+    Raises:
+        LabError: if there is no such lab; the sentence lists those that exist.
+    """
+    if number not in _MODULES:
+        raise LabError(one_of("lab", number, _MODULES))
+    use_language(notebook_language())
+    content = importlib.import_module(f"dlojz.labs.{_MODULES[number]}")
+    return Lab(
+        number, content.TITLE, exercises=content.EXERCISES, predictions=content.PREDICTIONS, root=root or _runs_root()
+    )
+
+
+def _runs_root() -> Path:
+    from dlojz.runs.store import runs_root
+
+    return runs_root()

@@ -1,0 +1,198 @@
+"""The lab a student holds: language, checks, hints, predictions, progress."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlojz import labs
+from dlojz.labs.notebook import notebook_language
+from dlojz.labs.prediction import Prediction
+from dlojz.labs.verdict import Said, Verdict
+from dlojz.schema import LabError
+from dlojz.text import use_language
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    use_language("en")
+    yield
+    use_language("en")
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> labs.Lab:
+    return labs.start("00", root=tmp_path / "runs")
+
+
+def right(micro_batch: int, micro_batches: int, dp: int) -> int:
+    return micro_batch * micro_batches * dp
+
+
+def folder(base: Path, *names: str) -> Path:
+    made = base.joinpath(*names)
+    made.mkdir(parents=True)
+    return made
+
+
+@pytest.mark.parametrize("language", ["en", "fr"])
+def test_the_language_is_that_of_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, language: str
+) -> None:
+    monkeypatch.chdir(folder(tmp_path, "notebooks", language))
+    assert notebook_language() == language
+
+
+def test_the_path_of_the_notebook_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder(tmp_path, "en"))
+    monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "fr" / "00_getting_started.ipynb"))
+    assert notebook_language() == "fr"
+
+
+def test_a_notebook_moved_elsewhere_keeps_its_language(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = folder(tmp_path, "en") / "copy.ipynb"
+    moved.write_text(json.dumps({"metadata": {"dlojz": {"language": "fr"}}, "cells": []}))
+    monkeypatch.setenv("JPY_SESSION_NAME", str(moved))
+    assert notebook_language() == "fr"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"metadata": 3}', '{"metadata": {"dlojz": {"language": 7}}}'])
+def test_a_damaged_notebook_falls_back_to_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    path = folder(tmp_path, "fr") / "lab.ipynb"
+    path.write_text(content)
+    monkeypatch.setenv("JPY_SESSION_NAME", str(path))
+    assert notebook_language() == "fr"
+
+
+def test_an_unknown_lab_is_refused_with_the_list() -> None:
+    with pytest.raises(LabError, match="unknown lab '99'.*00"):
+        labs.start("99")
+
+
+@pytest.mark.parametrize("number", labs.NUMBERS)
+def test_every_lab_opens_with_three_to_eight_exercises(number: str, tmp_path: Path) -> None:
+    assert 3 <= len(labs.start(number, root=tmp_path).exercises) <= 8
+
+
+def test_hints_come_one_after_the_other(lab: labs.Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(3):
+        lab.hint("global-batch")
+    first, second, third = capsys.readouterr().out.strip().split("\n")
+    assert "1/2" in first
+    assert "2/2" in second
+    assert second == third
+
+
+def test_progress_is_remembered_by_another_kernel(
+    lab: labs.Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab.check("global-batch", right)
+    lab.check("steps-per-epoch", right)
+    labs.start("00", root=tmp_path / "runs").progress()
+    told = capsys.readouterr().out
+    assert "✓ global-batch" in told
+    assert "· steps-per-epoch" in told
+    assert "1 of 4 exercises done" in told
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"done": 3}', "\x00\xff"])
+def test_a_damaged_progress_file_costs_only_the_memory(
+    lab: labs.Lab, tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder(tmp_path, "runs") / "progress-00.json"
+    path.write_text(content)
+    lab.progress()
+    assert "0 of 4" in capsys.readouterr().out
+    lab.check("global-batch", right)
+    lab.progress()
+    assert "1 of 4" in capsys.readouterr().out
+
+
+def test_an_unwritable_folder_is_told_and_the_answer_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "runs").write_text("a file where the folder should be")
+    labs.start("00", root=tmp_path / "runs").check("global-batch", right)
+    told = capsys.readouterr().out
+    assert "✓ Right" in told
+    assert "could not be saved" in told
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda lab: lab.check("global_batch", right),
+        lambda lab: lab.hint("global_batch"),
+        lambda lab: lab.predict("gradient_bytes", 3),
+        lambda lab: lab.reveal("gradient_bytes", 3),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_closest(
+    lab: labs.Lab, call: Callable[[labs.Lab], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(lab)
+    assert "did you mean 'g" in capsys.readouterr().out
+
+
+def test_nothing_is_revealed_before_a_prediction(lab: labs.Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    lab.reveal("gradient-bytes", 4096)
+    assert "4096" not in capsys.readouterr().out.replace(",", "")
+    lab.predict("gradient-bytes", ...)
+    lab.reveal("gradient-bytes", 4096)
+    assert "4096" not in capsys.readouterr().out.replace(",", "")
+    lab.predict("gradient-bytes", 4096)
+    lab.reveal("gradient-bytes", 4096)
+    assert "Exactly right" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("value", ["3", None, True, float("nan"), float("inf"), [3], 3j])
+def test_a_prediction_that_is_no_number_is_refused(
+    lab: labs.Lab, value: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab.predict("gradient-bytes", value)
+    assert "one number" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("predicted", "state", "words"),
+    [
+        (1000, "right", "Exactly"),
+        (1050, "right", "5.0% apart"),
+        (2000, "note", "2 times apart"),
+        (500, "note", "2 times apart"),
+        (0, "note", "far apart"),
+        (-1000, "note", "far apart"),
+    ],
+)
+def test_a_prediction_is_laid_over_the_figure(predicted: float, state: str, words: str) -> None:
+    prediction = Prediction(id="x", question=Said("?", "?"), kind="count", tolerance=0.1)
+    verdict = prediction.laid_over(predicted, 1000)
+    assert verdict.state == state
+    assert words in verdict.message
+
+
+def test_a_run_that_measured_nothing_gives_no_figure() -> None:
+    prediction = Prediction(id="x", question=Said("?", "?"), kind="bytes")
+    assert prediction.laid_over(1000, None).state == "wrong"
+
+
+def test_bytes_are_written_as_each_language_does() -> None:
+    prediction = Prediction(id="x", question=Said("?", "?"), kind="bytes")
+    assert prediction.format(2 * 2**20) == "2.00 MiB (2,097,152 B)"
+    use_language("fr")
+    assert prediction.format(2 * 2**20) == "2,00 Mio (2\u202f097\u202f152 octets)"
+
+
+def test_what_is_shown_is_escaped() -> None:
+    verdict = Verdict("wrong", "<img src=x onerror=alert(1)>", "<script>")
+    shown = verdict._repr_html_()
+    assert "<img" not in shown
+    assert "<script" not in shown
+    assert "&lt;img" in shown
+    assert "<img" in str(verdict)

@@ -1,0 +1,136 @@
+"""Whatever a student's function does, the kernel answers and stays usable."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from dlojz.labs.exercise import judge
+from dlojz.labs.layout_exercises import GLOBAL_BATCH
+from dlojz.labs.sandbox import OUTPUT_BYTES, run_limited
+from dlojz.labs.verdict import NotDone
+from dlojz.text import use_language
+
+
+@pytest.fixture(autouse=True)
+def english() -> None:
+    use_language("en")
+
+
+def loop_for_ever() -> None:
+    while True:
+        pass
+
+
+def ignore_the_end() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(60)
+
+
+def leave_a_child() -> None:
+    subprocess.Popen(["sleep", "61.5"])
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("job", [loop_for_ever, ignore_the_end, leave_a_child])
+def test_a_job_without_end_is_stopped_with_all_it_started(job: Any) -> None:
+    assert run_limited(job, wall_s=1.0).end == "too_long"
+    assert not [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == ["sleep", "61.5"]]
+    assert run_limited(lambda: 1).answer == 1
+
+
+def test_a_flood_is_cut() -> None:
+    def flood() -> None:
+        while True:
+            print("x" * 1000)
+
+    outcome = run_limited(flood)
+    assert outcome.end == "flood"
+    assert len(outcome.printed) == OUTPUT_BYTES
+
+
+def test_a_sudden_exit_is_told() -> None:
+    outcome = run_limited(lambda: os._exit(7))
+    assert (outcome.end, outcome.exit_code) == ("died", 7)
+
+
+def test_a_crash_is_told() -> None:
+    outcome = run_limited(lambda: os.kill(os.getpid(), signal.SIGSEGV))
+    assert (outcome.end, outcome.exit_code) == ("died", -signal.SIGSEGV)
+
+
+def test_what_is_printed_comes_back_and_nothing_else_changes() -> None:
+    numbers = [1]
+
+    def job() -> int:
+        numbers.append(2)
+        print("é", file=sys.stderr)
+        return len(numbers)
+
+    outcome = run_limited(job)
+    assert (outcome.end, outcome.answer, outcome.printed, numbers) == ("answered", 2, "é\n", [1])
+
+
+def test_torch_computes_in_the_child_after_its_threads_ran_in_the_parent() -> None:
+    large = torch.ones(600, 600)
+    (large @ large).sum()
+    assert run_limited(lambda: float((large @ large).sum())).answer == 600.0**3
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("sys.exit(1)", "SystemExit"),
+        ("input()", "no keyboard"),
+        ("[0] * (10 * 2**30 // 8)", "more memory than a check allows"),
+        ("torch.zeros(10 * 2**28)", "more memory than a check allows"),
+        ("os._exit(0)", "without an answer"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+    ],
+)
+def test_what_goes_wrong_is_said_in_a_sentence(code: str, words: str) -> None:
+    space: dict[str, Any] = {"os": os, "sys": sys, "torch": torch}
+    exec(compile(f"def answer(*arguments):\n    {code}\n", "cell.py", "exec"), space)
+    verdict = judge(GLOBAL_BATCH, space["answer"])
+    assert verdict.state == "wrong"
+    assert words in verdict.message
+
+
+def test_an_exception_is_told_with_its_line() -> None:
+    def answer(micro_batch: int, micro_batches: int, dp: int) -> int:
+        missing: dict[str, int] = {}
+        return missing["dp"]
+
+    message = judge(GLOBAL_BATCH, answer).message
+    assert "KeyError: 'dp'" in message
+    assert 'return missing["dp"]' in message
+
+
+@pytest.mark.parametrize("answer", [3, "answer", None, [1, 2]])
+def test_an_answer_of_the_wrong_type_is_refused(answer: object) -> None:
+    verdict = judge(GLOBAL_BATCH, answer)
+    assert verdict.state == "wrong"
+    assert type(answer).__name__ in verdict.message
+
+
+def test_a_function_with_other_arguments_is_refused() -> None:
+    verdict = judge(GLOBAL_BATCH, lambda: 3)
+    assert verdict.state == "wrong"
+    assert "the arguments it takes" in verdict.message
+
+
+def test_what_is_not_written_yet_is_to_do() -> None:
+    def stub(*arguments: int) -> int:
+        raise NotDone("global-batch")
+
+    assert judge(GLOBAL_BATCH, stub) == judge(GLOBAL_BATCH, ...)
+    assert judge(GLOBAL_BATCH, ...).state == "todo"

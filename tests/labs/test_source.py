@@ -1,0 +1,117 @@
+"""The source of a lab: both languages, one code, nothing of the solutions in the student notebooks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dlojz.labs.source import compose, read_source
+from dlojz.schema import LabError
+
+GOOD = """\
+# %% [markdown] lang="fr"
+# # Titre
+
+# %% [markdown] lang="en"
+# # Title
+
+# %% name="half" tags=["nbval-ignore-output"]
+def half(number):
+    ### BEGIN SOLUTION
+    return number / 2
+    ### END SOLUTION
+
+# %% [markdown] lang="en"
+# After
+
+# %% [markdown] lang="fr"
+# Après
+
+# %% name="guess" stub="value"
+print(
+    ### BEGIN SOLUTION
+    42,
+    ### END SOLUTION
+)
+"""
+
+
+def write(folder: Path, text: str, name: str = "05_test.py") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_each_language_gets_its_prose_and_the_same_code(tmp_path: Path) -> None:
+    source = read_source(write(tmp_path, GOOD))
+    english, french = (compose(source, language, student=False) for language in ("en", "fr"))
+    assert [cell.source for cell in english.cells if cell.cell_type == "markdown"] == ["# Title", "After"]
+    assert [cell.source for cell in french.cells if cell.cell_type == "markdown"] == ["# Titre", "Après"]
+    code = [
+        [(cell.id, cell.source) for cell in notebook.cells if cell.cell_type == "code"]
+        for notebook in (english, french)
+    ]
+    assert code[0] == code[1]
+
+
+def test_the_student_gets_a_stub_and_all_else_as_it_is(tmp_path: Path) -> None:
+    source = read_source(write(tmp_path, GOOD))
+    solution, student = (compose(source, "en", student=student) for student in (False, True))
+    assert [cell.id for cell in solution.cells] == [cell.id for cell in student.cells]
+    assert 'lab.check("half"' in student.cells[1].source
+    assert 'raise labs.NotDone("half")' in student.cells[1].source
+    assert "return number" not in student.cells[1].source
+    assert student.cells[3].source == "print(\n    ...,  # TODO: your figure in place of the dots\n)"
+    assert student.cells[1].metadata == {"tags": ["nbval-ignore-output"]}
+
+
+def test_building_twice_gives_the_same_bytes_and_ids_survive_an_insertion(tmp_path: Path) -> None:
+    source = read_source(write(tmp_path, GOOD))
+    first, second = (compose(source, "fr", student=True) for _ in range(2))
+    assert json.dumps(first) == json.dumps(second)
+    longer = read_source(write(tmp_path, GOOD.replace('# %% name="half"', '# %%\n1 + 1\n\n# %% name="half"')))
+    kept = {cell.id for cell in compose(longer, "fr", student=True).cells}
+    assert {cell.id for cell in first.cells} <= kept
+
+
+def test_ids_are_unique_and_legal(tmp_path: Path) -> None:
+    import nbformat
+
+    notebook = compose(read_source(write(tmp_path, GOOD)), "en", student=True)
+    nbformat.validate(notebook)
+    assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (('# %% [markdown] lang="fr"\n# # Titre\n\n', ""), "is in 'en' only"),
+        (('# %% [markdown] lang="en"\n# After\n\n', ""), "is in 'fr' only"),
+        (('lang="en"\n# # Title', 'lang="fr"\n# # Title'), "is in 'fr' only"),
+        (('lang="en"\n# # Title', 'lang="de"\n# # Title'), "unknown lang"),
+        ((' lang="en"\n# # Title', "\n# # Title"), "unknown lang"),
+        (("    ### END SOLUTION\n\n", "\n"), "is not closed"),
+        (("    return number / 2\n", "    ### BEGIN SOLUTION\n"), "opened and closed in turn"),
+        (("    ### BEGIN SOLUTION\n    return", "    return"), "opened and closed in turn"),
+        (("    ### BEGIN SOLUTION\n    return", "    # BEGIN SOLUTION\n    return"), "stands alone"),
+        (('name="half" ', ""), "needs name="),
+        (('name="guess"', 'name="half"'), "is taken"),
+        (('name="half"', 'name="Half!"'), "in lower case"),
+        (('stub="value"', 'stub="raise"'), "unknown stub"),
+        (("nbval-ignore-output", "nbval-ignore"), "unknown tag"),
+        (('stub="value"', 'editable="no"'), "unknown cell metadata"),
+    ],
+)
+def test_a_faulty_source_is_refused_in_one_sentence(tmp_path: Path, change: tuple[str, str], words: str) -> None:
+    assert change[0] in GOOD
+    path = write(tmp_path, GOOD.replace(*change, 1))
+    with pytest.raises(LabError, match=words) as refusal:
+        compose(read_source(path), "en", student=True)
+    assert "05_test.py" in str(refusal.value)
+
+
+def test_a_file_with_another_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="named like"):
+        read_source(write(tmp_path, GOOD, "Test.py"))

@@ -1,0 +1,160 @@
+"""The notebooks as they are handed out: up to date, without leaks, and running.
+
+Solutions are executed again and their outputs compared by nbval; student notebooks are executed as they are. All share
+one folder of runs, so that what one notebook has trained the next one finds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from dlojz.labs.build import build
+from dlojz.labs.execute import execute
+from dlojz.labs.source import BEGIN, END
+from dlojz.labs.verdict import not_done
+from dlojz.text import LANGUAGES, use_language
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = sorted(path.name for path in (ROOT / "solutions" / "en").glob("*.ipynb"))
+CELL_TIMEOUT_S = 300
+NOTEBOOK_TIMEOUT_S = 900
+
+
+def read(folder: str, language: str, name: str) -> Any:
+    return nbformat.read(ROOT / folder / language / name, as_version=4)
+
+
+def code(notebook: Any) -> list[str]:
+    return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+
+
+@pytest.fixture(scope="session")
+def runs_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("notebook-runs")
+
+
+def test_there_are_notebooks_for_every_source() -> None:
+    sources = sorted(path.stem for path in (ROOT / "solutions").glob("*.py"))
+    assert [name.removesuffix(".ipynb") for name in NAMES] == sources
+    assert len(sources) >= 2
+
+
+def test_the_notebooks_are_those_of_their_sources() -> None:
+    assert build(check=True, root=ROOT) == 0
+
+
+@pytest.mark.parametrize("folder", ["notebooks", "solutions"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_code_is_the_same_in_both_languages(folder: str, name: str) -> None:
+    english, french = (read(folder, language, name) for language in LANGUAGES)
+    assert code(english) == code(french)
+    assert [cell.id for cell in english.cells] == [cell.id for cell in french.cells]
+    prose = [[cell.source for cell in notebook.cells if cell.cell_type == "markdown"] for notebook in (english, french)]
+    assert all(one != other for one, other in zip(*prose, strict=True))
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_student_notebook_has_neither_outputs_nor_counts(name: str, language: str) -> None:
+    for cell in read("notebooks", language, name).cells:
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_line_of_a_solution_is_in_a_student_notebook(name: str) -> None:
+    text = (ROOT / "solutions" / name).with_suffix(".py").read_text(encoding="utf-8")
+    regions = re.findall(rf"{BEGIN}\n(.*?){END}", text, flags=re.DOTALL)
+    lines = {line.strip() for region in regions for line in region.split("\n") if len(line.strip()) >= 12}
+    assert len(regions) >= 4
+    assert lines
+    for path in (ROOT / "notebooks").glob("*/*.ipynb"):
+        handed_out = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
+        assert [line for line in lines if line in handed_out] == []
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("name", NAMES)
+def test_most_outputs_of_a_solution_are_compared(name: str, language: str) -> None:
+    cells = [cell for cell in read("solutions", language, name).cells if cell.cell_type == "code"]
+    ignored = [cell for cell in cells if "nbval-ignore-output" in cell.metadata.get("tags", ())]
+    assert len(ignored) <= len(cells) / 3
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("name", NAMES)
+def test_stored_outputs_name_no_folder_of_a_machine(name: str, language: str) -> None:
+    shown = [str(output) for cell in read("solutions", language, name).cells for output in cell.get("outputs", ())]
+    assert [text for text in shown if re.search(r"/(?:tmp|home|root|work|Users)/", text)] == []
+
+
+@pytest.mark.timeout(NOTEBOOK_TIMEOUT_S)
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_solution_shows_again_what_is_stored(name: str, language: str, runs_root: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        str(ROOT / "solutions" / language / name),
+        "-q",
+        "--tb=short",
+        "--nbval",
+        "--nbval-current-env",
+        f"--nbval-cell-timeout={CELL_TIMEOUT_S}",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "addopts=",
+        "--rootdir",
+        str(ROOT),
+    ]
+    environment = {key: value for key, value in os.environ.items() if key not in ("JPY_SESSION_NAME", "DLOJZ_LANG")}
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**environment, "DLOJZ_RUNS": str(runs_root)},
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+@pytest.mark.timeout(NOTEBOOK_TIMEOUT_S)
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_student_notebook_runs_and_says_only_what_is_to_do(
+    name: str, language: str, runs_root: Path, tmp_path: Path
+) -> None:
+    # A copy, in a folder that does not tell the language: the notebook itself must.
+    path = tmp_path / name
+    notebook = read("notebooks", language, name)
+    nbformat.write(notebook, path)
+    done = execute(notebook, path, runs_root=runs_root, allow_errors=True)
+    use_language(language)
+    try:
+        exercises = 0
+        for cell in (cell for cell in done.cells if cell.cell_type == "code"):
+            outputs = cell.get("outputs", [])
+            assert [output.evalue for output in outputs if output.output_type == "error"] == []
+            texts = [output.get("data", {}).get("text/plain", "") for output in outputs]
+            stub = re.search(r'labs\.NotDone\("([a-z0-9-]+)"\)', cell.source)
+            if stub:
+                exercises += 1
+                assert texts == [f"… {not_done(stub[1])}"]
+            elif "lab.predict(" in cell.source or "lab.reveal(" in cell.source:
+                assert texts and all(text.startswith("… ") for text in texts)
+            else:
+                assert not any(text.startswith("✗") for text in texts)
+        assert exercises >= 4
+    finally:
+        use_language("en")
