@@ -31,7 +31,7 @@ demo: $(READY)
 	@$(BIN)/dlojz demo
 
 lab: $(READY)
-	@$(BIN)/jupyter lab --notebook-dir=notebooks
+	@$(BIN)/jupyter lab --notebook-dir=notebooks $$([ "$$(id -u)" != 0 ] || echo --allow-root)
 
 lint: $(READY)
 	@$(BIN)/ruff check -q . && $(BIN)/mypy --no-error-summary

@@ -20,9 +20,10 @@ def _scaled(value: float, step: float, prefixes: tuple[str, ...]) -> tuple[float
 
 
 def _digits(value: float) -> str:
-    """Three significant digits, without exponent."""
+    """Three significant digits, without exponent, with the decimal mark of the reader's language."""
     magnitude = abs(value)
-    return f"{value:.0f}" if magnitude >= 100 else f"{value:.1f}" if magnitude >= 10 else f"{value:.2f}"
+    digits = f"{value:.0f}" if magnitude >= 100 else f"{value:.1f}" if magnitude >= 10 else f"{value:.2f}"
+    return say(en=digits, fr=digits.replace(".", ","))
 
 
 def byte_units() -> tuple[str, ...]:

@@ -72,3 +72,9 @@ def test_quantities_carry_their_unit() -> None:
     ]
     assert [format_count(value, "FLOP") for value in (999, 4.55e9)] == ["999 FLOP", "4.55 GFLOP"]
     assert [format_seconds(value) for value in (0.0123, 59, 125)] == ["12.3 ms", "59.0 s", "2 min 05 s"]
+
+
+def test_french_writes_octets_and_a_decimal_comma(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlojz.text._chosen", "fr")
+    assert [format_bytes(value) for value in (12, 3.5 * 2**20)] == ["12 o", "3,50 Mio"]
+    assert format_count(4.55e9, "FLOP") == "4,55 GFLOP"

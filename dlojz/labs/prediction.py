@@ -48,13 +48,13 @@ class Prediction:
         if self.kind == "bytes":
             return say(
                 en=f"{format_bytes(value)} ({value:,.0f} B)",
-                fr=f"{_french_units(format_bytes(value))} ({_spaced(value)} octets)",
+                fr=f"{format_bytes(value)} ({_spaced(value)} octets)",
             )
         if self.kind == "seconds":
-            return say(en=format_seconds(value), fr=format_seconds(value).replace(".", ","))
+            return format_seconds(value)
         if self.kind == "count" and abs(value) >= 10_000:
             short = format_count(value)
-            return say(en=f"{short} ({value:,.0f})", fr=f"{short.replace('.', ',')} ({_spaced(value)})")
+            return say(en=f"{short} ({value:,.0f})", fr=f"{short} ({_spaced(value)})")
         return say(en=f"{value:g}", fr=f"{value:g}".replace(".", ","))
 
     def laid_over(self, predicted: float, value: float | None) -> Verdict:
@@ -103,8 +103,3 @@ def _spaced(value: float) -> str:
 
 def _comma(share: float) -> str:
     return f"{share * 100:.1f} %".replace(".", ",")
-
-
-def _french_units(text: str) -> str:
-    number, unit = text.split(" ")
-    return f"{number.replace('.', ',')} {unit.removesuffix('B')}{'o' if unit != 'B' else 'octets'}"

@@ -48,4 +48,5 @@ def main(folder: Path) -> None:
         events.close()
 
 
-main(Path(sys.argv[1]))
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
