@@ -83,7 +83,7 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> Row:
     serial = next((other for other in records if _is_twin(other, config)), None)
     losses, serial_losses = record.losses if record else (), serial.losses if serial else ()
     # A rank with other threads is another device: its throughput predicts nothing here.
-    alike = serial and record and _threads(serial) == _threads(record)
+    alike = serial and record and _device(serial) == _device(record)
     serial_measured = serial.footprint() if serial and alike else None
     serial_rate = serial_measured.samples_per_s if serial_measured else None
     peaks = [peak for each in record.footprints if (peak := each.memory.peak_bytes) is not None] if record else []
@@ -122,8 +122,8 @@ def _prediction(config: RunConfig) -> tuple[Footprint | None, str]:
         return None, str(error)
 
 
-def _threads(record: RunRecord) -> str | None:
-    return record.environment.get("threads_per_rank")
+def _device(record: RunRecord) -> tuple[str | None, str | None]:
+    return record.environment.get("device"), record.environment.get("threads_per_rank")
 
 
 def _unequal_ranks(record: RunRecord) -> tuple[int, ...]:

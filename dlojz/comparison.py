@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from dlojz.footprint import STATES, Collective
+from dlojz.footprint import STATES, Collective, Traffic
 from dlojz.schema import Contract
 
 if TYPE_CHECKING:
@@ -86,6 +86,21 @@ class Row(Contract):
         """Message bytes of all collectives of one step."""
         pairs = [traffic.message_bytes for traffic in self.communication]
         return Pair(predicted=_sum(pair.predicted for pair in pairs), measured=_sum(pair.measured for pair in pairs))
+
+    @property
+    def sent_bytes(self) -> float | None:
+        """What rank 0 sends per step when the collectives it was seen to call run as rings; None if none was seen."""
+        seen = [
+            Traffic(
+                collective=pair.collective,
+                group=pair.group,
+                group_size=self.world_size,
+                message_bytes=int(pair.message_bytes.measured),
+            ).sent_bytes
+            for pair in self.communication
+            if pair.message_bytes.measured is not None
+        ]
+        return sum(seen) if seen else None
 
     @property
     def states_bytes(self) -> Pair:

@@ -37,8 +37,8 @@ class Layout(Contract):
     """
 
     dp: int = Field(1, ge=1, le=MAX_DEGREE, description="data-parallel replicas")
-    tp: int = Field(1, ge=1, le=MAX_DEGREE, description="tensor-parallel ranks that share each layer")
-    pp: int = Field(1, ge=1, le=MAX_DEGREE, description="pipeline stages")
+    tp: int = Field(1, ge=1, le=MAX_DEGREE, description="tensor-parallel ranks that share each layer (not run yet)")
+    pp: int = Field(1, ge=1, le=MAX_DEGREE, description="pipeline stages (not run yet)")
     zero: int = Field(
         0, ge=0, le=3, description="ZeRO stage: 1 shards optimizer states, 2 gradients too, 3 weights too"
     )
@@ -51,10 +51,11 @@ class Layout(Contract):
         1, ge=1, le=MAX_COUNT, description="micro-batches that each replica accumulates per step"
     )
     checkpointing: Literal["none", "selective", "full"] = Field(
-        "none", description="activation checkpointing: recompute in backward instead of keeping activations"
+        "none",
+        description="activation checkpointing: recompute in backward (none or full; selective is not run yet)",
     )
     offload: Literal["none", "optimizer", "parameters", "activations"] = Field(
-        "none", description="what is moved to host memory"
+        "none", description="what is moved to host memory (not run yet)"
     )
     sequence_parallel: bool = Field(False, description="shard the sequence outside tensor-parallel regions")
 
@@ -216,7 +217,7 @@ class RunConfig(Contract):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         spec = models.spec(self.model)
-        datasets.check(self.data_name, family=spec.family, model=self.model)
+        datasets.check(self.data_name, family=spec.family, model=self.model, global_batch=self.layout.global_batch)
         models.check_input(self.model, image_size=self.image_size, sequence_length=self.sequence_length)
         return self
 

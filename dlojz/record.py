@@ -56,7 +56,7 @@ class RunRecord(Contract):
     weights_sha256: str | None = Field(None, description="checksum of the final weights")
     footprints: tuple[Footprint, ...] = Field((), description="measured, one per rank that got so far")
     spans: tuple[Span, ...] = Field((), description="timeline of the steps kept")
-    memory_timeline: tuple[MemorySample, ...] = Field((), description="rank 0, second traced step")
+    memory_timeline: tuple[MemorySample, ...] = Field((), description="rank 0, last traced step")
     environment: dict[str, str] = Field(default_factory=dict, description="versions and machine")
     started_utc: str = ""
     elapsed_s: float = Field(0.0, ge=0)

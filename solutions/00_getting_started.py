@@ -82,7 +82,8 @@ lab.environment()
 #
 # Notre modèle est `coatnet_tiny`, un *CoAtNet* réduit qui garde tous les types de blocs du grand. Nos images sont 1 797
 # chiffres manuscrits, fournis par scikit-learn : rien n’est téléchargé. `dp=2` demande deux **répliques** : deux
-# processus, chacun avec une copie complète du modèle et sa propre part des données (*Data Parallelism*).
+# processus (on appelle **rang** un processus, et son numéro), chacun avec une copie complète du modèle et sa propre
+# part des données. C’est le *Data Parallelism* ; PyTorch le réalise avec **DDP** (*Distributed Data Parallel*).
 
 # %% [markdown] lang="en"
 # ## 2. Describing a training
@@ -92,7 +93,8 @@ lab.environment()
 #
 # Our model is `coatnet_tiny`, a small *CoAtNet* that keeps every kind of block of the large one. Our images are 1,797
 # handwritten digits that come with scikit-learn: nothing is downloaded. `dp=2` asks for two **replicas**: two
-# processes, each with a whole copy of the model and its own share of the data (data parallelism).
+# processes (a process, and its number, is called a **rank**), each with a whole copy of the model and its own share of
+# the data. This is data parallelism; PyTorch does it with **DDP** (Distributed Data Parallel).
 
 # %% name="config" tags=["nbval-ignore-output"]
 config = dlojz.RunConfig.of(model="coatnet_tiny", dp=2, micro_batch=16, steps=10)
@@ -232,12 +234,14 @@ run
 run.state, len(run.losses), run.losses[-1] < run.losses[0]
 
 # %% [markdown] lang="fr"
-# La courbe ci-dessous montre la perte à chaque pas, moyennée sur les deux répliques. Au hasard, un modèle à dix classes
-# commence vers ln 10 ≈ 2,3.
+# La courbe ci-dessous montre la perte à chaque pas, moyennée sur les deux répliques. Un modèle à dix classes qui
+# répondrait au hasard aurait une perte de ln 10 ≈ 2,3 ; le nôtre part un peu plus haut : pas encore entraîné, il penche
+# déjà, à tort, pour certaines classes.
 
 # %% [markdown] lang="en"
-# The curve below shows the loss at each step, averaged over both replicas. A model with ten classes that guesses starts
-# at about ln 10 ≈ 2.3.
+# The curve below shows the loss at each step, averaged over both replicas. A model with ten classes that guesses would
+# have a loss of ln 10 ≈ 2.3; ours starts a little higher: not trained yet, it already leans, wrongly, towards some
+# classes.
 
 # %%
 figures.losses({run.config.title: run.losses})
@@ -322,11 +326,13 @@ print(run.logs()[-600:])
 
 # %% [markdown] lang="fr"
 # Le nom du dossier contient l’empreinte de la configuration. Redemander le même entraînement ne relance donc rien : on
-# **retrouve** l’exécution, même après un redémarrage du noyau. « Exécuter tout » ne soumet jamais deux fois.
+# **retrouve** l’exécution, même après un redémarrage du noyau. « Exécuter tout » ne relance donc pas un entraînement
+# terminé : seuls repartent ceux que vous redemandez (`again=True`) et ceux qui n’étaient pas allés au bout.
 
 # %% [markdown] lang="en"
 # The name of the folder contains the hash of the configuration. So asking for the same training again starts nothing:
-# the run is **found again**, even after the kernel was restarted. “Run All” never submits twice.
+# the run is **found again**, even after the kernel was restarted. “Run All” does not repeat a finished training: only
+# those you ask for again (`again=True`), and those that did not come to their end, start anew.
 
 # %%
 found = dlojz.run(config, wait=False)
@@ -353,8 +359,9 @@ twin == run, twin.record.weights_sha256 == run.record.weights_sha256
 # En *Data Parallelism*, chaque réplique garde tout : les poids, les gradients, et les états de l’optimiseur. Pour
 # AdamW, ces états sont deux moments par paramètre, en fp32.
 #
-# **ZeRO-2** supprime cette redondance : chaque rang ne garde que sa part des états de l’optimiseur et des gradients. Le
-# résultat de l’entraînement ne doit pas changer ; l’empreinte mémoire, si.
+# **ZeRO-2** (*Zero Redundancy Optimizer*, niveau 2) supprime une partie de cette redondance : chaque rang ne garde que
+# sa part des états de l’optimiseur et des gradients. Le résultat de l’entraînement ne doit pas changer ; l’empreinte
+# mémoire, si.
 #
 # **Vos prédictions**, en octets par rang, pour les états de l’optimiseur : en DDP, en ZeRO-2 sur 2 processus, puis en
 # ZeRO-2 sur 64 processus.
@@ -365,8 +372,8 @@ twin == run, twin.record.weights_sha256 == run.record.weights_sha256
 # With data parallelism each replica keeps everything: weights, gradients, and the optimizer states. For AdamW these are
 # two moments per parameter, in fp32.
 #
-# **ZeRO-2** removes that redundancy: each rank keeps only its share of the optimizer states and of the gradients. The
-# result of the training must not change; the memory footprint does.
+# **ZeRO-2** (Zero Redundancy Optimizer, stage 2) removes part of that redundancy: each rank keeps only its share of the
+# optimizer states and of the gradients. The result of the training must not change; the memory footprint does.
 #
 # **Your predictions**, in bytes per rank, for the optimizer states: under DDP, under ZeRO-2 on 2 processes, then under
 # ZeRO-2 on 64 processes.
@@ -433,14 +440,16 @@ lab.reveal("zero-2-64", dlojz.predict(many).memory.optimizer_bytes)
 #
 # Paralléliser ne doit rien changer au calcul : aux arrondis près, les pertes doivent rester celles d’un seul processus.
 # Écrivez la mesure qui le dit : le **plus grand écart relatif à la référence** sur tous les pas. Deux courbes de
-# longueurs différentes ne sont pas comparables : laissez alors Python lever une erreur.
+# longueurs différentes ne sont pas comparables : votre fonction doit alors lever une erreur
+# (attention : `zip`, seul, s’arrête sans rien dire à la fin de la plus courte).
 
 # %% [markdown] lang="en"
 # ### Exercise 4 — is it the same training?
 #
 # Running in parallel must not change the computation: up to rounding, the losses must stay those of one process. Write
 # the measure that says so: the **largest gap, relative to the reference**, over all steps. Two curves of different
-# lengths cannot be compared: let Python raise an error then.
+# lengths cannot be compared: your function must raise an error then (mind that `zip` alone
+# stops at the end of the shorter one, and says nothing).
 
 
 # %% name="same-training"
@@ -537,6 +546,24 @@ for each in dlojz.runs():
 # %% tags=["nbval-ignore-output"]
 for finding in comparison.findings():
     print("-", finding)
+
+# %% [markdown] lang="fr"
+# - ZeRO-2 a réduit les gradients et les états de l’optimiseur ; ni les poids, ni les activations. Regardez la ligne du
+#   pic : à cette taille, les activations et les tampons temporaires dominent, et DeepSpeed garde en plus, en fp32, une
+#   « copie maître » de sa part des poids, celle que l’optimiseur met à jour.
+# - En théorie, ZeRO-2 envoie autant que DDP : un *reduce-scatter* suivi d’un *all-gather* valent un *all-reduce*. Ici,
+#   DeepSpeed fait un *all-reduce* complet, **puis** un *all-gather*.
+# - Deux processus ne vont pas deux fois plus vite : communiquer prend du temps, et ils se partagent la
+#   mémoire et les caches de la machine.
+
+# %% [markdown] lang="en"
+# - ZeRO-2 has reduced the gradients and the optimizer states; neither the weights nor the activations. Look at the line
+#   of the peak: at this size activations and temporary buffers dominate, and DeepSpeed keeps besides, in fp32, a
+#   “master copy” of its share of the weights, the one that the optimizer updates.
+# - In theory ZeRO-2 sends as much as DDP: a reduce-scatter and then an all-gather are worth one all-reduce. Here,
+#   DeepSpeed does a whole all-reduce, **then** an all-gather.
+# - Two processes are not twice as fast: communicating takes time, and they share the memory and the caches of the
+#   machine.
 
 # %% [markdown] lang="fr"
 # ## Bilan

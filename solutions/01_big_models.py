@@ -53,8 +53,8 @@ lab = labs.start("01")
 # 1. Chaque token pose une **requête** (une ligne de `q_TD`) et présente une **clé** (une ligne de `k_TD`). Le produit
 #    scalaire d’une requête et d’une clé donne un **score** : ce que le second token vaut aux yeux du premier.
 # 2. Un **softmax** change les scores d’une requête en poids positifs, de somme 1. Les scores sont d’abord divisés par
-#    $\sqrt{D}$ : un produit scalaire de `D` termes aléatoires a un écart-type de $\sqrt{D}$, et sans cette mise à
-#    l’échelle le softmax ne garderait presque qu’un seul token.
+#    $\sqrt{D}$ : une somme de `D` produits de variables indépendantes, centrées et réduites, a un écart-type de
+#    $\sqrt{D}$ ; sans cette mise à l’échelle, le softmax ne garderait presque qu’un seul token.
 # 3. La sortie est la moyenne des **valeurs** (les lignes de `v_TD`), pondérée par ces poids.
 #
 # $$\mathrm{attention}(q, k, v) = \mathrm{softmax}\!\left(\frac{q\,k^\top}{\sqrt{D}}\right) v$$
@@ -206,7 +206,8 @@ lab.reveal("vit-tokens", embedding.position.shape[1])
 # %% [markdown] lang="fr"
 # ### Exercice 3 — découper en patches
 #
-# `image_CHW` a `C` canaux, `H` lignes, `W` colonnes. Renvoyez un tenseur avec **un patch par ligne**, dans l’ordre de
+# `image_CHW` a `C` canaux, `H` lignes (ici la hauteur de l’image, non la largeur d’une tête), `W` colonnes ; `patch`
+# est le côté d’un patch, qui divise `H` et `W`. Renvoyez un tenseur avec **un patch par ligne**, dans l’ordre de
 # lecture (de gauche à droite, puis de haut en bas). Dans un patch : canal par canal, et dans un canal ligne par ligne —
 # l’ordre du noyau d’une convolution.
 

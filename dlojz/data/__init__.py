@@ -28,12 +28,14 @@ class DataSpec:
     num_classes: int | None
     """Classes (size of the vocabulary for text); None: as many as the model tells apart."""
     summary: str
+    num_samples: int | None = None
+    """Size, where it is known without opening the data set."""
 
 
 _CATALOGUE = {
     spec.name: spec
     for spec in (
-        DataSpec("digits", ("image",), 10, "1,797 handwritten digits of scikit-learn, scaled to the image size"),
+        DataSpec("digits", ("image",), 10, "1,797 handwritten digits of scikit-learn, scaled to the image size", 1797),
         DataSpec("synthetic", ("image", "text"), None, "random images or tokens of any size, the same in every run"),
         DataSpec("imagenet", ("image",), 1000, "ImageNet from --data-root or $DSDIR/imagenet (folder with train/)"),
         DataSpec("text", ("text",), 256, "English prose of the Python documentation, byte by byte"),
@@ -51,17 +53,23 @@ def default_for(family: Family) -> str:
     return "digits" if family == "image" else "text"
 
 
-def check(name: str, *, family: Family, model: str) -> None:
-    """Refuse an unknown data set, or one that does not suit the model.
+def check(name: str, *, family: Family, model: str, global_batch: int = 1) -> None:
+    """Refuse an unknown data set, or one that does not suit the model or is smaller than one global batch.
 
     Raises:
-        LabError: naming the data sets that suit.
+        LabError: naming the data sets that suit, or the largest batch.
     """
     if name not in _CATALOGUE:
         raise LabError(one_of("data set", name, _CATALOGUE))
     if family not in _CATALOGUE[name].families:
         suited = [spec.name for spec in _CATALOGUE.values() if family in spec.families]
         raise LabError(f"{model} reads {family}, which data set {name!r} does not hold: use {' or '.join(suited)}.")
+    size = _CATALOGUE[name].num_samples
+    if size is not None and global_batch > size:
+        raise LabError(
+            f"a global batch of {global_batch} samples (micro_batch × micro_batches × dp) was asked for, but data set "
+            f"{name!r} has {size}: make the batch smaller, or use data 'synthetic'."
+        )
 
 
 def num_classes(name: str) -> int | None:

@@ -92,7 +92,7 @@ RELATIVE_BIAS = Exercise(
     praise=Said(
         "Right. Two pairs at the same distance share one number, wherever they are: that is how attention gets "
         "something of a convolution.",
-        "Exact. Deux paires à la même distance partagent un nombre, où qu’elles soient : l’attention reprend ainsi "
+        "Exact. Deux paires de même décalage partagent un nombre, où qu’elles soient : l’attention reprend ainsi "
         "quelque chose de la convolution.",
     ),
     hints=(

@@ -68,8 +68,8 @@ class Prediction:
                 ),
             )
         both = say(
-            en=f"Predicted: {self.format(predicted)}\nActual: {self.format(value)}",
-            fr=f"Prédit : {self.format(predicted)}\nRéel : {self.format(value)}",
+            en=f"Predicted: {self.format(predicted)}\nResult: {self.format(value)}",
+            fr=f"Prédit : {self.format(predicted)}\nObtenu : {self.format(value)}",
         )
         if predicted == value:
             return Verdict("right", both + say(en="\nExactly right.", fr="\nC’est exact."))

@@ -166,13 +166,30 @@ def compose(source: LabSource, language: Language, *, student: bool) -> Any:
         cell_id = _cell_id(source.path.stem, anchor, offset)
         offset += 1
         if isinstance(cell, Prose):
-            notebook.cells.append(nbformat.v4.new_markdown_cell(cell.text[language], id=cell_id))
+            text = french_spaces(cell.text["fr"]) if language == "fr" else cell.text[language]
+            notebook.cells.append(nbformat.v4.new_markdown_cell(text, id=cell_id))
         else:
             made = nbformat.v4.new_code_cell(cell.text, id=cell_id)
             if cell.tags:
                 made.metadata["tags"] = list(cell.tags)
             notebook.cells.append(_cleared(made, cell) if student and cell.has_solution else made)
     return notebook
+
+
+_VERBATIM = re.compile(r"(```.*?```|`[^`]*`|\$\$.*?\$\$|\$[^$]*\$)", re.DOTALL)
+
+
+def french_spaces(markdown: str) -> str:
+    """French prose with the spaces that must not break: before ; ! ? : » and after «; code and formulas stay.
+
+    Source: Imprimerie nationale, "Lexique des règles typographiques": a thin space before ; ! ?, a full one for the
+    others.
+    """
+    parts = _VERBATIM.split(markdown)
+    for index in range(0, len(parts), 2):
+        thin = re.sub(r"[ ](?=[;!?])", "\u202f", parts[index])
+        parts[index] = re.sub(r"[ ](?=[:»])|(?<=«)[ ]", "\u00a0", thin)
+    return "".join(parts)
 
 
 def _cell_id(stem: str, anchor: str, offset: int) -> str:

@@ -12,14 +12,17 @@ from typing import Any
 from dlojz.config import RunConfig
 from dlojz.data import check_available
 from dlojz.launch import local
+from dlojz.launch.workers import cores_available
 from dlojz.runs import Run
 from dlojz.runs.owner import DEFAULT_WORKER
 from dlojz.runs.store import claim, runs_root
 from dlojz.schema import LabError, one_of
+from dlojz.text import say
 from dlojz.train import check_runnable
 
 __all__ = ["run"]
 
+MAX_RANKS_PER_CORE = 8
 _LATER = {"slurm": "submission to SLURM", "replay": "replay of stored records"}
 
 
@@ -67,6 +70,7 @@ def run(  # noqa: PLR0913 - one call is all that a student has to know
     _check_time_limit(time_limit_s)
     check_runnable(wanted.layout)
     check_available(wanted.data_name, wanted.data_root)
+    _check_processes(wanted.layout.world_size)
     folder, new = claim(wanted, runs_root(root), again=again, worker_module=worker_module, time_limit_s=time_limit_s)
     if new:
         local.start(folder)
@@ -80,6 +84,20 @@ def _merge(config: RunConfig | None, fields: dict[str, Any]) -> RunConfig:
     if not isinstance(config, RunConfig):
         raise LabError(f"config is a RunConfig, but {type(config).__name__} was received: use RunConfig.of(...).")
     return RunConfig.of(**{**config.to_dict(), "layout": config.layout, **fields}) if fields else config
+
+
+def _check_processes(processes: int) -> None:
+    """A slip of the keyboard must not start a thousand processes on a machine that others use."""
+    most = MAX_RANKS_PER_CORE * cores_available()
+    if processes > most:
+        raise LabError(
+            say(
+                en=f"{processes} processes were asked for, but this machine's {cores_available()} cores carry {most} "
+                "at most: use smaller degrees here, or dlojz.predict, which starts none.",
+                fr=f"{processes} processus ont été demandés, mais les {cores_available()} cœurs de cette machine en "
+                f"portent {most} au plus : prenez des degrés plus petits, ou dlojz.predict, qui n'en lance aucun.",
+            )
+        )
 
 
 def _check_backend(on: str | None) -> None:

@@ -134,8 +134,8 @@ def _drive(folder: Path, config: RunConfig, owner: Owner, early: list[int]) -> d
         _log.exception("the launcher failed")
         problem = last_line(visible(f"{type(error).__name__}: {error}"))
     finally:
-        watch.stop()
         _on_signals(signal.SIG_IGN)
+        watch.stop()
         kill_descendants()
     stopped_by: Cause | None = watch.cause or ("cancelled" if outcome.stopped else None)
     return {"stopped_by": stopped_by, "exit_codes": outcome.exit_codes, "launcher": problem}
@@ -155,13 +155,20 @@ def kill_descendants() -> None:
     """Kill every process that descends from this one, helpers of dead ranks included."""
     me = psutil.Process()
     for _ in range(50):  # a process may start another while it is being killed
-        left = [child for child in me.children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+        left = [child for child in me.children(recursive=True) if _runs(child)]
         if not left:
             return
         for child in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
         psutil.wait_procs(left, timeout=1)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _kernel_oom_kills() -> int:

@@ -76,13 +76,11 @@ def _zero_1_or_2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     # With every update: the gradient's norm (4 bytes) and, in bf16, a flag for overflow (1 byte).
     checks = 2 if config.precision == "bf16" else 1
     check_bytes = 5 if config.precision == "bf16" else 4
-    share = padded // layout.dp
-    gathers = -(-share // max(1, DEEPSPEED_BUCKET_ELEMENTS // layout.dp))
     return [
         _dp(
             config, "all_reduce", reductions * buckets + checks, reductions * each * shapes.num_parameters + check_bytes
         ),
-        _dp(config, "all_gather", gathers, each * padded),
+        _dp(config, "all_gather", 1, each * padded),
     ]
 
 

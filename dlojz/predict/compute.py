@@ -15,8 +15,9 @@ from dlojz.predict.shapes import build_on_meta, model_shapes
 def step_flops(config: RunConfig) -> float:
     """FLOPs of one rank in one step: forward once, backward twice as much, and what is computed again.
 
-    The first layer needs no gradient for its input, so that a count falls short of this by about one forward pass of
-    that layer; normalisations and activation functions are not counted. With full checkpointing the forward pass is
+    A count differs by little: it falls short by the gradient of the images, which nothing needs, and exceeds it by the
+    scores that fused attention kernels compute again in backward (2 % for the lab's small text models).
+    Normalisations and activation functions are not counted. With full checkpointing the forward pass is
     computed again, but for the end of each block (see `_not_recomputed`).
 
     Source: Korthikanti et al. 2022 (arXiv 2205.05198), appendix A, for the factors 3 and, at most, 4.
@@ -36,7 +37,7 @@ def _not_recomputed(config: RunConfig) -> tuple[str, ...]:
     """The last module of each block, where torch stops recomputing as soon as it has saved all that backward needs.
 
     Engines that gather weights (FSDP2, DeepSpeed stage 3) make a linear layer save its inputs after the product and
-    not before it, so that there only convolutions are spared.
+    not before it, so that they spare convolutions only; FSDP2 sometimes spares linear layers without bias too.
     """
     last = [block[-1].module for block in model_shapes(config).blocks()]
     if config.layout.strategy not in ("fsdp2", "zero-3"):

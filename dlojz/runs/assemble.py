@@ -64,7 +64,7 @@ def assemble(
         footprints=tuple(footprint for footprint in footprints if footprint is not None),
         spans=tuple(span for rank in sorted(events) for span in _parts(Span, events[rank], "spans", "spans")),
         memory_timeline=tuple(_parts(MemorySample, events.get(0, ()), "memory_timeline", "samples")),
-        environment=_texts(first.get("environment")),
+        environment=_texts(first.get("environment")) | _texts(_event(events.get(0, ()), "device"), only=("device",)),
         started_utc=_text(first.get("time_utc")),
         elapsed_s=max(0.0, elapsed_s),
     )
@@ -79,8 +79,11 @@ def _text(value: object) -> str:
     return visible(value) if isinstance(value, str) else ""
 
 
-def _texts(value: object) -> dict[str, str]:
-    return {visible(str(key)): visible(str(item)) for key, item in value.items()} if isinstance(value, dict) else {}
+def _texts(value: object, only: Sequence[str] | None = None) -> dict[str, str]:
+    """A mapping as texts; of some keys only, where they are given."""
+    if not isinstance(value, Mapping):
+        return {}
+    return {visible(str(key)): visible(str(item)) for key, item in value.items() if only is None or key in only}
 
 
 def _legal(contract: type[Part], data: object) -> Part | None:

@@ -21,10 +21,8 @@ def check_runnable(layout: Layout) -> None:
         if value != legal:
             raise LabError(
                 say(
-                    en=f"{name}={value!r} cannot be run yet: the engines of this version split along dp only; "
-                    f"use {name}={legal!r}.",
-                    fr=f"{name}={value!r} n'est pas encore exécutable : les moteurs de cette version ne découpent que "
-                    f"selon dp ; prenez {name}={legal!r}.",
+                    en=f"{name}={value!r} cannot be run yet by any engine: use {name}={legal!r}.",
+                    fr=f"{name}={value!r} n'est encore exécutable par aucun moteur : prenez {name}={legal!r}.",
                 )
             )
     if layout.checkpointing == "selective":

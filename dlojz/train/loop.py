@@ -21,6 +21,7 @@ from dlojz import models
 from dlojz.config import RunConfig
 from dlojz.data.sampling import MicroBatchSampler, micro_batches
 from dlojz.record import EventLog, Status
+from dlojz.schema import LabError
 from dlojz.train import engines
 from dlojz.train.probes.probes import Probes
 from dlojz.train.weights import save_weights, weights_sha256
@@ -31,11 +32,25 @@ FOOTPRINT_EVERY = 10
 
 
 def choose_device(config: RunConfig, local_rank: int) -> torch.device:
-    """The device of this rank."""
+    """The device of this rank.
+
+    Raises:
+        LabError: if there are fewer GPUs than ranks on this node.
+    """
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise LabError(
+            f"rank {local_rank} of this node has no GPU of its own: {config.layout.world_size} ranks were asked for, "
+            f"but {torch.cuda.device_count()} GPUs are here; use fewer ranks or device='cpu'."
+        )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
+
+
+def describe_device(device: torch.device) -> str:
+    """What a rank computes on, in words."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
 def init_process_group(folder: Path, device: torch.device, rank: int, world_size: int) -> None:
@@ -113,8 +128,10 @@ def train(config: RunConfig, folder: Path, events: EventLog, *, rank: int, local
     layout = config.layout
     device = choose_device(config, local_rank)
     init_process_group(folder, device, rank, layout.world_size)
-    control = dist.new_group(backend="gloo") if layout.world_size > 1 else None
+    control = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT) if layout.world_size > 1 else None
+    events.write("device", device=describe_device(device))
     probes = Probes(config, rank, device, control)
+    parameters = 0
     probes.start()
     try:
         model = build_model(config)
@@ -136,14 +153,15 @@ def train(config: RunConfig, folder: Path, events: EventLog, *, rank: int, local
             engine.update()
             step_s = probes.end_step()
             events.write("step", step=step, loss=loss, step_s=step_s)
-            if step % FOOTPRINT_EVERY == FOOTPRINT_EVERY - 1:
+            if step == probes.steady_step and rank == 0:
+                events.write("memory_timeline", samples=[sample.to_dict() for sample in probes.timeline])
+            if step == probes.steady_step or step % FOOTPRINT_EVERY == FOOTPRINT_EVERY - 1:
                 _write_footprint(events, probes, parameters)
     finally:
+        # However it ends, a stopped run included: what was measured is told.
         probes.close()
-    _write_footprint(events, probes, parameters)
-    events.write("spans", spans=[span.to_dict() for span in probes.clock.spans()])
-    if rank == 0:
-        events.write("memory_timeline", samples=[sample.to_dict() for sample in probes.timeline])
+        _write_footprint(events, probes, parameters)
+        events.write("spans", spans=[span.to_dict() for span in probes.clock.spans()])
     _finish(config, folder, events, engine, rank)
     return ended
 
@@ -156,11 +174,15 @@ def _write_footprint(events: EventLog, probes: Probes, parameters: int) -> None:
 
 def _finish(config: RunConfig, folder: Path, events: EventLog, engine: engines.Engine, rank: int) -> None:
     """Checksum (and, if asked, keep) the final weights, then leave the group in good order."""
-    weights = dict(engine.weights())
     if rank == 0:
+        weights = dict(engine.weights())
         events.write("weights", sha256=weights_sha256(weights))
         if config.keep_weights:
             save_weights(folder / "weights.safetensors", weights)
+    else:
+        # Gathering is a collective call: every rank takes part, rank 0 alone keeps the result.
+        for _ in engine.weights():
+            pass
     engine.close()
     dist.barrier()
     dist.destroy_process_group()

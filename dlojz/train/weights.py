@@ -28,8 +28,11 @@ def weights_sha256(weights: Mapping[str, Tensor]) -> str:
 def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Write all weights as safetensors, atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, temporary)
-    os.replace(temporary, path)
+    try:
+        save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:

@@ -75,13 +75,13 @@ def _memory(rows: tuple[Row, ...]) -> list[str]:
 
 
 def _price(most: Row, least: Row) -> str | None:
-    before, after = most.communication_bytes.measured, least.communication_bytes.measured
+    before, after = most.sent_bytes, least.sent_bytes
     if not before or not after:
         return None
     return say(
-        en=f"Its price: {format_bytes(after)} handed to collectives per step instead of {format_bytes(before)} "
+        en=f"Its price: a rank sends {format_bytes(after)} per step instead of {format_bytes(before)} in a ring "
         f"(×{after / before:.2f}).",
-        fr=f"Son prix : {format_bytes(after)} confiés aux collectives par pas au lieu de {format_bytes(before)} "
+        fr=f"Son prix : en anneau, un rang envoie {format_bytes(after)} par pas au lieu de {format_bytes(before)} "
         f"(×{after / before:.2f}).",
     )
 

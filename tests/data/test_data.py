@@ -102,3 +102,10 @@ def test_micro_batches_are_stacked() -> None:
     inputs_BCHW, targets_B = next(micro_batches(digits, sampler))
     assert inputs_BCHW.shape == (5, 3, 8, 8)
     assert targets_B.shape == (5,)
+
+
+def test_the_size_the_catalogue_tells_is_the_size() -> None:
+    digits = data.load("digits", family="image", num_classes=10, image_size=8)
+    data.check("digits", family="image", model="m", global_batch=len(digits))
+    with pytest.raises(LabError, match="make the batch smaller"):
+        data.check("digits", family="image", model="m", global_batch=len(digits) + 1)

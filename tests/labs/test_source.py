@@ -115,3 +115,11 @@ def test_a_faulty_source_is_refused_in_one_sentence(tmp_path: Path, change: tupl
 def test_a_file_with_another_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="named like"):
         read_source(write(tmp_path, GOOD, "Test.py"))
+
+
+def test_french_spaces_do_not_break_and_code_stays() -> None:
+    from dlojz.labs.source import french_spaces
+
+    given = "Deux rangs : « prêts » ; alors ? `a : b ; c` et $x : y$ !"
+    expected = "Deux rangs\u00a0: «\u00a0prêts\u00a0»\u202f; alors\u202f? `a : b ; c` et $x : y$\u202f!"
+    assert french_spaces(given) == expected

@@ -51,7 +51,7 @@ def test_categories_add_up_and_the_peak_is_found() -> None:
         del kept
         gc.collect()
         probe.after_step(gradients)  # type: ignore[arg-type]
-        memory, timeline = probe.measure(0)
+        memory, timeline = probe.measure(0, torch.device("cpu"))
     assert memory.weights_bytes == 400
     assert memory.gradients_bytes == 400
     assert memory.activations_bytes == 400, "exp keeps its result; the product is not needed"

@@ -40,10 +40,24 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bf16-adamw": {"dp": 2, "micro_batches": 2, "precision": "bf16", "optimizer": "adamw", "steps": 3},
     "fp32-momentum-checkpointed-3": {"dp": 3, "optimizer": "momentum", "steps": 3, "checkpointing": "full"},
 }
+# Other models: attention in one fused kernel, linear layers without bias, and one parameter larger than a bucket.
+LLAMA = {"model": "llama_tiny", "image_size": None, "sequence_length": 32, "dp": 2, "checkpointing": "full", "steps": 3}
+ALEXNET = {"model": "alexnet_tiny", "image_size": 512, "micro_batch": 2, "dp": 2, "steps": 3}
 RUNS = {
     f"{layout}.{variant}": {**SMALL, **LAYOUTS[layout], **VARIANTS[variant]}
     for layout in LAYOUTS
     for variant in VARIANTS
+}
+RUNS |= {f"{layout}.llama": {**SMALL, **LAYOUTS[layout], **LLAMA} for layout in LAYOUTS}
+RUNS |= {
+    f"deepspeed-zero{stage}.alexnet": {**SMALL, **LAYOUTS[f"deepspeed-zero{stage}"], **ALEXNET} for stage in (1, 2)
+}
+ALONE: dict[str, dict[str, Any]] = {
+    "fsdp2-zero3.alone": {**SMALL, "zero": 3, "steps": 1},
+    **{
+        f"deepspeed-zero{stage}.alone": {**SMALL, "engine": "deepspeed", "zero": stage, "steps": 2}
+        for stage in range(4)
+    },
 }
 SERIAL = {
     "fp32": {**SMALL, "dp": 1, "micro_batches": 2},
@@ -98,7 +112,7 @@ class Measured:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
     runs = Measured(tmp_path_factory.mktemp("matrix"))
-    runs.run(SERIAL, 1)
+    runs.run({**SERIAL, **ALONE}, 1)
     for processes in (2, 3):
         runs.run({name: flat for name, flat in RUNS.items() if flat["dp"] == processes}, processes)
     yield runs
@@ -130,10 +144,10 @@ def test_parallel_equals_serial(measured: Measured, layout: str, variant: str) -
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [*RUNS, *ALONE])
 def test_predicted_equals_counted(measured: Measured, name: str) -> None:
     """States by category, bytes and calls of every collective, on every rank: exact."""
-    config = RunConfig.of(**RUNS[name])
+    config = RunConfig.of(**{**RUNS, **ALONE}[name])
     for rank in range(config.layout.dp):
         counted, predicted = measured.footprint(name, config.layout.dp, rank), predict(config, rank)
         for category in STATES:
@@ -144,13 +158,20 @@ def test_predicted_equals_counted(measured: Measured, name: str) -> None:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", RUNS)
-def test_flops_are_counted_within_the_first_layer(measured: Measured, name: str) -> None:
-    """The only difference is the gradient of the images, which nothing needs: 1 % of this model's FLOPs."""
+def test_flops_are_counted_as_predicted(measured: Measured, name: str) -> None:
+    """Images: all but their own gradient, which nothing needs (first layer: 1 % of CoAtNet, 10 % of this AlexNet).
+
+    Text: all, and the scores that the fused attention kernel computes again in backward (under 3 % of this Llama);
+    less, where FSDP2 spares the last linear layer of a block when it recomputes (7 % of this Llama at most).
+    """
     config = RunConfig.of(**RUNS[name])
     counted = measured.footprint(name, config.layout.dp, 0).step_flops
     predicted = predict(config).step_flops
     assert counted and predicted
-    assert 0.97 * predicted < counted < predicted
+    least, most = {"llama": (1, 1.03), "alexnet": (0.88, 1)}.get(name.rpartition(".")[2], (0.97, 1))
+    if name.startswith("fsdp2") and name.endswith("llama"):
+        least = 0.93
+    assert least * predicted <= counted <= most * predicted
 
 
 @pytest.mark.timeout(1200)

@@ -6,6 +6,7 @@ import json
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,20 @@ def test_deepspeed_is_configured_as_its_documentation_says() -> None:
 def test_what_no_engine_runs_is_refused_before_anything_starts(fields: dict[str, object], words: str) -> None:
     with pytest.raises(LabError, match=words):
         check_runnable(Layout(**fields))  # type: ignore[arg-type]
+
+
+def test_a_stopped_run_tells_what_it_has_measured(tmp_path: Path) -> None:
+    """Stopped right after the steady step: memory, communication, timeline and spans are there."""
+    run = dlojz.run(dp=2, root=tmp_path, progress=False, wait=False, **QUICK | {"steps": 100_000})
+    deadline = time.monotonic() + 120
+    while len(run.losses) < 4 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    run.cancel()
+    record = run.wait(timeout_s=60).record
+    assert record is not None
+    assert record.status == "cancelled"
+    assert [footprint.rank for footprint in record.footprints] == [0, 1]
+    assert record.footprints[0].communication
+    assert record.memory_timeline
+    assert {span.rank for span in record.spans} == {0, 1}
+    assert record.environment["device"] == "CPU"

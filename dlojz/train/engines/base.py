@@ -50,13 +50,13 @@ class Engine:
     def __init__(self, config: RunConfig, model: nn.Module, device: torch.device) -> None:
         self.config = config
         self.device = device
-        self.module = model.to(device)
-        self.model = self.wrap(self.module)
+        self.module = model
+        self.model = self.wrap(model)
         self.optimizer = make_optimizer(config, self.model.parameters())
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """Lay the model over the ranks; here it stays as it is."""
-        return module
+        """Lay the model over the ranks, on the device; here it stays whole."""
+        return module.to(self.device)
 
     def autocast(self) -> AbstractContextManager[object]:
         """How forward computes in bf16 where the weights are fp32."""

@@ -23,7 +23,7 @@ class DDPEngine(Engine):
         # collective per step that has no part in the gradient. Newer torch renames the option, older knows only this.
         warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
         device_ids = [self.device.index] if self.device.type == "cuda" else None
-        return DistributedDataParallel(module, device_ids=device_ids, broadcast_buffers=False)
+        return DistributedDataParallel(module.to(self.device), device_ids=device_ids, broadcast_buffers=False)
 
     def forward(self, inputs: Tensor, targets: Tensor, *, last: bool) -> Tensor:
         # Who: all dp ranks, in the last micro-batch's backward only. What: every gradient, in buckets, all-reduced

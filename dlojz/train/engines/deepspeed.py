@@ -32,7 +32,6 @@ def deepspeed_json(config: RunConfig) -> dict[str, Any]:
         "zero_optimization": {
             "stage": layout.zero,
             "reduce_bucket_size": DEEPSPEED_BUCKET_ELEMENTS,
-            "allgather_bucket_size": DEEPSPEED_BUCKET_ELEMENTS,
         },
         "bf16": {"enabled": config.precision == "bf16"},
         "gradient_clipping": 0.0,  # DeepSpeed clips at 1.0 unless told otherwise, which is another training

@@ -39,6 +39,7 @@ class FSDP2Engine(Engine):
         # Who: all dp ranks, for each block. What: its weights are all-gathered before its forward and, where they
         # were freed after it (ZeRO-3), once more before its backward; its gradient is reduce-scattered (mean) after
         # it. How much: see dlojz.predict.communication, which equals the count to the byte.
+        # Each call moves one block to the device and shards it there, so that the whole model is never on one GPU.
         reshard = self.config.layout.zero == 3
         for block in cast(nn.ModuleList, module.blocks):
             fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)

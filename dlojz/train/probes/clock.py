@@ -80,6 +80,8 @@ class PhaseClock:
 
     def start_step(self, step: int) -> None:
         """Begin a step; the timeline keeps the last few."""
+        if not self._steps:
+            self._origin_s = time.perf_counter()
         self._step = step
         self._spans = [span for span in self._spans if span.step > step - KEPT_SPANS]
         self._started_s = time.perf_counter()

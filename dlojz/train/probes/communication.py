@@ -13,11 +13,11 @@ from dlojz.train.probes.trace import CollectiveCall
 
 
 def traffic_of(calls: Iterable[CollectiveCall], step: int) -> tuple[Traffic, ...]:
-    """One step's calls, added up by collective and group."""
+    """One step's calls, added up by collective and group; a group of one rank communicates nothing."""
     count: dict[tuple[str, str, int], int] = defaultdict(int)
     message_bytes: dict[tuple[str, str, int], int] = defaultdict(int)
     for call in calls:
-        if call.step == step:
+        if call.step == step and call.group_size > 1:
             key = (call.collective, call.group, call.group_size)
             count[key] += 1
             message_bytes[key] += call.message_bytes

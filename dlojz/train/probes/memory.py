@@ -54,8 +54,9 @@ class MemoryProbe:
     def after_forward(self, inventory: Inventory) -> None:
         """What forward has left alive, and is neither state nor a communication buffer, is kept for backward."""
         self.claim(inventory)
+        known = self._at_forward | self._trace.communicated
         for number, num_bytes in self._trace.live_bytes.copy().items():
-            if num_bytes and number not in self._at_forward | self._trace.communicated:
+            if num_bytes and number not in known:
                 self._category_of.setdefault(number, "activations")
 
     def after_step(self, inventory: Inventory) -> None:
@@ -65,7 +66,7 @@ class MemoryProbe:
             if num_bytes and self._category_of.get(number) == "activations":
                 self._category_of[number] = "workspace"
 
-    def measure(self, step: int) -> tuple[Memory, tuple[MemorySample, ...]]:
+    def measure(self, step: int, device: torch.device) -> tuple[Memory, tuple[MemorySample, ...]]:
         """Largest bytes by category within a step, the peak of their sum, and how they moved."""
         held: dict[Category, int] = defaultdict(int)
         largest: dict[Category, int] = defaultdict(int)
@@ -88,7 +89,7 @@ class MemoryProbe:
             peak_bytes=peak_bytes,
             peak_moment=peak_moment,
             at_peak_bytes={category: at_peak.get(category, 0) for category in CATEGORIES},
-            reserved_bytes=torch.cuda.max_memory_reserved() if torch.cuda.is_available() else None,
+            reserved_bytes=torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None,
             resident_bytes=resident_bytes(),
         )
         return memory, _samples(moments)

@@ -35,13 +35,14 @@ class Probes:
     def __init__(
         self, config: RunConfig, rank: int, device: torch.device, control: dist.ProcessGroup | None = None
     ) -> None:
-        self.config, self.rank = config, rank
+        self.config, self.rank, self._device = config, rank, device
         names = {str(control.group_name): "control"} if control is not None else {}
         self.trace = StorageTrace(names)
         self.memory = MemoryProbe(self.trace)
         self.clock = PhaseClock(rank, device, on_phase=self._phase_begins)
         self.timeline: tuple[MemorySample, ...] = ()
-        self._steady_step = min(TRACED_STEPS, config.steps) - 1
+        self.steady_step = min(TRACED_STEPS, config.steps) - 1
+        """The step whose memory and communication are reported; the last one that is traced."""
         self._tracing = False
         self._engine: Engine | None = None
         self._phase = "setup"
@@ -79,20 +80,20 @@ class Probes:
         step_s = self.clock.end_step()
         if self._tracing and self._engine is not None:
             self.memory.after_step(self._engine.inventory())
-            if self.trace.step == self._steady_step:
+            if self.trace.step == self.steady_step:
                 self._stop_tracing()
         return step_s
 
     def _stop_tracing(self) -> None:
         self.trace.__exit__(None, None, None)
         self._tracing = False
-        memory, self.timeline = self.memory.measure(self._steady_step)
+        memory, self.timeline = self.memory.measure(self.steady_step, self._device)
         self._measured = Footprint(
             source="measured",
             rank=self.rank,
             memory=memory,
-            communication=traffic_of(self.trace.trace.calls, self._steady_step),
-            step_flops=self.trace.trace.flops_of_step.get(self._steady_step, 0),
+            communication=traffic_of(self.trace.trace.calls, self.steady_step),
+            step_flops=self.trace.trace.flops_of_step.get(self.steady_step, 0),
         )
 
     def close(self) -> None:
@@ -105,7 +106,7 @@ class Probes:
         """All that is measured so far; None before the steady step has ended."""
         if self._measured is None:
             return None
-        phases: Phases = self.clock.phases(first_step=self._steady_step + 1)
+        phases: Phases = self.clock.phases(first_step=self.steady_step + 1)
         samples_per_s = self.config.layout.global_batch / phases.step_s if phases.step_s else None
         return self._measured.model_copy(
             update={"parameters": parameters, "phases": phases, "samples_per_s": samples_per_s}
