@@ -133,7 +133,7 @@ Exemples :
   dlojz compare 20250101-1200 20250101-1201 --figure comparaison.png""",
         ),
         [
-            _run_words(),
+            _run_words("[RUN…]"),
             Flag(
                 "figure",
                 say(en="picture to write (.png, .svg, .pdf)", fr="image à écrire (.png, .svg, .pdf)"),
@@ -150,23 +150,24 @@ Exemples :
         names = given.get("words", ())
         chosen = [find(name, given.get("root")) for name in names] if names else _together(_readable(given))
         comparison = compare(chosen)
+        if "figure" in given:  # before the table: a path that cannot be written is refused at once
+            comparison.figure(given["figure"])
         answer(comparison.to_dict() if given.get("json") else comparison)
         if not given.get("json"):
             answer("\n".join(comparison.findings()))
         if "figure" in given:
-            comparison.figure(given["figure"])
             tell(say(en=f"figure: {given['figure']}", fr=f"figure : {given['figure']}"))
     return cli.DONE
 
 
-def _run_words() -> Flag:
+def _run_words(metavar: str = "RUN") -> Flag:
     return Flag(
         "words",
         say(
             en="name of a run, or its beginning (see `dlojz runs`)",
             fr="nom d'une exécution, ou son début (voir `dlojz runs`)",
         ),
-        metavar="RUN",
+        metavar=metavar,
         kind="words",
     )
 
@@ -189,22 +190,29 @@ def _readable(given: dict[str, Any]) -> list[Run]:
 
 
 def _together(newest_first: Sequence[Run]) -> list[Run]:
-    """The newest run of each layout, of the same training as the newest run; oldest first."""
+    """The newest run of each layout, of the same training as the newest run that measured something; oldest first."""
+    reference = next((run for run in newest_first if _has_measured(run)), None) or next(iter(newest_first), None)
     chosen: dict[str, Run] = {}
     for run in newest_first:
-        if _training(run) == _training(newest_first[0]):
-            chosen.setdefault(run.config.hash, run)
+        if reference is not None and _training(run) == _training(reference):
+            kept_so_far = chosen.setdefault(run.config.hash, run)
+            if not _has_measured(kept_so_far) and _has_measured(run):
+                chosen[run.config.hash] = run
     kept = list(chosen.values())[:MOST_COMPARED]
     if len(kept) < len(newest_first):
         tell(
             say(
                 en=f"{len(kept)} of {len(newest_first)} runs are compared: the newest of each layout, same training, "
                 f"at most {MOST_COMPARED}; name others to compare them.",
-                fr=f"{len(kept)} exécutions sur {len(newest_first)} sont comparées : la plus récente de chaque "
+                fr=f"Exécutions comparées : {len(kept)} sur {len(newest_first)}, la plus récente de chaque "
                 f"découpage, même entraînement, au plus {MOST_COMPARED} ; nommez-en d'autres pour les comparer.",
             )
         )
     return kept[::-1]
+
+
+def _has_measured(run: Run) -> bool:
+    return bool(run.record and run.record.footprints)
 
 
 def _training(run: Run) -> tuple[Any, ...]:

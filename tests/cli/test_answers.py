@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,6 +87,15 @@ def test_compare_answers_and_draws(root: Path, record: RunRecord, tmp_path: Path
     data = _json(_dlojz(root, "compare", record.run_id, "--json", "--figure", str(picture)))
     assert data["rows"][0]["run_id"] == record.run_id and data["exact"] is True
     assert picture.stat().st_size > 10_000
+
+
+def test_a_newest_run_without_measurements_hides_no_other(root: Path, record: RunRecord, tmp_path: Path) -> None:
+    """Its training is another one: the comparison is of the newest run that measured something."""
+    shutil.copytree(root / record.run_id, tmp_path / record.run_id)
+    failed = _dlojz(tmp_path, *RUN, "--steps", "400", "--time-limit-s", "0.2")
+    assert failed.returncode == 1
+    data = _json(_dlojz(tmp_path, "compare", "--json"))
+    assert [row["run_id"] for row in data["rows"]] == [record.run_id]
 
 
 def test_cancelling_a_finished_run_changes_nothing(root: Path, record: RunRecord) -> None:
