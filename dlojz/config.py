@@ -217,7 +217,7 @@ class RunConfig(Contract):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         spec = models.spec(self.model)
-        datasets.check(self.data_name, family=spec.family, model=self.model, global_batch=self.layout.global_batch)
+        datasets.check(self.data_name, family=spec.family, model=self.model)
         models.check_input(self.model, image_size=self.image_size, sequence_length=self.sequence_length)
         return self
 

@@ -53,23 +53,17 @@ def default_for(family: Family) -> str:
     return "digits" if family == "image" else "text"
 
 
-def check(name: str, *, family: Family, model: str, global_batch: int = 1) -> None:
-    """Refuse an unknown data set, or one that does not suit the model or is smaller than one global batch.
+def check(name: str, *, family: Family, model: str) -> None:
+    """Refuse an unknown data set, or one that does not suit the model.
 
     Raises:
-        LabError: naming the data sets that suit, or the largest batch.
+        LabError: naming the data sets that suit.
     """
     if name not in _CATALOGUE:
         raise LabError(one_of("data set", name, _CATALOGUE))
     if family not in _CATALOGUE[name].families:
         suited = [spec.name for spec in _CATALOGUE.values() if family in spec.families]
         raise LabError(f"{model} reads {family}, which data set {name!r} does not hold: use {' or '.join(suited)}.")
-    size = _CATALOGUE[name].num_samples
-    if size is not None and global_batch > size:
-        raise LabError(
-            f"a global batch of {global_batch} samples (micro_batch × micro_batches × dp) was asked for, but data set "
-            f"{name!r} has {size}: make the batch smaller, or use data 'synthetic'."
-        )
 
 
 def num_classes(name: str) -> int | None:
@@ -98,14 +92,20 @@ def imagenet_folder(data_root: str | None) -> Path:
     return root / "train"
 
 
-def check_available(name: str, data_root: str | None = None) -> None:
-    """Refuse a data set whose files are not on this machine, before anything is started.
+def check_available(name: str, data_root: str | None = None, *, global_batch: int = 1) -> None:
+    """Refuse a data set that is not on this machine or is smaller than a global batch, before anything is started.
 
     Raises:
-        LabError: in one sentence that says where it was looked for.
+        LabError: in one sentence that says where it was looked for, or how many samples there are.
     """
     if name == "imagenet":
         imagenet_folder(data_root)
+    size = _CATALOGUE[name].num_samples
+    if size is not None and global_batch > size:
+        raise LabError(
+            f"a global batch of {global_batch} samples (micro_batch × micro_batches × dp) was asked for, but data set "
+            f"{name!r} has {size}: make the batch smaller, or use data 'synthetic'."
+        )
 
 
 def load(
