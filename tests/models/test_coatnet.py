@@ -109,7 +109,8 @@ def test_tiny_is_small_enough_for_a_laptop() -> None:
 
 
 def test_tiny_learns_digits() -> None:
-    load_digits = pytest.importorskip("sklearn.datasets").load_digits
+    from sklearn.datasets import load_digits
+
     digits = load_digits(n_class=2)
     x_BCHW = F.interpolate(torch.tensor(digits.images, dtype=torch.float32)[:, None] / 8 - 1, size=64)
     target_B = torch.tensor(digits.target)
