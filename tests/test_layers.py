@@ -18,7 +18,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     2: ("pipeline", "collectives", "data_parallel", "zero", "tensor", "optim", "compress"),
     3: ("predict", "train"),
     4: ("comparison", "compare", "viz", "plan"),
-    5: ("runs", "launch"),
+    5: ("runs", "launch", "ranks"),
     6: ("cli", "labs", "__main__"),
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
@@ -34,8 +34,10 @@ NO_TORCH = (
     "dlojz.predict",
     "dlojz.runs",
     "dlojz.launch",
+    "dlojz.ranks",
     "dlojz.cli",
     "dlojz.compare",
+    "dlojz.collectives",
 )
 
 

@@ -1,0 +1,101 @@
+"""The board on which every rank writes what it is doing, and where the others read it while they wait.
+
+Layer 5. Invariant: a reader sees a whole state or the one before it, never a mixture; writing costs microseconds and
+needs no rank's help, so that a rank stuck in a collective can still be understood.
+
+One file, mapped by all ranks of one machine; each rank has a region of its own and writes nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+REGION_BYTES = 128 * 2**10
+_HEADER = struct.Struct("<QQ")  # version (odd while being written), bytes of JSON
+_TRIES = 1000
+
+
+class Board:
+    """One rank's view of the board.
+
+    Args:
+        path: the file made by `create`.
+        rank: whose region this process writes.
+        size: number of ranks.
+    """
+
+    def __init__(self, path: Path, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            self._map = mmap.mmap(descriptor, size * REGION_BYTES)
+        finally:
+            os.close(descriptor)
+        # Continue where a process that held this rank before has left off.
+        self._version = _HEADER.unpack_from(self._map, rank * REGION_BYTES)[0] & ~1
+
+    @staticmethod
+    def create(path: Path, size: int) -> None:
+        """Make the file, with nothing on it, readable by its owner alone."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            os.ftruncate(descriptor, size * REGION_BYTES)
+        finally:
+            os.close(descriptor)
+
+    def write(self, state: dict[str, Any]) -> None:
+        """Put this rank's state on the board, in place of the one before.
+
+        Raises:
+            ValueError: if it does not fit in the region.
+        """
+        text = json.dumps(state, separators=(",", ":")).encode()
+        start = self.rank * REGION_BYTES
+        if len(text) > REGION_BYTES - _HEADER.size:
+            raise ValueError(f"a state of {len(text)} bytes does not fit on the board ({REGION_BYTES} bytes a rank).")
+        self._version += 1
+        _HEADER.pack_into(self._map, start, self._version, len(text))
+        self._map[start + _HEADER.size : start + _HEADER.size + len(text)] = text
+        self._version += 1
+        _HEADER.pack_into(self._map, start, self._version, len(text))
+
+    def read(self, rank: int) -> dict[str, Any]:
+        """A rank's last whole state, with its `version`; empty where it has written nothing yet."""
+        start = rank * REGION_BYTES
+        for _ in range(_TRIES):
+            version, length = _HEADER.unpack_from(self._map, start)
+            if not version or version % 2 or length > REGION_BYTES - _HEADER.size:
+                if not version:
+                    return {}
+                continue
+            text = self._map[start + _HEADER.size : start + _HEADER.size + length]
+            if _HEADER.unpack_from(self._map, start) == (version, length):
+                state: dict[str, Any] = json.loads(text)
+                return {**state, "version": version}
+        return {}  # killed in the middle of a write: what it did last is not known
+
+    def read_all(self) -> list[dict[str, Any]]:
+        """Every rank's state, by rank."""
+        return [self.read(rank) for rank in range(self.size)]
+
+    def close(self) -> None:
+        """Give the mapping back."""
+        self._map.close()
+
+
+def is_gone(pid: int | None) -> bool:
+    """Whether the process that wrote this number on the board has ended; a zombie has."""
+    if pid is None:
+        return False
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except ProcessLookupError:
+        return True
+    except OSError:  # another user's, or a system without /proc
+        return False

@@ -1,0 +1,268 @@
+"""Ranks for one function call: forked, joined by a gloo group, guarded, gone when the call has ended.
+
+Layer 5. Invariant: the ranks are real processes that talk through real sockets; they start in a fraction of a second
+because they have the memory of the process that forks them, functions of a notebook included. Nothing they leave behind
+outlives the call.
+
+What a rank gives back is JSON and tensors (safetensors): nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from dlojz.ranks.board import Board, is_gone
+from dlojz.schema import LabError
+from dlojz.text import say
+from dlojz.train.lifeline import PARENT_VARIABLE, die_with_parent
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_FORKS = 64
+WALL_S = 60.0
+LIMIT_S = 10.0
+STAY_S = 2.0
+
+
+@dataclass(frozen=True)
+class RankError:
+    """An exception that ended the function on one rank.
+
+    Args:
+        name: class of the exception.
+        message: its text.
+        kind: for a `CollectiveFault` what was found between the ranks, else empty; `lost` where the process ended
+            without an answer, `time` where it was stopped.
+        line: number of the last line of the function's own file that was running; 0 where there is none.
+        text: that line.
+    """
+
+    name: str
+    message: str
+    kind: str = ""
+    line: int = 0
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class RankAnswer:
+    """What the function gave on one rank.
+
+    Args:
+        rank: from 0.
+        value: JSON data it returned, or None.
+        tensors: tensors it returned, by name; `value` is the name of one that stood alone.
+        error: the exception that ended it, or None.
+        calls: the collectives and messages it has called, in order: `op`, `numel`, `dtype`.
+    """
+
+    rank: int
+    value: Any = None
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    error: RankError | None = None
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+
+def spmd(
+    function: Callable[[int, int], Any],
+    size: int,
+    *,
+    wall_s: float = WALL_S,
+    limit_s: float = LIMIT_S,
+    blame: Sequence[str] = (),
+) -> list[RankAnswer]:
+    """Run `function(rank, size)` on forked ranks that share a process group, and bring back what each returned.
+
+    Args:
+        function: returns None, JSON data, a tensor, or a pair of JSON data and a dictionary of tensors.
+        size: number of ranks, 1 to 64.
+        wall_s: seconds after which all are stopped.
+        limit_s: seconds a rank may wait in a collective for ranks that still compute.
+        blame: files whose lines an error quotes; by default the one the function is written in.
+
+    Raises:
+        LabError: if the number of ranks is not one.
+    """
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORKS:
+        raise LabError(
+            say(
+                en=f"a number of ranks is a whole number from 1 to {MAX_FORKS}, but {size!r} was received.",
+                fr=f"un nombre de rangs est un entier de 1 à {MAX_FORKS}, mais {size!r} a été reçu.",
+            )
+        )
+    import torch.distributed  # noqa: F401 - imported here, once, for all ranks
+
+    code = getattr(function, "__code__", None)
+    files = tuple(blame) or ((code.co_filename,) if code else ())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with tempfile.TemporaryDirectory(prefix="dlojz-ranks-") as name:
+        folder = Path(name)
+        Board.create(folder / "board", size)
+        readers: list[int] = []
+        pids: list[int] = []
+        try:
+            for rank in range(size):
+                read, write = os.pipe()
+                pid = os.fork()
+                if pid == 0:
+                    for descriptor in (read, *readers):
+                        os.close(descriptor)
+                    _rank(function, rank, size, folder, write, limit_s, files)
+                os.close(write)
+                readers.append(read)
+                pids.append(pid)
+            texts, late = _collect(readers, time.monotonic() + wall_s)
+        finally:
+            statuses = [_end(pid) for pid in pids]
+            for read in readers:
+                os.close(read)
+    return [
+        _answer(rank, text, rank in late, status)
+        for rank, (text, status) in enumerate(zip(texts, statuses, strict=True))
+    ]
+
+
+def _collect(readers: list[int], deadline_s: float) -> tuple[list[bytes], set[int]]:
+    """Read each rank's answer until it closes its pipe; the ranks that were late."""
+    texts = [b""] * len(readers)
+    with selectors.DefaultSelector() as selector:
+        for rank, reader in enumerate(readers):
+            selector.register(reader, selectors.EVENT_READ, rank)
+        while selector.get_map():
+            left_s = deadline_s - time.monotonic()
+            ready = selector.select(left_s) if left_s > 0 else []
+            if not ready:
+                return texts, {key.data for key in selector.get_map().values()}
+            for key, _ in ready:
+                part = os.read(key.fd, 2**16)
+                texts[key.data] += part
+                if not part:
+                    selector.unregister(key.fd)
+    return texts, set()
+
+
+def _end(pid: int) -> int:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _answer(rank: int, text: bytes, late: bool, exit_code: int) -> RankAnswer:
+    head, _, body = text.partition(b"\n")
+    try:
+        answer = json.loads(head)
+    except ValueError:
+        kind = "time" if late else "lost"
+        return RankAnswer(rank, error=RankError("", str(exit_code), kind=kind))
+    tensors = {}
+    if body:
+        from safetensors.torch import load
+
+        tensors = load(body)
+    error = RankError(**answer["error"]) if answer["error"] else None
+    return RankAnswer(rank, answer["value"], tensors, error, answer["calls"])
+
+
+def _rank(
+    function: Callable[[int, int], Any],
+    rank: int,
+    size: int,
+    folder: Path,
+    write: int,
+    limit_s: float,
+    files: tuple[str, ...],
+) -> NoReturn:
+    """In the child: join the others, call, answer, leave without a word."""
+    code = 1
+    os.environ.pop(PARENT_VARIABLE, None)  # the parent of this rank is the process that forked it
+    try:
+        die_with_parent()
+        value, tensors, error, calls = _called(function, rank, size, folder, limit_s, files)
+        _send(write, {"value": value, "error": error and vars(error), "calls": calls}, tensors)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _called(
+    function: Callable[[int, int], Any], rank: int, size: int, folder: Path, limit_s: float, files: tuple[str, ...]
+) -> tuple[Any, dict[str, Tensor], RankError | None, list[dict[str, Any]]]:
+    import torch
+    import torch.distributed as dist
+
+    from dlojz.ranks.guard import CollectiveFault, Guard
+
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=timedelta(seconds=60)
+    )
+    board = Board(folder / "board", rank, size)
+    guard = Guard(board, limit_s)
+    dist.barrier()  # once all are connected: from here on the guard's clock is fair
+    guard.install()
+    guard.begin(1)
+    error: RankError | None = None
+    value: Any = None
+    tensors: dict[str, Tensor] = {}
+    try:
+        value, tensors = _parted(function(rank, size))
+    except BaseException as raised:  # a student's function may raise anything, SystemExit included
+        kind = raised.kind if isinstance(raised, CollectiveFault) else ""
+        line, text = _own_line(raised, files)
+        error = RankError(type(raised).__name__, str(raised), kind, line, text)
+    guard.end(error.name if error else None)
+    _leave_together(board)
+    return value, tensors, error, guard.log
+
+
+def _leave_together(board: Board) -> None:
+    """A rank stays while another may still talk to it: its sockets close when it ends."""
+    deadline_s = time.monotonic() + STAY_S
+    while time.monotonic() < deadline_s:
+        states = board.read_all()
+        if all(state.get("state") == "ended" or is_gone(state.get("pid")) for state in states):
+            return
+        time.sleep(0.002)
+
+
+def _parted(result: Any) -> tuple[Any, dict[str, Tensor]]:
+    import torch
+
+    if isinstance(result, torch.Tensor):
+        return None, {"value": result}
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
+        return result
+    return result, {}
+
+
+def _own_line(error: BaseException, files: tuple[str, ...]) -> tuple[int, str]:
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    return (frames[-1].lineno or 0, frames[-1].line or "") if frames else (0, "")
+
+
+def _send(write: int, answer: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    from safetensors.torch import save
+
+    body = (
+        save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}) if tensors else b""
+    )
+    with open(write, "wb") as pipe:
+        pipe.write(json.dumps(answer).encode() + b"\n" + body)
