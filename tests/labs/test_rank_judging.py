@@ -1,0 +1,371 @@
+"""Answers that run on ranks: every usual fault of parallel code is told by its name, forward and backward."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dlojz.labs.exercise import Exercise, judge
+from dlojz.labs.rank_judging import by_ranks
+from dlojz.labs.verdict import NotDone, Said
+from dlojz.text import use_language
+
+ROWS, WIDTH_IN, WIDTH_OUT = 5, 24, 12
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def exercise(judged: Callable[..., None]) -> Exercise:
+    said = Said("said", "dit")
+    return Exercise(id="ranks", title=said, judge=judged, praise=Said("Right.", "Juste."), hints=(said, said))
+
+
+# ---- the mean over ranks, as data parallelism needs it
+
+
+def part(rank: int, seed: int) -> Tensor:
+    return torch.randn(8, 3, generator=generator(100 * seed + rank))
+
+
+MEAN = exercise(
+    by_ranks(
+        trial=lambda answer, rank, size, seed: {"gradient": answer(part(rank, seed))},
+        expected=lambda rank, size, seed: {"gradient": torch.stack([part(r, seed) for r in range(size)]).mean(0)},
+        local=lambda rank, size, seed: {"gradient": part(rank, seed)},
+        labels={"gradient": Said("the gradient", "le gradient")},
+    )
+)
+
+
+def mean(x: Tensor) -> Tensor:
+    dist.all_reduce(x)
+    return x / dist.get_world_size()
+
+
+def summed(x: Tensor) -> Tensor:
+    dist.all_reduce(x)
+    return x
+
+
+def divided_twice(x: Tensor) -> Tensor:
+    return mean(x) / dist.get_world_size()
+
+
+def reduced_to_one(x: Tensor) -> Tensor:
+    mine = x.clone()
+    dist.reduce(x, 0)
+    return x / dist.get_world_size() if dist.get_rank() == 0 else mine
+
+
+def broadcast_only(x: Tensor) -> Tensor:
+    dist.broadcast(x, 0)
+    return x
+
+
+def noise_of_each_rank(x: Tensor) -> Tensor:
+    return mean(x) + 0.1 * torch.randn(8, 3, generator=generator(dist.get_rank()))
+
+
+def one_stays_away(x: Tensor) -> Tensor:
+    if dist.get_rank() != 1:
+        dist.all_reduce(x)
+    return x
+
+
+def another_shape(x: Tensor) -> Tensor:
+    x = x[: 8 - dist.get_rank()].contiguous()
+    dist.all_reduce(x)
+    return x
+
+
+def another_order(x: Tensor) -> Tensor:
+    calls = [lambda: dist.all_reduce(x), lambda: dist.broadcast(x, 0)]
+    for call in calls if dist.get_rank() else reversed(calls):
+        call()
+    return x
+
+
+def all_receive_first(x: Tensor) -> Tensor:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.recv(x, (rank - 1) % size)
+    dist.send(x, (rank + 1) % size)
+    return x
+
+
+def all_send_first(x: Tensor) -> Tensor:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.send(x, (rank + 1) % size)
+    dist.recv(x, (rank - 1) % size)
+    return x
+
+
+def raises_on_one(x: Tensor) -> Tensor:
+    if dist.get_rank() == 1:
+        raise IndexError("no such layer")
+    return mean(x)
+
+
+def exits(x: Tensor) -> Tensor:
+    if dist.get_rank() == 1:
+        os._exit(3)
+    return mean(x)
+
+
+def never_ends(x: Tensor) -> Tensor:
+    while True:
+        time.sleep(0.1)
+
+
+def one_never_ends(x: Tensor) -> Tensor:
+    if dist.get_rank() == 0:
+        never_ends(x)
+    return mean(x)
+
+
+def too_many_arguments(x: Tensor, y: Tensor) -> Tensor:
+    return x
+
+
+# ---- a linear layer split over ranks, forward and backward
+
+
+class Copied(torch.autograd.Function):
+    """Identity forward, all-reduce backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        gradient = gradient.clone()
+        dist.all_reduce(gradient)
+        return gradient
+
+
+class Reduced(torch.autograd.Function):
+    """All-reduce forward, identity backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient
+
+
+class ReducedBothWays(Reduced):
+    """All-reduce forward and, wrongly, backward too."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        gradient = gradient.clone()
+        dist.all_reduce(gradient)
+        return gradient
+
+
+def layer(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Input, weight, bias, and the gradient that reaches the output: the same on all ranks."""
+    draw = generator(seed)
+    return (
+        torch.randn(ROWS, WIDTH_IN, generator=draw),
+        torch.randn(WIDTH_IN, WIDTH_OUT, generator=draw),
+        torch.randn(WIDTH_OUT, generator=draw),
+        torch.randn(ROWS, WIDTH_OUT, generator=draw),
+    )
+
+
+def split_column(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    """Every rank holds some columns of the weight and gives these columns of the output."""
+    x, weight, bias, upstream = layer(seed)
+    x.requires_grad_()
+    output = answer(x, weight, bias, rank, size)
+    if output.shape == (ROWS, WIDTH_OUT // size):
+        output.backward(upstream.chunk(size, 1)[rank])
+    return {"output": output.detach(), "gradient of x": x.grad}  # type: ignore[dict-item]
+
+
+def whole_layer(size: int, seed: int) -> dict[str, Tensor]:
+    x, weight, bias, upstream = layer(seed)
+    return {"output": x @ weight + bias, "gradient of x": upstream @ weight.T}
+
+
+COLUMN = exercise(
+    by_ranks(
+        trial=split_column,
+        expected=lambda rank, size, seed: {
+            "output": whole_layer(size, seed)["output"].chunk(size, 1)[rank],
+            "gradient of x": whole_layer(size, seed)["gradient of x"],
+        },
+        whole=lambda size, seed: {"output": whole_layer(size, seed)["output"]},
+        local=lambda rank, size, seed: {
+            "gradient of x": layer(seed)[3].chunk(size, 1)[rank] @ layer(seed)[1].chunk(size, 1)[rank].T
+        },
+        labels={"gradient of x": Said("the gradient of x", "le gradient de x")},
+    )
+)
+
+
+def column(x: Tensor, weight: Tensor, bias: Tensor, rank: int, size: int) -> Tensor:
+    return Copied.apply(x) @ weight.chunk(size, 1)[rank] + bias.chunk(size)[rank]
+
+
+def column_without_backward(x: Tensor, weight: Tensor, bias: Tensor, rank: int, size: int) -> Tensor:
+    return x @ weight.chunk(size, 1)[rank] + bias.chunk(size)[rank]
+
+
+def column_of_the_rows(x: Tensor, weight: Tensor, bias: Tensor, rank: int, size: int) -> Tensor:
+    return (Copied.apply(x) @ weight + bias).tensor_split(size, 0)[rank]
+
+
+def column_reversed(x: Tensor, weight: Tensor, bias: Tensor, rank: int, size: int) -> Tensor:
+    return Copied.apply(x) @ weight.chunk(size, 1)[-1 - rank] + bias.chunk(size)[-1 - rank]
+
+
+def column_cut_off(x: Tensor, weight: Tensor, bias: Tensor, rank: int, size: int) -> Tensor:
+    return column(x.detach(), weight, bias, rank, size).requires_grad_()
+
+
+def split_row(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    """Every rank holds some rows of the weight and the same part of the input; all get the whole output."""
+    x, weight, bias, upstream = layer(seed)
+    mine = x.chunk(size, 1)[rank].clone().requires_grad_()
+    output = answer(mine, weight.chunk(size, 0)[rank], bias, rank)
+    output.backward(upstream)
+    return {"output": output.detach(), "gradient of x": mine.grad}  # type: ignore[dict-item]
+
+
+ROW = exercise(
+    by_ranks(
+        trial=split_row,
+        expected=lambda rank, size, seed: {
+            "output": whole_layer(size, seed)["output"],
+            "gradient of x": whole_layer(size, seed)["gradient of x"].chunk(size, 1)[rank],
+        },
+        local=lambda rank, size, seed: {
+            "output": layer(seed)[0].chunk(size, 1)[rank] @ layer(seed)[1].chunk(size, 0)[rank] + layer(seed)[2]
+        },
+        bias=lambda size, seed: {"output": layer(seed)[2]},
+        labels={"gradient of x": Said("the gradient of x", "le gradient de x")},
+    )
+)
+
+
+def row(x: Tensor, weight: Tensor, bias: Tensor, rank: int) -> Tensor:
+    return Reduced.apply(x @ weight) + bias
+
+
+def row_bias_everywhere(x: Tensor, weight: Tensor, bias: Tensor, rank: int) -> Tensor:
+    return Reduced.apply(x @ weight + bias)
+
+
+def row_without_bias(x: Tensor, weight: Tensor, bias: Tensor, rank: int) -> Tensor:
+    return Reduced.apply(x @ weight)
+
+
+def row_not_reduced(x: Tensor, weight: Tensor, bias: Tensor, rank: int) -> Tensor:
+    return x @ weight + bias
+
+
+def row_reduced_both_ways(x: Tensor, weight: Tensor, bias: Tensor, rank: int) -> Tensor:
+    return ReducedBothWays.apply(x @ weight) + bias
+
+
+# ---- gathering, where order matters
+
+GATHER = exercise(
+    by_ranks(
+        trial=lambda answer, rank, size, seed: {"output": answer(part(rank, seed)[0], rank, size)},
+        expected=lambda rank, size, seed: {"output": torch.cat([part(r, seed)[0] for r in range(size)])},
+    )
+)
+
+
+def gather(x: Tensor, rank: int, size: int) -> Tensor:
+    parts = [torch.empty_like(x) for _ in range(size)]
+    dist.all_gather(parts, x)
+    return torch.cat(parts)
+
+
+def gather_from_mine_on(x: Tensor, rank: int, size: int) -> Tensor:
+    return gather(x, rank, size).roll(-3 * rank)
+
+
+def nothing(x: Tensor, *more: Any) -> None:
+    return None
+
+
+def a_list(x: Tensor, *more: Any) -> list[Tensor]:
+    return [x]
+
+
+WRONG: list[tuple[Exercise, Callable[..., Any], str]] = [
+    (MEAN, summed, "times too large, as many times as there are ranks"),
+    (MEAN, divided_twice, "divided by the number of ranks once too often"),
+    (MEAN, lambda x: x, "communication of the backward pass is missing"),
+    (MEAN, lambda x: x / dist.get_world_size(), "the sum over the ranks is missing"),
+    (MEAN, reduced_to_one, "Only rank 0 got the result"),
+    (MEAN, broadcast_only, "is wrong on ranks 0 and 1"),
+    (MEAN, noise_of_each_rank, "a different random state"),
+    (MEAN, one_stays_away, "Missing rank: rank 1 ended without calling all_reduce #1 [8, 3] float32"),
+    (MEAN, another_shape, "Different shape: rank 0 calls all_reduce #1 [8, 3]"),
+    (MEAN, another_order, "Different order: rank 0 calls broadcast #1"),
+    (MEAN, all_receive_first, "Deadlock between ranks 0 and 1: rank 0 waits to receive from rank 1"),
+    (MEAN, all_send_first, "All of them send first: use isend and irecv"),
+    (MEAN, raises_on_one, "raised IndexError: no such layer\non rank 1, at line"),
+    (MEAN, exits, "The process of rank 1 ended without an answer (exit code 3)"),
+    (MEAN, never_ends, "had not answered after 6 s on ranks 0 and 1"),
+    (MEAN, one_never_ends, "rank 1 waits in all_reduce #1 [8, 3] float32 for rank 0; rank 0 is still computing"),
+    (MEAN, too_many_arguments, "missing 1 required positional argument"),
+    (MEAN, nothing, "There is no gradient"),
+    (MEAN, a_list, "returns a list"),
+    (COLUMN, column_without_backward, "communication of the backward pass is missing"),
+    (COLUMN, column_of_the_rows, "cut along dim 0, but the shards lie along dim 1"),
+    (COLUMN, column_reversed, "The order of the ranks is another one: rank 0 holds what rank 1 should"),
+    (COLUMN, column_cut_off, "cuts the chain of the backward pass"),
+    (ROW, row_bias_everywhere, "The bias is added on every rank before the sum, so it counts 2 times"),
+    (ROW, row_without_bias, "The bias is never added"),
+    (ROW, row_not_reduced, "communication of the forward pass is missing"),
+    (ROW, row_reduced_both_ways, "The gradient of x is 2 times too large"),
+    (GATHER, gather_from_mine_on, "in another order on rank 1"),
+    (GATHER, nothing, "returns nothing"),
+]
+
+
+@pytest.mark.parametrize(("exercise", "answer", "words"), WRONG, ids=[answer.__name__ for _, answer, _ in WRONG])
+def test_a_fault_between_ranks_is_told_by_its_name(exercise: Exercise, answer: Callable[..., Any], words: str) -> None:
+    verdict = judge(exercise, answer)
+    assert verdict.state == "wrong"
+    assert words in verdict.message
+
+
+@pytest.mark.parametrize(("exercise", "answer"), [(MEAN, mean), (COLUMN, column), (ROW, row), (GATHER, gather)])
+def test_a_right_answer_is_accepted(exercise: Exercise, answer: Callable[..., Any]) -> None:
+    verdict = judge(exercise, answer)
+    assert (verdict.state, verdict.message) == ("right", "Right.")
+
+
+def test_a_stub_is_still_to_do_and_not_wrong() -> None:
+    def stub(x: Tensor) -> Tensor:
+        raise NotDone("ranks")
+
+    assert judge(MEAN, stub).state == "todo"
+
+
+def test_faults_are_told_in_french_too() -> None:
+    use_language("fr")
+    assert "2 fois trop grand" in judge(MEAN, summed).message
+    assert "Interblocage entre les rangs 0 et 1" in judge(MEAN, all_receive_first).message
+    assert "le rang 1 a terminé sans appeler all_reduce" in judge(MEAN, one_stays_away).message
