@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PACKAGES := $(VENV)/.packages
 export DLOJZ_RUNS ?= $(CURDIR)/runs
 
 .PHONY: help demo test lint lab clean
@@ -27,6 +28,15 @@ $(READY): requirements.txt pyproject.toml
 	@touch $(READY)
 	@echo "Set-up: done."
 
+# A real SLURM for the tests of the cluster, where it may be installed: by root, on Debian.
+$(PACKAGES): | $(READY)
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && ! command -v slurmctld > /dev/null; then \
+	  echo "Set-up: installing slurm-wlm and munge for the tests (log: $(VENV)/packages.log)"; \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq slurm-wlm munge; } \
+	    > $(VENV)/packages.log 2>&1 || { tail -n 20 $(VENV)/packages.log; exit 1; }; \
+	fi
+	@touch $(PACKAGES)
+
 demo: $(READY)
 	@$(BIN)/dlojz demo
 
@@ -36,7 +46,7 @@ lab: $(READY)
 lint: $(READY)
 	@$(BIN)/ruff check -q . && $(BIN)/mypy --no-error-summary
 
-test: lint
+test: lint $(PACKAGES)
 	@$(BIN)/python -m pytest
 
 clean:
