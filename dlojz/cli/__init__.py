@@ -72,6 +72,13 @@ SUBCOMMANDS: dict[str, Entry] = {
             en="list the models: parameters, FLOPs, blocks", fr="lister les modèles : paramètres, FLOPs, blocs"
         ),
     ),
+    "collectives": Entry(
+        "collectives",
+        lambda: say(
+            en="collective communication: draw, count and time its algorithms",
+            fr="communication collective : dessiner, compter et chronométrer ses algorithmes",
+        ),
+    ),
     "doctor": Entry(
         "doctor", lambda: say(en="check this machine and say what to do", fr="examiner cette machine et dire que faire")
     ),

@@ -1,0 +1,136 @@
+"""`dlojz collectives`: lists, shows, times on real processes, and refuses in one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlojz import collectives
+from dlojz.cli import calibration as calibrating
+from dlojz.cli import main
+from dlojz.collectives import Calibration
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def _dlojz(*words: str, language: str = "en") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dlojz", "collectives", *words],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={**os.environ, "DLOJZ_LANG": language},
+    )
+
+
+def test_the_table_counts_what_the_programs_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["collectives", "--ranks", "8"]) == 0
+    printed = capsys.readouterr().out
+    line = next(line for line in printed.splitlines() if line.startswith("ring_all_reduce"))
+    assert line.split()[-5:] == ["14", "1.75", "×", "0.88", "×"]
+    assert all(name in printed for name in collectives.names()) and "nodes of 4" in printed
+
+
+def test_the_list_as_json(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["collectives", "--ranks", "6", "--per-node", "2", "--json"]) == 0
+    listed = json.loads(capfd.readouterr().out)
+    assert [entry["name"] for entry in listed] == collectives.names()
+    two_level = next(entry for entry in listed if entry["name"] == "hierarchical_all_reduce")
+    assert (two_level["rounds"], two_level["moved"]) == (6, pytest.approx(10 / 6))
+
+
+def test_one_algorithm_in_words_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "ring.png"
+    assert main(["collectives", "--name", "ring_all_reduce", "--ranks", "3", "--figure", str(picture)]) == 0
+    told = capsys.readouterr()
+    assert "step 4\n" in told.out and "  rank 0 sends chunk 2 to rank 1, which adds it\n" in told.out
+    assert str(picture) in told.err and picture.read_bytes().startswith(PNG)
+    assert main(["collectives", "--name", "tree_reduce", "--ranks", "1"]) == 0
+    assert "one rank alone sends nothing" in capsys.readouterr().out
+
+
+def test_one_algorithm_as_json(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["collectives", "--name", "tree_broadcast", "--ranks", "2", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out) == {
+        "name": "tree_broadcast",
+        "collective": "broadcast",
+        "ranks": 2,
+        "rounds": 1,
+        "moved": 1.0,
+        "added": 0.0,
+        "steps": [[{"source": 0, "to": 1, "chunks": [0], "places": [0], "add": False}]],
+        "values": [[[0], [None]], [[0], [0]]],
+    }
+
+
+@pytest.fixture
+def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four small messages: what is tested here is not the precision of the fit."""
+    few = (1024, 4096, 16384, 65536)
+    monkeypatch.setattr(calibrating, "SIZES_BYTES", few)
+    original = calibrating.measure
+    monkeypatch.setattr(calibrating, "measure", lambda name, **given: original(name, few, repeats=3, **given))
+
+
+@pytest.mark.usefixtures("few_sizes")
+def test_a_calibration_on_real_processes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    kept, picture = tmp_path / "new" / "calibration.json", tmp_path / "calibration.png"
+    words = ["--calibrate", "--ranks", "2", "--output", str(kept), "--figure", str(picture), "--json"]
+    assert main(["collectives", *words]) == 0
+    answered = json.loads(capfd.readouterr().out)
+    calibration = Calibration.from_json(kept.read_text())
+    assert calibration.size == 2 and [point.message_bytes for point in calibration.points] == [1024, 4096, 16384, 65536]
+    assert answered["alpha_s"] == calibration.alpha_s and len(answered["fitted_s"]) == 4
+    assert picture.read_bytes().startswith(PNG)
+
+
+@pytest.mark.usefixtures("few_sizes")
+def test_a_calibration_of_our_own_program_as_a_table(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["collectives", "--calibrate", "--ranks", "2", "--name", "tree_all_reduce"]) == 0
+    printed = capfd.readouterr().out
+    assert "tree_all_reduce, 2 ranks: α = " in printed and "residual" in printed and "64.0 KiB" in printed
+
+
+@pytest.mark.parametrize(
+    "line, expected",
+    [
+        ("--name ring_allreduce", ["did you mean 'ring_all_reduce'?"]),
+        ("--calibrate --name al_reduce", ["did you mean 'all_reduce'?"]),
+        ("--ranks 0", ["at least 1", "0"]),
+        ("--ranks two", ["--ranks takes a number", "'two'"]),
+        ("--calibrate --ranks 4096", ["--calibrate times 2 to", "4096"]),
+        ("--calibrate --ranks 1", ["--calibrate times 2 to", "1 was received"]),
+        ("--name hierarchical_all_reduce --ranks 6 --per-node 4", ["nodes of 4", "1, 2, 3, 6"]),
+        ("--name ring_all_reduce --per-node 2", ["--per-node is for"]),
+        ("--name ring_all_reduce --ranks 1000000", ["too many to be simulated", "at most 128"]),
+        ("--name ring_all_reduce --ranks 17 --figure x.png", ["could not be read", "at most 16"]),
+        ("--figure x.png", ["add --name"]),
+        ("--name tree_reduce --figure x", ["needs an ending"]),
+        ("--output x.json", ["add --calibrate"]),
+        ("ring", ["the word 'ring'"]),
+    ],
+)
+def test_refusals(line: str, expected: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["collectives", *line.split()]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.startswith("dlojz: ") and told.err.count("\n") == 1
+    assert all(words in told.err for words in expected)
+
+
+@pytest.mark.usefixtures("few_sizes")
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    words = ["--calibrate", "--ranks", "2", "--output", str(tmp_path / "file" / "calibration.json")]
+    assert main(["collectives", *words]) == 2
+    assert "the calibration cannot be written to" in capsys.readouterr().err
+
+
+def test_the_help_teaches_in_both_languages() -> None:
+    assert "Time = rounds·α + moved·n·β" in _dlojz("--help").stdout
+    assert "Durée = étapes·α + déplacé·n·β" in _dlojz("--help", language="fr").stdout
