@@ -17,6 +17,7 @@ from dlojz.footprint import CATEGORIES, Collective, Footprint
 from dlojz.predict import predict
 from dlojz.record import RunRecord
 from dlojz.schema import LabError
+from dlojz.text import say
 
 NOT_TWINNED = ("layout", "steps", "device", "data_root", "keep_weights")
 
@@ -69,7 +70,11 @@ def _titles(configs: list[RunConfig], run_ids: list[str]) -> list[str]:
     titles = []
     for config, own, run_id in zip(configs, flat, run_ids, strict=True):
         alike = [other for other, its in zip(flat, configs, strict=True) if its.layout.title == config.layout.title]
-        differing = [f"{key}={value}" for key, value in own.items() if any(other[key] != value for other in alike)]
+        differing = [
+            f"{key}={say(en='default', fr='défaut') if value is None else value}"
+            for key, value in own.items()
+            if any(other[key] != value for other in alike)
+        ]
         told = ", ".join(differing[:2]) or (f"…{run_id[-4:]}" if len(alike) > 1 else "")
         titles.append(config.layout.title + (f" ({told})" if told else ""))
     return titles
@@ -105,6 +110,8 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> Row:
             predicted=serial_rate and serial_rate * layout.dp, measured=measured.samples_per_s if measured else None
         ),
         step_s=measured.phases.step_s if measured else None,
+        communication_exposed_s=measured.phases.communication_exposed_s if measured else None,
+        communication_hidden_s=measured.phases.communication_hidden_s if measured else None,
         step_flops=_pair(predicted, measured, attrgetter("step_flops")),
         memory_bytes={
             name: _pair(predicted, measured, attrgetter(f"memory.{name}_bytes")) for name in (*CATEGORIES, "peak")

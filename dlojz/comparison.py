@@ -63,6 +63,8 @@ class Row(Contract):
         Pair(), description="predicted: dp × the throughput of the same training on one process"
     )
     step_s: float | None = None
+    communication_exposed_s: float | None = Field(None, description="measured: waiting for it after backward")
+    communication_hidden_s: float | None = Field(None, description="measured: under way while backward computed")
     step_flops: Pair = Pair()
     memory_bytes: dict[str, Pair] = Field(default_factory=dict, description="by category, and `peak`")
     max_peak_bytes: int | None = Field(None, description="largest measured peak over all ranks")

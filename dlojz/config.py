@@ -18,11 +18,13 @@ from dlojz import models
 from dlojz.schema import Contract, LabError, one_of
 from dlojz.text import say
 
-Strategy = Literal["single", "ddp", "fsdp2", "zero-0", "zero-1", "zero-2", "zero-3"]
+Strategy = Literal["single", "ddp", "by_hand", "fsdp2", "zero-0", "zero-1", "zero-2", "zero-3"]
 
 MAX_DEGREE = 2**20
 MAX_COUNT = 2**31
 """Beyond these a number is a slip of the keyboard, and arithmetic on it only hides that."""
+LATER_FIELDS = ("bucket_mib", "gradient_as_bucket_view")
+"""Fields that a layout has got since runs were first kept."""
 DEEPSPEED_BUCKET_ELEMENTS = 2_000_000
 """Elements per bucket of DeepSpeed, run and predicted; its own default, 5e8, would take 2 GB for the smallest model."""
 
@@ -30,7 +32,8 @@ DEEPSPEED_BUCKET_ELEMENTS = 2_000_000
 class Layout(Contract):
     """How a model is laid on the devices: one degree per way of splitting, not a list of named modes.
 
-    DDP is `dp=4`; ZeRO-2 with DeepSpeed is `dp=4, zero=2, engine="deepspeed"`; FSDP2 is `dp=4, zero=3`.
+    DDP is `dp=4`, and `dp=4, engine="by_hand"` the lab's own; ZeRO-2 with DeepSpeed is `dp=4, zero=2,
+    engine="deepspeed"`; FSDP2 is `dp=4, zero=3`.
 
     Raises:
         LabError: if the fields cannot be combined; the sentence says why and what would work.
@@ -42,8 +45,10 @@ class Layout(Contract):
     zero: int = Field(
         0, ge=0, le=3, description="ZeRO stage: 1 shards optimizer states, 2 gradients too, 3 weights too"
     )
-    engine: Literal["torch", "deepspeed", "single"] = Field(
-        "torch", description="torch (DDP, or FSDP2 where zero is 2 or 3), deepspeed (ZeRO 0-3), single (one process)"
+    engine: Literal["torch", "by_hand", "deepspeed", "single"] = Field(
+        "torch",
+        description="torch (DDP, or FSDP2 where zero is 2 or 3), by_hand (DDP as the lab writes it), "
+        "deepspeed (ZeRO 0-3), single (one process)",
     )
     schedule: Literal["gpipe", "1f1b"] | None = Field(None, description="pipeline schedule; needs pp > 1")
     micro_batch: int = Field(16, ge=1, le=MAX_COUNT, description="samples per micro-batch")
@@ -58,6 +63,15 @@ class Layout(Contract):
         "none", description="what is moved to host memory (not run yet)"
     )
     sequence_parallel: bool = Field(False, description="shard the sequence outside tensor-parallel regions")
+    bucket_mib: float | None = Field(
+        None,
+        ge=0.001,
+        le=MAX_DEGREE,
+        description="MiB of gradients that leave together (DDP and by_hand); by default 25, DDP's first bucket 1",
+    )
+    gradient_as_bucket_view: bool = Field(
+        False, description="DDP: gradients are views of the buckets, which saves a copy of them"
+    )
 
     @model_validator(mode="after")
     def _combinable(self) -> Self:
@@ -99,6 +113,31 @@ class Layout(Contract):
                 en="sequence_parallel needs tensor parallelism, but tp=1 was received: set tp to 2 or more.",
                 fr="sequence_parallel demande du Tensor Parallelism, mais tp=1 a été reçu : prenez tp=2 ou plus.",
             )
+        return self._bucket_refusal()
+
+    def _bucket_refusal(self) -> str | None:
+        """The same, of DDP written by hand and of buckets."""
+        if self.engine == "by_hand" and self.zero:
+            return say(
+                en=f"engine 'by_hand' keeps the whole model on every rank, but zero={self.zero} was received: use "
+                "zero=0, or engine 'deepspeed' for ZeRO.",
+                fr=f"engine='by_hand' garde le modèle entier sur chaque rang, mais zero={self.zero} a été reçu : "
+                "prenez zero=0, ou engine='deepspeed' pour ZeRO.",
+            )
+        if self.bucket_mib is not None and self.strategy not in ("ddp", "by_hand"):
+            return say(
+                en=f"bucket_mib={self.bucket_mib:g} was received, but {self.title} has no such buckets: use it with "
+                "DDP (engine 'torch', zero=0, dp=2 or more) or engine 'by_hand'.",
+                fr=f"bucket_mib={self.bucket_mib:g} a été reçu, mais {self.title} n'a pas de tels buckets : prenez-le "
+                "avec DDP (engine='torch', zero=0, dp=2 ou plus) ou engine='by_hand'.",
+            )
+        if self.gradient_as_bucket_view and self.strategy != "ddp":
+            return say(
+                en=f"gradient_as_bucket_view is an option of DDP, but {self.title} was received: use it with engine "
+                "'torch', zero=0, dp=2 or more.",
+                fr=f"gradient_as_bucket_view est une option de DDP, mais {self.title} a été reçu : prenez-la avec "
+                "engine='torch', zero=0, dp=2 ou plus.",
+            )
         return None
 
     @property
@@ -121,6 +160,8 @@ class Layout(Contract):
         """The name of the engine that runs this layout along its data-parallel axis."""
         if self.engine == "deepspeed":
             return ("zero-0", "zero-1", "zero-2", "zero-3")[self.zero]
+        if self.engine == "by_hand":
+            return "by_hand"
         if self.zero:
             return "fsdp2"
         return "ddp" if self.dp > 1 else "single"
@@ -130,7 +171,11 @@ class Layout(Contract):
         """The name a person gives to this layout, e.g. `DeepSpeed ZeRO-2`."""
         if self.strategy == "fsdp2":
             return "FSDP2" if self.zero == 3 else "FSDP2 (ZeRO-2)"
-        names = {"single": say(en="one process", fr="un processus"), "ddp": "DDP"}
+        names = {
+            "single": say(en="one process", fr="un processus"),
+            "ddp": "DDP",
+            "by_hand": say(en="DDP by hand", fr="DDP à la main"),
+        }
         return names.get(self.strategy, f"DeepSpeed ZeRO-{self.zero}")
 
     def check_processes(self, processes: int) -> None:
@@ -234,7 +279,11 @@ class RunConfig(Contract):
     @property
     def hash(self) -> str:
         """Twelve hexadecimal digits that name this run: equal configurations have equal hashes."""
-        canonical = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        content = self.to_dict()
+        for name in LATER_FIELDS:  # at its default, a field leaves the names of older runs as they are
+            if content["layout"][name] == Layout.model_fields[name].default:
+                del content["layout"][name]
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
     @property

@@ -6,6 +6,7 @@ that laying one over the other is a join. `None` means "not known", never zero. 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from pydantic import Field
@@ -85,15 +86,47 @@ class Traffic(Contract):
 
 
 class Phases(Contract):
-    """Seconds of one step by phase: the median over the steps measured."""
+    """Seconds of one step by phase: the median over the steps measured.
+
+    The exposed communication is part of `backward_s`, at its end; the hidden one takes no time of its own.
+    """
 
     forward_s: float | None = Field(None, ge=0)
     backward_s: float | None = Field(None, ge=0)
     optimizer_s: float | None = Field(None, ge=0)
     communication_exposed_s: float | None = Field(None, ge=0, description="communication not hidden behind compute")
+    communication_hidden_s: float | None = Field(None, ge=0, description="communication while backward computes")
     bubble_s: float | None = Field(None, ge=0, description="pipeline bubble")
     data_s: float | None = Field(None, ge=0, description="waiting for the next batch")
     step_s: float | None = Field(None, ge=0, description="the whole step")
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """One step's communication beside its backward pass; seconds of `time.perf_counter`.
+
+    Args:
+        intervals: when each communication left and arrived.
+        compute_end_s: when the backward pass had nothing more to compute.
+    """
+
+    intervals: tuple[tuple[float, float], ...]
+    compute_end_s: float
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds for which the rank has nothing to do but wait: from the end of backward to the last arrival."""
+        return max([self.compute_end_s, *(arrived_s for _, arrived_s in self.intervals)]) - self.compute_end_s
+
+    @property
+    def hidden_s(self) -> float:
+        """Seconds for which something travelled while backward computed; what travels together counts once."""
+        hidden_s, until_s = 0.0, float("-inf")
+        for left_s, arrived_s in sorted(self.intervals):
+            end_s = min(arrived_s, self.compute_end_s)
+            hidden_s += max(0.0, end_s - max(left_s, until_s))
+            until_s = max(until_s, end_s)
+        return hidden_s
 
 
 class Footprint(Contract):

@@ -27,7 +27,11 @@ MAX_RECORD_BYTES = 64 * 2**20
 
 
 class Span(Contract):
-    """One phase of one step on one rank; times count from the start of the rank's first step."""
+    """One phase of one step on one rank; times count from the first step, which all ranks begin together.
+
+    Phases of the rank itself: data, forward, backward, optimizer, and `wait`, the end of a backward that waits for
+    communication. `communication` is under way beside them, bucket by bucket where the engine tells that much.
+    """
 
     rank: int = Field(ge=0)
     step: int = Field(ge=0)

@@ -43,6 +43,23 @@ def test_every_figure_is_the_one_of_its_source(make_record: MakeRecord) -> None:
     assert row.states_bytes.predicted == predicted.memory.states_bytes
 
 
+def test_exposed_and_hidden_communication_are_read_from_the_record(make_record: MakeRecord) -> None:
+    record = make_record(**DDP)
+    measured = record.footprints[0]
+    phases = measured.phases.model_copy(update={"communication_exposed_s": 0.0125, "communication_hidden_s": 0.05})
+    told = record.model_copy(update={"footprints": (measured.model_copy(update={"phases": phases}),)})
+    row = compare(told).rows[0]
+    assert (row.communication_exposed_s, row.communication_hidden_s) == (0.0125, 0.05)
+    lines = compare([told, make_record(engine="single")]).markdown().splitlines()
+    assert "| exposed, ms | 12.5 | — |" in lines and "| hidden, ms | 50.0 | — |" in lines
+    assert "exposed" not in compare(record).markdown()
+
+
+def test_what_was_left_at_its_default_is_told_as_such(make_record: MakeRecord) -> None:
+    rows = compare([make_record(**DDP), make_record(bucket_mib=0.5, **DDP)]).rows
+    assert [row.title for row in rows] == ["DDP (bucket_mib=default)", "DDP (bucket_mib=0.5)"]
+
+
 def test_control_traffic_is_not_compared(make_record: MakeRecord) -> None:
     row = compare(make_record(**DDP)).rows[0]
     assert "control" not in {traffic.group for traffic in row.communication}

@@ -24,6 +24,12 @@ from dlojz.schema import LabError
         ({"zero": 2, "pp": 2, "engine": "deepspeed"}, "use zero=1 or zero=0 with a pipeline"),
         ({"schedule": "1f1b"}, "needs a pipeline"),
         ({"sequence_parallel": True}, "needs tensor parallelism"),
+        ({"engine": "by_hand", "dp": 2, "zero": 2}, "whole model on every rank.*use zero=0, or engine 'deepspeed'"),
+        ({"dp": 2, "zero": 3, "bucket_mib": 1}, "FSDP2 has no such buckets: use it with DDP"),
+        ({"dp": 2, "engine": "deepspeed", "bucket_mib": 1}, "DeepSpeed ZeRO-0 has no such buckets"),
+        ({"bucket_mib": 4}, "one process has no such buckets.*dp=2 or more"),
+        ({"dp": 2, "bucket_mib": 0}, "bucket_mib must be at least 0.001, but 0"),
+        ({"dp": 2, "engine": "by_hand", "gradient_as_bucket_view": True}, "option of DDP, but DDP by hand"),
         ({"zeros": 2}, "unknown key 'zeros': did you mean 'zero'.*micro_batches"),
     ],
 )
@@ -79,9 +85,32 @@ def test_the_global_batch_is_derived() -> None:
 
 
 def test_the_strategy_follows_from_the_degrees() -> None:
-    strategies = [Layout(), Layout(dp=2), Layout(dp=2, zero=3), Layout(dp=2, engine="deepspeed", zero=1)]
-    assert [layout.strategy for layout in strategies] == ["single", "ddp", "fsdp2", "zero-1"]
-    assert [layout.title for layout in strategies] == ["one process", "DDP", "FSDP2", "DeepSpeed ZeRO-1"]
+    strategies = [
+        Layout(),
+        Layout(dp=2),
+        Layout(dp=2, engine="by_hand"),
+        Layout(dp=2, zero=3),
+        Layout(dp=2, engine="deepspeed", zero=1),
+    ]
+    assert [layout.strategy for layout in strategies] == ["single", "ddp", "by_hand", "fsdp2", "zero-1"]
+    assert [layout.title for layout in strategies] == [
+        "one process",
+        "DDP",
+        "DDP by hand",
+        "FSDP2",
+        "DeepSpeed ZeRO-1",
+    ]
+
+
+def test_a_field_that_came_later_leaves_the_names_of_older_runs_as_they_are() -> None:
+    """The hash that this configuration had before layouts knew of buckets; another bucket is another run."""
+    assert RunConfig.of(dp=2).hash == "404e1d80149c"
+    assert RunConfig.of(dp=2, bucket_mib=None, gradient_as_bucket_view=False).hash == "404e1d80149c"
+    hashes = {
+        RunConfig.of(dp=2, **fields).hash
+        for fields in ({}, {"bucket_mib": 25}, {"bucket_mib": 1}, {"gradient_as_bucket_view": True})
+    }
+    assert len(hashes) == 4
 
 
 layouts = st.builds(

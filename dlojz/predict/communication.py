@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 from dlojz.config import DEEPSPEED_BUCKET_ELEMENTS, RunConfig
 from dlojz.footprint import Collective, Traffic
+from dlojz.predict.order import ready_order
 from dlojz.predict.shapes import ModelShapes
 from dlojz.predict.states import FP32_BYTES, compute_bytes, padded_parameters
 from dlojz.units import MEBIBYTE
@@ -23,13 +24,15 @@ LOSS_BYTES = 8
 """The lab's own bookkeeping: one fp64 loss per step, in its control group."""
 
 
-def ddp_buckets(sizes_bytes: Iterable[int]) -> int:
-    """Number of DDP's buckets for gradients in the order in which they become ready."""
-    count, filled_bytes, limit_bytes = 0, 0, DDP_FIRST_BUCKET_BYTES
+def ddp_buckets(
+    sizes_bytes: Iterable[int], first_bytes: int = DDP_FIRST_BUCKET_BYTES, bucket_bytes: int = DDP_BUCKET_BYTES
+) -> int:
+    """Number of buckets for gradients in this order, where a bucket is closed once it holds so much."""
+    count, filled_bytes, limit_bytes = 0, 0, first_bytes
     for size_bytes in sizes_bytes:
         filled_bytes += size_bytes
         if filled_bytes >= limit_bytes:
-            count, filled_bytes, limit_bytes = count + 1, 0, DDP_BUCKET_BYTES
+            count, filled_bytes, limit_bytes = count + 1, 0, bucket_bytes
     return count + (filled_bytes > 0)
 
 
@@ -44,8 +47,20 @@ def deepspeed_buckets(sizes: Iterable[int]) -> int:
 
 
 def _ddp(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
+    # After its first step DDP fills its buckets in the order in which backward has made the gradients ready.
+    sizes_bytes = [FP32_BYTES * shapes.parameters[number].numel for number in ready_order(config)]
+    given_mib = config.layout.bucket_mib
+    first_bytes, bucket_bytes = DDP_FIRST_BUCKET_BYTES, DDP_BUCKET_BYTES
+    if given_mib is not None:
+        first_bytes = bucket_bytes = int(given_mib * MEBIBYTE)
+    return [_dp(config, "all_reduce", ddp_buckets(sizes_bytes, first_bytes, bucket_bytes), sum(sizes_bytes))]
+
+
+def _by_hand(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     sizes_bytes = [FP32_BYTES * parameter.numel for parameter in reversed(shapes.parameters)]
-    return [_dp(config, "all_reduce", ddp_buckets(sizes_bytes), sum(sizes_bytes))]
+    given_mib = config.layout.bucket_mib
+    bucket_bytes = DDP_BUCKET_BYTES if given_mib is None else int(given_mib * MEBIBYTE)
+    return [_dp(config, "all_reduce", ddp_buckets(sizes_bytes, bucket_bytes, bucket_bytes), sum(sizes_bytes))]
 
 
 def _fsdp2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
@@ -119,6 +134,7 @@ def _dp(config: RunConfig, collective: Collective, count: int, message_bytes: in
 _RULES: dict[str, Callable[[RunConfig, ModelShapes], list[Traffic]]] = {
     "single": lambda config, shapes: [],
     "ddp": _ddp,
+    "by_hand": _by_hand,
     "fsdp2": _fsdp2,
     "zero-0": _zero_0,
     "zero-1": _zero_1_or_2,

@@ -63,7 +63,7 @@ def touching_elements(shapes: ModelShapes, dp: int, rank: int) -> int:
 
 
 def _replicated(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
-    """One process, or DDP: everything whole on every rank; bf16 is autocast over fp32 weights."""
+    """One process, or DDP, also by hand: everything whole on every rank; bf16 is autocast over fp32 weights."""
     whole_bytes = FP32_BYTES * shapes.num_parameters
     return Memory(
         weights_bytes=whole_bytes,
@@ -125,6 +125,7 @@ def _zero_3(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
 _RULES: dict[str, Callable[[RunConfig, ModelShapes, int], Memory]] = {
     "single": _replicated,
     "ddp": _replicated,
+    "by_hand": _replicated,
     "fsdp2": _fsdp2,
     "zero-0": _zero_0,
     "zero-1": _zero_1_or_2,
@@ -137,7 +138,7 @@ def predict_states(config: RunConfig, shapes: ModelShapes, rank: int = 0) -> Mem
     """Weights, gradients, optimizer states, master copies and buffers of one rank; the rest is None."""
     strategy = config.layout.strategy
     # Under autocast BatchNorm's statistics stay fp32; engines that cast the weights cast them too.
-    buffer_bytes = FP32_BYTES if strategy in ("single", "ddp") else compute_bytes(config)
+    buffer_bytes = FP32_BYTES if strategy in ("single", "ddp", "by_hand") else compute_bytes(config)
     return _RULES[strategy](config, shapes, rank).model_copy(
         update={"buffers_bytes": buffer_bytes * shapes.float_buffer_elements + shapes.integer_buffer_bytes}
     )

@@ -140,6 +140,9 @@ def train(config: RunConfig, folder: Path, events: EventLog, *, rank: int, local
         probes.attach(engine)
         batches = open_batches(config, dp_rank=rank)
         ended: tuple[Status, str] = ("completed", "")
+        if control is not None:
+            # Who: all ranks, once, in the control group. What: nothing but the moment from which their clocks count.
+            dist.barrier(group=control)
         for step in range(config.steps):
             probes.start_step(step)
             loss = mean_over_ranks(accumulate(engine, batches, layout.micro_batches, probes), control)

@@ -6,6 +6,7 @@ their colour and hatch.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -268,7 +269,7 @@ def _losses(axes: Axes, rows: Sequence[Row]) -> None:
             markersize=5.5,
             markevery=(number % stride, stride),
             linewidth=4.0 - 3.0 * number / max(1, len(drawn) - 1),
-            label=" " + name.replace("\n", " "),
+            label=textwrap.indent(textwrap.fill(name.replace("\n", " "), 30), " "),
         )
     gap = max((row.loss_gap for row in rows if row.loss_gap is not None), default=None)
     axes.set_title(

@@ -175,11 +175,20 @@ def _communication_lines(rows: Sequence[Row]) -> tuple[Line, ...]:
                 "{:.0f}".format,
             )
         )
+    exposed, hidden = (
+        tuple(Cell("", DASH if value is None else _three_digits(value * 1e3)) for value in values)
+        for values in ([row.communication_exposed_s for row in rows], [row.communication_hidden_s for row in rows])
+    )
     verdicts = tuple(
         Cell("", {True: say(en="yes", fr="oui"), False: say(en="NO", fr="NON"), None: DASH}[row.exact], row.exact)
         for row in rows
     )
-    return _known(*lines, Line(say(en="bytes equal", fr="octets égaux"), verdicts))
+    return _known(
+        *lines,
+        Line(say(en="bytes equal", fr="octets égaux"), verdicts),
+        Line(say(en="exposed, ms", fr="exposée, ms"), exposed),
+        Line(say(en="hidden, ms", fr="recouverte, ms"), hidden),
+    )
 
 
 def _line(label: str, pairs: Sequence[Pair], write: Callable[[float], str], judged: bool = False) -> Line:

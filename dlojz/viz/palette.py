@@ -47,6 +47,7 @@ PHASE_STYLES: dict[str, Style] = {
     "backward": Style(ORANGE, "//"),
     "optimizer": Style(GREEN, "\\\\"),
     "communication": Style(VERMILION, "xx"),
+    "wait": Style("#FFFFFF", "xx"),
     "data": Style(GREY, ".."),
     "bubble": Style("#FFFFFF", ""),
 }
@@ -85,6 +86,7 @@ def phase_label(name: str) -> str:
         "backward": say(en="backward", fr="passe arrière"),
         "optimizer": say(en="optimizer", fr="optimiseur"),
         "communication": say(en="communication", fr="communication"),
+        "wait": say(en="wait for communication", fr="attente de la communication"),
         "data": say(en="data", fr="données"),
         "bubble": say(en="bubble", fr="bulle"),
     }.get(name, name)

@@ -1,6 +1,7 @@
-"""What every rank does when: one line per rank, one bar per phase.
+"""What every rank does when: one line per rank, one bar per phase; below it, what is under way between the ranks.
 
-Layer 4. Invariant: one collection per phase, so that thousands of spans draw as fast as ten.
+Layer 4. Invariant: one collection per phase, so that thousands of spans draw as fast as ten. Communication has a lane
+of its own: what lies under a compute phase is hidden behind it, what lies under a wait is exposed.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from matplotlib.patches import Patch
 from dlojz.record import RunRecord, Span
 from dlojz.schema import LabError
 from dlojz.text import say
+from dlojz.units import format_seconds
 from dlojz.viz.canvas import LabFigure, finish, new_figure, plain
 from dlojz.viz.markup import visible
 from dlojz.viz.palette import phase_label, phase_style
 
-FULL, INNER = 0.8, 0.36
+COMPUTE_LANE = (-0.4, 0.8)
+"""Top and height, in ranks, where there is no communication to show; the two lanes share the same room otherwise."""
+UPPER_LANE, LOWER_LANE = (-0.4, 0.48), (0.12, 0.28)
 WITHIN = "communication"
 
 
@@ -47,9 +51,11 @@ def timeline_figure(record: RunRecord, path: str | Path | None = None, steps: in
         ),
     )
     axes = figure.subplots()
-    names = list(dict.fromkeys(span.phase for span in sorted(spans, key=_inner_last)))
+    names = list(dict.fromkeys(span.phase for span in sorted(spans, key=_drawing_order)))
+    compute_lane = UPPER_LANE if any(name.startswith(WITHIN) for name in names) else COMPUTE_LANE
     for name in names:
-        style, height = phase_style(name), INNER if name.startswith(WITHIN) else FULL
+        style = phase_style(name)
+        top, height = LOWER_LANE if name.startswith(WITHIN) else compute_lane
         for rank in ranks:
             bars = [
                 ((span.start_s - origin_s) * 1e3, (span.end_s - span.start_s) * 1e3)
@@ -58,7 +64,7 @@ def timeline_figure(record: RunRecord, path: str | Path | None = None, steps: in
             ]
             axes.broken_barh(
                 bars,
-                (rank - height / 2, height),
+                (rank + top, height),
                 facecolor=style.color,
                 hatch=style.hatch,
                 edgecolor="#333333",
@@ -80,7 +86,10 @@ def timeline_figure(record: RunRecord, path: str | Path | None = None, steps: in
     axes.set_xlim(left=0)
     axes.set_xlabel(say(en="time, ms", fr="temps, ms"))
     axes.set_title(
-        say(en="What each rank does: ", fr="Ce que fait chaque rang : ") + visible(record.config.title), loc="left"
+        say(en="What each rank does: ", fr="Ce que fait chaque rang : ")
+        + visible(record.config.title)
+        + _overlap_words(record),
+        loc="left",
     )
     plain(axes)
     axes.grid(visible=False, axis="y")
@@ -102,6 +111,21 @@ def timeline_figure(record: RunRecord, path: str | Path | None = None, steps: in
     return finish(figure, path)
 
 
-def _inner_last(span: Span) -> tuple[bool, float]:
-    """Communication is drawn over the phase it happens in."""
-    return span.phase.startswith(WITHIN), span.start_s
+def _overlap_words(record: RunRecord) -> str:
+    """How much of rank 0's communication is exposed and how much is hidden, where it was measured."""
+    measured = record.footprint()
+    exposed_s, hidden_s = (
+        (measured.phases.communication_exposed_s, measured.phases.communication_hidden_s) if measured else (None, None)
+    )
+    if exposed_s is None or hidden_s is None:
+        return ""
+    exposed, hidden = format_seconds(exposed_s), format_seconds(hidden_s)
+    return say(
+        en=f"\ncommunication of rank 0 per step (median): {exposed} exposed, {hidden} hidden behind backward",
+        fr=f"\ncommunication du rang 0 par pas (médiane) : {exposed} exposée, {hidden} recouverte par la passe arrière",
+    )
+
+
+def _drawing_order(span: Span) -> tuple[bool, bool, float]:
+    """The wait is drawn over the backward phase that it is the end of; communication comes last in the legend."""
+    return span.phase.startswith(WITHIN), span.phase == "wait", span.start_s

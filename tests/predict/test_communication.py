@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from dlojz import predict
 from dlojz.config import RunConfig
 from dlojz.predict.communication import ddp_buckets, deepspeed_buckets
+from dlojz.predict.order import ready_order
+from dlojz.train import engines
+from dlojz.train.loop import build_model, open_batches
 from dlojz.units import MEBIBYTE
 
 
@@ -40,6 +44,44 @@ def test_fsdp2_sends_what_the_paper_says() -> None:
 
 def test_one_process_sends_nothing() -> None:
     assert predict(RunConfig.of()).communication == ()
+
+
+def calls(**fields: object) -> int:
+    [traffic] = [one for one in predict(RunConfig.of(**fields)).communication if one.group == "dp"]
+    assert traffic.collective == "all_reduce"
+    return traffic.count or 0
+
+
+def test_buckets_of_a_size_that_was_asked_for() -> None:
+    """vit_tiny has 3.13 MiB of gradients; torch's first bucket is small unless a size is given, ours never is."""
+    assert calls(model="vit_tiny", dp=2) == 2
+    assert calls(model="vit_tiny", dp=2, bucket_mib=25) == 1
+    assert calls(model="vit_tiny", dp=2, engine="by_hand") == 1
+    assert calls(model="vit_tiny", dp=2, bucket_mib=0.5) == calls(
+        model="vit_tiny", dp=2, bucket_mib=0.5, engine="by_hand"
+    )
+    bytes_of = {
+        traffic.message_bytes
+        for mib in (0.001, 0.5, 4)
+        for traffic in predict(RunConfig.of(model="vit_tiny", dp=2, bucket_mib=mib)).communication
+        if traffic.group == "dp"
+    }
+    assert len(bytes_of) == 1, "buckets change the calls, never the bytes"
+
+
+@pytest.mark.parametrize("model", ["coatnet_tiny", "gpt_tiny", "alexnet_tiny"])
+@pytest.mark.parametrize("fields", [{}, {"precision": "bf16"}, {"checkpointing": "full"}])
+def test_gradients_become_ready_in_the_order_predicted(model: str, fields: dict[str, str]) -> None:
+    """A real backward pass against one without memory."""
+    config = RunConfig.of(model=model, micro_batch=2, **fields)
+    engine = engines.build(config, build_model(config), torch.device("cpu"))
+    order: list[int] = []
+    for number, parameter in enumerate(engine.module.parameters()):
+        parameter.register_post_accumulate_grad_hook(lambda _, number=number: order.append(number))
+    inputs, targets = next(open_batches(config, 0))
+    engine.backward(engine.forward(inputs, targets, last=True), last=True)
+    assert ready_order(config) == tuple(order)
+    assert sorted(order) == list(range(len(order)))
 
 
 def test_buckets() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import time
 
+import pytest
 import torch
 
 from dlojz.config import RunConfig
+from dlojz.footprint import Overlap
 from dlojz.train import engines
 from dlojz.train.loop import build_model
 from dlojz.train.probes.clock import PhaseClock
@@ -59,6 +62,42 @@ def test_categories_add_up_and_the_peak_is_found() -> None:
     assert memory.at_peak_bytes
     assert sum(memory.at_peak_bytes.values()) == memory.peak_bytes
     assert max(sum(sample.bytes_by_category.values()) for sample in timeline) == memory.peak_bytes
+
+
+def test_what_looked_like_an_activation_may_turn_out_to_be_a_gradient() -> None:
+    """DDP makes its buckets in a forward pass; gradients that are views of them are counted once, as gradients."""
+    with StorageTrace({}) as trace:
+        probe = MemoryProbe(trace)
+        weights = torch.zeros(100, requires_grad=True)
+        trace.step, trace.phase = 0, "forward"
+        probe.before_forward({"weights": [weights]})
+        bucket = torch.zeros(100)
+        probe.after_forward({"weights": [weights]})
+        trace.phase = "backward"
+        weights.grad = bucket.view(100)
+        states = {"weights": [weights], "gradients": [weights.grad]}
+        probe.claim(states)  # type: ignore[arg-type]
+        probe.after_step(states)  # type: ignore[arg-type]
+        memory, _ = probe.measure(0, torch.device("cpu"))
+    assert (memory.gradients_bytes, memory.activations_bytes, memory.workspace_bytes) == (400, 0, 0)
+
+
+def test_the_clock_notes_communication_beside_the_phases() -> None:
+    clock = PhaseClock(0, torch.device("cpu"))
+    for step, (exposed_s, hidden_s) in enumerate([(9.0, 9.0), (1.0, 5.0), (2.0, 3.0), (3.0, 4.0)]):
+        clock.start_step(step)
+        with clock.phase("backward"):
+            end_s = time.perf_counter()
+        clock.communicated(Overlap(((end_s - hidden_s, end_s + exposed_s),), end_s))
+        clock.end_step()
+    phases = clock.phases(first_step=1)
+    # Medians over the steps from the second on; the tolerance is the rounding of large clock readings.
+    assert phases.communication_exposed_s == pytest.approx(2.0, abs=1e-6)
+    assert phases.communication_hidden_s == pytest.approx(4.0, abs=1e-6)
+    last = [span for span in clock.spans() if span.step == 3]
+    assert [span.phase for span in last] == ["backward", "communication", "wait"]
+    assert last[2].end_s == last[1].end_s and last[2].end_s - last[2].start_s == pytest.approx(3.0, abs=1e-6)
+    assert PhaseClock(0, torch.device("cpu")).phases(first_step=0).communication_hidden_s is None
 
 
 def test_flops_of_a_grouped_convolution_and_of_attention() -> None:

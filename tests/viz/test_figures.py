@@ -13,7 +13,7 @@ from matplotlib.text import Text
 
 from dlojz.compare import compare
 from dlojz.footprint import CATEGORIES
-from dlojz.record import RunRecord
+from dlojz.record import RunRecord, Span
 from dlojz.schema import LabError
 from dlojz.text import use_language
 from dlojz.viz.compare_figure import compare_figure
@@ -123,6 +123,70 @@ def test_memory_figure_marks_the_peak_and_the_limit(records: list[RunRecord]) ->
 def test_a_run_that_traced_nothing_is_refused(make_record: MakeRecord, draw: Callable[..., Any]) -> None:
     with pytest.raises(LabError, match="timeline"):
         draw(make_record("failed", "killed", measured=False, **DDP))
+
+
+@pytest.fixture
+def communicating(make_record: MakeRecord) -> RunRecord:
+    """Two buckets per step, the second of which arrives after backward has ended."""
+    record = make_record(**DDP)
+    spans = [
+        Span(rank=rank, step=step, phase=phase, start_s=step + start, end_s=step + end)
+        for rank in range(2)
+        for step in range(3)
+        for phase, start, end in (
+            ("communication", 0.4, 0.5),
+            ("communication", 0.6, 0.8),
+            ("wait", 0.7, 0.8),
+        )
+    ]
+    measured = record.footprints[0]
+    phases = measured.phases.model_copy(update={"communication_exposed_s": 0.1, "communication_hidden_s": 0.2})
+    return record.model_copy(
+        update={
+            "spans": (*record.spans, *spans),
+            "footprints": (measured.model_copy(update={"phases": phases}),),
+        }
+    )
+
+
+def test_communication_has_a_lane_of_its_own_below_the_compute(communicating: RunRecord) -> None:
+    figure = timeline_figure(communicating)
+    assert "100 ms exposed, 200 ms hidden" in figure.axes[0].get_title(loc="left")
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    labels = [text.get_text().strip() for text in legend.get_texts()]
+    assert labels == ["forward", "backward", "optimizer", "wait for communication", "communication"]
+    boxes = {
+        label: [path.get_extents() for one in collections for path in one.get_paths()]
+        for label, collections in _by_phase(figure, labels).items()
+    }
+    for rank in range(2):
+        of_rank = {name: [box for box in found if rank - 0.5 < box.y0 < rank + 0.5] for name, found in boxes.items()}
+        lane = of_rank["communication"]
+        assert len(lane) == 6
+        assert min(box.y0 for box in lane) >= max(box.y1 for box in of_rank["backward"])
+        waits = of_rank["wait for communication"]
+        assert all(
+            any(back.x0 <= wait.x0 and wait.x1 <= back.x1 + 1e-6 for back in of_rank["backward"]) for wait in waits
+        )
+    assert _overlapping(figure) == []
+    assert _overlapping(compare_figure(compare(communicating))) == []
+
+
+def _by_phase(figure: Figure, labels: list[str]) -> dict[str, list[Any]]:
+    """The bars of each phase; phases are drawn in the order of the legend, one collection per rank."""
+    bars = list(figure.axes[0].collections)
+    each = len(bars) // len(labels)
+    return {label: bars[number * each : (number + 1) * each] for number, label in enumerate(labels)}
+
+
+def test_a_run_without_communication_keeps_its_full_bars(make_record: MakeRecord) -> None:
+    heights = {
+        round(path.get_extents().height, 6)
+        for bars in timeline_figure(make_record(**DDP)).axes[0].collections
+        for path in bars.get_paths()
+    }
+    assert heights == {0.8}
 
 
 def test_every_category_has_its_own_colour_and_hatch() -> None:

@@ -22,6 +22,10 @@ def build(config: RunConfig, model: nn.Module, device: torch.device) -> Engine:
         from dlojz.train.engines.ddp import DDPEngine
 
         return DDPEngine(config, model, device)
+    if strategy == "by_hand":
+        from dlojz.train.engines.by_hand import ByHandEngine
+
+        return ByHandEngine(config, model, device)
     if strategy == "fsdp2":
         from dlojz.train.engines.fsdp2 import FSDP2Engine
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlojz.config import RunConfig
-from dlojz.footprint import Category
+from dlojz.footprint import Category, Overlap
 
 Inventory = dict[Category, list[Tensor]]
 
@@ -90,6 +90,13 @@ class Engine:
             "optimizer": optimizer_states(self.optimizer),
             "buffers": list(self.module.buffers()),
         }
+
+    def communications(self) -> Overlap | None:
+        """How the last step's communication lay beside its backward pass; None where an engine cannot tell.
+
+        To be asked between backward and the next step's first forward.
+        """
+        return None
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Whole parameters by name, on the CPU, the same on every rank; a collective call where they are sharded."""

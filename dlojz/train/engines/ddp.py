@@ -7,11 +7,14 @@ Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data P
 
 from __future__ import annotations
 
+import time
 import warnings
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dlojz.footprint import Overlap
 from dlojz.train.engines.base import Engine
 
 
@@ -22,8 +25,15 @@ class DDPEngine(Engine):
         # BatchNorm statistics stay each rank's own, as in the sharded engines: broadcasting them would be one more
         # collective per step that has no part in the gradient. Newer torch renames the option, older knows only this.
         warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
-        device_ids = [self.device.index] if self.device.type == "cuda" else None
-        return DistributedDataParallel(module.to(self.device), device_ids=device_ids, broadcast_buffers=False)
+        layout = self.config.layout
+        options: dict[str, Any] = {"gradient_as_bucket_view": layout.gradient_as_bucket_view}
+        if layout.bucket_mib is not None:  # given, it holds for the first bucket too
+            options["bucket_cap_mb"] = layout.bucket_mib
+        if self.device.type == "cuda":
+            options["device_ids"] = [self.device.index]
+        model = DistributedDataParallel(module.to(self.device), broadcast_buffers=False, **options)
+        model._set_ddp_runtime_logging_sample_rate(1)  # a few clock readings per step: it times every step
+        return model
 
     def forward(self, inputs: Tensor, targets: Tensor, *, last: bool) -> Tensor:
         # Who: all dp ranks, in the last micro-batch's backward only. What: every gradient, in buckets, all-reduced
@@ -31,3 +41,25 @@ class DDPEngine(Engine):
         if isinstance(self.model, DistributedDataParallel):
             self.model.require_backward_grad_sync = last
         return super().forward(inputs, targets, last=last)
+
+    def update(self) -> None:
+        self.optimizer.step()
+        # A gradient that is a view of its bucket stays there, as zeros: forgotten, it would be made anew elsewhere by
+        # the first micro-batch, and accumulated beside the bucket.
+        self.optimizer.zero_grad(set_to_none=not self.config.layout.gradient_as_bucket_view)
+
+    def communications(self) -> Overlap | None:
+        """As torch's reducer has timed it: the first bucket's departure, the last one's arrival, and pauses between.
+
+        Source: torch `csrc/distributed/c10d/logger.cpp`, `set_runtime_stats_and_log`.
+        """
+        if not isinstance(self.model, DistributedDataParallel):
+            return None
+        logger: Any = self.model.logger
+        logger.set_runtime_stats_and_log()  # otherwise told in the next forward only
+        told_ns = self.model._get_ddp_logging_data()
+        if "backward_comm_time" not in told_ns:
+            return None
+        left_s = told_ns["backward_comm_time_start"] / 1e9 - (time.time() - time.perf_counter())
+        arrived_s = left_s + told_ns["backward_comm_time"] / 1e9
+        return Overlap(((left_s, arrived_s),), left_s + told_ns["backward_compute_comm_overlap_time"] / 1e9)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dlojz.footprint import Phases
+from dlojz.footprint import Overlap, Phases
 from dlojz.record import Span
 from dlojz.train.engines.base import Engine
 
@@ -68,11 +68,14 @@ class PhaseClock:
         end_s = time.perf_counter()
         seconds = self._steps.setdefault(self._step, defaultdict(float))
         seconds[name] += end_s - start_s
+        self._keep(name, start_s, end_s)
+
+    def _keep(self, phase: str, start_s: float, end_s: float) -> None:
         self._spans.append(
             Span.model_construct(
                 rank=self._rank,
                 step=self._step,
-                phase=name,
+                phase=phase,
                 start_s=start_s - self._origin_s,
                 end_s=end_s - self._origin_s,
             )
@@ -92,10 +95,20 @@ class PhaseClock:
         self._steps.setdefault(self._step, defaultdict(float))["step"] = step_s
         return step_s
 
+    def communicated(self, overlap: Overlap) -> None:
+        """Note how the present step's communication lay beside its backward pass: a span for each, one for the wait."""
+        seconds = self._steps.setdefault(self._step, defaultdict(float))
+        seconds["communication_exposed"] = overlap.exposed_s
+        seconds["communication_hidden"] = overlap.hidden_s
+        for left_s, arrived_s in overlap.intervals:
+            self._keep("communication", left_s, arrived_s)
+        if overlap.exposed_s:
+            self._keep("wait", overlap.compute_end_s, overlap.compute_end_s + overlap.exposed_s)
+
     def phases(self, first_step: int) -> Phases:
         """Median seconds by phase over the steps from `first_step` on; all None where there is none."""
         steps = [seconds for step, seconds in self._steps.items() if step >= first_step]
-        names = {name for seconds in steps for name in seconds} & {"data", "forward", "backward", "optimizer", "step"}
+        names = {name for seconds in steps for name in seconds if f"{name}_s" in Phases.model_fields}
         return Phases(**{f"{name}_s": statistics.median(seconds[name] for seconds in steps) for name in names})
 
     def spans(self) -> tuple[Span, ...]:

@@ -37,14 +37,20 @@ class MemoryProbe:
     # A communication thread may release a storage at any moment: what is alive is looked at in a copy.
 
     def claim(self, inventory: Inventory) -> None:
-        """Sort what an engine holds at this moment; a storage stays what it was first claimed to be."""
+        """Sort what an engine holds at this moment; a storage stays what it was first claimed to be.
+
+        What was only taken for an activation or a temporary may still turn out to be a state: DDP makes its buckets in
+        a forward pass, and the gradients are views of them where `gradient_as_bucket_view` says so.
+        """
         for category, tensors in inventory.items():
             for tensor in tensors:
                 number = self._trace.see(tensor)
-                if number is not None and category != "workspace":
-                    self._category_of.setdefault(number, category)
-                elif number is not None:
+                if number is None:
+                    continue
+                if category == "workspace":
                     self._at_forward.add(number)
+                elif self._category_of.get(number, "activations") in ("activations", "workspace"):
+                    self._category_of[number] = category
 
     def before_forward(self, inventory: Inventory) -> None:
         """Note what is alive before a micro-batch is read; none of it is that micro-batch's activation."""

@@ -82,6 +82,8 @@ class Probes:
             self.memory.after_step(self._engine.inventory())
             if self.trace.step == self.steady_step:
                 self._stop_tracing()
+        elif self._engine is not None and (overlap := self._engine.communications()) is not None:
+            self.clock.communicated(overlap)
         return step_s
 
     def _stop_tracing(self) -> None:
