@@ -1,0 +1,39 @@
+"""Cells that run on several ranks: `%%ranks 4`, and `ranks["x"]` to look at what they hold.
+
+Layer 5. In a notebook, after `%load_ext dlojz.ranks`:
+
+    %%ranks 4
+    x = torch.ones(1) * rank
+    dist.all_reduce(x)
+
+Invariant: importing this loads neither torch nor ipyparallel; the first cell does, in processes of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dlojz.ranks.live import Ranks
+    from dlojz.ranks.outcome import RanksError
+
+__all__ = ["Ranks", "RanksError", "load_ipython_extension"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Ranks":
+        from dlojz.ranks.live import Ranks
+
+        return Ranks
+    if name == "RanksError":
+        from dlojz.ranks.outcome import RanksError
+
+        return RanksError
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Give a notebook `%%ranks`, `%ranks` and the variable `ranks`; called by `%load_ext dlojz.ranks`."""
+    from dlojz.ranks.magic import register
+
+    register(shell)

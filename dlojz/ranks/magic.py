@@ -1,0 +1,217 @@
+"""`%%ranks` and `%ranks` in a notebook.
+
+Layer 5. Invariant: a cell leaves in the notebook what its ranks said and nothing else, in particular no time and no
+word of progress; a mistake in the first line is answered by one sentence.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dlojz.ranks.carry import belongings
+from dlojz.ranks.limits import Refused, number_of_ranks
+from dlojz.ranks.live import LIMIT_S, Ranks, show
+from dlojz.schema import LabError, one_of
+from dlojz.text import say
+
+_COMMANDS = ("start", "stop", "status", "restart")
+_OPTIONS = ("--with", "--limit", "--force")
+_PATIENCE_S = 1.0
+
+
+@dataclass
+class Wish:
+    """The first line of a cell.
+
+    Args:
+        command: `run` for a cell; else `start`, `stop`, `status` or `restart`.
+        size: number of ranks; None: as many as there are.
+        names: what goes along.
+        limit_s: of the cell.
+        force: whether to start more ranks than the machine bears.
+    """
+
+    command: str = "run"
+    size: int | None = None
+    names: tuple[str, ...] = ()
+    limit_s: float = LIMIT_S
+    force: bool = False
+
+
+def parse(line: str, *, is_cell: bool) -> Wish:
+    """Understand what follows `%%ranks` or `%ranks`.
+
+    Raises:
+        Refused: in one sentence, naming the word and what would work.
+    """
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        words = line.split()
+    wish = Wish() if is_cell else Wish(command="status")
+    if words and not is_cell and not words[0].startswith("-") and not words[0].isdecimal():
+        wish.command = words.pop(0)
+        if wish.command not in _COMMANDS:
+            raise Refused(one_of(say(en="command", fr="commande"), wish.command, _COMMANDS))
+    elif words and not is_cell:
+        wish.command = "start"
+    while words:
+        word, equals, value = words.pop(0).partition("=")
+        if word == "--force":
+            wish.force = True
+        elif word in ("--with", "--limit"):
+            if not equals:
+                value = words.pop(0) if words and not words[0].startswith("-") else ""
+            if word == "--with":
+                while value.endswith(",") and words:  # `--with a, b`
+                    value += words.pop(0)
+                wish.names += _names(value)
+            else:
+                wish.limit_s = _seconds(value)
+        elif word.startswith("-"):
+            raise Refused(one_of("option", word, _OPTIONS))
+        elif wish.size is None:
+            wish.size = number_of_ranks(word)
+        else:
+            raise Refused(
+                say(
+                    en=f"one number of ranks is enough, but {wish.size} and {word!r} were received.",
+                    fr=f"un seul nombre de rangs suffit, mais {wish.size} et {word!r} ont été reçus.",
+                )
+            )
+    return wish
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names or not all(name.isidentifier() for name in names):
+        raise Refused(
+            say(
+                en=f"--with takes names of the notebook, e.g. --with model,batch, but {text!r} was received.",
+                fr=f"--with attend des noms du notebook, par exemple --with model,batch, mais {text!r} a été reçu.",
+            )
+        )
+    return names
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 86_400:
+        raise Refused(
+            say(
+                en=f"--limit takes seconds, more than 0 and at most a day, e.g. --limit 30, but {text!r} was received.",
+                fr=f"--limit attend des secondes, plus de 0 et un jour au plus, par exemple --limit 30, mais {text!r} "
+                "a été reçu.",
+            )
+        )
+    return seconds
+
+
+class RanksMagics:
+    """The magics of one notebook.
+
+    Args:
+        shell: of IPython.
+        ranks: the variable `ranks` of the notebook.
+    """
+
+    def __init__(self, shell: Any, ranks: Ranks) -> None:
+        self._shell, self.ranks = shell, ranks
+
+    def __call__(self, line: str, cell: str | None = None) -> None:
+        """Do what `%ranks line`, or `%%ranks line` and a cell, asks for.
+
+        Raises:
+            Refused: for a line that is not understood.
+            RanksError: if the cell did not end well on every rank.
+        """
+        wish = parse(line, is_cell=cell is not None)
+        carried = belongings(wish.names, self._shell.user_ns)
+        try:
+            if wish.command == "stop":
+                self.ranks.stop()
+            elif wish.command == "restart":
+                with Patience() as patience:
+                    self.ranks.restart(progress=patience)
+            elif wish.command == "start" or cell is not None:
+                self._have(wish)
+            if cell is not None:
+                self.ranks.run(cell, limit_s=wish.limit_s, belongings=carried)
+            elif wish.command == "status":
+                show(self.ranks.status())
+        except LabError as refused:
+            raise (refused if isinstance(refused, Refused) else Refused(str(refused))) from None
+
+    def _have(self, wish: Wish) -> None:
+        """See that as many ranks as wished are running."""
+        if wish.size is None or wish.size == self.ranks.size:
+            if not self.ranks:
+                raise Refused(str(self.ranks))
+            return
+        former = self.ranks.size
+        with Patience() as patience:
+            self.ranks.start(wish.size, force=wish.force, progress=patience)
+        if former:
+            print(
+                say(
+                    en=f"{wish.size} fresh ranks take the place of the {former} before, whose variables are gone.",
+                    fr=f"{wish.size} nouveaux rangs remplacent les {former} précédents ; les variables de ces derniers "
+                    "sont perdues.",
+                )
+            )
+
+
+class Patience:
+    """A word to who waits for more than a second, taken back when the wait is over."""
+
+    def __init__(self) -> None:
+        self._begun_s = time.monotonic()
+        self._said = False
+
+    def __call__(self) -> None:
+        """Still waiting."""
+        if not self._said and time.monotonic() - self._begun_s > _PATIENCE_S:
+            self._said = True
+            text = say(en="The ranks are starting (a few seconds) …", fr="Démarrage des rangs (quelques secondes)…")
+            self._write(text, end="")
+
+    def __enter__(self) -> Callable[[], None]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._said:
+            return
+        from IPython.display import clear_output
+
+        if _in_notebook():
+            clear_output()
+        else:
+            self._write("\r\x1b[K", end="")
+
+    @staticmethod
+    def _write(text: str, end: str) -> None:
+        print(text, end=end, file=sys.stderr, flush=True)
+
+
+def _in_notebook() -> bool:
+    from IPython.core.getipython import get_ipython
+
+    return hasattr(get_ipython(), "kernel")
+
+
+def register(shell: Any) -> None:
+    """Give a notebook the magics and the variable `ranks`; a second time changes nothing."""
+    magics = shell.magics_manager.magics["cell"].get("ranks")
+    if not isinstance(magics, RanksMagics):
+        magics = RanksMagics(shell, Ranks(namespace=shell.user_ns))
+        for kind in ("line", "cell"):
+            shell.register_magic_function(magics, kind, "ranks")
+    shell.user_ns["ranks"] = magics.ranks

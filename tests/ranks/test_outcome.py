@@ -1,0 +1,106 @@
+"""How a cell ended, in one text: each cause once, with the ranks it concerns."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlojz.ranks.outcome import Answer, RanksError, Trouble, must_rejoin, still_to_do, unknown_names
+from dlojz.text import use_language
+
+ZERO = Trouble("ZeroDivisionError", "division by zero", lines=((2, "1 / 0", "f"),))
+MISSING = Trouble("CollectiveFault", "Missing rank: rank 1 ended.", "missing", ((1, "dist.barrier()", ""),))
+PEER = Trouble("CollectiveFault", "Missing rank: rank 0 was stopped.", "peer", ((1, "dist.barrier()", ""),))
+TO_DO = Trouble("NotDone", "still to do", lines=((0, "raise NotDone('x')", "f"),))
+
+
+def text(*answers: Answer) -> str:
+    return str(RanksError(answers))
+
+
+def test_the_same_error_is_told_once() -> None:
+    answers = [Answer(rank, trouble=ZERO) for rank in range(3)]
+    assert text(*answers) == "Ranks 0–2: ZeroDivisionError: division by zero\n    line 3, f(): 1 / 0"
+
+
+def test_different_errors_are_told_each_with_its_line() -> None:
+    other = Trouble("ZeroDivisionError", "float division by zero", lines=ZERO.lines)
+    lines = text(Answer(0, trouble=ZERO), Answer(1, trouble=other)).splitlines()
+    assert lines == [
+        "Rank 0: ZeroDivisionError: division by zero",
+        "    line 3, f(): 1 / 0",
+        "Rank 1: ZeroDivisionError: float division by zero",
+        "    line 3, f(): 1 / 0",
+    ]
+
+
+def test_a_fault_between_ranks_shows_what_each_called_last() -> None:
+    answers = (Answer(0, trouble=MISSING, last="barrier #1", torn=True), Answer(1))
+    assert text(*answers).splitlines() == [
+        "Missing rank: rank 1 ended.",
+        "    line 2: dist.barrier()",
+        "Last call in this cell:",
+        "    rank 0: barrier #1",
+        "    rank 1: no collective",
+        "The process group is made anew before the next cell.",
+    ]
+
+
+def test_a_consequence_is_no_error_of_its_own() -> None:
+    assert "was stopped" not in text(Answer(0, trouble=ZERO), Answer(1, trouble=PEER, torn=True))
+    assert "was stopped" in text(Answer(0), Answer(1, trouble=PEER, torn=True))
+
+
+def test_work_still_to_do_is_recognised_behind_its_consequences() -> None:
+    assert still_to_do([Answer(0, trouble=TO_DO), Answer(1, trouble=PEER)]) == "still to do"
+    assert still_to_do([Answer(0, trouble=TO_DO), Answer(1, trouble=ZERO)]) == ""
+    assert still_to_do([Answer(0)]) == ""
+
+
+def test_names_that_ranks_do_not_know_are_found() -> None:
+    trouble = Trouble("NameError", "name 'model' is not defined. Did you mean: 'mode'?")
+    assert unknown_names([Answer(0, trouble=trouble), Answer(1, trouble=ZERO)]) == {"model"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([Answer(0), Answer(1)], False),
+        ([Answer(0, trouble=ZERO), Answer(1)], False),
+        ([Answer(0, torn=True), Answer(1)], True),
+        ([Answer(0, trouble=Trouble("", kind="exit")), Answer(1)], True),
+        ([Answer(0, trouble=Trouble("KeyboardInterrupt", kind="limit")), Answer(1)], True),
+        ([Answer(0, counts={"0": 1}), Answer(1, counts={"0": 2})], True),
+        ([Answer(0, counts={"0": 1, "1": 5}), Answer(1, counts={"0": 1})], False),
+    ],
+)
+def test_the_group_is_made_anew_only_where_it_must(answers: list[Answer], expected: bool) -> None:
+    assert must_rejoin(answers) is expected
+
+
+def test_every_way_to_end_has_its_sentence_in_french() -> None:
+    ways = [
+        Trouble("", kind="exit", exit_code=3),
+        Trouble("", kind="exit", exit_code=-9),
+        Trouble("", kind="exit", exit_code=None),
+        Trouble("KeyboardInterrupt", kind="exit", exit_code=-9),
+        Trouble("KeyboardInterrupt", kind="exit", exit_code=-9, limit_s=1.5),
+        Trouble("KeyboardInterrupt", kind="limit", limit_s=1.5),
+        Trouble("KeyboardInterrupt", kind="stopped"),
+        Trouble("SystemExit", "2"),
+    ]
+    use_language("fr")
+    try:
+        first_lines = [text(Answer(1, trouble=way, kept=way.kind != "exit"), Answer(0)).splitlines()[0] for way in ways]
+    finally:
+        use_language("en")
+    assert first_lines == [
+        "Rang 1 : le processus s’est terminé de lui-même, code de sortie 3, au milieu de la cellule.",
+        "Rang 1 : le processus a été arrêté par le signal SIGKILL (c’est ainsi que finit une cellule qui demande trop "
+        "de mémoire).",
+        "Rang 1 : le processus s’est arrêté au milieu de la cellule.",
+        "Rang 1 : sourd à l’interruption ; le processus a été arrêté.",
+        "Rang 1 : toujours en cours au bout de 1,5 s et sourd à l’interruption ; le processus a été arrêté.",
+        "Rang 1 : exécution non terminée au bout de 1,5 s, la limite de cette cellule (--limit) ; interrompue.",
+        "Rang 1 : exécution interrompue.",
+        "Rang 1 a appelé sys.exit(2).",
+    ]
