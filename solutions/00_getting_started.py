@@ -174,7 +174,9 @@ lab.check("steps-per-epoch", steps_per_epoch)
 # identiques, il faut en faire la moyenne : c’est le rôle de l’*all-reduce*, une communication collective à laquelle
 # chaque rang confie un tenseur, et d’où chacun repart avec la somme.
 #
-# Voici le nombre de paramètres de notre modèle. Il s’entraîne en fp32, soit 4 octets par nombre.
+# Le mieux est de le voir. Une cellule qui commence par `%%ranks` ne s’exécute pas ici, mais sur deux processus qui
+# attendent vos ordres : chacun y trouve son numéro, `rank`, et `dist`, le module `torch.distributed`. La première
+# fois, ils mettent quelques secondes à démarrer.
 
 # %% [markdown] lang="en"
 # ## 3. Predict
@@ -183,6 +185,38 @@ lab.check("steps-per-epoch", steps_per_epoch)
 # must be averaged: that is what *all-reduce* is for, a collective communication to which each rank hands a tensor and
 # from which each leaves with the sum.
 #
+# It is best seen. A cell that begins with `%%ranks` does not run here, but on two processes that wait for your
+# orders: each finds its number there, `rank`, and `dist`, the module `torch.distributed`. The first time, they take a
+# few seconds to start.
+
+# %% name="start-ranks" tags=["nbval-ignore-output"]
+# %ranks start 2
+
+# %% name="first-ranks"
+# %%ranks
+gradient = torch.tensor([1.0, 10.0, 100.0]) * (rank + 1)
+before = gradient.clone()
+dist.all_reduce(gradient)
+before, gradient
+
+# %% [markdown] lang="fr"
+# Chaque rang avait ses propres valeurs, les deux repartent avec la même somme. Une variable des rangs se ramène ici
+# par son nom : `ranks["…"]` donne une valeur par rang.
+
+# %% [markdown] lang="en"
+# Each rank had values of its own, both leave with the same sum. A variable of the ranks is brought back by its name:
+# `ranks["…"]` gives one value per rank.
+
+# %%
+[value.tolist() for value in ranks["gradient"]]
+
+# %%
+# %ranks stop
+
+# %% [markdown] lang="fr"
+# Voici le nombre de paramètres de notre modèle. Il s’entraîne en fp32, soit 4 octets par nombre.
+
+# %% [markdown] lang="en"
 # Here is the number of parameters of our model. It trains in fp32, that is 4 bytes per number.
 
 # %%

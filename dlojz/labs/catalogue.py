@@ -13,7 +13,7 @@ from dlojz.labs.notebook import notebook_language
 from dlojz.schema import LabError, one_of
 from dlojz.text import use_language
 
-_MODULES = {"00": "getting_started", "01": "big_models"}
+_MODULES = {"00": "getting_started", "01": "big_models", "03": "data_parallelism"}
 NUMBERS = tuple(_MODULES)
 
 
@@ -30,10 +30,22 @@ def start(number: str, *, root: Path | None = None) -> Lab:
     if number not in _MODULES:
         raise LabError(one_of("lab", number, _MODULES))
     use_language(notebook_language())
+    _give_ranks()
     content = importlib.import_module(f"dlojz.labs.{_MODULES[number]}")
     return Lab(
         number, content.TITLE, exercises=content.EXERCISES, predictions=content.PREDICTIONS, root=root or _runs_root()
     )
+
+
+def _give_ranks() -> None:
+    """`%%ranks` and `ranks`, where there is a notebook to have them; no rank is started yet."""
+    from IPython.core.getipython import get_ipython
+
+    from dlojz.ranks import load_ipython_extension
+
+    shell = get_ipython()
+    if shell is not None:
+        load_ipython_extension(shell)
 
 
 def _runs_root() -> Path:

@@ -88,6 +88,9 @@ def _run(trial: Trial, answer: Callable[..., Any], size: int, seed: int) -> list
     def on_rank(rank: int, size: int) -> Any:
         import torch
 
+        from dlojz.ranks.wrapping import rebind
+
+        rebind(getattr(answer, "__globals__", {}))
         result = trial(answer, rank, size, seed)
         data, values = result if isinstance(result, tuple) else (None, result)
         for value in values.values():

@@ -25,6 +25,7 @@ GRACE_S = (1.0, 2.0)
 """Patience after the first interrupt (a rank that is late hears nothing yet) and after the second; then it is ended."""
 _LOOK_EVERY_S = 0.2
 _QUESTION_S = 60.0
+_KILLS = 5
 
 
 class Crew:
@@ -116,6 +117,8 @@ class Crew:
             if by_student or time.monotonic() > deadline_s:
                 kind = "stopped" if by_student else "limit"
                 why = why or Trouble("KeyboardInterrupt", kind=kind, limit_s=0 if by_student else limit_s)
+                if signals.count(signal.SIGKILL) > _KILLS:  # who should tell of it is gone, or deaf
+                    raise Refused(all_lost())
                 insists = by_student and bool(signals)
                 signals.append(signal.SIGKILL if insists or len(signals) == len(GRACE_S) else signal.SIGINT)
                 deadline_s = time.monotonic() + GRACE_S[min(len(signals), len(GRACE_S)) - 1]

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch._dynamo  # the first optimizer of a process imports it, which takes seconds
 import torch.distributed  # noqa: F401 - imported once, in the keeper, for all ranks
 from ipyparallel.engine.app import IPEngine
 from traitlets.config import Config

@@ -9,6 +9,7 @@ What a rank gives back is JSON and tensors (safetensors): nothing is unpickled.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import selectors
@@ -190,6 +191,7 @@ def _rank(
 ) -> NoReturn:
     """In the child: join the others, call, answer, leave without a word."""
     code = 1
+    gc.freeze()  # what the forking process has thrown away is its own to collect: sockets, threads' locks
     os.environ.pop(PARENT_VARIABLE, None)  # the parent of this rank is the process that forked it
     try:
         die_with_parent()

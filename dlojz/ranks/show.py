@@ -105,7 +105,7 @@ def _as_html(column: Column) -> str:
     if cut:
         pieces.append(_preformatted([_cut_note()]))
     style = "border-top:2px solid #0072B2;padding-top:0.2em;min-width:10em;max-width:100%;overflow-x:auto"
-    return f'<div style="{style}"><b>{safe(heading)}</b>{"".join(pieces)}</div>'
+    return f'<div style="{style}"><div><b>{safe(heading)}</b></div>{"".join(pieces)}</div>'
 
 
 def _preformatted(lines: Iterable[str]) -> str:

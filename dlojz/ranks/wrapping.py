@@ -46,6 +46,15 @@ def wrap_torch(guard: Guard) -> Callable[[], None]:
     return lambda: _set(originals)
 
 
+def rebind(namespace: dict[str, Any]) -> None:
+    """Let names that already held torch's functions (`from torch.distributed import all_reduce`) hold the wrapped."""
+    wrapped = {getattr(dist, name) for name in (*COLLECTIVES, *MESSAGES)}
+    of_torch = {function.__wrapped__: function for function in wrapped if hasattr(function, "__wrapped__")}
+    for name, value in list(namespace.items()):
+        if callable(value) and getattr(value, "__module__", None) == distributed_c10d.__name__:
+            namespace[name] = of_torch.get(value, value)
+
+
 def _set(functions: dict[str, Callable[..., Any]]) -> None:
     for name, function in functions.items():
         for module in (dist, distributed_c10d):

@@ -15,6 +15,7 @@ from torch import Tensor
 from dlojz.labs.exercise import Exercise, judge
 from dlojz.labs.rank_judging import by_ranks
 from dlojz.labs.verdict import NotDone, Said
+from dlojz.ranks.forks import RankAnswer
 from dlojz.text import use_language
 
 ROWS, WIDTH_IN, WIDTH_OUT = 5, 24, 12
@@ -349,6 +350,24 @@ def test_a_fault_between_ranks_is_told_by_its_name(exercise: Exercise, answer: C
     verdict = judge(exercise, answer)
     assert verdict.state == "wrong"
     assert words in verdict.message
+
+
+def test_a_function_imported_by_its_name_is_watched_too() -> None:
+    namespace: dict[str, Any] = {}
+    exec("from torch.distributed import all_reduce\ndef answer(x):\n    all_reduce(x)\n    return x", namespace)
+    counted: list[int] = []
+
+    def inspect(answers: list[RankAnswer], size: int) -> None:
+        counted.extend(len(one.calls) for one in answers)
+
+    total = by_ranks(
+        trial=lambda answer, rank, size, seed: {"output": answer(part(rank, seed))},
+        expected=lambda rank, size, seed: {"output": torch.stack([part(r, seed) for r in range(size)]).sum(0)},
+        inspect=inspect,
+        cases=((2, 1),),
+    )
+    total(namespace["answer"])
+    assert counted == [1, 1]
 
 
 @pytest.mark.parametrize(("exercise", "answer"), [(MEAN, mean), (COLUMN, column), (ROW, row), (GATHER, gather)])

@@ -1,0 +1,97 @@
+"""Lab 03: its exercises in order, and what the student predicts.
+
+Layer 6 (labs). Invariant: nothing is judged here; the exercises live beside their references.
+"""
+
+from __future__ import annotations
+
+from dlojz.labs.bucket_exercises import BUCKETS
+from dlojz.labs.calibration_exercises import ALPHA_BETA
+from dlojz.labs.collective_cost_exercises import RING_TIME
+from dlojz.labs.gradient_exercises import ACCUMULATION, AVERAGE_GRADIENTS
+from dlojz.labs.learning_rate_exercises import LEARNING_RATE
+from dlojz.labs.overlap_exercises import OVERLAP
+from dlojz.labs.prediction import Prediction
+from dlojz.labs.ring_exercises import RING_ALL_REDUCE
+from dlojz.labs.sampling_exercises import SAMPLER
+from dlojz.labs.verdict import Said
+
+TITLE = Said("Data parallelism", "Data Parallelism")
+
+EXERCISES = (
+    RING_ALL_REDUCE,
+    RING_TIME,
+    ALPHA_BETA,
+    AVERAGE_GRADIENTS,
+    BUCKETS,
+    OVERLAP,
+    ACCUMULATION,
+    SAMPLER,
+    LEARNING_RATE,
+)
+
+PREDICTIONS = (
+    Prediction(
+        id="sum-of-ranks",
+        question=Said(
+            "What does rank 3's tensor hold after all-reduce, when each of 4 ranks has filled its own with rank + 1?",
+            "Que contient le tenseur du rang 3 après l’all-reduce, si chacun des 4 rangs y avait mis rank + 1 ?",
+        ),
+        kind="count",
+        tolerance=0.0,
+    ),
+    Prediction(
+        id="ring-seconds",
+        question=Said(
+            "How many seconds does an all-reduce of 12 MiB take on our four ranks?",
+            "Combien de secondes prend un all-reduce de 12 Mio sur nos quatre rangs ?",
+        ),
+        kind="seconds",
+        tolerance=0.3,
+    ),
+    Prediction(
+        id="latency-ranks",
+        question=Said(
+            "From how many GPUs on does the latency of the ring take more time than the bytes?",
+            "À partir de combien de GPU la latence de l’anneau prend-elle plus de temps que les octets ?",
+        ),
+        kind="count",
+        tolerance=0.05,
+    ),
+    Prediction(
+        id="bucket-calls",
+        question=Said(
+            "How many all-reduces per step has coatnet_tiny with buckets of 0.25 MiB?",
+            "Combien d’all-reduce par pas pour coatnet_tiny, avec des buckets de 0,25 Mio ?",
+        ),
+        kind="count",
+        tolerance=0.0,
+    ),
+    Prediction(
+        id="accumulation-saving",
+        question=Said(
+            "How many times fewer bytes per image are communicated with micro_batches=4?",
+            "Combien de fois moins d’octets par image communique-t-on avec micro_batches=4 ?",
+        ),
+        kind="ratio",
+        tolerance=0.0,
+    ),
+    Prediction(
+        id="distinct-samples",
+        question=Said(
+            "How many different images do 4 ranks read in 20 steps of 16 images each, if the sampler forgets rank?",
+            "Combien d’images différentes lisent 4 rangs en 20 pas de 16 images, si l’échantillonneur oublie rank ?",
+        ),
+        kind="count",
+        tolerance=0.0,
+    ),
+    Prediction(
+        id="bucket-view",
+        question=Said(
+            "How many bytes per rank does gradient_as_bucket_view=True save, for coatnet_tiny in fp32?",
+            "Combien d’octets par rang gradient_as_bucket_view=True économise-t-il, pour coatnet_tiny en fp32 ?",
+        ),
+        kind="bytes",
+        tolerance=0.05,
+    ),
+)

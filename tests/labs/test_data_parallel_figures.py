@@ -1,0 +1,78 @@
+"""The figures of lab 03: of the student's own functions, drawn or still to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from dlojz.data_parallel import shard_indices
+from dlojz.labs import NotDone
+from dlojz.labs import data_parallel_figures as figures
+from dlojz.labs.bucket_exercises import fill_buckets
+from dlojz.labs.learning_rate_exercises import scaled_rate
+from dlojz.labs.verdict import Verdict
+from dlojz.text import use_language
+from dlojz.viz.canvas import LabFigure
+
+GRADIENT_BYTES = [4096, 512, 64, 2048, 300]
+
+
+@pytest.fixture(params=["en", "fr"])
+def language(request: pytest.FixtureRequest) -> Iterator[str]:
+    use_language(request.param)
+    yield request.param
+    use_language("en")
+
+
+def undone(*_: Any, **__: Any) -> Any:
+    raise NotDone("some-exercise")
+
+
+def drawn(answer: Callable[..., Any] | None) -> list[LabFigure | Verdict]:
+    return [
+        figures.buckets(answer or fill_buckets, GRADIENT_BYTES, 2048),
+        figures.shares(answer or shard_indices, 24, 3),
+        figures.rates(answer or scaled_rate, base_rate=0.1, scales=(1, 4), warmup_steps=5, steps=20),
+    ]
+
+
+def test_what_is_still_to_do_is_said_not_raised(language: str) -> None:
+    for said in drawn(undone):
+        assert isinstance(said, Verdict)
+        assert said.state == "todo"
+        assert "some-exercise" in said.message
+
+
+def test_a_figure_draws_what_the_function_gives_and_says_so(language: str) -> None:
+    buckets, shares, rates = drawn(None)
+    for figure in (buckets, shares, rates):
+        assert isinstance(figure, LabFigure)
+        assert figure._repr_mimebundle_()["image/png"].startswith(b"\x89PNG")
+    count = len(fill_buckets(GRADIENT_BYTES, 2048))
+    assert isinstance(buckets, LabFigure)
+    assert buckets.alt.startswith(f"{count} ")
+    heights = [bar.get_height() for bar in buckets.axes[0].patches]
+    assert sum(heights) * 1024 == pytest.approx(sum(GRADIENT_BYTES))
+    assert isinstance(shares, LabFigure)
+    for axes in shares.axes:
+        seen = [int(y) for points in axes.collections for _, y in points.get_offsets()]
+        assert sorted(seen) == list(range(24))
+    assert isinstance(rates, LabFigure)
+    assert max(rates.axes[0].lines[1].get_ydata()) == pytest.approx(0.4)
+
+
+def test_losses_are_laid_over_the_samples_read(language: str) -> None:
+    figure = figures.large_batches({"small": (16, [2.0] * 40), "large": (64, [2.0, 1.0] * 5)})
+    ends = [line.get_xdata()[-1] for line in figure.axes[0].lines]
+    assert ends == [640, 640]
+    assert "small" in figure.alt and "large" in figure.alt
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]), ([4.0] * 10 + [0.0] * 10, [4.0] * 10 + [2.0] + [0.0] * 9), ([], [])],
+)
+def test_smoothing_averages_the_last_tenth(losses: list[float], expected: list[float]) -> None:
+    assert figures.smoothed(losses) == expected
