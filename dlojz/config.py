@@ -86,21 +86,21 @@ class Layout(Contract):
             return say(
                 en=f"engine 'single' is one process and has no ZeRO stage, but {self.degrees}, zero={self.zero} was "
                 "received: use engine 'torch' or 'deepspeed'.",
-                fr=f"engine='single', c'est un seul processus, sans ZeRO, mais {self.degrees}, zero={self.zero} a été "
+                fr=f"engine='single', c’est un seul processus, sans ZeRO, mais {self.degrees}, zero={self.zero} a été "
                 "reçu : prenez engine='torch' ou 'deepspeed'.",
             )
         if self.engine == "torch" and self.zero == 1:
             return say(
                 en="engine 'torch' has no ZeRO-1 (it has zero=0: DDP, zero=2 and zero=3: FSDP2), but zero=1 was "
                 "received: use engine 'deepspeed' for ZeRO-1.",
-                fr="engine='torch' n'a pas de ZeRO-1 (zero=0 : DDP ; zero=2 et zero=3 : FSDP2), mais zero=1 a été "
+                fr="engine='torch' n’a pas de ZeRO-1 (zero=0 : DDP ; zero=2 et zero=3 : FSDP2), mais zero=1 a été "
                 "reçu : prenez engine='deepspeed' pour ZeRO-1.",
             )
         if self.zero >= 2 and self.pp > 1:
             return say(
                 en=f"zero={self.zero} shards gradients that a pipeline accumulates over micro-batches, so it cannot be "
                 f"combined with pp={self.pp}: use zero=1 or zero=0 with a pipeline.",
-                fr=f"zero={self.zero} découpe des gradients qu'un pipeline accumule sur ses micro-batches : il ne "
+                fr=f"zero={self.zero} découpe des gradients qu’un pipeline accumule sur ses micro-batches : il ne "
                 f"se combine pas avec pp={self.pp} ; avec un pipeline, prenez zero=1 ou zero=0.",
             )
         if self.schedule and self.pp == 1:
@@ -128,7 +128,7 @@ class Layout(Contract):
             return say(
                 en=f"bucket_mib={self.bucket_mib:g} was received, but {self.title} has no such buckets: use it with "
                 "DDP (engine 'torch', zero=0, dp=2 or more) or engine 'by_hand'.",
-                fr=f"bucket_mib={self.bucket_mib:g} a été reçu, mais {self.title} n'a pas de tels buckets : prenez-le "
+                fr=f"bucket_mib={self.bucket_mib:g} a été reçu, mais {self.title} n’a pas de tels buckets : prenez-le "
                 "avec DDP (engine='torch', zero=0, dp=2 ou plus) ou engine='by_hand'.",
             )
         if self.gradient_as_bucket_view and self.strategy != "ddp":

@@ -41,12 +41,12 @@ def shard_indices(num_samples: int, rank: int, size: int, epoch: int = 0, seed: 
     if size < 1 or not 0 <= rank < size:
         _refuse(
             en=f"rank {rank} of {size} does not exist: ranks go from 0 to size − 1, and size is at least 1.",
-            fr=f"le rang {rank} sur {size} n’existe pas : les rangs vont de 0 à size − 1, avec size au moins 1.",
+            fr=f"le rang {rank} sur {size} n’existe pas : les rangs vont de 0 à size − 1, et size vaut au moins 1.",
         )
     if num_samples < size:
         _refuse(
             en=f"{num_samples} samples cannot be shared among {size} ranks: each needs at least one.",
-            fr=f"{num_samples} échantillons ne se partagent pas entre {size} rangs : il en faut au moins un chacun.",
+            fr=f"{num_samples} échantillons ne se partagent pas entre {size} rangs : il en faut au moins un par rang.",
         )
     order: list[int] = torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
     return order[rank : num_samples // size * size : size]
@@ -154,12 +154,12 @@ class DataParallel(nn.Module):
             name = type(module).__name__
             _refuse(
                 en=f"no parameter of {name} needs a gradient: set requires_grad=True on those to train.",
-                fr=f"aucun paramètre de {name} ne demande de gradient : mettez requires_grad=True où il en faut.",
+                fr=f"aucun paramètre de {name} ne demande de gradient : mettez requires_grad=True pour en entraîner.",
             )
         if bucket_bytes < 1:
             _refuse(
                 en=f"bucket_bytes must be at least 1, but {bucket_bytes!r} was received: the default is 25 MiB.",
-                fr=f"bucket_bytes doit valoir au moins 1, mais {bucket_bytes!r} a été reçu : par défaut, 25 Mio.",
+                fr=f"bucket_bytes doit valoir au moins 1, mais {bucket_bytes!r} a été reçu (par défaut : 25 Mio).",
             )
         self.module, self.overlap, self.group = module, overlap, group
         self.size = dist.get_world_size(group) if dist.is_initialized() else 1
@@ -199,7 +199,7 @@ class DataParallel(nn.Module):
         if self._ready and torch.is_grad_enabled():
             _refuse(
                 en="the last backward pass was never averaged: call synchronize() before the next forward pass.",
-                fr="la dernière passe arrière n’a pas été moyennée : appelez synchronize() avant la passe avant.",
+                fr="la dernière passe arrière n’a pas été moyennée : appelez synchronize() avant de continuer.",
             )
         return self.module(*args, **kwargs)
 

@@ -45,7 +45,7 @@ def calibrate(given: dict[str, Any], size: int, answer: Callable[[Any], None]) -
             say(
                 en=f"--calibrate times 2 to {most} ranks on the {cores} core(s) of this machine (more would "
                 f"measure how they take turns), but {size} was received.",
-                fr=f"--calibrate chronomètre de 2 à {most} rangs sur les {cores} cœur(s) de cette machine (au-delà on "
+                fr=f"--calibrate chronomètre de 2 à {most} rangs sur les {cores} cœur(s) de cette machine (au-delà, on "
                 f"mesurerait comment ils se relaient), mais {size} a été reçu.",
             )
         )

@@ -138,7 +138,7 @@ def _check(given: dict[str, Any]) -> None:
         raise LabError(
             say(
                 en="--per-node is for --name hierarchical_all_reduce, without --calibrate: leave it out here.",
-                fr="--per-node est pour --name hierarchical_all_reduce, sans --calibrate : retirez-le ici.",
+                fr="--per-node ne sert qu’avec --name hierarchical_all_reduce, sans --calibrate : retirez-le.",
             )
         )
 

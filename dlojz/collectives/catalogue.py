@@ -160,7 +160,7 @@ def node_size(size: int, per_node: int | None = None) -> int:
         raise LabError(
             say(
                 en=f"{size} ranks cannot be split into nodes of {per_node!r}: use one of {divisors}.",
-                fr=f"{size} rangs ne se répartissent pas en nœuds de {per_node!r} : prenez l’un de {divisors}.",
+                fr=f"{size} rangs ne se répartissent pas en nœuds de {per_node!r} : au choix : {divisors}.",
             )
         )
     return per_node

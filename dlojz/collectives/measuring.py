@@ -129,7 +129,7 @@ def _check(sizes_bytes: Sequence[int], repeats: int, warmup: int) -> None:
         raise LabError(
             say(
                 en=f"sizes_bytes holds whole numbers of at least {ELEMENT_BYTES} bytes, but {found} was received.",
-                fr=f"sizes_bytes contient des entiers d’au moins {ELEMENT_BYTES} octets, mais {found} a été reçu.",
+                fr=f"sizes_bytes contient des entiers d’au moins {ELEMENT_BYTES} octets ; valeur reçue : {found}.",
             )
         )
     for name, value, least in (("repeats", repeats, 1), ("warmup", warmup, 0)):

@@ -128,7 +128,7 @@ def _checked(size: int) -> int:
             say(
                 en=f"{size} ranks are too many to be simulated step by step: take at most {MAX_RANKS} "
                 "(collectives.terms and cost_s take any number).",
-                fr=f"{size} rangs sont trop pour une simulation étape par étape : prenez-en {MAX_RANKS} au plus "
+                fr=f"{size} rangs, c’est trop pour une simulation étape par étape : prenez-en {MAX_RANKS} au plus "
                 "(collectives.terms et cost_s en acceptent autant qu’on veut).",
             )
         )

@@ -49,7 +49,10 @@ def step_words(simulation: Simulation, step: int) -> list[str]:
     """The sentences of one step, numbered from 1; step 0 is the start."""
     if step == 0:
         return [
-            say(en="before the first step: what each rank has", fr="avant la première étape : ce que chaque rang a")
+            say(
+                en="before the first step: what each rank has",
+                fr="avant la première étape : ce que détient chaque rang",
+            )
         ]
     whole = len(simulation.states[0][0]) == 1
     return [transfer_words(transfer, whole) for transfer in simulation.transfers[step - 1]]
@@ -59,7 +62,7 @@ def held_words(held: Held, done: bool) -> str:
     """What a rank holds in a chunk: the number, whose contributions it has, whether it is final."""
     if held.value is None:
         return say(en="nothing", fr="rien")
-    final = say(en=", final", fr=", final") if done else ""
+    final = say(en=", final", fr=", définitif") if done else ""
     return f"{number_words(held.value)} ({rank_list(held.ranks)}{final})"
 
 

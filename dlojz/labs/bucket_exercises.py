@@ -71,10 +71,10 @@ _MISTAKES: tuple[tuple[Callable[[Sequence[int], int], Buckets], Said], ...] = (
     (
         lambda sizes, limit: _filled(range(len(sizes)), sizes, lambda held: held >= limit, keep_rest=True)[::-1],
         Said(
-            "You fill forwards and reverse the list of buckets: the order of departure is right, but a bucket that "
-            "must wait for a parameter filled in later mixes late gradients with early ones. Fill in reverse order.",
+            "You fill forwards and reverse the list of buckets: that is not the same cut; the last bucket, which may "
+            "be incomplete, would leave first. Fill in reverse order.",
             "Vous remplissez dans l’ordre, puis renversez la liste des buckets : ce n’est pas le même découpage ; le "
-            "dernier bucket, incomplet, partirait le premier. Remplissez à rebours.",
+            "dernier bucket, souvent incomplet, partirait le premier. Remplissez à rebours.",
         ),
     ),
     (
@@ -117,7 +117,7 @@ _MISTAKES: tuple[tuple[Callable[[Sequence[int], int], Buckets], Said], ...] = (
     (
         lambda sizes, limit: [[sizes[index] for index in bucket] for bucket in fill_buckets(sizes, limit)],
         Said(
-            "You return sizes; the numbers of the parameters are asked for, so that one knows which gradients travel "
+            "You return sizes; the indices of the parameters are asked for, so that one knows which gradients travel "
             "together.",
             "Vous renvoyez des tailles ; on demande les numéros des paramètres, pour savoir quels gradients voyagent "
             "ensemble.",
@@ -182,7 +182,7 @@ def _as_buckets(value: object) -> Buckets:
     except (TypeError, ValueError):
         raise Wrong(
             say(
-                en="A list of buckets is expected, each a list of numbers of parameters, such as [[3, 2], [1, 0]]; "
+                en="A list of buckets is expected, each a list of parameter indices, such as [[3, 2], [1, 0]]; "
                 f"your function returns {str(value)[:80]}.",
                 fr="On attend une liste de buckets, chacun étant une liste de numéros de paramètres, par exemple "
                 f"[[3, 2], [1, 0]] ; votre fonction renvoie {str(value)[:80]}.",

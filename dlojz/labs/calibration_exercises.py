@@ -147,8 +147,11 @@ def _judge_fit(answer: Callable[..., Any]) -> None:
         say(
             en=f"For the times of {size} ranks, α = {alpha_s:.3g} s and β = {beta:.3g} s per byte are expected, but "
             f"your function returns {given[worst][0]:.3g} and {given[worst][1]:.3g}.",
-            fr=f"Pour les durées de {size} rangs, on attend α = {alpha_s:.3g} s et β = {beta:.3g} s par octet, mais "
-            f"votre fonction renvoie {given[worst][0]:.3g} et {given[worst][1]:.3g}.",
+            fr=(
+                f"Pour les durées de {size} rangs, on attend α = {alpha_s:.3g} s et β = {beta:.3g} s par octet, mais "
+                f"votre fonction renvoie {given[worst][0]:.3g} et {given[worst][1]:.3g}"
+            ).replace(".", ",")
+            + ".",
         )
     )
 

@@ -139,7 +139,7 @@ def large_batches(curves: Mapping[str, tuple[int, Sequence[float]]]) -> LabFigur
             samples, values, color=color, linestyle=line, marker=marker, markevery=every, markersize=4, label=name
         )
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(lambda value, position: f"{value:g}")
+    axes.yaxis.set_major_formatter(lambda value, position: f"{value:g}".replace(".", say(en=".", fr=",")))
     axes.set_xlabel(say(en="samples read", fr="échantillons lus"))
     axes.set_ylabel(say(en="loss (nats)", fr="perte (nats)"))
     axes.legend(

@@ -35,7 +35,7 @@ PREDICTIONS = (
         id="sum-of-ranks",
         question=Said(
             "What does rank 3's tensor hold after all-reduce, when each of 4 ranks has filled its own with rank + 1?",
-            "Que contient le tenseur du rang 3 après l’all-reduce, si chacun des 4 rangs y avait mis rank + 1 ?",
+            "Que contient le tenseur du rang 3 après l’all-reduce si chacun des 4 rangs a mis rank + 1 dans le sien ?",
         ),
         kind="count",
         tolerance=0.0,

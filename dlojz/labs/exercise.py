@@ -56,6 +56,8 @@ def judge(exercise: Exercise, answer: object) -> Verdict:
                 f"{type(answer).__name__} : donnez-lui le nom de la fonction, sans parenthèses.",
             ),
         )
+    if getattr(exercise.judge, "on_ranks", False):
+        import torch._dynamo  # noqa: F401 - here, once: the first optimizer on a rank would import it, for seconds
     outcome = run_limited(lambda: _judged(exercise, answer))
     verdict = _verdict(exercise, outcome)
     return Verdict(verdict.state, verdict.message, _shortened(outcome.printed))

@@ -47,9 +47,9 @@ LEARNING_RATE = Exercise(
             Mistake(
                 lambda step, base, scale, warm: base * scale * min(1, step / warm),
                 Said(
-                    "You start from zero: the first steps would train nothing. Gradual warm-up starts from base_rate, "
+                    "You start from zero: the first step would train nothing. Gradual warm-up starts from base_rate, "
                     "which a small batch bears.",
-                    "Vous partez de zéro : les premiers pas n’apprendraient rien. Le warm-up part de base_rate, "
+                    "Vous partez de zéro : le premier pas n’apprendrait rien. Le warm-up part de base_rate, "
                     "qu’un petit batch supporte.",
                 ),
             ),
@@ -74,7 +74,7 @@ LEARNING_RATE = Exercise(
                 Said(
                     "You scale by the square root, a rule often used with Adam; for SGD, Goyal et al. scale by the "
                     "factor itself.",
-                    "Vous augmentez selon la racine carrée, règle souvent prise avec Adam ; pour SGD, Goyal et al. "
+                    "Vous augmentez selon la racine carrée, règle souvent suivie avec Adam ; pour SGD, Goyal et al. "
                     "augmentent du facteur lui-même.",
                 ),
             ),

@@ -53,8 +53,8 @@ def _nothing(evidence: Evidence, wrong: Sequence[int]) -> Said | None:
             return Said(
                 f"There is no {_plain(evidence.label.en)}{en}: nothing links the result to it; a communication done in "
                 "place or under no_grad cuts the chain of the backward pass.",
-                f"Rien n’arrive{fr} ({evidence.label.fr}) : le résultat n’y est pas relié ; une communication faite en "
-                "place ou sous no_grad rompt la chaîne de la passe arrière.",
+                f"Il n’y a rien{fr} pour {evidence.label.fr} : rien n’y relie le résultat ; une communication faite "
+                "en place ou sous no_grad rompt la chaîne de la passe arrière.",
             )
         return Said(
             f"Your function returns nothing{en}: end it with return.",
@@ -84,14 +84,14 @@ def _scaled(evidence: Evidence, wrong: Sequence[int]) -> Said | None:
             return Said(
                 f"The {_plain(evidence.label.en)} is {size} times too large, as many times as there are ranks: a sum "
                 "over the ranks stands where their mean belongs, or the sum is made twice.",
-                f"{_capital(evidence.label.fr)} est {size} fois trop grand, autant que de rangs : une somme sur les "
-                "rangs tient lieu de moyenne, ou la somme est faite deux fois.",
+                f"{_capital(evidence.label.fr)} est {size} fois trop grand, soit le nombre de rangs : une somme sur "
+                "les rangs tient lieu de moyenne, ou la somme est faite deux fois.",
             )
         return Said(
             f"{_capital(evidence.label.en)} is {size} times too large, as many times as there are ranks: what should "
             "count once is added on every rank.",
-            f"Dans {evidence.label.fr}, tout est {size} fois trop grand, autant que de rangs : ce qui devrait compter "
-            "une fois est ajouté sur chaque rang.",
+            f"Dans {evidence.label.fr}, tout est {size} fois trop grand, soit le nombre de rangs : ce qui devrait "
+            "compter une fois est ajouté sur chaque rang.",
         )
     if _all(evidence, lambda rank: evidence.expected[rank] / size):
         return Said(
@@ -111,11 +111,14 @@ def _alone(evidence: Evidence, wrong: Sequence[int]) -> Said | None:
     way_en, way_fr = ("backward", "la passe arrière") if evidence.backward else ("forward", "la passe avant")
     if all(same(evidence.given[rank], evidence.local[rank]) for rank in wrong):
         if len(wrong) < size:
+            have = [rank for rank in range(size) if rank not in wrong]
+            several, alone = len(wrong) > 1, len(have) == 1
             return Said(
-                f"Only {_en([rank for rank in range(size) if rank not in wrong])} got the result; {_en(wrong)} "
-                "still hold their own part: every rank needs it (all-reduce, not reduce).",
-                f"{_capital(_fr([rank for rank in range(size) if rank not in wrong]))} seulement a le résultat ; "
-                f"{_fr(wrong)} gardent leur propre part : chaque rang en a besoin (all-reduce, et non reduce).",
+                f"Only {_en(have)} got the result; {_en(wrong)} still {'hold their' if several else 'holds its'} own "
+                "part: every rank needs the result (all-reduce, not reduce).",
+                f"{_capital(_fr(have))} {'est seul' if alone else 'sont seuls'} à avoir le résultat ; {_fr(wrong)} "
+                f"{'gardent leur' if several else 'garde sa'} propre part : chaque rang a besoin du résultat "
+                "(all-reduce, et non reduce).",
             )
         return Said(
             f"Every rank keeps its own part of {evidence.label.en}: the communication of the {way_en} pass is "
@@ -165,7 +168,7 @@ def _other_rank(evidence: Evidence, wrong: Sequence[int]) -> Said | None:
         f"The order of the ranks is another one: rank {rank} holds what rank {holds[rank]} should. Who is left, who is "
         "right, and which part is whose?",
         f"L’ordre des rangs n’est pas le bon : le rang {rank} détient ce que le rang {holds[rank]} devrait avoir. Qui "
-        "est à gauche, qui est à droite, et à qui est quelle part ?",
+        "est à gauche, qui est à droite, et à qui revient quelle part ?",
     )
 
 
@@ -198,8 +201,8 @@ def _other_axis(evidence: Evidence, wrong: Sequence[int]) -> Said | None:
     return Said(
         f"The wrong dimension is split: {evidence.label.en} is cut along dim {dim}, but the shards lie along dim "
         f"{right}.",
-        f"Ce n’est pas la bonne dimension : {evidence.label.fr} se trouve découpé selon dim={dim}, mais les parts se "
-        f"suivent selon dim={right}.",
+        f"Ce n’est pas la bonne dimension ({evidence.label.fr}) : le découpage est fait selon dim={dim}, mais les "
+        f"parts se suivent selon dim={right}.",
     )
 
 
@@ -242,7 +245,7 @@ def _disagree(evidence: Evidence, wrong: Sequence[int]) -> Said | None:
         f"{_capital(evidence.label.en)} should be the same on all ranks, but it differs between {_en(alike)} and "
         f"{_en(others)}: look for a different random state, data that differ where they should not, or a broadcast or "
         "all-reduce that leaves some ranks out.",
-        f"Il devrait y avoir la même chose sur tous les rangs ({evidence.label.fr}), mais {_fr(alike)} et "
+        f"Tous les rangs devraient détenir la même chose ({evidence.label.fr}), mais {_fr(alike)} et "
         f"{_fr(others)} diffèrent : cherchez un état aléatoire différent, des données qui diffèrent à tort, ou un "
         "broadcast ou un all-reduce qui oublie des rangs.",
     )

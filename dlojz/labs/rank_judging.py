@@ -79,6 +79,7 @@ def by_ranks(  # noqa: PLR0913 - each is one more thing that can be known of the
             if inspect is not None:
                 inspect(answers, size)
 
+    judge.on_ranks = True  # type: ignore[attr-defined]
     return judge
 
 
@@ -177,25 +178,30 @@ def _raised(ranks: list[int], rank: int, error: RankError, size: int) -> str:
             "qu’elle prend et ce qu’elle renvoie.",
         )
     where_en = "every rank" if everywhere else listed(ranks, french=False)
-    where_fr = "chaque rang" if everywhere else listed(ranks, french=True)
+    where_fr = "chaque rang" if everywhere else _the(listed(ranks, french=True))
     return say(
         en=f"Your function raised {what}\non {where_en}, at line {error.line} of its cell: {error.text}",
         fr=f"Votre fonction a levé {what}\nsur {where_fr}, à la ligne {error.line} de sa cellule : {error.text}",
     )
 
 
+def _the(french: str) -> str:
+    return ("les " if french.startswith("rangs") else "le ") + french
+
+
 def _ended(ranks: list[int], error: RankError) -> str:
-    en, fr = listed(ranks, french=False), listed(ranks, french=True)
+    en, fr, several = listed(ranks, french=False), listed(ranks, french=True), len(ranks) > 1
     if error.kind == "time":
         return say(
             en=f"Your function had not answered after {WALL_S:g} s on {en} and was stopped: look for a loop that "
             "never ends.",
-            fr=f"Votre fonction n’avait pas répondu au bout de {WALL_S:g} s sur {fr} et a été arrêtée : cherchez une "
-            "boucle sans fin.",
+            fr=f"Votre fonction n’avait pas répondu au bout de {WALL_S:g} s sur {_the(fr)} et a été arrêtée : cherchez "
+            "une boucle sans fin.",
         )
     return say(
         en=f"The process of {en} ended without an answer (exit code {error.message}): your function left by os._exit, "
         "exceeded a limit, or crashed.",
-        fr=f"Le processus de {fr} s’est terminé sans répondre (code de sortie {error.message}) : votre fonction est "
-        "sortie par os._exit, a dépassé une limite ou s’est interrompue brutalement.",
+        fr=(f"Les processus des {fr} se sont terminés" if several else f"Le processus du {fr} s’est terminé")
+        + f" sans répondre (code de sortie {error.message}) : votre fonction est sortie par os._exit, a dépassé une "
+        "limite ou s’est interrompue brutalement.",
     )

@@ -117,8 +117,8 @@ RING_ALL_REDUCE = Exercise(
                     "That is the reduce-scatter: each rank holds one chunk fully summed, and partial sums elsewhere. "
                     "The all-gather is missing: size − 1 more steps, in which a chunk received replaces one's own.",
                     "C’est le reduce-scatter : chaque rang détient un morceau entièrement sommé, et des sommes "
-                    "partielles ailleurs. Il manque l’all-gather : size − 1 étapes de plus, où le morceau reçu "
-                    "remplace le sien.",
+                    "partielles ailleurs. Il manque l’all-gather : size − 1 étapes de plus, où chaque morceau reçu "
+                    "remplace celui que le rang détenait.",
                 ),
             ),
             Mistake(
@@ -158,15 +158,15 @@ RING_ALL_REDUCE = Exercise(
         inspect=_inspect,
     ),
     praise=Said(
-        "Right, on 2, 3 and 4 ranks: every chunk has gone round the ring twice, once to be summed, once to be told.",
-        "Exact, sur 2, 3 et 4 rangs : chaque morceau a fait deux fois le tour, pour être sommé puis diffusé.",
+        "Right, on 2, 3 and 4 ranks: every chunk has gone round the ring twice, once to be summed, once to be shared.",
+        "Exact, sur 2, 3 et 4 rangs : chaque morceau a fait deux tours, un pour être sommé, un pour être diffusé.",
     ),
     hints=(
         Said(
-            "In step s of the reduce-scatter, rank r sends chunk r − s (modulo size) and receives chunk r − s − 1, to "
-            "which it adds. Which does it send in the all-gather?",
+            "In step s of the reduce-scatter, rank r sends chunk r − s (modulo size) and receives chunk r − s − 1, "
+            "which it adds to its own. Which does it send in the all-gather?",
             "À l’étape s du reduce-scatter, le rang r envoie le morceau r − s (modulo size) et reçoit le morceau "
-            "r − s − 1, auquel il ajoute le sien. Lequel envoie-t-il dans l’all-gather ?",
+            "r − s − 1, qu’il ajoute au sien. Lequel envoie-t-il dans l’all-gather ?",
         ),
         Said(
             "sending = dist.isend(chunk, right), then dist.recv(received, left), then sending.wait(); in step s of the "

@@ -87,8 +87,8 @@ def _judge_epoch(shards: Shards, num_samples: int, size: int) -> None:
                 "ranks must all shuffle alike (same seed on every rank, never the rank in it), then each takes its "
                 "own part; what fills no whole share is dropped.",
                 fr=f"Avec {size} rangs, {len(common)} échantillons sur {num_samples} sont lus par deux rangs dans la "
-                "même époque : tous les rangs doivent mélanger de la même façon (même graine partout, où n’entre "
-                "jamais le rang), puis chacun prend sa part ; ce qui ne remplit pas une part entière est écarté.",
+                "même époque : tous les rangs doivent mélanger de la même façon (une même graine, qui ne dépend "
+                "jamais du rang), puis chacun prend sa part ; ce qui ne remplit pas une part entière est écarté.",
             )
         )
     if any(len(set(shard)) < len(shard) for shard in shards):
@@ -186,9 +186,9 @@ SAMPLER = Exercise(
         ),
         Said(
             "torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed + epoch)), then every size-th "
-            "index from rank on, cut to num_samples // size.",
-            "torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed + epoch)), puis un indice sur "
-            "size à partir de rank, en s’arrêtant à num_samples // size.",
+            "index from rank on, and only the first num_samples // size of these.",
+            "torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed + epoch)), puis un indice "
+            "tous les size à partir de rank, et seulement les num_samples // size premiers.",
         ),
     ),
 )

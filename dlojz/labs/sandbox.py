@@ -17,6 +17,7 @@ import resource
 import selectors
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -60,6 +61,7 @@ def run_limited(job: Callable[[], Any], *, wall_s: float = WALL_S, memory_bytes:
     print_read, print_write = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
+    _end_history_thread()
     pid = os.fork()
     if pid == 0:
         os.close(answer_read)
@@ -87,6 +89,20 @@ def run_limited(job: Callable[[], Any], *, wall_s: float = WALL_S, memory_bytes:
         return Outcome("answered", json.loads(texts[answer_read]), printed)
     except ValueError:
         return Outcome("died", printed=printed, exit_code=os.waitstatus_to_exitcode(status))
+
+
+def _end_history_thread() -> None:
+    """End IPython's history thread, which it starts anew when needed.
+
+    IPython does so itself before a fork, but where the thread has just looked whether to stop it would wait for ever.
+    """
+    for thread in threading.enumerate():
+        if thread.name == "IPythonHistorySavingThread":
+            thread._stop_now = True  # type: ignore[attr-defined]
+            deadline_s = time.monotonic() + 1.0
+            while thread.is_alive() and time.monotonic() < deadline_s:
+                thread.save_flag.set()  # type: ignore[attr-defined]
+                thread.join(0.02)
 
 
 def _listen(limits: dict[int, int], deadline: float) -> tuple[Literal["too_long", "flood"] | None, dict[int, bytes]]:

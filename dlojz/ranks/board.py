@@ -18,6 +18,8 @@ from typing import Any
 REGION_BYTES = 128 * 2**10
 _HEADER = struct.Struct("<QQ")  # version (odd while being written), bytes of JSON
 _TRIES = 1000
+WAITER = "dlojz-ranks-waiter"
+"""Name of the threads in which a guarded call waits."""
 
 
 class Board:
@@ -58,11 +60,13 @@ class Board:
         start = self.rank * REGION_BYTES
         if len(text) > REGION_BYTES - _HEADER.size:
             raise ValueError(f"a state of {len(text)} bytes does not fit on the board ({REGION_BYTES} bytes a rank).")
-        self._version += 1
-        _HEADER.pack_into(self._map, start, self._version, len(text))
+        # Odd while writing, also after a write that an interrupt has cut short.
+        writing = (self._version & ~1) + 1
+        self._version = writing
+        _HEADER.pack_into(self._map, start, writing, len(text))
         self._map[start + _HEADER.size : start + _HEADER.size + len(text)] = text
-        self._version += 1
-        _HEADER.pack_into(self._map, start, self._version, len(text))
+        self._version = writing + 1
+        _HEADER.pack_into(self._map, start, writing + 1, len(text))
 
     def read(self, rank: int) -> dict[str, Any]:
         """A rank's last whole state, with its `version`; empty where it has written nothing yet."""

@@ -184,10 +184,10 @@ def _the(french: str) -> str:
 def _last(states: Sequence[State], rank: int) -> tuple[str, str]:
     error, last = states[rank].get("error"), states[rank].get("last")
     if error:
-        return f"it was stopped by {error}", f"il a été arrêté par {error}"
+        return f"it was stopped by {error}", f"le rang {rank} a été arrêté par {error}"
     if last:
-        return f"its last one was {last}", f"sa dernière était {last}"
-    return "it has called none", "il n’en a appelé aucune"
+        return f"its last one was {last}", f"dernier appel du rang {rank} : {last}"
+    return "it has called none", f"le rang {rank} n’en a appelé aucune"
 
 
 def _missing(states: Sequence[State], rank: int, gone: list[int]) -> Fault:
@@ -243,7 +243,7 @@ def _deadlock(states: Sequence[State], cycle: list[int]) -> Fault:
     if all(op == "send" for op in messages) or all(op == "recv" for op in messages):
         verb = ("send", "envoient") if messages[0] == "send" else ("receive", "reçoivent")
         advice_en = f" All of them {verb[0]} first: use isend and irecv, then wait for both."
-        advice_fr = f" Tous {verb[1]} d’abord : utilisez isend et irecv, puis attendez les deux."
+        advice_fr = f" Tous {verb[1]} d’abord : utilisez isend et irecv, puis attendez la fin des deux."
     return Fault(
         "deadlock",
         f"Deadlock between {listed(cycle, french=False)}: "
@@ -252,7 +252,7 @@ def _deadlock(states: Sequence[State], cycle: list[int]) -> Fault:
         + advice_en,
         f"Interblocage entre {_the(listed(cycle, french=True))} : "
         + ", ".join(fr for _, fr in shown)
-        + (f", et ainsi de suite ({more} autres)." if more else ".")
+        + (f", et ainsi de suite (encore {more})." if more else ".")
         + advice_fr,
     )
 
@@ -265,7 +265,7 @@ def explain_timeout(states: Sequence[State], rank: int, limit_s: float) -> Fault
         return Fault(
             "timeout",
             f"Time limit: {en} for more than {limit_s:g} s, although every rank has called it.",
-            f"Temps écoulé : {fr} depuis plus de {limit_s:g} s, alors que tous les rangs ont appelé.",
+            f"Temps écoulé : {fr} depuis plus de {limit_s:g} s, alors que tous les rangs l’ont appelée.",
         )
     last_en, last_fr = _last(states, busy[0])
     return Fault(
@@ -283,8 +283,8 @@ def explain_lost(ranks: Iterable[int]) -> Fault:
     return Fault(
         "lost",
         f"Lost: the process of {listed(gone, french=False)} ended while others were waiting for it.",
-        f"Perdu : le processus {'des' if len(gone) > 1 else 'du'} {listed(gone, french=True)} s’est arrêté alors que "
-        "d’autres l’attendaient.",
+        f"Perdu : {'les processus des' if len(gone) > 1 else 'le processus du'} {listed(gone, french=True)} "
+        f"{'se sont arrêtés' if len(gone) > 1 else 's’est arrêté'} en pleine attente des autres rangs.",
     )
 
 

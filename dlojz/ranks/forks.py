@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 MAX_FORKS = 64
 WALL_S = 60.0
 LIMIT_S = 10.0
-STAY_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -109,6 +108,7 @@ def spmd(
     import torch.distributed  # noqa: F401 - imported here, once, for all ranks
 
     code = getattr(function, "__code__", None)
+    parent = os.getpid()
     files = tuple(blame) or ((code.co_filename,) if code else ())
     sys.stdout.flush()
     sys.stderr.flush()
@@ -124,7 +124,7 @@ def spmd(
                 if pid == 0:
                     for descriptor in (read, *readers):
                         os.close(descriptor)
-                    _rank(function, rank, size, folder, write, limit_s, files)
+                    _rank(function, rank, size, folder, write, limit_s, files, parent)
                 os.close(write)
                 readers.append(read)
                 pids.append(pid)
@@ -175,7 +175,10 @@ def _answer(rank: int, text: bytes, late: bool, exit_code: int) -> RankAnswer:
     if body:
         from safetensors.torch import load
 
-        tensors = load(body)
+        try:
+            tensors = load(body)
+        except Exception:  # cut off at the deadline
+            return RankAnswer(rank, error=RankError("", str(exit_code), kind="time" if late else "lost"))
     error = RankError(**answer["error"]) if answer["error"] else None
     return RankAnswer(rank, answer["value"], tensors, error, answer["calls"])
 
@@ -188,22 +191,26 @@ def _rank(
     write: int,
     limit_s: float,
     files: tuple[str, ...],
+    parent: int,
 ) -> NoReturn:
     """In the child: join the others, call, answer, leave without a word."""
     code = 1
     gc.freeze()  # what the forking process has thrown away is its own to collect: sockets, threads' locks
-    os.environ.pop(PARENT_VARIABLE, None)  # the parent of this rank is the process that forked it
     try:
+        os.environ[PARENT_VARIABLE] = str(parent)
         die_with_parent()
-        value, tensors, error, calls = _called(function, rank, size, folder, limit_s, files)
+        os.register_at_fork(after_in_child=_hold_on)
+        board = Board(folder / "board", rank, size)
+        value, tensors, error, calls = _called(function, board, f"file://{folder}/store", limit_s, files)
         _send(write, {"value": value, "error": error and vars(error), "calls": calls}, tensors)
         code = 0
+        _stay(board)
     finally:
         os._exit(code)
 
 
 def _called(
-    function: Callable[[int, int], Any], rank: int, size: int, folder: Path, limit_s: float, files: tuple[str, ...]
+    function: Callable[[int, int], Any], board: Board, store: str, limit_s: float, files: tuple[str, ...]
 ) -> tuple[Any, dict[str, Tensor], RankError | None, list[dict[str, Any]]]:
     import torch
     import torch.distributed as dist
@@ -213,10 +220,8 @@ def _called(
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=timedelta(seconds=60)
-    )
-    board = Board(folder / "board", rank, size)
+    rank, size = board.rank, board.size
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
     guard = Guard(board, limit_s)
     dist.barrier()  # once all are connected: from here on the guard's clock is fair
     guard.install()
@@ -226,23 +231,26 @@ def _called(
     tensors: dict[str, Tensor] = {}
     try:
         value, tensors = _parted(function(rank, size))
+        json.dumps(value)
     except BaseException as raised:  # a student's function may raise anything, SystemExit included
         kind = raised.kind if isinstance(raised, CollectiveFault) else ""
         line, text = _own_line(raised, files)
         error = RankError(type(raised).__name__, str(raised), kind, line, text)
+        value, tensors = None, {}
     guard.end(error.name if error else None)
-    _leave_together(board)
     return value, tensors, error, guard.log
 
 
-def _leave_together(board: Board) -> None:
-    """A rank stays while another may still talk to it: its sockets close when it ends."""
-    deadline_s = time.monotonic() + STAY_S
-    while time.monotonic() < deadline_s:
-        states = board.read_all()
-        if all(state.get("state") == "ended" or is_gone(state.get("pid")) for state in states):
-            return
+def _stay(board: Board) -> None:
+    """A rank that has ended stays while another may still talk to it: its sockets close when it ends."""
+    while not all(state.get("state") == "ended" or is_gone(state.get("pid")) for state in board.read_all()):
         time.sleep(0.002)
+
+
+def _hold_on() -> None:
+    """What a rank forks ends with it."""
+    os.environ.pop(PARENT_VARIABLE, None)
+    die_with_parent()
 
 
 def _parted(result: Any) -> tuple[Any, dict[str, Tensor]]:

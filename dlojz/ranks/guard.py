@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from dlojz.ranks.board import Board, is_gone
+from dlojz.ranks.board import WAITER, Board, is_gone
 from dlojz.ranks.diagnosis import (
     Fault,
     Kind,
@@ -72,6 +72,7 @@ class Guard:
         self._board, self._cell = board, 0
         self._started: dict[str, int] = {}
         self._state: dict[str, Any] = {}
+        self._threads: set[threading.Thread] = set()
         self._give_back: Callable[[], None] | None = None
         self.reset()
 
@@ -93,6 +94,7 @@ class Guard:
         """A cell begins; `cell` is its number, the same on every rank."""
         self._cell = self._cell + 1 if cell is None else cell
         self.last, self.log = "", []
+        self._threads = set(threading.enumerate())
         self._started = dict(self._state["counts"])
         self._write(state="running", cell=self._cell, waiting=None, fault=None, error=None, last="")
 
@@ -105,7 +107,7 @@ class Guard:
         self.torn = False
         self._started = {}
         self._state = {"pid": os.getpid(), "state": "running", "cell": self._cell, "waiting": None, "fault": None}
-        self._write(counts={}, calls={}, sends={}, receives={}, messages={}, last="", error=None)
+        self._write(counts={}, calls={}, sends={}, receives={}, messages={}, last="", error=None, loose=False)
 
     def counts(self) -> dict[str, int]:
         """How often each group's collectives were called: equal on all ranks once a cell has ended well."""
@@ -140,6 +142,10 @@ class Guard:
         self._enter(call, [peer], lambda state: _numbered(state.get("messages", {}).get(other_end, ()), number))
         return call
 
+    def receives_from_anyone(self) -> None:
+        """From now on nobody can tell which message of this rank meets which: messages are no longer compared."""
+        self._write(loose=True)
+
     def _enter(
         self,
         call: dict[str, Any],
@@ -155,7 +161,7 @@ class Guard:
         for member in others:
             state = self._board.read(member)
             self._raise_fault_of(state)
-            theirs = same_call(state)
+            theirs = None if "channel" in call and (self._state["loose"] or state.get("loose")) else same_call(state)
             if theirs is not None:
                 calls[member] = theirs
         if mismatch(calls) is None:
@@ -201,7 +207,7 @@ class Guard:
             states = self._states()
             for state in states:
                 self._raise_fault_of(state)
-            lost = {rank for rank, state in enumerate(states) if is_gone(state.get("pid"))}
+            lost = {rank for rank, state in enumerate(states) if _lost(state)}
             if lost:
                 self.fail(explain_lost(lost))
             stopped = [rank for rank, state in enumerate(states) if state.get("error")]
@@ -241,13 +247,17 @@ class Guard:
             for state in states:
                 self._raise_fault_of(state)
             waited_s = time.monotonic() - started_s
-            if waited_s > _STUCK_AFTER_S and self.rank in stuck_ranks(states):
+            # A thread that the cell has started may yet send what the others wait for.
+            busy = any(one not in self._threads and one.name != WAITER for one in threading.enumerate())
+            if busy != self._state.get("busy", False):
+                self._write(busy=busy)
+            if waited_s > _STUCK_AFTER_S and not busy and self.rank in stuck_ranks(states):
                 # Seen twice without any rank having moved in between: then nobody ever will.
                 versions = [state.get("version", 0) for state in states]
                 if versions == before:
                     self.fail(explain_stuck(states, self.rank))
                 before = versions
-            lost = {rank for rank in awaited(states, self.rank) if is_gone(states[rank].get("pid"))}
+            lost = {rank for rank in awaited(states, self.rank) if _lost(states[rank])}
             if lost:
                 self.fail(explain_lost(lost))
             if waited_s > limit_s:
@@ -256,9 +266,19 @@ class Guard:
     def _states(self) -> list[dict[str, Any]]:
         """All states as they count for the present cell: a rank still in an earlier one may yet arrive."""
         return [
-            state if state.get("cell") == self._cell else {**state, "state": "running"}
+            state if state.get("cell") == self._cell and not _may_speak(state) else {**state, "state": "running"}
             for state in self._board.read_all()
         ]
+
+
+def _may_speak(state: dict[str, Any]) -> bool:
+    """Whether a rank that waits may still send something: from a thread, or to whom it is not known to send."""
+    return state.get("state") == "waiting" and bool(state.get("busy") or state.get("loose"))
+
+
+def _lost(state: dict[str, Any]) -> bool:
+    """Whether a rank's process is gone without having come to its end."""
+    return state.get("state") != "ended" and is_gone(state.get("pid"))
 
 
 def _keep(calls: list[dict[str, Any]], call: dict[str, Any], kept: int) -> None:

@@ -7,6 +7,7 @@ and never gets the answer of the process that takes its place.
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Callable, Set
 from contextlib import suppress
@@ -17,6 +18,7 @@ from dlojz.text import say
 
 START_S = 120.0
 _ASK_ANEW_S = 10.0
+_CLOSE_S = 5.0
 _LOST = "EngineError"  # ipyparallel's, for a question that a process has taken to its grave
 
 
@@ -104,7 +106,7 @@ class Line:
             return True
         if time.monotonic() - self._connected_s > _ASK_ANEW_S:
             former, self.client = self.client, self._connected()
-            former.close(linger=0)
+            _close(former)
         return False
 
     def ask(self, name: str, function: Callable[..., Any], *arguments: Any) -> int:
@@ -128,8 +130,19 @@ class Line:
 
     def close(self) -> None:
         """Close all sockets."""
+        _close(self.client).join(_CLOSE_S)
+
+
+def _close(client: Any) -> threading.Thread:
+    """Close a client's sockets, in a thread: it waits for the client's own, which may be deaf."""
+
+    def close() -> None:
         with suppress(Exception):
-            self.client.close(linger=0)
+            client.close(linger=0)
+
+    thread = threading.Thread(target=close, daemon=True)
+    thread.start()
+    return thread
 
 
 def not_started(why: str) -> str:

@@ -182,8 +182,8 @@ class Ranks:
         return say(
             en=f"{', '.join(missing)}: known in the notebook, not on the ranks, which have variables of their own; "
             f"%%ranks --with {names} sends a copy along.",
-            fr=f"{', '.join(missing)} : connu dans le notebook, mais pas sur les rangs, qui ont leurs propres "
-            f"variables ; %%ranks --with {names} en envoie une copie.",
+            fr=f"Le notebook connaît {', '.join(missing)}, mais pas les rangs, qui ont leurs propres variables ; "
+            f"%%ranks --with {names} en envoie une copie.",
         )
 
 

@@ -163,8 +163,8 @@ class RanksMagics:
             print(
                 say(
                     en=f"{wish.size} fresh ranks take the place of the {former} before, whose variables are gone.",
-                    fr=f"{wish.size} nouveaux rangs remplacent les {former} précédents ; les variables de ces derniers "
-                    "sont perdues.",
+                    fr=f"Nouveaux rangs : {wish.size}, à la place de {former} ; les variables des précédents sont "
+                    "perdues.",
                 )
             )
 

@@ -159,8 +159,7 @@ def _sentence(trouble: Trouble, ranks: list[int]) -> str:
     if _between_ranks(trouble):
         return trouble.message
     if trouble.name == "SystemExit":
-        verb = ("ont appelé" if plural else "a appelé") if language() == "fr" else "called"
-        return f"{who} {verb} sys.exit({trouble.message})."
+        return say(en=f"{who} called", fr=f"{who} : appel de") + f" sys.exit({trouble.message})."
     colon = say(en=":", fr=" :")
     return f"{who}{colon} " + ": ".join(part for part in (trouble.name, trouble.message) if part)
 
@@ -172,16 +171,17 @@ def _seconds(trouble: Trouble) -> str:
 
 def _ended(trouble: Trouble, who: str, plural: bool) -> str:
     code = trouble.exit_code
+    stopped_fr = "les processus ont été arrêtés" if plural else "le processus a été arrêté"
     if trouble.limit_s:
         return say(
             en=f"{who}: still running after {_seconds(trouble)} and deaf to the interrupt; the process was ended.",
-            fr=f"{who} : toujours en cours au bout de {_seconds(trouble)} et sourd à l’interruption ; le processus "
-            "a été arrêté.",
+            fr=f"{who} : toujours en cours au bout de {_seconds(trouble)}, sans réagir à l’interruption ; "
+            f"{stopped_fr}.",
         )
     if trouble.name == "KeyboardInterrupt":
         return say(
             en=f"{who}: deaf to the interrupt; the process was ended.",
-            fr=f"{who} : sourd à l’interruption ; le processus a été arrêté.",
+            fr=f"{who} : aucune réaction à l’interruption ; {stopped_fr}.",
         )
     if code is None:
         return say(

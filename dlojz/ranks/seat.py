@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+import time
 import warnings
 from datetime import timedelta
 from pathlib import Path
@@ -40,7 +41,7 @@ class Seat:
         if local_size == size:
             # The machine's own name need not resolve for processes of one machine to meet.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        self._former_groups: list[Any] = []
+        self._former_groups: list[tuple[float, Any]] = []
         shell: Any = get_ipython()
         self.shell = shell
         shell.kernel.log.setLevel(logging.CRITICAL)  # it would report each question in the midst of what a cell prints
@@ -66,8 +67,11 @@ class Seat:
         from dlojz.ranks.guard import Guard
 
         if dist.is_initialized():
-            # Kept: its end would wait for threads that still wait in a collective which nobody will complete.
-            self._former_groups.append(dist.group.WORLD)
+            # Kept for a while: its end would wait for threads that still wait in a collective which nobody will
+            # complete; once they have given up, its sockets are closed.
+            now_s = time.monotonic()
+            self._former_groups = [one for one in self._former_groups if now_s - one[0] < 2 * GROUP_TIMEOUT_S]
+            self._former_groups.append((now_s, dist.group.WORLD))
             dist.destroy_process_group()
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if self.on_gpu else "gloo",

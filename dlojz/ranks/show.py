@@ -71,7 +71,7 @@ def lines_of(text: str) -> list[str]:
         last_states.pop()
     if len(last_states) > _SHOWN_LINES:
         left_out = len(last_states) - _SHOWN_LINES
-        note = say(en=f"… ({left_out} lines left out)", fr=f"… ({left_out} lignes omises)")
+        note = say(en=f"… ({left_out} lines left out)", fr=f"… (lignes omises : {left_out})")
         last_states = [*last_states[: _SHOWN_LINES // 2], note, *last_states[-_SHOWN_LINES // 2 :]]
     return last_states
 

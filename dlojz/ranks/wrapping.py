@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
+
+from dlojz.ranks.board import WAITER
 
 if TYPE_CHECKING:
     from dlojz.ranks.guard import Guard
@@ -77,6 +80,9 @@ class _Wrapping:
             group = given.arguments["group"] or dist.group.WORLD
             if getattr(self._inside, "call", False) or group is None or dist.get_rank(group) < 0:
                 return original(*args, **kwargs)
+            # torch hands the works that it asks for to its own C++, which takes no other.
+            by_torch = str(sys._getframe(1).f_globals.get("__name__")).startswith("torch.")
+            self._inside.raw = by_torch and bool(given.arguments.get("async_op"))
             self._inside.call = True  # what torch's function calls in turn is part of this call
             try:
                 return enter(name, given.arguments, group)
@@ -94,7 +100,7 @@ class _Wrapping:
             return None
         guarded = GuardedWork(self._guard, work, call, _on_host(given))
         if asynchronous:
-            return guarded
+            return work if self._inside.raw else guarded
         guarded.wait()
         return None
 
@@ -104,8 +110,12 @@ class _Wrapping:
         me, peer = self._guard.rank, given[side]
         if given[f"group_{side}"] is not None:
             peer = dist.get_global_rank(group, given[f"group_{side}"])
-        if peer is None or peer == me or peer not in dist.get_process_group_ranks(group):
-            return self._called(name, given)  # from anyone, or a mistake that torch itself refuses
+        if peer is None and not sends:
+            # From anyone: whose message it is turns out later or, for irecv, never; nothing can be compared then.
+            self._guard.receives_from_anyone()
+            return self._called(name, given)
+        if peer == me or peer not in dist.get_process_group_ranks(group):
+            return self._called(name, given)  # a mistake that torch itself refuses
         source, target = (me, peer) if sends else (peer, me)
         channel = f"{group.group_name}|{source}>{target}|{given['tag']}"
         described = {"op": "send" if sends else "recv", "how": "", **_described(given["tensor"])}
@@ -153,7 +163,7 @@ class GuardedWork:
             done.set()
 
         # gloo's own wait cannot be interrupted: it waits in a thread, this one stays free to look and to stop.
-        threading.Thread(target=wait, daemon=True).start()
+        threading.Thread(target=wait, daemon=True, name=WAITER).start()
         self._guard.wait(self._call, done, timeout.total_seconds() if timeout else None)
         if errors:
             self._guard.explain_failure(errors[0])

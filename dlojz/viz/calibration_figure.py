@@ -47,7 +47,7 @@ def summary(calibration: Calibration) -> str:
     alpha, bandwidth = format_latency(calibration.alpha_s), format_bandwidth(calibration.bandwidth_bytes_per_s)
     percent = f"{100 * calibration.residual:.0f}"
     return say(
-        en=f"α = {alpha} per message, bandwidth 1/β = {bandwidth}, residual {percent} %",
+        en=f"α = {alpha} per message, bandwidth 1/β = {bandwidth}, residual {percent}%",
         fr=f"α = {alpha} par message, débit 1/β = {bandwidth}, résidu {percent} %",
     )
 

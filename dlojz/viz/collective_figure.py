@@ -66,9 +66,9 @@ def heading(simulation: Simulation) -> str:
     steps, moved = len(simulation.transfers), float(terms(simulation.name, simulation.size).moved)
     written = f"{moved:.3g}"
     return say(
-        en=f"{title[0].upper()}{title[1:]}, {simulation.size} ranks: {steps} steps, "
+        en=f"{title[0].upper()}{title[1:]}, {simulation.size} ranks: {steps} step{'' if steps == 1 else 's'}, "
         f"{written} × the message moved by the busiest rank",
-        fr=f"{title[0].upper()}{title[1:]}, {simulation.size} rangs : {steps} étapes, "
+        fr=f"{title[0].upper()}{title[1:]}, {simulation.size} rangs : {steps} étape{'s' if steps > 1 else ''}, "
         f"{written.replace('.', ',')} × le message déplacé par le rang le plus chargé",
     )
 

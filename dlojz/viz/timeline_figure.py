@@ -84,7 +84,7 @@ def timeline_figure(record: RunRecord, path: str | Path | None = None, steps: in
     axes.set_yticks(ranks, [say(en=f"rank {rank}", fr=f"rang {rank}") for rank in ranks])
     axes.set_ylim(ranks[-1] + 0.6, ranks[0] - 0.85)
     axes.set_xlim(left=0)
-    axes.set_xlabel(say(en="time, ms", fr="temps, ms"))
+    axes.set_xlabel(say(en="time, ms", fr="temps (ms)"))
     axes.set_title(
         say(en="What each rank does: ", fr="Ce que fait chaque rang : ")
         + visible(record.config.title)
@@ -122,7 +122,7 @@ def _overlap_words(record: RunRecord) -> str:
     exposed, hidden = format_seconds(exposed_s), format_seconds(hidden_s)
     return say(
         en=f"\ncommunication of rank 0 per step (median): {exposed} exposed, {hidden} hidden behind backward",
-        fr=f"\ncommunication du rang 0 par pas (médiane) : {exposed} exposée, {hidden} recouverte par la passe arrière",
+        fr=f"\ncommunication du rang 0 par pas (médiane) : {exposed} exposée, {hidden} cachée par la passe arrière",
     )
 
 

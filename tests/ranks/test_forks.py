@@ -69,6 +69,21 @@ def test_the_line_of_an_error_is_that_of_the_function() -> None:
     assert error.name == "TypeError" and "no tensor" in error.text and error.line > 0
 
 
+def test_a_value_that_is_no_json_is_told_as_such() -> None:
+    error = spmd(lambda rank, size: {1, 2}, 1)[0].error
+    assert error is not None
+    assert (error.name, error.kind) == ("TypeError", "") and "set" in error.message
+
+
+def test_an_interrupted_write_leaves_a_board_that_can_be_read(tmp_path: Any) -> None:
+    Board.create(tmp_path / "board", 1)
+    board = Board(tmp_path / "board", 0, 1)
+    board.write({"n": 1})
+    board._version += 1  # as an interrupt between the two halves of a write leaves it
+    board.write({"n": 2})
+    assert board.read(0)["n"] == 2
+
+
 def test_no_rank_outlives_the_process_that_forked_it() -> None:
     script = (
         "import time\n"

@@ -210,6 +210,73 @@ def test_what_all_ranks_call_alike_gives_what_torch_gives() -> None:
     assert [call["op"] for call in answers[0].calls[:21]] == ["all_reduce"] * 20 + ["all_gather"]
 
 
+def test_a_receive_from_anyone_disturbs_no_later_message() -> None:
+    def job(rank: int, size: int) -> Any:
+        if rank:
+            dist.send(torch.full((3,), float(rank)), 0)
+            dist.send(torch.full((5,), float(rank)), 0)
+            return None
+        first, second = torch.empty(3), torch.empty(5)
+        source = dist.recv(first)
+        dist.recv(second, source)
+        return [source, first.tolist(), second.tolist()]
+
+    assert [one.error for one in spmd(job, 2)] == [None, None]
+    assert spmd(job, 2)[0].value == [1, [1.0] * 3, [1.0] * 5]
+
+
+def test_uneven_inputs_under_ddp_are_no_fault() -> None:
+    """DDP.join hands the works it asks for to C++, which takes torch's own only."""
+
+    def job(rank: int, size: int) -> Any:
+        from torch.nn.parallel import DistributedDataParallel
+
+        torch.manual_seed(0)
+        model = DistributedDataParallel(torch.nn.Linear(2, 1))
+        with model.join():
+            for _ in range(2 + rank):
+                model(torch.ones(1, 2)).sum().backward()
+        return [parameter.grad is not None for parameter in model.parameters()]
+
+    import torch._dynamo  # DDP imports it, which takes seconds on every rank
+
+    answers = spmd(job, 2)
+    assert [one.error for one in answers] == [None, None]
+
+
+def test_a_thread_of_the_cell_may_still_send() -> None:
+    def job(rank: int, size: int) -> Any:
+        import threading
+
+        pair = dist.new_group([0, 1])
+        if rank == 0:
+
+            def later() -> None:
+                time.sleep(1.0)
+                dist.send(torch.ones(2), 1)
+
+            thread = threading.Thread(target=later)
+            thread.start()
+            dist.barrier(group=pair)
+            thread.join()
+        else:
+            dist.recv(torch.empty(2), 0)
+            dist.barrier(group=pair)
+
+    assert [one.error for one in spmd(job, 2)] == [None, None]
+
+
+def test_who_comes_long_after_another_has_ended_misses_a_rank_not_a_process() -> None:
+    def job(rank: int, size: int) -> None:
+        if rank != 2:
+            time.sleep(2.6)  # longer than a rank that has ended stays
+            dist.barrier()
+
+    kind, sentence = only(faults(job, 3)[:2])
+    assert kind in ("missing", "peer")
+    assert "rank 2" in sentence
+
+
 def test_removing_the_guard_gives_torch_its_own_functions_back(tmp_path: Any) -> None:
     before = {name: getattr(dist, name) for name in (*COLLECTIVES, *MESSAGES)}
     Board.create(tmp_path / "board", 1)
@@ -252,6 +319,6 @@ def test_faults_are_told_in_the_reader_s_language(language: str) -> None:
     answers: list[RankAnswer] = spmd(job, 3)
     assert answers[1].error is not None
     assert answers[1].error.message == (
-        "Rang manquant : le rang 0 a terminé sans appeler all_reduce #1 [4] float32, où les rangs 1 et 2 attendent (il "
-        "n’en a appelé aucune). Une communication collective a besoin de tous les rangs de son groupe."
+        "Rang manquant : le rang 0 a terminé sans appeler all_reduce #1 [4] float32, où les rangs 1 et 2 attendent (le "
+        "rang 0 n’en a appelé aucune). Une communication collective a besoin de tous les rangs de son groupe."
     )

@@ -98,9 +98,9 @@ def test_every_way_to_end_has_its_sentence_in_french() -> None:
         "Rang 1 : le processus a été arrêté par le signal SIGKILL (c’est ainsi que finit une cellule qui demande trop "
         "de mémoire).",
         "Rang 1 : le processus s’est arrêté au milieu de la cellule.",
-        "Rang 1 : sourd à l’interruption ; le processus a été arrêté.",
-        "Rang 1 : toujours en cours au bout de 1,5 s et sourd à l’interruption ; le processus a été arrêté.",
+        "Rang 1 : aucune réaction à l’interruption ; le processus a été arrêté.",
+        "Rang 1 : toujours en cours au bout de 1,5 s, sans réagir à l’interruption ; le processus a été arrêté.",
         "Rang 1 : exécution non terminée au bout de 1,5 s, la limite de cette cellule (--limit) ; interrompue.",
         "Rang 1 : exécution interrompue.",
-        "Rang 1 a appelé sys.exit(2).",
+        "Rang 1 : appel de sys.exit(2).",
     ]
