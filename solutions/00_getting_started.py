@@ -175,8 +175,8 @@ lab.check("steps-per-epoch", steps_per_epoch)
 # chaque rang confie un tenseur, et d’où chacun repart avec la somme.
 #
 # Le mieux est de le voir. Une cellule qui commence par `%%ranks` ne s’exécute pas ici, mais sur deux processus qui
-# attendent vos ordres : chacun y trouve son numéro, `rank`, et `dist`, le module `torch.distributed`. La première
-# fois, ils mettent quelques secondes à démarrer.
+# attendent vos ordres : chacun y dispose de son numéro, `rank`, et de `dist`, le module `torch.distributed`. Ils
+# mettent quelques secondes à démarrer.
 
 # %% [markdown] lang="en"
 # ## 3. Predict
@@ -186,8 +186,8 @@ lab.check("steps-per-epoch", steps_per_epoch)
 # from which each leaves with the sum.
 #
 # It is best seen. A cell that begins with `%%ranks` does not run here, but on two processes that wait for your
-# orders: each finds its number there, `rank`, and `dist`, the module `torch.distributed`. The first time, they take a
-# few seconds to start.
+# orders: each has its number there, `rank`, and `dist`, the module `torch.distributed`. They take a few seconds to
+# start.
 
 # %% name="start-ranks" tags=["nbval-ignore-output"]
 # %ranks start 2
@@ -200,12 +200,12 @@ dist.all_reduce(gradient)
 before, gradient
 
 # %% [markdown] lang="fr"
-# Chaque rang avait ses propres valeurs, les deux repartent avec la même somme. Une variable des rangs se ramène ici
-# par son nom : `ranks["…"]` donne une valeur par rang.
+# Chaque rang avait ses propres valeurs ; les deux repartent avec la même somme, qu’il ne reste qu’à diviser par deux.
+# Une variable des rangs se rapporte ici par son nom : `ranks["…"]` donne une valeur par rang.
 
 # %% [markdown] lang="en"
-# Each rank had values of its own, both leave with the same sum. A variable of the ranks is brought back by its name:
-# `ranks["…"]` gives one value per rank.
+# Each rank had values of its own; both leave with the same sum, which only has to be halved. A variable of the ranks
+# is brought back by its name: `ranks["…"]` gives one value per rank.
 
 # %%
 [value.tolist() for value in ranks["gradient"]]

@@ -2,9 +2,9 @@
 # # TP 03 — Data Parallelism
 #
 # Un modèle tient sur un GPU, mais l’entraînement prend trop de temps ? Copiez le modèle sur plusieurs GPU, donnez à
-# chacun d’autres données, et faites la moyenne des gradients. L’idée tient en une phrase ; tout le métier est dans les
-# mots « faire la moyenne ». Dans ce TP, vous écrivez cette communication vous-même, sur de vrais processus, vous
-# prédisez sa durée, puis vous la cachez derrière le calcul, comme le fait **DDP** (*Distributed Data Parallel*).
+# chacun des données différentes, et faites la moyenne des gradients. L’idée tient en une phrase ; tout le métier est
+# dans les mots « faire la moyenne ». Dans ce TP, vous écrivez cette communication vous-même, sur de vrais processus,
+# vous prédisez sa durée, puis vous la cachez derrière le calcul, comme le fait **DDP** (*Distributed Data Parallel*).
 #
 # À la fin, vous saurez :
 #
@@ -20,10 +20,10 @@
 # %% [markdown] lang="en"
 # # Lab 03 — Data parallelism
 #
-# A model fits on one GPU, but training takes too long? Copy the model to several GPUs, give each other data, and
-# average the gradients. The idea is one sentence; the craft is all in the word “average”. In this lab you write that
-# communication yourself, on real processes, predict how long it takes, and then hide it behind the computation, as
-# **DDP** (Distributed Data Parallel) does.
+# A model fits on one GPU, but training takes too long? Copy the model to several GPUs, give each of them different
+# data, and average the gradients. The idea is one sentence; the craft is all in the word “average”. In this lab you
+# write that communication yourself, on real processes, predict how long it takes, and then hide it behind the
+# computation, as **DDP** (Distributed Data Parallel) does.
 #
 # By the end you can:
 #
@@ -34,7 +34,7 @@
 # - enlarge the batch without losing convergence, and tell where that ends;
 # - set the knobs of PyTorch's DDP knowingly.
 #
-# Allow an hour and a half. Four ranks are enough, without GPUs: processes, messages and faults are real.
+# Allow an hour and a half. Four ranks are enough, without GPUs: processes, messages and errors are real.
 
 # %% name="setup"
 import torch
@@ -157,14 +157,14 @@ lab.reveal("sum-of-ranks", ranks["x"][3][0].item())
 # %% [markdown] lang="fr"
 # ### Et si l’un d’eux oublie ?
 #
-# Une communication collective attend **tous** les rangs du groupe. Placée sous un `if rank == 0:`, pour un affichage ou
-# une sauvegarde, elle bloque les autres. Ici, le rang 2 oublie.
+# Une communication collective attend **tous** les rangs du groupe. Placée sous un `if rank == 0:`, au milieu d’un
+# affichage ou d’une sauvegarde, elle bloque le rang 0, qui attend en vain les autres. Ici, le rang 2 oublie.
 
 # %% [markdown] lang="en"
 # ### And if one of them forgets?
 #
-# A collective waits for **all** ranks of the group. Put under an `if rank == 0:`, for a print or a checkpoint, it
-# blocks the others. Here, rank 2 forgets.
+# A collective waits for **all** ranks of the group. Put under an `if rank == 0:`, amid a print or a checkpoint, it
+# blocks rank 0, which waits in vain for the others. Here, rank 2 forgets.
 
 # %% name="forgotten"
 # %%ranks
@@ -178,8 +178,8 @@ except RuntimeError as fault:
 # %% [markdown] lang="fr"
 # Sur ces rangs, chaque appel s’inscrit d’abord sur un tableau que tous peuvent lire : la panne est donc trouvée et
 # nommée aussitôt. Sur un supercalculateur, les autres rangs attendraient sans un mot, jusqu’au délai de garde de
-# PyTorch (10 minutes avec NCCL, 30 avec gloo), et l’heure de calcul est facturée. Le même silence suit deux
-# communications collectives appelées dans un ordre différent.
+# PyTorch (10 minutes avec NCCL, 30 avec gloo), et les heures de calcul seraient décomptées. Le même silence suit deux
+# communications collectives que les rangs n’appellent pas dans le même ordre.
 #
 # ## 2. L’anneau
 #
@@ -194,7 +194,8 @@ except RuntimeError as fault:
 # %% [markdown] lang="en"
 # On these ranks every call is first written on a board that all can read: so the fault is found and named at once. On a
 # supercomputer the other ranks would wait without a word until PyTorch's timeout (10 minutes with NCCL, 30 with gloo),
-# and the computing hours are charged. The same silence follows two collectives called in different orders.
+# and the computing hours would be charged. The same silence follows two collectives that the ranks do not call in the
+# same order.
 #
 # ## 2. The ring
 #
@@ -229,8 +230,9 @@ collective_figure("ring_all_reduce", size=4)
 #   attend la fin de l’envoi ;
 # - `dist.recv(tenseur, expéditeur)` remplit le tenseur et ne rend la main qu’ensuite.
 #
-# Au *reduce-scatter*, étape `s`, le rang `r` envoie le morceau `r − s` (modulo le nombre de rangs). Déduisez-en celui
-# qu’il reçoit, puis l’*all-gather*. La vérification se fait sur 2, 3 et 4 rangs.
+# À l’étape `s` du *reduce-scatter*, comptée à partir de 0, le rang `r` envoie le morceau `r − s` (modulo le nombre de
+# rangs). Déduisez-en le morceau qu’il reçoit et ajoute au sien, puis l’*all-gather*. La vérification se fait sur 2, 3
+# et 4 rangs.
 
 # %% [markdown] lang="en"
 # ### Exercise 1 — the ring all-reduce
@@ -241,8 +243,8 @@ collective_figure("ring_all_reduce", size=4)
 # - `dist.isend(tensor, receiver)` returns at once, with a `Work` object whose method `wait()` waits until all is sent;
 # - `dist.recv(tensor, sender)` fills the tensor and returns only then.
 #
-# In step `s` of the reduce-scatter, rank `r` sends chunk `r − s` (modulo the number of ranks). Derive from that which
-# one it receives, then the all-gather. The check runs on 2, 3 and 4 ranks.
+# In step `s` of the reduce-scatter, counted from 0, rank `r` sends chunk `r − s` (modulo the number of ranks). Derive
+# from that which chunk it receives and adds to its own, then the all-gather. The check runs on 2, 3 and 4 ranks.
 
 
 # %% name="ring-all-reduce"
@@ -304,8 +306,9 @@ print(torch.equal(mine, expected))
 #
 # ### Exercice 2 — la durée de l’anneau
 #
-# Combien de temps prend l’*all-reduce* en anneau d’un message de `message_bytes` octets, sur `size` rangs ? Négligez le
-# temps des additions ; à chaque étape, tous les rangs envoient en même temps.
+# Combien de temps prend l’*all-reduce* en anneau d’un message de `message_bytes` octets, sur `size` rangs ? Renvoyez
+# des secondes ; `alpha_s` et `beta_s_per_byte` sont α et β. Négligez le temps des additions ; à chaque étape, tous les
+# rangs envoient en même temps.
 
 # %% [markdown] lang="en"
 # ## 3. How long does it take?
@@ -319,8 +322,9 @@ print(torch.equal(mine, expected))
 #
 # ### Exercise 2 — the time of the ring
 #
-# How long does the ring all-reduce of a message of `message_bytes` bytes take on `size` ranks? Neglect the time of the
-# additions; in each step all ranks send at the same time.
+# How long does the ring all-reduce of a message of `message_bytes` bytes take on `size` ranks? Return seconds;
+# `alpha_s` and `beta_s_per_byte` are α and β. Neglect the time of the additions; in each step all ranks send at the
+# same time.
 
 
 # %% name="ring-time"
@@ -334,8 +338,8 @@ def ring_seconds(message_bytes, size, alpha_s, beta_s_per_byte):
 lab.check("ring-time", ring_seconds)
 
 # %% [markdown] lang="fr"
-# Mesurons maintenant. Chaque taille de message est chronométrée plusieurs fois, sur tous les rangs ; le plus lent
-# compte.
+# Mesurons maintenant. Chaque taille de message est chronométrée plusieurs fois, sur tous les rangs ; c’est le plus lent
+# qui compte.
 
 # %% [markdown] lang="en"
 # Now let us measure. Each size of message is timed several times, on all ranks; the slowest one counts.
@@ -358,10 +362,10 @@ for point in points:
 #
 # $$a = 2(p-1)\,\alpha \qquad b = \frac{2(p-1)}{p}\,\beta$$
 #
-# Cherchez la droite qui minimise la somme des carrés des écarts **relatifs**,
-# $\sum \left(\frac{a + b\,n - t}{t}\right)^2$ : avec des écarts absolus, un message mille fois plus long pèserait mille
-# fois plus, et α serait noyé dans le bruit. Renvoyez `alpha_s, beta_s_per_byte`. Vous pouvez utiliser
-# `np.linalg.lstsq`.
+# Cherchez la droite qui minimise la somme des carrés des écarts **relatifs**, $\sum \left(\frac{a + b\,n -
+# t}{t}\right)^2$ : avec des écarts absolus, une durée mille fois plus longue pèserait un million de fois plus, et α
+# serait noyée dans le bruit. `message_bytes` et `seconds` sont les listes des `n` et des `t`, `size` est `p`. Renvoyez
+# `alpha_s, beta_s_per_byte`. Vous pouvez utiliser `np.linalg.lstsq`.
 
 # %% [markdown] lang="en"
 # ### Exercise 3 — finding α and β
@@ -371,8 +375,9 @@ for point in points:
 # $$a = 2(p-1)\,\alpha \qquad b = \frac{2(p-1)}{p}\,\beta$$
 #
 # Find the line that minimises the sum of the squares of the **relative** gaps,
-# $\sum \left(\frac{a + b\,n - t}{t}\right)^2$: with absolute ones a message a thousand times longer would weigh a
-# thousand times more, and α would drown in the noise. Return `alpha_s, beta_s_per_byte`. You may use `np.linalg.lstsq`.
+# $\sum \left(\frac{a + b\,n - t}{t}\right)^2$: with absolute ones a time a thousand times longer would weigh a million
+# times more, and α would drown in the noise. `message_bytes` and `seconds` are the lists of the `n` and the `t`, `size`
+# is `p`. Return `alpha_s, beta_s_per_byte`. You may use `np.linalg.lstsq`.
 
 # %% name="alpha-beta"
 import numpy as np
@@ -448,18 +453,22 @@ for algorithm in ("ring_all_reduce", "tree_all_reduce", "halving_doubling_all_re
     print(f"{algorithm:<28}", [round(1e3 * cost_s, 1) for cost_s in costs_s])
 
 # %% [markdown] lang="fr"
-# L’anneau envoie le moins d’octets possible, et ce volume ne dépend presque pas du nombre de GPU : c’est ce qui rend le
-# *Data Parallelism* possible à grande échelle. Mais il fait `2 (p − 1)` étapes, et chacune paie α. L’arbre fait
-# `2 log₂ p` étapes, mais y envoie tout le message : il l’emporte sur l’anneau pour les petits messages. NCCL choisit
-# selon la taille.
+# Dans l’anneau, chaque rang envoie le moins d’octets possible, et ce volume ne dépend presque pas du nombre de GPU :
+# c’est ce qui rend le *Data Parallelism* possible à grande échelle. Mais il faut `2 (p − 1)` étapes, et chacune paie α.
+# L’arbre fait `2 log₂ p` étapes, mais y envoie tout le message : il l’emporte sur l’anneau pour les petits messages.
+# NCCL choisit entre les deux selon la taille. Le troisième envoie aussi peu d’octets que l’anneau, en `2 log₂ p`
+# étapes : le meilleur d’après notre modèle, qui ignore toutefois que ses rangs parlent à des rangs lointains, par des
+# liens que d’autres empruntent au même moment.
 #
 # **Votre prédiction.** Sur ce réseau, avec l’anneau et ce modèle, à partir de combien de GPU la latence prend-elle plus
 # de temps que les octets ?
 
 # %% [markdown] lang="en"
-# The ring sends as few bytes as possible, and hardly more of them with more GPUs: that is what makes data parallelism
-# possible at a large scale. But it takes `2 (p − 1)` steps, and each pays α. The tree takes `2 log₂ p` steps, but sends
-# the whole message in each: it beats the ring for small messages. NCCL chooses by size.
+# In the ring each rank sends as few bytes as possible, and hardly more of them with more GPUs: that is what makes data
+# parallelism possible at a large scale. But there are `2 (p − 1)` steps, and each pays α. The tree takes `2 log₂ p`
+# steps, but sends the whole message in each: it beats the ring for small messages. NCCL chooses between the two by
+# size. The third sends as few bytes as the ring, in `2 log₂ p` steps: the best by our model, which overlooks, however,
+# that its ranks talk to distant ones, over links that others use at the same moment.
 #
 # **Your prediction.** On this network, with the ring and this model, from how many GPUs on does latency take more time
 # than the bytes?
@@ -487,11 +496,11 @@ lab.reveal("latency-ranks", min(size for size in steps_s if steps_s[size] > ring
 # Le *Data Parallelism*, en quatre règles :
 #
 # 1. au départ, toutes les répliques ont les **mêmes poids** : ceux du rang 0, diffusés par un *broadcast* ;
-# 2. à chaque pas, chaque rang lit **d’autres données** ;
+# 2. à chaque pas, chaque rang lit des **données différentes** ;
 # 3. après la passe arrière, on fait la **moyenne des gradients** ;
-# 4. tous les rangs font le même pas d’optimiseur : ils restent identiques sans jamais s’envoyer de poids.
+# 4. tous les rangs font le même pas d’optimiseur : ils restent identiques, sans plus jamais s’envoyer de poids.
 #
-# La première règle, en vrai. Chaque rang tire d’autres poids initiaux, puis reçoit ceux du rang 0 :
+# La première règle, en vrai. Chaque rang tire ses propres poids initiaux, puis reçoit ceux du rang 0 :
 
 # %% [markdown] lang="en"
 # Cut the gradients in four messages, and this threshold falls to a quarter: that is the price of the buckets, which we
@@ -502,11 +511,11 @@ lab.reveal("latency-ranks", min(size for size in steps_s if steps_s[size] > ring
 # Data parallelism, in four rules:
 #
 # 1. at the start all replicas have the **same weights**: those of rank 0, given to all by a broadcast;
-# 2. in each step every rank reads **other data**;
+# 2. in each step every rank reads **different data**;
 # 3. after the backward pass the **gradients are averaged**;
-# 4. all ranks take the same optimizer step: they stay identical without ever sending weights.
+# 4. all ranks take the same optimizer step: they stay identical without ever sending weights again.
 #
-# The first rule, for real. Each rank draws other initial weights, then gets those of rank 0:
+# The first rule, for real. Each rank draws initial weights of its own, then gets those of rank 0:
 
 # %% name="broadcast"
 # %%ranks --with make_model
@@ -596,7 +605,7 @@ print(torch.allclose(mean / world_size, torch.tensor(alone), rtol=1e-3))
 # ### Exercise 5 — filling the buckets
 #
 # `gradient_bytes[i]` is the size of the gradient of parameter `i`, in the order of `model.parameters()`. Return the
-# list of buckets, each a list of numbers of parameters, **in the order in which the gradients become ready**:
+# list of buckets, each a list of parameter indices, **in the order in which the gradients become ready**:
 # backwards. Gradients are added one by one; a bucket is closed once it holds `limit_bytes` bytes or more. The last one
 # may be incomplete.
 
@@ -618,10 +627,10 @@ def fill_buckets(gradient_bytes, limit_bytes):
 lab.check("buckets", fill_buckets)
 
 # %% [markdown] lang="fr"
-# Vos *buckets* de 0,25 Mio, pour `coatnet_tiny`. Une limite n’est pas une taille : un gradient ne se coupe pas.
+# Vos *buckets* de 0,25 Mio, pour `coatnet_tiny`. Un *bucket* peut dépasser la limite : un gradient ne se coupe pas.
 
 # %% [markdown] lang="en"
-# Your buckets of 0.25 MiB, for `coatnet_tiny`. A limit is not a size: a gradient is not cut.
+# Your buckets of 0.25 MiB, for `coatnet_tiny`. A bucket may exceed the limit: a gradient is never cut.
 
 # %%
 coatnet_bytes = [4 * parameter.numel() for parameter in models.build("coatnet_tiny", num_classes=10).parameters()]
@@ -690,12 +699,12 @@ lab.check("overlap", overlap_gradients)
 # *Hooks* et *buckets* ensemble : c’est DDP. Le paquet en contient une version complète, en une centaine de lignes :
 # [dlojz/data_parallel.py](../../dlojz/data_parallel.py). Lisez-la, en cherchant la réponse à trois questions :
 #
-# - un *bucket* plein attend parfois avant de partir : quoi, et pourquoi ?
+# - un *bucket* plein attend parfois avant de partir : qu’attend-il, et pourquoi ?
 # - que devient un paramètre que la passe arrière n’a pas atteint sur un rang, mais qu’elle a atteint sur un autre ?
 # - comment `no_sync()` évite-t-il des communications ?
 #
-# Puis mesurons-la, sur un véritable entraînement à deux rangs, avec des *buckets* de 0,25 Mio, et avec la taille
-# habituelle de 25 Mio, où tous les gradients tiennent dans un seul.
+# Puis mesurons-la, sur un véritable entraînement à deux rangs, avec des *buckets* de 0,25 Mio, puis avec la taille
+# habituelle de 25 Mio, où tous les gradients tiennent dans un seul *bucket*.
 
 # %% [markdown] lang="en"
 # Hooks and buckets together: that is DDP. The package holds a complete version, in some hundred lines:
@@ -744,14 +753,14 @@ for run in (by_hand, one_bucket):
     print(f"{gradient_traffic(run).count} × all-reduce  {hidden_ms:6.1f} ms  {exposed_ms:6.1f} ms")
 
 # %% [markdown] lang="fr"
-# Un seul *bucket* n’est plein qu’à la fin : il n’y a plus rien pour le cacher. Des *buckets* trop petits paient trop de
-# latences, et sur notre machine, communiquer prend aussi des cœurs au calcul. La bonne taille est entre les deux ; elle
-# dépend du réseau, donc se mesure.
+# Un *bucket* unique n’est complet qu’à la fin : il n’y a plus rien pour le cacher. Des *buckets* trop petits paient
+# trop de latences, et sur notre machine, communiquer prend aussi des cœurs au calcul. La bonne taille est entre les
+# deux ; elle dépend du réseau, donc se mesure.
 #
 # Et les trois questions ? Un *bucket* plein attend ceux qui le précèdent : des rangs qui enverraient les mêmes
 # *buckets* dans un autre ordre additionneraient des gradients qui ne vont pas ensemble. Un paramètre que la passe
-# arrière n’a pas atteint compte pour zéro : le *bucket* part quand même, donc personne n’attend. Enfin, sous
-# `no_sync()`, les *hooks* ne font que noter qu’il y a quelque chose à envoyer.
+# arrière n’a pas atteint compte pour zéro : son *bucket* part quand même, mais seulement dans `synchronize()`, et
+# personne ne reste bloqué. Enfin, sous `no_sync()`, les *hooks* ne font que noter qu’il y a quelque chose à envoyer.
 #
 # ## 6. Cumuler les gradients
 #
@@ -767,13 +776,14 @@ for run in (by_hand, one_bucket):
 # fois**. Servez-vous de votre `average_gradients`.
 
 # %% [markdown] lang="en"
-# A single bucket is full only at the end: there is nothing left to hide it behind. Buckets that are too small pay too
-# many latencies, and on our machine communicating also takes cores away from computing. The right size lies in between;
-# it depends on the network, so it is measured.
+# A single bucket is complete only at the end: there is nothing left to hide it behind. Buckets that are too small pay
+# too many latencies, and on our machine communicating also takes cores away from computing. The right size lies in
+# between; it depends on the network, so it is measured.
 #
 # And the three questions? A full bucket waits for those before it: ranks that sent the same buckets in another order
-# would add gradients that do not belong together. A parameter that backward has not reached counts as zeros: the bucket
-# leaves all the same, so nobody waits. And under `no_sync()` the hooks only note that there is something to send.
+# would add gradients that do not belong together. A parameter that backward has not reached counts as zeros: its bucket
+# leaves all the same, if only in `synchronize()`, and nobody is stuck. And under `no_sync()` the hooks only note that
+# there is something to send.
 #
 # ## 6. Accumulating gradients
 #
@@ -784,7 +794,7 @@ for run in (by_hand, one_bucket):
 # ### Exercise 7 — accumulation
 #
 # `micro_batches` is a list of pairs (images, labels), all of the same size. The loss is `F.cross_entropy(model(images),
-# labels)`, a mean over one micro-batch. In the end each gradient must be that of the mean loss over **all micro-batches
+# labels)`, a mean over one micro-batch. On return each gradient must be that of the mean loss over **all micro-batches
 # of all ranks**, and each parameter must have been communicated only **once**. Use your `average_gradients`.
 
 
@@ -835,28 +845,30 @@ lab.reveal("accumulation-saving", bytes_per_image(ddp) / bytes_per_image(accumul
 # %% [markdown] lang="fr"
 # ## 7. Qui lit quoi ?
 #
-# Reste la deuxième règle : d’autres données sur chaque rang. Personne ne les distribue : chaque rang calcule **seul**
-# les numéros des échantillons qu’il lira, et tous les calculs doivent s’accorder. C’est le rôle du `DistributedSampler`
-# de PyTorch.
+# Reste la deuxième règle : des données différentes sur chaque rang. Personne ne les distribue : chaque rang calcule
+# **seul** les numéros des échantillons qu’il lira, et tous les calculs doivent s’accorder. C’est le rôle du
+# `DistributedSampler` de PyTorch.
 #
 # ### Exercice 8 — l’échantillonneur
 #
-# Renvoyez les numéros des échantillons que lit `rank` pendant l’époque `epoch`. Les parts sont disjointes, de même
-# longueur `num_samples // size` (le reste attend une autre époque), et le jeu de données entier est remélangé à chaque
-# époque.
+# Renvoyez, dans une liste ou un tenseur, les numéros (à partir de 0) des échantillons que lit `rank` pendant l’époque
+# `epoch`. Les parts sont disjointes, de même longueur `num_samples // size` (le reste attend une autre époque), et le
+# jeu de données entier est remélangé à chaque époque. Le hasard ne dépend que de `seed`, la graine commune à tous les
+# rangs, et d’`epoch` : interrogée deux fois, votre fonction répond la même chose.
 
 # %% [markdown] lang="en"
 # ## 7. Who reads what?
 #
-# There remains the second rule: other data on each rank. Nobody deals them out: each rank computes **alone** the
-# numbers of the samples it will read, and all these computations must agree. That is the role of PyTorch's
+# There remains the second rule: different data on each rank. Nobody deals them out: each rank computes **alone** the
+# indices of the samples it will read, and all these computations must agree. That is the role of PyTorch's
 # `DistributedSampler`.
 #
 # ### Exercise 8 — the sampler
 #
-# Return the numbers of the samples that `rank` reads during the epoch `epoch`. The shares are disjoint, of the same
-# length `num_samples // size` (what remains waits for another epoch), and the whole data set is shuffled anew in every
-# epoch.
+# Return, in a list or a tensor, the indices (from 0) of the samples that `rank` reads during the epoch `epoch`. The
+# shares are disjoint, of the same length `num_samples // size` (what remains waits for another epoch), and the whole
+# data set is shuffled anew in every epoch. Chance depends on `seed`, the same on all ranks, and on `epoch` alone: asked
+# twice, your function gives the same answer.
 
 
 # %% name="sampler"
@@ -919,13 +931,13 @@ lab.reveal("distinct-samples", len(torch.cat(ranks["same"]).unique()))
 
 # %% [markdown] lang="fr"
 # Et les quatre rangs fautifs, qu’ont-ils appris de plus qu’un processus seul, lisant les mêmes 16 images à chaque pas ?
-# Leurs pertes suivent-elles la sienne, à un pour mille près ? La cellule répond pour chaque rang, d’abord avec
-# l’échantillonneur fautif, puis avec le bon, précédé du nombre d’images différentes.
+# Leurs pertes suivent-elles les siennes, à un pour mille près ? Chaque ligne donne le nombre d’images différentes, puis
+# la réponse pour chaque rang : d’abord avec l’échantillonneur fautif, ensuite avec le bon.
 
 # %% [markdown] lang="en"
 # And the four faulty ranks, what have they learned beyond one single process that reads the same 16 images in each
-# step? Do their losses follow its own, within one per mille? The cell answers for each rank, first with the faulty
-# sampler, then with the right one, after the number of different images.
+# step? Do their losses follow its own, within one per mille? Each line gives the number of different images, then the
+# answer for each rank: first with the faulty sampler, then with the right one.
 
 # %% name="trap-seen"
 _, alone = train(ranks["same"][0].split(16))
@@ -934,9 +946,9 @@ for name in ("same", "own"):
     print(len(torch.cat(ranks[name]).unique()), follows)
 
 # %% [markdown] lang="fr"
-# Rien de plus : quatre fois la dépense, pour le même entraînement. Seul le nombre d’images lues trahit la faute. C’est
-# pourquoi on vérifie son échantillonneur, et qu’on appelle `sampler.set_epoch(epoch)` : sans lui, toutes les époques
-# ont le même ordre.
+# Rien de plus : quatre fois la dépense, pour le même entraînement. Seul le nombre d’images lues trahit la faute :
+# vérifiez votre échantillonneur. Autre oubli silencieux, avec celui de PyTorch : `sampler.set_epoch(epoch)`, sans quoi
+# toutes les époques ont le même ordre.
 #
 # ## 8. Grands batches
 #
@@ -947,12 +959,13 @@ for name in ("same", "own"):
 #
 # ### Exercice 9 — le taux d’apprentissage d’un grand batch
 #
-# Au pas 0, le taux vaut `base_rate` ; il atteint `scale * base_rate` au pas `warmup_steps`, en ligne droite, et y
-# reste.
+# Renvoyez le taux du pas `step`, pour un batch `scale` fois plus grand. Au pas 0, il vaut `base_rate` ; il atteint
+# `scale * base_rate` au pas `warmup_steps`, en ligne droite, et y reste.
 
 # %% [markdown] lang="en"
-# Nothing more: four times the expense for the same training. Only the number of images read gives the fault away. That
-# is why one checks one's sampler, and calls `sampler.set_epoch(epoch)`: without it all epochs have the same order.
+# Nothing more: four times the expense for the same training. Only the number of images read gives the fault away: check
+# your sampler. Another thing forgotten in silence, with PyTorch's own: `sampler.set_epoch(epoch)`, without which all
+# epochs have the same order.
 #
 # ## 8. Large batches
 #
@@ -963,8 +976,8 @@ for name in ("same", "own"):
 #
 # ### Exercise 9 — the learning rate of a large batch
 #
-# At step 0 the rate is `base_rate`; it reaches `scale * base_rate` at step `warmup_steps`, in a straight line, and
-# stays there.
+# Return the rate of step `step`, for a batch `scale` times as large. At step 0 it is `base_rate`; it reaches
+# `scale * base_rate` at step `warmup_steps`, in a straight line, and stays there.
 
 
 # %% name="learning-rate"
@@ -1005,11 +1018,11 @@ curves = {name: (batch, train(epochs.split(batch), rate)[1]) for name, (batch, r
 figures.large_batches(curves)
 
 # %% [markdown] lang="fr"
-# **Expliquez.** Répondez d’abord d’après la figure ; la cellule répond ensuite, dans l’ordre, sur la perte moyenne des
-# derniers pas. Sans toucher au taux, celle du batch de 256 est-elle plus de cinq fois supérieure à celle du batch de
-# 16 ? Un taux 4 fois plus grand divise-t-il au moins par deux celle du batch de 64 ? Avec un taux 16 fois plus grand,
-# se passer de *warm-up* la multiplie-t-il au moins par trois ? Et avec le *warm-up*, le batch de 256 fait-il aussi bien
-# que celui de 16 ?
+# **Expliquez.** Répondez d’abord d’après la figure ; la cellule répond ensuite, dans l’ordre, d’après la perte moyenne
+# des derniers pas. Sans toucher au taux, la perte du batch de 256 dépasse-t-elle cinq fois celle du batch de 16 ? Un
+# taux 4 fois plus grand divise-t-il au moins par deux celle du batch de 64 ? Avec un taux 16 fois plus grand, se passer
+# de *warm-up* la multiplie-t-il au moins par trois ? Et avec le *warm-up*, le batch de 256 fait-il aussi bien que celui
+# de 16 ?
 
 # %% [markdown] lang="en"
 # **Explain.** Answer from the figure first; then the cell answers, in order, on the mean loss of the last steps. With
@@ -1039,7 +1052,7 @@ final = {name: figures.smoothed(losses)[-1] for name, (_, losses) in curves.item
 # | argument | dans `RunConfig` | ce qu’il change |
 # |--|--|--|
 # | `bucket_cap_mb` | `bucket_mib` | le nombre d’*all-reduce* par pas |
-# | `gradient_as_bucket_view` | le même | les gradients *sont* des morceaux des *buckets*, et non plus copiés |
+# | `gradient_as_bucket_view` | le même | les gradients *sont* des vues des *buckets*, au lieu d’y être copiés |
 # | `no_sync()` | `micro_batches` | l’accumulation sans communication inutile |
 #
 # **Votre prédiction.** Combien d’octets `gradient_as_bucket_view=True` économise-t-il par rang, pour `coatnet_tiny` en
@@ -1058,7 +1071,7 @@ final = {name: figures.smoothed(losses)[-1] for name, (_, losses) in curves.item
 # | argument | in `RunConfig` | what it changes |
 # |--|--|--|
 # | `bucket_cap_mb` | `bucket_mib` | the number of all-reduces per step |
-# | `gradient_as_bucket_view` | the same | gradients *are* pieces of the buckets, and no longer copied |
+# | `gradient_as_bucket_view` | the same | gradients *are* views of the buckets, instead of being copied there |
 # | `no_sync()` | `micro_batches` | accumulation without needless communication |
 #
 # **Your prediction.** How many bytes per rank does `gradient_as_bucket_view=True` save, for `coatnet_tiny` in fp32?
@@ -1080,10 +1093,16 @@ saved = [run.record.footprint().memory.workspace_bytes for run in (ddp, views)]
 lab.reveal("bucket-view", saved[0] - saved[1])
 
 # %% [markdown] lang="fr"
-# Les voici face à face, prédit et mesuré : le nôtre, écrit à la main, celui de PyTorch, et ses variantes.
+# Sans les vues, chaque gradient existe deux fois, dans son paramètre et dans son *bucket* : c’est toute l’économie.
+#
+# Voici les quatre entraînements face à face, prédictions et mesures : notre DDP, celui de PyTorch, le même avec les
+# vues, et le nôtre avec un *bucket* unique.
 
 # %% [markdown] lang="en"
-# Here they are side by side, predicted and measured: ours, written by hand, PyTorch's, and its variants.
+# Without the views every gradient exists twice, in its parameter and in its bucket: that is the whole saving.
+#
+# Here are the four trainings side by side, predicted and measured: our DDP, PyTorch's, the same with the views, and
+# ours with a single bucket.
 
 # %% name="compare" tags=["nbval-ignore-output"]
 comparison = dlojz.compare([by_hand, ddp, views, one_bucket])
