@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dlojz.config import Layout, RunConfig
@@ -137,7 +137,8 @@ def test_json_there_and_back(layout: Layout, seed: int, rate: float) -> None:
         st.sampled_from([*RunConfig.model_fields, "x"]), st.none() | st.integers() | st.text() | st.floats()
     )
 )
-@settings(max_examples=200)
+# The first example may find the process busy with what hundreds of tests have left it to collect.
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 def test_no_document_gives_anything_but_a_config_or_a_sentence(document: dict[str, Any]) -> None:
     try:
         config = RunConfig.from_json(json.dumps(document))

@@ -95,7 +95,8 @@ def _difference(case: tuple[Any, ...], value: Any, right: Any) -> str:
         arguments = ", ".join(repr(argument) for argument in case)
         return say(
             en=f"For the arguments ({arguments}), {right:g} is expected, but your function returns {value:g}.",
-            fr=f"Pour les arguments ({arguments}), on attend {right:g}, mais votre fonction renvoie {value:g}.",
+            fr=f"Pour les arguments ({arguments}), on attend {_comma(right)}, mais votre fonction renvoie "
+            f"{_comma(value)}.",
         )
     if value.shape != right.shape:
         return say(
@@ -110,9 +111,14 @@ def _difference(case: tuple[Any, ...], value: Any, right: Any) -> str:
     gap, share = (value - right).abs().max().item(), _share_wrong(value, right)
     return say(
         en=f"The shape is right, but {share:.0%} of the values differ from the reference, by up to {gap:.2g}.",
-        fr=f"La forme est juste, mais {share * 100:.0f} % des valeurs diffèrent de la référence, jusqu’à {gap:.2g} "
-        "d’écart.",
+        fr=f"La forme est juste, mais {share * 100:.0f} % des valeurs diffèrent de la référence, jusqu’à "
+        f"{_comma(gap, 2)} d’écart.",
     )
+
+
+def _comma(number: Any, digits: int = 6) -> str:
+    """A number as French writes it."""
+    return f"{float(number):.{digits}g}".replace(".", ",")
 
 
 def _share_wrong(value: Any, right: Any) -> float:

@@ -68,11 +68,19 @@ class Ward:
             for event in told
             if event["event"] == "helper"
         ]
-        alive = [psutil.Process(number) for number in numbers if psutil.pid_exists(number)]
-        return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+        return [process for number in numbers if (process := _alive(number)) is not None]
 
     def kill(self, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
+
+
+def _alive(pid: int) -> psutil.Process | None:
+    """The process, unless it is gone or a zombie; it may go while one looks."""
+    try:
+        process = psutil.Process(pid)
+        return process if process.status() != psutil.STATUS_ZOMBIE else None
+    except psutil.NoSuchProcess:
+        return None
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tqdm.auto
+import tqdm.std
 
 from dlojz.config import RunConfig
 from dlojz.runs import Run
@@ -84,6 +86,8 @@ def test_the_bar_tells_state_steps_loss_and_rate(
 ) -> None:
     screen = io.StringIO()
     monkeypatch.setattr(sys, "stderr", screen)
+    # The bar of a terminal: tqdm chooses once per process, and another test may have looked like a notebook.
+    monkeypatch.setattr("tqdm.auto.tqdm", tqdm.std.tqdm)
     folder = make_folder(config, alive=True)
     with Progress(folder, config, shown=True) as bar:
         bar.update("queued")

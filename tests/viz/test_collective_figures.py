@@ -135,7 +135,7 @@ def test_a_calibration_is_drawn_with_its_points_and_its_words(calibration: Calib
 
 
 def test_the_words_of_a_calibration(calibration: Calibration) -> None:
-    assert summary(calibration) == "α = 50.0 µs per message, bandwidth 1/β = 1.00 GB/s, residual 0 %"
+    assert summary(calibration) == "α = 50.0 µs per message, bandwidth 1/β = 1.00 GB/s, residual 0%"
     assert dominance(calibration) == "below 195 KiB, latency takes more than half of the time"
     assert crossing(calibration, 2) == "" and crossing(calibration, 512).startswith(
         "512 ranks: the tree is faster below"
