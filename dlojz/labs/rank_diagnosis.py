@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlojz.labs.rank_evidence import Evidence, same
 from dlojz.labs.verdict import Said
-from dlojz.ranks.diagnosis import listed
+from dlojz.ranks.diagnosis import listed, with_article
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,8 +34,7 @@ def _en(ranks: Sequence[int]) -> str:
 
 
 def _fr(ranks: Sequence[int]) -> str:
-    words = listed(ranks, french=True)
-    return ("les " if words.startswith("rangs") else "le ") + words
+    return with_article(listed(ranks, french=True))
 
 
 def _on(evidence: Evidence, wrong: Sequence[int]) -> tuple[str, str]:

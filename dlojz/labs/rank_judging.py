@@ -14,7 +14,7 @@ from dlojz.labs.judging import Mistake
 from dlojz.labs.rank_diagnosis import diagnose
 from dlojz.labs.rank_evidence import gathered, same
 from dlojz.labs.verdict import NotDone, Said
-from dlojz.ranks.diagnosis import listed
+from dlojz.ranks.diagnosis import listed, with_article
 from dlojz.ranks.forks import RankAnswer, RankError, spmd
 from dlojz.text import say
 
@@ -178,15 +178,11 @@ def _raised(ranks: list[int], rank: int, error: RankError, size: int) -> str:
             "qu’elle prend et ce qu’elle renvoie.",
         )
     where_en = "every rank" if everywhere else listed(ranks, french=False)
-    where_fr = "chaque rang" if everywhere else _the(listed(ranks, french=True))
+    where_fr = "chaque rang" if everywhere else with_article(listed(ranks, french=True))
     return say(
         en=f"Your function raised {what}\non {where_en}, at line {error.line} of its cell: {error.text}",
         fr=f"Votre fonction a levé {what}\nsur {where_fr}, à la ligne {error.line} de sa cellule : {error.text}",
     )
-
-
-def _the(french: str) -> str:
-    return ("les " if french.startswith("rangs") else "le ") + french
 
 
 def _ended(ranks: list[int], error: RankError) -> str:
@@ -195,8 +191,8 @@ def _ended(ranks: list[int], error: RankError) -> str:
         return say(
             en=f"Your function had not answered after {WALL_S:g} s on {en} and was stopped: look for a loop that "
             "never ends.",
-            fr=f"Votre fonction n’avait pas répondu au bout de {WALL_S:g} s sur {_the(fr)} et a été arrêtée : cherchez "
-            "une boucle sans fin.",
+            fr=f"Votre fonction n’avait pas répondu au bout de {WALL_S:g} s sur {with_article(fr)} et a été arrêtée : "
+            "cherchez une boucle sans fin.",
         )
     return say(
         en=f"The process of {en} ended without an answer (exit code {error.message}): your function left by os._exit, "

@@ -107,7 +107,7 @@ def _differing(
         call = calls[ranks[0]]
         words = call_words(call) + (f" ({call['how']})" if kind == "arguments" else "")
         en.append(f"{listed(ranks, french=False)} {'call' if len(ranks) > 1 else 'calls'} {words}")
-        fr.append(f"{_the(listed(ranks, french=True))} {'appellent' if len(ranks) > 1 else 'appelle'} {words}")
+        fr.append(f"{with_article(listed(ranks, french=True))} {'appellent' if len(ranks) > 1 else 'appelle'} {words}")
     title_en, advice_en, title_fr, advice_fr = _DIFFERENT[kind]
     return Fault(
         kind,
@@ -174,10 +174,11 @@ def _waits(states: Sequence[State], rank: int) -> tuple[str, str]:
     if not needed:
         return f"rank {rank} waits in {words}", f"le rang {rank} attend dans {words}"
     en, fr = listed(needed, french=False), listed(needed, french=True)
-    return f"rank {rank} waits in {words} for {en}", f"le rang {rank} attend, dans {words}, {_the(fr)}"
+    return f"rank {rank} waits in {words} for {en}", f"le rang {rank} attend, dans {words}, {with_article(fr)}"
 
 
-def _the(french: str) -> str:
+def with_article(french: str) -> str:
+    """Ranks in French words, with their article: `le rang 3`, `les rangs 0–2`."""
     return ("les " if french.startswith("rangs") else "le ") + french
 
 
@@ -223,8 +224,8 @@ def _missing(states: Sequence[State], rank: int, gone: list[int]) -> Fault:
         f"{'wait' if len(waiting) > 1 else 'waits'}"
         + ("." if plural else f" ({why_en}).")
         + " A collective needs every rank of its group.",
-        f"Rang manquant : {_the(fr)} {'ont' if plural else 'a'} terminé sans appeler {words}, où "
-        f"{_the(listed(waiting, french=True))} {'attendent' if len(waiting) > 1 else 'attend'}"
+        f"Rang manquant : {with_article(fr)} {'ont' if plural else 'a'} terminé sans appeler {words}, où "
+        f"{with_article(listed(waiting, french=True))} {'attendent' if len(waiting) > 1 else 'attend'}"
         + ("." if plural else f" ({why_fr}).")
         + " Une communication collective a besoin de tous les rangs de son groupe.",
     )
@@ -250,7 +251,7 @@ def _deadlock(states: Sequence[State], cycle: list[int]) -> Fault:
         + ", ".join(en for en, _ in shown)
         + (f", and so on ({more} more)." if more else ".")
         + advice_en,
-        f"Interblocage entre {_the(listed(cycle, french=True))} : "
+        f"Interblocage entre {with_article(listed(cycle, french=True))} : "
         + ", ".join(fr for _, fr in shown)
         + (f", et ainsi de suite (encore {more})." if more else ".")
         + advice_fr,
@@ -272,7 +273,7 @@ def explain_timeout(states: Sequence[State], rank: int, limit_s: float) -> Fault
         "timeout",
         f"Time limit: after {limit_s:g} s {en}; {listed(busy, french=False)} "
         f"{'are' if len(busy) > 1 else 'is'} still computing" + (f" ({last_en})." if len(busy) == 1 else "."),
-        f"Temps écoulé : au bout de {limit_s:g} s, {fr} ; {_the(listed(busy, french=True))} "
+        f"Temps écoulé : au bout de {limit_s:g} s, {fr} ; {with_article(listed(busy, french=True))} "
         f"{'calculent' if len(busy) > 1 else 'calcule'} encore" + (f" ({last_fr})." if len(busy) == 1 else "."),
     )
 

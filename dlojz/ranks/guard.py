@@ -96,7 +96,7 @@ class Guard:
         self.last, self.log = "", []
         self._threads = set(threading.enumerate())
         self._started = dict(self._state["counts"])
-        self._write(state="running", cell=self._cell, waiting=None, fault=None, error=None, last="")
+        self._write(state="running", cell=self._cell, waiting=None, fault=None, error=None, last="", busy=False)
 
     def end(self, error: str | None = None) -> None:
         """The cell has ended on this rank, by an exception of that name where there is one."""

@@ -273,7 +273,7 @@ def test_who_comes_long_after_another_has_ended_misses_a_rank_not_a_process() ->
             dist.barrier()
 
     kind, sentence = only(faults(job, 3)[:2])
-    assert kind in ("missing", "peer")
+    assert kind == "missing"
     assert "rank 2" in sentence
 
 
