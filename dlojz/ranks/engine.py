@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch._dynamo  # the first optimizer of a process imports it, which takes seconds
 import torch.distributed  # noqa: F401 - imported once, in the keeper, for all ranks
+from ipykernel.kernelbase import Kernel
 from ipyparallel.engine.app import IPEngine
 from traitlets.config import Config
 
@@ -48,6 +49,7 @@ def be_a_rank(folder: Path, name: str) -> NoReturn:
         # The keeper has no threads, and a child of a cell that forks has none of this process's: both may fork.
         os.register_at_fork(after_in_child=die_with_parent)
         _be_first_to_go()
+        _let_cells_alone_be_interrupted()
         seat.streams = Streams(log=folder / "log")
         config = Config()
         config.ProfileDir.location = str(profile(folder))
@@ -67,6 +69,16 @@ def be_a_rank(folder: Path, name: str) -> NoReturn:
         print(f"{name}: {type(error).__name__}: {error}", file=sys.__stderr__)
     finally:
         os._exit(code)
+
+
+def _let_cells_alone_be_interrupted() -> None:
+    """Keep ipykernel from listening to SIGINT around every message: `cell` says when a rank may be interrupted.
+
+    An interrupt that came between a message and the cell it brings would otherwise end neither well: the cell would
+    never start, and its answer be a failure.
+    """
+    for hook in ("pre_handler_hook", "post_handler_hook"):
+        setattr(Kernel, hook, lambda _: None)
 
 
 def _be_first_to_go() -> None:

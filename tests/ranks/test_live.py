@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -219,6 +220,24 @@ def test_an_interrupt_stops_the_ranks_at_once(ranks: Ranks) -> None:
 def test_an_interrupt_between_cells_is_not_kept_for_the_next(ranks: Ranks) -> None:
     for row in ranks.status().rows:
         os.kill(row["pid"], signal.SIGINT)
+    assert still_work(ranks)
+
+
+def test_an_interrupt_may_come_at_any_moment_of_a_cell(ranks: Ranks) -> None:
+    """Also between the message that brings the cell and its first line: it is an interrupt or nothing, no failure."""
+    pids = [row["pid"] for row in ranks.status().rows]
+
+    def interrupt(after_s: float) -> None:
+        time.sleep(after_s)
+        for pid in pids:
+            os.kill(pid, signal.SIGINT)
+
+    for number in range(20):
+        thread = threading.Thread(target=interrupt, args=(number / 1000,))
+        thread.start()
+        answers = ranks.execute("import time\ntime.sleep(0.05)")
+        thread.join()
+        assert {trouble.name for trouble in troubles(answers) if trouble} <= {"KeyboardInterrupt"}
     assert still_work(ranks)
 
 
