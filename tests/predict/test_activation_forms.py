@@ -1,0 +1,141 @@
+"""Activation forms against each other and against schedules written out; published figures: test_published_memory."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlojz.predict.activation_forms import (
+    SCHEDULE_COPIES,
+    Shape,
+    deallocated_output_bytes,
+    first_stage_layers,
+    in_flight,
+    infinity_checkpoint_bytes,
+    input_output_bytes,
+    layer_bytes,
+    layer_parts,
+)
+from dlojz.schema import LabError
+
+GPT_3 = Shape(2048, 1, 12288, 96)
+SHAPES = st.builds(Shape, st.integers(1, 8192), st.integers(1, 64), st.integers(1, 16384), st.integers(1, 128))
+
+
+def test_the_parts_of_a_layer() -> None:
+    """Korthikanti et al. 2022, §4.1: 11sbh + 5as²b, 19sbh, 4sbh."""
+    sbh = GPT_3.sbh
+    assert layer_parts(GPT_3) == {
+        "attention": 11 * sbh + 5 * 96 * 2048**2,
+        "mlp": 19 * sbh,
+        "layer_norm": 4 * sbh,
+    }
+    assert 5 * GPT_3.scores == 80 * sbh
+
+
+@given(shape=SHAPES, tp=st.integers(1, 64))
+def test_the_forms_of_table_2(shape: Shape, tp: int) -> None:
+    sbh, scores = shape.sbh, Fraction(5 * shape.heads * shape.sequence_length, shape.hidden)
+    assert layer_bytes(shape) == sbh * (34 + scores)
+    assert layer_bytes(shape, tp=tp) == sbh * (10 + Fraction(24, tp) + scores / tp)
+    assert layer_bytes(shape, tp=tp, sequence_parallel=True) == sbh * (34 + scores) / tp
+    assert layer_bytes(shape, tp=tp, checkpointing="selective") == sbh * (10 + Fraction(24, tp))
+    assert layer_bytes(shape, tp=tp, sequence_parallel=True, checkpointing="selective") == Fraction(34 * sbh, tp)
+    assert layer_bytes(shape, tp=tp, checkpointing="full") == 2 * sbh
+    assert layer_bytes(shape, tp=tp, sequence_parallel=True, checkpointing="full") == Fraction(2 * sbh, tp)
+
+
+@given(shape=SHAPES, tp=st.integers(1, 64), sequence_parallel=st.booleans())
+def test_every_lever_saves(shape: Shape, tp: int, sequence_parallel: bool) -> None:
+    none, selective, full = (
+        layer_bytes(shape, tp=tp, sequence_parallel=sequence_parallel, checkpointing=how)
+        for how in ("none", "selective", "full")
+    )
+    assert none > selective > full > 0
+    assert none <= layer_bytes(shape)
+
+
+@pytest.mark.parametrize(("shape", "saved_percent"), [(GPT_3, 70), (Shape(2048, 1, 20480, 128), 65)])
+def test_selective_recomputation_saves_what_the_paper_says(shape: Shape, saved_percent: int) -> None:
+    """§5: 70 % for GPT-3 and 65 % for MT-NLG."""
+    saved = 1 - layer_bytes(shape, checkpointing="selective") / layer_bytes(shape)
+    assert round(float(100 * saved)) == saved_percent
+
+
+def test_input_and_output() -> None:
+    """§4.3: sbhp/t and, without pipeline, 4sbh/t (1 + v/h)."""
+    shape = Shape(2048, 4, 6144, 64)
+    assert input_output_bytes(shape, 51200, tp=8, pp=8) == shape.sbh
+    alone = input_output_bytes(shape, 51200, tp=8)
+    assert alone == Fraction(shape.sbh, 8) + Fraction(4 * shape.sbh, 8) * (1 + Fraction(51200, 6144))
+
+
+def test_outputs_that_are_freed() -> None:
+    """Appendix B: 2.73 GB on the first of the 530B model's 35 stages."""
+    assert deallocated_output_bytes(Shape(2048, 1, 20480, 128), 35) / 2**30 == pytest.approx(2.73, abs=0.005)
+
+
+def test_the_first_stage() -> None:
+    assert first_stage_layers(96, pp=8) == first_stage_layers(96) == 96
+    assert first_stage_layers(96, pp=8, chunks=3) == 96 * (1 + Fraction(7, 24))
+    assert infinity_checkpoint_bytes(GPT_3, 96, layers_per_checkpoint=2) == GPT_3.sbh * 96
+
+
+def most_at_once(warm_up: int, passes: int) -> int:
+    """Forward passes whose backward has not been, at most: so many first, then one of each in turn, then the rest."""
+    order = [1] * warm_up + [1, -1] * (passes - warm_up) + [-1] * warm_up
+    held = most = 0
+    for step in order:
+        held += step
+        most = max(most, held)
+    assert held == 0
+    return most
+
+
+@given(stages=st.integers(1, 16), micro_batches=st.integers(1, 40), chunks=st.integers(1, 4), data=st.data())
+def test_in_flight_is_what_the_schedule_holds(stages: int, micro_batches: int, chunks: int, data: Any) -> None:
+    """Megatron-LM's schedules.py: forward passes of the warm-up, then one forward and one backward in turn."""
+    stage = data.draw(st.integers(0, stages - 1))
+    passes = micro_batches * chunks
+    warm_up = min(stages - stage - 1, passes)
+    if chunks > 1:
+        warm_up = min(2 * (stages - stage - 1) + (chunks - 1) * stages, passes)
+    found = in_flight("interleaved_1f1b", stage, stages, micro_batches, chunks)
+    assert found * chunks == most_at_once(warm_up, passes)
+    if chunks == 1:
+        assert in_flight("1f1b", stage, stages, micro_batches) == found
+
+
+@given(stages=st.integers(2, 64), chunks=st.integers(2, 8))
+def test_interleaving_holds_more_on_the_first_rank(stages: int, chunks: int) -> None:
+    """L(1 + (p − 1)/(p·v)) layers, of L/p each."""
+    found = in_flight("interleaved_1f1b", 0, stages, 1000, chunks)
+    assert found == first_stage_layers(stages, pp=stages, chunks=chunks)
+
+
+def test_the_other_schedules_on_the_first_of_8_ranks() -> None:
+    held = {
+        name: in_flight(name, 0, 8, 100)  # type: ignore[arg-type]
+        for name in ("gpipe", "1f1b", "zb_1p", "zb_2p", "zb_v", "v_half", "v_min", "dualpipe", "dualpipe_v")
+    }
+    assert held == {
+        "gpipe": 100, "1f1b": 8, "zb_1p": 8, "zb_2p": 16, "zb_v": 8, "v_half": 4, "v_min": Fraction(8, 3),
+        "dualpipe": 9, "dualpipe_v": 9,
+    }  # fmt: skip
+    assert in_flight("gpipe", 7, 8, 100) == 100 and in_flight("1f1b", 7, 8, 100) == 1
+    assert in_flight("zb_2p", 0, 8, 3) == in_flight("dualpipe", 0, 8, 3) == 3
+    assert SCHEDULE_COPIES == {"dualpipe": 2, "dualpipe_v": 2}
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(LabError, match="unknown checkpointing 'half'"):
+        layer_bytes(GPT_3, checkpointing="half")  # type: ignore[arg-type]
+    with pytest.raises(LabError, match="unknown schedule '2f2b': legal values: gpipe"):
+        in_flight("2f2b", 0, 1, 1)  # type: ignore[arg-type]
+    for arguments in ((4, 4, 1), (-1, 4, 1), (0, 0, 1), (0, 4, 0), (0, 4, 1, 0)):
+        with pytest.raises(LabError, match="a stage is numbered from 0 to stages − 1"):
+            in_flight("1f1b", *arguments)
