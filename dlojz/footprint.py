@@ -48,6 +48,11 @@ class Memory(Contract):
     peak_moment: str | None = Field(None, description="phase in which the peak occurs")
     at_peak_bytes: dict[Category, int] | None = Field(None, description="the categories at the moment of the peak")
     reserved_bytes: int | None = Field(None, ge=0, description="what the device allocator reserved (CUDA)")
+    device_bytes: int | None = Field(
+        None, ge=0, description="taken from the device in all, as nvidia-smi shows it: reserved, context, NCCL"
+    )
+    host_bytes: int | None = Field(None, ge=0, description="offloaded from the device to host memory, at most")
+    nvme_bytes: int | None = Field(None, ge=0, description="offloaded to files on an NVMe disk")
     resident_bytes: int | None = Field(None, ge=0, description="largest resident set of the process (host)")
 
     def category(self, name: Category) -> int | None:

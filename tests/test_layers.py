@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "dlojz"
 LAYERS: dict[int, tuple[str, ...]] = {
     0: ("schema", "units", "text", "footprint", "models", "data", "hardware"),
-    1: ("config", "record"),
+    1: ("layout", "config", "record"),
     2: ("pipeline", "collectives", "data_parallel", "zero", "tensor", "optim", "compress"),
     3: ("predict", "train"),
     4: ("comparison", "compare", "viz", "plan"),
@@ -26,7 +26,9 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
 MAX_LINES = 300
 NO_TORCH = (
     "dlojz",
+    "dlojz.layout",
     "dlojz.config",
+    "dlojz.hardware",
     "dlojz.record",
     "dlojz.models",
     "dlojz.data",

@@ -1,7 +1,8 @@
 """Bytes and calls that one training step hands to each collective.
 
 Layer 3. Invariant: equal, byte for byte, to what the probe counts at c10d. With Ψ parameters, the volumes each rank
-sends in a ring are 2Ψ for stages 0 to 2 and 3Ψ for stage 3; the messages below are the tensors behind them.
+sends in a ring are 2Ψ for stages 0 to 2 and 3Ψ for stage 3; the messages below are the tensors behind them. In fp16
+they are those of bf16.
 
 Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §7; the libraries' sources named in `states`.
 """
@@ -14,7 +15,7 @@ from dlojz.config import DEEPSPEED_BUCKET_ELEMENTS, RunConfig
 from dlojz.footprint import Collective, Traffic
 from dlojz.predict.order import ready_order
 from dlojz.predict.shapes import ModelShapes
-from dlojz.predict.states import FP32_BYTES, compute_bytes, padded_parameters
+from dlojz.predict.states import FP32_BYTES, compute_bytes, padded_parameters, zero_by_hand_shares
 from dlojz.units import MEBIBYTE
 
 DDP_FIRST_BUCKET_BYTES = 1 * MEBIBYTE
@@ -63,6 +64,21 @@ def _by_hand(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     return [_dp(config, "all_reduce", ddp_buckets(sizes_bytes, bucket_bytes, bucket_bytes), sum(sizes_bytes))]
 
 
+def _zero_by_hand(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
+    layout = config.layout
+    shares = zero_by_hand_shares(config, shapes)
+    flats, whole = len(shares), layout.dp * sum(shares)
+    # Gradients: stage 1 accumulates whole ones and reduces them once per step, 2 and 3 with every micro-batch, in fp32.
+    reductions = 1 if layout.zero == 1 else layout.micro_batches
+    # Weights: after the update once, in fp32; in stage 3 for every forward and every backward, in the type computed in.
+    # A checkpointed block is computed again while its weights are gathered for its backward: no third time.
+    gathers, each = (2 * layout.micro_batches, compute_bytes(config)) if layout.zero == 3 else (1, FP32_BYTES)
+    return [
+        _dp(config, "reduce_scatter", reductions * flats, reductions * FP32_BYTES * whole),
+        _dp(config, "all_gather", gathers * flats, gathers * each * whole),
+    ]
+
+
 def _fsdp2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     layout = config.layout
     whole = layout.dp * sum(parameter.padded_rows_numel(layout.dp) for parameter in shapes.parameters)
@@ -88,9 +104,9 @@ def _zero_1_or_2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     # all-reduce the bucket where the paper's scheme would reduce-scatter it, then each rank keeps its share.
     reductions = layout.micro_batches if layout.zero == 2 else 1
     buckets = deepspeed_buckets(parameter.numel for parameter in reversed(shapes.parameters))
-    # With every update: the gradient's norm (4 bytes) and, in bf16, a flag for overflow (1 byte).
-    checks = 2 if config.precision == "bf16" else 1
-    check_bytes = 5 if config.precision == "bf16" else 4
+    # With every update: the gradient's norm (4 bytes) and, in bf16 and fp16, a flag for overflow (1 byte).
+    checks = 1 if config.precision == "fp32" else 2
+    check_bytes = 4 if config.precision == "fp32" else 5
     return [
         _dp(
             config, "all_reduce", reductions * buckets + checks, reductions * each * shapes.num_parameters + check_bytes
@@ -135,6 +151,9 @@ _RULES: dict[str, Callable[[RunConfig, ModelShapes], list[Traffic]]] = {
     "single": lambda config, shapes: [],
     "ddp": _ddp,
     "by_hand": _by_hand,
+    "by_hand-1": _zero_by_hand,
+    "by_hand-2": _zero_by_hand,
+    "by_hand-3": _zero_by_hand,
     "fsdp2": _fsdp2,
     "zero-0": _zero_0,
     "zero-1": _zero_1_or_2,

@@ -5,30 +5,30 @@ Layer 3. Invariant: `train` measures and never draws or predicts. Importing this
 
 from __future__ import annotations
 
-from dlojz.config import Layout
+from dlojz.config import RunConfig
 from dlojz.schema import LabError
 from dlojz.text import say
 
 
-def check_runnable(layout: Layout) -> None:
-    """Refuse a legal layout that no engine of this version can run.
+def check_runnable(config: RunConfig) -> None:
+    """Refuse a legal configuration that no engine of this version can run, though it can be predicted.
 
     Raises:
-        LabError: naming the field and the values that run.
+        LabError: naming the field and a value that runs; or why this machine cannot offload to the NVMe folder named.
     """
-    for name, legal in (("tp", 1), ("pp", 1), ("offload", "none"), ("sequence_parallel", False)):
-        value = getattr(layout, name)
-        if value != legal:
+    runs = {"tp": (1,), "pp": (1,), "sequence_parallel": (False,), "precision": ("fp32", "bf16")}
+    runs |= {"optimizer": ("adamw", "momentum", "sgd"), "fp32_gradients": (False,)}
+    for name, values in runs.items():
+        value = getattr(config if name in type(config).model_fields else config.layout, name)
+        legal = values[0]
+        if value not in values:
             raise LabError(
                 say(
                     en=f"{name}={value!r} cannot be run yet by any engine: use {name}={legal!r}.",
                     fr=f"{name}={value!r} n'est encore exécutable par aucun moteur : prenez {name}={legal!r}.",
                 )
             )
-    if layout.checkpointing == "selective":
-        raise LabError(
-            say(
-                en="checkpointing='selective' cannot be run yet: use 'full' (every block) or 'none'.",
-                fr="checkpointing='selective' n'est pas encore exécutable : prenez 'full' (chaque bloc) ou 'none'.",
-            )
-        )
+    if config.layout.nvme_path is not None:
+        from dlojz.train.nvme import check_nvme
+
+        check_nvme(config)

@@ -42,6 +42,23 @@ def test_fsdp2_sends_what_the_paper_says() -> None:
         assert sent_bytes / (3 / 4) / 4 / (footprint.parameters or 1) == pytest.approx(volumes, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("stage", "micro_batches", "volumes"), [(1, 1, 2), (2, 1, 2), (3, 1, 3), (1, 4, 2), (2, 4, 5), (3, 4, 12)]
+)
+def test_zero_by_hand_sends_what_the_paper_says(stage: int, micro_batches: int, volumes: float) -> None:
+    """§7.1 and §7.2.2, for one micro-batch; with m of them stage 2 sends (m + 1) Ψ, stage 3 sends 3mΨ."""
+    config = RunConfig.of(model="coatnet_7", dp=4, zero=stage, engine="by_hand", micro_batches=micro_batches)
+    footprint = predict(config)
+    sent_bytes = sum(traffic.sent_bytes for traffic in footprint.communication if traffic.group == "dp")
+    assert sent_bytes / (3 / 4) / 4 / (footprint.parameters or 1) == pytest.approx(volumes, rel=1e-3)
+
+
+def test_fp16_sends_what_bf16_sends() -> None:
+    for fields in ({"engine": "by_hand"}, {"engine": "torch"}, {"engine": "deepspeed"}):
+        half = [predict(RunConfig.of(dp=2, zero=3, precision=p, **fields)).communication for p in ("bf16", "fp16")]
+        assert half[0] == half[1]
+
+
 def test_one_process_sends_nothing() -> None:
     assert predict(RunConfig.of()).communication == ()
 

@@ -10,7 +10,7 @@ from dlojz import predict
 from dlojz.config import RunConfig
 from dlojz.footprint import STATES
 from dlojz.predict.shapes import ModelShapes, ParameterShape, model_shapes
-from dlojz.predict.states import padded_parameters, predict_states, touching_elements
+from dlojz.predict.states import padded_parameters, predict_states, touching_elements, zero_by_hand_shares
 from dlojz.schema import LabError
 
 
@@ -64,6 +64,26 @@ def test_shares_make_the_whole(sizes: list[int], dp: int) -> None:
     assert all(one >= padded // dp for one in held)
 
 
+@given(sizes=st.lists(st.integers(1, 300_000), min_size=1, max_size=12), dp=st.integers(1, 16), stage=st.integers(1, 3))
+@settings(max_examples=200)
+def test_shares_by_hand_make_the_whole(sizes: list[int], dp: int, stage: int) -> None:
+    """All ranks' shares together are the weights and less than one element per rank and flat tensor of padding."""
+    shapes = ModelShapes(
+        tuple(
+            ParameterShape(f"blocks.{i // 2}.w", (size,), i // 2, f"blocks.{i // 2}") for i, size in enumerate(sizes)
+        ),
+        0,
+        0,
+    )
+    config = RunConfig.of(dp=dp, engine="by_hand", zero=stage, optimizer="sgd")
+    shares = zero_by_hand_shares(config, shapes)
+    assert sum(sizes) <= dp * sum(shares) <= sum(sizes) + (dp - 1) * len(shares)
+    memory = predict_states(config, shapes)
+    each = 4 * sum(shares)
+    assert memory.weights_bytes == (each if stage == 3 else dp * each)
+    assert memory.gradients_bytes == (dp * each if stage == 1 else each)
+
+
 @given(rows=st.integers(1, 50), columns=st.integers(1, 50), dp=st.integers(1, 16))
 @settings(max_examples=200)
 def test_rows_are_shared_without_loss(rows: int, columns: int, dp: int) -> None:
@@ -74,7 +94,7 @@ def test_rows_are_shared_without_loss(rows: int, columns: int, dp: int) -> None:
     assert dp * parameter.padded_numel(dp) >= parameter.numel
 
 
-@pytest.mark.parametrize("engine", ["torch", "deepspeed"])
+@pytest.mark.parametrize("engine", ["torch", "deepspeed", "by_hand"])
 def test_a_higher_stage_never_takes_more(engine: str) -> None:
     stages = (0, 2, 3) if engine == "torch" else (0, 1, 2, 3)
     totals = []
@@ -89,6 +109,55 @@ def test_activations_are_not_predicted_yet_and_not_zero() -> None:
     assert memory.activations_bytes is None
     assert memory.peak_bytes is None
     assert all(memory.category(name) is not None for name in STATES)
+
+
+def per_parameter(**fields: object) -> dict[str, float]:
+    """Bytes of each category per parameter, of 2²⁰ parameters in one tensor on one of 64 ranks unless said."""
+    config = RunConfig.of(**fields)
+    memory = predict_states(config, transformer_of(2**20, 1))
+    return {name: (memory.category(name) or 0) / 2**20 for name in STATES if name != "buffers"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "total"),
+    [
+        ({"optimizer": "sgd"}, 8),
+        ({"optimizer": "momentum"}, 12),
+        ({"optimizer": "adamw"}, 16),
+        ({"optimizer": "lamb"}, 16),
+        ({"optimizer": "adamw_8bit"}, 8 + 2 + 2 * 4 / 256),
+        ({"precision": "fp16"}, 16),  # autocast: weights and gradients in fp32
+        ({"precision": "fp16", "engine": "deepspeed"}, 16),
+        ({"precision": "bf16", "engine": "deepspeed"}, 16),
+        ({"precision": "fp16", "engine": "deepspeed", "optimizer": "lamb"}, 16),
+        ({"precision": "bf16", "engine": "deepspeed", "fp32_gradients": True}, 18),
+        ({"precision": "fp16", "engine": "deepspeed", "fp32_gradients": True, "zero": 3}, 18),
+        ({"precision": "bf16", "engine": "deepspeed", "optimizer": "adamw_8bit"}, 8 + 2 + 2 * 4 / 256),
+        ({"precision": "bf16", "engine": "by_hand", "zero": 3}, 16),
+    ],
+)
+def test_bytes_per_parameter(fields: dict[str, object], total: float) -> None:
+    """Of one process; AdamW's one step count (4 bytes in all) is the tolerance."""
+    assert sum(per_parameter(**fields).values()) == pytest.approx(total, abs=4.1 / 2**20)
+
+
+def test_fp32_gradients_are_the_gradients_alone() -> None:
+    """Stages 1 to 3 keep the share of what they shard; the paper's 2Ψ of gradients become 4Ψ."""
+    for stage in range(4):
+        given: dict[str, object] = {"engine": "deepspeed", "zero": stage, "precision": "bf16", "dp": 4}
+        plain, kept = per_parameter(**given), per_parameter(**given, fp32_gradients=True)
+        assert kept.pop("gradients") == 2 * plain.pop("gradients")
+        assert kept == plain
+
+
+def test_buffers_stay_fp32_under_autocast() -> None:
+    for engine, zero, expected in (("by_hand", 2, 1), ("by_hand", 3, 2), ("torch", 0, 1), ("deepspeed", 1, 2)):
+        full, half = (
+            predict(RunConfig.of(dp=2, engine=engine, zero=zero, precision=precision)).memory.buffers_bytes or 0
+            for precision in ("fp32", "fp16")
+        )
+        integers = model_shapes(RunConfig.of()).integer_buffer_bytes
+        assert full - integers == expected * (half - integers)
 
 
 def test_what_is_not_predicted_is_refused() -> None:

@@ -33,6 +33,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "fsdp2-zero2": {"zero": 2},
     **{f"deepspeed-zero{stage}": {"engine": "deepspeed", "zero": stage} for stage in range(4)},
     "by-hand": {"engine": "by_hand"},
+    **{f"by-hand-zero{stage}": {"engine": "by_hand", "zero": stage} for stage in (1, 2, 3)},
     "ddp-views": {"bucket_mib": 0.25, "gradient_as_bucket_view": True},
 }
 # What changes the bytes: precision, accumulation, optimizer states; three ranks make every shard need padding.
@@ -69,6 +70,7 @@ ALONE: dict[str, dict[str, Any]] = {
         f"deepspeed-zero{stage}.alone": {**SMALL, "engine": "deepspeed", "zero": stage, "steps": 2}
         for stage in range(4)
     },
+    **{f"by-hand-zero{stage}.alone": {**SMALL, "engine": "by_hand", "zero": stage, "steps": 2} for stage in (1, 2, 3)},
 }
 SERIAL = {
     "fp32": {**SMALL, "dp": 1, "micro_batches": 2},

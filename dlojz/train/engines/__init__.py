@@ -26,6 +26,10 @@ def build(config: RunConfig, model: nn.Module, device: torch.device) -> Engine:
         from dlojz.train.engines.by_hand import ByHandEngine
 
         return ByHandEngine(config, model, device)
+    if strategy in ("by_hand-1", "by_hand-2", "by_hand-3"):
+        from dlojz.train.engines.zero_by_hand import ZeroByHandEngine
+
+        return ZeroByHandEngine(config, model, device)
     if strategy == "fsdp2":
         from dlojz.train.engines.fsdp2 import FSDP2Engine
 

@@ -1,0 +1,71 @@
+"""ZeRO as the lab writes it (`dlojz.zero`), behind the interface of all engines.
+
+Layer 3. Invariant: after the last micro-batch's backward each rank's share of the gradient is the mean over all.
+
+Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"
+(arXiv 1910.02054).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from dlojz.config import RunConfig
+from dlojz.train.engines.base import Engine, Inventory, make_optimizer, optimizer_states
+from dlojz.zero import Zero, ZeroStage1, ZeroStage2, ZeroStage3
+
+
+class ZeroByHandEngine(Engine):
+    """The lab's ZeRO stage of the layout over all ranks; in stage 3, one unit per block of the model."""
+
+    def __init__(self, config: RunConfig, model: nn.Module, device: torch.device) -> None:
+        self.zero: Zero
+        super().__init__(config, model, device)
+        self.optimizer = self.zero.optimizer
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        make = partial(make_optimizer, self.config)
+        if self.config.layout.zero == 3:
+            dtype = torch.bfloat16 if self.config.precision == "bf16" else None
+            self.zero = ZeroStage3(module.to(self.device), make, compute_dtype=dtype)
+        else:
+            stage = ZeroStage1 if self.config.layout.zero == 1 else ZeroStage2
+            self.zero = stage(module.to(self.device), make)
+        return self.zero
+
+    def autocast(self) -> AbstractContextManager[object]:
+        # In stage 3 the gathered weights are bf16 themselves: autocast would keep a cast copy of all of them for
+        # backward, as large as what stage 3 frees.
+        return nullcontext() if self.config.layout.zero == 3 else super().autocast()
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        # Who: all dp ranks. What: stage 1 communicates in `update` only; stages 2 and 3 reduce-scatter every
+        # micro-batch's gradients, stage 3 gathers weights too. How much: see dlojz.predict.communication.
+        self.zero.backward(loss / self.config.layout.micro_batches)
+
+    def update(self) -> None:
+        # Stages 1 and 2: each rank's updated share of the weights is all-gathered.
+        self.zero.step()
+
+    def inventory(self) -> Inventory:
+        shares: Sequence[Tensor] = self.zero.shares
+        parameters = list(self.module.parameters())
+        stage_3 = self.config.layout.zero == 3
+        return {
+            "weights": [*shares, *([] if stage_3 else parameters)],
+            "gradients": [tensor.grad for tensor in (*parameters, *shares) if tensor.grad is not None],
+            "optimizer": optimizer_states(self.optimizer),
+            "buffers": list(self.module.buffers()),
+            # Stage 3: the weights that are whole at this moment.
+            "workspace": [flat.whole for flat in self.zero.flats] if stage_3 else [],
+        }
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        # Who: all dp ranks, in stage 3. What: each unit's weights, all-gathered; at the end of the run only.
+        for name, weight in self.zero.weights():
+            yield name, weight.cpu()
