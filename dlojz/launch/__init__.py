@@ -68,7 +68,7 @@ def run(  # noqa: PLR0913 - one call is all that a student has to know
         wanted.layout.check_processes(processes)
     _check_backend(on)
     _check_time_limit(time_limit_s)
-    check_runnable(wanted.layout)
+    check_runnable(wanted)
     check_available(wanted.data_name, wanted.data_root, global_batch=wanted.layout.global_batch)
     _check_processes(wanted.layout.world_size)
     folder, new = claim(wanted, runs_root(root), again=again, worker_module=worker_module, time_limit_s=time_limit_s)

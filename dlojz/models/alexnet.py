@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.models.blocks import BlockList
+from dlojz.models.blocks import BlockList, Checkpointing
 from dlojz.models.sizes import AlexNetSize
 
 
@@ -50,7 +50,7 @@ class AlexNet(BlockList):
         image_size: Side of the square image in pixels, at least 63; fixes the first dense layer.
         num_classes: Number of logits per image.
         in_channels: 1 for grey images, 3 for colour.
-        checkpointing: Recompute each block in the backward pass instead of keeping its activations.
+        checkpointing: What the backward pass computes again: none, selective or full (see `BlockList`).
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class AlexNet(BlockList):
         image_size: int,
         num_classes: int,
         in_channels: int = 3,
-        checkpointing: bool = False,
+        checkpointing: Checkpointing | bool = "none",
     ) -> None:
         blocks: list[nn.Module] = []
         width, side = in_channels, image_size

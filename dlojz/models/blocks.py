@@ -9,11 +9,20 @@ weights later lacks nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import lru_cache
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from dlojz.schema import LabError, one_of
+
+Checkpointing = Literal["none", "selective", "full"]
+LEVELS: tuple[Checkpointing, ...] = ("none", "selective", "full")
+_KEPT = ("mm", "addmm", "bmm", "baddbmm", "convolution")
+_KEPT_ATTENTION = "_scaled_dot_product_"
 
 
 class BlockList(nn.Module):
@@ -21,36 +30,79 @@ class BlockList(nn.Module):
 
     Args:
         blocks: Modules in the order of the forward pass, stem and head included.
-        checkpointing: Keep only each block's input for the backward pass and compute the rest again.
+        checkpointing: What the backward pass computes again: nothing (`none`, or False), each block from its input
+            (`full`, or True), or all but its matrix products, convolutions and attention (`selective`).
 
-    Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174), section 4,
-    for the checkpointing.
+    Raises:
+        LabError: another word for `checkpointing`.
+
+    Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174), section 4, for full
+    checkpointing; Korthikanti et al. 2022 (arXiv 2205.05198), section 5, for choosing what is cheap to compute again.
     """
 
-    def __init__(self, blocks: Iterable[nn.Module], *, checkpointing: bool = False) -> None:
+    def __init__(self, blocks: Iterable[nn.Module], *, checkpointing: Checkpointing | bool = "none") -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
-        self.checkpointing = checkpointing
+        self.checkpointing = level_of(checkpointing)
 
     def forward(self, x: Tensor) -> Tensor:
         """Run all blocks: ``x_BCHW`` (images) or ``tokens_BT`` (text) to logits."""
-        recompute = self.checkpointing and self.training and torch.is_grad_enabled()
+        recompute = self.checkpointing != "none" and self.training and torch.is_grad_enabled()
+        selective = self.checkpointing == "selective"
         for block in self.blocks:
-            x = run_checkpointed(block, x) if recompute else block(x)
+            x = run_checkpointed(block, x, selective=selective) if recompute else block(x)
         return x
 
 
-def run_checkpointed(block: nn.Module, x: Tensor) -> Tensor:
+def level_of(checkpointing: Checkpointing | bool) -> Checkpointing:
+    """The level of checkpointing; False stands for `none`, True for `full`.
+
+    Raises:
+        LabError: for anything else; the sentence lists the levels.
+    """
+    if isinstance(checkpointing, bool):
+        return "full" if checkpointing else "none"
+    if checkpointing not in LEVELS:
+        raise LabError(one_of("checkpointing", checkpointing, LEVELS))
+    return checkpointing
+
+
+def run_checkpointed(block: nn.Module, x: Tensor, *, selective: bool = False) -> Tensor:
     """Run one block, keeping its input only; the backward pass runs it again.
 
-    Outputs, gradients and BatchNorm's running statistics are those of ``block(x)``.
+    Outputs, gradients and BatchNorm's running statistics are those of ``block(x)``. Selective keeps, beside the input,
+    what matrix products, convolutions and attention have given: norms, activation functions, dropout, casts and sums
+    are computed again, and no product is.
     """
 
-    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _batch_norm_statistics_kept(block)
+    def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        if not selective:
+            return nullcontext(), _batch_norm_statistics_kept(block)
+        keeping, giving_back = create_selective_checkpoint_contexts(_policy)
+        # The statistics first: what they copy is no part of the block, and would be looked for among what it has kept.
+        return keeping, _both(_batch_norm_statistics_kept(block), giving_back)
 
     output: Tensor = checkpoint(block, x, use_reentrant=False, context_fn=contexts)
     return output
+
+
+def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if _is_kept(operator) else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@lru_cache(maxsize=1024)
+def _is_kept(operator: Any) -> bool:
+    """Whether an operator's result is worth its memory: it costs far more operations than bytes."""
+    namespace, _, name = operator._schema.name.partition("::")
+    return namespace == "aten" and (name in _KEPT or name.startswith(_KEPT_ATTENTION))
+
+
+@contextmanager
+def _both(first: AbstractContextManager[Any], second: AbstractContextManager[Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(first)
+        stack.enter_context(second)
+        yield
 
 
 @contextmanager

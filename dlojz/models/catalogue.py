@@ -16,7 +16,7 @@ from dlojz.models import sizes
 from dlojz.schema import LabError, one_of
 
 if TYPE_CHECKING:
-    from dlojz.models.blocks import BlockList
+    from dlojz.models.blocks import BlockList, Checkpointing
 
 Family = Literal["image", "text"]
 BYTES = 256
@@ -104,7 +104,7 @@ def build(
     sequence_length: int | None = None,
     num_classes: int | None = None,
     in_channels: int | None = None,
-    checkpointing: bool = False,
+    checkpointing: Checkpointing | bool = "none",
 ) -> BlockList:
     """Build a model of the catalogue, its weights drawn from torch's global generator.
 
@@ -114,7 +114,7 @@ def build(
         sequence_length: Tokens per sample; by default the catalogue's.
         num_classes: Classes of images, or vocabulary of text; by default the catalogue's.
         in_channels: Channels of the images; by default 3.
-        checkpointing: Recompute each block in the backward pass instead of keeping its activations.
+        checkpointing: What the backward pass computes again: none, selective or full (False: none, True: full).
 
     Returns:
         A ``BlockList``: images ``(B, in_channels, image_size, image_size)`` to logits ``(B, num_classes)``, or integer

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.models.blocks import BlockList, merge_heads, split_heads
+from dlojz.models.blocks import BlockList, Checkpointing, merge_heads, split_heads
 from dlojz.models.sizes import CoAtNetSize
 
 EXPANSION = 4
@@ -42,7 +42,7 @@ class CoAtNet(BlockList):
         image_size: Side of the square image in pixels, a multiple of 32; fixes the relative position tables.
         num_classes: Number of logits per image.
         in_channels: 1 for grey images, 3 for colour.
-        checkpointing: Recompute each block in the backward pass instead of keeping its activations.
+        checkpointing: What the backward pass computes again: none, selective or full (see `BlockList`).
 
     Source: arXiv 2106.04803, section 2.2 and table 3.
     """
@@ -54,7 +54,7 @@ class CoAtNet(BlockList):
         image_size: int,
         num_classes: int,
         in_channels: int = 3,
-        checkpointing: bool = False,
+        checkpointing: Checkpointing | bool = "none",
     ) -> None:
         blocks: list[nn.Module] = [Stem(in_channels, size.stem_width)]
         width, side = size.stem_width, image_size // 2

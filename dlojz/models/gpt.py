@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dlojz.models.blocks import BlockList
+from dlojz.models.blocks import BlockList, Checkpointing
 from dlojz.models.sizes import GPTSize
 from dlojz.models.transformer import TransformerBlock, initialise_transformer
 
@@ -31,11 +31,11 @@ class GPT(BlockList):
         size: Width, depth, heads.
         sequence_length: Longest sequence in tokens, at least 1; fixes the position table.
         vocabulary_size: Number of different tokens (256 for bytes).
-        checkpointing: Recompute each block in the backward pass instead of keeping its activations.
+        checkpointing: What the backward pass computes again: none, selective or full (see `BlockList`).
     """
 
     def __init__(
-        self, size: GPTSize, *, sequence_length: int, vocabulary_size: int, checkpointing: bool = False
+        self, size: GPTSize, *, sequence_length: int, vocabulary_size: int, checkpointing: Checkpointing | bool = "none"
     ) -> None:
         decoder = [
             TransformerBlock(

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.models.blocks import BlockList, merge_heads
+from dlojz.models.blocks import BlockList, Checkpointing, merge_heads
 from dlojz.models.sizes import LlamaSize
 from dlojz.models.transformer import initialise_transformer
 
@@ -26,11 +26,16 @@ class Llama(BlockList):
         size: Width, depth, heads, key-value heads, MLP width.
         sequence_length: Kept for symmetry with the other models; rotary positions need no table.
         vocabulary_size: Number of different tokens (256 for bytes).
-        checkpointing: Recompute each block in the backward pass instead of keeping its activations.
+        checkpointing: What the backward pass computes again: none, selective or full (see `BlockList`).
     """
 
     def __init__(
-        self, size: LlamaSize, *, sequence_length: int, vocabulary_size: int, checkpointing: bool = False
+        self,
+        size: LlamaSize,
+        *,
+        sequence_length: int,
+        vocabulary_size: int,
+        checkpointing: Checkpointing | bool = "none",
     ) -> None:
         blocks = [
             nn.Embedding(vocabulary_size, size.width),

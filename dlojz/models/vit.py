@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dlojz.models.blocks import BlockList
+from dlojz.models.blocks import BlockList, Checkpointing
 from dlojz.models.sizes import ViTSize
 from dlojz.models.transformer import TransformerBlock
 
@@ -31,7 +31,7 @@ class ViT(BlockList):
         image_size: Side of the square image in pixels, a multiple of the patch side; fixes the position table.
         num_classes: Number of logits per image.
         in_channels: 1 for grey images, 3 for colour.
-        checkpointing: Recompute each block in the backward pass instead of keeping its activations.
+        checkpointing: What the backward pass computes again: none, selective or full (see `BlockList`).
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ViT(BlockList):
         image_size: int,
         num_classes: int,
         in_channels: int = 3,
-        checkpointing: bool = False,
+        checkpointing: Checkpointing | bool = "none",
     ) -> None:
         encoder = (
             TransformerBlock(size.width, size.num_heads, size.mlp_width, causal=False, norm_eps=NORM_EPS)

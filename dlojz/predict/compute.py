@@ -18,7 +18,8 @@ def step_flops(config: RunConfig) -> float:
     A count differs by little: it falls short by the gradient of the images, which nothing needs, and exceeds it by the
     scores that fused attention kernels compute again in backward (2 % for the lab's small text models).
     Normalisations and activation functions are not counted. With full checkpointing the forward pass is
-    computed again, but for the end of each block (see `_not_recomputed`).
+    computed again, but for the end of each block (see `_not_recomputed`); selective checkpointing computes no product
+    again.
 
     Source: Korthikanti et al. 2022 (arXiv 2205.05198), appendix A, for the factors 3 and, at most, 4.
     """

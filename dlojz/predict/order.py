@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import lru_cache
+from typing import Literal
 
 from dlojz import models
 from dlojz.config import RunConfig
@@ -25,14 +26,19 @@ def ready_order(config: RunConfig) -> tuple[int, ...]:
         config.image_size,
         config.sequence_length,
         config.num_classes,
-        config.layout.checkpointing == "full",
+        config.layout.checkpointing,
         config.precision == "bf16",
     )
 
 
 @lru_cache(maxsize=64)
 def _ready_order(
-    model: str, image_size: int | None, sequence_length: int | None, num_classes: int, checkpointing: bool, bf16: bool
+    model: str,
+    image_size: int | None,
+    sequence_length: int | None,
+    num_classes: int,
+    checkpointing: Literal["none", "selective", "full"],
+    bf16: bool,
 ) -> tuple[int, ...]:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -7,9 +7,13 @@ import copy
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from dlojz import models
-from dlojz.models.blocks import BlockList, merge_heads, split_heads
+from dlojz.models.blocks import BlockList, Checkpointing, merge_heads, split_heads
+from dlojz.schema import LabError
+from dlojz.train.probes.trace import StorageTrace
 
 TINY = ["coatnet_tiny", "vit_tiny", "alexnet_tiny", "gpt_tiny", "llama_tiny"]
 
@@ -22,7 +26,7 @@ def sample(name: str, batch: int = 2) -> Tensor:
     return torch.randn(batch, 3, entry.image_size or 1, entry.image_size or 1)
 
 
-def built(name: str, *, checkpointing: bool = False) -> BlockList:
+def built(name: str, *, checkpointing: Checkpointing | bool = "none") -> BlockList:
     torch.manual_seed(0)
     return models.build(name, checkpointing=checkpointing)
 
@@ -45,14 +49,20 @@ def test_every_parameter_and_buffer_belongs_to_a_block(name: str) -> None:
     assert all(key.rsplit(".", 1)[1] in {"running_mean", "running_var", "num_batches_tracked"} for key in buffers)
 
 
+@pytest.mark.parametrize("amp", [False, True], ids=["fp32", "autocast"])
+@pytest.mark.parametrize("level", ["selective", "full"])
 @pytest.mark.parametrize("name", TINY)
-def test_checkpointing_changes_neither_outputs_nor_gradients_nor_statistics(name: str) -> None:
-    plain, checkpointed, x = built(name), built(name, checkpointing=True), sample(name)
+def test_checkpointing_changes_neither_outputs_nor_gradients_nor_statistics(
+    name: str, level: Checkpointing, amp: bool
+) -> None:
+    """To the bit: what is computed again is computed alike, and what is kept is the very result."""
+    plain, checkpointed, x = built(name), built(name, checkpointing=level), sample(name)
     for _ in range(2):
-        outputs = [model(x) for model in (plain, checkpointed)]
+        with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+            outputs = [model(x) for model in (plain, checkpointed)]
         assert torch.equal(*outputs)
         for output in outputs:
-            output.square().mean().backward()
+            output.float().square().mean().backward()
     for (key, expected), actual in zip(plain.named_parameters(), checkpointed.parameters(), strict=True):
         assert expected.grad is not None, key
         assert torch.equal(expected.grad, actual.grad), key
@@ -75,6 +85,50 @@ def test_checkpointing_keeps_fewer_bytes_for_the_backward_pass() -> None:
 
     plain = saved_bytes(built("coatnet_tiny"))
     assert saved_bytes(built("coatnet_tiny", checkpointing=True)) < plain / 4
+
+
+def kept_bytes(model: BlockList, x: Tensor) -> int:
+    """Bytes that a forward pass leaves alive for backward, whoever holds them: autograd or the selective cache."""
+    trace = StorageTrace({})
+    with trace:
+        output = model(x)
+        kept = sum(trace.live_bytes.values())
+    del output
+    return kept
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_selective_checkpointing_lies_between_none_and_full(name: str) -> None:
+    """It keeps less than none and more than full, and computes no product twice."""
+    x = sample(name, batch=4)
+    levels: tuple[Checkpointing, ...] = ("full", "selective", "none")
+    full, selective, none = (kept_bytes(built(name, checkpointing=level), x) for level in levels)
+    assert full < selective < none
+    flops = []
+    for level in levels:
+        model = built(name, checkpointing=level)
+        with FlopCounterMode(display=False) as counter:
+            model(x).square().mean().backward()
+        flops.append(counter.get_total_flops())
+    assert flops[1] == flops[2] < flops[0]
+
+
+def test_selective_checkpointing_runs_without_memory() -> None:
+    """On fake tensors, as the prediction runs it."""
+    with torch.device("meta"):
+        model = models.build("coatnet_tiny", checkpointing="selective")
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = model.to_empty(device="cpu")
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(torch.empty(2, 3, 64, 64))
+        logits.float().sum().backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_another_level_is_refused_and_old_answers_are_understood() -> None:
+    with pytest.raises(LabError, match="unknown checkpointing 'sometimes': legal values: none, selective, full"):
+        models.build("vit_tiny", checkpointing="sometimes")  # type: ignore[arg-type]
+    assert [models.build("vit_tiny", checkpointing=old).checkpointing for old in (False, True)] == ["none", "full"]
 
 
 def test_checkpointing_is_off_where_there_is_nothing_to_save() -> None:

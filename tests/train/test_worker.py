@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import dlojz
-from dlojz.config import Layout, RunConfig
+from dlojz.config import RunConfig
 from dlojz.record import read_events
 from dlojz.schema import LabError
 from dlojz.train import check_runnable
@@ -76,28 +75,17 @@ def test_memory_that_is_refused_is_a_result(tmp_path: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
 
 
-def test_deepspeed_is_configured_as_its_documentation_says() -> None:
-    from dlojz.train.engines.deepspeed import deepspeed_json
-
-    settings = deepspeed_json(RunConfig.of(dp=2, zero=3, engine="deepspeed", micro_batches=3, precision="bf16"))
-    assert settings["zero_optimization"]["stage"] == 3
-    assert settings["train_micro_batch_size_per_gpu"] * settings["gradient_accumulation_steps"] == 16 * 3
-    assert settings["bf16"] == {"enabled": True}
-    assert settings["gradient_clipping"] == 0.0
-    json.dumps(settings)
-
-
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"tp": 2}, "tp=2 cannot be run yet"),
-        ({"offload": "optimizer"}, "offload='optimizer' cannot be run yet"),
-        ({"checkpointing": "selective"}, "use 'full'"),
+        ({"precision": "fp16"}, "precision='fp16' cannot be run yet by any engine: use precision='fp32'"),
+        ({"optimizer": "lamb"}, "use optimizer='adamw'"),
     ],
 )
 def test_what_no_engine_runs_is_refused_before_anything_starts(fields: dict[str, object], words: str) -> None:
     with pytest.raises(LabError, match=words):
-        check_runnable(Layout(**fields))  # type: ignore[arg-type]
+        check_runnable(RunConfig.of(**fields))
 
 
 def test_a_stopped_run_tells_what_it_has_measured(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dlojz.config import RunConfig
 from dlojz.footprint import Category, Overlap
+from dlojz.train.offload import ActivationOffload
 
 Inventory = dict[Category, list[Tensor]]
 
@@ -38,6 +39,16 @@ def optimizer_states(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
 
 
+def make_offload(config: RunConfig, module: nn.Module) -> ActivationOffload | None:
+    """What moves the activations of a model to host memory; None where they stay.
+
+    Args:
+        config: the run.
+        module: the model, once the engine has put its own hooks on it.
+    """
+    return ActivationOffload(module) if config.layout.offload == "activations" else None
+
+
 class Engine:
     """One process: forward, backward and update with nothing between them.
 
@@ -53,6 +64,7 @@ class Engine:
         self.module = model
         self.model = self.wrap(model)
         self.optimizer = make_optimizer(config, self.model.parameters())
+        self.offload = make_offload(config, model)
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """Lay the model over the ranks, on the device; here it stays whole."""
@@ -67,9 +79,13 @@ class Engine:
     def forward(self, inputs: Tensor, targets: Tensor, *, last: bool) -> Tensor:
         """Mean loss of one micro-batch; `last` says that no other follows in this step."""
         del last  # only engines that communicate need to know
-        with self.autocast():
+        with self.autocast(), self.activations():
             logits = self.model(inputs)
         return mean_loss(logits, targets)
+
+    def activations(self) -> AbstractContextManager[object]:
+        """What is around the forward pass of the model: its activations leave the device where the layout says so."""
+        return self.offload or nullcontext()
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add this micro-batch's share of the gradient."""
@@ -97,6 +113,10 @@ class Engine:
         To be asked between backward and the next step's first forward.
         """
         return None
+
+    def offloaded(self) -> list[Tensor]:
+        """Tensors that were moved to host memory and are there at this moment; a probe counts them apart."""
+        return self.offload.host_copies() if self.offload else []
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Whole parameters by name, on the CPU, the same on every rank; a collective call where they are sharded."""

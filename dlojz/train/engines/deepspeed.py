@@ -16,38 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dlojz.config import DEEPSPEED_BUCKET_ELEMENTS, RunConfig
-from dlojz.train.engines.base import Engine, Inventory, make_optimizer, mean_loss, optimizer_states
+from dlojz.config import RunConfig
+from dlojz.train.deepspeed_json import deepspeed_json
+from dlojz.train.engines.base import Engine, Inventory, make_offload, make_optimizer, mean_loss, optimizer_states
 
-
-def deepspeed_json(config: RunConfig) -> dict[str, Any]:
-    """DeepSpeed's configuration for this run, as a student would write it in a JSON file.
-
-    Source: deepspeed.ai, "DeepSpeed Configuration JSON".
-    """
-    layout = config.layout
-    settings: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": layout.micro_batch,
-        "gradient_accumulation_steps": layout.micro_batches,
-        "zero_optimization": {
-            "stage": layout.zero,
-            "reduce_bucket_size": DEEPSPEED_BUCKET_ELEMENTS,
-        },
-        "bf16": {"enabled": config.precision == "bf16"},
-        "gradient_clipping": 0.0,  # DeepSpeed clips at 1.0 unless told otherwise, which is another training
-        "zero_allow_untested_optimizer": True,  # it wraps our torch optimizer, SGD included
-    }
-    if config.precision == "bf16":
-        settings["data_types"] = {"buffer_dtype": "bf16"}  # CPU BatchNorm wants statistics in the weights' type
-    if layout.zero == 3:
-        # The textbook stage 3: no parameter is kept whole for being small, and each is freed after forward and
-        # gathered again for backward. By default DeepSpeed keeps up to 1e9 of them for reuse.
-        settings["zero_optimization"] |= {
-            "stage3_param_persistence_threshold": 0,
-            "stage3_max_reuse_distance": 0,
-            "stage3_prefetch_bucket_size": 0,
-        }
-    return settings
+__all__ = ["DeepSpeedEngine", "deepspeed_json"]
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -59,6 +32,15 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, Iterable) and not isinstance(value, str):
         for element in value:
             yield from _tensors(element)
+
+
+_HOST_BUFFERS = (
+    "param_buffer_of_bit16_for_cpu_offload_groups",  # stages 1 and 2: updated weights on their way back
+    "temp_grad_buffer_for_cpu_offload",
+    "accumulated_grads_in_cpu",  # stages 1 and 2: gradients of the micro-batches before the last
+    "grad_partitions_flat_buffer",  # stage 3: the same
+)
+"""Attributes of DeepSpeed's optimizers that are in host memory once the optimizer is offloaded."""
 
 
 class DeepSpeedEngine(Engine):
@@ -77,6 +59,7 @@ class DeepSpeedEngine(Engine):
         self.model, self.optimizer, *_ = deepspeed.initialize(
             model=self.module, optimizer=optimizer, config=deepspeed_json(config), dist_init_required=False
         )
+        self.offload = make_offload(config, self.module)
 
     def autocast(self) -> AbstractContextManager[object]:
         return nullcontext()  # the weights themselves are bf16
@@ -84,7 +67,9 @@ class DeepSpeedEngine(Engine):
     def forward(self, inputs: Tensor, targets: Tensor, *, last: bool) -> Tensor:
         if self.config.precision == "bf16" and inputs.is_floating_point():
             inputs = inputs.bfloat16()
-        return mean_loss(self.model(inputs), targets)
+        with self.activations():
+            logits = self.model(inputs)
+        return mean_loss(logits, targets)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         # Who: all dp ranks. What: stages 0 and 1 all-reduce the gradient with the last micro-batch, stages 2 and 3
@@ -102,13 +87,8 @@ class DeepSpeedEngine(Engine):
         inner = getattr(zero, "optimizer", zero)
         parameters = list(self.module.parameters())
         shards = [parameter.ds_tensor for parameter in parameters if hasattr(parameter, "ds_tensor")]
-        updated = [parameter for group in inner.param_groups for parameter in group["params"]]
-        flat = [
-            *_tensors(getattr(zero, "fp32_partitioned_groups_flat", [])),
-            *_tensors(getattr(zero, "single_partition_of_fp32_groups", [])),
-            *_tensors(getattr(zero, "fp32_groups_flat_partition", [])),
-        ]
-        gradients = [tensor.grad for tensor in (*parameters, *updated, *flat) if tensor.grad is not None]
+        updated = self._updated()
+        gradients = [tensor.grad for tensor in (*parameters, *updated) if tensor.grad is not None]
         for name in (
             "averaged_gradients",
             "fp32_groups_gradients_flat",
@@ -117,15 +97,54 @@ class DeepSpeedEngine(Engine):
         ):
             gradients += _tensors(getattr(zero, name, None))
         own = {id(parameter) for parameter in parameters}
-        return {
+        held: Inventory = {
             "weights": shards or [*parameters],
             "gradients": gradients,
             "optimizer": optimizer_states(inner),
-            "master": [tensor for tensor in (*updated, *flat) if id(tensor) not in own],
+            "master": [tensor for tensor in updated if id(tensor) not in own],
             "buffers": list(self.module.buffers()),
             # Stage 3: parameters that are gathered whole at this moment.
             "workspace": [*parameters] if shards else [],
         }
+        elsewhere = {tensor.untyped_storage()._cdata for tensor in self._states_on_host()}
+        return {
+            category: [tensor for tensor in tensors if tensor.untyped_storage()._cdata not in elsewhere]
+            for category, tensors in held.items()
+        }
+
+    def offloaded(self) -> list[Tensor]:
+        """Activations, and the states that the layout offloads."""
+        return [*super().offloaded(), *self._states_on_host()]
+
+    def _updated(self) -> list[Tensor]:
+        """What the optimizer updates: the parameters themselves, or flat pieces of a copy of them."""
+        zero: Any = self.optimizer
+        inner = getattr(zero, "optimizer", zero)
+        return [
+            *(parameter for group in inner.param_groups for parameter in group["params"]),
+            *_tensors(getattr(zero, "fp32_partitioned_groups_flat", [])),
+            *_tensors(getattr(zero, "single_partition_of_fp32_groups", [])),
+            *_tensors(getattr(zero, "fp32_groups_flat_partition", [])),
+        ]
+
+    def _states_on_host(self) -> list[Tensor]:
+        """States that DeepSpeed keeps in host memory, with the buffers through which they go there and back.
+
+        With the optimizer go the master copy, its gradient in fp32 and the gradients of the micro-batches; with the
+        parameters the shards of the weights too.
+        """
+        if self.config.layout.offload not in ("optimizer", "parameters"):
+            return []
+        zero: Any = self.optimizer
+        updated = self._updated()
+        moved = [*updated, *(tensor.grad for tensor in updated if tensor.grad is not None)]
+        moved += optimizer_states(getattr(zero, "optimizer", zero))
+        for name in _HOST_BUFFERS:
+            moved += _tensors(getattr(zero, name, None))
+        if self.config.layout.offload == "parameters":
+            moved += [parameter.ds_tensor for parameter in self.module.parameters() if hasattr(parameter, "ds_tensor")]
+            moved += _tensors(getattr(zero, "param_groups_fp16_flat_cpu_memory", None))
+        return moved
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         import deepspeed

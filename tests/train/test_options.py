@@ -1,0 +1,329 @@
+"""Checkpointing and offloading under every engine: another place or another time, the same training."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dlojz import models
+from dlojz.config import RunConfig
+from dlojz.predict.offload import offload_states
+from dlojz.predict.shapes import model_shapes
+from dlojz.predict.states import predict_states
+from dlojz.schema import LabError
+from dlojz.train import check_runnable, nvme
+from dlojz.train.offload import MINIMUM_BYTES, ActivationOffload
+from dlojz.train.weights import load_weights
+
+SMALL = {"image_size": 32, "micro_batch": 4, "learning_rate": 0.01, "optimizer": "sgd", "dp": 2}
+SELECTIVE, ACTIVATIONS = {"checkpointing": "selective"}, {"offload": "activations"}
+DEEPSPEED, BY_HAND = {"engine": "deepspeed"}, {"engine": "by_hand"}
+MIXED = {"optimizer": "adamw", "precision": "bf16"}
+# One case of each engine and stage that communicates or gathers in its own way.
+CASES: dict[str, dict[str, Any]] = {
+    "reference": {},
+    "selective-ddp": {**SELECTIVE},
+    "selective-by-hand-3": {**BY_HAND, "zero": 3, **SELECTIVE},
+    "selective-fsdp2": {"zero": 3, **SELECTIVE},
+    "selective-zero-3": {**DEEPSPEED, "zero": 3, **SELECTIVE},
+    "activations-ddp": {**ACTIVATIONS},
+    "activations-by-hand": {**BY_HAND, **ACTIVATIONS},
+    "activations-fsdp2-2": {"zero": 2, **ACTIVATIONS},
+    "activations-fsdp2-3": {"zero": 3, **ACTIVATIONS},
+    "activations-zero-3": {**DEEPSPEED, "zero": 3, **ACTIVATIONS},
+    "both-fsdp2": {"zero": 3, **ACTIVATIONS, **SELECTIVE},
+    "optimizer-zero-1": {**DEEPSPEED, "zero": 1, "offload": "optimizer"},
+    "optimizer-zero-3": {**DEEPSPEED, "zero": 3, "offload": "optimizer"},
+    "accumulated-reference": {"micro_batches": 2},
+    "accumulated-optimizer-zero-1": {**DEEPSPEED, "zero": 1, "offload": "optimizer", "micro_batches": 2},
+    "accumulated-optimizer-zero-2": {**DEEPSPEED, "zero": 2, "offload": "optimizer", "micro_batches": 2},
+    "accumulated-parameters-zero-3": {**DEEPSPEED, "zero": 3, "offload": "parameters", "micro_batches": 2},
+    "mixed-optimizer-zero-2": {**DEEPSPEED, "zero": 2, "offload": "optimizer", **MIXED},
+    "mixed-parameters-zero-3": {**DEEPSPEED, "zero": 3, "offload": "parameters", **MIXED},
+}
+PARALLEL = [name for name in CASES if "reference" not in name and not name.startswith("mixed")]
+MOVED = [name for name in CASES if "-optimizer" in name or "parameters" in name or name.startswith("optimizer")]
+
+
+def num_bytes(tensors: list[Tensor]) -> int:
+    """Bytes of the storages behind these tensors, each once."""
+    return sum(
+        storage.nbytes() for storage in {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors}.values()
+    )
+
+
+def steps_of(config: RunConfig, rank: int) -> dict[str, Any]:
+    """Two steps of one engine: losses, final weights, largest bytes by category and on the host."""
+    from dlojz.train import engines, loop
+
+    engine = engines.build(config, loop.build_model(config), torch.device("cpu"))
+    batches = loop.open_batches(config, rank)
+    losses, held, kept, count = [], dict[str, int](), 0, config.layout.micro_batches
+    for step in range(2):
+        if engine.offload is not None:
+            engine.offload.begin_step()
+        total = 0.0
+        for index in range(count):
+            inputs, targets = next(batches)
+            loss = engine.forward(inputs, targets, last=index == count - 1)
+            if engine.offload is not None:
+                kept = engine.offload.offloaded_bytes
+                assert kept == num_bytes(engine.offload.host_copies())
+            engine.backward(loss, last=index == count - 1)
+            total += float(loss.detach())
+            del loss
+            for category, tensors in engine.inventory().items() if step else ():
+                held[category] = max(held.get(category, 0), num_bytes(tensors))
+            held["host"] = num_bytes(engine.offloaded())
+        losses.append(total / count)
+        engine.update()
+    moved_bytes = engine.offload.moved_bytes if engine.offload else 0
+    left_bytes = engine.offload.offloaded_bytes if engine.offload else 0
+    weights = {name: weight.clone() for name, weight in engine.weights()}
+    engine.close()
+    facts = {"losses": losses, "held": held, "kept": kept, "moved": moved_bytes, "left": left_bytes}
+    return {"facts": facts, "weights": weights}
+
+
+def run_all(folder: Path) -> None:
+    """Every case, one after the other, in the processes of one launch: torch is imported once for all."""
+    from matrix import forget_deepspeed
+
+    from dlojz.train.loop import init_process_group
+    from dlojz.train.weights import save_weights
+
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    os.environ.pop("MASTER_ADDR")  # DeepSpeed would open a group of its own
+    init_process_group(folder, torch.device("cpu"), rank, 2)
+    told = {}
+    for name, fields in CASES.items():
+        done = steps_of(RunConfig.of(**{**SMALL, **fields}), rank)
+        told[name] = done["facts"]
+        forget_deepspeed()
+        if rank == 0:
+            save_weights(folder / f"{name}.safetensors", done["weights"])
+    (folder / f"rank-{rank}.json").write_text(json.dumps(told))
+
+
+class Ran:
+    """What all cases have measured."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.facts = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+
+    def weights(self, name: str) -> dict[str, Tensor]:
+        return load_weights(self.folder / f"{name}.safetensors")
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    folder = tmp_path_factory.mktemp("options")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
+    done = subprocess.run(
+        [*command, str(folder)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return Ran(folder)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", PARALLEL)
+def test_the_training_is_the_same(ran: Ran, name: str) -> None:
+    """Losses and weights after two steps: summation order is all that may differ in fp32 (relative 1e-5)."""
+    reference = "accumulated-reference" if name.startswith("accumulated") else "reference"
+    for rank in range(2):
+        facts = ran.facts[rank]
+        assert facts[name]["losses"] == pytest.approx(facts[reference]["losses"], rel=1e-5)
+    expected, actual = ran.weights(reference), ran.weights(name)
+    assert actual.keys() == expected.keys()
+    for key, weight in expected.items():
+        torch.testing.assert_close(actual[key], weight, rtol=1e-5, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}")
+
+
+@pytest.mark.timeout(600)
+def test_every_engine_offloads_the_same_activations(ran: Ran) -> None:
+    """Gathered weights and buckets never leave: what leaves is what forward of the same model saves."""
+    names = [name for name in CASES if name.startswith("activations")]
+    for rank in range(2):
+        facts = ran.facts[rank]
+        kept = {facts[name]["kept"] for name in names}
+        assert len(kept) == 1 and kept.pop() > 2_000_000
+        for name in names:
+            # Each storage leaves once and comes back once; after backward nothing is left.
+            assert facts[name]["moved"] == 2 * facts[name]["kept"]
+            assert facts[name]["left"] == 0
+        assert 0 < facts["both-fsdp2"]["kept"] < facts["activations-ddp"]["kept"] / 10
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", MOVED)
+def test_the_states_that_leave_the_device_are_predicted(ran: Ran, name: str) -> None:
+    config = RunConfig.of(**{**SMALL, **CASES[name]})
+    shapes = model_shapes(config)
+    for rank in range(2):
+        predicted = offload_states(config, shapes, predict_states(config, shapes, rank), rank)
+        held = ran.facts[rank][name]["held"]
+        for category in ("weights", "gradients", "optimizer", "master", "buffers"):
+            assert held[category] == predicted.category(category), (rank, category)  # type: ignore[arg-type]
+        assert held["host"] == predicted.host_bytes, rank
+        assert predicted.nvme_bytes is None
+
+
+def test_what_stays_on_the_device_is_predicted_as_before() -> None:
+    config = RunConfig.of(**SMALL, engine="deepspeed", zero=2)
+    shapes = model_shapes(config)
+    memory = predict_states(config, shapes)
+    assert offload_states(config, shapes, memory) == memory
+
+
+def sample(name: str) -> Tensor:
+    torch.manual_seed(1)
+    entry = models.spec(name)
+    if entry.family == "text":
+        return torch.randint(entry.num_classes, (2, 32))
+    return torch.randn(2, 3, 32 if name != "alexnet_tiny" else 64, 32 if name != "alexnet_tiny" else 64)
+
+
+@pytest.mark.parametrize("amp", [False, True], ids=["fp32", "autocast"])
+@pytest.mark.parametrize("name", ["coatnet_tiny", "alexnet_tiny", "llama_tiny"])
+def test_offloaded_activations_give_the_same_bits(name: str, amp: bool) -> None:
+    gradients = []
+    for offloaded in (False, True):
+        torch.manual_seed(0)
+        model, x = models.build(name, image_size=None if name != "coatnet_tiny" else 32), sample(name)
+        offload = ActivationOffload(model)
+        with torch.autocast("cpu", torch.bfloat16, enabled=amp), offload if offloaded else nullcontext():
+            logits = model(x)
+        assert (offload.offloaded_bytes > 0) == offloaded
+        logits.float().square().mean().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+        del logits
+        assert offload.offloaded_bytes == 0 and not offload.host_copies()
+        assert offload.moved_bytes == 2 * offload.most_bytes
+    assert all(map(torch.equal, *gradients))
+
+
+def test_a_storage_leaves_once_and_weights_and_small_tensors_stay() -> None:
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(64, 64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            whole = x * 2
+            left, right = whole.chunk(2, dim=1)  # two views of one storage, strided
+            small = (whole[0, :4] * 1).exp()  # saved, and 16 bytes long
+            return (left * right) @ self.weight + small.sum()
+
+    module = Product()
+    offload = ActivationOffload(module)
+    x = torch.randn(32, 128, requires_grad=True)
+    with offload:
+        y = module(x)
+    # `whole`, and the product's left factor; neither the weight nor the exponential.
+    assert sorted(num_bytes([copy]) for copy in offload.host_copies()) == [32 * 64 * 4, 32 * 128 * 4]
+    assert min(num_bytes([copy]) for copy in offload.host_copies()) >= MINIMUM_BYTES
+    y.sum().backward()
+    half = x.detach() * 2
+    expected = torch.cat([half[:, 64:], half[:, :64]], dim=1) * 64 * 2
+    expected[0, :4] += 2 * half[0, :4].exp() * 32 * 64
+    torch.testing.assert_close(x.grad, expected)
+    offload.close()
+    assert not module._forward_pre_hooks and not module._forward_hooks
+
+
+def test_what_is_written_in_place_after_it_was_saved_is_another_tensor() -> None:
+    x = torch.randn(64, 64, requires_grad=True)
+    offload = ActivationOffload(nn.Identity())
+    with offload:
+        a = x * 1
+        b = a.square()
+        a.mul_(3)  # autograd alone would refuse backward; the host copies are of both moments
+        c = a.square()
+    assert len(offload.host_copies()) == 2
+    (b + c).sum().backward()
+    torch.testing.assert_close(x.grad, 2 * x.detach() + 18 * x.detach())
+
+
+def test_a_second_backward_fetches_again() -> None:
+    x = torch.randn(64, 64, requires_grad=True)
+    offload = ActivationOffload(nn.Identity())
+    with offload:
+        y = (x * 1).exp().sum()
+    y.backward(retain_graph=True)
+    y.backward()
+    torch.testing.assert_close(x.grad, 2 * x.detach().exp())
+
+
+def test_offloading_is_followed_without_memory() -> None:
+    """On fake tensors, as the prediction runs it: the same bytes as for real."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    counted = []
+    for mode in (nullcontext(), FakeTensorMode(allow_non_fake_inputs=True)):
+        with torch.device("meta"):
+            model = models.build("coatnet_tiny", image_size=32)
+        with mode:
+            model = model.to_empty(device="cpu")
+            offload = ActivationOffload(model)
+            with offload:
+                logits = model(torch.zeros(2, 3, 32, 32))
+            counted.append((offload.offloaded_bytes, len(offload.host_copies())))
+            logits.sum().backward()
+            counted[-1] += (offload.moved_bytes,)
+    assert counted[0] == counted[1]
+
+
+NVME = {**SMALL, **DEEPSPEED, "zero": 3, "offload": "parameters"}
+
+
+def test_an_nvme_folder_is_looked_at_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusal(folder: Path, **fields: Any) -> str:
+        with pytest.raises(LabError) as refused:
+            check_runnable(RunConfig.of(**{**NVME, "nvme_path": str(folder), **fields}))
+        return str(refused.value)
+
+    assert "is no folder of this machine" in refusal(tmp_path / "missing")
+    monkeypatch.setattr(nvme, "has_async_io", lambda: False)
+    assert "needs the library libaio" in refusal(tmp_path)
+    assert "ranks offload" in refusal(tmp_path, model="llama_3_1_405b", image_size=None, optimizer="adamw")
+
+    def full(**_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    assert "cannot be written: Permission denied" in refusal(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_bytes_on_the_disk_are_states_of_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvme, "has_async_io", lambda: True)
+    config = RunConfig.of(**{**NVME, **MIXED, "nvme_path": str(tmp_path)})
+    check_runnable(config)
+    parameters = model_shapes(config).num_parameters
+    # 2 bytes of each weight, 16 of its master copy, gradient and moments; shards are padded and count their steps.
+    assert math.isclose(nvme.needed_bytes(config), 18 * parameters, rel_tol=1e-3)
+
+
+if __name__ == "__main__":
+    run_all(Path(sys.argv[1]))
