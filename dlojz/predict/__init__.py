@@ -8,42 +8,43 @@ from __future__ import annotations
 
 from dlojz.config import RunConfig
 from dlojz.footprint import Footprint
+from dlojz.hardware import Device
 from dlojz.schema import LabError
 
 
-def predict(config: RunConfig, rank: int = 0) -> Footprint:
-    """Footprint of one rank: model states by category, communication per step, FLOPs.
+def predict(config: RunConfig, rank: int = 0, device: Device | str | None = None) -> Footprint:
+    """Footprint of one rank: memory by category with its peak, communication per step, FLOPs.
 
-    What is not predicted yet (activations, workspace, peak, seconds) is None, never zero.
+    What is not predicted yet (seconds) is None, never zero.
 
     Args:
         config: the run.
         rank: from 0 to the world size; ranks differ where shards do not divide evenly.
+        device: a GPU or its name (see `dlojz.hardware`); by default the CPU.
 
     Raises:
-        LabError: if the rank does not exist, or the layout splits along an axis not predicted yet.
+        LabError: if the rank or the device does not exist, or the layout communicates along an axis not predicted yet.
     """
     from dlojz.predict.communication import predict_communication
     from dlojz.predict.compute import step_flops
+    from dlojz.predict.forecast import check_rank, forecast
     from dlojz.predict.shapes import model_shapes
-    from dlojz.predict.states import predict_states
 
     layout = config.layout
-    if not 0 <= rank < layout.world_size:
-        raise LabError(f"rank {rank} does not exist: {layout.degrees} has ranks 0 to {layout.world_size - 1}.")
-    for name, predicted in (("tp", 1), ("pp", 1), ("offload", "none"), ("sequence_parallel", False)):
+    check_rank(config, rank)
+    for name, predicted in (("tp", 1), ("pp", 1)):
         value = getattr(layout, name)
         if value != predicted:
             raise LabError(
-                f"{name}={value!r} is not predicted yet: this version predicts layouts that split along dp; "
-                f"use {name}={predicted!r}."
+                f"{name}={value} communicates along an axis whose volumes are not predicted yet: use "
+                f"{name}={predicted}; its memory alone is predicted, by `dlojz memory`."
             )
     shapes = model_shapes(config)
     return Footprint(
         source="predicted",
         rank=rank,
         parameters=shapes.num_parameters,
-        memory=predict_states(config, shapes, rank),
+        memory=forecast(config, rank, device).memory,
         communication=predict_communication(config, shapes),
         step_flops=step_flops(config),
     )

@@ -124,7 +124,7 @@ def _zero_3(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     whole, modules = sum(padded_of_module.values()), len(padded_of_module)
     # Every module gathers its weights for its forward and again for its backward.
     gathered, gathers = 2 * whole, 2 * modules
-    if layout.checkpointing == "full":
+    if layout.checkpointing != "none":
         # Once more to recompute; but torch ends the recomputation of a block inside its last module, whose weights are
         # then still there for its backward.
         last_modules = {block[-1].module for block in shapes.blocks()}

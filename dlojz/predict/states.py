@@ -72,21 +72,27 @@ def padded_parameters(num_parameters: int, dp: int) -> int:
     return -(-num_parameters // multiple) * multiple
 
 
+def touching_names(shapes: ModelShapes, dp: int, rank: int) -> frozenset[str]:
+    """Names of all parameters that reach into one rank's share of DeepSpeed's flat weights (stages 1 and 2)."""
+    share = padded_parameters(shapes.num_parameters, dp) // dp
+    start, end = rank * share, (rank + 1) * share
+    ends = accumulate(parameter.numel for parameter in shapes.parameters)
+    return frozenset(
+        parameter.name
+        for parameter, last in zip(shapes.parameters, ends, strict=True)
+        if last - parameter.numel < end and last > start
+    )
+
+
 def touching_elements(shapes: ModelShapes, dp: int, rank: int) -> int:
     """Elements of all parameters that reach into one rank's share of the flat weights, and the padding in it.
 
     Stages 1 and 2 keep the gradient of a parameter whole on each rank whose share it touches.
     """
     share = padded_parameters(shapes.num_parameters, dp) // dp
-    start, end = rank * share, (rank + 1) * share
-    ends = list(accumulate(parameter.numel for parameter in shapes.parameters))
-    touching = sum(
-        parameter.numel
-        for parameter, last in zip(shapes.parameters, ends, strict=True)
-        if last - parameter.numel < end and last > start
-    )
-    padding = max(0, end - max(start, shapes.num_parameters))
-    return touching + padding
+    names = touching_names(shapes, dp, rank)
+    padding = max(0, (rank + 1) * share - max(rank * share, shapes.num_parameters))
+    return sum(parameter.numel for parameter in shapes.parameters if parameter.name in names) + padding
 
 
 def _replicated(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:

@@ -91,7 +91,7 @@ def build_model(config: RunConfig) -> torch.nn.Module:
         image_size=config.image_size,
         sequence_length=config.sequence_length,
         num_classes=config.num_classes,
-        checkpointing=config.layout.checkpointing == "full",
+        checkpointing=config.layout.checkpointing,
     )
 
 
@@ -103,11 +103,14 @@ def accumulate(
     for index in range(micro_batches):
         last = index == micro_batches - 1
         if probes is None:
-            inputs, targets = next(batches)
+            inputs, targets = (tensor.to(engine.device) for tensor in next(batches))
         else:
             with probes.clock.phase("data"):
-                inputs, targets = next(batches)
-        loss = engine.forward(inputs.to(engine.device), targets.to(engine.device), last=last)
+                with probes.loading():
+                    samples = next(batches)
+                inputs, targets = (tensor.to(engine.device) for tensor in samples)
+                probes.loaded(inputs, targets)
+        loss = engine.forward(inputs, targets, last=last)
         engine.backward(loss, last=last)
         losses.append(loss.detach())
     return torch.stack(losses).mean()
@@ -138,7 +141,8 @@ def train(config: RunConfig, folder: Path, events: EventLog, *, rank: int, local
         parameters = sum(parameter.numel() for parameter in model.parameters())
         engine = engines.build(config, model, device)
         probes.attach(engine)
-        batches = open_batches(config, dp_rank=rank)
+        with probes.loading():
+            batches = open_batches(config, dp_rank=rank)
         ended: tuple[Status, str] = ("completed", "")
         if control is not None:
             # Who: all ranks, once, in the control group. What: nothing but the moment from which their clocks count.

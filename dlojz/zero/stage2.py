@@ -63,7 +63,7 @@ class ZeroStage2(Zero):
         """From now on, reduce these in this order, each as soon as backward has made all its gradients."""
         self.flats = list(flats)
         self._in_backward = False
-        self._under_way: tuple[FlatWeights, Tensor, Any] | None = None
+        self._under_way: tuple[FlatWeights, Tensor, Tensor, Any] | None = None
         self._begin_backward()
         self._handles = [
             parameter.register_post_accumulate_grad_hook(partial(self._gradient_is_ready, number))
@@ -112,13 +112,13 @@ class ZeroStage2(Zero):
             # part, shape (padded elements / N,); the call returns at once. How much: the bucket's bytes, 4Ψ for all
             # buckets of one micro-batch; a rank sends (N − 1) / N of them.
             work = dist.reduce_scatter_tensor(part, gradient, group=self.group, async_op=True)
-        self._under_way = flat, part, work
+        self._under_way = flat, gradient, part, work  # what is being sent stays until it has arrived
 
     def _wait(self) -> None:
         """The bucket under way has arrived: add the mean to this rank's share of the gradient."""
         if self._under_way is None:
             return
-        (flat, part, work), self._under_way = self._under_way, None
+        (flat, _, part, work), self._under_way = self._under_way, None
         if work is not None:
             work.wait()
         part.div_(self.size)

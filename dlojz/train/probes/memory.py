@@ -33,6 +33,7 @@ class MemoryProbe:
         self._trace = trace
         self._category_of: dict[int, Category] = {}
         self._at_forward: set[int] = set()
+        self._on_host: set[int] = set()
 
     # A communication thread may release a storage at any moment: what is alive is looked at in a copy.
 
@@ -51,6 +52,10 @@ class MemoryProbe:
                     self._at_forward.add(number)
                 elif self._category_of.get(number, "activations") in ("activations", "workspace"):
                     self._category_of[number] = category
+
+    def claim_host(self, tensors: Iterable[Tensor]) -> None:
+        """What was moved to host memory: counted apart, also where the host is the device."""
+        self._on_host |= {number for tensor in tensors if (number := self._trace.see(tensor)) is not None}
 
     def before_forward(self, inventory: Inventory) -> None:
         """Note what is alive before a micro-batch is read; none of it is that micro-batch's activation."""
@@ -77,11 +82,18 @@ class MemoryProbe:
         held: dict[Category, int] = defaultdict(int)
         largest: dict[Category, int] = defaultdict(int)
         peak_bytes, peak_moment, at_peak = 0, "", dict(held)
+        host_bytes = most_host_bytes = 0
         moments: list[tuple[StorageEvent, dict[Category, int]]] = []
         for event in self._trace.trace.storages:
+            if event.storage in self._on_host:
+                host_bytes += event.delta_bytes
+                if event.step == step:
+                    most_host_bytes = max(most_host_bytes, host_bytes)
+                continue
             category = self._category_of.get(event.storage, "workspace")
             if event.step == step and not moments:
                 largest.update(held)
+                most_host_bytes = max(most_host_bytes, host_bytes)
             held[category] += event.delta_bytes
             if event.step != step:
                 continue
@@ -96,6 +108,7 @@ class MemoryProbe:
             peak_moment=peak_moment,
             at_peak_bytes={category: at_peak.get(category, 0) for category in CATEGORIES},
             reserved_bytes=torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None,
+            host_bytes=most_host_bytes,
             resident_bytes=resident_bytes(),
         )
         return memory, _samples(moments)

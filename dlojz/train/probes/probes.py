@@ -6,8 +6,12 @@ that tracing slows down no step whose time is reported.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from dlojz.config import RunConfig
 from dlojz.footprint import Footprint, Phases
@@ -37,7 +41,7 @@ class Probes:
     ) -> None:
         self.config, self.rank, self._device = config, rank, device
         names = {str(control.group_name): "control"} if control is not None else {}
-        self.trace = StorageTrace(names)
+        self.trace = StorageTrace(names, device_type=device.type)
         self.memory = MemoryProbe(self.trace)
         self.clock = PhaseClock(rank, device, on_phase=self._phase_begins)
         self.timeline: tuple[MemorySample, ...] = ()
@@ -65,10 +69,26 @@ class Probes:
         if phase == "data":
             self.memory.before_forward(self._engine.inventory())
         elif self._phase == "forward":
+            self.memory.claim_host(self._engine.offloaded())
             self.memory.after_forward(self._engine.inventory())
         else:
             self.memory.claim(self._engine.inventory())
         self._phase = self.trace.phase = phase
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """While samples are read: what that takes is no memory of the training."""
+        self.trace.loading = True
+        try:
+            yield
+        finally:
+            self.trace.loading = False
+
+    def loaded(self, *batch: Tensor) -> None:
+        """A micro-batch was read, and is where the model will read it."""
+        if self._tracing:
+            for tensor in batch:
+                self.trace.see(tensor)
 
     def start_step(self, step: int) -> None:
         """A step begins."""

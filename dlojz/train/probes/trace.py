@@ -110,10 +110,14 @@ class StorageTrace(TorchDispatchMode):
 
     Args:
         group_names: name of each process group by its c10d name; a group that is not listed is called `dp`.
+        device_type: follow the storages of such devices only; by default of all.
     """
 
-    def __init__(self, group_names: dict[str, str]) -> None:
+    def __init__(self, group_names: dict[str, str], device_type: str | None = None) -> None:
         super().__init__()
+        self.loading = False
+        """While samples are read, which takes memory of the host and not of the training: nothing is followed."""
+        self._device_type = device_type
         self.trace = Trace()
         self.step, self.phase = -1, "setup"
         self.live_bytes: dict[int, int] = {}
@@ -146,6 +150,8 @@ class StorageTrace(TorchDispatchMode):
         if any(kind is DTensor for kind in types):
             return NotImplemented  # it calls us again with this rank's shards
         result = func(*args, **(kwargs or {}))
+        if self.loading:
+            return result
         formula = FLOP_FORMULAS.get(func.overloadpacket)
         if formula is not None:
             flops = formula(*args, **(kwargs or {}), out_val=result)
@@ -160,6 +166,8 @@ class StorageTrace(TorchDispatchMode):
     def see(self, tensor: Tensor) -> int | None:
         """Follow a tensor's storage from now on; returns its number in this trace."""
         if tensor.device.type == "meta" or type(tensor) not in (Tensor, torch.nn.Parameter):
+            return None
+        if self._device_type not in (None, tensor.device.type):
             return None
         return self._see_storage(tensor.untyped_storage())
 

@@ -1,0 +1,83 @@
+"""The trace of a run's own model and micro-batch, in the precision in which its engine computes.
+
+Layer 3. Invariant: what is traced is what `train.engines` runs: the same model, loss and casts. One trace serves all
+layouts that compute alike, so that a question about another layout costs no further trace.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from dlojz import models
+from dlojz.config import RunConfig
+from dlojz.models.blocks import Checkpointing
+from dlojz.predict.parts import split_names
+from dlojz.predict.states import AUTOCAST
+from dlojz.predict.tracing import Compute, Trace, trace
+from dlojz.train.engines.base import mean_loss
+from dlojz.train.offload import ActivationOffload
+
+
+def compute_of(config: RunConfig) -> Compute:
+    """In which precision the engine of a run computes: DeepSpeed and FSDP2 cast the weights, the others autocast."""
+    if config.precision == "fp32":
+        return "fp32"
+    return "autocast" if config.layout.strategy in AUTOCAST else "bf16"
+
+
+def trace_of(config: RunConfig, *, on_gpu: bool = False) -> Trace:
+    """What one micro-batch of a run allocates on one process; `on_gpu` with the corrections for a GPU."""
+    return _traced(
+        config.model,
+        config.image_size,
+        config.sequence_length,
+        config.num_classes,
+        config.layout.checkpointing,
+        config.layout.micro_batch,
+        compute_of(config),
+        config.layout.offload == "activations",
+        split_names(config) if config.layout.tp > 1 else (frozenset(), frozenset()),
+        on_gpu,
+    )
+
+
+@lru_cache(maxsize=32)
+def _traced(  # noqa: PLR0913, PLR0917 - all that a trace depends on
+    name: str,
+    image_size: int | None,
+    sequence_length: int | None,
+    num_classes: int,
+    checkpointing: Checkpointing,
+    micro_batch: int,
+    compute: Compute,
+    offloaded: bool,
+    split_between: tuple[frozenset[str], frozenset[str]],
+    on_gpu: bool,
+) -> Trace:
+    with torch.device("meta"):
+        model = models.build(
+            name,
+            image_size=image_size,
+            sequence_length=sequence_length,
+            num_classes=num_classes,
+            checkpointing=checkpointing,
+        )
+        if models.spec(name).family == "image":
+            side = image_size or 1
+            inputs = torch.empty(micro_batch, 3, side, side)
+            targets = torch.empty(micro_batch, dtype=torch.long)
+        else:
+            inputs = torch.empty(micro_batch, sequence_length or 1, dtype=torch.long)
+            targets = torch.empty_like(inputs)
+    return trace(
+        model,
+        inputs,
+        compute=compute,
+        targets=targets,
+        loss=mean_loss,
+        split_between=split_between,
+        around_forward=ActivationOffload if offloaded else None,
+        on_gpu=on_gpu,
+    )

@@ -1,0 +1,107 @@
+"""Which part of a model one rank holds under tensor and pipeline parallelism.
+
+Layer 3. Invariant: pure arithmetic on shapes; the parts of all ranks together hold every element once, but for what
+tensor parallelism leaves whole on each rank (normalisations, biases of row-parallel layers, convolutions).
+
+Source: Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053), §3, for what is split how; Narayanan et al. 2021
+(arXiv 2104.04473), §2, for contiguous stages and for the order of the ranks: tensor innermost, pipeline outermost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dlojz import models
+from dlojz.config import RunConfig
+from dlojz.predict.shapes import ModelShapes, ParameterShape
+from dlojz.schema import LabError
+from dlojz.text import say
+
+COLUMN_PARALLEL = frozenset({"qkv", "query", "key", "value", "mlp_expand", "mlp_gate"})
+"""Linear layers whose outputs are shared out: a tensor-parallel region begins."""
+ROW_PARALLEL = frozenset({"attention_project", "mlp_project", "attention.project"})
+"""Linear layers whose inputs are shared out, and whose outputs are summed: the region ends."""
+VOCABULARY_PARALLEL = frozenset({"token", "output"})
+"""Embedding and output layer of a text model, cut along the vocabulary."""
+
+
+def axes_of(config: RunConfig, rank: int) -> tuple[int, int, int]:
+    """Position of a rank along the axes (dp, tp, pp)."""
+    layout = config.layout
+    return rank // layout.tp % layout.dp, rank % layout.tp, rank // (layout.tp * layout.dp)
+
+
+def stage_blocks(num_blocks: int, pp: int, stage: int) -> range:
+    """The blocks of one pipeline stage: contiguous, and as many in each stage as the division allows.
+
+    Raises:
+        LabError: if there are more stages than blocks.
+    """
+    if pp > num_blocks:
+        raise LabError(
+            say(
+                en=f"pp={pp} stages need {pp} blocks, but the model has {num_blocks}: use pp={num_blocks} or less.",
+                fr=f"pp={pp} étages demandent {pp} blocs, mais le modèle en a {num_blocks} : prenez pp={num_blocks} "
+                "au plus.",
+            )
+        )
+    share, more = divmod(num_blocks, pp)
+    # The last stages get the blocks that are left over: the first ones keep more micro-batches in flight.
+    plain = pp - more
+    start = share * min(stage, plain) + (share + 1) * max(0, stage - plain)
+    return range(start, start + share + (stage >= plain))
+
+
+def split_names(config: RunConfig) -> tuple[frozenset[str], frozenset[str]]:
+    """Last names of the modules where a tensor-parallel region begins, and where it ends."""
+    begins = COLUMN_PARALLEL | (frozenset({"output"}) if models.spec(config.model).family == "text" else frozenset())
+    return begins, frozenset(name.rpartition(".")[2] for name in ROW_PARALLEL)
+
+
+def shared_out(config: RunConfig, parameter: ParameterShape) -> ParameterShape:
+    """A parameter as one tensor-parallel rank holds it.
+
+    Raises:
+        LabError: if its dimension does not divide by `tp`.
+    """
+    tp = config.layout.tp
+    owner, kind = parameter.module, parameter.name.rpartition(".")[2]
+    last = owner.rpartition(".")[2]
+    text = models.spec(config.model).family == "text"
+    heads = kind == "position_bias"
+    if heads or last in COLUMN_PARALLEL or (text and last in VOCABULARY_PARALLEL):
+        dim = 0
+    elif kind == "weight" and (last in ROW_PARALLEL or owner.endswith("attention.project")):
+        dim = 1
+    else:
+        return parameter
+    if parameter.shape[dim] % tp:
+        raise LabError(
+            say(
+                en=f"tp={tp} does not divide the {parameter.shape[dim]} rows of {parameter.name} of {config.model}: "
+                "use a tp that divides its heads and widths.",
+                fr=f"tp={tp} ne divise pas les {parameter.shape[dim]} lignes de {parameter.name} de {config.model} : "
+                "prenez un tp qui divise ses têtes et ses largeurs.",
+            )
+        )
+    shape = list(parameter.shape)
+    shape[dim] //= tp
+    return replace(parameter, shape=tuple(shape))
+
+
+def part_of(config: RunConfig, shapes: ModelShapes, rank: int) -> ModelShapes:
+    """What one rank holds of a model before data parallelism shares it out further.
+
+    Buffers are shared out in proportion to the parameters of the stages.
+    """
+    layout = config.layout
+    if layout.tp == layout.pp == 1:
+        return shapes
+    blocks = sorted({parameter.block for parameter in shapes.parameters})
+    stage = stage_blocks(max(blocks) + 1, layout.pp, axes_of(config, rank)[2])
+    parameters = tuple(shared_out(config, parameter) for parameter in shapes.parameters if parameter.block in stage)
+    whole = sum(parameter.numel for parameter in shapes.parameters if parameter.block in stage)
+    share = whole / shapes.num_parameters if shapes.num_parameters else 0.0
+    return ModelShapes(
+        parameters, round(share * shapes.float_buffer_elements), round(share * shapes.integer_buffer_bytes)
+    )

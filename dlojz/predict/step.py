@@ -1,0 +1,174 @@
+"""One training step of one rank, replayed through the ledger from the trace of one micro-batch.
+
+Layer 3. Invariant: each event of the trace moves the ledger once per micro-batch; the overlay alone knows the engine.
+"""
+
+from __future__ import annotations
+
+from dlojz.config import RunConfig
+from dlojz.footprint import STATES, Category, Memory
+from dlojz.predict import overlays
+from dlojz.predict.activation_forms import in_flight
+from dlojz.predict.parts import axes_of
+from dlojz.predict.rank_trace import block_of
+from dlojz.predict.shapes import ModelShapes
+from dlojz.predict.timeline import Ledger
+from dlojz.predict.tracing import Allocation, Mark, Trace
+
+REPLAYED_MICRO_BATCHES = 3
+"""What happens in the second micro-batch happens in all that follow it but the last."""
+
+
+class Step:
+    """Replays the trace of one micro-batch through a ledger, as often as the step has micro-batches.
+
+    Args:
+        config: the run.
+        trace: of this rank.
+        states: of this rank, as they are from step to step.
+        overlay: of the engine.
+        whole: shapes of the whole model.
+        rank: this rank.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        trace: Trace,
+        states: Memory,
+        overlay: overlays.Overlay,
+        *,
+        whole: ModelShapes,
+        rank: int,
+    ) -> None:
+        self.config, self.trace, self.overlay = config, trace, overlay
+        self.ledger = Ledger()
+        self.micro_batch = 0
+        self.gradient_bytes = 0
+        """Bytes of the gradients as autograd makes them, where the engine keeps them; larger than the parameters where
+        a gradient is a view of a larger tensor."""
+        self.in_flight = self._in_flight(rank)
+        self._states = states
+        self._is_gradient = {
+            event.storage: event.name for event in trace.events if isinstance(event, Mark) and event.what == "ready"
+        }
+        whole_numel = {parameter.name: parameter.numel for parameter in whole.parameters}
+        self._share = {name: one.numel / whole_numel[name] for name, one in overlay.by_name.items()}
+        self._accumulated: set[str] = set()
+        self._phase = ""
+
+    def _in_flight(self, rank: int) -> int:
+        layout = self.config.layout
+        if layout.pp == 1:
+            return 1
+        schedule = layout.schedule or "1f1b"
+        held = in_flight(schedule, axes_of(self.config, rank)[2], layout.pp, layout.micro_batches)
+        return max(1, -(-held.numerator // held.denominator))
+
+    @property
+    def last(self) -> bool:
+        """Whether no other micro-batch follows in this step."""
+        return self.micro_batch == self.config.layout.micro_batches - 1
+
+    def free_gradient(self, name: str) -> None:
+        """Give back the gradient that autograd has just made."""
+        self.ledger.drop(("gradient", name))
+
+    def run(self) -> Ledger:
+        """The whole step; called again, the next one."""
+        ledger, layout = self.ledger, self.config.layout
+        self._at("between steps")
+        if not ledger.holds(("state", "weights", 0)):
+            self._hold_states()
+        self.overlay.begin_step(self)
+        kept_bytes = sum(self.trace.bytes_of[storage] for storage in self.trace.kept - self.trace.on_host)
+        self._at("forward")
+        for other in range(1, self.in_flight):
+            ledger.hold(("in flight", other), "activations", kept_bytes)
+        former = -1
+        for number in range(layout.micro_batches):
+            if number in (0, layout.micro_batches - 1) or number < REPLAYED_MICRO_BATCHES - 1:
+                self.micro_batch = number
+                self._pass(former)
+                former = number
+        self._forget_batch(self.micro_batch)
+        for other in range(1, self.in_flight):
+            ledger.drop(("in flight", other))
+        self._at("optimizer")
+        self.overlay.update(self)
+        for name in self.overlay.by_name:
+            self.free_gradient(name)
+        self.overlay.end_step(self)
+        self._accumulated.clear()
+        return ledger
+
+    def _hold_states(self) -> None:
+        for category in STATES:
+            if category == "gradients" and not self.overlay.gradients_stay:
+                continue
+            own = self._states.category(category) or 0
+            if category == "weights":
+                own -= self.overlay.gathered_bytes()
+            for number, piece in enumerate(self.overlay.pieces(category, own)):
+                self.ledger.hold(("state", category, number), category, piece)
+        for name, (category, num_bytes) in self.overlay.standing().items():
+            self.ledger.hold(("standing", name), category, num_bytes)
+
+    def _at(self, phase: str, module: str = "") -> None:
+        if phase != self._phase and phase == "backward":
+            self._phase = phase
+            self.overlay.begin_backward(self)
+        self._phase = self.ledger.moment = phase
+        self.ledger.detail = (self.micro_batch, module)
+
+    def _forget_batch(self, number: int) -> None:
+        for storage in self.trace.kept:
+            self.ledger.drop(("storage", number, storage))
+
+    def _pass(self, former: int) -> None:
+        """Forward and backward of a micro-batch; the `former` one's samples go once this one's are there."""
+        number = self.micro_batch
+        for event in self.trace.events:
+            if isinstance(event, Mark):
+                self._mark(event)
+                continue
+            if event.phase == "forward" and former >= 0:
+                self._forget_batch(former)
+                former = -1
+            self._at(event.phase, event.module)
+            self._allocate(event, number)
+        self.overlay.end_backward(self)
+        kept = [name for name in self.overlay.by_name if self.ledger.holds(("gradient", name))]
+        self.gradient_bytes = max(self.gradient_bytes, sum(self.ledger.bytes_of(("gradient", name)) for name in kept))
+
+    def _allocate(self, event: Allocation, number: int) -> None:
+        name, block = self._is_gradient.get(event.storage), block_of(event.module)
+        if name is not None:
+            if event.delta_bytes > 0:
+                added = name in self._accumulated or not self.overlay.keeps_gradients
+                category: Category = "gradients" if self.overlay.gradients_are_states and not added else "workspace"
+                num_bytes = round(event.delta_bytes * self._share.get(name, 1.0))
+                self.ledger.hold(("gradient", name, "new"), category, num_bytes, block)
+            return
+        key = ("storage", number, event.storage)
+        if event.delta_bytes < 0:
+            self.ledger.drop(key)
+        elif event.storage in self.trace.on_host:
+            self.ledger.hold_on_host(key, event.delta_bytes)
+        else:
+            category = "activations" if event.storage in self.trace.kept else "workspace"
+            self.ledger.hold(key, category, event.delta_bytes, block)
+
+    def _mark(self, event: Mark) -> None:
+        if event.what != "ready":
+            getattr(self.overlay, event.what)(self, event.name)
+            return
+        new, kept = ("gradient", event.name, "new"), ("gradient", event.name)
+        if event.name in self._accumulated and self.overlay.keeps_gradients:
+            self.ledger.drop(new)  # added into the gradient that is there
+        else:
+            self.ledger.rename(new, kept)
+            self._accumulated.add(event.name)
+        parameter = self.overlay.by_name.get(event.name)
+        if parameter is not None:
+            self.overlay.ready(self, parameter)
