@@ -6,6 +6,7 @@ either read from a record or asked from `predict`, and a figure that neither has
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterable
 from functools import partial
 from operator import attrgetter, methodcaller
@@ -14,10 +15,12 @@ from typing import Any, Protocol, runtime_checkable
 from dlojz.comparison import Comparison, Pair, Row, TrafficPair
 from dlojz.config import RunConfig
 from dlojz.footprint import CATEGORIES, Collective, Footprint
+from dlojz.hardware import DEVICES, Device
 from dlojz.predict import predict
 from dlojz.record import RunRecord
 from dlojz.schema import LabError
 from dlojz.text import say
+from dlojz.train.host import rank_limit_bytes
 
 NOT_TWINNED = ("layout", "steps", "device", "data_root", "keep_weights")
 
@@ -83,7 +86,8 @@ def _titles(configs: list[RunConfig], run_ids: list[str]) -> list[str]:
 def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> Row:
     record = run if isinstance(run, RunRecord) else run.record
     config, layout = run.config, run.config.layout
-    predicted, note = _prediction(config)
+    gpu = gpu_of(record) if record else None
+    predicted, note = _prediction(config, gpu)
     measured = record.footprint() if record else None
     serial = next((other for other in records if _is_twin(other, config)), None)
     losses, serial_losses = record.losses if record else (), serial.losses if serial else ()
@@ -92,6 +96,7 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> Row:
     serial_measured = serial.footprint() if serial and alike else None
     serial_rate = serial_measured.samples_per_s if serial_measured else None
     peaks = [peak for each in record.footprints if (peak := each.memory.peak_bytes) is not None] if record else []
+    limit = limit_of(record) if record else None
     return Row(
         run_id=run.run_id,
         title=title,
@@ -117,16 +122,50 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> Row:
             name: _pair(predicted, measured, attrgetter(f"memory.{name}_bytes")) for name in (*CATEGORIES, "peak")
         },
         max_peak_bytes=max(peaks, default=None),
+        limit_bytes=limit[0] if limit else None,
+        limit_of=limit[1] if limit else "",
         unequal_ranks=_unequal_ranks(record) if record and predicted else (),
         communication=_communication(predicted, measured),
     )
 
 
-def _prediction(config: RunConfig) -> tuple[Footprint | None, str]:
+def _prediction(config: RunConfig, gpu: Device | None) -> tuple[Footprint | None, str]:
     try:
-        return predict(config, rank=0), ""
+        return predict(config, rank=0, device=gpu), ""
     except LabError as error:
         return None, str(error)
+
+
+def gpu_of(record: RunRecord) -> Device | None:
+    """The GPU that a run was measured on, where the lab knows its kind; None on a CPU."""
+    name = record.environment.get("device", "").replace(" ", "").upper()
+    for known in DEVICES.values():
+        kind, size = known.title.upper().split(" ", 1)
+        alone = sum(other.title.split(" ", 1)[0].upper() == kind for other in DEVICES.values()) == 1
+        if kind in name and (alone or size.replace(" ", "") in name):
+            return known
+    return None
+
+
+def limit_of(record: RunRecord) -> tuple[int, str] | None:
+    """What a rank of a run could take where it ran, in bytes, and whose limit that is; None where it is not known.
+
+    On a CPU the ranks share the memory of the machine. A record that does not tell it was measured before records did:
+    then this machine's, if it is the same one.
+    """
+    gpu = gpu_of(record)
+    if gpu is not None:
+        return gpu.memory_bytes, gpu.title
+    ranks = record.config.layout.world_size
+    told = record.environment.get("memory_limit_bytes", "")
+    if not told.isdecimal() and record.environment.get("system") != platform.platform():
+        return None
+    words = (
+        say(en=f"a rank's share of the machine ({ranks} ranks)", fr=f"la part d’un rang de la machine ({ranks} rangs)")
+        if ranks > 1
+        else say(en="the machine", fr="la machine")
+    )
+    return int(told) if told.isdecimal() else rank_limit_bytes(ranks), words
 
 
 def _device(record: RunRecord) -> tuple[str | None, str | None]:

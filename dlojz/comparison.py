@@ -14,6 +14,8 @@ from pydantic import Field
 
 from dlojz.footprint import STATES, Collective, Traffic
 from dlojz.schema import Contract
+from dlojz.text import say
+from dlojz.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,6 +70,10 @@ class Row(Contract):
     step_flops: Pair = Pair()
     memory_bytes: dict[str, Pair] = Field(default_factory=dict, description="by category, and `peak`")
     max_peak_bytes: int | None = Field(None, description="largest measured peak over all ranks")
+    limit_bytes: int | None = Field(
+        None, description="what a rank could take where it ran: memory of its GPU, or its share of the machine's"
+    )
+    limit_of: str = Field("", description="whose limit that is, in words")
     communication: tuple[TrafficPair, ...] = ()
     unequal_ranks: tuple[int, ...] = Field((), description="ranks whose collectives moved other bytes than predicted")
 
@@ -154,7 +160,24 @@ class Comparison(Contract):
         """What the table says, in sentences computed from it."""
         from dlojz.viz.findings import findings
 
-        return findings(self)
+        return findings(self) + self._limits()
+
+    def _limits(self) -> list[str]:
+        """How near the fullest rank came to the limit of what it ran on."""
+        known = [row for row in self.rows if row.limit_bytes and row.max_peak_bytes]
+        if not known:
+            return []
+        row = max(known, key=lambda row: (row.max_peak_bytes or 0) / (row.limit_bytes or 1))
+        share = f"{100 * (row.max_peak_bytes or 0) / (row.limit_bytes or 1):.2g}"
+        limit, peak = format_bytes(row.limit_bytes), format_bytes(row.max_peak_bytes)
+        return [
+            say(
+                en=f"Limit: {row.title} came nearest to it, with a peak of {peak}, {share} % of {limit} "
+                f"({row.limit_of}).",
+                fr=f"Limite : {row.title} s’en approche le plus, avec un pic de {peak}, soit "
+                f"{share.replace('.', ',')} % de {limit} ({row.limit_of}).",
+            )
+        ]
 
     def __repr__(self) -> str:
         return self.markdown()

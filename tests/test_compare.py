@@ -128,7 +128,7 @@ def test_a_run_that_goes_on_has_a_row(make_record: MakeRecord) -> None:
 
 
 def test_without_prediction_the_measurement_stays(make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(config: Any, rank: int = 0) -> None:
+    def refuse(config: Any, rank: int = 0, device: Any = None) -> None:
         raise LabError("tp=2 is not predicted yet.")
 
     record = make_record(**DDP)
@@ -161,7 +161,9 @@ def test_to_dict_is_json_with_the_verdicts(make_record: MakeRecord) -> None:
     data = json.loads(json.dumps(compare([make_record(**SINGLE), make_record(**DDP)]).to_dict(), allow_nan=False))
     assert data["exact"] is True and [row["exact"] for row in data["rows"]] == [None, True]
     assert data["rows"][1]["loss_gap"] == 0
-    assert data["rows"][1]["memory_bytes"]["activations"]["predicted"] is None
+    predicted = predict(make_record(**DDP).config).memory.activations_bytes
+    assert data["rows"][1]["memory_bytes"]["activations"] == {"predicted": predicted, "measured": 36_000_000}
+    assert data["rows"][1]["limit_bytes"] is None  # a record that does not tell it, of another machine
 
 
 def test_hostile_text_is_shown_letter_by_letter(make_record: MakeRecord) -> None:

@@ -46,6 +46,13 @@ SUBCOMMANDS: dict[str, Entry] = {
             en="say what a run will cost, without running it", fr="dire ce que coûtera une exécution, sans exécuter"
         ),
     ),
+    "memory": Entry(
+        "memory",
+        lambda: say(
+            en="will it fit, and what fills it: memory of a rank before the run, and what would save some",
+            fr="est-ce que ça tient, et qu’est-ce qui remplit la mémoire d’un rang, avant toute exécution",
+        ),
+    ),
     "compare": Entry(
         "records",
         lambda: say(
@@ -80,7 +87,11 @@ SUBCOMMANDS: dict[str, Entry] = {
         ),
     ),
     "doctor": Entry(
-        "doctor", lambda: say(en="check this machine and say what to do", fr="examiner cette machine et dire que faire")
+        "doctor",
+        lambda: say(
+            en="check this machine, or a run that ran out of memory, and say what to do",
+            fr="examiner cette machine, ou une exécution à court de mémoire, et dire que faire",
+        ),
     ),
     "labs": Entry("labs", lambda: say(en="build the notebooks of the labs", fr="construire les notebooks des TP")),
 }

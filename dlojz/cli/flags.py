@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import shlex
 import typing
 from collections.abc import Sequence
 from types import UnionType
@@ -18,6 +19,7 @@ import tyro
 from pydantic.fields import FieldInfo
 
 from dlojz.config import Layout, RunConfig
+from dlojz.hardware import DEVICES, Device, device
 from dlojz.schema import LabError, one_of
 from dlojz.text import say
 
@@ -81,6 +83,62 @@ def config_flags() -> list[Flag]:
     """One flag per field of `RunConfig` and `Layout`, whose descriptions are the help."""
     fields = {**RunConfig.model_fields, **Layout.model_fields}
     return [_flag_of(name, field) for name, field in fields.items() if name not in HIDDEN]
+
+
+def device_flag() -> Flag:
+    """`--device` where figures are predicted: a GPU by its name, or what a run would choose."""
+    return Flag(
+        "device",
+        say(
+            en="GPU that the figures are for; without it, the CPU",
+            fr="GPU pour lequel on prédit ; sans lui, le CPU",
+        ),
+        metavar="|".join(DEVICES),
+        default="cpu",
+    )
+
+
+def predicting_flags() -> list[Flag]:
+    """`config_flags`, with a `--device` that takes the name of a GPU."""
+    return [device_flag() if flag.name == "device" else flag for flag in config_flags()]
+
+
+def target_device(given: dict[str, Any], name: str = "device") -> Device | None:
+    """The GPU that an option names, taken out of what was given; None for the CPU or where none is named.
+
+    What a run calls its device (auto, cpu, cuda) stays where it is.
+
+    Raises:
+        LabError: for a name that is no device's; the sentence lists those there are.
+    """
+    if given.get(name) in (None, *typing.get_args(RunConfig.model_fields["device"].annotation)):
+        return None
+    return device(given.pop(name))
+
+
+def config_of(given: dict[str, Any]) -> RunConfig:
+    """The configuration that was asked for.
+
+    Raises:
+        LabError: if it is not legal.
+    """
+    fields = {flag.name for flag in config_flags()}
+    return RunConfig.of(**{name: value for name, value in given.items() if name in fields})
+
+
+def command_of(config: RunConfig, command: str = "run") -> str:
+    """The command line that asks for a configuration: only what differs from the defaults is written."""
+    plain = RunConfig.of(model=config.model)
+    words = ["dlojz", command, "--model", config.model]
+    for own, default in ((config, plain), (config.layout, plain.layout)):
+        for name in type(own).model_fields:
+            value = getattr(own, name)
+            if name in (*HIDDEN, "model") or value == getattr(default, name):
+                continue
+            words.append("--" + name.replace("_", "-"))
+            if value is not True:
+                words.append(str(value))
+    return shlex.join(words)
 
 
 def _flag_of(name: str, field: FieldInfo) -> Flag:

@@ -9,7 +9,17 @@ from typing import Any
 
 from dlojz import cli
 from dlojz.cli.answer import answering, tell
-from dlojz.cli.flags import Flag, config_flags, json_flag, number, parse, root_flag
+from dlojz.cli.flags import (
+    Flag,
+    config_flags,
+    config_of,
+    json_flag,
+    number,
+    parse,
+    predicting_flags,
+    root_flag,
+    target_device,
+)
 from dlojz.config import RunConfig
 from dlojz.text import say
 
@@ -34,18 +44,20 @@ Exemples :
 PREDICT_HELP = {
     "en": """Say what one training step will cost one rank: memory by category, communication, FLOPs. Nothing is run.
 
-Prints a table; a dash stands for what is not predicted yet.
+Each category with the largest it takes within a step, then the peak of their sum. `dlojz memory` tells more of it:
+what fills it, whether it fits, what would save memory.
 
 Examples:
   dlojz predict --model coatnet_tiny --dp 2 --zero 2 --engine deepspeed
-  dlojz predict --model coatnet_7 --dp 8 --zero 3 --json""",
+  dlojz predict --model coatnet_7 --dp 8 --zero 3 --device a100-80 --json""",
     "fr": """Dire ce qu'un pas d'entraînement coûtera à un rang : mémoire, communication, FLOPs. Rien n'est exécuté.
 
-Affiche un tableau ; un tiret marque ce qui n'est pas encore prédit.
+Chaque catégorie avec son maximum dans le pas, puis le pic de leur somme. `dlojz memory` en dit plus : ce qui remplit
+la mémoire, si elle suffit, ce qui en économiserait.
 
 Exemples :
   dlojz predict --model coatnet_tiny --dp 2 --zero 2 --engine deepspeed
-  dlojz predict --model coatnet_7 --dp 8 --zero 3 --json""",
+  dlojz predict --model coatnet_7 --dp 8 --zero 3 --device a100-80 --json""",
 }
 
 
@@ -122,7 +134,7 @@ def run_command(words: list[str]) -> int:
 def predict_command(words: list[str]) -> int:
     """Show the predicted footprint."""
     flags = [
-        *config_flags(),
+        *predicting_flags(),
         _processes_flag(),
         Flag(
             "rank",
@@ -133,12 +145,13 @@ def predict_command(words: list[str]) -> int:
         json_flag(),
     ]
     given = parse("predict", say(**PREDICT_HELP), flags, words)
+    target = target_device(given)
     config = _config(given)
     from dlojz.predict import predict
     from dlojz.viz.tables import footprint_table
 
     with answering(given.get("json", False)) as answer:
-        footprint = predict(config, rank=number(given, "rank") or 0)
+        footprint = predict(config, rank=number(given, "rank") or 0, device=target)
         answer(footprint.to_dict() if given.get("json") else footprint_table(config, footprint))
     return cli.DONE
 
@@ -156,8 +169,7 @@ def _processes_flag() -> Flag:
 
 def _config(given: dict[str, Any]) -> RunConfig:
     """The configuration asked for, checked against the number of processes where one is given."""
-    fields = {flag.name for flag in config_flags()}
-    config = RunConfig.of(**{name: value for name, value in given.items() if name in fields})
+    config = config_of(given)
     processes = number(given, "processes", least=1)
     if processes is not None:
         config.layout.check_processes(processes)

@@ -12,6 +12,7 @@ from statistics import median_low
 
 from dlojz import models
 from dlojz.config import RunConfig
+from dlojz.footprint import Category
 from dlojz.models.sizes import GPTSize, LlamaSize, ViTSize
 from dlojz.predict.activation_forms import (
     Shape,
@@ -64,12 +65,13 @@ def rules_beside(forecast: Forecast) -> tuple[Beside, ...]:
     parameters, memory = model_shapes(forecast.config).num_parameters, forecast.memory
     found = []
     for rule in RULES.values():
-        counted = {part.category for part in rule.parts}
+        counted: set[Category] = {part.category for part in rule.parts}
         if "activations" in counted:
             held = memory.peak_bytes or 0
         else:
-            names = counted | ({"master"} if "weights" in counted else set())
-            held = sum(memory.category(name) or 0 for name in names)
+            if "weights" in counted:
+                counted.add("master")
+            held = sum(memory.category(name) or 0 for name in counted)
         found.append(
             Beside(
                 rule.name,

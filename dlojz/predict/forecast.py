@@ -144,6 +144,7 @@ def _forecast(config: RunConfig, rank: int, device: Device | None) -> Forecast:
         for handle in range(CUBLAS_HANDLES):
             step.ledger.hold(("cublas", handle), "workspace", device.cublas_workspace_bytes)
     ledger = step.run()
+    samples = ledger.samples()  # of one step: for a GPU another is run below
     return Forecast(
         config=config,
         rank=rank,
@@ -154,7 +155,7 @@ def _forecast(config: RunConfig, rank: int, device: Device | None) -> Forecast:
         at_peak_by_block=ledger.peak_by_block(),
         activations_by_module=trace.by_module,
         in_flight=step.in_flight,
-        samples=ledger.samples(),
+        samples=samples,
         movements=tuple(ledger.movements),
     )
 

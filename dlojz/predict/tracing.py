@@ -72,10 +72,11 @@ def _traced(
     parameters = dict(module.named_parameters())
     follower = Follower()
     follower.on_gpu = on_gpu
+    ways: AbstractContextManager[Any] = cuda_ways(compute) if on_gpu else nullcontext()
     around = nullcontext() if around_forward is None else around_forward(module)
     follower.ignore([*parameters.values(), *module.buffers()])
     with ExitStack() as stack:
-        for handle in _marks(module, follower, split_between):
+        for handle in _marks(module, follower, split_between, ways):
             stack.callback(handle.remove)
         stack.enter_context(follower)
         try:
@@ -86,7 +87,7 @@ def _traced(
             follower.phase = "forward"
             casts = compute == "bf16"
             batch = tuple(x.to(HalfType) if casts and x.is_floating_point() else x for x in read)
-            with cuda_ways(compute) if on_gpu else nullcontext():
+            with ways:
                 with around, _autocast(compute):
                     output = module(*batch)
                 value = loss(output, *compared)
@@ -163,9 +164,16 @@ def _as_fake(module: nn.Module, mode: FakeTensorMode, compute: Compute) -> Itera
 
 
 def _marks(
-    module: nn.Module, follower: Follower, split_between: tuple[frozenset[str], frozenset[str]]
+    module: nn.Module,
+    follower: Follower,
+    split_between: tuple[frozenset[str], frozenset[str]],
+    ways: AbstractContextManager[Any],
 ) -> Iterator[Any]:
-    """Hooks that say which module computes, when it is done, and when a gradient is ready."""
+    """Hooks that say which module computes, when it is done, and when a gradient is ready.
+
+    A checkpointed block computes its forward again within backward, where autograd has left all modes: `ways` is
+    entered anew for it, so that it saves the same tensors.
+    """
     begins, ends = split_between
     for name, part in module.named_modules():
         owns = any(True for _ in part.parameters(recurse=False))
@@ -179,11 +187,15 @@ def _marks(
                 follower.shared = False
             if unit:
                 follower.events.append(Mark("forward", name))
+            if follower.phase == "backward" and not follower.modules:
+                ways.__enter__()
             follower.modules.append(name)
 
         def leave(_: nn.Module, __: Any, output: Any, name: str = name, unit: bool = unit) -> None:
             if follower.modules and follower.modules[-1] == name:
                 follower.modules.pop()
+                if follower.phase == "backward" and not follower.modules:
+                    ways.__exit__(None, None, None)
             if not unit:
                 return
             follower.events.append(Mark("forwarded", name))

@@ -19,6 +19,7 @@ from types import FrameType
 
 from dlojz.config import RunConfig
 from dlojz.record import EventLog
+from dlojz.train.host import rank_limit_bytes
 from dlojz.train.lifeline import die_with_parent
 
 
@@ -30,14 +31,15 @@ def _stop(signum: int, frame: FrameType | None) -> None:
     raise Stopped
 
 
-def environment() -> dict[str, str]:
-    """Versions and machine, as a record keeps them."""
+def environment(world_size: int = 1) -> dict[str, str]:
+    """Versions and machine, as a record keeps them, with what each of so many ranks may take of its memory."""
     found = {
         "python": platform.python_version(),
         "machine": platform.machine(),
         "system": platform.platform(),
         "cores": str(len(os.sched_getaffinity(0))),
         "threads_per_rank": os.environ.get("OMP_NUM_THREADS", ""),
+        "memory_limit_bytes": str(rank_limit_bytes(world_size)),
     }
     for package in ("dlojz", "torch", "deepspeed", "timm", "numpy", "idr-torch"):
         try:
@@ -72,7 +74,7 @@ def main(folder: Path) -> int:
         rank=rank,
         pid=os.getpid(),
         world_size=world_size,
-        environment=environment(),
+        environment=environment(world_size),
         time_utc=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     status, reason = "failed", ""

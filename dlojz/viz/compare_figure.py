@@ -9,7 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -20,6 +20,7 @@ from dlojz.footprint import CATEGORIES
 from dlojz.text import say
 from dlojz.units import byte_units
 from dlojz.viz.canvas import LabFigure, finish, new_figure, plain
+from dlojz.viz.footprint_figure import far_limit
 from dlojz.viz.grid import gap_text, status_label
 from dlojz.viz.markup import visible
 from dlojz.viz.palette import (
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from dlojz.comparison import Comparison, Pair, Row
 
 BAR = 0.36
+PEAK_MARK: dict[str, Any] = {"linestyle": "none", "marker": "D", "color": BLACK, "markersize": 6}
 
 
 def compare_figure(comparison: Comparison, path: str | Path | None = None) -> LabFigure:
@@ -158,47 +160,51 @@ def _memory(axes: Axes, rows: Sequence[Row]) -> None:
     stacks = [{str(name): row.memory_bytes[name] for name in CATEGORIES} for row in rows]
     unit = _stacked(axes, stacks, {str(name): style for name, style in CATEGORY_STYLES.items()})
     scale = 1024 ** byte_units().index(unit)
-    peaks = [(number, row.memory_bytes["peak"].measured) for number, row in enumerate(rows)]
-    marks = [(number, peak / scale) for number, peak in peaks if peak]
-    axes.plot(
-        [peak for _, peak in marks],
-        [number + BAR / 2 for number, _ in marks],
-        linestyle="none",
-        marker="D",
-        color=BLACK,
-        markerfacecolor="white",
-        markersize=6,
-    )
+    handles: list[Patch | Line2D] = []
+    for side, place, face, label in (
+        ("predicted", -BAR / 2, "#bbbbbb", say(en="predicted peak", fr="pic prédit")),
+        ("measured", BAR / 2, "white", say(en="measured peak", fr="pic mesuré")),
+    ):
+        marks = [
+            (peak / scale, number + place)
+            for number, row in enumerate(rows)
+            if (peak := row.memory_bytes["peak"].model_dump()[side])
+        ]
+        if marks:
+            look: dict[str, Any] = {**PEAK_MARK, "markerfacecolor": face}
+            axes.plot(*zip(*marks, strict=True), **look)
+            handles.append(Line2D([], [], label=label, **look))
+    far = _limits(axes, rows, scale, handles)
     shown = [name for name in CATEGORIES if any(stack[name].measured or stack[name].predicted for stack in stacks)]
     unpredicted = [category_label(name) for name in shown if all(stack[name].predicted is None for stack in stacks)]
+    note = say(en="not predicted: ", fr="non prédit : ") + ", ".join(unpredicted) if unpredicted else far
     _runs_down(
         axes,
         rows,
         say(en="Memory of rank 0, largest of each", fr="Mémoire du rang 0, maximum de chacune")
-        + (
-            say(
-                en=f"\n(not predicted yet: {', '.join(unpredicted)})",
-                fr=f"\n(pas encore prédit : {', '.join(unpredicted)})",
-            )
-            if unpredicted
-            else ""
-        ),
+        + (f"\n({note})" if note else ""),
         unit,
     )
-    handles: list[Patch | Line2D] = [_patch(CATEGORY_STYLES[name], category_label(name)) for name in shown]
-    if marks:
-        handles.append(
-            Line2D(
-                [],
-                [],
-                linestyle="none",
-                marker="D",
-                color=BLACK,
-                markerfacecolor="white",
-                label=say(en="measured peak", fr="pic mesuré"),
-            )
-        )
-    _legend(axes, handles)
+    _legend(axes, [*(_patch(CATEGORY_STYLES[name], category_label(name)) for name in shown), *handles])
+
+
+def _limits(axes: Axes, rows: Sequence[Row], scale: int, handles: list[Patch | Line2D]) -> str:
+    """Mark what a rank of each run could take; where that is too far away to be drawn, say it in words instead."""
+    longest = axes.get_xlim()[1] * scale
+    known = [(number, row.limit_bytes) for number, row in enumerate(rows) if row.limit_bytes]
+    if not known:
+        return ""
+    nearest = min(limit_bytes for _, limit_bytes in known)
+    if far := far_limit(nearest, longest):
+        return far
+    look: dict[str, Any] = {"color": BLACK, "linestyle": "--", "linewidth": 1.6}
+    for number, limit_bytes in known:
+        if not far_limit(limit_bytes, longest):
+            axes.plot([limit_bytes / scale] * 2, [number - 0.45, number + 0.45], **look)
+    farthest = max(limit for _, limit in known if not far_limit(limit, longest))
+    axes.set_xlim(right=max(longest, 1.03 * farthest) / scale)
+    handles.append(Line2D([], [], label=say(en="limit of a rank", fr="limite d’un rang"), **look))
+    return ""
 
 
 def _communication(axes: Axes, rows: Sequence[Row]) -> None:

@@ -5,7 +5,7 @@ Layer 4. Invariant: no figure is ever cut; where the terminal is too narrow for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
@@ -18,12 +18,16 @@ from dlojz.text import say
 from dlojz.units import format_bytes, format_count
 from dlojz.viz.grid import Cell, Grid, grid
 from dlojz.viz.markup import visible
-from dlojz.viz.palette import category_label
+from dlojz.viz.palette import CATEGORY_STYLES, category_label, phase_label
 
 if TYPE_CHECKING:
     from dlojz.comparison import Comparison
+    from dlojz.viz.footprint_sheet import Part
 
 PREDICTED, MEASURED, WRONG = "cyan", "bold", "bold red"
+BAR_WIDTH = 24
+LONGEST_FIGURE = 18
+"""Characters; a longer cell is words, which may be folded."""
 
 
 class _Fitted:
@@ -94,14 +98,24 @@ def footprint_table(config: RunConfig, footprint: Footprint) -> Group:
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     table.add_column("")
     table.add_column("", justify="right")
+    memory = footprint.memory
     for name in CATEGORIES:
-        table.add_row(category_label(name), format_bytes(footprint.memory.category(name)))
+        table.add_row(category_label(name), format_bytes(memory.category(name)))
     table.add_row(
         say(en="model states together", fr="états du modèle, ensemble"),
-        format_bytes(footprint.memory.states_bytes),
+        format_bytes(memory.states_bytes),
         style="bold",
     )
-    table.add_row(category_label("peak"), format_bytes(footprint.memory.peak_bytes))
+    moment = f" ({phase_label(visible(memory.peak_moment))})" if memory.peak_moment else ""
+    table.add_row(category_label("peak") + moment, format_bytes(memory.peak_bytes), style="bold")
+    for label, num_bytes in (
+        (say(en="reserved by the allocator", fr="réservé par l’allocateur"), memory.reserved_bytes),
+        (say(en="as nvidia-smi shows it", fr="vu par nvidia-smi"), memory.device_bytes),
+        (say(en="in host memory (RAM)", fr="en mémoire hôte (RAM)"), memory.host_bytes),
+        (say(en="on NVMe", fr="sur NVMe"), memory.nvme_bytes),
+    ):
+        if num_bytes:
+            table.add_row(label, format_bytes(num_bytes))
     for traffic in footprint.communication:
         calls = "" if traffic.count is None else say(en=f", calls: {traffic.count}", fr=f", appels : {traffic.count}")
         table.add_row(
@@ -113,7 +127,35 @@ def footprint_table(config: RunConfig, footprint: Footprint) -> Group:
         say(en="computation", fr="calcul"), format_count(footprint.step_flops, "FLOP") + say(en="/step", fr="/pas")
     )
     heading = say(
-        en=f"{config.title}: predicted for rank {footprint.rank} (— : not predicted yet)",
-        fr=f"{config.title} : prédit pour le rang {footprint.rank} (— : pas encore prédit)",
+        en=f"{config.title}: predicted for rank {footprint.rank}",
+        fr=f"{config.title} : prédit pour le rang {footprint.rank}",
     )
     return Group(Text(visible(heading), style="bold"), table)
+
+
+def parts_table(parts: Iterable[Part]) -> Group:
+    """The small tables of a sheet, one below the other; shares as bars of blocks, beside their figures."""
+    shown: list[Table | Text] = []
+    for part in parts:
+        shown.append(Text(("\n" if shown else "") + part.heading, style="bold"))
+        table = Table(box=None, padding=(0, 1, 0, 0), show_header=bool(part.columns), header_style="dim")
+        width = max(map(len, part.rows), default=0)
+        for number in range(width):
+            title = part.columns[number] if number < len(part.columns) else ""
+            words = number == 0 or any(len(row[number]) > LONGEST_FIGURE for row in part.rows)
+            table.add_column(title, justify="left" if words else "right", no_wrap=not words)
+            if number == 0 and part.shares:
+                table.add_column("", width=BAR_WIDTH, no_wrap=True)
+        for number, row in enumerate(part.rows):
+            bar = [_bar(part.shares[number], part.styles[number] if part.styles else "")] if part.shares else []
+            cells = [Text(cell) for cell in row]
+            table.add_row(*cells[:1], *bar, *cells[1:])
+        shown += [table, *(Text(note) for note in part.notes)]
+    return Group(*shown)
+
+
+def _bar(share: float, category: str) -> Text:
+    """A bar of whole and half blocks; at least half a block for what is not nothing."""
+    halves = max(round(2 * BAR_WIDTH * share), 1 if share > 0 else 0)
+    style = CATEGORY_STYLES.get(category)  # type: ignore[call-overload]
+    return Text("█" * (halves // 2) + "▌" * (halves % 2), style=style.color if style else "")

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from dlojz.compare import compare
 from dlojz.comparison import Comparison
+from dlojz.predict import predict
 from dlojz.record import RunRecord
 from dlojz.text import use_language
 from dlojz.viz.grid import grid
@@ -63,7 +64,8 @@ def test_units_and_figures_of_a_line(make_record: MakeRecord) -> None:
     assert weights is not None
     lines = {line.label: line for section in grid(compare(record)).sections for line in section.lines}
     assert lines["weights, MiB"].cells[0].measured == f"{weights / 2**20:.2f}"
-    assert lines["activations, MiB"].cells[0].predicted == "—"
+    predicted = predict(record.config).memory.activations_bytes or 0
+    assert lines["activations, MiB"].cells[0].predicted == f"{predicted / 2**20:.1f}"
 
 
 def test_french(comparison: Comparison) -> None:

@@ -62,7 +62,7 @@ class DeepSpeed12(DeepSpeed):
         layout = self.config.layout
         # A gradient larger than the bucket is reduced by itself, and still there when its share is made.
         large = sum(parameter.numel > DEEPSPEED_BUCKET_ELEMENTS for parameter in self.filled) > 0
-        if layout.zero == 2 or large:
+        if layout.zero == 2:
             step.ledger.hold("reduce", "workspace", self.each * sum(parameter.numel for parameter in self.filled))
         if not large:
             step.ledger.drop("reduce")

@@ -1,0 +1,142 @@
+"""`dlojz memory`: what it prints, writes and refuses; its figures are those of the forecast."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlojz import hardware
+from dlojz.cli import DONE, REFUSED, main
+from dlojz.cli.flags import command_of, config_flags, parse
+from dlojz.config import RunConfig
+from dlojz.predict.advice import taken_bytes
+from dlojz.predict.forecast import heaviest
+from dlojz.text import use_language
+from dlojz.units import format_bytes
+
+PNG = b"\x89PNG\r\n\x1a\n"
+ZERO_2 = ["gpt_tiny", "--dp", "2", "--zero", "2", "--engine", "deepspeed", "--micro-batch", "4"]
+
+
+def _json(capfd: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert main(["memory", *words, "--json"]) == DONE
+    return json.loads(capfd.readouterr().out)
+
+
+def test_the_json_is_the_forecast_of_the_fullest_rank(capfd: pytest.CaptureFixture[str]) -> None:
+    told = _json(capfd, *ZERO_2)
+    expected = heaviest(RunConfig.of(model="gpt_tiny", dp=2, zero=2, engine="deepspeed", micro_batch=4))
+    assert told["memory"] == expected.memory.to_dict() and told["device"] == "cpu" and told["fits"] is None
+    assert sum(sum(block["bytes"].values()) for block in told["at_peak_by_block"]) == expected.memory.peak_bytes
+    assert told["activations_by_module"] == dict(expected.activations_by_module)
+    by_name = {rule["name"]: rule for rule in told["rules"]}
+    assert by_name["16-fp32"]["formula_bytes"] == 16 * 875_264
+    assert {form["name"] for form in told["closed_forms_of_one_layer"]} >= {"Korthikanti", "ZeRO-Infinity"}
+
+
+def test_fit_tells_the_largest_batch_and_the_levers(capfd: pytest.CaptureFixture[str]) -> None:
+    """The batch that is named fits, one sample more does not; each lever saves what its own forecast says."""
+    told = _json(capfd, "gpt_tiny", "--dp", "2", "--fit", "v100-16")
+    gpu = hardware.device("v100-16")
+    fit = told["fit"]
+    assert told["device"] == fit["device"] == "v100-16" and told["fits"] is True
+    assert fit["taken_bytes"] <= fit["limit_bytes"] == gpu.memory_bytes
+    more = heaviest(RunConfig.of(model="gpt_tiny", dp=2, micro_batch=fit["micro_batch"] + 1), gpu)
+    assert taken_bytes(more) > gpu.memory_bytes
+    for lever in told["levers"]:
+        assert lever["saved_bytes"] == told["taken_bytes"] - lever["taken_bytes"]
+    assert {"checkpointing", "tp"} <= {lever["name"] for lever in told["levers"]}
+    assert {lever["name"]: lever["runnable"] for lever in told["levers"]}["tp"] is False
+
+
+@pytest.mark.parametrize(
+    "language, words",
+    [
+        ("en", ["By category", "What fills the peak", "16 Ψ", "32·sbh", "largest in the step", "allocated"]),
+        ("fr", ["Par catégorie", "Ce qui remplit le pic", "16 Ψ", "32·sbh", "maximum dans le pas", "alloué"]),
+    ],
+)
+def test_what_is_printed(capfd: pytest.CaptureFixture[str], language: str, words: list[str]) -> None:
+    use_language(language)
+    assert main(["memory", *ZERO_2, "--precision", "bf16"]) == DONE
+    printed = capfd.readouterr().out
+    config = RunConfig.of(model="gpt_tiny", dp=2, zero=2, engine="deepspeed", micro_batch=4, precision="bf16")
+    told = heaviest(config)
+    for word in (*words, told.moment, format_bytes(told.memory.peak_bytes), format_bytes(told.memory.weights_bytes)):
+        assert word in printed
+    assert all(len(line) <= 100 for line in printed.splitlines()[3:]) and "…" not in printed.replace(" … ", "")
+
+
+def test_on_a_gpu_three_sizes_are_told_apart(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["memory", "gpt_tiny", "--dp", "2", "--device", "v100-32"]) == DONE
+    printed = capfd.readouterr().out
+    memory = heaviest(RunConfig.of(model="gpt_tiny", dp=2), "v100-32").memory
+    for label, num_bytes in (
+        ("allocated", memory.peak_bytes),
+        ("reserved by the allocator", memory.reserved_bytes),
+        ("as nvidia-smi shows it", memory.device_bytes),
+    ):
+        assert any(line.startswith(label) and format_bytes(num_bytes) in line for line in printed.splitlines())
+    assert "Fits into V100 32 GB" in printed
+
+
+def test_a_model_too_large_is_told_so(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["memory", "gpt2", "--micro-batch", "64", "--device", "v100-16"]) == DONE
+    assert "Does NOT fit into V100 16 GB" in capfd.readouterr().out
+
+
+def test_files_are_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The snapshot is what torch's viewer reads: its trace allocates what the forecast holds at the peak."""
+    picture, snapshot = tmp_path / "memory.png", tmp_path / "memory.pickle"
+    assert main(["memory", *ZERO_2, "--png", str(picture), "--snapshot", str(snapshot)]) == DONE
+    assert picture.read_bytes().startswith(PNG)
+    trace = pickle.loads(snapshot.read_bytes())["device_traces"][0]
+    assert {"alloc", "free_completed"} <= {entry["action"] for entry in trace}
+    names = {frame["filename"] for entry in trace for frame in entry["frames"]}
+    assert any("blocks.1" in name for name in names)
+    assert str(picture) in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line, expected",
+    [
+        ("gpt_tiny --device v100", ["unknown device 'v100'", "v100-16", "h200"]),
+        ("gpt_tiny --fit moon", ["unknown device 'moon'", "a100-80"]),
+        ("gpt_tny", ["unknown model 'gpt_tny'", "did you mean 'gpt_tiny'?"]),
+        ("gpt_tiny vit_tiny", ["takes one model", "'gpt_tiny', 'vit_tiny'"]),
+        ("gpt_tiny --model vit_tiny", ["takes one model"]),
+        ("gpt_tiny --dp 2 --rank 2", ["rank 2 does not exist"]),
+        ("gpt_tiny --snapshot step.json", [".pickle or .html", "step.json"]),
+        ("gpt_tiny --png step.docx", ["needs an ending"]),
+        ("gpt_tiny --offload optimizer", ["DeepSpeed's", "zero=1"]),
+        ("gpt_tiny --image-size 32", ["image_size"]),
+    ],
+)
+def test_refusals(line: str, expected: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["memory", *line.split()]) == REFUSED
+    told = capfd.readouterr()
+    assert told.out == "" and told.err.startswith("dlojz: ") and told.err.count("\n") == 1
+    for words in expected:
+        assert words in told.err
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"model": "gpt_tiny", "dp": 4, "zero": 2, "engine": "deepspeed", "offload": "optimizer", "sequence_length": 32},
+        {"model": "vit_tiny", "dp": 2, "gradient_as_bucket_view": True, "bucket_mib": 0.5, "learning_rate": 0.25},
+        {"engine": "single", "micro_batch": 3, "precision": "bf16", "keep_weights": True, "data": "synthetic"},
+        {"dp": 2, "zero": 3, "engine": "deepspeed", "offload": "optimizer", "nvme_path": "/a path/with spaces"},
+    ],
+)
+def test_the_command_to_type_asks_for_the_same_configuration(fields: dict[str, Any]) -> None:
+    config = RunConfig.of(**fields)
+    words = shlex.split(command_of(config))
+    assert words[:2] == ["dlojz", "run"]
+    assert RunConfig.of(**parse("run", "", config_flags(), words[2:])) == config
