@@ -13,7 +13,13 @@ from dlojz.labs.notebook import notebook_language
 from dlojz.schema import LabError, one_of
 from dlojz.text import use_language
 
-_MODULES = {"00": "getting_started", "01": "big_models", "03": "data_parallelism"}
+_MODULES = {
+    "00": "getting_started",
+    "01": "big_models",
+    "02": "memory_footprint",
+    "03": "data_parallelism",
+    "04": "zero",
+}
 NUMBERS = tuple(_MODULES)
 
 

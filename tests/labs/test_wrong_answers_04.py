@@ -1,0 +1,642 @@
+"""The bank of wrong answers of lab 04, on one process and on real ranks.
+
+The answers are written the way a student would write them, not with the variants that the judges compare with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from dlojz.config import RunConfig
+from dlojz.labs import zero
+from dlojz.labs.exercise import judge
+from dlojz.labs.verdict import Verdict
+from dlojz.labs.zero_json_exercises import deepspeed_settings
+from dlojz.labs.zero_offload_exercises import offload_bytes
+from dlojz.labs.zero_states_exercises import state_bytes
+from dlojz.labs.zero_time_exercises import all_at_once_seconds, compare_with_compute, zero_3_seconds
+from dlojz.labs.zero_volume_exercises import sent_bytes
+from dlojz.labs.zero_weights_exercises import gather
+from dlojz.text import use_language
+
+EXERCISES = {exercise.id: exercise for exercise in zero.EXERCISES}
+Answer = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def english() -> Iterator[None]:
+    use_language("en")
+    yield
+    use_language("en")
+
+
+def states(p: float, n: int, stage: int) -> float:
+    total = 12 * p / n if stage else 12 * p
+    total += 2 * p / n if stage > 1 else 2 * p
+    return total + (2 * p / n if stage > 2 else 2 * p)
+
+
+def states_of_one_part(p: float, n: int, stage: int) -> float:
+    parts = [12 * p, 2 * p, 2 * p]
+    if stage:
+        parts[stage - 1] /= n
+    return sum(parts)
+
+
+def sharded(weights: Any, make_optimizer: Any) -> Any:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mine = weights.view(size, -1)[rank]
+    optimizer = make_optimizer([mine])
+
+    def step(gradient: Any) -> None:
+        mine.grad = gradient
+        optimizer.step()
+        dist.all_gather(list(weights.view(size, -1)), mine.clone())
+
+    return step
+
+
+def sharded_by_broadcasts(weights: Any, make_optimizer: Any) -> Any:
+    own = torch.nn.Parameter(weights.chunk(dist.get_world_size())[dist.get_rank()].clone())
+    optimizer = make_optimizer([own])
+
+    def step(gradient: Any) -> None:
+        own.grad = gradient
+        optimizer.step()
+        for rank, part in enumerate(weights.chunk(dist.get_world_size())):
+            if rank == dist.get_rank():
+                part.copy_(own.detach())
+            dist.broadcast(part, src=rank)
+
+    return step
+
+
+def optimizer_of_everything(weights: Any, make_optimizer: Any) -> Any:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    optimizer = make_optimizer([weights])
+
+    def step(gradient: Any) -> None:
+        weights.grad = torch.zeros_like(weights)
+        weights.grad.chunk(size)[rank].copy_(gradient)
+        optimizer.step()
+        dist.all_gather_into_tensor(weights, weights.chunk(size)[rank].clone())
+
+    return step
+
+
+def never_gathers(weights: Any, make_optimizer: Any) -> Any:
+    share = weights.chunk(dist.get_world_size())[dist.get_rank()]
+    optimizer = make_optimizer([share])
+
+    def step(gradient: Any) -> None:
+        share.grad = gradient
+        optimizer.step()
+
+    return step
+
+
+def optimizer_anew(weights: Any, make_optimizer: Any) -> Any:
+    share = weights.chunk(dist.get_world_size())[dist.get_rank()]
+
+    def step(gradient: Any) -> None:
+        share.grad = gradient
+        make_optimizer([share]).step()
+        dist.all_gather_into_tensor(weights, share)
+
+    return step
+
+
+def always_the_first_share(weights: Any, make_optimizer: Any) -> Any:
+    share = weights.chunk(dist.get_world_size())[0]
+    optimizer = make_optimizer([share])
+
+    def step(gradient: Any) -> None:
+        share.grad = gradient
+        optimizer.step()
+        dist.all_gather_into_tensor(weights, share)
+
+    return step
+
+
+def adds_weights(weights: Any, make_optimizer: Any) -> Any:
+    alone = never_gathers(weights, make_optimizer)
+
+    def step(gradient: Any) -> None:
+        alone(gradient)
+        dist.all_reduce(weights)
+
+    return step
+
+
+def sums_padded_shares(weights: Any, make_optimizer: Any) -> Any:
+    alone = never_gathers(weights, make_optimizer)
+
+    def step(gradient: Any) -> None:
+        alone(gradient)
+        for rank, part in enumerate(weights.chunk(dist.get_world_size())):
+            if rank != dist.get_rank():
+                part.zero_()
+        dist.all_reduce(weights)
+
+    return step
+
+
+def gathers_too_early(weights: Any, make_optimizer: Any) -> Any:
+    alone = never_gathers(weights, make_optimizer)
+    share = weights.chunk(dist.get_world_size())[dist.get_rank()]
+
+    def step(gradient: Any) -> None:
+        dist.all_gather_into_tensor(weights, share)
+        alone(gradient)
+
+    return step
+
+
+def flat_of(gradients: Any) -> Any:
+    return torch.cat([gradient.reshape(-1) for gradient in gradients])
+
+
+def padded(flat: Any) -> Any:
+    size = dist.get_world_size()
+    share = (flat.numel() + size - 1) // size
+    return torch.cat([flat, torch.zeros(share * size - flat.numel())])
+
+
+def reduced(flat: Any) -> Any:
+    share = torch.empty(flat.numel() // dist.get_world_size())
+    dist.reduce_scatter_tensor(share, flat)
+    return share
+
+
+def scattered(gradients: Any) -> Any:
+    return reduced(padded(flat_of(gradients)) / dist.get_world_size())
+
+
+def reduces_everything(gradients: Any) -> Any:
+    flat = padded(flat_of(gradients))
+    dist.all_reduce(flat)
+    return flat.chunk(dist.get_world_size())[dist.get_rank()] / dist.get_world_size()
+
+
+def brings_all_together(gradients: Any) -> Any:
+    flat = padded(flat_of(gradients))
+    everybody = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
+    dist.all_gather(everybody, flat)
+    return torch.stack(everybody).mean(0).chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def drops_the_rest(gradients: Any) -> Any:
+    size = dist.get_world_size()
+    flat = flat_of(gradients)
+    return reduced(flat[: flat.numel() // size * size].contiguous()) / size
+
+
+def pads_each(gradients: Any) -> Any:
+    return reduced(torch.cat([padded(gradient.flatten()) for gradient in gradients])) / dist.get_world_size()
+
+
+def pads_in_front(gradients: Any) -> Any:
+    flat = flat_of(gradients)
+    return reduced(F.pad(flat, (-flat.numel() % dist.get_world_size(), 0))) / dist.get_world_size()
+
+
+def every_other(gradients: Any) -> Any:
+    flat = padded(flat_of(gradients))
+    dist.all_reduce(flat)
+    return flat[dist.get_rank() :: dist.get_world_size()] / dist.get_world_size()
+
+
+def own_part(gradients: Any) -> Any:
+    return padded(flat_of(gradients)).chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def neighbours_part(gradients: Any) -> Any:
+    size = dist.get_world_size()
+    return reduced(padded(flat_of(gradients)).view(size, -1).roll(-1, 0).flatten()) / size
+
+
+def linear(*, keep: bool = False, average: bool = True, of_x: bool = False, whole: bool = False) -> Answer:
+    """A layer in stage 3, as the lab's skeleton leads to it, with something else done."""
+
+    class Layer(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: Any, share: Any) -> Any:
+            weight = gather(share)
+            context.save_for_backward(x, weight if keep else share)
+            context.rows = len(share)
+            return x @ weight.T
+
+        @staticmethod
+        def backward(context: Any, gradient: Any) -> Any:
+            x, kept = context.saved_tensors
+            size = dist.get_world_size()
+            weight = kept if keep else gather(kept)
+            all_rows = gradient.T @ x
+            if whole:
+                dist.all_reduce(all_rows)
+                rows = all_rows.chunk(size)[dist.get_rank()]
+            else:
+                rows = torch.empty(context.rows, x.shape[1])
+                dist.reduce_scatter_tensor(rows, all_rows.contiguous())
+            back = gradient @ weight
+            if of_x:
+                dist.all_reduce(back)
+                back /= size
+            return back, rows / size if average else rows
+
+    return Layer.apply
+
+
+class KeepsWeightInContext(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Any, share: Any) -> Any:
+        context.save_for_backward(x)
+        context.weight = gather(share)
+        return x @ context.weight.T
+
+    @staticmethod
+    def backward(context: Any, gradient: Any) -> Any:
+        (x,) = context.saved_tensors
+        size = dist.get_world_size()
+        rows = torch.empty(len(context.weight) // size, x.shape[1])
+        dist.reduce_scatter_tensor(rows, (gradient.T @ x / size).contiguous())
+        return gradient @ context.weight, rows
+
+
+class NeverReduces(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Any, share: Any) -> Any:
+        context.save_for_backward(x, share)
+        return x @ gather(share).T
+
+    @staticmethod
+    def backward(context: Any, gradient: Any) -> Any:
+        x, share = context.saved_tensors
+        rows = (gradient.T @ x).chunk(dist.get_world_size())[dist.get_rank()]
+        return gradient @ gather(share), rows
+
+
+def computes_with_its_rows(x: Any, share: Any) -> Any:
+    return x @ share.T
+
+
+def gathers_for_autograd(x: Any, share: Any) -> Any:
+    return x @ gather(share).T
+
+
+def settings(config: RunConfig, bucket_mib: float) -> Any:
+    layout = config.layout
+    made: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": layout.micro_batch,
+        "gradient_accumulation_steps": layout.micro_batches,
+        "zero_optimization": {
+            "stage": layout.zero,
+            "reduce_bucket_size": bucket_mib * 2**20 / (4 if config.precision == "fp32" else 2),
+            "overlap_comm": True,
+        },
+    }
+    if config.precision == "bf16":
+        made["bf16"] = {"enabled": True}
+    if layout.offload != "none":
+        made["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if layout.offload == "parameters":
+        made["zero_optimization"]["offload_param"] = {"device": "cpu", "pin_memory": True}
+    return made
+
+
+def changed(**changes: Any) -> Answer:
+    """The right settings with some keys changed; None leaves one out."""
+
+    def answer(config: RunConfig, bucket_mib: float) -> Any:
+        made = deepspeed_settings(config, bucket_mib)
+        for key, value in changes.items():
+            part = made
+            *way, last = key.split("__")
+            for name in way:
+                part = part[name]
+            part[last] = value(config, bucket_mib) if callable(value) else value
+            if value is None:
+                del part[last]
+        return made
+
+    return answer
+
+
+def sent(passes: tuple[int, int, int, int]) -> Answer:
+    return lambda w, n, stage, m: w * (n - 1) / n * passes[stage]
+
+
+BANK: dict[str, list[tuple[Answer, str]]] = {
+    "zero-states": [
+        (states_of_one_part, "you stop sharding those of the stages before"),
+        (lambda p, n, stage: (2 * p, 2 * p, 12 * p)[0] / n, "is expected, but your function returns"),
+        (lambda p, n, stage: 16 * p / n, "even without ZeRO"),
+        (lambda p, n, stage: 16 * p / n if stage > 0 else 16 * p, "You share out everything from stage 1"),
+        (
+            lambda p, n, stage: (
+                p * (8 / (n if stage else 1) + 2 / (n if stage > 1 else 1) + 2 / (n if stage > 2 else 1))
+            ),
+            "The fp32 master copy is missing",
+        ),
+        (
+            lambda p, n, stage: (
+                p * (8 / (n if stage else 1) + 4 / (n if stage > 1 else 1) + 4 / (n if stage > 2 else 1))
+            ),
+            "That is fp32 throughout",
+        ),
+        (
+            lambda p, n, stage: (
+                p * (2 / (n if stage else 1) + 2 / (n if stage > 1 else 1) + 12 / (n if stage > 2 else 1))
+            ),
+            "The order is the other way round",
+        ),
+    ],
+    "shard-optimizer": [
+        (optimizer_of_everything, "24 numbers of 24"),
+        (never_gathers, "Every rank keeps its own part"),
+        (optimizer_anew, "made anew in every step"),
+        (always_the_first_share, "Every rank updates the first share"),
+        (adds_weights, "All-reduce adds up the weights"),
+        (sums_padded_shares, "an all-reduce of them sends twice as much"),
+        (gathers_too_early, "gathered before the update"),
+        (lambda weights, make: sharded(weights, make)(torch.zeros(len(weights) // dist.get_world_size())), "step"),
+    ],
+    "shard-gradients": [
+        (lambda gradients: reduced(padded(flat_of(gradients))), "times too large"),
+        (reduces_everything, "the all-reduce brings the whole sum to every rank"),
+        (brings_all_together, "N times the memory"),
+        (drops_the_rest, "has the shape"),
+        (pads_each, "You pad each gradient by itself"),
+        (pads_in_front, "The zeros stand in front"),
+        (every_other, "every N-th number"),
+        (own_part, "Every rank keeps its own part"),
+        (neighbours_part, "The order of the ranks is another one"),
+        (lambda gradients: None, "returns nothing"),
+    ],
+    "shard-weights": [
+        (linear(keep=True), "stay in memory from the forward pass to the backward pass"),
+        (KeepsWeightInContext.apply, "stay in memory from the forward pass"),
+        (NeverReduces.apply, "Every rank keeps its own part"),
+        (linear(average=False), "times too large"),
+        (linear(of_x=True), "You average the gradient of x"),
+        (linear(whole=True), "a reduce-scatter gives each rank its rows"),
+        (computes_with_its_rows, "raised RuntimeError"),
+        (gathers_for_autograd, "nothing links the result to it"),
+    ],
+    "zero-volume": [
+        (lambda w, n, stage, m: w * (2, 2, m + 1, 3 * m)[stage], "a rank never sends the part that is its own"),
+        (sent((2, 2, 2, 3)), "right for one micro-batch"),
+        (sent((2, 2, 2, 2)), "is expected, but your function returns"),
+        (lambda w, n, stage, m: m * sent((2, 2, 2, 3))(w, n, stage, m), "Not everything is repeated"),
+        (lambda w, n, stage, m: sent((2, 2, 2 * m, 3 * m))(w, n, stage, m), "only the reduce-scatter is repeated"),
+        (lambda w, n, stage, m: sent((2, 2, m + 1, 2 * m))(w, n, stage, m), "the weights are freed after the forward"),
+        (lambda w, n, stage, m: sent((2, 2, 1 + m, 1 + 2 * m))(w, n, stage, m), "gradients too are reduced"),
+        (lambda w, n, stage, m: sent((2, 3, 2 + m, 3 * m))(w, n, stage, m), "half an all-reduce"),
+        (lambda w, n, stage, m: sent((1, 2, 1 + m, 3 * m))(w, n, stage, m), "An all-reduce counts twice"),
+    ],
+    "deepspeed-json": [
+        (changed(zero_optimization__stage=None), "zero_optimization.stage"),
+        (changed(zero_optimization__stage=lambda config, bucket: 4), "0, 1, 2, 3"),
+        (changed(bf16=None), "precision='fp32'"),
+        (changed(bf16=True), "bf16 must be an object"),
+        (changed(train_batch_size=lambda c, b: c.layout.micro_batch * c.layout.micro_batches), "of all 4 ranks"),
+        (
+            changed(train_micro_batch_size_per_gpu=lambda c, b: c.layout.global_batch, train_batch_size=None),
+            "is the global batch",
+        ),
+        (changed(train_batch_size=None, gradient_accumulation_steps=None), "gradient_accumulation_steps"),
+        (changed(gradient_accumulation_steps=1), "is not micro-batch"),
+        (changed(train_batch_size=None, train_micro_batch_size_per_gpu=None), "gives no size of batch"),
+        (changed(zero_optimization__reduce_bucket_size=None), "500,000,000"),
+        (changed(zero_optimization__reduce_bucket_size=lambda c, b: b * 2**20), "DeepSpeed counts elements"),
+        (changed(zero_optimization__reduce_bucket_size=lambda c, b: b), "DeepSpeed counts elements"),
+        (changed(zero_optimization__reduce_bucket_size=lambda c, b: b * 2**20 // 4), "gradients of 2 bytes"),
+        (changed(zero_optimization__offload_optimizer=lambda c, b: "cpu"), "must be an object"),
+        (changed(zero_optimization__offload_optimizer=lambda c, b: {"device": "cpu"}), "offload="),
+        (changed(zero_optimization__bucket=5), "zero_optimization"),
+        (changed(zero_optimisation={}), "did you mean 'zero_optimization'"),
+        (lambda config, bucket: None, "returns nothing"),
+        (lambda config, bucket: str(deepspeed_settings(config, bucket)), "A dictionary is expected"),
+        (changed(zero_optimization__stage=lambda c, b: {c.layout.zero}), "cannot be written as JSON"),
+    ],
+    "offload-bytes": [
+        (lambda p, n, offload: offload_bytes(p, n, offload)[::-1], "swapped"),
+        (lambda p, n, offload: offload_bytes(p, 1, offload), "on the host too"),
+        (
+            lambda p, n, offload: {"none": (16 * p / n, 0), "optimizer": (2 * p / n, 12 * p / n)}.get(
+                offload, (0, 14 * p / n)
+            ),
+            "The gradient is missing on the host",
+        ),
+        (
+            lambda p, n, offload: {"none": (16 * p / n, 0), "optimizer": (2 * p / n, 14 * p / n)}.get(
+                offload, (0, 16 * p / n)
+            ),
+            "not 2",
+        ),
+        (
+            lambda p, n, offload: {"none": (16 * p / n, 0), "optimizer": (4 * p / n, 12 * p / n)}.get(
+                offload, (2 * p / n, 14 * p / n)
+            ),
+            "The gradients do not stay on the device",
+        ),
+        (
+            lambda p, n, offload: (
+                {"none": 16 * p / n, "optimizer": 2 * p}.get(offload, 0),
+                offload_bytes(p, n, offload)[1],
+            ),
+            "are not whole",
+        ),
+        (lambda p, n, offload: offload_bytes(p, n, offload)[0], "Two numbers are expected"),
+        (lambda p, n, offload: (0, 0), "are expected, but your function returns"),
+        (lambda p, n, offload: None, "returns nothing"),
+    ],
+    "offload-time": [
+        (lambda n, tokens, flops, pcie: 6 * tokens / flops / (4 / n / pcie), "the other way round"),
+        (lambda n, tokens, flops, pcie: 2 / n / pcie * flops / 6 / tokens, "That is one direction"),
+        (lambda n, tokens, flops, pcie: 4 / pcie * flops / 6 / tokens, "its own share only"),
+        (lambda n, tokens, flops, pcie: 8 / n / pcie * flops / 6 / tokens, "The transfers are in 16 bit"),
+        (lambda n, tokens, flops, pcie: 16 / n / pcie * flops / 6 / tokens, "never travel"),
+        (lambda n, tokens, flops, pcie: 4 / n / pcie * flops / 2 / tokens, "the forward pass alone"),
+        (lambda n, tokens, flops, pcie: 4 / n * pcie * flops / 6 / tokens, "is expected"),
+    ],
+    "zero-time": [
+        (
+            lambda sizes, p, a, b: sum((p - 1) * (a + b * n / p) for n in sizes),
+            "the gradients alone, or the weights alone",
+        ),
+        (lambda sizes, p, a, b: sum(2 * (p - 1) * (a + b * n / p) for n in sizes), "two collectives per layer"),
+        (lambda sizes, p, a, b: 3 * (p - 1) * (a + b * sum(sizes) / p), "all layers in one message"),
+        (lambda sizes, p, a, b: sum(3 * a + 3 * b * n * (p - 1) / p for n in sizes), "paid once per collective"),
+        (lambda sizes, p, a, b: sum(6 * (p - 1) * (a + b * n / p) for n in sizes), "three all-reduces"),
+        (lambda sizes, p, a, b: sum(3 * (p - 1) * (a + b * n) for n in sizes), "the whole layer"),
+        (lambda sizes, p, a, b: 3 * (p - 1) * b * sum(sizes) / p, "The latency is missing"),
+    ],
+}
+
+REFERENCES: dict[str, Answer] = {
+    "zero-states": states,
+    "shard-optimizer": sharded,
+    "shard-gradients": scattered,
+    "shard-weights": linear(),
+    "zero-volume": lambda w, n, stage, m: sent((2, 2, m + 1, 3 * m))(w, n, stage, m),
+    "deepspeed-json": settings,
+    "offload-bytes": lambda p, n, offload: [
+        p / n * {"none": 16, "optimizer": 2, "parameters": 0}[offload],
+        p / n * {"none": 0, "optimizer": 16, "parameters": 18}[offload],
+    ],
+    "offload-time": lambda n, tokens, flops, pcie: 4 / (n * pcie) / (6 * tokens / flops),
+    "zero-time": lambda sizes, p, a, b: 3 * (p - 1) * (a * len(sizes) + b * sum(sizes) / p),
+}
+OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
+    ("shard-optimizer", sharded_by_broadcasts),
+    ("shard-gradients", lambda gradients: reduced(padded(flat_of(gradients))) / dist.get_world_size()),
+    ("deepspeed-json", deepspeed_settings),
+    ("deepspeed-json", changed(gradient_accumulation_steps=None)),
+]
+
+
+def test_every_exercise_has_three_wrong_answers_and_a_right_one() -> None:
+    assert set(BANK) == set(REFERENCES) == set(EXERCISES)
+    assert all(len(answers) >= 3 for answers in BANK.values())
+
+
+@pytest.mark.parametrize(
+    ("exercise_id", "answer", "words"),
+    [(exercise_id, answer, words) for exercise_id, answers in BANK.items() for answer, words in answers],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_wrong_answer_is_refused_for_what_is_wrong_with_it(exercise_id: str, answer: Answer, words: str) -> None:
+    verdict = judge(EXERCISES[exercise_id], answer)
+    assert verdict.state == "wrong"
+    assert words in verdict.message
+
+
+@pytest.mark.parametrize("language", ["en", "fr"])
+@pytest.mark.parametrize("exercise_id", list(EXERCISES))
+def test_a_right_answer_is_accepted_in_both_languages(exercise_id: str, language: str) -> None:
+    use_language(language)
+    verdict = judge(EXERCISES[exercise_id], REFERENCES[exercise_id])
+    praise = EXERCISES[exercise_id].praise
+    assert (verdict.state, verdict.message) == ("right", praise.fr if language == "fr" else praise.en)
+
+
+@pytest.mark.parametrize(("exercise_id", "answer"), OTHER_RIGHT_ANSWERS)
+def test_another_right_way_is_accepted(exercise_id: str, answer: Answer) -> None:
+    assert judge(EXERCISES[exercise_id], answer).state == "right"
+
+
+@pytest.mark.parametrize("exercise_id", list(EXERCISES))
+def test_every_exercise_speaks_both_languages(exercise_id: str) -> None:
+    exercise = EXERCISES[exercise_id]
+    for said in (exercise.title, exercise.praise, *exercise.hints):
+        assert said.en and said.fr and said.en != said.fr
+
+
+def test_a_prediction_of_the_lab_is_asked_for_in_both_languages() -> None:
+    for prediction in zero.PREDICTIONS:
+        assert prediction.question.en and prediction.question.fr and prediction.question.en != prediction.question.fr
+
+
+def test_the_references_are_what_the_package_computes() -> None:
+    from dlojz import collectives
+    from dlojz.predict.state_forms import bytes_per_parameter
+
+    for stage in range(4):
+        form = bytes_per_parameter("fp16_amp", "adam", zero=stage, dp=8)
+        assert state_bytes(10**6, 8, stage) == form.device_per_parameter * 10**6
+    for offload in ("none", "optimizer", "parameters"):
+        form = bytes_per_parameter("fp16_amp", "adam", zero=3, dp=8, offload=offload)  # type: ignore[arg-type]
+        assert offload_bytes(8 * 10**6, 8, offload) == (form.device_bytes(8 * 10**6), form.host_bytes(8 * 10**6))
+
+    network = {"alpha_s": 2e-5, "beta_s_per_byte": 1e-9}
+    sizes = [4096, 10**6, 640]
+    one_by_one = sum(
+        2 * collectives.cost_s("ring_all_gather", size, 6, **network)
+        + collectives.cost_s("ring_reduce_scatter", size, 6, **network)
+        for size in sizes
+    )
+    assert zero_3_seconds(sizes, 6, *network.values()) == pytest.approx(one_by_one, rel=1e-12)
+    at_once = collectives.cost_s("ring_all_reduce", sum(sizes), 6, **network)
+    assert all_at_once_seconds(sizes, 6, *network.values()) == pytest.approx(at_once, rel=1e-12)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_the_volumes_are_those_of_the_labs_own_zero(stage: int, micro_batches: int) -> None:
+    from dlojz.predict.communication import predict_communication
+    from dlojz.predict.shapes import model_shapes
+
+    config = RunConfig.of(model="coatnet_tiny", engine="by_hand", dp=2, zero=stage, micro_batches=micro_batches)
+    shapes = model_shapes(config)
+    sent = sum(traffic.sent_bytes for traffic in predict_communication(config, shapes) if traffic.group == "dp")
+    assert sent == sent_bytes(4 * shapes.num_parameters, 2, stage, micro_batches)
+
+
+def test_the_published_table_agrees_to_its_last_digit() -> None:
+    from dlojz.labs.zero_published import PublishedTable
+
+    table = PublishedTable(state_bytes)
+    assert table.agreeing == len(table.cells) == 54
+    assert PublishedTable(lambda p, n, stage: 1.01 * state_bytes(p, n, stage)).agreeing < 54
+
+
+@pytest.mark.parametrize("language", ["en", "fr"])
+def test_figures_of_the_students_functions(language: str) -> None:
+    from dlojz.hardware import DEVICES
+    from dlojz.labs import NotDone
+    from dlojz.labs import zero_figures as figures
+    from dlojz.labs.zero_offload_exercises import transfer_over_compute
+
+    def undone(*_: Any) -> Any:
+        raise NotDone("zero-states")
+
+    use_language(language)  # type: ignore[arg-type]
+    link = {"flops_per_s": 4e14, "pcie_bytes_per_s": 25e9}
+    for said in (
+        figures.table_1(undone),
+        figures.states_by_ranks(undone, 1e9, []),
+        figures.offloading(undone, **link),
+        figures.lost_time(undone, [("coatnet_tiny", 8)]),
+    ):
+        assert isinstance(said, Verdict)
+        assert said.state == "todo"
+    drawn = figures.states_by_ranks(state_bytes, 7.5e9, [DEVICES["h100"]])
+    assert not isinstance(drawn, Verdict)
+    assert [line.get_ydata()[6] * 2**30 for line in drawn.axes[0].lines[:4]] == pytest.approx(
+        [state_bytes(7.5e9, 64, stage) for stage in range(4)]
+    )
+    assert not isinstance(figures.offloading(transfer_over_compute, **link), Verdict)
+    cases = [("coatnet_tiny", 8), ("coatnet_tiny", 64)]
+    lost = figures.lost_time(zero_3_seconds, cases)
+    assert not isinstance(lost, Verdict)
+    zero_2, zero_3 = (list(line.get_ydata()) for line in lost.axes[0].lines[:2])
+    assert zero_3 > zero_2
+    assert zero_3 == [compare_with_compute(*case)["ZeRO-3"] for case in cases]
+
+
+def test_the_stages_are_drawn_as_they_were_predicted_and_measured() -> None:
+    from types import SimpleNamespace
+
+    from dlojz.labs import zero_figures as figures
+    from dlojz.predict import predict
+    from dlojz.schema import LabError
+
+    config = RunConfig.of(model="coatnet_tiny", engine="by_hand", dp=2, zero=2, micro_batch=2)
+    measured = predict(config).model_copy(update={"source": "measured"})
+    run: Any = SimpleNamespace(config=config, record=SimpleNamespace(footprint=lambda: measured))
+    memory, sent = figures.stages([run]).axes
+    rows = {round(bar.get_y() + bar.get_height() / 2, 1) for bar in memory.patches}
+    assert rows == {-0.2, 0.2}
+    drawn_bytes = sum(bar.get_width() for bar in memory.patches) * 2**20
+    states = sum(measured.memory.category(name) or 0 for name in figures.SHOWN)
+    assert drawn_bytes == pytest.approx(2 * states)
+    assert sum(bar.get_width() for bar in sent.patches) == pytest.approx(2 * 2)  # 2 passes, predicted and measured
+    with pytest.raises(LabError, match="was not measured"):
+        figures.stages([SimpleNamespace(config=config, record=None)])  # type: ignore[list-item]
