@@ -1,7 +1,8 @@
 """The notebooks as they are handed out: up to date, without leaks, and running.
 
 Solutions are executed again and their outputs compared by nbval; student notebooks are executed as they are. All share
-one folder of runs, so that what one notebook has trained the next one finds.
+one folder of runs, so that what one notebook has trained the next one finds. A notebook mostly waits, for processes
+that start or for a cell's outputs to settle: a few are executed at a time.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,8 @@ from dlojz.text import LANGUAGES, use_language
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = sorted(path.name for path in (ROOT / "solutions" / "en").glob("*.ipynb"))
 CELL_TIMEOUT_S = 300
-NOTEBOOK_TIMEOUT_S = 900
+NOTEBOOK_TIMEOUT_S = 1200
+AT_A_TIME = 3
 
 
 def read(folder: str, language: str, name: str) -> Any:
@@ -39,6 +43,28 @@ def code(notebook: Any) -> list[str]:
 @pytest.fixture(scope="session")
 def runs_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("notebook-runs")
+
+
+@pytest.fixture(scope="module")
+def executed(
+    request: pytest.FixtureRequest, runs_root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[Any]]]:
+    """What each selected test of a running notebook waits for, by the test's name; in the order of the tests."""
+    doing: dict[str, Callable[[str, str, Path, Path], Any]] = {
+        "test_a_solution_shows_again_what_is_stored": replay_solution,
+        "test_a_student_notebook_runs_and_says_only_what_is_to_do": run_student,
+    }
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        futures = {}
+        for item in request.session.items:
+            work = doing.get(getattr(item, "originalname", ""))
+            if work is not None and item.path == request.path:
+                name, language = (item.callspec.params[key] for key in ("name", "language"))  # type: ignore[attr-defined]
+                folder = tmp_path_factory.mktemp("notebook")
+                futures[item.name] = pool.submit(work, name, language, runs_root, folder)
+        yield futures
+        for future in futures.values():
+            future.cancel()
 
 
 def test_there_are_notebooks_for_every_source() -> None:
@@ -96,10 +122,9 @@ def test_stored_outputs_name_no_folder_of_a_machine(name: str, language: str) ->
     assert [text for text in shown if re.search(r"/(?:tmp|home|root|work|Users)/", text)] == []
 
 
-@pytest.mark.timeout(NOTEBOOK_TIMEOUT_S)
-@pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("name", NAMES)
-def test_a_solution_shows_again_what_is_stored(name: str, language: str, runs_root: Path) -> None:
+def replay_solution(name: str, language: str, runs_root: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A solution executed again by nbval, its outputs compared with the stored ones."""
+    del folder
     command = [
         sys.executable,
         "-m",
@@ -118,7 +143,7 @@ def test_a_solution_shows_again_what_is_stored(name: str, language: str, runs_ro
         str(ROOT),
     ]
     environment = {key: value for key, value in os.environ.items() if key not in ("JPY_SESSION_NAME", "DLOJZ_LANG")}
-    done = subprocess.run(
+    return subprocess.run(
         command,
         capture_output=True,
         text=True,
@@ -126,6 +151,23 @@ def test_a_solution_shows_again_what_is_stored(name: str, language: str, runs_ro
         cwd=ROOT,
         env={**environment, "DLOJZ_RUNS": str(runs_root)},
     )
+
+
+def run_student(name: str, language: str, runs_root: Path, folder: Path) -> Any:
+    """A student notebook executed in a folder that does not tell its language: the notebook itself must."""
+    path = folder / name
+    notebook = read("notebooks", language, name)
+    nbformat.write(notebook, path)
+    return execute(notebook, path, runs_root=runs_root, allow_errors=True)
+
+
+@pytest.mark.timeout(NOTEBOOK_TIMEOUT_S)
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_solution_shows_again_what_is_stored(
+    name: str, language: str, executed: dict[str, Future[Any]], request: pytest.FixtureRequest
+) -> None:
+    done = executed[request.node.name].result()
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
@@ -141,13 +183,9 @@ STUDENTS = [
 @pytest.mark.timeout(NOTEBOOK_TIMEOUT_S)
 @pytest.mark.parametrize(("name", "language"), STUDENTS)
 def test_a_student_notebook_runs_and_says_only_what_is_to_do(
-    name: str, language: str, runs_root: Path, tmp_path: Path
+    name: str, language: str, executed: dict[str, Future[Any]], request: pytest.FixtureRequest
 ) -> None:
-    # A copy, in a folder that does not tell the language: the notebook itself must.
-    path = tmp_path / name
-    notebook = read("notebooks", language, name)
-    nbformat.write(notebook, path)
-    done = execute(notebook, path, runs_root=runs_root, allow_errors=True)
+    done = executed[request.node.name].result()
     use_language(language)
     try:
         exercises = 0
