@@ -24,7 +24,11 @@ from dlojz.schema import LabError
         ({"zero": 2, "pp": 2, "engine": "deepspeed"}, "use zero=1 or zero=0 with a pipeline"),
         ({"schedule": "1f1b"}, "needs a pipeline"),
         ({"sequence_parallel": True}, "needs tensor parallelism"),
-        ({"engine": "by_hand", "dp": 2, "zero": 2}, "whole model on every rank.*use zero=0, or engine 'deepspeed'"),
+        (
+            {"offload": "optimizer"},
+            "offload='optimizer' is DeepSpeed's, from ZeRO-1 on.*use engine='deepspeed', zero=1",
+        ),
+        ({"nvme_path": "/nvme"}, "nvme_path takes what DeepSpeed ZeRO-3 offloads.*use zero=3"),
         ({"dp": 2, "zero": 3, "bucket_mib": 1}, "FSDP2 has no such buckets: use it with DDP"),
         ({"dp": 2, "engine": "deepspeed", "bucket_mib": 1}, "DeepSpeed ZeRO-0 has no such buckets"),
         ({"bucket_mib": 4}, "one process has no such buckets.*dp=2 or more"),
@@ -146,3 +150,10 @@ def test_no_document_gives_anything_but_a_config_or_a_sentence(document: dict[st
         assert str(error)
     else:
         assert RunConfig.from_json(config.to_json()) == config
+
+
+def test_fp32_gradients_are_an_option_of_deepspeed_in_half_precision() -> None:
+    with pytest.raises(LabError, match="fp32_gradients is an option of DeepSpeed in bf16 or fp16"):
+        RunConfig.of(fp32_gradients=True)
+    kept = RunConfig.of(fp32_gradients=True, engine="deepspeed", precision="bf16")
+    assert kept.hash != RunConfig.of(engine="deepspeed", precision="bf16").hash

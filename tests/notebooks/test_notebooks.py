@@ -1,8 +1,8 @@
 """The notebooks as they are handed out: up to date, without leaks, and running.
 
-Solutions are executed again and their outputs compared by nbval; student notebooks are executed as they are. All share
-one folder of runs, so that what one notebook has trained the next one finds. A notebook mostly waits, for processes
-that start or for a cell's outputs to settle: a few are executed at a time.
+Solutions are executed again and their outputs compared by nbval; student notebooks are executed as they are. The
+notebooks of a lab share one folder of runs, so that what one has trained the next one finds. A notebook mostly waits,
+for processes that start or for a cell's outputs to settle: a few labs are executed at a time.
 """
 
 from __future__ import annotations
@@ -40,31 +40,51 @@ def code(notebook: Any) -> list[str]:
     return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
 
 
-@pytest.fixture(scope="session")
-def runs_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("notebook-runs")
+Task = tuple[str, Callable[[str, str, Path, Path], Any], str]
+"""Name of a test, what it waits for, and the language."""
+
+
+def run_lab(name: str, tasks: list[Task], root: Path) -> dict[str, Any]:
+    """One lab's notebooks, one after the other: two at once would find each other's runs half done."""
+    results: dict[str, Any] = {}
+    for number, (test, work, language) in enumerate(tasks):
+        try:
+            results[test] = work(name, language, root / "runs", root / str(number))
+        except Exception as error:  # told by the test that it belongs to
+            results[test] = error
+    return results
 
 
 @pytest.fixture(scope="module")
 def executed(
-    request: pytest.FixtureRequest, runs_root: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Future[Any]]]:
-    """What each selected test of a running notebook waits for, by the test's name; in the order of the tests."""
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[dict[str, Any]]]]:
+    """What the selected tests of running notebooks wait for, by lab."""
     doing: dict[str, Callable[[str, str, Path, Path], Any]] = {
         "test_a_solution_shows_again_what_is_stored": replay_solution,
         "test_a_student_notebook_runs_and_says_only_what_is_to_do": run_student,
     }
+    tasks: dict[str, list[Task]] = {}
+    for item in request.session.items:
+        work = doing.get(getattr(item, "originalname", ""))
+        if work is not None and item.path == request.path:
+            name, language = (item.callspec.params[key] for key in ("name", "language"))  # type: ignore[attr-defined]
+            tasks.setdefault(name, []).append((item.name, work, language))
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        futures = {}
-        for item in request.session.items:
-            work = doing.get(getattr(item, "originalname", ""))
-            if work is not None and item.path == request.path:
-                name, language = (item.callspec.params[key] for key in ("name", "language"))  # type: ignore[attr-defined]
-                folder = tmp_path_factory.mktemp("notebook")
-                futures[item.name] = pool.submit(work, name, language, runs_root, folder)
+        futures = {
+            name: pool.submit(run_lab, name, of_lab, tmp_path_factory.mktemp("lab")) for name, of_lab in tasks.items()
+        }
         yield futures
         for future in futures.values():
             future.cancel()
+
+
+def outcome(executed: dict[str, Future[dict[str, Any]]], name: str, request: pytest.FixtureRequest) -> Any:
+    """What one test has waited for."""
+    result = executed[name].result()[request.node.name]
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def test_there_are_notebooks_for_every_source() -> None:
@@ -155,6 +175,7 @@ def replay_solution(name: str, language: str, runs_root: Path, folder: Path) -> 
 
 def run_student(name: str, language: str, runs_root: Path, folder: Path) -> Any:
     """A student notebook executed in a folder that does not tell its language: the notebook itself must."""
+    folder.mkdir()
     path = folder / name
     notebook = read("notebooks", language, name)
     nbformat.write(notebook, path)
@@ -165,9 +186,9 @@ def run_student(name: str, language: str, runs_root: Path, folder: Path) -> Any:
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_solution_shows_again_what_is_stored(
-    name: str, language: str, executed: dict[str, Future[Any]], request: pytest.FixtureRequest
+    name: str, language: str, executed: dict[str, Future[dict[str, Any]]], request: pytest.FixtureRequest
 ) -> None:
-    done = executed[request.node.name].result()
+    done = outcome(executed, name, request)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
@@ -183,9 +204,9 @@ STUDENTS = [
 @pytest.mark.timeout(NOTEBOOK_TIMEOUT_S)
 @pytest.mark.parametrize(("name", "language"), STUDENTS)
 def test_a_student_notebook_runs_and_says_only_what_is_to_do(
-    name: str, language: str, executed: dict[str, Future[Any]], request: pytest.FixtureRequest
+    name: str, language: str, executed: dict[str, Future[dict[str, Any]]], request: pytest.FixtureRequest
 ) -> None:
-    done = executed[request.node.name].result()
+    done = outcome(executed, name, request)
     use_language(language)
     try:
         exercises = 0
