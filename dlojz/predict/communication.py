@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 
 from dlojz.config import DEEPSPEED_BUCKET_ELEMENTS, RunConfig
 from dlojz.footprint import Collective, Traffic
-from dlojz.predict.order import ready_order
 from dlojz.predict.shapes import ModelShapes
 from dlojz.predict.states import FP32_BYTES, compute_bytes, padded_parameters, zero_by_hand_shares
 from dlojz.units import MEBIBYTE
@@ -48,6 +47,8 @@ def deepspeed_buckets(sizes: Iterable[int]) -> int:
 
 
 def _ddp(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
+    from dlojz.predict.order import ready_order  # loads torch
+
     # After its first step DDP fills its buckets in the order in which backward has made the gradients ready.
     sizes_bytes = [FP32_BYTES * shapes.parameters[number].numel for number in ready_order(config)]
     given_mib = config.layout.bucket_mib

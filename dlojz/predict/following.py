@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-FP32_BYTES = 4
+from dlojz.predict.states import FP32_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,20 +61,19 @@ class DeepSpeed12(DeepSpeed):
         """Reduce what the bucket holds, in stage 2 in a copy; what reaches into this rank's share stays, whole."""
         layout = self.config.layout
         # A gradient larger than the bucket is reduced by itself, and still there when its share is made.
-        large = sum(parameter.numel > DEEPSPEED_BUCKET_ELEMENTS for parameter in self.filled) > 0
+        large = any(parameter.numel > DEEPSPEED_BUCKET_ELEMENTS for parameter in self.filled)
         if layout.zero == 2:
             step.ledger.hold("reduce", "workspace", self.each * sum(parameter.numel for parameter in self.filled))
         if not large:
             step.ledger.drop("reduce")
-        for parameter in self.filled if large and layout.micro_batches == 1 else ():
-            if parameter.name in self.touching:
-                step.ledger.hold(("share", parameter.name), "gradients", self.each * parameter.numel)
-        step.ledger.drop("reduce")
         if layout.zero == 2 or layout.micro_batches == 1:
             for parameter in self.filled:
-                step.free_gradient(parameter.name)
+                if not large:
+                    step.free_gradient(parameter.name)
                 if parameter.name in self.touching and not step.ledger.holds(("share", parameter.name)):
                     step.ledger.hold(("share", parameter.name), "gradients", self.each * parameter.numel)
+                step.free_gradient(parameter.name)
+        step.ledger.drop("reduce")
         self.filled = []
 
     def ready(self, step: Moments, parameter: ParameterShape) -> None:
