@@ -15,7 +15,7 @@ from dlojz.predict.shapes import model_shapes
 
 
 def ready_order(config: RunConfig) -> tuple[int, ...]:
-    """Numbers of the parameters, as `model.parameters()` lists them, in the order in which their gradients are ready."""
+    """Numbers of the parameters, as `model.parameters()` lists them, in the order in which gradients are ready."""
     number_of = {parameter.name: number for number, parameter in enumerate(model_shapes(config).parameters)}
     marks = (event for event in trace_of(config).events if isinstance(event, Mark))
     return tuple(number_of[mark.name] for mark in marks if mark.what == "ready")
