@@ -28,8 +28,10 @@ $(READY): requirements.txt pyproject.toml
 	@touch $(READY)
 	@echo "Set-up: done."
 
-# A real SLURM for the tests of the cluster, where it may be installed: by root, on Debian.
-$(PACKAGES): | $(READY)
+# What only the tests need: the optional extras, and a real SLURM where it may be installed: by root, on Debian.
+$(PACKAGES): requirements-tests.txt | $(READY)
+	@$(BIN)/python -m pip install -q -r requirements-tests.txt >> $(VENV)/install.log 2>&1 || \
+	  { tail -n 20 $(VENV)/install.log; exit 1; }
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && ! command -v slurmctld > /dev/null; then \
 	  echo "Set-up: installing slurm-wlm and munge for the tests (log: $(VENV)/packages.log)"; \
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq slurm-wlm munge; } \

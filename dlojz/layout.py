@@ -10,6 +10,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from dlojz.layout_pipeline import pipeline_refusal, pipeline_title
 from dlojz.schema import Contract, LabError
 from dlojz.text import say
 
@@ -27,10 +28,36 @@ Strategy = Literal[
     "zero-3",
 ]
 
+PipelineSchedule = Literal[
+    "naive",
+    "gpipe",
+    "1f1b",
+    "eager-1f1b",
+    "interleaved",
+    "looped-bfs",
+    "chimera",
+    "zb-h1",
+    "zb-h2",
+    "zb-1p",
+    "zb-2p",
+    "interleaved-zb",
+    "zb-v",
+    "dualpipe",
+    "dualpipe-v",
+    "hanayo",
+    "terapipe",
+    "bpipe",
+    "pipedream",
+    "pipedream-2bw",
+    "pipemare",
+    "ampnet",
+]
+"""Names of the schedules; `dlojz.pipeline.catalogue` makes them."""
+
 MAX_DEGREE = 2**20
 MAX_COUNT = 2**31
 """Beyond these a number is a slip of the keyboard, and arithmetic on it only hides that."""
-LATER_FIELDS = ("bucket_mib", "gradient_as_bucket_view", "nvme_path")
+LATER_FIELDS = ("bucket_mib", "gradient_as_bucket_view", "nvme_path", "chunks", "partition")
 """Fields that a layout has got since runs were first kept."""
 DEEPSPEED_BUCKET_ELEMENTS = 2_000_000
 """Elements per bucket of DeepSpeed, run and predicted; its own default, 5e8, would take 2 GB for the smallest model."""
@@ -48,16 +75,27 @@ class Layout(Contract):
 
     dp: int = Field(1, ge=1, le=MAX_DEGREE, description="data-parallel replicas")
     tp: int = Field(1, ge=1, le=MAX_DEGREE, description="tensor-parallel ranks that share each layer (not run yet)")
-    pp: int = Field(1, ge=1, le=MAX_DEGREE, description="pipeline stages (not run yet)")
+    pp: int = Field(1, ge=1, le=MAX_DEGREE, description="pipeline ranks: the model is cut into stages, in order")
     zero: int = Field(
         0, ge=0, le=3, description="ZeRO stage: 1 shards optimizer states, 2 gradients too, 3 weights too"
     )
     engine: Literal["torch", "by_hand", "deepspeed", "single"] = Field(
         "torch",
-        description="torch (DDP, or FSDP2 where zero is 2 or 3), by_hand (DDP and ZeRO 1-3 as the lab writes them), "
-        "deepspeed (ZeRO 0-3), single (one process)",
+        description="torch (DDP, or FSDP2 where zero is 2 or 3; torch.distributed.pipelining where pp > 1), by_hand "
+        "(DDP, ZeRO 1-3 and pipelines as the lab writes them), deepspeed (ZeRO 0-3; PipelineModule), single "
+        "(one process)",
     )
-    schedule: Literal["gpipe", "1f1b"] | None = Field(None, description="pipeline schedule; needs pp > 1")
+    schedule: PipelineSchedule | None = Field(
+        None, description="pipeline schedule, where pp > 1; by default 1f1b (see `dlojz pipeline --list`)"
+    )
+    chunks: int | None = Field(
+        None, ge=1, le=MAX_COUNT, description="stages per pipeline rank; by default what the schedule needs"
+    )
+    partition: str = Field(
+        "uniform",
+        description="how the blocks are shared out to the stages: uniform, parameters, flops, type:REGEX (balances the "
+        "blocks whose class name matches), or at:4,8,12 (first block of each stage but the first)",
+    )
     micro_batch: int = Field(16, ge=1, le=MAX_COUNT, description="samples per micro-batch")
     micro_batches: int = Field(
         1, ge=1, le=MAX_COUNT, description="micro-batches that each replica accumulates per step"
@@ -110,18 +148,8 @@ class Layout(Contract):
                 fr="engine='torch' n’a pas de ZeRO-1 (zero=0 : DDP ; zero=2 et zero=3 : FSDP2), mais zero=1 a été "
                 "reçu : prenez engine='deepspeed' pour ZeRO-1.",
             )
-        if self.zero >= 2 and self.pp > 1:
-            return say(
-                en=f"zero={self.zero} shards gradients that a pipeline accumulates over micro-batches, so it cannot be "
-                f"combined with pp={self.pp}: use zero=1 or zero=0 with a pipeline.",
-                fr=f"zero={self.zero} découpe des gradients qu’un pipeline accumule sur ses micro-batches : il ne "
-                f"se combine pas avec pp={self.pp} ; avec un pipeline, prenez zero=1 ou zero=0.",
-            )
-        if self.schedule and self.pp == 1:
-            return say(
-                en=f"schedule={self.schedule!r} needs a pipeline, but pp=1 was received: set pp to 2 or more.",
-                fr=f"schedule={self.schedule!r} demande un pipeline, mais pp=1 a été reçu : prenez pp=2 ou plus.",
-            )
+        if (refusal := pipeline_refusal(self)) is not None:
+            return refusal
         if self.sequence_parallel and self.tp == 1:
             return say(
                 en="sequence_parallel needs tensor parallelism, but tp=1 was received: set tp to 2 or more.",
@@ -186,6 +214,8 @@ class Layout(Contract):
     @property
     def strategy(self) -> Strategy:
         """The name of the engine that runs this layout along its data-parallel axis."""
+        if self.pp > 1 and self.engine == "torch" and self.zero == 0:
+            return "by_hand" if self.dp > 1 else "single"  # a pipeline averages the gradients of its stages itself
         if self.engine == "deepspeed":
             return ("zero-0", "zero-1", "zero-2", "zero-3")[self.zero]
         if self.engine == "by_hand":
@@ -197,6 +227,8 @@ class Layout(Contract):
     @property
     def title(self) -> str:
         """The name a person gives to this layout, e.g. `DeepSpeed ZeRO-2`."""
+        if self.pp > 1:
+            return pipeline_title(self)
         if self.strategy == "fsdp2":
             return "FSDP2" if self.zero == 3 else "FSDP2 (ZeRO-2)"
         names = {
