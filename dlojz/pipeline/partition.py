@@ -1,0 +1,291 @@
+"""Cutting a list of blocks into pipeline stages so that the heaviest stage is as light as it can be.
+
+Layer 2. Invariant: a stage is a run of neighbouring blocks, and none is empty in what `exact` gives; its bottleneck is
+the smallest that exists, for whole numbers and for floats alike, because a float is a whole number of some power of
+two and the search compares whole numbers only. No torch.
+
+Sources: Skiena, "The Algorithm Design Manual", §8.5 (the linear partition problem and its dynamic programme); Pinar &
+Aykanat 2004, "Fast optimal load balancing algorithms for 1D partitioning" (J. Parallel Distrib. Comput. 64), for
+searching the bottleneck with a test that says whether a given one can be reached.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import accumulate, pairwise
+from numbers import Integral, Real
+from typing import Any
+
+from dlojz.schema import LabError
+from dlojz.text import say
+
+Weight = int | float
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Blocks cut into stages: stage s holds blocks `bounds[s]` to `bounds[s + 1]`, the latter excluded.
+
+    Args:
+        bounds: k + 1 whole numbers for k stages, from 0 to the number of blocks, never decreasing.
+        weights: one per block, at least 0, in any one unit (parameters, FLOPs, seconds).
+        extras: one per stage, in the same unit, for what a stage bears beside its blocks (the loss, on the last one);
+            none by default.
+
+    Raises:
+        LabError: if the bounds are no cut of these blocks, or a weight is negative or not finite.
+    """
+
+    bounds: tuple[int, ...]
+    weights: tuple[Weight, ...]
+    extras: tuple[Weight, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        check_weights(self.weights)
+        bounds, blocks = self.bounds, len(self.weights)
+        falling = any(after < before for before, after in pairwise(bounds))
+        if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != blocks or falling:
+            raise LabError(
+                say(
+                    en=f"the bounds of stages must rise from 0 to {blocks}, the number of blocks, but {list(bounds)} "
+                    f"was received: write for example [0, {blocks // 2}, {blocks}].",
+                    fr=f"les bornes des étages doivent croître de 0 à {blocks}, le nombre de blocs, mais "
+                    f"{list(bounds)} a été reçu : écrivez par exemple [0, {blocks // 2}, {blocks}].",
+                )
+            )
+        if self.extras:
+            _check_extras(self.extras, self.num_stages)
+
+    @property
+    def num_stages(self) -> int:
+        """k, the number of stages."""
+        return len(self.bounds) - 1
+
+    @property
+    def stages(self) -> tuple[slice, ...]:
+        """The blocks of each stage, as slices of the list of blocks."""
+        return tuple(slice(start, stop) for start, stop in pairwise(self.bounds))
+
+    @property
+    def loads(self) -> tuple[Weight, ...]:
+        """Sum of the weights of each stage, its extra included; of floats, the exact sum rounded once."""
+        extras = self.extras or (0,) * self.num_stages
+        return tuple(_total([*self.weights[own], more]) for own, more in zip(self.stages, extras, strict=True))
+
+    @property
+    def bottleneck(self) -> Weight:
+        """Load of the heaviest stage, which sets the pace of the pipeline."""
+        return max(self.loads)
+
+    @property
+    def spread(self) -> Weight:
+        """Heaviest load minus lightest load: what DeepSpeed's own cut makes small."""
+        return max(self.loads) - min(self.loads)
+
+    @property
+    def imbalance(self) -> float:
+        """Bottleneck ÷ mean load, at least 1; 1 if nothing weighs anything."""
+        mean = _total(self.loads) / self.num_stages
+        return self.bottleneck / mean if mean else 1.0
+
+    def weighed(self, weights: Sequence[Weight], extras: Sequence[Weight] = ()) -> Partition:
+        """The same cut under other weights: what stages equal in parameters cost in seconds, say.
+
+        Raises:
+            LabError: if there is not one weight per block.
+        """
+        return Partition(self.bounds, check_weights(weights), check_weights(extras))
+
+
+def exact(weights: Sequence[Weight], stages: int, extras: Sequence[Weight] = ()) -> Partition:
+    """The contiguous cut with the smallest bottleneck, no stage empty.
+
+    Several cuts often have this bottleneck. Among them the one with the smallest spread is taken (its lightest stage
+    is the heaviest possible), and among those the one whose bounds come first in the order of lists: early stages get
+    fewer blocks, as they keep the activations of more micro-batches under 1F1B. With equal weights the last stages
+    thus get the blocks that are left over.
+
+    Args:
+        weights: one per block, finite, at least 0; whole numbers of any size, or floats.
+        stages: k, at least 1 and at most the number of blocks n.
+        extras: what each stage bears beside its blocks, one per stage, in the unit of the weights.
+
+    Returns:
+        The partition. O(k n log n) per bottleneck tried and O(log(Σ ÷ resolution)) of them: bisection over whole
+        numbers, each tried by asking which blocks can begin a stage from which the end is reached.
+
+    Raises:
+        LabError: if there are fewer blocks than stages, or a weight is negative or not finite.
+
+    Source: Pinar & Aykanat 2004 (bisection on the bottleneck, with a probe); the tie-break is the lab's.
+    """
+    check_stages(len(weights), stages)
+    weights, extras = check_weights(weights), check_weights(extras)
+    if extras:
+        _check_extras(extras, stages)
+    whole = _as_integers([*weights, *extras])
+    prefix = [0, *accumulate(whole[: len(weights)])]
+    more = whole[len(weights) :] or [0] * stages
+    heaviest, lightest_extra = max(whole[: len(weights)]), min(more)
+
+    def reached(high: int, low: int = 0) -> list[int] | None:
+        return _first_cut(prefix, more, low, high)
+
+    floor = max(-(-(prefix[-1] + sum(more)) // stages), heaviest + lightest_extra)
+    high = _smallest(lambda tried: reached(tried) is not None, floor, prefix[-1] + max(more))
+    # The spread is smallest where the lightest stage is heaviest: bisect for the first lower limit that fails.
+    mean = (prefix[-1] + sum(more)) // stages
+    low = _smallest(lambda tried: reached(high, tried) is None, 1, mean + 1) - 1
+    bounds = reached(high, low)
+    if bounds is None:  # cannot be: both limits were reached above
+        raise AssertionError("the cut that was found cannot be found again")
+    return Partition(tuple(bounds), weights, extras)
+
+
+def total_time(loads: Sequence[Weight], micro_batches: int) -> float:
+    """Time of a flushed pipeline without communication: Σ tᵢ + (m − 1) max tᵢ, in the unit of the loads.
+
+    One micro-batch crosses all stages, the others follow at the pace of the slowest. Σ tᵢ does not depend on the cut,
+    so the smallest bottleneck gives the smallest time for every m.
+
+    Args:
+        loads: time of each stage for one micro-batch, forward and backward together.
+        micro_batches: m, at least 1.
+
+    Raises:
+        LabError: if m is below 1.
+
+    Source: Zheng et al. 2022, "Alpa" (arXiv 2201.12023), §5, eq. 2.
+    """
+    if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
+        raise LabError(
+            say(
+                en=f"a step has at least 1 micro-batch, but {micro_batches!r} was received: give a whole number from "
+                "1 on.",
+                fr=f"un pas compte au moins 1 micro-batch, mais {micro_batches!r} a été reçu : donnez un entier à "
+                "partir de 1.",
+            )
+        )
+    return _total(loads) + (micro_batches - 1) * max(loads)
+
+
+def check_stages(num_blocks: int, stages: int) -> None:
+    """Refuse a number of stages that is no whole number from 1 to the number of blocks.
+
+    Raises:
+        LabError: if a stage would have no block.
+    """
+    if isinstance(stages, bool) or not isinstance(stages, int) or stages < 1:
+        raise LabError(
+            say(
+                en=f"a pipeline has a whole number of stages, at least 1, but {stages!r} was received: "
+                f"use 1 to {max(num_blocks, 1)}.",
+                fr=f"un pipeline a un nombre entier d’étages, au moins 1, mais {stages!r} a été reçu : "
+                f"prenez de 1 à {max(num_blocks, 1)}.",
+            )
+        )
+    if num_blocks < stages:
+        raise LabError(
+            say(
+                en=f"every stage needs at least one block, but {stages} stages were asked for and the number of blocks "
+                f"is {num_blocks}: "
+                + (f"use {num_blocks} stages or fewer." if num_blocks else "give a list with blocks in it."),
+                fr=f"il faut au moins un bloc par étage, mais {stages} étages ont été demandés et le nombre de blocs "
+                f"est {num_blocks} : "
+                + (
+                    f"prenez {num_blocks} étages au plus." if num_blocks else "donnez une liste qui contient des blocs."
+                ),
+            )
+        )
+
+
+def check_weights(weights: Sequence[Any]) -> tuple[Weight, ...]:
+    """The weights as plain numbers, also those of an array; refused if no sum can bear them.
+
+    Raises:
+        LabError: naming the first block whose weight is negative, not finite or no number.
+    """
+    for block, weight in enumerate(weights):
+        whole = isinstance(weight, Integral)
+        number = isinstance(weight, Real) and not isinstance(weight, bool)
+        if not number or not (whole or math.isfinite(weight)) or weight < 0:
+            raise LabError(
+                say(
+                    en=f"the weight of a block is a finite number, at least 0, but block {block} has {weight!r}: "
+                    "give its parameters, FLOPs or seconds.",
+                    fr=f"le poids d’un bloc est un nombre fini, au moins 0, mais le bloc {block} a {weight!r} : "
+                    "donnez ses paramètres, ses FLOPs ou ses secondes.",
+                )
+            )
+    return tuple(int(weight) if isinstance(weight, Integral) else float(weight) for weight in weights)
+
+
+def _check_extras(extras: Sequence[Weight], stages: int) -> None:
+    if len(extras) != stages:
+        raise LabError(
+            say(
+                en=f"{stages} stages take {stages} extra loads, one each, but {len(extras)} were received: write 0 "
+                "for a stage without any.",
+                fr=f"{stages} étages prennent {stages} charges supplémentaires, une par étage, mais {len(extras)} "
+                "ont été reçues : écrivez 0 pour un étage qui n’en a pas.",
+            )
+        )
+    check_weights(extras)
+
+
+def _total(values: Sequence[Weight]) -> Weight:
+    return sum(values) if all(isinstance(value, int) for value in values) else math.fsum(values)
+
+
+def _as_integers(weights: Sequence[Weight]) -> list[int]:
+    """Whole numbers in the same ratios: floats over their common power of two."""
+    fractions = [Fraction(weight) for weight in weights]
+    common = max(fraction.denominator for fraction in fractions)  # powers of two: the largest divides by the others
+    return [int(fraction * common) for fraction in fractions]
+
+
+def _smallest(accepted: Callable[[int], bool], low: int, high: int) -> int:
+    """The first whole number from `low` on that is accepted, as all after it are; `high` is."""
+    while low < high:
+        middle = (low + high) // 2
+        if accepted(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _first_cut(prefix: Sequence[int], extras: Sequence[int], low: int, high: int) -> list[int] | None:
+    """Bounds of the first cut, in the order of lists, whose loads all lie from `low` to `high`; None if none does.
+
+    Backwards over the stages: block i may begin stage s if a block j behind it may begin stage s + 1 and the sum of
+    blocks i to j lies within the limits. As sums grow with j, these j are a range, and it is enough to know the first
+    of it that may begin stage s + 1.
+    """
+    blocks, stages = len(prefix) - 1, len(extras)
+    nowhere = blocks + 1
+    following = [blocks] * (blocks + 1)  # first bound from j on that the stages behind can start from
+    choices: list[list[int]] = []
+    for stage in range(stages - 1, -1, -1):
+        chosen = [nowhere] * (blocks + 1)
+        earlier = [nowhere] * (blocks + 2)
+        for start in range(blocks - (stages - stage), stage - 1, -1):
+            base = prefix[start] - extras[stage]
+            first = max(start + 1, bisect_left(prefix, base + low))
+            last = bisect_right(prefix, base + high) - 1
+            stop = following[first] if first <= blocks else nowhere
+            if stop <= last:
+                chosen[start] = stop
+            earlier[start] = start if chosen[start] != nowhere else earlier[start + 1]
+        choices.append(chosen)
+        following = earlier
+    bounds = [0]
+    for chosen in reversed(choices):
+        if bounds[-1] > blocks or chosen[bounds[-1]] == nowhere:
+            return None
+        bounds.append(chosen[bounds[-1]])
+    return bounds

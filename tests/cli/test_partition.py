@@ -1,0 +1,103 @@
+"""`dlojz partition`: what it prints, draws and refuses; its cuts are those of the functions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlojz.cli import DONE, REFUSED, main
+from dlojz.cli import partition as command
+from dlojz.config import RunConfig
+from dlojz.pipeline.block_weights import block_weights
+from dlojz.pipeline.partition import exact, total_time
+from dlojz.pipeline.partition_peers import PEERS, how_often
+from dlojz.text import use_language
+
+COATNET = ["--model", "coatnet_7", "--stages", "8"]
+
+
+@pytest.fixture(autouse=True)
+def few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "CASES", 50)
+
+
+def _json(capfd: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert main(["partition", *words, "--json"]) == DONE
+    return json.loads(capfd.readouterr().out)
+
+
+def test_the_json_holds_every_cut(capfd: pytest.CaptureFixture[str]) -> None:
+    told = _json(capfd, *COATNET, "--compare", "--micro-batches", "16")
+    weighed = block_weights(RunConfig.of(model="coatnet_7"))
+    best = exact(weighed.weights, 8)
+    assert told["by"] == told["unit"] == "parameters" and told["stages"] == 8 and told["micro_batches"] == 16
+    assert [block["weight"] for block in told["blocks"]] == list(weighed.weights)
+    assert list(told["methods"]) == ["exact", *PEERS]
+    exactly = told["methods"]["exact"]
+    assert exactly["bounds"] == list(best.bounds) and exactly["loads"] == list(best.loads) and exactly["optimal"]
+    assert exactly["total_time"] == total_time(best.loads, 16)
+    assert not told["methods"]["uniform"]["optimal"]
+    assert told["imbalance_of_cut_by"]["parameters"]["parameters"] == best.imbalance
+    assert set(told["imbalance_of_cut_by"]) == {"parameters", "flops", "uniform"}
+    counted = how_often("deepspeed", 50, 0)
+    assert told["random_cases"]["deepspeed"]["not_optimal"] == counted.missed
+
+
+@pytest.mark.parametrize(
+    "language, words",
+    [
+        ("en", ["60 blocks", "bottleneck", "imbalance", "4 × AttentionBlock, Head", "worst case", "1.09"]),
+        ("fr", ["60 blocs", "goulot", "déséquilibre", "4 × AttentionBlock, Head", "pire cas", "1,09"]),
+    ],
+)
+def test_what_is_printed(capfd: pytest.CaptureFixture[str], language: str, words: list[str]) -> None:
+    use_language(language)
+    assert main(["partition", *COATNET, "--compare"]) == DONE
+    printed = capfd.readouterr().out
+    for word in (*words, "DeepSpeed", "torchgpipe", "19 6 6 6 6 6 6 5", "334 M"):
+        assert word in printed
+    assert all(len(line) <= 100 for line in printed.splitlines())
+
+
+def test_measured_time_and_patterns(capfd: pytest.CaptureFixture[str]) -> None:
+    timed = _json(
+        capfd, "--model", "gpt_tiny", "--stages", "2", "--by", "time", "--micro-batch", "1", "--device", "cpu"
+    )
+    assert timed["unit"] == "s" and all(block["weight"] > 0 for block in timed["blocks"])
+    matched = _json(capfd, "--model", "coatnet_tiny", "--stages", "2", "--pattern", "attention")
+    assert matched["by"] == "regex" and matched["pattern"] == "attention"
+    assert {block["weight"] for block in matched["blocks"]} == {0, 1}
+
+
+def test_the_picture_is_written(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    target = tmp_path / "cut.png"
+    assert main(["partition", "--model", "alexnet", "--by", "flops", "--png", str(target)]) == DONE
+    assert target.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") and str(target) in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("--model alexnet --stages 9", ["at least one block", "9 stages", "8", "use 8 stages or fewer"]),
+        ("--model alexnet --stages 9 --by time", ["use 8 stages or fewer"]),
+        ("--stages 0", ["--stages must be at least 1"]),
+        ("--stages two", ["--stages takes a number"]),
+        ("--by weigth", ["'weigth'", "parameters, flops, time, uniform, regex"]),
+        ("--by regex", ["pattern"]),
+        ("--by flops --pattern Conv", ["pattern"]),
+        ("--pattern Nothing", ["'Nothing'", "no block", "MBConvBlock"]),
+        ("--pattern (", ["'('", "no regular expression"]),
+        ("--model coatnet_8", ["did you mean 'coatnet_7'?"]),
+        ("--image-size 50", ["multiple of 32"]),
+        ("--png cut.txt", [".png"]),
+    ],
+)
+def test_refusals(capfd: pytest.CaptureFixture[str], line: str, words: list[str]) -> None:
+    assert main(["partition", *line.split()]) == REFUSED
+    told = capfd.readouterr()
+    assert told.out == "" and told.err.startswith("dlojz: ") and told.err.count("\n") == 1
+    for word in words:
+        assert word in told.err

@@ -1,0 +1,73 @@
+"""What blocks weigh: counts that add up to the model's, times of blocks that ran."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dlojz import models
+from dlojz.config import RunConfig
+from dlojz.pipeline.block_weights import MEASURES, block_times, block_weights
+from dlojz.schema import LabError
+
+
+@pytest.mark.parametrize("model", ["coatnet_tiny", "coatnet_7", "gpt_tiny", "alexnet"])
+def test_counts_add_up_to_the_model(model: str) -> None:
+    config = RunConfig.of(model=model)
+    whole = models.describe(
+        model, config.image_size, sequence_length=config.sequence_length, num_classes=config.num_classes
+    )
+    parameters, flops, ones = (block_weights(config, by) for by in ("parameters", "flops", "uniform"))  # type: ignore[arg-type]
+    assert sum(parameters.weights) == whole.parameters
+    assert sum(flops.weights) == whole.flops
+    assert ones.weights == (1,) * whole.blocks and len(ones.kinds) == whole.blocks
+    assert parameters.kinds == flops.kinds == ones.kinds
+
+
+def test_the_image_size_changes_flops_and_not_convolutions() -> None:
+    small, large = (block_weights(RunConfig.of(model="alexnet", image_size=size), "flops") for size in (96, 192))
+    assert large.weights[0] > 3.5 * small.weights[0] and small.weights[-1] == large.weights[-1]
+
+
+def test_regex_counts_the_blocks_that_match() -> None:
+    weighed = block_weights(RunConfig.of(model="coatnet_tiny"), "regex", "attention")
+    assert [kind == "AttentionBlock" for kind in weighed.kinds] == [weight == 1 for weight in weighed.weights]
+    assert weighed.text(1) == "1 block" and weighed.text(3) == "3 blocks"
+
+
+@pytest.mark.parametrize("model", ["alexnet_tiny", "gpt_tiny"])
+def test_every_block_is_really_timed(model: str) -> None:
+    told = []
+    config = RunConfig.of(model=model, micro_batch=2, image_size=64 if model.startswith("alex") else None, device="cpu")
+    times = block_times(config, repetitions=2, tell=lambda done, of: told.append((done, of)))
+    blocks = len(block_weights(config).kinds)
+    assert told == [(number + 1, blocks) for number in range(blocks)]
+    assert len(times.forward_s) == len(times.backward_s) == blocks
+    assert all(second > 0 and math.isfinite(second) for second in (*times.forward_s, *times.backward_s))
+    assert times.step_s == tuple(f + b for f, b in zip(times.forward_s, times.backward_s, strict=True))
+
+
+def test_blocks_alike_are_timed_once_unless_asked_otherwise() -> None:
+    config = RunConfig.of(model="gpt_tiny", micro_batch=1, device="cpu")
+    once, each = (block_times(config, repetitions=1, every_block=every) for every in (False, True))
+    assert len(set(once.forward_s[1:5])) == 1
+    assert len(set(each.forward_s[1:5])) > 1  # four durations in nanoseconds, equal by a rare chance only
+
+
+@pytest.mark.parametrize(
+    "by, pattern, words",
+    [
+        ("weight", None, ["'weight'", *MEASURES]),
+        ("regex", None, ["pattern"]),
+        ("flops", "Conv", ["pattern"]),
+        ("regex", "Nothing", ["'Nothing'", "no block", "Stem"]),
+    ],
+)
+def test_refusals(by: str, pattern: str | None, words: list[str]) -> None:
+    with pytest.raises(LabError) as refused:
+        block_weights(RunConfig.of(model="coatnet_tiny"), by, pattern)  # type: ignore[arg-type]
+    for word in words:
+        assert word in str(refused.value)
+    with pytest.raises(LabError, match="at least once"):
+        block_times(RunConfig.of(model="coatnet_tiny"), repetitions=0)

@@ -1,0 +1,131 @@
+"""The cuts of DeepSpeed and torchgpipe: theirs, ties included, and how often they are not the best."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from deepspeed.runtime.utils import partition_balanced, partition_uniform
+
+from dlojz.pipeline.partition import exact
+from dlojz.pipeline.partition_peers import (
+    PEERS,
+    balanced_like_deepspeed,
+    by_pattern,
+    how_often,
+    like_torchgpipe,
+    pattern_weights,
+    uniform,
+)
+from dlojz.schema import LabError
+
+NAMES = ["Stem", "MBConvBlock", "MBConvBlock", "AttentionBlock", "AttentionBlock", "Head"]
+
+
+def test_deepspeed_cuts_the_same() -> None:
+    generator = random.Random(0)
+    for case in range(600):
+        blocks = generator.randint(1, 20)
+        stages = generator.randint(1, blocks)
+        weights = [
+            (generator.randint(0, 20), generator.randint(0, 1), generator.random())[case % 3] for _ in range(blocks)
+        ]
+        theirs = tuple(int(bound) for bound in partition_balanced(weights, stages))
+        assert balanced_like_deepspeed(weights, stages).bounds == theirs, (weights, stages)
+        assert uniform(blocks, stages).bounds == tuple(partition_uniform(blocks, stages))
+
+
+def test_deepspeed_known_answers() -> None:
+    worst = [4, 20, 2, 13, 4, 1, 3, 1, 4, 6, 4]
+    assert balanced_like_deepspeed(worst, 4).bounds == (0, 2, 4, 9, 11)
+    assert balanced_like_deepspeed(worst, 4).bottleneck == 24 and exact(worst, 4).bottleneck == 20
+    assert uniform(3, 4, allow_empty=True).weighed([1, 2, 1]).spread == 2  # what it gives for fewer blocks than stages
+    assert balanced_like_deepspeed([1, 1, 1, 1, 1], 4).spread == 1
+    assert balanced_like_deepspeed([0, 1, 2, 3, 3, 3], 4).bounds == (0, 3, 4, 5, 6)
+    assert balanced_like_deepspeed([0.0, 1.1, 1.9, 3.0, 30.0], 2).bounds == (0, 4, 5)
+    assert balanced_like_deepspeed([0.0, 1.1, 30.0, 3.0], 3).bounds == (0, 2, 3, 4)
+    bert = [52_559_872, *[12_596_224] * 24, 0, 52_559_872]
+    assert balanced_like_deepspeed(bert, 8).bottleneck == 52_559_872
+
+
+def test_uniform_gives_the_first_stages_what_is_left_over() -> None:
+    assert uniform(10, 4).bounds == (0, 3, 6, 8, 10)
+    assert uniform(3, 4, allow_empty=True).bounds == tuple(partition_uniform(3, 4)) == (0, 1, 2, 3, 3)
+    with pytest.raises(LabError, match="use 3 stages or fewer"):
+        uniform(3, 4)
+
+
+@pytest.mark.parametrize(
+    "weights, stages, bounds",
+    [
+        ([1, 2, 3, 4, 5, 6], 2, (0, 4, 6)),  # torchgpipe's tests
+        ([14, 12, 18, 19, 11, 13, 12, 17], 5, (0, 1, 2, 3, 4, 8)),  # 53 where 29 would do
+        ([7, 7, 7, 7, 7], 3, (0, 1, 2, 5)),  # alike: nothing weighs anything, nothing is moved
+        ([0, 0, 0, 1, 1], 3, (0, 4, 4, 5)),  # an empty stage, as torchgpipe gives it
+    ],
+)
+def test_torchgpipe_known_answers(weights: list[int], stages: int, bounds: tuple[int, ...]) -> None:
+    assert like_torchgpipe(weights, stages).bounds == bounds
+
+
+@pytest.mark.parametrize(
+    "weights, stages",
+    [
+        ([0, 0, 30, 0, 30, 0, 0, 0, 30, 30], 7),  # torchgpipe itself never answers
+        ([0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 1, 1], 10),
+        ([30, 0, 5, 0, 0, 0, 30, 30], 6),  # torchgpipe's stages overlap: lengths 1, 2, 4, 1, −1, 1
+    ],
+)
+def test_torchgpipe_where_its_ties_lead_nowhere(weights: list[int], stages: int) -> None:
+    """The paper's own choice among equals ends with heaviest ≤ lightest + 1, on the scaled weights."""
+    cut = like_torchgpipe(weights, stages)
+    assert cut.weighed([weight / max(weights) for weight in weights]).spread <= 1
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_no_peer_beats_the_optimum(peer: str) -> None:
+    generator = random.Random(5)
+    for _ in range(200):
+        weights = [generator.randint(0, 9) for _ in range(generator.randint(5, 12))]
+        stages = generator.randint(1, 5)
+        assert PEERS[peer](weights, stages).bottleneck >= exact(weights, stages).bottleneck
+
+
+@pytest.mark.parametrize("peer, share", [("deepspeed", 0.045), ("torchgpipe", 0.437), ("uniform", 0.724)])
+def test_how_often_they_miss(peer: str, share: float) -> None:
+    """The shares of another 4000 cases; two samples differ by less than 4 of their standard deviations."""
+    cases = 1000
+    counted = how_often(peer, cases=cases, seed=7)
+    assert counted == how_often(peer, cases=cases, seed=7)
+    deviation = (share * (1 - share) * (1 / cases + 1 / 4000)) ** 0.5
+    assert abs(counted.missed_share - share) < 4 * deviation
+    worst = PEERS[peer](counted.worst_weights, counted.worst_stages)
+    best = exact(counted.worst_weights, counted.worst_stages)
+    assert counted.worst_ratio == worst.bottleneck / best.bottleneck > 1
+
+
+def test_by_pattern_is_deepspeed_s_type() -> None:
+    assert pattern_weights(NAMES, "attention") == (0, 0, 0, 1, 1, 0)
+    assert pattern_weights(NAMES, "^(MBConv|Att)") == (0, 1, 1, 1, 1, 0)
+    cut = by_pattern(NAMES, "block", 2)
+    assert cut.loads == (2, 2) and cut.bounds == tuple(int(b) for b in partition_balanced([0, 1, 1, 1, 1, 0], 2))
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda: by_pattern(NAMES, "Transformer", 2), ["'Transformer'", "no block", "Stem, MBConvBlock"]),
+        (lambda: by_pattern(NAMES, "(", 2), ["'('", "no regular expression"]),
+        (lambda: by_pattern(NAMES, "Block", 7), ["use 6 stages or fewer"]),
+        (lambda: balanced_like_deepspeed([1, 2], 3), ["use 2 stages or fewer"]),
+        (lambda: like_torchgpipe([1, -1], 1), ["block 1", "-1"]),
+        (lambda: how_often("deepsped"), ["did you mean 'deepspeed'?"]),
+        (lambda: how_often("uniform", cases=0), ["at least 1 case", "0"]),
+    ],
+)
+def test_refusals(call: object, words: list[str]) -> None:
+    assert callable(call)
+    with pytest.raises(LabError) as refused:
+        call()
+    for word in words:
+        assert word in str(refused.value)
