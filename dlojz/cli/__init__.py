@@ -53,8 +53,22 @@ SUBCOMMANDS: dict[str, Entry] = {
             fr="est-ce que ça tient, et qu’est-ce qui remplit la mémoire d’un rang, avant toute exécution",
         ),
     ),
+    "pipeline": Entry(
+        "pipeline",
+        lambda: say(
+            en="pipeline schedules: draw, simulate, compare them, export them for torch",
+            fr="ordonnancements de pipeline : les dessiner, simuler, comparer, exporter vers torch",
+        ),
+    ),
+    "partition": Entry(
+        "partition",
+        lambda: say(
+            en="cut a model into pipeline stages: the best cut, beside those of other tools",
+            fr="découper un modèle en étages de pipeline : le meilleur découpage, à côté de ceux d’autres outils",
+        ),
+    ),
     "compare": Entry(
-        "records",
+        "compare",
         lambda: say(
             en="lay the measurements of runs over their predictions",
             fr="superposer les mesures des exécutions à leurs prédictions",

@@ -1,11 +1,11 @@
-"""`dlojz runs`, `logs`, `cancel` and `compare`: what has been run.
+"""`dlojz runs`, `logs` and `cancel`: what has been run.
 
 Layer 6. Invariant: one damaged run never hides the others; it is named on stderr.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,8 +21,6 @@ from dlojz.text import say
 from dlojz.units import format_seconds
 from dlojz.viz.grid import DASH, status_label
 from dlojz.viz.markup import visible
-
-MOST_COMPARED = 12
 
 
 def runs_command(words: list[str]) -> int:
@@ -45,7 +43,7 @@ Exemples :
         words,
     )
     with answering(given.get("json", False)) as answer:
-        found = [_summary(run) for run in _readable(given)]
+        found = [_summary(run) for run in readable(given)]
         if given.get("json"):
             answer(found)
         elif not found:
@@ -80,7 +78,7 @@ Exemples :
   dlojz logs 20250101-120000
   dlojz logs 20250101-120000 --rank 1""",
         ),
-        [_run_words(), Flag("rank", say(en="one rank only", fr="un seul rang"), metavar="INT"), root_flag()],
+        [run_words(), Flag("rank", say(en="one rank only", fr="un seul rang"), metavar="INT"), root_flag()],
         words,
     )
     show(_the_run("logs", given).logs(number(given, "rank")))
@@ -103,64 +101,15 @@ Exemples :
   dlojz cancel 20250101-120000
   dlojz cancel 20250101-120000-0123456789ab-cdef""",
         ),
-        [_run_words(), root_flag()],
+        [run_words(), root_flag()],
         words,
     )
     show(_the_run("cancel", given).cancel())
     return cli.DONE
 
 
-def compare_command(words: list[str]) -> int:
-    """Lay measurements over predictions."""
-    given = parse(
-        "compare",
-        say(
-            en="""Lay the measurements of runs over their predictions: losses, throughput, memory, communication.
-
-Without names: the newest run of each layout, of the same training as the newest run of all. A run on one process
-among them (--engine single) gives the losses and the throughput that the parallel ones are judged by.
-
-Examples:
-  dlojz compare
-  dlojz compare 20250101-1200 20250101-1201 --figure compare.png""",
-            fr="""Superposer les mesures aux prédictions : pertes, débit, mémoire, communication.
-
-Sans nom : l'exécution la plus récente de chaque découpage, pour l'entraînement le plus récent. Une exécution sur un
-seul processus parmi elles (--engine single) donne les pertes et le débit auxquels comparer les autres.
-
-Exemples :
-  dlojz compare
-  dlojz compare 20250101-1200 20250101-1201 --figure comparaison.png""",
-        ),
-        [
-            _run_words("[RUN…]"),
-            Flag(
-                "figure",
-                say(en="picture to write (.png, .svg, .pdf)", fr="image à écrire (.png, .svg, .pdf)"),
-                metavar="FILE",
-            ),
-            root_flag(),
-            json_flag(),
-        ],
-        words,
-    )
-    from dlojz.compare import compare
-
-    with answering(given.get("json", False)) as answer:
-        names = given.get("words", ())
-        chosen = [find(name, given.get("root")) for name in names] if names else _together(_readable(given))
-        comparison = compare(chosen)
-        if "figure" in given:  # before the table: a path that cannot be written is refused at once
-            comparison.figure(given["figure"])
-        answer(comparison.to_dict() if given.get("json") else comparison)
-        if not given.get("json"):
-            answer("\n".join(comparison.findings()))
-        if "figure" in given:
-            tell(say(en=f"figure: {given['figure']}", fr=f"figure : {given['figure']}"))
-    return cli.DONE
-
-
-def _run_words(metavar: str = "RUN") -> Flag:
+def run_words(metavar: str = "RUN") -> Flag:
+    """The flag that takes names of runs."""
     return Flag(
         "words",
         say(
@@ -181,55 +130,12 @@ def _the_run(command: str, given: dict[str, Any]) -> Run:
     return find(names[0], given.get("root"))
 
 
-def _readable(given: dict[str, Any]) -> list[Run]:
+def readable(given: dict[str, Any]) -> list[Run]:
     """The runs that can be read, newest first; the others are named on stderr."""
     found = survey(given.get("root"))
     for run_id, reason in found.bad.items():
         tell(say(en=f"{run_id} is left out: {reason}", fr=f"{run_id} est laissée de côté : {reason}"))
     return found.good
-
-
-def _together(newest_first: Sequence[Run]) -> list[Run]:
-    """The newest run of each layout, of the same training as the newest run that measured something; oldest first."""
-    reference = next((run for run in newest_first if _has_measured(run)), None) or next(iter(newest_first), None)
-    chosen: dict[str, Run] = {}
-    for run in newest_first:
-        if reference is not None and _training(run) == _training(reference):
-            kept_so_far = chosen.setdefault(run.config.hash, run)
-            if not _has_measured(kept_so_far) and _has_measured(run):
-                chosen[run.config.hash] = run
-    kept = list(chosen.values())[:MOST_COMPARED]
-    if len(kept) < len(newest_first):
-        tell(
-            say(
-                en=f"{len(kept)} of {len(newest_first)} runs are compared: the newest of each layout, same training, "
-                f"at most {MOST_COMPARED}; name others to compare them.",
-                fr=f"Exécutions comparées : {len(kept)} sur {len(newest_first)}, la plus récente de chaque "
-                f"découpage, même entraînement, au plus {MOST_COMPARED} ; nommez-en d'autres pour les comparer.",
-            )
-        )
-    return kept[::-1]
-
-
-def _has_measured(run: Run) -> bool:
-    return bool(run.record and run.record.footprints)
-
-
-def _training(run: Run) -> tuple[Any, ...]:
-    config = run.config
-    return (
-        config.model,
-        config.data_name,
-        config.image_size,
-        config.sequence_length,
-        config.precision,
-        config.optimizer,
-        config.learning_rate,
-        config.weight_decay,
-        config.seed,
-        config.steps,
-        config.layout.global_batch,
-    )
 
 
 def _summary(run: Run) -> dict[str, Any]:

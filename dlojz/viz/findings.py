@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 def findings(comparison: Comparison) -> list[str]:
     """Sentences about parity, communication, memory and speed, in the reader's language."""
     said = [_parity(comparison.rows), _communication(comparison), *_memory(comparison.rows), _speed(comparison.rows)]
+    said += [_bubble(row) for row in comparison.rows]
     return [sentence for sentence in said if sentence]
 
 
@@ -55,7 +56,11 @@ def _communication(comparison: Comparison) -> str | None:
 
 
 def _memory(rows: tuple[Row, ...]) -> list[str]:
-    held = [(row.states_bytes.measured, row) for row in rows if row.states_bytes.measured and row.world_size > 1]
+    held = [  # a pipeline's ranks hold other blocks, not another share of the same
+        (row.states_bytes.measured, row)
+        for row in rows
+        if row.states_bytes.measured and row.world_size > 1 and row.pipeline_s.measured is None
+    ]
     if len(held) < 2:
         return []
     most, least = max(held, key=lambda pair: pair[0]), min(held, key=lambda pair: pair[0])
@@ -94,8 +99,8 @@ def _speed(rows: tuple[Row, ...]) -> str | None:
     ideal = fastest.samples_per_s.predicted
     of_ideal = (
         say(
-            en=f", {100 * rate / ideal:.0f} % of the ideal (dp × one process)",
-            fr=f", {100 * rate / ideal:.0f} % de l'idéal (dp × un processus)",
+            en=f", {100 * rate / ideal:.0f} % of the ideal (predicted from one process)",
+            fr=f", {100 * rate / ideal:.0f} % de l'idéal (prédit à partir d'un processus)",
         )
         if ideal
         else ""
@@ -104,4 +109,19 @@ def _speed(rows: tuple[Row, ...]) -> str | None:
         en=f"Speed: the fastest parallel run is {fastest.title} with {format_count(rate)} samples/s{of_ideal}.",
         fr=f"Vitesse : l'exécution parallèle la plus rapide est {fastest.title} avec {format_count(rate)} "
         f"échantillons/s{of_ideal}.",
+    )
+
+
+def _bubble(row: Row) -> str | None:
+    """How far a pipeline's schedule was from its simulation."""
+    step_s, bubble = row.pipeline_s, row.bubble_fraction
+    if not step_s.measured or not step_s.predicted or bubble.measured is None or bubble.predicted is None:
+        return None
+    off = f"{100 * (step_s.measured / step_s.predicted - 1):+.0f}".replace("-", "−")
+    shares = [f"{100 * share:.0f}" for share in (bubble.measured, bubble.predicted)]
+    return say(
+        en=f"Pipeline: with the measured times of its actions, {row.title} is simulated to within {off} % of its "
+        f"measured step; its bubble is {shares[0]} % of the ranks' time, {shares[1]} % simulated.",
+        fr=f"Pipeline : avec les durées mesurées de ses actions, la simulation de {row.title} est à {off} % du pas "
+        f"mesuré ; sa bulle occupe {shares[0]} % du temps des rangs, {shares[1]} % en simulation.",
     )

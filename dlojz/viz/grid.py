@@ -92,7 +92,12 @@ def grid(comparison: Comparison, compact: bool = False) -> Grid:
             _loss_lines(rows, 2 if compact else 4),
         ),
         Section(
-            say(en="Speed (predicted: dp × one process)", fr="Vitesse (prédite : dp × un processus)"),
+            say(en="Speed (predicted: dp × one process)", fr="Vitesse (prédite : dp × un processus)")
+            if all(row.pipeline_s.measured is None for row in rows)
+            else say(
+                en="Speed (predicted: dp × one process × the schedule's speed-up)",
+                fr="Vitesse (prédite : dp × un processus × gain de l’ordonnancement)",
+            ),
             _speed_lines(rows),
         ),
         Section(
@@ -143,6 +148,16 @@ def _speed_lines(rows: Sequence[Row]) -> tuple[Line, ...]:
     return _known(
         _line(say(en="samples/s", fr="échantillons/s"), [row.samples_per_s for row in rows], _three_digits),
         Line(say(en="step, ms", fr="pas, ms"), steps),
+        _line(
+            say(en="pipeline, ms", fr="pipeline, ms"),
+            [row.pipeline_s for row in rows],
+            lambda seconds: _three_digits(seconds * 1e3),
+        ),
+        _line(
+            say(en="bubble, %", fr="bulle, %"),
+            [row.bubble_fraction for row in rows],
+            lambda fraction: _three_digits(fraction * 100),
+        ),
         _scaled("FLOP", [row.step_flops for row in rows], 1000, ("", "k", "M", "G", "T", "P")),
     )
 

@@ -53,6 +53,26 @@ PHASE_STYLES: dict[str, Style] = {
 }
 OTHER = Style(GREY, "oo")
 
+SCHEDULE_STYLES: dict[str, Style] = {  # kinds of pipeline actions, see dlojz.pipeline.action
+    "F": Style(SKY, ""),
+    "B": Style(ORANGE, "//"),
+    "I": Style(YELLOW, "\\\\"),
+    "W": Style(GREEN, ".."),
+    "O": Style(PURPLE, "xx"),
+    "U": Style(VERMILION, "++"),
+    "E": Style(GREY, "--"),
+    "L": Style("#FFFFFF", "--"),
+}
+SERIES = (SKY, ORANGE, YELLOW, PURPLE, GREEN, "#A6CEE3", "#FDD9A0", "#E8B7D4")
+"""Light colours, for as many micro-batches, chunks or weight versions; they recur, so a number always stands beside."""
+IDLE_STYLES: dict[str, Style] = {
+    "warm-up": Style("#DCEBF7", "//"),
+    "latency": Style("#F6D5C3", "||"),
+    "imbalance": Style("#F0E6F2", "xx"),
+    "drain": Style("#E6F2DC", "\\\\"),
+    "barrier": Style("#E5E5E5", ".."),
+}
+
 LINE_STYLES: tuple[tuple[str, str, str], ...] = (  # colour, dashes, marker
     (BLACK, "-", "o"),
     (ORANGE, "--", "s"),
@@ -90,6 +110,20 @@ def phase_label(name: str) -> str:
         "data": say(en="data", fr="données"),
         "bubble": say(en="bubble", fr="bulle"),
     }.get(name, name)
+
+
+def action_label(kind: str) -> str:
+    """A kind of pipeline action in the reader's language."""
+    return {
+        "F": say(en="forward", fr="passe avant"),
+        "B": say(en="backward", fr="passe arrière"),
+        "I": say(en="backward, input", fr="arrière, entrée"),
+        "W": say(en="backward, weights", fr="arrière, poids"),
+        "O": say(en="forward and backward", fr="avant et arrière"),
+        "U": say(en="update", fr="mise à jour"),
+        "E": say(en="evict", fr="éviction"),
+        "L": say(en="load back", fr="rapatriement"),
+    }.get(kind, kind)
 
 
 def phase_style(name: str) -> Style:
