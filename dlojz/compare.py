@@ -16,6 +16,11 @@ from dlojz.comparison import Comparison, Pair, Row, TrafficPair
 from dlojz.config import RunConfig
 from dlojz.footprint import CATEGORIES, Collective, Footprint
 from dlojz.hardware import DEVICES, Device
+from dlojz.overlay import overlay_of
+from dlojz.pipeline.cuts import schedule_of
+from dlojz.pipeline.measured import Overlay
+from dlojz.pipeline.simulator import simulate
+from dlojz.pipeline.timeline import Timeline
 from dlojz.predict import predict
 from dlojz.record import RunRecord
 from dlojz.schema import LabError
@@ -97,6 +102,7 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> Row:
     serial_rate = serial_measured.samples_per_s if serial_measured else None
     peaks = [peak for each in record.footprints if (peak := each.memory.peak_bytes) is not None] if record else []
     limit = limit_of(record) if record else None
+    pipeline = _pipeline(record) if record else None
     return Row(
         run_id=run.run_id,
         title=title,
@@ -112,9 +118,12 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> Row:
         first_loss=Pair(predicted=_at(serial_losses, 0), measured=_at(losses, 0)),
         last_loss=Pair(predicted=_at(serial_losses, len(losses) - 1), measured=_at(losses, len(losses) - 1)),
         samples_per_s=Pair(
-            predicted=serial_rate and serial_rate * layout.dp, measured=measured.samples_per_s if measured else None
+            predicted=serial_rate and serial_rate * layout.dp * _pipeline_speedup(config),
+            measured=measured.samples_per_s if measured else None,
         ),
         step_s=measured.phases.step_s if measured else None,
+        pipeline_s=_both(pipeline, attrgetter("makespan")),
+        bubble_fraction=_both(pipeline, attrgetter("bubble_fraction")),
         communication_exposed_s=measured.phases.communication_exposed_s if measured else None,
         communication_hidden_s=measured.phases.communication_hidden_s if measured else None,
         step_flops=_pair(predicted, measured, attrgetter("step_flops")),
@@ -127,6 +136,27 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> Row:
         unequal_ranks=_unequal_ranks(record) if record and predicted else (),
         communication=_communication(predicted, measured),
     )
+
+
+def _pipeline(record: RunRecord) -> Overlay | None:
+    """The last step of a pipeline, simulated and measured; None where there is none."""
+    try:
+        return overlay_of(record)
+    except LabError:
+        return None
+
+
+def _pipeline_speedup(config: RunConfig) -> float:
+    """Over one rank: that of the schedule with even stages, a backward twice as long as a forward, and no messages."""
+    if config.layout.pp == 1:
+        return 1.0
+    return simulate(schedule_of(config.layout)).speedup
+
+
+def _both(pipeline: Overlay | None, quantity: Callable[[Timeline], float]) -> Pair:
+    if pipeline is None:
+        return Pair()
+    return Pair(predicted=quantity(pipeline.simulated), measured=quantity(pipeline.measured))
 
 
 def _prediction(config: RunConfig, gpu: Device | None) -> tuple[Footprint | None, str]:

@@ -62,9 +62,14 @@ class Row(Contract):
     first_loss: Pair = Pair()
     last_loss: Pair = Pair()
     samples_per_s: Pair = Field(
-        Pair(), description="predicted: dp × the throughput of the same training on one process"
+        Pair(),
+        description="predicted: dp × the throughput of the same training on one process, × a pipeline's speed-up",
     )
     step_s: float | None = None
+    pipeline_s: Pair = Field(
+        Pair(), description="a pipeline's schedule, without the update; predicted: simulated with the measured actions"
+    )
+    bubble_fraction: Pair = Field(Pair(), description="idle share of the ranks in it, simulated likewise and measured")
     communication_exposed_s: float | None = Field(None, description="measured: waiting for it after backward")
     communication_hidden_s: float | None = Field(None, description="measured: under way while backward computed")
     step_flops: Pair = Pair()

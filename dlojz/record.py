@@ -31,6 +31,7 @@ class Span(Contract):
 
     Phases of the rank itself: data, forward, backward, optimizer, and `wait`, the end of a backward that waits for
     communication. `communication` is under way beside them, bucket by bucket where the engine tells that much.
+    In a pipeline a span is one action, whose name (`2F0`, `1B3`, …) is in `action`.
     """
 
     rank: int = Field(ge=0)
@@ -38,6 +39,7 @@ class Span(Contract):
     phase: str
     start_s: float
     end_s: float
+    action: str = Field("", description="action of the pipeline schedule; empty elsewhere")
 
 
 class MemorySample(Contract):

@@ -22,6 +22,7 @@ HELP = {
   srun python -m dlojz.train -b 28 -s 200 --image-size 288 --deepspeed --deepspeed_config ds_config_zero2.json
   torchrun --nproc-per-node 2 -m dlojz.train -b 8 -s 10 --image-size 64
   python -m dlojz.train -b 8 -s 10 --image-size 64
+  torchrun --nproc-per-node 4 -m dlojz.train --model alexnet_tiny -p 2 --steps 200 --deepspeed_config ds_config.json
 
 Without --deepspeed the ranks train with DDP; with it, with the ZeRO stage of the JSON file. The number of ranks is the
 launcher's. Losses, throughput and memory are printed at the end and kept in a run folder, as `dlojz run` does:
@@ -32,6 +33,7 @@ Exit code: 0 completed or diverged, 1 ended otherwise, 2 refused.""",
   srun python -m dlojz.train -b 28 -s 200 --image-size 288 --deepspeed --deepspeed_config ds_config_zero2.json
   torchrun --nproc-per-node 2 -m dlojz.train -b 8 -s 10 --image-size 64
   python -m dlojz.train -b 8 -s 10 --image-size 64
+  torchrun --nproc-per-node 4 -m dlojz.train --model alexnet_tiny -p 2 --steps 200 --deepspeed_config ds_config.json
 
 Sans --deepspeed, les rangs s’entraînent avec DDP ; avec, selon le stage ZeRO du fichier JSON. Le nombre de rangs est
 celui du lanceur. Pertes, débit et mémoire sont affichés à la fin et gardés dans un dossier d’exécution, comme avec
@@ -39,7 +41,7 @@ celui du lanceur. Pertes, débit et mémoire sont affichés à la fin et gardés
 Code de sortie : 0 terminé ou divergé, 1 fini autrement, 2 refusé.""",
 }
 _FIELDS = ("model", "data", "data_root", "precision", "optimizer", "seed", "device")
-_LAYOUT_FIELDS = ("zero", "engine", "checkpointing", "offload")
+_LAYOUT_FIELDS = ("zero", "engine", "checkpointing", "offload", "schedule", "chunks", "partition")
 _DEEPSPEEDS_OWN = ("zero", "engine", "offload")
 
 
@@ -180,13 +182,16 @@ def _parser() -> _Parser:
         dest="p",
         default="1",
         **count,
-        help=say(en="pipeline stages (only 1 is run yet)", fr="étages de pipeline (un seul pour l’instant)"),
+        help=say(
+            en="pipeline stages; the other ranks are replicas of them",
+            fr="étages de pipeline ; les autres rangs en sont des répliques",
+        ),
     )
     add("--accumulation", **count, help=_described("micro_batches"))
     add("--lr", "--learning-rate", dest="learning_rate", metavar="FLOAT", help=_described("learning_rate"))
     add("--wd", "--weight-decay", dest="weight_decay", metavar="FLOAT", help=_described("weight_decay"))
     for name in (*_FIELDS, *_LAYOUT_FIELDS):
-        metavar = "INT" if name in ("seed", "zero") else "TEXT"
+        metavar = "INT" if name in ("seed", "zero", "chunks") else "TEXT"
         add("--" + name.replace("_", "-"), metavar=metavar, help=_described(name))
     add("--local_rank", "--local-rank", help=argparse.SUPPRESS)  # what DeepSpeed's launcher adds
     add(

@@ -32,21 +32,19 @@ def predict(config: RunConfig, rank: int = 0, device: Device | str | None = None
 
     layout = config.layout
     check_rank(config, rank)
-    for name, predicted in (("tp", 1), ("pp", 1)):
-        value = getattr(layout, name)
-        if value != predicted:
-            raise LabError(
-                f"{name}={value} communicates along an axis whose volumes are not predicted yet: use "
-                f"{name}={predicted}; its memory alone is predicted, by `dlojz memory`."
-            )
+    if layout.tp != 1:
+        raise LabError(
+            f"tp={layout.tp} communicates along an axis whose volumes are not predicted yet: use tp=1; its memory "
+            "alone is predicted, by `dlojz memory`."
+        )
     shapes = model_shapes(config)
     return Footprint(
         source="predicted",
         rank=rank,
         parameters=shapes.num_parameters,
         memory=forecast(config, rank, device).memory,
-        communication=predict_communication(config, shapes),
-        step_flops=step_flops(config),
+        communication=predict_communication(config, shapes, rank),
+        step_flops=step_flops(config, rank),
     )
 
 

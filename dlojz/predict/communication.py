@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 
 from dlojz.config import DEEPSPEED_BUCKET_ELEMENTS, RunConfig
 from dlojz.footprint import Collective, Traffic
+from dlojz.predict.parts import part_of
 from dlojz.predict.shapes import ModelShapes
 from dlojz.predict.states import FP32_BYTES, compute_bytes, padded_parameters, zero_by_hand_shares
 from dlojz.units import MEBIBYTE
@@ -163,12 +164,26 @@ _RULES: dict[str, Callable[[RunConfig, ModelShapes], list[Traffic]]] = {
 }
 
 
-def predict_communication(config: RunConfig, shapes: ModelShapes) -> tuple[Traffic, ...]:
-    """One rank's traffic in a steady step, sorted by collective and group; empty for one process."""
+def predict_communication(config: RunConfig, shapes: ModelShapes, rank: int = 0) -> tuple[Traffic, ...]:
+    """One rank's traffic in a steady step, sorted by collective and group; empty for one process.
+
+    Args:
+        config: the run.
+        shapes: of the whole model.
+        rank: matters in a pipeline only, whose ranks send different things.
+    """
     layout = config.layout
     if layout.world_size == 1:
         return ()
     control = Traffic(
         collective="all_reduce", group="control", group_size=layout.world_size, count=1, message_bytes=LOSS_BYTES
     )
-    return tuple(sorted([control, *_RULES[layout.strategy](config, shapes)], key=lambda t: (t.collective, t.group)))
+    if layout.pp > 1:
+        from dlojz.predict.pipeline_communication import pipeline_traffic
+
+        rule = pipeline_traffic(config, shapes, rank)
+        if layout.dp > 1 and layout.engine == "deepspeed":
+            rule += _RULES[layout.strategy](config, part_of(config, shapes, rank))
+    else:
+        rule = _RULES[layout.strategy](config, shapes)
+    return tuple(sorted([control, *rule], key=lambda t: (t.collective, t.group)))

@@ -9,11 +9,15 @@ from functools import lru_cache
 
 from dlojz import models
 from dlojz.config import RunConfig
+from dlojz.pipeline.cuts import schedule_of
+from dlojz.predict.parts import bounds_of, rank_stages
 from dlojz.predict.shapes import build_on_meta, model_shapes
 
 
-def step_flops(config: RunConfig) -> float:
+def step_flops(config: RunConfig, rank: int = 0) -> float:
     """FLOPs of one rank in one step: forward once, backward twice as much, and what is computed again.
+
+    A pipeline rank computes the share of its own stages' blocks.
 
     A count differs by little: it falls short by the gradient of the images, which nothing needs, and exceeds it by the
     scores that fused attention kernels compute again in backward (2 % for the lab's small text models).
@@ -31,7 +35,20 @@ def step_flops(config: RunConfig) -> float:
         sample_flops += summary.flops - _modules_flops(
             config.model, config.image_size, config.sequence_length, config.num_classes, _not_recomputed(config)
         )
-    return float(sample_flops * config.layout.micro_batch * config.layout.micro_batches)
+    return float(sample_flops * config.layout.micro_batch * config.layout.micro_batches) * _share(config, rank)
+
+
+def _share(config: RunConfig, rank: int) -> float:
+    """Part of the model's FLOPs, by blocks, that one rank computes per micro-batch of its replica."""
+    if config.layout.pp == 1:
+        return 1.0
+    from dlojz.pipeline.block_weights import block_weights
+
+    flops = block_weights(config, "flops").weights
+    bounds = bounds_of(config, model_shapes(config))
+    own = sum(sum(flops[slice(*bounds[stage : stage + 2])]) for stage in rank_stages(config, rank))
+    # A bidirectional pipeline sends half of the micro-batches each way.
+    return float(own / sum(flops)) / schedule_of(config.layout).pipes
 
 
 def _not_recomputed(config: RunConfig) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from dlojz.predict.allocator import replay
 from dlojz.predict.model_trace import trace_of
 from dlojz.predict.offload import offload_states
 from dlojz.predict.parts import axes_of, part_of
-from dlojz.predict.rank_trace import trace_of_rank
+from dlojz.predict.rank_trace import micro_batches_in_flight, trace_of_rank
 from dlojz.predict.shapes import model_shapes
 from dlojz.predict.states import predict_states
 from dlojz.predict.step import Step
@@ -136,8 +136,7 @@ def _forecast(config: RunConfig, rank: int, device: Device | None) -> Forecast:
     part = part_of(config, shapes, rank)
     dp_rank = axes_of(config, rank)[0]
     states = offload_states(config, part, predict_states(config, part, dp_rank), dp_rank)
-    num_blocks = 1 + max(parameter.block for parameter in shapes.parameters)
-    trace = trace_of_rank(config, trace_of(config, on_gpu=device is not None), num_blocks, rank)
+    trace = trace_of_rank(config, trace_of(config, on_gpu=device is not None), shapes, rank)
     overlay = overlays.overlay(config, part, dp_rank=dp_rank, on_gpu=device is not None)
     step = Step(config, trace, states, overlay, whole=shapes, rank=rank)
     if device is not None:
@@ -154,7 +153,7 @@ def _forecast(config: RunConfig, rank: int, device: Device | None) -> Forecast:
         peak_module=ledger.peak_detail[1],
         at_peak_by_block=ledger.peak_by_block(),
         activations_by_module=trace.by_module,
-        in_flight=step.in_flight,
+        in_flight=micro_batches_in_flight(config, rank),
         samples=samples,
         movements=tuple(ledger.movements),
     )

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from dlojz import models
 from dlojz.config import RunConfig
+from dlojz.pipeline.cuts import schedule_of, stage_bounds
 from dlojz.predict.shapes import ModelShapes, ParameterShape
 from dlojz.schema import LabError
 from dlojz.text import say
@@ -50,6 +51,39 @@ def stage_blocks(num_blocks: int, pp: int, stage: int) -> range:
     plain = pp - more
     start = share * min(stage, plain) + (share + 1) * max(0, stage - plain)
     return range(start, start + share + (stage >= plain))
+
+
+def num_blocks(shapes: ModelShapes) -> int:
+    """Blocks of a model."""
+    return max(parameter.block for parameter in shapes.parameters) + 1
+
+
+def bounds_of(config: RunConfig, shapes: ModelShapes) -> tuple[int, ...]:
+    """First block of each stage of a layout's pipeline, and the number of blocks.
+
+    Raises:
+        LabError: if the schedule does not fit the layout, or a stage would have no block.
+    """
+    layout = config.layout
+    blocks = num_blocks(shapes)
+    stages = layout.pp if layout.engine == "deepspeed" else schedule_of(layout).stages
+    if layout.partition == "uniform":
+        return stage_bounds(layout, stages, [""] * blocks, [1] * blocks)
+    from dlojz.pipeline.block_weights import block_weights  # loads torch
+
+    parameters = block_weights(config, "parameters")
+    flops = [float(one) for one in block_weights(config, "flops").weights] if layout.partition == "flops" else []
+    return stage_bounds(layout, stages, parameters.kinds, [int(one) for one in parameters.weights], flops)
+
+
+def rank_stages(config: RunConfig, rank: int) -> tuple[int, ...]:
+    """The stages that one rank holds, in order; one that it holds twice (bidirectional schedules) counts twice."""
+    if config.layout.pp == 1:
+        return (0,)
+    pipeline_rank = axes_of(config, rank)[2]
+    schedule = schedule_of(config.layout)
+    held = [s for ranks in schedule.placement for s, holder in enumerate(ranks) if holder == pipeline_rank]
+    return tuple(sorted(held))
 
 
 def split_names(config: RunConfig) -> tuple[frozenset[str], frozenset[str]]:
@@ -97,10 +131,10 @@ def part_of(config: RunConfig, shapes: ModelShapes, rank: int) -> ModelShapes:
     layout = config.layout
     if layout.tp == layout.pp == 1:
         return shapes
-    blocks = sorted({parameter.block for parameter in shapes.parameters})
-    stage = stage_blocks(max(blocks) + 1, layout.pp, axes_of(config, rank)[2])
-    parameters = tuple(shared_out(config, parameter) for parameter in shapes.parameters if parameter.block in stage)
-    whole = sum(parameter.numel for parameter in shapes.parameters if parameter.block in stage)
+    bounds = bounds_of(config, shapes) if layout.pp > 1 else (0, num_blocks(shapes))
+    held = {block for stage in rank_stages(config, rank) for block in range(*bounds[stage : stage + 2])}
+    parameters = tuple(shared_out(config, parameter) for parameter in shapes.parameters if parameter.block in held)
+    whole = sum(parameter.numel for parameter in shapes.parameters if parameter.block in held)
     share = whole / shapes.num_parameters if shapes.num_parameters else 0.0
     return ModelShapes(
         parameters, round(share * shapes.float_buffer_elements), round(share * shapes.integer_buffer_bytes)

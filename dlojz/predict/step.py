@@ -8,9 +8,8 @@ from __future__ import annotations
 from dlojz.config import RunConfig
 from dlojz.footprint import STATES, Category, Memory
 from dlojz.predict import overlays
-from dlojz.predict.activation_forms import in_flight
-from dlojz.predict.parts import axes_of
-from dlojz.predict.rank_trace import block_of
+from dlojz.predict.pipeline_communication import samples_bytes
+from dlojz.predict.rank_trace import block_of, in_flight_bytes
 from dlojz.predict.shapes import ModelShapes
 from dlojz.predict.timeline import Ledger
 from dlojz.predict.tracing import Allocation, Mark, Trace
@@ -47,7 +46,8 @@ class Step:
         self.gradient_bytes = 0
         """Bytes of the gradients as autograd makes them, where the engine keeps them; larger than the parameters where
         a gradient is a view of a larger tensor."""
-        self.in_flight = self._in_flight(rank)
+        self._in_flight_bytes = in_flight_bytes(config, trace, whole, rank)
+        self._samples_bytes = samples_bytes(config, rank)
         self._states = states
         self._is_gradient = {
             event.storage: event.name for event in trace.events if isinstance(event, Mark) and event.what == "ready"
@@ -56,14 +56,6 @@ class Step:
         self._share = {name: one.numel / whole_numel[name] for name, one in overlay.by_name.items()}
         self._accumulated: set[str] = set()
         self._phase = ""
-
-    def _in_flight(self, rank: int) -> int:
-        layout = self.config.layout
-        if layout.pp == 1:
-            return 1
-        schedule = layout.schedule or "1f1b"
-        held = in_flight(schedule, axes_of(self.config, rank)[2], layout.pp, layout.micro_batches)
-        return max(1, -(-held.numerator // held.denominator))
 
     @property
     def last(self) -> bool:
@@ -81,19 +73,21 @@ class Step:
         if not ledger.holds(("state", "weights", 0)):
             self._hold_states()
         self.overlay.begin_step(self)
-        kept_bytes = sum(self.trace.bytes_of[storage] for storage in self.trace.kept - self.trace.on_host)
         self._at("forward")
-        for other in range(1, self.in_flight):
-            ledger.hold(("in flight", other), "activations", kept_bytes)
+        if self._samples_bytes:
+            ledger.hold(("samples",), "activations", self._samples_bytes)
         former = -1
         for number in range(layout.micro_batches):
             if number in (0, layout.micro_batches - 1) or number < REPLAYED_MICRO_BATCHES - 1:
                 self.micro_batch = number
+                if self._in_flight_bytes:
+                    ledger.drop(("in flight",))
+                    ledger.hold(("in flight",), "activations", self._in_flight_bytes[number])
                 self._pass(former)
                 former = number
         self._forget_batch(self.micro_batch)
-        for other in range(1, self.in_flight):
-            ledger.drop(("in flight", other))
+        for name in ("in flight", "samples"):
+            ledger.drop((name,))
         self._at("optimizer")
         self.overlay.update(self)
         for name in self.overlay.by_name:

@@ -24,6 +24,7 @@ from dlojz.units import format_seconds
 
 if TYPE_CHECKING:
     from dlojz.comparison import Comparison
+    from dlojz.viz.canvas import LabFigure
 
 _POLL_S = 0.2
 _SETTLE_S = 30.0
@@ -91,6 +92,22 @@ class Run:
         from dlojz.compare import compare
 
         return compare([self])
+
+    def overlay(self, path: str | Path | None = None, step: int | None = None) -> LabFigure:
+        """A pipeline's measured step under its simulation, as a figure; `dlojz.overlay.overlay_of` gives the figures.
+
+        Args:
+            path: picture to write, if any.
+            step: one of the steps kept; by default the one of median length.
+
+        Raises:
+            LabError: if the run has not ended, is no pipeline, or did not time that step.
+        """
+        from dlojz.overlay import overlay_figure_of
+
+        if self.record is None:
+            raise LabError(f"the run {self.run_id} has not ended: follow it with watch(), then call overlay().")
+        return overlay_figure_of(self.record, path, step)
 
     def wait(self, timeout_s: float | None = None) -> Self:
         """Wait for the end, without a bar.

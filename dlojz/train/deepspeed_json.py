@@ -50,6 +50,8 @@ def deepspeed_json(config: RunConfig) -> dict[str, Any]:
         types["grad_accum_dtype"] = "fp32"
     if types:
         settings["data_types"] = types
+    if layout.pp > 1:
+        settings["pipeline"] = {"activation_checkpoint_interval": int(layout.checkpointing == "full")}
     if layout.zero == 3:
         # The textbook stage 3: no parameter is kept whole for being small, and each is freed after forward and
         # gathered again for backward. By default DeepSpeed keeps up to 1e9 of them for reuse.
@@ -107,7 +109,9 @@ def _read(source: str | os.PathLike[str], base: RunConfig | None) -> tuple[RunCo
     document = _document(source)
     base = base or RunConfig()
     keys.check(document)
-    given = _states(document) | _precision(document) | _optimizer(document) | _batch(document, base)
+    given = (
+        _states(document) | _precision(document) | _optimizer(document) | _batch(document, base) | _pipeline(document)
+    )
     if given.get("precision") == "fp32":
         given["fp32_gradients"] = False
     return RunConfig.of(**{**base.to_dict(), "layout": _deepspeed_layout(base), **given}), document
@@ -184,6 +188,23 @@ def _states(document: Mapping[str, Any]) -> dict[str, Any]:
     given["offload"] = "optimizer" if parameters is None else "parameters"
     given["nvme_path"] = (optimizer or (None, None))[1]
     return given
+
+
+def _pipeline(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Blocks between two checkpoints of a pipeline stage: 0 checkpoints nothing, 1 every block."""
+    interval = document.get("pipeline", {}).get("activation_checkpoint_interval")
+    if interval is None:
+        return {}
+    if interval not in (0, 1):
+        raise LabError(
+            say(
+                en=f"pipeline.activation_checkpoint_interval={interval} was received, but the lab checkpoints every "
+                "block (1) or none (0).",
+                fr=f"pipeline.activation_checkpoint_interval={interval} a été reçu, mais le TP met des points de "
+                "contrôle à chaque bloc (1) ou à aucun (0).",
+            )
+        )
+    return {"checkpointing": "full" if interval else "none"}
 
 
 def _place(zero: Mapping[str, Any], name: str) -> tuple[str, str | None] | None:

@@ -26,6 +26,7 @@ DONE: dict[str, Kind] = {
     "fp16": "object",
     "data_types": "object",
     "optimizer": "object",
+    "pipeline": "object",
     "gradient_clipping": "number",
     "zero_allow_untested_optimizer": "switch",
     "zero_force_ds_cpu_optimizer": "switch",
@@ -140,6 +141,12 @@ SECTIONS: dict[str, dict[str, Kind]] = {
     },
     "data_types": {"grad_accum_dtype": "any", "param_dtype": "any", "buffer_dtype": "any"},
     "optimizer": {"type": "word", "params": "object", "legacy_fusion": "switch"},
+    "pipeline": {
+        "stages": "count",
+        "partition": "word",
+        "activation_checkpoint_interval": "number",
+        **dict.fromkeys(("seed_layers", "pipe_partitioned", "grad_partitioned", "use_reentrant"), "switch"),
+    },
 }
 
 
@@ -160,7 +167,7 @@ def check(document: Mapping[str, Any]) -> None:
         else:
             _check_value("", key, value, {**DONE, **SPEED, **dict.fromkeys(OTHER_TRAINING, "any")})
     zero = document.get("zero_optimization", {})
-    for section in ("zero_optimization", "bf16", "fp16", "data_types", "optimizer"):
+    for section in ("zero_optimization", "bf16", "fp16", "data_types", "optimizer", "pipeline"):
         for key, value in document.get(section, {}).items():
             _check_value(section, key, value, SECTIONS[section])
     for section in ("offload_optimizer", "offload_param"):
@@ -272,3 +279,6 @@ def left_to_the_lab(document: Mapping[str, Any]) -> Iterator[str]:
     for key in document.get("zero_optimization", {}):
         if key not in read:
             yield f"zero_optimization.{key}"
+    for key in document.get("pipeline", {}):
+        if key != "activation_checkpoint_interval":
+            yield f"pipeline.{key}"  # DeepSpeed itself takes these from its PipelineModule

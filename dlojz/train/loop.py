@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,6 +25,8 @@ from dlojz.data.sampling import MicroBatchSampler, micro_batches
 from dlojz.record import EventLog, Status
 from dlojz.schema import LabError
 from dlojz.train import engines
+from dlojz.train.clocks import offset_to_first
+from dlojz.train.engines.pipeline import PipelineEngine
 from dlojz.train.probes.probes import Probes
 from dlojz.train.weights import save_weights, weights_sha256
 
@@ -98,22 +102,37 @@ def build_model(config: RunConfig) -> torch.nn.Module:
 def accumulate(
     engine: engines.Engine, batches: Iterator[tuple[Tensor, Tensor]], micro_batches: int, probes: Probes | None
 ) -> Tensor:
-    """Forward and backward of one step's micro-batches; returns their mean loss (a scalar on the device)."""
+    """Forward and backward of one step's micro-batches; returns their mean loss (a scalar on the device).
+
+    In a pipeline it is this rank's part of it, and the mean over all ranks the loss: see `PipelineEngine.run`.
+    """
+    if isinstance(engine, PipelineEngine):
+        samples = [engine.take(*_read(engine, batches, probes)) for _ in range(micro_batches)]
+        with probes.clock.pipeline() if probes else nullcontext():
+            return engine.run(samples)
     losses = []
     for index in range(micro_batches):
         last = index == micro_batches - 1
-        if probes is None:
-            inputs, targets = (tensor.to(engine.device) for tensor in next(batches))
-        else:
-            with probes.clock.phase("data"):
-                with probes.loading():
-                    samples = next(batches)
-                inputs, targets = (tensor.to(engine.device) for tensor in samples)
-                probes.loaded(inputs, targets)
+        inputs, targets = _read(engine, batches, probes)
         loss = engine.forward(inputs, targets, last=last)
         engine.backward(loss, last=last)
         losses.append(loss.detach())
     return torch.stack(losses).mean()
+
+
+def _read(
+    engine: engines.Engine, batches: Iterator[tuple[Tensor, Tensor]], probes: Probes | None
+) -> tuple[Tensor, Tensor]:
+    """The next micro-batch, on the device."""
+    if probes is None:
+        inputs, targets = (tensor.to(engine.device) for tensor in next(batches))
+        return inputs, targets
+    with probes.clock.phase("data"):
+        with probes.loading():
+            samples = next(batches)
+        inputs, targets = (tensor.to(engine.device) for tensor in samples)
+        probes.loaded(inputs, targets)
+    return inputs, targets
 
 
 def mean_over_ranks(loss: Tensor, control: dist.ProcessGroup | None) -> float:
@@ -140,13 +159,13 @@ def train(config: RunConfig, folder: Path, events: EventLog, *, rank: int, local
         model = build_model(config)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         engine = engines.build(config, model, device)
+        del model  # a pipeline rank keeps its stages only
         probes.attach(engine)
         with probes.loading():
-            batches = open_batches(config, dp_rank=rank)
+            batches = open_batches(config, dp_rank=rank % layout.dp)
         ended: tuple[Status, str] = ("completed", "")
         if control is not None:
-            # Who: all ranks, once, in the control group. What: nothing but the moment from which their clocks count.
-            dist.barrier(group=control)
+            _align_clocks(probes, control, events)
         for step in range(config.steps):
             probes.start_step(step)
             loss = mean_over_ranks(accumulate(engine, batches, layout.micro_batches, probes), control)
@@ -171,6 +190,17 @@ def train(config: RunConfig, folder: Path, events: EventLog, *, rank: int, local
         events.write("spans", spans=[span.to_dict() for span in probes.clock.spans()])
     _finish(config, folder, events, engine, rank)
     return ended
+
+
+def _align_clocks(probes: Probes, control: dist.ProcessGroup, events: EventLog) -> None:
+    """Let the timelines of all ranks count from one moment of rank 0's clock."""
+    clock = offset_to_first(control)
+    # Who: all ranks, once, in the control group. What: that all are there, then rank 0's time. How much: 8 bytes.
+    dist.barrier(group=control)
+    origin_s = torch.tensor([time.perf_counter()], dtype=torch.float64)
+    dist.broadcast(origin_s, src=0, group=control)
+    probes.clock.align(float(origin_s) - clock.offset_s)
+    events.write("clock", offset_s=clock.offset_s, uncertainty_s=clock.uncertainty_s)
 
 
 def _write_footprint(events: EventLog, probes: Probes, parameters: int) -> None:

@@ -188,7 +188,7 @@ def test_three_dimensions_together() -> None:
         ({"dp": 2}, 2, None, "rank 2 does not exist.*ranks 0 to 1"),
         ({}, 0, "v100", "v100-16"),
         ({"tp": 3}, 0, None, "tp=3 does not divide the 128 rows of"),
-        ({"pp": 7}, 0, None, "the model has 6: use pp=6 or less"),
+        ({"pp": 7}, 0, None, "the model has 6: use 6 stages or less"),
     ],
 )
 def test_what_cannot_be_forecast(fields: dict[str, object], rank: int, device: str | None, words: str) -> None:

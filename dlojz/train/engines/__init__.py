@@ -6,37 +6,54 @@ knows of the probes.
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import torch
 from torch import nn
 
-from dlojz.config import RunConfig
+from dlojz.config import RunConfig, Strategy
+from dlojz.pipeline.executable import ASYNCHRONOUS
 from dlojz.train.engines.base import Engine
+
+_ENGINES: dict[Strategy, str] = {
+    "single": "base.Engine",
+    "ddp": "ddp.DDPEngine",
+    "by_hand": "by_hand.ByHandEngine",
+    "by_hand-1": "zero_by_hand.ZeroByHandEngine",
+    "by_hand-2": "zero_by_hand.ZeroByHandEngine",
+    "by_hand-3": "zero_by_hand.ZeroByHandEngine",
+    "fsdp2": "fsdp2.FSDP2Engine",
+    "zero-0": "deepspeed.DeepSpeedEngine",
+    "zero-1": "deepspeed.DeepSpeedEngine",
+    "zero-2": "deepspeed.DeepSpeedEngine",
+    "zero-3": "deepspeed.DeepSpeedEngine",
+}
+_PIPELINES = {
+    "torch": "torch_pipeline.TorchPipelineEngine",
+    "by_hand": "pipeline_by_hand.ByHandPipelineEngine",
+    "deepspeed": "deepspeed_pipeline.DeepSpeedPipelineEngine",
+}
 
 
 def build(config: RunConfig, model: nn.Module, device: torch.device) -> Engine:
     """The engine that runs the layout of `config`, around a model every rank has built with the same weights."""
-    strategy = config.layout.strategy
-    if strategy == "single":
-        return Engine(config, model, device)
-    if strategy == "ddp":
-        from dlojz.train.engines.ddp import DDPEngine
+    if config.layout.pp > 1:
+        return _build_pipeline(config, model, device)
+    return _engine(_ENGINES[config.layout.strategy])(config, model, device)
 
-        return DDPEngine(config, model, device)
-    if strategy == "by_hand":
-        from dlojz.train.engines.by_hand import ByHandEngine
 
-        return ByHandEngine(config, model, device)
-    if strategy in ("by_hand-1", "by_hand-2", "by_hand-3"):
-        from dlojz.train.engines.zero_by_hand import ZeroByHandEngine
+def _build_pipeline(config: RunConfig, model: nn.Module, device: torch.device) -> Engine:
+    layout = config.layout
+    if layout.engine == "by_hand" and layout.schedule in ASYNCHRONOUS:
+        return _engine("pipeline_asynchronous.AsynchronousPipelineEngine")(config, model, device)
+    return _engine(_PIPELINES[layout.engine])(config, model, device)
 
-        return ZeroByHandEngine(config, model, device)
-    if strategy == "fsdp2":
-        from dlojz.train.engines.fsdp2 import FSDP2Engine
 
-        return FSDP2Engine(config, model, device)
-    from dlojz.train.engines.deepspeed import DeepSpeedEngine
-
-    return DeepSpeedEngine(config, model, device)
+def _engine(name: str) -> type[Engine]:
+    """An engine's class; only its own libraries are loaded."""
+    module, engine = name.split(".")
+    found: type[Engine] = getattr(import_module(f"dlojz.train.engines.{module}"), engine)
+    return found
 
 
 __all__ = ["Engine", "build"]

@@ -16,11 +16,15 @@ from typing import Any
 import torch
 
 from dlojz.footprint import Overlap, Phases
+from dlojz.pipeline.action import FORWARD, UPDATE, Action
 from dlojz.record import Span
 from dlojz.train.engines.base import Engine
+from dlojz.train.engines.pipeline import PipelineEngine
 
 PHASE_OF_METHOD = {"forward": "forward", "backward": "backward", "update": "optimizer"}
+_PHASE_OF_ACTION = {FORWARD: "forward", UPDATE: "optimizer"}
 KEPT_SPANS = 3
+Perform = Callable[[Action, Callable[[], None]], None]
 
 
 class PhaseClock:
@@ -36,6 +40,7 @@ class PhaseClock:
         self._rank, self._cuda, self._on_phase = rank, device.type == "cuda", on_phase
         self._origin_s = time.perf_counter()
         self._step = -1
+        self._aligned = False
         self._steps: dict[int, dict[str, float]] = {}
         self._spans: list[Span] = []
 
@@ -43,10 +48,12 @@ class PhaseClock:
         """Time forward, backward and update of this engine from now on."""
         for method, phase in PHASE_OF_METHOD.items():
             setattr(engine, method, self._timed(getattr(engine, method), phase))
+        if isinstance(engine, PipelineEngine):
+            engine.perform = self._performed(engine.perform)  # type: ignore[method-assign,assignment]
 
     def detach(self, engine: Engine) -> None:
         """Give the engine its own methods back."""
-        for method in PHASE_OF_METHOD:
+        for method in (*PHASE_OF_METHOD, "perform"):
             engine.__dict__.pop(method, None)
 
     def _timed(self, method: Callable[..., Any], phase: str) -> Callable[..., Any]:
@@ -56,8 +63,26 @@ class PhaseClock:
 
         return timed
 
+    def _performed(self, perform: Perform) -> Perform:
+        def performed(action: Action, compute: Callable[[], None]) -> None:
+            with self.phase(_PHASE_OF_ACTION.get(action.kind, "backward"), str(action)):
+                perform(action, compute)
+            if self._on_phase is not None:
+                self._on_phase("communication")  # what is received from here on belongs to no action
+
+        return performed
+
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def pipeline(self) -> Iterator[None]:
+        """Around a step's whole schedule: the time in which no action of this rank computes is its bubble."""
+        seconds = self._steps.setdefault(self._step, defaultdict(float))
+        start_s = time.perf_counter()
+        yield
+        took_s = time.perf_counter() - start_s
+        seconds["bubble"] += max(0.0, took_s - seconds["forward"] - seconds["backward"])
+
+    @contextmanager
+    def phase(self, name: str, action: str = "") -> Iterator[None]:
         """Time what happens within as one phase of the present step."""
         if self._on_phase is not None:
             self._on_phase(name)
@@ -68,9 +93,9 @@ class PhaseClock:
         end_s = time.perf_counter()
         seconds = self._steps.setdefault(self._step, defaultdict(float))
         seconds[name] += end_s - start_s
-        self._keep(name, start_s, end_s)
+        self._keep(name, start_s, end_s, action)
 
-    def _keep(self, phase: str, start_s: float, end_s: float) -> None:
+    def _keep(self, phase: str, start_s: float, end_s: float, action: str = "") -> None:
         self._spans.append(
             Span.model_construct(
                 rank=self._rank,
@@ -78,12 +103,17 @@ class PhaseClock:
                 phase=phase,
                 start_s=start_s - self._origin_s,
                 end_s=end_s - self._origin_s,
+                action=action,
             )
         )
 
+    def align(self, origin_s: float) -> None:
+        """Count the timeline from this moment of the rank's own clock, which is the same moment on all ranks."""
+        self._origin_s, self._aligned = origin_s, True
+
     def start_step(self, step: int) -> None:
         """Begin a step; the timeline keeps the last few."""
-        if not self._steps:
+        if not self._steps and not self._aligned:
             self._origin_s = time.perf_counter()
         self._step = step
         self._spans = [span for span in self._spans if span.step > step - KEPT_SPANS]

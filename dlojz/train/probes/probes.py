@@ -17,6 +17,7 @@ from dlojz.config import RunConfig
 from dlojz.footprint import Footprint, Phases
 from dlojz.record import MemorySample
 from dlojz.train.engines.base import Engine
+from dlojz.train.engines.pipeline import PipelineEngine
 from dlojz.train.probes.clock import PhaseClock
 from dlojz.train.probes.communication import traffic_of
 from dlojz.train.probes.memory import MemoryProbe
@@ -60,6 +61,8 @@ class Probes:
     def attach(self, engine: Engine) -> None:
         """Observe this engine."""
         self._engine = engine
+        if isinstance(engine, PipelineEngine):
+            self.trace.name_groups(engine.group_names)
         self.clock.attach(engine)
         self.memory.claim(engine.inventory())
 
@@ -67,7 +70,8 @@ class Probes:
         if not self._tracing or self._engine is None:
             return
         if phase == "data":
-            self.memory.before_forward(self._engine.inventory())
+            if self._phase != "data":  # a pipeline reads all micro-batches before its first forward
+                self.memory.before_forward(self._engine.inventory())
         elif self._phase == "forward":
             self.memory.claim_host(self._engine.offloaded())
             self.memory.after_forward(self._engine.inventory())

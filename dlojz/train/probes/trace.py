@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,6 +78,9 @@ _COLLECTIVES = {
     "recv_": ("recv", 0),
     "barrier": ("barrier", 0),
 }
+
+_BETWEEN_STAGES = ("send", "recv")
+"""What a pipeline passes from stage to stage are activations, no buffers of the communication."""
 
 
 def _flash_for_cpu(query: Tensor, key: Tensor, value: Tensor, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
@@ -163,6 +166,10 @@ class StorageTrace(TorchDispatchMode):
                 self.see(tensor)
         return result
 
+    def name_groups(self, names: Mapping[str, str]) -> None:
+        """Tell the mesh axes of process groups by their own names."""
+        self._group_names |= names
+
     def see(self, tensor: Tensor) -> int | None:
         """Follow a tensor's storage from now on; returns its number in this trace."""
         if tensor.device.type == "meta" or type(tensor) not in (Tensor, torch.nn.Parameter):
@@ -200,12 +207,13 @@ class StorageTrace(TorchDispatchMode):
             return
         collective, position = _COLLECTIVES[operator]
         leaves = tree_leaves(args)
-        self.communicated |= {number for leaf in leaves if isinstance(leaf, Tensor) and (number := self.see(leaf))}
+        numbers = {number for leaf in leaves if isinstance(leaf, Tensor) and (number := self.see(leaf)) is not None}
+        if collective not in _BETWEEN_STAGES:
+            self.communicated |= numbers
         group = next((leaf for leaf in leaves if isinstance(leaf, torch.ScriptObject)), None)
         process_group = torch.distributed.ProcessGroup.unbox(group) if group is not None else None
         name = process_group.group_name if process_group is not None else ""
         size = process_group.size() if process_group is not None else 1
         message_bytes = 0 if collective == "barrier" else bytes_of(tree_leaves(args[position]))
-        self.trace.calls.append(
-            CollectiveCall(self.step, collective, self._group_names.get(name, "dp"), size, message_bytes)
-        )
+        axis = self._group_names.get(name, "pp" if collective in _BETWEEN_STAGES else "dp")
+        self.trace.calls.append(CollectiveCall(self.step, collective, axis, size, message_bytes))

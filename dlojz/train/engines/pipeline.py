@@ -1,0 +1,200 @@
+"""What all pipeline engines share: the model cut into stages, the groups, the losses, the weights.
+
+Layer 3. Invariant: a rank holds the stages that the schedule's placement gives it and no other; the gradient of a step
+is the mean over its global batch, whatever the schedule. Ranks are numbered with the pipeline axis outermost:
+rank = pipeline rank × dp + replica (Narayanan et al. 2021, arXiv 2104.04473, §2.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dlojz.config import RunConfig
+from dlojz.models.blocks import BlockList
+from dlojz.pipeline.action import FORWARD, Action
+from dlojz.pipeline.cuts import schedule_of, stage_bounds
+from dlojz.pipeline.runtime_stages import boundaries_of, stage_modules
+from dlojz.train.engines.base import Engine, Inventory, make_optimizer, mean_loss, optimizer_states
+
+StageKey = tuple[int, int]
+"""A stage on a rank: (pipe, stage)."""
+
+
+def bounds_of(config: RunConfig, model: BlockList, stages: int) -> tuple[int, ...]:
+    """First block of each stage, and the number of blocks."""
+    names = [type(block).__name__ for block in model.blocks]
+    parameters = [sum(parameter.numel() for parameter in block.parameters()) for block in model.blocks]
+    flops: Sequence[float] = ()
+    if config.layout.partition == "flops":
+        from dlojz.pipeline.block_weights import block_weights
+
+        flops = [float(one) for one in block_weights(config, "flops").weights]
+    return stage_bounds(config.layout, stages, names, parameters, flops)
+
+
+class PipelineEngine(Engine):
+    """One rank of a pipeline; subclasses run the schedule.
+
+    Args:
+        config: the run; its layout names the schedule and the cut.
+        model: the whole model, with the same weights on every rank; only this rank's stages are kept.
+        device: where to train.
+    """
+
+    def __init__(self, config: RunConfig, model: nn.Module, device: torch.device) -> None:
+        blocks = cast(BlockList, model)
+        self.config, self.device = config, device
+        layout = config.layout
+        self.schedule = schedule_of(layout)
+        self.bounds = bounds_of(config, blocks, self.schedule.stages)
+        self.pp_rank, self.dp_rank = divmod(dist.get_rank(), layout.dp)
+        self.pp_group, self.dp_group = _groups(layout.pp, layout.dp)
+        self._names = [name for name, _ in blocks.named_parameters()]
+        self._shapes = [(tuple(one.shape), one.dtype) for one in blocks.parameters()]
+        stages = stage_modules(blocks, self.bounds)
+        self.boundaries = boundaries_of(stages, _sample(config, blocks), compute=self._autocast_dtype)
+        self.modules: dict[StageKey, BlockList] = {
+            (pipe, stage): stages[stage].to(device)
+            for pipe, ranks in enumerate(self.schedule.placement)
+            for stage, rank in enumerate(ranks)
+            if rank == self.pp_rank
+        }
+        self.module = nn.ModuleList(self.modules.values())
+        self.model = self.module
+        self.offload = None
+        self.build(blocks)
+
+    def build(self, blocks: BlockList) -> None:
+        """Make what runs the schedule, and the optimizer; `blocks` is the whole model, of which no more is kept."""
+        del blocks
+        self.optimizer = make_optimizer(self.config, self.module.parameters())
+
+    @property
+    def _autocast_dtype(self) -> torch.dtype | None:
+        return torch.bfloat16 if self.config.precision == "bf16" else None
+
+    @property
+    def group_names(self) -> dict[str, str]:
+        """Mesh axis of each process group of this rank, by the group's own name: for the probe of communication."""
+        return {str(self.pp_group.group_name): "pp", str(self.dp_group.group_name): "dp"}
+
+    def perform(self, action: Action, compute: Callable[[], None]) -> None:
+        """Run the computation of one action; probes wrap this to time it."""
+        with self.autocast() if action.kind == FORWARD else nullcontext():
+            compute()
+
+    def _perform(self, action: Action, compute: Callable[[], None]) -> None:
+        """What a runtime is given: it looks `perform` up at each call, as a probe may have wrapped it since."""
+        self.perform(action, compute)
+
+    def take(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """What this rank needs of a micro-batch: inputs where it holds a first stage, targets where a last one."""
+        held = {stage for _, stage in self.modules}
+        nothing = inputs.new_empty(0)
+        return inputs if 0 in held else nothing, targets if self.schedule.stages - 1 in held else nothing
+
+    def run(self, samples: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """Forward and backward of all micro-batches of this replica.
+
+        Returns:
+            A scalar; its mean over all ranks is the mean loss of the global batch. Ranks without a last stage give 0.
+        """
+        losses = self.run_schedule([inputs for inputs, _ in samples], [targets for _, targets in samples])
+        self.reduce_gradients()
+        layout = self.config.layout
+        total = torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros((), device=self.device)
+        return total * layout.pp / layout.micro_batches
+
+    def run_schedule(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
+        """Execute the schedule; the losses of the micro-batches whose last stage is here."""
+        raise NotImplementedError
+
+    def reduce_gradients(self) -> None:
+        """Average the gradients of each stage over the replicas.
+
+        Who: the dp ranks that hold the same stages. What: all gradients of one stage in one flat tensor, all-reduced
+        (sum, then divided). How much: 4 bytes per parameter of the stage and step.
+        """
+        if self.config.layout.dp == 1:
+            return
+        for module in self.modules.values():
+            average([parameter.grad for parameter in module.parameters()], self.dp_group)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss of one micro-batch."""
+        return mean_loss(outputs, targets)
+
+    def update(self) -> None:
+        """One optimizer step on this rank's stages, then forget the gradients."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def inventory(self) -> Inventory:
+        """What this rank holds of its stages."""
+        parameters = list(self.module.parameters())
+        return {
+            "weights": [*parameters],
+            "gradients": [parameter.grad for parameter in parameters if parameter.grad is not None],
+            "optimizer": optimizer_states(self.optimizer),
+            "buffers": list(self.module.buffers()),
+        }
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter of the model, broadcast by the rank that holds its stage; a collective call."""
+        own = self.own_weights()
+        owners = {number: rank for rank, stage in self._stages() for number in range(*self.bounds[stage : stage + 2])}
+        for name, (shape, dtype) in zip(self._names, self._shapes, strict=True):
+            owner = owners[int(name.split(".")[1])] * self.config.layout.dp
+            tensor = own.get(name, torch.empty(shape, dtype=dtype)).to(self.device).contiguous()
+            # Who: all ranks, once, at the end of the run. What: one parameter. How much: its bytes.
+            dist.broadcast(tensor, src=owner)
+            yield name, tensor.cpu()
+
+    def own_weights(self) -> dict[str, Tensor]:
+        """This rank's parameters by their name in the whole model."""
+        own: dict[str, Tensor] = {}
+        for (_, stage), module in self.modules.items():
+            for name, parameter in module.named_parameters():
+                _, number, rest = name.split(".", 2)
+                own[f"blocks.{int(number) + self.bounds[stage]}.{rest}"] = parameter.detach()
+        return own
+
+    def _stages(self) -> Iterator[tuple[int, int]]:
+        """(pipeline rank, stage) of the first pipe: where each stage's weights are asked for."""
+        for stage, rank in enumerate(self.schedule.placement[0]):
+            yield rank, stage
+
+
+def average(gradients: Sequence[Tensor | None], group: dist.ProcessGroup, ranks: int | None = None) -> None:
+    """Mean (or with `ranks=1` sum) of the gradients over a group, in place, as one flat all-reduce."""
+    held = [gradient for gradient in gradients if gradient is not None]
+    if not held:
+        return
+    flat = torch.cat([gradient.reshape(-1) for gradient in held])
+    dist.all_reduce(flat, group=group)
+    flat /= ranks or group.size()
+    for gradient, part in zip(held, flat.split([gradient.numel() for gradient in held]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def _groups(pp: int, dp: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """This rank's pipeline group and its data-parallel group; every rank makes all of them, in the same order."""
+    rank = dist.get_rank()
+    pipelines = [dist.new_group([stage * dp + replica for stage in range(pp)]) for replica in range(dp)]
+    replicas = [dist.new_group([stage * dp + replica for replica in range(dp)]) for stage in range(pp)]
+    return pipelines[rank % dp], replicas[rank // dp]
+
+
+def _sample(config: RunConfig, model: nn.Module) -> Tensor:
+    """One micro-batch's input, of the right shape and type; its values do not matter."""
+    from dlojz import models
+
+    if models.spec(config.model).family == "text":
+        return torch.zeros(config.layout.micro_batch, config.sequence_length or 1, dtype=torch.long)
+    return torch.zeros(config.layout.micro_batch, 3, config.image_size or 1, config.image_size or 1)
