@@ -60,21 +60,13 @@ def stage_bounds(
     if method.startswith(PATTERN):
         bounds = by_pattern(names, method.removeprefix(PATTERN), stages).bounds
     elif method == "uniform":
-        bounds = uniform_like_deepspeed(blocks, stages).bounds if deepspeed else _uniform(blocks, stages)
+        # Where blocks are left over, the last stages get them (DeepSpeed's first do): the first stages keep more
+        # micro-batches in flight.
+        bounds = (uniform_like_deepspeed(blocks, stages) if deepspeed else exact([1] * blocks, stages)).bounds
     else:
         weights = [float(one) for one in (flops if method == "flops" else parameters)]
         bounds = (balanced_like_deepspeed(weights, stages) if deepspeed else exact(weights, stages)).bounds
     return _with_blocks(tuple(bounds), layout)
-
-
-def _uniform(blocks: int, stages: int) -> tuple[int, ...]:
-    """As many blocks in each stage as the division allows; the last ones have those that are left over.
-
-    The first stages keep more micro-batches in flight, so they rather have one block less.
-    """
-    share, more = divmod(blocks, stages)
-    plain = stages - more
-    return tuple(share * min(stage, plain) + (share + 1) * max(0, stage - plain) for stage in range(stages + 1))
 
 
 def _explicit(given: tuple[int, ...], stages: int, blocks: int) -> tuple[int, ...]:

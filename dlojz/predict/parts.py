@@ -32,27 +32,6 @@ def axes_of(config: RunConfig, rank: int) -> tuple[int, int, int]:
     return rank // layout.tp % layout.dp, rank % layout.tp, rank // (layout.tp * layout.dp)
 
 
-def stage_blocks(num_blocks: int, pp: int, stage: int) -> range:
-    """The blocks of one pipeline stage: contiguous, and as many in each stage as the division allows.
-
-    Raises:
-        LabError: if there are more stages than blocks.
-    """
-    if pp > num_blocks:
-        raise LabError(
-            say(
-                en=f"pp={pp} stages need {pp} blocks, but the model has {num_blocks}: use pp={num_blocks} or less.",
-                fr=f"pp={pp} étages demandent {pp} blocs, mais le modèle en a {num_blocks} : prenez pp={num_blocks} "
-                "au plus.",
-            )
-        )
-    share, more = divmod(num_blocks, pp)
-    # The last stages get the blocks that are left over: the first ones keep more micro-batches in flight.
-    plain = pp - more
-    start = share * min(stage, plain) + (share + 1) * max(0, stage - plain)
-    return range(start, start + share + (stage >= plain))
-
-
 def num_blocks(shapes: ModelShapes) -> int:
     """Blocks of a model."""
     return max(parameter.block for parameter in shapes.parameters) + 1

@@ -12,7 +12,6 @@ from itertools import combinations, pairwise
 import pytest
 
 from dlojz.pipeline.partition import Partition, exact, total_time
-from dlojz.predict.parts import stage_blocks
 from dlojz.schema import LabError
 from dlojz.text import use_language
 
@@ -102,12 +101,11 @@ def test_extra_loads_of_stages_count() -> None:
         assert exact(weights, stages, extras).bounds == min(_all_cuts(weights, stages, extras))[2]
 
 
-@pytest.mark.parametrize("blocks, stages", [(10, 4), (60, 8), (7, 7), (11, 3), (5, 1)])
-def test_equal_blocks_are_cut_as_the_predictions_do(blocks: int, stages: int) -> None:
-    cut = exact([1] * blocks, stages)
-    assert [range(own.start, own.stop) for own in cut.stages] == [
-        stage_blocks(blocks, stages, s) for s in range(stages)
-    ]
+@pytest.mark.parametrize(
+    "blocks, stages, sizes", [(10, 4, [2, 2, 3, 3]), (7, 7, [1] * 7), (11, 3, [3, 4, 4]), (5, 1, [5])]
+)
+def test_equal_blocks_that_are_left_over_go_to_the_last_stages(blocks: int, stages: int, sizes: list[int]) -> None:
+    assert list(exact([1] * blocks, stages).loads) == sizes
 
 
 def test_what_a_partition_tells() -> None:

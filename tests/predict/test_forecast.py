@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dlojz import hardware, predict
-from dlojz.config import RunConfig
+from dlojz.config import Layout, RunConfig
 from dlojz.footprint import CATEGORIES, STATES
+from dlojz.pipeline.cuts import stage_bounds
 from dlojz.predict.activation_forms import Shape, layer_bytes
 from dlojz.predict.allocator import replay
 from dlojz.predict.forecast import forecast, heaviest
-from dlojz.predict.parts import part_of, stage_blocks
+from dlojz.predict.parts import part_of
 from dlojz.predict.shapes import model_shapes
 from dlojz.predict.timeline import Ledger
 from dlojz.schema import LabError
@@ -148,13 +151,14 @@ def test_parts_make_the_whole() -> None:
 
 @given(num_blocks=st.integers(1, 60), pp=st.integers(1, 60))
 def test_stages_are_contiguous_and_even(num_blocks: int, pp: int) -> None:
+    layout, names, ones = Layout(pp=pp), [""] * num_blocks, [1] * num_blocks
     if pp > num_blocks:
         with pytest.raises(LabError, match=f"the model has {num_blocks}"):
-            stage_blocks(num_blocks, pp, 0)
+            stage_bounds(layout, pp, names, ones)
         return
-    stages = [stage_blocks(num_blocks, pp, stage) for stage in range(pp)]
-    assert [block for stage in stages for block in stage] == list(range(num_blocks))
-    sizes = [len(stage) for stage in stages]
+    bounds = stage_bounds(layout, pp, names, ones)
+    assert bounds[0] == 0 and bounds[-1] == num_blocks and len(bounds) == pp + 1
+    sizes = [end - start for start, end in pairwise(bounds)]
     assert max(sizes) - min(sizes) <= 1
 
 

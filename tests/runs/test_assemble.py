@@ -58,7 +58,7 @@ def test_timeline_environment_and_weights() -> None:
             1: [{"event": "spans", "spans": [span, 7]}, {"event": "memory_timeline", "samples": [sample]}],
         }
     )
-    assert [one.to_dict() for one in made.spans] == [span]
+    assert [one.to_dict() for one in made.spans] == [{**span, "action": ""}]
     assert [one.to_dict() for one in made.memory_timeline] == [sample]
     assert (made.environment, made.weights_sha256, made.elapsed_s) == ({"torch": "2.13"}, "ab", 1.5)
     assert made.started_utc == "2030-01-01T00:00:00+00:00"
