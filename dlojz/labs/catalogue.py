@@ -19,6 +19,7 @@ _MODULES = {
     "02": "memory_footprint",
     "03": "data_parallelism",
     "04": "zero",
+    "05": "pipeline_parallelism",
 }
 NUMBERS = tuple(_MODULES)
 
