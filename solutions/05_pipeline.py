@@ -663,13 +663,13 @@ measures.memory(kept, [gpipe, one_f_one_b_run])
 
 # %% [markdown] lang="fr"
 # Le quotient est le même des deux côtés, à un message encore en route près : ce que garde un rang, c’est bien
-# « micro-batches en cours × activations d’un micro-batch ». Et l’entraînement ? La première valeur dit si les pertes sont les mêmes, la
-# seconde si elles sont celles d’un processus seul, à 10⁻⁵ près.
+# « micro-batches en cours × activations d’un micro-batch ». Et l’entraînement ? La première valeur dit si les pertes
+# sont les mêmes, la seconde si elles sont celles d’un processus seul, à 10⁻⁵ près.
 
 # %% [markdown] lang="en"
 # The quotient is the same on both sides, give or take a message that is still under way: what a rank keeps is indeed
-# “micro-batches under way × activations of one micro-batch”. And the training? The first value tells whether the losses are the same, the
-# second whether they are those of one process, within 10⁻⁵.
+# “micro-batches under way × activations of one micro-batch”. And the training? The first value tells whether the
+# losses are the same, the second whether they are those of one process, within 10⁻⁵.
 
 # %% name="run-alone" tags=["nbval-ignore-output"]
 alone = dlojz.run(config, pp=1, engine="torch")

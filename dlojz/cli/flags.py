@@ -190,9 +190,19 @@ def number(given: dict[str, Any], name: str, kind: type[int] | type[float] = int
     try:
         value = kind(text)
     except ValueError:
-        raise LabError(f"{option} takes a number, but {text!r} was received.") from None
+        raise LabError(
+            say(
+                en=f"{option} takes a number, but {text!r} was received.",
+                fr=f"{option} attend un nombre, mais {text!r} a été reçu.",
+            )
+        ) from None
     if not least <= value < float("inf"):
-        raise LabError(f"{option} must be at least {least:g}, but {text!r} was received.")
+        raise LabError(
+            say(
+                en=f"{option} must be at least {least:g} and finite, but {text!r} was received.",
+                fr=f"{option} doit être fini et au moins égal à {least:g}, mais {text!r} a été reçu.",
+            )
+        )
     return value
 
 

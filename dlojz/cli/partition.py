@@ -43,7 +43,7 @@ Examples:
   dlojz partition --model coatnet_7 --stages 4 --by regex --pattern Attention --json""",
     "fr": """Découper un modèle en étages de pipeline : quels blocs vont où, et avec quel équilibre.
 
-Un pipeline avance au rythme de son étage le plus chargé : un pas de m micro-batchs dure Σ tᵢ + (m − 1) max tᵢ ; le
+Un pipeline avance au rythme de son étage le plus chargé : un pas de m micro-batches dure Σ tᵢ + (m − 1) max tᵢ ; le
 meilleur découpage est donc celui dont l’étage le plus chargé (le goulot) l’est le moins. Un étage est une suite de
 blocs voisins. L’optimum exact est montré à côté de ce que choisiraient DeepSpeed et torchgpipe, et du découpage en
 nombres de blocs égaux. Déséquilibre = goulot ÷ moyenne : 1,00 est parfait.

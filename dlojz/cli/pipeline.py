@@ -186,6 +186,22 @@ def _check(given: dict[str, Any]) -> None:
                 fr=f"{option} ne sert à rien à côté de {mode} : retirez l’un des deux.",
             )
         )
+    if "color" in given and not {"png", "svg"} & given.keys():
+        raise LabError(
+            say(
+                en="--color does nothing without a picture: add --png FILE or --svg FILE.",
+                fr="--color ne sert à rien sans image : ajoutez --png FICHIER ou --svg FICHIER.",
+            )
+        )
+    if "svg" in given and not given["svg"].lower().endswith(".svg"):
+        raise LabError(
+            say(
+                en=f"--svg writes a file that ends in .svg, but {given['svg']!r} was received: change the ending, or "
+                "use --png.",
+                fr=f"--svg écrit un fichier en .svg, mais {given['svg']!r} a été reçu : changez l’extension, ou "
+                "utilisez --png.",
+            )
+        )
     if given.get("words") and not comparing:
         name = given["words"][0]
         raise LabError(
@@ -240,7 +256,7 @@ def _compare(given: dict[str, Any], answer: Any) -> None:
     from dlojz.cli.pipeline_tables import compare_rows, compare_table, draw_comparison, row_document
 
     size = size_of(given)
-    names = [entry(name).name for name in given.get("words", ())]
+    names = [entry(name).name for word in given.get("words", ()) for name in word.split(",") if name]
     rows, excluded = compare_rows(names, size, given)
     for option in ("png", "svg"):
         if option in given:

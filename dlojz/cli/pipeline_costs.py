@@ -72,10 +72,10 @@ def times_of(given: dict[str, Any]) -> Costs:
     if len(values) not in (2, 3):
         raise LabError(
             say(
-                en=f"--times takes F,I,W or F,B, but {len(values)} number(s) were received: write --times 1,1,1 or "
-                "--times 1,2.",
-                fr=f"--times prend F,I,W ou F,B, mais {len(values)} nombre(s) ont été reçus : écrivez --times 1,1,1 ou "
-                "--times 1,2.",
+                en=f"--times takes F,I,W or F,B, but the number of values received is {len(values)}: write "
+                "--times 1,1,1 or --times 1,2.",
+                fr=f"--times prend F,I,W ou F,B, mais le nombre de valeurs reçues est {len(values)} : écrivez "
+                "--times 1,1,1 ou --times 1,2.",
             )
         )
     if len(values) == 2:  # a whole backward, of which a split one would take half each

@@ -191,6 +191,15 @@ def block_times(
                 f"prenez {REPETITIONS}.",
             )
         )
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise LabError(
+            say(
+                en="device='cuda' was asked for, but torch finds no GPU here: use device='cpu', or time the blocks "
+                "where the GPU is.",
+                fr="device='cuda' a été demandé, mais torch ne trouve pas de GPU ici : prenez device='cpu', ou "
+                "chronométrez les blocs là où est le GPU.",
+            )
+        )
     device = torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
     built, x = _on_meta(
         config.model, config.image_size, config.sequence_length, config.num_classes, config.layout.micro_batch

@@ -158,8 +158,8 @@ def load_csv(path: str | Path) -> Schedule:
         why = getattr(error, "strerror", None) or say(en="it is no UTF-8 text", fr="ce n’est pas du texte UTF-8")
         raise LabError(
             say(
-                en=f"the schedule {target.name!r} cannot be read: {why}; give a CSV file with one row per rank.",
-                fr=f"l’ordonnancement {target.name!r} ne peut pas être lu : {why} ; donnez un fichier CSV d’une ligne "
+                en=f"the schedule {str(target)!r} cannot be read: {why}; give a CSV file with one row per rank.",
+                fr=f"l’ordonnancement {str(target)!r} ne peut pas être lu : {why} ; donnez un fichier CSV d’une ligne "
                 "par rang.",
             )
         ) from None

@@ -179,9 +179,9 @@ def _over_limit(schedule: Schedule, limit: float, costs: Costs) -> Iterator[str]
                 if held > limit + 1e-9:
                     yield say(
                         en=f"rank {rank} keeps {held:g} stage-micro-batches at {action}, but the limit is {limit:g}: "
-                        "run a backward before that forward.",
+                        "run a backward before that forward, or raise the limit.",
                         fr=f"le rang {rank} garde {held:g} micro-batches d’étage à {action}, mais la limite est "
-                        f"{limit:g} : exécutez une passe arrière avant cette passe avant.",
+                        f"{limit:g} : exécutez une passe arrière avant cette passe avant, ou relevez la limite.",
                     )
                     break
             else:

@@ -167,7 +167,7 @@ class Calculator:
             "model": choice(say(en="model", fr="modèle"), models.names(), config.model),
             "size": whole("", config.image_size or config.sequence_length or 1, 2**20),
             "micro_batch": whole(say(en="micro-batch", fr="micro-batch"), layout.micro_batch, 2**20),
-            "micro_batches": whole(say(en="micro-batches", fr="micro-batchs"), layout.micro_batches, 2**10),
+            "micro_batches": whole(say(en="micro-batches", fr="micro-batches"), layout.micro_batches, 2**10),
             "precision": choice(say(en="precision", fr="précision"), ["fp32", "bf16", "fp16"], config.precision),
             "optimizer": choice(say(en="optimizer", fr="optimiseur"), _legal(RunConfig, "optimizer"), config.optimizer),
             "engine": choice(say(en="engine", fr="moteur"), *_engine(layout.engine, layout.zero)),

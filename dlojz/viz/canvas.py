@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from dlojz.schema import LabError
+from dlojz.text import say
 
 DPI = 110
 
@@ -61,14 +62,23 @@ def finish(figure: LabFigure, path: str | Path | None = None) -> LabFigure:
     legal = sorted(figure.canvas.get_supported_filetypes())
     if target.suffix[1:].lower() not in legal:
         raise LabError(
-            f"the figure {target.name!r} needs an ending that names its format, such as .png or .svg "
-            f"(legal: {', '.join(legal)})."
+            say(
+                en=f"the figure {target.name!r} needs an ending that names its format, such as .png or .svg "
+                f"(legal: {', '.join(legal)}).",
+                fr=f"le nom de la figure, {target.name!r}, doit se terminer par son format, comme .png ou .svg "
+                f"(permis : {', '.join(legal)}).",
+            )
         )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(target, dpi=DPI, metadata={"Title": figure.alt} if target.suffix.lower() == ".png" else None)
     except OSError as error:
-        raise LabError(f"the figure cannot be written to {target}: {error.strerror}; give another path.") from None
+        raise LabError(
+            say(
+                en=f"the figure cannot be written to {target}: {error.strerror}; give another path.",
+                fr=f"la figure ne peut pas être écrite dans {target} : {error.strerror} ; donnez un autre chemin.",
+            )
+        ) from None
     return figure
 
 

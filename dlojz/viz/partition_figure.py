@@ -23,6 +23,7 @@ from dlojz.viz.canvas import LabFigure, finish, new_figure, plain
 from dlojz.viz.markup import visible
 from dlojz.viz.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW, Style
 from dlojz.viz.partition_sheet import ratio_text
+from dlojz.viz.pipeline_draw import decimal_marks
 
 if TYPE_CHECKING:
     from dlojz.pipeline.block_weights import BlockWeights
@@ -85,6 +86,7 @@ def partition_figure(
         axes.set_visible(False)
     for row in panels:
         row[0].set_ylabel(unit)
+    decimal_marks(panels[0, 0].yaxis)
     if weighed.unit == "blocks":
         panels[0, 0].yaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in panels[-1]:

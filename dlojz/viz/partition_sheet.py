@@ -99,7 +99,7 @@ def legend(micro_batches: int) -> str:
     """What the signs of the two tables stand for."""
     return say(
         en=f"◀ bottleneck; step: Σ tᵢ + (m − 1) max tᵢ for {micro_batches} micro-batches, against the exact cut's",
-        fr=f"◀ goulot ; pas : Σ tᵢ + (m − 1) max tᵢ pour {micro_batches} micro-batchs, rapporté au découpage exact",
+        fr=f"◀ goulot ; pas : Σ tᵢ + (m − 1) max tᵢ pour {micro_batches} micro-batches, rapporté au découpage exact",
     )
 
 

@@ -55,7 +55,8 @@ class ScheduleAnswer:
         """The answer for the panel: sentences, an SVG drawing, the figures by name."""
         if self.timeline is None or self.scene is None:
             return self._sentences()
-        heading = f"<p><b>{safe(title_of(self.timeline.schedule))}</b>: {safe(self.scene.subtitle)}</p>"
+        colon = say(en=":", fr=" :")
+        heading = f"<p><b>{safe(title_of(self.timeline.schedule))}</b>{colon} {safe(self.scene.subtitle)}</p>"
         return self._sentences() + heading + scene_svg(self.scene) + legend_html(self.scene) + self._figures()
 
     def _repr_html_(self) -> str:
@@ -72,7 +73,8 @@ class ScheduleAnswer:
     def __repr__(self) -> str:
         told = [*self.problems]
         if self.timeline:
-            told.append(f"{title_of(self.timeline.schedule)}: {figures_sentence(self.timeline)}")
+            colon = say(en=":", fr=" :")
+            told.append(f"{title_of(self.timeline.schedule)}{colon} {figures_sentence(self.timeline)}")
         return " ".join(told)
 
     def _sentences(self) -> str:

@@ -68,7 +68,7 @@ def scene_of(  # noqa: PLR0913 - each is one more thing that can be drawn
         told["version"] = version or 0
         if color_by != "kind":
             style = Style(SERIES[told[color_by] % len(SERIES)], style.hatch)
-        short = str(action.micro_batch) if not action.parts else ""
+        short = "+".join(str(part.micro_batch) for part in action.parts or (action,))
         bars.append(Bar(number, rank_of[number], starts[number], ends[number], labels[number], short, style))
     curves = _memory(timeline, scale) if memory else ()
     strip = _strip(bars, versions)

@@ -21,6 +21,7 @@ from dlojz.schema import LabError
 from dlojz.text import say
 from dlojz.viz.canvas import LabFigure, finish, new_figure, plain
 from dlojz.viz.palette import BLACK, BLUE, VERMILION
+from dlojz.viz.pipeline_draw import decimal_marks
 from dlojz.viz.pipeline_words import share
 
 DEFAULT_NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "chimera", "dualpipe", "hanayo")
@@ -126,6 +127,7 @@ def bubble_figure(
         if number % columns == 0:
             axes.set_ylabel(say(en="bubble, % of time", fr="bulle (% du temps)"))
         plain(axes)
+        decimal_marks(axes.xaxis, axes.yaxis)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     handles = [
         *flat[0].plot([], [], color=BLUE, linewidth=1.6, label=say(en="formula", fr="formule")),

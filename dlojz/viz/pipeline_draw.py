@@ -12,9 +12,11 @@ from itertools import pairwise
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
 from dlojz.pipeline.idle import title_of
@@ -52,8 +54,15 @@ def draw_scene(axes: Axes, scene: Scene, width_in: float, row_in: float) -> None
     axes.set_xlim(0, scene.width * 1.002)
     axes.set_xlabel(scene.time_label)
     plain(axes)
+    decimal_marks(axes.xaxis)
     axes.grid(visible=False, axis="y")
     axes.hlines(range(1, len(scene.rows)), 0, scene.width, color="#dddddd", linewidth=0.6, zorder=0)
+
+
+def decimal_marks(*axes: Axis) -> None:
+    """Write the numbers of axes with the decimal mark of the reader's language."""
+    for axis in axes:
+        axis.set_major_formatter(lambda value, position: say(en=f"{value:g}", fr=f"{value:g}".replace(".", ",")))
 
 
 def legend_of(scene: Scene) -> list[Artist]:
@@ -129,6 +138,8 @@ def _texts(axes: Axes, scene: Scene, width_in: float, row_in: float) -> None:
         middle = ((bar.start + bar.end) / 2, bar.row + top + height / 2)
         drawn = axes.text(*middle, text, ha="center", va="center_baseline", fontsize=FONT_PT, zorder=4)
         drawn.set_in_layout(False)  # it lies within its bar: hundreds of texts need not be measured to place the axes
+        if bar.style.hatch:  # which would strike the letters through
+            drawn.set_path_effects([withStroke(linewidth=2.2, foreground=bar.style.color)])
 
 
 def _strip(axes: Axes, scene: Scene, width_in: float) -> None:

@@ -15,7 +15,7 @@ from dlojz.viz.pipeline_arrange import scene_of
 from dlojz.viz.pipeline_draw import draw_scene, legend_of
 from dlojz.viz.pipeline_facts import facts_of
 from dlojz.viz.pipeline_scene import Scene
-from dlojz.viz.pipeline_words import amount, in_seconds, share
+from dlojz.viz.pipeline_words import amount, in_seconds, share, unit_words
 
 WIDTH_IN = 12.0
 _MARGINS_IN = 1.2
@@ -85,11 +85,12 @@ def compare_figure(
     ]
     inside = in_seconds(first, seconds)
     longer = second.makespan - first.makespan
+    difference = amount(abs(longer), inside) + unit_words(inside)
     relative = share(longer / first.makespan if first.makespan else 0.0, signed=True)
     title = say(
-        en=f"{second.schedule.name} takes {amount(abs(longer), inside)} {'more' if longer >= 0 else 'less'} than "
+        en=f"{second.schedule.name} takes {difference} {'more' if longer >= 0 else 'less'} than "
         f"{first.schedule.name} ({relative})",
-        fr=f"{first.schedule.name} → {second.schedule.name} : {amount(abs(longer), inside)} de "
+        fr=f"{first.schedule.name} → {second.schedule.name} : {difference} de "
         f"{'plus' if longer >= 0 else 'moins'} ({relative})",
     )
     if abs(longer) <= 1e-9 * max(first.makespan, second.makespan):

@@ -15,7 +15,7 @@ from dlojz.text import say
 from dlojz.viz.canvas import LabFigure, finish, new_figure, plain
 from dlojz.viz.palette import LINE_STYLES
 from dlojz.viz.pipeline_arrange import scene_of
-from dlojz.viz.pipeline_draw import draw_scene, legend_of
+from dlojz.viz.pipeline_draw import decimal_marks, draw_scene, legend_of
 from dlojz.viz.pipeline_figure import WIDTH_IN
 from dlojz.viz.pipeline_scene import Lanes, Scene
 from dlojz.viz.pipeline_words import amount, share, title_of
@@ -76,6 +76,7 @@ def overlay_figure(
         fontsize=10,
     )
     plain(lower)
+    decimal_marks(lower.xaxis, lower.yaxis)
     lower.legend(loc="best", ncols=4, frameon=False, fontsize=8)
     figure.suptitle(scene.title, x=0.01, ha="left", fontsize=12)
     figure.legend(

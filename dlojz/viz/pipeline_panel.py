@@ -34,6 +34,8 @@ DEFAULTS: dict[str, Any] = {
     "idle": False,
 }
 MOST_RANKS, MOST_MICRO_BATCHES = 32, 128
+LABEL_WIDTH, CONTROL_WIDTH = "12.5em", "27em"
+"""Wide enough for the longest label in either language: ipywidgets cuts the others short."""
 
 
 def still_panel(**fields: Any) -> ScheduleAnswer:
@@ -91,14 +93,14 @@ class PipelinePanel:
             "schedule": widgets.Dropdown(
                 options=[(one.title(), name) for name, one in SCHEDULES.items()],
                 value=entry(chosen["schedule"]).name,
-                description=say(en="schedule", fr="ordonnanc."),
+                description=say(en="schedule", fr="ordonnancement"),
             ),
             "ranks": number("ranks", "ranks p", "rangs p", MOST_RANKS),
-            "micro_batches": number("micro_batches", "micro-b. m", "micro-b. m", MOST_MICRO_BATCHES),
-            "chunks": number("chunks", "chunks v", "étages/rang v", 8, least=0),
-            "forward": time("forward", say(en="forward F", fr="avant F")),
-            "backward_input": time("backward_input", say(en="backw. input I", fr="arr. entrée I")),
-            "backward_weight": time("backward_weight", say(en="backw. weights W", fr="arr. poids W")),
+            "micro_batches": number("micro_batches", "micro-batches m", "micro-batches m", MOST_MICRO_BATCHES),
+            "chunks": number("chunks", "chunks v (0: its own)", "étages/rang v (0 : auto)", 8, least=0),
+            "forward": time("forward", say(en="forward F", fr="passe avant F")),
+            "backward_input": time("backward_input", say(en="backward, input I", fr="arrière, entrée I")),
+            "backward_weight": time("backward_weight", say(en="backward, weights W", fr="arrière, poids W")),
             "latency": widgets.FloatSlider(
                 value=chosen["latency"], min=0.0, max=2.0, step=0.05, description=say(en="latency c", fr="latence c")
             ),
@@ -125,7 +127,7 @@ class PipelinePanel:
             ),
         }
         self.by_hand = widgets.Checkbox(
-            value=written is not None, description=say(en="edit the order", fr="modifier l’ordre")
+            value=written is not None, description=say(en="edit the order", fr="modifier l’ordre"), indent=False
         )
         self.order = widgets.Textarea(
             value=written or "", layout=widgets.Layout(width="98%", height="8em"), disabled=written is None
@@ -136,13 +138,17 @@ class PipelinePanel:
         self.order.observe(self._changed, names="value")
         self.by_hand.observe(self._edit, names="value")
         listed = list(self.controls.values())
+        for control in listed:
+            control.style.description_width = LABEL_WIDTH
+            control.layout.width = CONTROL_WIDTH
         columns = [widgets.VBox(listed[start : start + 5]) for start in range(0, len(listed), 5)]
         hint = say(
             en="One row per rank, cells such as 0F3 (stage 0, forward, micro-batch 3), 0B3, 0I3, 0W3.",
             fr="Une ligne par rang, des cases comme 0F3 (étage 0, passe avant, micro-batch 3), 0B3, 0I3, 0W3.",
         )
         editor = widgets.VBox([widgets.HBox([self.by_hand, widgets.Label(hint)]), self.order])
-        self.box = widgets.VBox([widgets.HBox(columns), self.shown, editor])
+        wrapped = widgets.Layout(flex_flow="row wrap")  # a narrow window shows the columns below one another
+        self.box = widgets.VBox([widgets.HBox(columns, layout=wrapped), self.shown, editor])
         self._quiet = False
         self.answer = ScheduleAnswer(None, ())
         self._changed()

@@ -24,6 +24,7 @@ FONT_PX = 10.0
 _TICKS = 10
 _numbers = count()
 
+_DASHES = {":": "2 3", "--": "6 4"}
 _HATCHES: dict[str, str] = {
     "//": "M0,6 L6,0",
     "\\\\": "M0,0 L6,6",
@@ -78,8 +79,13 @@ def legend_html(scene: Scene) -> str:
     if scene.memory_limit is not None:
         limit = amount(scene.memory_limit)
         parts.append(safe(say(en=f"dashes: memory limit {limit}", fr=f"tirets : limite mémoire {limit}")))
-    parts += [f"┆ {safe(mark.words)}" for mark in scene.marks]
+    parts += [f"{_dashes(mark.dashes)} {safe(mark.words)}" for mark in scene.marks]
     return "<div>" + "".join(f'<span style="margin-right:1.2em">{part}</span>' for part in parts) + "</div>"
+
+
+def _dashes(dashes: str) -> str:
+    line = f'<path d="M1,6 H25" stroke="{CRITICAL}" stroke-width="1.6" stroke-dasharray="{_DASHES[dashes]}"/>'
+    return f'<svg width="26" height="12" aria-hidden="true">{line}</svg>'
 
 
 def _swatch(style: Style) -> str:
@@ -173,7 +179,9 @@ class _Drawing:
         y = (lane[0] + lane[1] / 2) * self.row_px + FONT_PX * 0.36
         for bar, text in readable(self.scene, letters):
             x = self.x((bar.start + bar.end) / 2)
-            yield f'<text x="{x:.1f}" y="{bar.row * self.row_px + y:.1f}">{escape(text)}</text>'
+            # a hatch would strike the letters through
+            halo = f' stroke="{bar.style.color}" stroke-width="2.5" paint-order="stroke"' if bar.style.hatch else ""
+            yield f'<text x="{x:.1f}" y="{bar.row * self.row_px + y:.1f}"{halo}>{escape(text)}</text>'
         yield "</g>"
 
     def strip(self) -> Iterator[str]:
@@ -221,10 +229,9 @@ class _Drawing:
 
     def marks(self, high: float) -> Iterator[str]:
         for mark in self.scene.marks:
-            dash = "2 3" if mark.dashes == ":" else "6 4"
             yield (
                 f'<g><title>{safe(mark.words)}</title><path d="M{self.x(mark.time):.1f},0 V{high:g}" '
-                f'stroke="{CRITICAL}" stroke-width="1.6" stroke-dasharray="{dash}"/></g>'
+                f'stroke="{CRITICAL}" stroke-width="1.6" stroke-dasharray="{_DASHES[mark.dashes]}"/></g>'
             )
 
 

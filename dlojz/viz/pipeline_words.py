@@ -41,10 +41,17 @@ def title_of(schedule: Schedule) -> str:
     """Name and size of a schedule, on one line."""
     chunks = schedule.stages // schedule.ranks if schedule.pipes == 1 else 1
     more = say(en=f", {chunks} chunks per rank", fr=f", {chunks} étages par rang") if chunks > 1 else ""
+    ranks, micro_batches = schedule.ranks, schedule.micro_batches
+    many = f"micro-batch{'es' if micro_batches > 1 else ''}{more}"
     return say(
-        en=f"{visible(schedule.name)}: {schedule.ranks} ranks, {schedule.micro_batches} micro-batches{more}",
-        fr=f"{visible(schedule.name)} : {schedule.ranks} rangs, {schedule.micro_batches} micro-batches{more}",
+        en=f"{visible(schedule.name)}: {ranks} rank{'s' if ranks > 1 else ''}, {micro_batches} {many}",
+        fr=f"{visible(schedule.name)} : {ranks} rang{'s' if ranks > 1 else ''}, {micro_batches} {many}",
     )
+
+
+def unit_words(seconds: bool = False) -> str:
+    """What follows a simulated time; nothing where `amount` has written seconds."""
+    return "" if seconds else say(en=" time units", fr=" unités de temps")
 
 
 def figures_sentence(timeline: Timeline, seconds: bool | None = None) -> str:
@@ -85,7 +92,7 @@ def figure_lines(
 ) -> Iterator[tuple[str, str]]:
     """The figures of a schedule as (name, value), each under its own name, with what it means."""
     inside = in_seconds(timeline, seconds)
-    unit = "" if inside else say(en=" time units", fr=" unités de temps")
+    unit = unit_words(inside)
     yield (
         say(en="makespan", fr="durée totale (makespan)"),
         amount(timeline.makespan, inside) + unit + say(en=", first start to last end", fr=", du début à la fin"),
@@ -130,5 +137,7 @@ def figure_lines(
     ):
         if value is not None:
             gap = timeline.makespan / value - 1 if value else 0.0
-            here = say(en="reached", fr="atteint") if gap < 1e-9 else share(gap, signed=True)
+            here = say(en="reached", fr="atteint") if abs(gap) < 1e-9 else share(gap, signed=True)
+            if gap <= -1e-9:  # only what breaks the limit can be faster
+                here = say(en="for the memory limit, broken here", fr="pour la limite mémoire, dépassée ici")
             yield name, f"{amount(value, inside)}{unit}, {meaning} ({here})"

@@ -107,6 +107,28 @@ def test_texts_stand_only_where_they_can_be_read() -> None:
     assert len(schedule_figure(simulate(build("1f1b", 4, 100))).axes[0].texts) == 4  # the peaks
     some = readable(scene_of(simulate(build("1f1b", 8, 32))), 180)
     assert {text for bar, text in some if bar.label == "B30"} == {"30"}
+    both = [bar for bar in scene_of(simulate(build("dualpipe", 4, 8))).bars if bar.style == SCHEDULE_STYLES["O"]]
+    assert both and all(bar.short.count("+") == 1 for bar in both)  # forward + backward, where no more can be read
+
+
+def test_letters_are_not_struck_through_by_hatches() -> None:
+    timeline = simulate(build("1f1b", 2, 2))
+    texts = {text.get_text(): text for text in schedule_figure(timeline).axes[0].texts}
+    assert texts["B0"].get_path_effects() and not texts["F0"].get_path_effects()
+    assert scene_svg(scene_of(timeline)).count('paint-order="stroke"') == 4  # the backwards
+
+
+def test_one_of_each_is_singular() -> None:
+    assert scene_of(simulate(build("naive", 1, 1))).title == "naive: 1 rank, 1 micro-batch"
+
+
+def test_axes_have_the_decimal_mark_of_the_language() -> None:
+    use_language("fr")
+    try:
+        figure = schedule_figure(simulate(build("naive", 1, 1)))
+        assert "0,5" in [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    finally:
+        use_language("en")
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -166,7 +188,7 @@ def test_bounds_and_the_stored_optimum_are_drawn() -> None:
 def test_two_schedules_share_one_time_axis(tmp_path: Path) -> None:
     gpipe, zb_h1 = simulate(build("gpipe", 4, 8)), simulate(build("zb-h1", 4, 8))
     figure = compare_figure(gpipe, zb_h1, tmp_path / "ab.svg")
-    assert "zb-h1 takes 6 less than gpipe (−18.2 %)" in figure.alt
+    assert "zb-h1 takes 6 time units less than gpipe (−18.2 %)" in figure.alt
     assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
     assert (tmp_path / "ab.svg").read_text().startswith("<?xml")
     assert "take the same time" in compare_figure(gpipe, simulate(build("1f1b", 4, 8))).alt

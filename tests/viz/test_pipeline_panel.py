@@ -52,6 +52,8 @@ def test_what_does_not_fit_is_one_sentence_in_place_of_the_drawing() -> None:
 def test_a_broken_memory_limit_is_told_and_drawn() -> None:
     panel = PipelinePanel(memory_limit=3)
     assert "rank 0 keeps 4 stage-micro-batches at 0F3" in panel.shown.value and "<svg" in panel.shown.value
+    broken = still_panel(schedule="zb-h1", memory_limit=3).html()  # 27 time units, where 31 are the least with 3
+    assert "for the memory limit, broken here" in broken and broken.count("(reached)") == 1
     panel.controls["memory_limit"].value = "4"
     assert "keeps 4" not in panel.shown.value
 
@@ -91,7 +93,7 @@ def test_both_languages() -> None:
     try:
         panel = PipelinePanel()
         assert "fraction de bulle" in panel.shown.value and panel.controls["latency"].description == "latence c"
-        assert "27,3 %" in panel.shown.value
+        assert "27,3 %" in panel.shown.value and "micro-batches</b> : durée" in panel.shown.value
     finally:
         use_language("en")
 
