@@ -139,7 +139,7 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> Row:
 
 
 def _pipeline(record: RunRecord) -> Overlay | None:
-    """The last step of a pipeline, simulated and measured; None where there is none."""
+    """One step of a pipeline, simulated and measured; None where there is none."""
     try:
         return overlay_of(record)
     except LabError:

@@ -84,6 +84,7 @@ def compile_graph(orders: Orders, placement: Placement, micro_batches: int, toke
     if missing.size:
         raise LabError(_waits_for_nobody(elements[int(missing[0])]))
 
+    _refuse_backward_first(elements, owner, where, kind, (pipe, stage, unit))
     rank = np.repeat(np.arange(len(orders)), [len(order) for order in orders])
     previous = np.arange(-1, count - 1)
     firsts = np.cumsum([0, *(len(order) for order in orders)])[:-1]
@@ -131,6 +132,27 @@ def _refuse_out_of_range(
                 f"tranches de tokens) 0 à {units - 1} et {pipes} pipeline(s) : corrigez ses numéros.",
             )
         )
+
+
+def _refuse_backward_first(
+    elements: list[Action], owner: Integers, where: Integers, kind: Integers, place: tuple[Integers, Integers, Integers]
+) -> None:
+    """A backward stands after its own forward, and a backward for the weights after that for the input."""
+    for late, early in ((_BACKWARDS, _FORWARDS), (_WEIGHTS, _BACKWARDS)):
+        numbers = np.flatnonzero(kind == late)
+        before = where[early][tuple(column[numbers] for column in place)]
+        wrong = np.flatnonzero(before >= owner[numbers])  # later on the rank, or nowhere
+        if wrong.size:
+            action = elements[int(numbers[wrong[0]])]
+            needed = action._replace(kind=FORWARD if late == _BACKWARDS else BACKWARD_INPUT)
+            raise LabError(
+                say(
+                    en=f"{action} needs the result of {needed}, which does not stand before it on its rank: put "
+                    f"{needed} first.",
+                    fr=f"{action} a besoin du résultat de {needed}, qui n’est pas placée avant elle sur son rang : "
+                    f"placez {needed} d’abord.",
+                )
+            )
 
 
 def _waits_for_nobody(action: Action) -> str:

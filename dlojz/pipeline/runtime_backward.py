@@ -31,7 +31,7 @@ class Deferred(NamedTuple):
     module: nn.Module
     input_gradient: Tensor | None
     cuts: list[dict[str, Any]] | None
-    output: Tensor
+    output: Tensor | None
     gradient: Tensor | None
 
 
@@ -48,12 +48,12 @@ def backward_for_input(module: nn.Module, entered: Tensor, output: Tensor, gradi
         return Deferred(module, None, None, output, gradient)
     gradients = None if gradient is None else [gradient]
     made, cuts = stage_backward_input([output], gradients, [entered], module.parameters())
-    return Deferred(module, made[0], cuts, output, None)
+    return Deferred(module, made[0], cuts, None, None)
 
 
 def backward_for_weights(deferred: Deferred) -> None:
     """Second half: add to the gradients of the stage's weights."""
-    if deferred.cuts is None:
-        torch.autograd.backward(deferred.output, deferred.gradient)
-    else:
+    if deferred.cuts is not None:
         stage_backward_weight(deferred.module.parameters(), deferred.cuts)
+    elif deferred.output is not None:
+        torch.autograd.backward(deferred.output, deferred.gradient)

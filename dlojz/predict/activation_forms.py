@@ -12,15 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final, Literal, get_args
+from typing import Literal, get_args
 
 from dlojz.schema import LabError, one_of
-from dlojz.text import say
 
 Checkpointing = Literal["none", "selective", "full"]
-Schedule = Literal[
-    "gpipe", "1f1b", "interleaved_1f1b", "zb_1p", "zb_2p", "zb_v", "v_half", "v_min", "dualpipe", "dualpipe_v"
-]
 
 
 @dataclass(frozen=True)
@@ -119,66 +115,6 @@ def deallocated_output_bytes(shape: Shape, in_flight_micro_batches: int) -> int:
     Source: KOR, appendix B (2.73 GiB on the first of 35 stages of the 530B model).
     """
     return 2 * shape.sbh * in_flight_micro_batches
-
-
-SCHEDULE_COPIES: Final[dict[str, int]] = {"dualpipe": 2, "dualpipe_v": 2}
-"""How many copies of a stage's parameters a rank holds; 1 where nothing stands here.
-
-Source: DualPipe (github.com/deepseek-ai/DualPipe), README.
-"""
-
-
-def in_flight(schedule: Schedule, stage: int, stages: int, micro_batches: int, chunks: int = 1) -> Fraction:
-    """Micro-batches whose activations a rank holds at once, each counted as one pass through all layers of the rank.
-
-    | schedule | at stage r of p, m micro-batches |
-    |--|--|
-    | gpipe | m |
-    | 1f1b | min(m, p − r) |
-    | interleaved_1f1b, v chunks per rank | min(m·v, 2(p − r − 1) + (v − 1)p + 1) / v |
-    | zb_1p; zb_v | min(m, p), the limit that the schedule is made for, on every rank |
-    | zb_2p | min(m, 2p), likewise |
-    | v_half, v_min | min(m, p/2), min(m, p/3): asymptotically |
-    | dualpipe, dualpipe_v | min(m, p + 1), with two copies of the parameters |
-
-    Source: Huang et al. 2019 (GPipe); Narayanan et al. 2021 (arXiv 2104.04473), §2.2, and Megatron-LM's
-    `schedules.py`; Qi et al. 2024 (arXiv 2401.10241 and 2405.15362) and their README; DualPipe, README.
-
-    Args:
-        stage: from 0.
-        stages: p, at least 1.
-        micro_batches: m, per step, at least 1.
-        chunks: v, model chunks per rank, for `interleaved_1f1b`.
-
-    Raises:
-        LabError: if the schedule is unknown, or a number is out of range.
-    """
-    if schedule not in get_args(Schedule):
-        raise LabError(one_of(say(en="schedule", fr="ordonnancement"), schedule, get_args(Schedule)))
-    if stages < 1 or micro_batches < 1 or chunks < 1 or not 0 <= stage < stages:
-        raise LabError(
-            say(
-                en=f"stage={stage}, stages={stages}, micro_batches={micro_batches}, chunks={chunks} was received: "
-                "a stage is numbered from 0 to stages − 1, and the others are at least 1.",
-                fr=f"stage={stage}, stages={stages}, micro_batches={micro_batches}, chunks={chunks} a été reçu : "
-                "un étage est numéroté de 0 à stages − 1, et les autres valent au moins 1.",
-            )
-        )
-    m, p = Fraction(micro_batches), Fraction(stages)
-    warmed_up = Fraction(2 * (stages - stage - 1) + (chunks - 1) * stages + 1)
-    held: dict[str, Fraction] = {
-        "gpipe": m,
-        "1f1b": p - stage,
-        "interleaved_1f1b": warmed_up / chunks if chunks > 1 else p - stage,
-        "zb_1p": p,
-        "zb_2p": 2 * p,
-        "zb_v": p,
-        "v_half": max(Fraction(1), p / 2),
-        "v_min": max(Fraction(1), p / 3),
-        "dualpipe": p + 1,
-        "dualpipe_v": p + 1,
-    }
-    return min(m, held[schedule])
 
 
 def transformer_parameters(layers: int, hidden: int) -> int:

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from dlojz.compare import compare
 from dlojz.config import RunConfig
 from dlojz.footprint import Footprint
-from dlojz.overlay import overlay_of
+from dlojz.overlay import overlay_figure_of, overlay_of
 from dlojz.pipeline.cuts import schedule_of
 from dlojz.pipeline.measured import measured_timeline
 from dlojz.predict import predict
@@ -174,7 +175,7 @@ def test_every_action_is_timed_on_one_clock(runs: Path, processes: int, name: st
                 assert timeline.starts[index] >= timeline.ends[needed] - 2 * uncertainty_s - 1e-6
 
 
-def test_a_record_is_laid_over_its_simulation(runs: Path) -> None:
+def test_a_record_is_laid_over_its_simulation(runs: Path, tmp_path: Path) -> None:
     run = runs / "2" / "torch-1f1b"
     record = RunRecord(
         run_id="one", config=config_of(run), status="completed", spans=tuple(spans_of(run, 2)), losses=(1.0,)
@@ -183,7 +184,15 @@ def test_a_record_is_laid_over_its_simulation(runs: Path) -> None:
     assert both.measured.origin == "measured" and both.simulated.origin == "simulated"
     assert both.measured.schedule == both.simulated.schedule
     assert 0 < both.measured.bubble_fraction < 1 and 0 < both.simulated.bubble_fraction < 1
-    assert sum(both.costs.forward) > 0  # type: ignore[arg-type]
+    row = compare([record]).rows[0]
+    assert (row.pipeline_s.measured, row.pipeline_s.predicted) == (both.measured.makespan, both.simulated.makespan)
+    assert row.bubble_fraction.measured == both.measured.bubble_fraction
+    forwards = [
+        d for d, a in zip(both.measured.durations, both.measured.schedule.actions, strict=True) if a.kind == "F"
+    ]
+    assert sum(both.costs.forward) == pytest.approx(sum(forwards) / 8)  # type: ignore[arg-type]
+    overlay_figure_of(record, tmp_path / "overlay.png")
+    assert (tmp_path / "overlay.png").stat().st_size > 10_000
     no_pipeline = record.model_copy(update={"config": RunConfig.of(model="vit_tiny", image_size=32)})
     with pytest.raises(LabError, match="no pipeline"):
         overlay_of(no_pipeline)
