@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from dlojz import data as datasets
 from dlojz import models
 from dlojz.layout import DEEPSPEED_BUCKET_ELEMENTS, LATER_FIELDS, MAX_COUNT, MAX_DEGREE, Layout, Strategy
+from dlojz.layout_tensor import tensor_misfit
 from dlojz.schema import Contract, LabError, one_of
 from dlojz.text import say
 
@@ -105,6 +106,8 @@ class RunConfig(Contract):
         spec = models.spec(self.model)
         datasets.check(self.data_name, family=spec.family, model=self.model)
         models.check_input(self.model, image_size=self.image_size, sequence_length=self.sequence_length)
+        if (misfit := tensor_misfit(self)) is not None:
+            raise LabError(misfit)
         return self
 
     @property

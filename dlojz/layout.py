@@ -11,6 +11,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from dlojz.layout_pipeline import pipeline_refusal, pipeline_title
+from dlojz.layout_tensor import tensor_refusal, tensor_title
 from dlojz.schema import Contract, LabError
 from dlojz.text import say
 
@@ -57,7 +58,10 @@ PipelineSchedule = Literal[
 MAX_DEGREE = 2**20
 MAX_COUNT = 2**31
 """Beyond these a number is a slip of the keyboard, and arithmetic on it only hides that."""
-LATER_FIELDS = ("bucket_mib", "gradient_as_bucket_view", "nvme_path", "chunks", "partition")
+LATER_FIELDS = (
+    *("bucket_mib", "gradient_as_bucket_view", "nvme_path", "chunks", "partition"),
+    *("tensor_parts", "async_tensor_parallel"),
+)
 """Fields that a layout has got since runs were first kept."""
 DEEPSPEED_BUCKET_ELEMENTS = 2_000_000
 """Elements per bucket of DeepSpeed, run and predicted; its own default, 5e8, would take 2 GB for the smallest model."""
@@ -74,7 +78,7 @@ class Layout(Contract):
     """
 
     dp: int = Field(1, ge=1, le=MAX_DEGREE, description="data-parallel replicas")
-    tp: int = Field(1, ge=1, le=MAX_DEGREE, description="tensor-parallel ranks that share each layer (not run yet)")
+    tp: int = Field(1, ge=1, le=MAX_DEGREE, description="tensor-parallel ranks that share each layer")
     pp: int = Field(1, ge=1, le=MAX_DEGREE, description="pipeline ranks: the model is cut into stages, in order")
     zero: int = Field(
         0, ge=0, le=3, description="ZeRO stage: 1 shards optimizer states, 2 gradients too, 3 weights too"
@@ -82,8 +86,8 @@ class Layout(Contract):
     engine: Literal["torch", "by_hand", "deepspeed", "single"] = Field(
         "torch",
         description="torch (DDP, or FSDP2 where zero is 2 or 3; torch.distributed.pipelining where pp > 1), by_hand "
-        "(DDP, ZeRO 1-3 and pipelines as the lab writes them), deepspeed (ZeRO 0-3; PipelineModule), single "
-        "(one process)",
+        "(DDP, ZeRO 1-3, pipelines and tensor parallelism as the lab writes them), deepspeed (ZeRO 0-3; "
+        "PipelineModule), single (one process)",
     )
     schedule: PipelineSchedule | None = Field(
         None, description="pipeline schedule, where pp > 1; by default 1f1b (see `dlojz pipeline --list`)"
@@ -111,6 +115,14 @@ class Layout(Contract):
         "parameters (DeepSpeed ZeRO-3: the weights too), activations (any engine)",
     )
     sequence_parallel: bool = Field(False, description="shard the sequence outside tensor-parallel regions")
+    tensor_parts: str = Field(
+        "",
+        description="where tp > 1, regular expression: the parts whose name it is found in are split, e.g. "
+        "attention, mlp, or blocks\\.[0-3]\\.; by default all",
+    )
+    async_tensor_parallel: bool = Field(
+        False, description="torch on GPUs: overlap tensor-parallel communication with the products (compiled)"
+    )
     bucket_mib: float | None = Field(
         None,
         ge=0.001,
@@ -150,11 +162,8 @@ class Layout(Contract):
             )
         if (refusal := pipeline_refusal(self)) is not None:
             return refusal
-        if self.sequence_parallel and self.tp == 1:
-            return say(
-                en="sequence_parallel needs tensor parallelism, but tp=1 was received: set tp to 2 or more.",
-                fr="sequence_parallel demande du Tensor Parallelism, mais tp=1 a été reçu : prenez tp=2 ou plus.",
-            )
+        if (refusal := tensor_refusal(self)) is not None:
+            return refusal
         return self._bucket_refusal()
 
     def _bucket_refusal(self) -> str | None:
@@ -227,8 +236,10 @@ class Layout(Contract):
     @property
     def title(self) -> str:
         """The name a person gives to this layout, e.g. `DeepSpeed ZeRO-2`."""
-        if self.pp > 1:
-            return pipeline_title(self)
+        rest = pipeline_title(self) if self.pp > 1 else self._data_parallel_title()
+        return tensor_title(self, rest) if self.tp > 1 else rest
+
+    def _data_parallel_title(self) -> str:
         if self.strategy == "fsdp2":
             return "FSDP2" if self.zero == 3 else "FSDP2 (ZeRO-2)"
         names = {

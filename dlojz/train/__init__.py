@@ -16,7 +16,7 @@ def check_runnable(config: RunConfig) -> None:
     Raises:
         LabError: naming the field and a value that runs; or why this machine cannot offload to the NVMe folder named.
     """
-    runs: dict[str, tuple[object, ...]] = {"tp": (1,), "sequence_parallel": (False,), "precision": ("fp32", "bf16")}
+    runs: dict[str, tuple[object, ...]] = {"precision": ("fp32", "bf16")}
     runs |= {"optimizer": ("adamw", "momentum", "sgd"), "fp32_gradients": (False,)}
     for name, values in runs.items():
         value = getattr(config if name in type(config).model_fields else config.layout, name)
@@ -28,6 +28,10 @@ def check_runnable(config: RunConfig) -> None:
                     fr=f"{name}={value!r} n'est encore exécutable par aucun moteur : prenez {name}={legal!r}.",
                 )
             )
+    if config.layout.tp > 1:
+        from dlojz.train.tensors import check_tensor
+
+        check_tensor(config)
     if config.layout.pp > 1:
         from dlojz.train.pipelines import check_pipeline
 

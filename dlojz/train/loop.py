@@ -162,7 +162,7 @@ def train(config: RunConfig, folder: Path, events: EventLog, *, rank: int, local
         del model  # a pipeline rank keeps its stages only
         probes.attach(engine)
         with probes.loading():
-            batches = open_batches(config, dp_rank=rank % layout.dp)
+            batches = open_batches(config, dp_rank=rank // layout.tp % layout.dp)
         ended: tuple[Status, str] = ("completed", "")
         if control is not None:
             _align_clocks(probes, control, events)

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from dlojz.config import RunConfig
 from dlojz.footprint import Category, Overlap
+from dlojz.train.axes import Axes
+from dlojz.train.engines.tensor import TensorShare
 from dlojz.train.offload import ActivationOffload
 
 Inventory = dict[Category, list[Tensor]]
@@ -50,7 +52,7 @@ def make_offload(config: RunConfig, module: nn.Module) -> ActivationOffload | No
 
 
 class Engine:
-    """One process: forward, backward and update with nothing between them.
+    """One replica of the model: forward, backward and update, with nothing between replicas.
 
     Args:
         config: the run; its layout gives the number of micro-batches.
@@ -61,6 +63,8 @@ class Engine:
     def __init__(self, config: RunConfig, model: nn.Module, device: torch.device) -> None:
         self.config = config
         self.device = device
+        self.axes = Axes(config.layout, device)
+        self.share = TensorShare(config, model, self.axes, mean_loss)
         self.module = model
         self.model = self.wrap(model)
         self.optimizer = make_optimizer(config, self.model.parameters())
@@ -81,7 +85,16 @@ class Engine:
         del last  # only engines that communicate need to know
         with self.autocast(), self.activations():
             logits = self.model(inputs)
-        return mean_loss(logits, targets)
+        return self.loss(logits, targets)
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss of one micro-batch, from what the model gives on this rank."""
+        return self.share.loss(logits, targets)
+
+    @property
+    def group_names(self) -> dict[str, str]:
+        """Mesh axis of each process group of this rank, by the group's own name: for the probe of communication."""
+        return self.axes.group_names
 
     def activations(self) -> AbstractContextManager[object]:
         """What is around the forward pass of the model: its activations leave the device where the layout says so."""
@@ -121,7 +134,7 @@ class Engine:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Whole parameters by name, on the CPU, the same on every rank; a collective call where they are sharded."""
         for name, parameter in self.module.named_parameters():
-            yield name, parameter.detach().cpu()
+            yield name, self.share.whole(name, parameter.detach()).cpu()
 
     def close(self) -> None:
         """Give back what the engine holds."""

@@ -23,7 +23,7 @@ class ByHandEngine(Engine):
     def wrap(self, module: nn.Module) -> nn.Module:
         given_mib = self.config.layout.bucket_mib
         bucket_bytes = BUCKET_BYTES if given_mib is None else int(given_mib * MEBIBYTE)
-        return DataParallel(module.to(self.device), bucket_bytes=bucket_bytes)
+        return DataParallel(module.to(self.device), bucket_bytes=bucket_bytes, group=self.axes.group("dp"))
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         model = cast(DataParallel, self.model)

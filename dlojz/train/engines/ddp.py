@@ -31,7 +31,8 @@ class DDPEngine(Engine):
             options["bucket_cap_mb"] = layout.bucket_mib
         if self.device.type == "cuda":
             options["device_ids"] = [self.device.index]
-        model = DistributedDataParallel(module.to(self.device), broadcast_buffers=False, **options)
+        group = self.axes.group("dp")
+        model = DistributedDataParallel(module.to(self.device), process_group=group, broadcast_buffers=False, **options)
         model._set_ddp_runtime_logging_sample_rate(1)  # a few clock readings per step: it times every step
         return model
 

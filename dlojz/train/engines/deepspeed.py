@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from dlojz.config import RunConfig
 from dlojz.train.deepspeed_json import deepspeed_json
+from dlojz.train.axes import Axes
 from dlojz.train.engines.base import Engine, Inventory, make_offload, make_optimizer, mean_loss, optimizer_states
 
 __all__ = ["DeepSpeedEngine", "deepspeed_json"]
@@ -54,6 +55,7 @@ class DeepSpeedEngine(Engine):
         # An inference-only shared-memory operator that DeepSpeed would compile for 40 s at its first start.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         self.config, self.device, self.module = config, device, model.to(device)
+        self.axes = Axes(config.layout, device)
         optimizer = make_optimizer(config, self.module.parameters())
         self.model: Any
         self.model, self.optimizer, *_ = deepspeed.initialize(

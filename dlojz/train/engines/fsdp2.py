@@ -29,7 +29,10 @@ class FSDP2Engine(Engine):
     """FSDP2 with one unit per block of the model: ZeRO-3, or ZeRO-2 where gathered weights are kept for backward."""
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        mesh = init_device_mesh(self.device.type, (self.config.layout.dp,), mesh_dim_names=("dp",))
+        if self.axes.mesh is not None:
+            mesh = self.axes.mesh["dp"]
+        else:
+            mesh = init_device_mesh(self.device.type, (self.config.layout.dp,), mesh_dim_names=("dp",))
         policy = MixedPrecisionPolicy()
         if self.config.precision == "bf16":
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -54,8 +57,7 @@ class FSDP2Engine(Engine):
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.module.named_parameters():
             # Who: all dp ranks. What: one parameter, all-gathered whole; at the end of the run only.
-            tensor: Tensor = parameter.detach()
-            yield name, (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
+            yield name, self.share.whole(name, parameter.detach()).cpu()
 
     def close(self) -> None:
         if isinstance(self.model, FSDPModule):

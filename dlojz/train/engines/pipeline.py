@@ -1,8 +1,8 @@
 """What all pipeline engines share: the model cut into stages, the groups, the losses, the weights.
 
 Layer 3. Invariant: a rank holds the stages that the schedule's placement gives it and no other; the gradient of a step
-is the mean over its global batch, whatever the schedule. Ranks are numbered with the pipeline axis outermost:
-rank = pipeline rank × dp + replica (Narayanan et al. 2021, arXiv 2104.04473, §2.2).
+is the mean over its global batch, whatever the schedule. Where the tensor axis has several ranks, each holds its part
+of the stages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from dlojz.models.blocks import BlockList
 from dlojz.pipeline.action import FORWARD, Action
 from dlojz.pipeline.cuts import schedule_of, stage_bounds
 from dlojz.pipeline.runtime_stages import boundaries_of, stage_modules
+from dlojz.train.axes import Axes
 from dlojz.train.engines.base import Engine, Inventory, make_optimizer, mean_loss, optimizer_states
+from dlojz.train.engines.tensor import TensorShare
 
 StageKey = tuple[int, int]
 """A stage on a rank: (pipe, stage)."""
@@ -53,12 +55,15 @@ class PipelineEngine(Engine):
         layout = config.layout
         self.schedule = schedule_of(layout)
         self.bounds = bounds_of(config, blocks, self.schedule.stages)
-        self.pp_rank, self.dp_rank = divmod(dist.get_rank(), layout.dp)
-        self.pp_group, self.dp_group = _groups(layout.pp, layout.dp)
+        self.axes = Axes(layout, device)
+        self.pp_rank = self.axes.pp_rank
+        self.pp_group, self.dp_group = (cast(dist.ProcessGroup, self.axes.group(axis)) for axis in ("pp", "dp"))
         self._names = [name for name, _ in blocks.named_parameters()]
         self._shapes = [(tuple(one.shape), one.dtype) for one in blocks.parameters()]
+        self.share = TensorShare(config, blocks, self.axes, mean_loss)
         stages = stage_modules(blocks, self.bounds)
-        self.boundaries = boundaries_of(stages, _sample(config, blocks), compute=self._autocast_dtype)
+        with self.share.pretending():
+            self.boundaries = boundaries_of(stages, _sample(config), compute=self._autocast_dtype)
         self.modules: dict[StageKey, BlockList] = {
             (pipe, stage): stages[stage].to(device)
             for pipe, ranks in enumerate(self.schedule.placement)
@@ -82,7 +87,7 @@ class PipelineEngine(Engine):
     @property
     def group_names(self) -> dict[str, str]:
         """Mesh axis of each process group of this rank, by the group's own name: for the probe of communication."""
-        return {str(self.pp_group.group_name): "pp", str(self.dp_group.group_name): "dp"}
+        return self.axes.group_names
 
     def perform(self, action: Action, compute: Callable[[], None]) -> None:
         """Run the computation of one action; probes wrap this to time it."""
@@ -128,7 +133,7 @@ class PipelineEngine(Engine):
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean loss of one micro-batch."""
-        return mean_loss(outputs, targets)
+        return self.share.loss(outputs, targets)
 
     def update(self) -> None:
         """One optimizer step on this rank's stages, then forget the gradients."""
@@ -150,10 +155,14 @@ class PipelineEngine(Engine):
         own = self.own_weights()
         owners = {number: rank for rank, stage in self._stages() for number in range(*self.bounds[stage : stage + 2])}
         for name, (shape, dtype) in zip(self._names, self._shapes, strict=True):
-            owner = owners[int(name.split(".")[1])] * self.config.layout.dp
-            tensor = own.get(name, torch.empty(shape, dtype=dtype)).to(self.device).contiguous()
+            owner = owners[int(name.split(".")[1])]
+            held = own.get(name)
+            if held is None or (self.config.layout.tp > 1 and owner != self.pp_rank):
+                tensor = torch.empty(shape, dtype=dtype, device=self.device)
+            else:
+                tensor = self.share.whole(name, held).to(self.device).contiguous()
             # Who: all ranks, once, at the end of the run. What: one parameter. How much: its bytes.
-            dist.broadcast(tensor, src=owner)
+            dist.broadcast(tensor, src=self.axes.world_rank(owner))
             yield name, tensor.cpu()
 
     def own_weights(self) -> dict[str, Tensor]:
@@ -183,15 +192,7 @@ def average(gradients: Sequence[Tensor | None], group: dist.ProcessGroup, ranks:
         gradient.copy_(part.view_as(gradient))
 
 
-def _groups(pp: int, dp: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """This rank's pipeline group and its data-parallel group; every rank makes all of them, in the same order."""
-    rank = dist.get_rank()
-    pipelines = [dist.new_group([stage * dp + replica for stage in range(pp)]) for replica in range(dp)]
-    replicas = [dist.new_group([stage * dp + replica for replica in range(dp)]) for stage in range(pp)]
-    return pipelines[rank % dp], replicas[rank // dp]
-
-
-def _sample(config: RunConfig, model: nn.Module) -> Tensor:
+def _sample(config: RunConfig) -> Tensor:
     """One micro-batch's input, of the right shape and type; its values do not matter."""
     from dlojz import models
 

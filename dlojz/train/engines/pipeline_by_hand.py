@@ -48,10 +48,10 @@ class ByHandPipelineEngine(PipelineEngine):
         """Per stage that this rank holds, the group of the two ranks that do; empty where there is one pipe."""
         if self.schedule.pipes == 1:
             return {}
-        dp, own = self.config.layout.dp, {}
+        layout, own = self.config.layout, {}
         for stage in range(self.schedule.stages):
-            for replica in range(dp):
-                ranks = sorted({pipe[stage] * dp + replica for pipe in self.schedule.placement})
+            for place in range(layout.dp * layout.tp):
+                ranks = sorted({self.axes.world_rank(pipe[stage]) + place for pipe in self.schedule.placement})
                 group = dist.new_group(ranks)
                 if dist.get_rank() in ranks and len(ranks) > 1:
                     own[stage] = group

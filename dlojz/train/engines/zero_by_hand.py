@@ -29,13 +29,13 @@ class ZeroByHandEngine(Engine):
         self.optimizer = self.zero.optimizer
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        make = partial(make_optimizer, self.config)
+        make, group = partial(make_optimizer, self.config), self.axes.group("dp")
         if self.config.layout.zero == 3:
             dtype = torch.bfloat16 if self.config.precision == "bf16" else None
-            self.zero = ZeroStage3(module.to(self.device), make, compute_dtype=dtype)
+            self.zero = ZeroStage3(module.to(self.device), make, compute_dtype=dtype, group=group)
         else:
             stage = ZeroStage1 if self.config.layout.zero == 1 else ZeroStage2
-            self.zero = stage(module.to(self.device), make)
+            self.zero = stage(module.to(self.device), make, group=group)
         return self.zero
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -68,4 +68,4 @@ class ZeroByHandEngine(Engine):
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         # Who: all dp ranks, in stage 3. What: each unit's weights, all-gathered; at the end of the run only.
         for name, weight in self.zero.weights():
-            yield name, weight.cpu()
+            yield name, self.share.whole(name, weight).cpu()

@@ -17,7 +17,6 @@ from dlojz.config import RunConfig
 from dlojz.footprint import Footprint, Phases
 from dlojz.record import MemorySample
 from dlojz.train.engines.base import Engine
-from dlojz.train.engines.pipeline import PipelineEngine
 from dlojz.train.probes.clock import PhaseClock
 from dlojz.train.probes.communication import traffic_of
 from dlojz.train.probes.memory import MemoryProbe
@@ -61,8 +60,7 @@ class Probes:
     def attach(self, engine: Engine) -> None:
         """Observe this engine."""
         self._engine = engine
-        if isinstance(engine, PipelineEngine):
-            self.trace.name_groups(engine.group_names)
+        self.trace.name_groups(engine.group_names)
         self.clock.attach(engine)
         self.memory.claim(engine.inventory())
 

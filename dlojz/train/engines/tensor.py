@@ -1,0 +1,64 @@
+"""Tensor parallelism under every engine: the model is split before the engine lays it over the data axis.
+
+Layer 3. Invariant: whatever splits the model (`dlojz.tensor`, or torch), the engine sees a model with this rank's
+parameters only, the loss that fits its last block, and a way back to the whole parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import cast
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from dlojz.config import RunConfig
+from dlojz.models.blocks import BlockList
+from dlojz.tensor.axis import TensorAxis
+from dlojz.tensor.slicing import gather_whole, split_dims
+from dlojz.tensor.split import parallel_loss, split_model
+from dlojz.train.axes import Axes
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class TensorShare:
+    """What a rank holds of a model along the tensor axis; with tp=1 all of it.
+
+    Args:
+        config: the run.
+        model: the whole model, with the same weights on every rank; its blocks are replaced.
+        axes: this rank's place.
+        loss: mean loss of whole logits.
+
+    Attributes:
+        loss: mean loss of what this rank's last block gives.
+    """
+
+    def __init__(self, config: RunConfig, model: nn.Module, axes: Axes, loss: Loss) -> None:
+        layout = config.layout
+        self.axis, self.loss = TensorAxis(), loss
+        self._shapes = {name: tuple(one.shape) for name, one in model.named_parameters()}
+        self._dims: dict[str, int] = {}
+        if layout.tp == 1:
+            return
+        blocks = cast(BlockList, model)
+        self.axis = TensorAxis(axes.group("tp"), sequence_parallel=layout.sequence_parallel)
+        if layout.engine == "torch":
+            from dlojz.train.engines.torch_tensor import parallelize
+
+            self.loss = parallelize(config, blocks, axes)
+        else:
+            self.loss = parallel_loss(split_model(blocks, self.axis, layout.tensor_parts))
+        self._dims = split_dims(model)
+
+    def whole(self, name: str, own: Tensor) -> Tensor:
+        """A whole parameter from what this rank holds of it; a collective call where it is split."""
+        # Who: the ranks that share the parameter, at the end of a run. What: their slices. How much: its bytes.
+        tensor: Tensor = own.full_tensor() if isinstance(own, DTensor) else own
+        return gather_whole(tensor, self._dims[name], self._shapes[name], self.axis) if name in self._dims else tensor
+
+    def pretending(self) -> AbstractContextManager[None]:
+        """Within it shapes can be asked for without the other ranks."""
+        return self.axis.pretending() if self.axis.size > 1 else nullcontext()

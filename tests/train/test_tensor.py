@@ -1,0 +1,106 @@
+"""Tensor, hybrid and 3D parallelism on real processes: parallel = serial, predicted = counted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dlojz.config import RunConfig
+from dlojz.record import read_events
+from dlojz.train import check_runnable
+from dlojz.train.weights import load_weights
+
+COATNET = {"model": "coatnet_tiny", "image_size": 32}
+LLAMA = {"model": "llama_tiny", "image_size": None, "sequence_length": 16}
+GPT = {"model": "gpt_tiny", "image_size": None, "sequence_length": 16}
+VIT = {"model": "vit_tiny", "image_size": 32}
+HAND = {"engine": "by_hand"}
+SMALL: dict[str, Any] = {
+    "micro_batch": 2,
+    "learning_rate": 0.05,
+    "optimizer": "sgd",
+    "steps": 5,
+    "keep_weights": True,
+}
+SAMPLES = 8
+"""Micro-batches of a step, over all replicas."""
+
+ON: dict[int, dict[str, dict[str, Any]]] = {
+    2: {
+        "hand-coatnet": {**COATNET, **HAND, "tp": 2},
+        "hand-llama": {**LLAMA, **HAND, "tp": 2},
+        "hand-llama-sp": {**LLAMA, **HAND, "tp": 2, "sequence_parallel": True},
+        "hand-gpt-sp-selective": {**GPT, **HAND, "tp": 2, "sequence_parallel": True, "checkpointing": "selective"},
+        "hand-vit": {**VIT, **HAND, "tp": 2},
+        "hand-coatnet-full": {**COATNET, **HAND, "tp": 2, "checkpointing": "full"},
+        "hand-llama-mlp": {**LLAMA, **HAND, "tp": 2, "tensor_parts": "mlp"},
+    },
+    4: {
+        "hand-coatnet-dp": {**COATNET, **HAND, "tp": 2, "dp": 2},
+        "hand-llama-dp-sp": {**LLAMA, **HAND, "tp": 2, "dp": 2, "sequence_parallel": True},
+        "hand-llama-zero1": {**LLAMA, **HAND, "tp": 2, "dp": 2, "zero": 1},
+        "hand-coatnet-zero3": {**COATNET, **HAND, "tp": 2, "dp": 2, "zero": 3},
+        "hand-coatnet-pp": {**COATNET, **HAND, "tp": 2, "pp": 2},
+        "hand-llama-pp-sp": {**LLAMA, **HAND, "tp": 2, "pp": 2, "sequence_parallel": True},
+        "hand-coatnet-4": {**COATNET, **HAND, "tp": 4},
+    },
+    8: {
+        "hand-coatnet-3d": {**COATNET, **HAND, "tp": 2, "pp": 2, "dp": 2},
+        "hand-llama-3d-sp": {**LLAMA, **HAND, "tp": 2, "pp": 2, "dp": 2, "sequence_parallel": True},
+    },
+}
+CASES = [(count, name) for count, names in ON.items() for name in names]
+named = pytest.mark.parametrize(("processes", "name"), CASES, ids=[f"{name}-on-{count}" for count, name in CASES])
+
+
+def config_for(fields: dict[str, Any]) -> RunConfig:
+    return RunConfig.of(**{**SMALL, "micro_batches": SAMPLES // fields.get("dp", 1), **fields})
+
+
+def launch(folder: Path, configs: dict[str, RunConfig], processes: int) -> None:
+    for name, config in configs.items():
+        check_runnable(config)
+        (folder / name).mkdir(parents=True)
+        (folder / name / "config.json").write_text(config.to_json())
+    matrix = str(Path(__file__).with_name("matrix.py"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", matrix]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(folder)], env=environment, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    root = tmp_path_factory.mktemp("tensor")
+    serial = {fields["model"]: config_for({**fields, "engine": "single"}) for fields in (COATNET, LLAMA, GPT, VIT)}
+    launch(root / "1", serial, 1)
+    for processes, cases in ON.items():
+        launch(root / str(processes), {name: config_for(fields) for name, fields in cases.items()}, processes)
+    yield root
+
+
+def events(run: Path, rank: int, event: str) -> list[dict[str, Any]]:
+    return [one for one in read_events(run / "events" / f"rank-{rank}.jsonl") if one["event"] == event]
+
+
+@pytest.mark.timeout(900)
+@named
+def test_a_split_run_trains_as_one_process_does(runs: Path, processes: int, name: str) -> None:
+    run = runs / str(processes) / name
+    serial = runs / "1" / RunConfig.from_json((run / "config.json").read_text()).model
+    own, alone = ([one["loss"] for one in events(folder, 0, "step")] for folder in (run, serial))
+    assert len(own) == SMALL["steps"]
+    assert own == pytest.approx(alone, rel=1e-5)
+    weights, expected = load_weights(run / "weights.safetensors"), load_weights(serial / "weights.safetensors")
+    assert weights.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(weights[key], value, rtol=0, atol=1e-5, msg=key)
