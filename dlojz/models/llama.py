@@ -102,18 +102,20 @@ class Head(nn.Module):
         return logits_BTV
 
 
-def rotate(x_BNTH: Tensor, theta: float) -> Tensor:
+def rotate(x_BNTH: Tensor, theta: float, position_T: Tensor | None = None) -> Tensor:
     """Turn pair i of each head, (x[i], x[i + H/2]), by the angle ``position × theta^(-2i/H)``.
 
-    The product of two turned vectors then depends on their distance, not on where they stand.
+    The product of two turned vectors then depends on their distance, not on where they stand. The positions are
+    0 … T − 1 unless others are given, shape (T,): those of a part of a longer sequence.
 
     Source: Su et al. 2021, "RoFormer" (arXiv 2104.09864), section 3.2; pairs as halves, like Hugging Face's Llama.
     """
     half = x_BNTH.shape[-1] // 2
     # In float32 whatever the precision of x: bfloat16 cannot tell positions above 256 apart.
-    position_T = torch.arange(x_BNTH.shape[-2], device=x_BNTH.device, dtype=torch.float32)
+    if position_T is None:
+        position_T = torch.arange(x_BNTH.shape[-2], device=x_BNTH.device, dtype=torch.float32)
     frequency_H = theta ** (-torch.arange(half, device=x_BNTH.device, dtype=torch.float32) / half)
-    angle_TH = position_T[:, None] * frequency_H
+    angle_TH = position_T.float()[:, None] * frequency_H
     cos_TH, sin_TH = angle_TH.cos(), angle_TH.sin()
     first, second = x_BNTH.float().split(half, dim=-1)
     turned_BNTH = torch.cat((first * cos_TH - second * sin_TH, second * cos_TH + first * sin_TH), dim=-1)

@@ -96,3 +96,35 @@ def test_a_split_model_trains_as_the_whole_one(name: str) -> None:
     for answer in spmd(ranks, 2):
         assert answer.error is None, answer.error
         assert answer.value["losses"] == pytest.approx(losses, rel=1e-5)
+
+
+def test_a_pattern_that_matches_nothing_is_refused() -> None:
+    axis = TensorAxis(rank=0, size=2)
+    with pytest.raises(LabError, match=r"no part of GPT matches 'convolution': its parts are called blocks\.0\.emb"):
+        split_model(whole_model(CASES["gpt"]), axis, "convolution")
+    alexnet = models.build("alexnet_tiny", image_size=64, sequence_length=None, num_classes=10)
+    assert isinstance(alexnet, BlockList)
+    with pytest.raises(LabError, match="AlexNet has no tensor-parallel form"):
+        split_model(alexnet, axis)
+    with pytest.raises(LabError, match=r"sequence_parallel needs every part split.*leaves out blocks\.0\.embedding"):
+        split_model(whole_model(CASES["gpt"]), TensorAxis(rank=0, size=2, sequence_parallel=True), "mlp")
+
+
+@pytest.mark.parametrize("name", ["coatnet", "vit", "gpt", "llama"])
+def test_the_parts_of_all_ranks_are_the_model(name: str) -> None:
+    """Split tensors add up to the whole; what is not split is on every rank; names stay, in their order."""
+    whole = whole_model(CASES[name])
+    shapes = {key: one.shape for key, one in whole.named_parameters()}
+    parts = [split_model(whole_model(CASES[name]), TensorAxis(rank=rank, size=2)) for rank in range(2)]
+    dims = split_dims(parts[0])
+    assert len(list(parts_of(whole))) > 2
+    for part in parts:
+        assert [key for key, _ in part.named_parameters()] == list(shapes)
+    for key, shape in shapes.items():
+        held = [dict(part.named_parameters())[key].shape for part in parts]
+        if key in dims:
+            assert sum(one[dims[key]] for one in held) == shape[dims[key]]
+        else:
+            assert held == [shape, shape]
+    split = sum(shapes[key].numel() for key in dims)
+    assert split > 0.85 * sum(shape.numel() for shape in shapes.values())
