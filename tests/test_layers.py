@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "dlojz"
 LAYERS: dict[int, tuple[str, ...]] = {
     0: ("schema", "units", "text", "footprint", "models", "data", "hardware"),
-    1: ("layout", "layout_pipeline", "config", "record"),
+    1: ("layout", "layout_pipeline", "layout_tensor", "config", "record", "grid"),
     2: ("pipeline", "collectives", "data_parallel", "zero", "tensor", "optim", "compress"),
     3: ("predict", "train"),
     4: ("comparison", "compare", "overlay", "viz", "plan"),
@@ -44,6 +44,8 @@ NO_TORCH = (
     "dlojz.pipeline.catalogue",
     "dlojz.pipeline.cuts",
     "dlojz.overlay",
+    "dlojz.grid",
+    "dlojz.predict.link_traffic",
 )
 
 

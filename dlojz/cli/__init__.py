@@ -67,6 +67,13 @@ SUBCOMMANDS: dict[str, Entry] = {
             fr="découper un modèle en étages de pipeline : le meilleur découpage, à côté de ceux d’autres outils",
         ),
     ),
+    "grid": Entry(
+        "grid",
+        lambda: say(
+            en="ranks on their nodes: groups of data, pipeline and tensor parallelism, what crosses which link",
+            fr="les rangs sur leurs nœuds : groupes des trois parallélismes, ce qui passe par quel lien",
+        ),
+    ),
     "compare": Entry(
         "compare",
         lambda: say(
