@@ -121,21 +121,35 @@ def test_a_run_stopped_by_its_time_limit_fails_with_its_reason(tmp_path: Path) -
     assert data["status"] == "timeout" and data["reason"] in done.stderr
 
 
+# A shell's background job has SIGINT ignored, and what it starts inherits that.
+LISTENING = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("dlojz", run_name="__main__")
+"""
+
+
 def test_ctrl_c_cancels_keeps_and_says_so(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "dlojz", "run", "--engine", "single", "--steps", "100000"],
+        [sys.executable, "-c", LISTENING, "run", "--engine", "single", "--steps", "100000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "DLOJZ_RUNS": str(tmp_path), "DLOJZ_LANG": "en"},
     )
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not any(
-        '"step"' in path.read_text() for path in tmp_path.glob("*/events/rank-0.jsonl")
-    ):
-        time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    try:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and not any(
+            '"step"' in path.read_text() for path in tmp_path.glob("*/events/rank-0.jsonl")
+        ):
+            time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:  # only where the test fails: nothing may train on for ever
+            process.kill()
+            for run in _json(_dlojz(tmp_path, "runs", "--json")):
+                _dlojz(tmp_path, "cancel", run["run_id"])
     assert process.returncode == 130 and "Traceback" not in told and "interrupted" in told
     states = [run["state"] for run in _json(_dlojz(tmp_path, "runs", "--json"))]
     assert states == ["cancelled"]

@@ -1,18 +1,13 @@
 """The notebooks as they are handed out: up to date, without leaks, and running.
 
-Solutions are executed again and their outputs compared by nbval; student notebooks are executed as they are. The
-notebooks of a lab share one folder of runs, so that what one has trained the next one finds. A notebook mostly waits,
-for processes that start or for a cell's outputs to settle: a few labs are executed at a time.
+Solutions are executed again and their outputs compared by nbval; student notebooks are executed as they are. Both are
+executed beside all other tests (see `conftest.py`), and only waited for here.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +15,13 @@ import nbformat
 import pytest
 
 from dlojz.labs.build import build
-from dlojz.labs.execute import execute
 from dlojz.labs.source import BEGIN, END
 from dlojz.labs.verdict import not_done
 from dlojz.text import LANGUAGES, use_language
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = sorted(path.name for path in (ROOT / "solutions" / "en").glob("*.ipynb"))
-CELL_TIMEOUT_S = 300
 NOTEBOOK_TIMEOUT_S = 1200
-AT_A_TIME = 3
 
 
 def read(folder: str, language: str, name: str) -> Any:
@@ -38,53 +30,6 @@ def read(folder: str, language: str, name: str) -> Any:
 
 def code(notebook: Any) -> list[str]:
     return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-
-
-Task = tuple[str, Callable[[str, str, Path, Path], Any], str]
-"""Name of a test, what it waits for, and the language."""
-
-
-def run_lab(name: str, tasks: list[Task], root: Path) -> dict[str, Any]:
-    """One lab's notebooks, one after the other: two at once would find each other's runs half done."""
-    results: dict[str, Any] = {}
-    for number, (test, work, language) in enumerate(tasks):
-        try:
-            results[test] = work(name, language, root / "runs", root / str(number))
-        except Exception as error:  # told by the test that it belongs to
-            results[test] = error
-    return results
-
-
-@pytest.fixture(scope="module")
-def executed(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Future[dict[str, Any]]]]:
-    """What the selected tests of running notebooks wait for, by lab."""
-    doing: dict[str, Callable[[str, str, Path, Path], Any]] = {
-        "test_a_solution_shows_again_what_is_stored": replay_solution,
-        "test_a_student_notebook_runs_and_says_only_what_is_to_do": run_student,
-    }
-    tasks: dict[str, list[Task]] = {}
-    for item in request.session.items:
-        work = doing.get(getattr(item, "originalname", ""))
-        if work is not None and item.path == request.path:
-            name, language = (item.callspec.params[key] for key in ("name", "language"))  # type: ignore[attr-defined]
-            tasks.setdefault(name, []).append((item.name, work, language))
-    with ThreadPoolExecutor(AT_A_TIME) as pool:
-        futures = {
-            name: pool.submit(run_lab, name, of_lab, tmp_path_factory.mktemp("lab")) for name, of_lab in tasks.items()
-        }
-        yield futures
-        for future in futures.values():
-            future.cancel()
-
-
-def outcome(executed: dict[str, Future[dict[str, Any]]], name: str, request: pytest.FixtureRequest) -> Any:
-    """What one test has waited for."""
-    result = executed[name].result()[request.node.name]
-    if isinstance(result, Exception):
-        raise result
-    return result
 
 
 def test_there_are_notebooks_for_every_source() -> None:
@@ -142,54 +87,14 @@ def test_stored_outputs_name_no_folder_of_a_machine(name: str, language: str) ->
     assert [text for text in shown if re.search(r"/(?:tmp|home|root|work|Users)/", text)] == []
 
 
-def replay_solution(name: str, language: str, runs_root: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """A solution executed again by nbval, its outputs compared with the stored ones."""
-    del folder
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        str(ROOT / "solutions" / language / name),
-        "-q",
-        "--tb=short",
-        "--nbval",
-        "--nbval-current-env",
-        f"--nbval-cell-timeout={CELL_TIMEOUT_S}",
-        "-p",
-        "no:cacheprovider",
-        "-o",
-        "addopts=",
-        "--rootdir",
-        str(ROOT),
-    ]
-    environment = {key: value for key, value in os.environ.items() if key not in ("JPY_SESSION_NAME", "DLOJZ_LANG")}
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env={**environment, "DLOJZ_RUNS": str(runs_root)},
-    )
-
-
-def run_student(name: str, language: str, runs_root: Path, folder: Path) -> Any:
-    """A student notebook executed in a folder that does not tell its language: the notebook itself must."""
-    folder.mkdir()
-    path = folder / name
-    notebook = read("notebooks", language, name)
-    nbformat.write(notebook, path)
-    return execute(notebook, path, runs_root=runs_root, allow_errors=True)
-
-
 @pytest.mark.timeout(NOTEBOOK_TIMEOUT_S)
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_solution_shows_again_what_is_stored(
-    name: str, language: str, executed: dict[str, Future[dict[str, Any]]], request: pytest.FixtureRequest
+    name: str, language: str, executed: Callable[[], dict[str, Any]]
 ) -> None:
-    done = outcome(executed, name, request)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    done = executed()
+    assert done["returncode"] == 0, done["output"]
 
 
 # The code is the same in both languages (tested above): lab 00 runs in both, the others in turn, which takes half as
@@ -204,9 +109,9 @@ STUDENTS = [
 @pytest.mark.timeout(NOTEBOOK_TIMEOUT_S)
 @pytest.mark.parametrize(("name", "language"), STUDENTS)
 def test_a_student_notebook_runs_and_says_only_what_is_to_do(
-    name: str, language: str, executed: dict[str, Future[dict[str, Any]]], request: pytest.FixtureRequest
+    name: str, language: str, executed: Callable[[], dict[str, Any]]
 ) -> None:
-    done = outcome(executed, name, request)
+    done = nbformat.reads(executed()["notebook"], as_version=4)
     use_language(language)
     try:
         exercises = 0

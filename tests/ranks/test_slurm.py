@@ -17,6 +17,7 @@ from dlojz.ranks.limits import Refused
 from dlojz.ranks.slurm import inside_allocation
 from dlojz.schema import LabError
 
+JOB = "123"
 SRUN = """#!{python}
 import os, signal, socket, subprocess, sys
 if {broken}:
@@ -40,7 +41,7 @@ def allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An allocation of two tasks; the folder that holds its srun."""
     write_srun(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("SLURM_JOB_ID", "123")
+    monkeypatch.setenv("SLURM_JOB_ID", JOB)
     monkeypatch.setenv("SLURM_NTASKS", "2")
     return tmp_path
 
@@ -54,22 +55,21 @@ def write_srun(folder: Path, *, broken: bool = False) -> None:
 @pytest.fixture
 def ranks(allocation: Path) -> Iterator[Ranks]:
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    before = {process.pid for process in psutil.process_iter()}
     with Ranks(2) as ranks:
         yield ranks
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
     deadline_s = time.monotonic() + 20
-    while (left := ours(before)) and time.monotonic() < deadline_s:
+    while (left := ours()) and time.monotonic() < deadline_s:
         time.sleep(0.1)
     assert left == []
 
 
-def ours(before: set[int]) -> list[list[str]]:
-    """Commands of processes of ipyparallel that were not there before."""
+def ours() -> list[list[str]]:
+    """Commands of processes of ipyparallel that run in the allocation; a notebook's beside these tests do not."""
     found = []
-    for process in psutil.process_iter(["pid", "cmdline", "status"]):
-        command = process.info["cmdline"] or []
-        if process.pid not in before and any(word.startswith("ipyparallel.engine") for word in command):
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        command, environment = process.info["cmdline"] or [], process.info["environ"] or {}
+        if environment.get("SLURM_JOB_ID") == JOB and any(word.startswith("ipyparallel.engine") for word in command):
             found.append(command)
     return found
 

@@ -178,19 +178,25 @@ def test_the_peak_is_predicted(measured: Measured, name: str) -> None:
 
     CPU autocast keeps some bytes less where there is no memory (BatchNorm). Where gradients are reduced while backward
     goes on, a buffer goes when the library's thread, or the garbage collector, lets go of it: one buffer more or less,
-    which is much beside models as small as these. States are exact, and tested above.
+    which is much beside models as small as these. Where they are reduced once, after backward, gloo's thread may hold
+    what it has reduced for a moment longer than the call lasts, into the optimizer's temporaries (torch 2.13,
+    `ProcessGroupGloo::runLoop`): one message more, and only if the largest sum is then. States are exact, and tested
+    above.
     """
     config = RunConfig.of(**{**RUNS, **ALONE}[name])
-    shapes = model_shapes(config)
+    shapes, strategy, dp = model_shapes(config), config.layout.strategy, config.layout.dp
     largest = max(parameter.numel for parameter in shapes.parameters)
-    buffer_bytes = 4 * max(largest, shapes.num_parameters // config.layout.dp, 2**18)
-    reduces_in_backward = config.layout.strategy not in ("single", "ddp", "by_hand", "by_hand-1", "zero-0")
-    slack_bytes = buffer_bytes if reduces_in_backward else 0
-    for rank in range(config.layout.dp):
-        counted, predicted = measured.footprint(name, config.layout.dp, rank).memory, predict(config, rank).memory
+    buffer_bytes = 4 * max(largest, shapes.num_parameters // dp, 2**18)
+    reduces_after_backward = strategy in ("by_hand", "by_hand-1", "zero-0")
+    slack_bytes = 0 if reduces_after_backward or strategy in ("single", "ddp") else buffer_bytes
+    for rank in range(dp):
+        counted, predicted = measured.footprint(name, dp, rank).memory, predict(config, rank).memory
         assert predicted.activations_bytes == pytest.approx(counted.activations_bytes, rel=0.01)
         assert counted.peak_bytes and predicted.peak_bytes
-        assert abs(predicted.peak_bytes - counted.peak_bytes) <= 0.02 * counted.peak_bytes + slack_bytes, rank
+        more_bytes, exact_bytes = counted.peak_bytes - predicted.peak_bytes, 0.02 * counted.peak_bytes + slack_bytes
+        late = reduces_after_backward and dp > 1 and counted.peak_moment == "optimizer"
+        late_bytes = 4 * (shapes.num_parameters + dp) if late else 0  # padded to a multiple of the ranks
+        assert -exact_bytes <= more_bytes <= exact_bytes + late_bytes, rank
 
 
 @pytest.mark.timeout(1200)
