@@ -121,8 +121,9 @@ def _source(name: str, thing: Any) -> str:
 
 def _class_source(thing: type) -> str:
     """The source of a class of a cell, which `inspect` looks for in a file: found through one of its methods."""
-    methods = [value for value in vars(thing).values() if isinstance(value, FunctionType)]
-    for method in methods:
+    # An `autograd.Function` has static methods only.
+    methods = [getattr(value, "__func__", value) for value in vars(thing).values()]
+    for method in (value for value in methods if isinstance(value, FunctionType)):
         lines = linecache.getlines(method.__code__.co_filename)
         for node in ast.walk(ast.parse("".join(lines))):
             if isinstance(node, ast.ClassDef) and node.name == thing.__name__:

@@ -55,6 +55,11 @@ def test_a_function_goes_with_the_functions_classes_and_modules_it_mentions() ->
     assert rebuilt(packed)["f"](4.7) == 6
 
 
+def test_a_class_of_static_methods_goes_too() -> None:
+    variables = notebook("class Twice:\n    @staticmethod\n    def forward(x):\n        return 2 * x")
+    assert rebuilt(belongings(["Twice"], variables))["Twice"].forward(3) == 6
+
+
 def test_a_function_under_another_name_has_both() -> None:
     variables = notebook("def f():\n    return 1\ng = f", "h = lambda: 2")
     assert rebuilt(belongings(["g", "h"], variables))["g"]() == 1
