@@ -20,6 +20,8 @@ _MODULES = {
     "03": "data_parallelism",
     "04": "zero",
     "05": "pipeline_parallelism",
+    "06": "tensor_parallelism",
+    "07": "hybrid",
 }
 NUMBERS = tuple(_MODULES)
 

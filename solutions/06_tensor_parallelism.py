@@ -1,0 +1,997 @@
+# %% [markdown] lang="fr"
+# # TP 06 — Le parallélisme de tenseur
+#
+# ZeRO répartit les poids, mais les rassemble pour calculer ; le pipeline coupe le modèle entre ses couches. Reste le
+# cas où **une seule couche** est trop grosse, ou trop lente, pour un GPU. Le **parallélisme de tenseur** coupe la
+# couche elle-même : chaque rang garde une partie des poids, calcule avec elle, et ne la donne jamais. C’est la pièce
+# la plus délicate du parallélisme de modèle, et celle où une erreur se voit le moins : un oubli y laisse la première
+# perte exacte. Dans ce TP, vous l’écrivez à la main, sur de vrais rangs, jusqu’à retrouver, à l’arrondi près, ce que
+# calcule un seul processus.
+#
+# À la fin, vous saurez :
+#
+# - couper une couche linéaire par colonne et par ligne, et dire quelle communication cela demande, dans chaque sens ;
+# - enchaîner deux couches avec un seul *all-reduce*, dans un MLP comme dans une attention ;
+# - répartir un vocabulaire, sans jamais rassembler les logits ;
+# - répartir aussi les tokens (*Sequence Parallelism*), sans se tromper de norme ni de *dropout* ;
+# - couper une convolution par canaux ;
+# - écrire le plan de `parallelize_module`, dans PyTorch ;
+# - compter les octets d’une couche, et dire pourquoi tout cela reste dans un nœud.
+#
+# Comptez une heure et demie. Deux rangs suffisent, sans GPU.
+
+# %% [markdown] lang="en"
+# # Lab 06 — Tensor parallelism
+#
+# ZeRO shares out the weights, but gathers them to compute; a pipeline cuts the model between its layers. There remains
+# the case where **one single layer** is too large, or too slow, for one GPU. **Tensor parallelism** cuts the layer
+# itself: each rank keeps some of its weights, computes with them, and never gives them away. It is the most delicate
+# part of model parallelism, and the one that goes wrong most quietly: something forgotten leaves the first loss exact.
+# In this lab you write it by hand, on real ranks, until you find what one process computes, up to rounding.
+#
+# By the end you can:
+#
+# - cut a linear layer by columns and by rows, and tell what it must communicate in each direction;
+# - chain two layers with a single all-reduce, in an MLP as in attention;
+# - share out a vocabulary without ever gathering the logits;
+# - share out the tokens too (sequence parallelism), with the right norm and the right dropout;
+# - cut a convolution by channels;
+# - write the plan of PyTorch's `parallelize_module`;
+# - count the bytes of a layer, and tell why all this stays within a node.
+#
+# Allow an hour and a half. Two ranks are enough, without GPUs.
+
+# %% name="setup"
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+import dlojz
+from dlojz import labs, models
+from dlojz.labs import tensor_figures as figures
+from dlojz.labs import tensor_run_figures as measures
+from dlojz.tensor.operators import add_up, copy, gather_tokens, scatter_tokens
+
+lab = labs.start("06")
+torch.set_num_threads(1)  # as on the ranks
+
+# %% [markdown] lang="fr"
+# ## 1. Une couche, deux découpages
+#
+# Une couche linéaire calcule Y = X W. Il y a deux façons de couper W entre des rangs :
+
+# %% [markdown] lang="en"
+# ## 1. One layer, two ways to cut it
+#
+# A linear layer computes Y = X W. There are two ways to cut W among ranks:
+
+# %% name="split-layer"
+figures.split_layer(ranks=2)
+
+# %% [markdown] lang="fr"
+# - **Par colonne** : chaque rang calcule une partie des *sorties*, à partir de X entier. Rien à envoyer : les colonnes
+#   de Y se trouvent simplement chez des rangs différents.
+# - **Par ligne** : chaque rang a une partie des *entrées*, et calcule pour toutes les sorties un produit **partiel**.
+#   Y en est la somme : un *all-reduce*.
+#
+# Attention à PyTorch : `nn.Linear` garde la transposée, de forme (sorties, entrées). Les *colonnes* de W y sont des
+# *lignes* de `weight`.
+#
+# Et la passe arrière ? Par colonne, tous les rangs ont utilisé le même X. Le gradient de X est donc la somme de ce que
+# trouve chacun.
+#
+# ### Exercice 1 — par colonne
+#
+# `x`, `weight` (sorties, entrées) et `bias` sont entiers. Renvoyez deux choses : les sorties de **ce rang**, puis le
+# gradient **entier** de `x`. `y_gradient` est le gradient de la perte par rapport aux sorties de ce rang. Rappel : si
+# y = x Wᵀ, le gradient de x est `y_gradient @ W`.
+#
+# - `weight.chunk(size)[i]` est la i-ième de `size` tranches de lignes ;
+# - `dist.all_reduce(tenseur)` y met la somme des tenseurs de tous les rangs, en place.
+
+# %% [markdown] lang="en"
+# - **By columns**: each rank computes some of the *outputs*, from the whole X. Nothing is to be sent: the columns of Y
+#   simply lie on different ranks.
+# - **By rows**: each rank has some of the *inputs*, and computes a **partial** product for all outputs. Y is their sum:
+#   an all-reduce.
+#
+# Mind PyTorch: `nn.Linear` keeps the transpose, of shape (outputs, inputs). The *columns* of W are *rows* of `weight`.
+#
+# And backward? By columns, all ranks have used the same X. So the gradient of X is the sum of what each of them finds.
+#
+# ### Exercise 1 — by columns
+#
+# `x`, `weight` (outputs, inputs) and `bias` are whole. Return two things: the outputs of **this rank**, then the
+# **whole** gradient of `x`. `y_gradient` is the gradient of the loss with respect to this rank's outputs. Reminder: if
+# y = x Wᵀ, the gradient of x is `y_gradient @ W`.
+#
+# - `weight.chunk(size)[i]` is the i-th of `size` slices of rows;
+# - `dist.all_reduce(tensor)` puts the sum of all ranks' tensors there, in place.
+
+
+# %% name="column-linear"
+def column_linear(x, weight, bias, y_gradient):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    ### BEGIN SOLUTION
+    own, own_bias = weight.chunk(size)[rank], bias.chunk(size)[rank]
+    y = x @ own.T + own_bias
+    x_gradient = y_gradient @ own
+    dist.all_reduce(x_gradient)
+    return y, x_gradient
+    ### END SOLUTION
+
+
+lab.check("column-linear", column_linear)
+
+# %% [markdown] lang="fr"
+# Bloqué ? Décommentez la ligne suivante ; exécutez-la deux fois pour le second indice.
+
+# %% [markdown] lang="en"
+# Stuck? Uncomment the next line; run it twice for the second hint.
+
+# %%
+# lab.hint("column-linear")
+
+# %% [markdown] lang="fr"
+# ### Exercice 2 — par ligne
+#
+# `x_own` contient les entrées de **ce rang** (celles qu’une couche par colonne vient de calculer, par exemple) ;
+# `weight` et `bias` sont entiers. Renvoyez la sortie entière. La vérification appelle ensuite `backward` : regardez ce
+# qu’il y a à faire pour qu’il soit juste.
+
+# %% [markdown] lang="en"
+# ### Exercise 2 — by rows
+#
+# `x_own` holds **this rank's** inputs (those that a layer by columns has just computed, say); `weight` and `bias` are
+# whole. Return the whole output. The check then calls `backward`: see what has to be done for it to be right.
+
+
+# %% name="row-linear"
+def row_linear(x_own, weight, bias):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    ### BEGIN SOLUTION
+    y = x_own @ weight.chunk(size, dim=1)[rank].T
+    dist.all_reduce(y)
+    return y + bias
+    ### END SOLUTION
+
+
+lab.check("row-linear", row_linear)
+
+# %%
+# lab.hint("row-linear")
+
+# %% [markdown] lang="fr"
+# Il n’y avait rien à faire. Chaque rang calcule la même perte, à partir de la même somme : le gradient de la somme est
+# donc déjà entier sur chacun, et c’est aussi celui de chaque terme. `dist.all_reduce`, en place, est invisible pour
+# autograd : il le laisse passer tel quel, ce qui est exactement juste *ici*.
+#
+# Voyez les deux couches à l’œuvre sur deux vrais rangs : ce que détient chacun, d’un bout à l’autre. La première fois,
+# il faut quelques secondes pour les démarrer.
+
+# %% [markdown] lang="en"
+# There was nothing to do. Each rank computes the same loss, from the same sum: so the gradient of the sum is whole on
+# each already, and is that of each term too. `dist.all_reduce`, in place, is invisible to autograd, which passes
+# through as if it were not there: exactly right *here*.
+#
+# See both layers at work on two real ranks: what each holds, from one end to the other. The first time, starting them
+# takes a few seconds.
+
+# %% name="both-layers" tags=["nbval-ignore-output"]
+# %%ranks 2 --with column_linear,row_linear
+x = torch.tensor([[1.0, 2.0]])
+first, second = torch.arange(8.0).view(4, 2), torch.ones(3, 4)
+hidden, _ = column_linear(x, first, torch.zeros(4), torch.zeros(1, 4 // world_size))
+y = row_linear(hidden, second, torch.zeros(3))
+print(hidden.tolist(), y.tolist())
+
+# %% [markdown] lang="fr"
+# ## 2. Une paire, un seul *all-reduce*
+#
+# Une couche par colonne **donne** des sorties réparties ; une couche par ligne **prend** des entrées réparties. Mises
+# l’une après l’autre, elles se passent de communication au milieu. Entre les deux, GELU traite chaque neurone
+# séparément : il ne demande rien non plus. C’est l’idée de Megatron-LM (Shoeybi et al., 2019). Voici un demi-bloc de
+# transformer, avec les deux bouts de cette *région* parallèle :
+
+# %% [markdown] lang="en"
+# ## 2. A pair, one single all-reduce
+#
+# A layer by columns **gives** outputs that are shared out; a layer by rows **takes** inputs that are shared out. Put
+# one after the other, they need no communication in the middle. Between the two, GELU treats each feature alone: it
+# asks for nothing either. That is the idea of Megatron-LM (Shoeybi et al., 2019). Here is half a transformer block,
+# with the two ends of this parallel *region*:
+
+# %% name="block"
+figures.block_ends()
+
+# %% [markdown] lang="fr"
+# Les deux bouts sont **conjugués** : f ne fait rien en passe avant, et additionne en passe arrière ; g, l’inverse. Vous
+# avez vu g à l’exercice 2. Il reste f, que personne ne remarque s’il manque.
+#
+# ### Exercice 3 — le MLP
+#
+# Écrivez la passe arrière de f, puis le MLP. Cette fois, chaque rang ne reçoit que sa part : `expand` et `expand_bias`
+# sont ses colonnes de la première couche, `project` ses lignes de la seconde (dans PyTorch, de forme (sorties, entrées
+# de ce rang)) ; `project_bias` est entier. L’activation est `F.gelu`.
+
+# %% [markdown] lang="en"
+# The two ends are **conjugate**: f does nothing in forward, and adds up in backward; g the other way round. You have
+# met g in exercise 2. There remains f, which nobody notices when it is missing.
+#
+# ### Exercise 3 — the MLP
+#
+# Write the backward of f, then the MLP. This time each rank receives its share only: `expand` and `expand_bias` are its
+# columns of the first layer, `project` its rows of the second (in PyTorch, of shape (outputs, this rank's inputs));
+# `project_bias` is whole. The activation is `F.gelu`.
+
+
+# %% name="one-all-reduce"
+class EnterRegion(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(context, gradient):
+        gradient = gradient.clone()
+        ### BEGIN SOLUTION
+        dist.all_reduce(gradient)
+        return gradient
+        ### END SOLUTION
+
+
+def parallel_mlp(x, expand, expand_bias, project, project_bias):
+    ### BEGIN SOLUTION
+    hidden = F.gelu(EnterRegion.apply(x) @ expand.T + expand_bias)
+    y = hidden @ project.T
+    dist.all_reduce(y)
+    return y + project_bias
+    ### END SOLUTION
+
+
+lab.check("one-all-reduce", parallel_mlp)
+
+# %%
+# lab.hint("one-all-reduce")
+
+# %% [markdown] lang="fr"
+# **Et sans f ?** Mettons une couche ordinaire, entière sur chaque rang, devant un tel MLP, et entraînons dix pas, avec
+# f puis sans. (Le paquet a ses propres f et g, `copy` et `add_up` ; lisez-les dans
+# [operators.py](../../dlojz/tensor/operators.py), vous y reconnaîtrez votre code.) **Avant de regarder** : à quel pas
+# la perte devient-elle fausse ? Les poids de la première couche, que tous les rangs sont censés avoir en commun, le
+# restent-ils ?
+
+# %% [markdown] lang="en"
+# **And without f?** Let us put an ordinary layer, whole on each rank, before such an MLP, and train ten steps, with f
+# and then without. (The package has its own f and g, `copy` and `add_up`; read them in
+# [operators.py](../../dlojz/tensor/operators.py), where you will recognise your code.) **Before you look**: at which
+# step does the loss go wrong? Do the weights of the first layer, which all ranks are meant to have in common, stay
+# equal?
+
+# %% name="without-f"
+# %%ranks
+import torch.nn.functional as F
+
+from dlojz.tensor.axis import TensorAxis
+from dlojz.tensor.operators import add_up, copy
+
+axis = TensorAxis(dist.group.WORLD)
+
+
+def train(enter, steps=10):
+    torch.manual_seed(0)  # the same weights and data on every rank
+    x, goal = torch.randn(16, 8), torch.randn(16, 8)
+    first, expand, project = torch.randn(8, 8) / 3, torch.randn(16, 8) / 3, torch.randn(8, 16) / 4
+    expand, project = expand.chunk(world_size)[rank].clone(), project.chunk(world_size, dim=1)[rank].clone()
+    weights = [weight.requires_grad_() for weight in (first, expand, project)]
+    optimizer, losses = torch.optim.SGD(weights, lr=0.5), []
+    for _ in range(steps):
+        hidden = F.gelu(enter(x @ first.T) @ expand.T)
+        loss = F.mse_loss(add_up(hidden @ project.T, axis), goal)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, first.detach()
+
+
+with_f, _ = train(lambda x: copy(x, axis))
+without, first = train(lambda x: x)
+mean = first.clone()
+dist.all_reduce(mean)
+print([round(abs(a - b), 3) for a, b in zip(without, with_f, strict=True)][::3])
+print(round(2 * (first - mean / world_size).abs().max().item(), 2))
+
+# %% [markdown] lang="fr"
+# La première ligne donne l’écart entre la perte sans f et la vraie, tous les trois pas : nul au premier, puis de plus
+# en plus grand, sans aucune erreur. La seconde donne le plus grand écart entre les deux rangs, pour les poids de la
+# première couche : ils n’ont plus le même modèle. C’est pourquoi on vérifie un parallélisme de tenseur sur **plusieurs
+# pas**, et sur les **poids**.
+#
+# ## 3. L’attention, par têtes
+#
+# L’attention est plus facile encore à couper : ses têtes ne se voient pas. Requêtes, clés et valeurs se calculent par
+# colonne, la projection finale par ligne ; un rang porte des têtes entières. Le piège est dans le rangement : les trois
+# projections ne font souvent qu’une seule matrice, `qkv`.
+#
+# À partir d’ici, prenons `copy` et `add_up` dans le paquet. Chacun attend un tenseur et `axis`, la place de ce rang :
+# `axis.rank`, `axis.size`.
+#
+# ### Exercice 4 — l’attention par têtes
+#
+# `x` (batch, tokens, largeur) est entier, de même que `qkv` et `project`. Les lignes de `qkv` contiennent **toutes**
+# les requêtes, puis toutes les clés, puis toutes les valeurs : c’est une matrice (3, têtes, H, largeur) aplatie.
+# Renvoyez la sortie entière ; il n’y a pas de biais. `F.scaled_dot_product_attention(q, k, v)` attend des tenseurs
+# (batch, têtes, tokens, H).
+
+# %% [markdown] lang="en"
+# The first line gives the gap between the loss without f and the true one, every three steps: none at first, then
+# larger and larger, without any error. The second gives the largest gap between the two ranks, for the weights of the
+# first layer: they no longer have the same model. That is why tensor parallelism is verified over **several steps**,
+# and on the **weights**.
+#
+# ## 3. Attention, by heads
+#
+# Attention is even easier to cut: its heads do not see each other. Queries, keys and values are computed by columns,
+# the last projection by rows; a rank bears whole heads. The trap lies in the layout: the three projections often are
+# one single matrix, `qkv`.
+#
+# From here on, let us take `copy` and `add_up` from the package. Each expects a tensor and `axis`, this rank's place:
+# `axis.rank`, `axis.size`.
+#
+# ### Exercise 4 — attention by heads
+#
+# `x` (batch, tokens, width) is whole, and so are `qkv` and `project`. The rows of `qkv` hold **all** queries, then all
+# keys, then all values: it is a flattened matrix (3, heads, H, width). Return the whole output; there is no bias.
+# `F.scaled_dot_product_attention(q, k, v)` expects tensors (batch, heads, tokens, H).
+
+
+# %% name="attention-heads"
+def parallel_attention(x, qkv, project, heads, axis):
+    width = x.shape[-1]
+    ### BEGIN SOLUTION
+    own = qkv.view(3, heads, -1, width).chunk(axis.size, dim=1)[axis.rank]
+    q, k, v = torch.einsum("btd,pnhd->pbnth", copy(x, axis), own)
+    attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    return add_up(attended @ project.chunk(axis.size, dim=1)[axis.rank].T, axis)
+    ### END SOLUTION
+
+
+lab.check("attention-heads", parallel_attention)
+
+# %%
+# lab.hint("attention-heads")
+
+# %% [markdown] lang="fr"
+# Un rangement (têtes, 3, H), tête par tête, aurait rendu la simple tranche juste : c’est celui de Megatron-LM, et des
+# modèles de ce paquet. Un modèle préentraîné, lui, a le rangement qu’il a : une tranche prise sans y penser mélange
+# requêtes et clés, et la perte descend quand même.
+#
+# ## 4. Les deux bouts du modèle : le vocabulaire
+#
+# Un modèle de texte commence par une table (mots × largeur) et finit par une matrice (largeur × mots) : à elles deux,
+# souvent plus que plusieurs blocs. On les coupe par **mots**.
+#
+# ### Exercice 5 — l’embedding
+#
+# `table` contient les vecteurs des mots de ce rang : il y en a `len(table)`, et les rangs se suivent dans l’ordre du
+# vocabulaire. Renvoyez les vecteurs de tous les `tokens` (batch, tokens), sur chaque rang.
+
+# %% [markdown] lang="en"
+# A layout (heads, 3, H), head by head, would have made the plain slice right: it is Megatron-LM's, and that of this
+# package's models. A pretrained model has the layout it has: a slice taken without a thought mixes queries and keys,
+# and the loss goes down all the same.
+#
+# ## 4. The two ends of the model: the vocabulary
+#
+# A text model begins with a table (words × width) and ends with a matrix (width × words): the two together are often
+# more than several blocks. They are cut by **words**.
+#
+# ### Exercise 5 — the embedding
+#
+# `table` holds the vectors of this rank's words: there are `len(table)` of them, and the ranks follow one another in
+# the order of the vocabulary. Return the vectors of all `tokens` (batch, tokens), on every rank.
+
+
+# %% name="vocabulary-embedding"
+def parallel_embedding(tokens, table, axis):
+    start = axis.rank * len(table)
+    ### BEGIN SOLUTION
+    elsewhere = (tokens < start) | (tokens >= start + len(table))
+    found = table[(tokens - start).masked_fill(elsewhere, 0)]
+    return add_up(found.masked_fill(elsewhere.unsqueeze(-1), 0.0), axis)
+    ### END SOLUTION
+
+
+lab.check("vocabulary-embedding", parallel_embedding)
+
+# %%
+# lab.hint("vocabulary-embedding")
+
+# %% [markdown] lang="fr"
+# À l’autre bout, chaque rang calcule les logits de ses mots. L’entropie croisée en veut la somme des exponentielles :
+# faut-il les rassembler ? Pour Llama 3 (128 256 mots), 8 192 tokens en fp32, ce que pèseraient les logits, et ce que
+# pèsent trois nombres par token :
+
+# %% [markdown] lang="en"
+# At the other end, each rank computes the logits of its words. Cross-entropy wants the sum of their exponentials: do
+# they have to be gathered? For Llama 3 (128,256 words), 8,192 tokens in fp32, what the logits would weigh, and what
+# three numbers per token weigh:
+
+# %% name="logits-or-three"
+from dlojz.units import format_bytes
+
+print(format_bytes(4 * 8192 * 128_256), format_bytes(4 * 8192 * 3))
+
+# %% [markdown] lang="fr"
+# ### Exercice 6 — la perte
+#
+# `logits` (batch, tokens, mots de ce rang) ; `targets` (batch, tokens) donne le numéro du mot à prédire, dans tout le
+# vocabulaire. Renvoyez la perte **moyenne**, la même sur chaque rang, et sans rassembler les logits.
+#
+# Pour un token : perte = log Σ exp(logit − m) − (logit de la cible − m), où m est le plus grand logit (sans lui, exp
+# déborde). `axis.all_reduce(t, largest=True)` met dans `t`, en place, le plus grand des rangs plutôt que la somme ; m
+# n’a pas besoin de gradient.
+
+# %% [markdown] lang="en"
+# ### Exercise 6 — the loss
+#
+# `logits` (batch, tokens, this rank's words); `targets` (batch, tokens) gives the number of the word to predict, in the
+# whole vocabulary. Return the **mean** loss, the same on every rank, and do not gather the logits.
+#
+# For one token: loss = log Σ exp(logit − m) − (logit of the target − m), where m is the largest logit (without it, exp
+# overflows). `axis.all_reduce(t, largest=True)` puts into `t`, in place, the largest over the ranks rather than the
+# sum; m needs no gradient.
+
+
+# %% name="vocabulary-loss"
+def parallel_loss(logits, targets, axis):
+    words = logits.shape[-1]
+    start = axis.rank * words
+    ### BEGIN SOLUTION
+    largest = axis.all_reduce(logits.detach().amax(-1), largest=True)
+    shifted = logits - largest.unsqueeze(-1)
+    elsewhere = (targets < start) | (targets >= start + words)
+    target = shifted.gather(-1, (targets - start).masked_fill(elsewhere, 0).unsqueeze(-1)).squeeze(-1)
+    target = add_up(target.masked_fill(elsewhere, 0.0), axis)
+    total = add_up(shifted.exp().sum(-1), axis)
+    return (total.log() - target).mean()
+    ### END SOLUTION
+
+
+lab.check("vocabulary-loss", parallel_loss)
+
+# %%
+# lab.hint("vocabulary-loss")
+
+# %% [markdown] lang="fr"
+# ## 5. Un modèle entier
+#
+# Toutes les pièces sont là. Le paquet les assemble dans [llama_block.py](../../dlojz/tensor/llama_block.py) et
+# [split.py](../../dlojz/tensor/split.py). Entraînons `llama_tiny` (4 blocs), d’abord sur un seul processus, puis sur
+# deux rangs avec `tp=2`. **Vos prédictions** :
+#
+# - combien d’*all-reduces* par pas, pour un micro-batch ? Comptez les blocs (deux régions chacun, deux sens), puis
+#   l’embedding, l’entrée de la dernière couche, et la perte, qui en fait deux ;
+# - combien d’octets de poids par rang, en fp32 ? (Les normes, entières partout, ne pèsent presque rien.)
+
+# %% [markdown] lang="en"
+# ## 5. A whole model
+#
+# All the parts are there. The package puts them together in [llama_block.py](../../dlojz/tensor/llama_block.py) and
+# [split.py](../../dlojz/tensor/split.py). Let us train `llama_tiny` (4 blocks), first on one process, then on two ranks
+# with `tp=2`. **Your predictions**:
+#
+# - how many all-reduces per step, for one micro-batch? Count the blocks (two regions each, two directions), then the
+#   embedding, the entry of the last layer, and the loss, which makes two;
+# - how many bytes of weights per rank, in fp32? (The norms, whole everywhere, weigh next to nothing.)
+
+# %% name="predict-messages" stub="value"
+lab.predict(
+    "tensor-messages",
+    ### BEGIN SOLUTION
+    4 * 2 * 2 + 1 + 1 + 2,
+    ### END SOLUTION
+)
+
+# %% name="predict-weights" stub="value"
+parameters = models.describe("llama_tiny").parameters
+lab.predict(
+    "tensor-weights",
+    ### BEGIN SOLUTION
+    4 * parameters / 2,
+    ### END SOLUTION
+)
+
+# %% name="run-by-hand" tags=["nbval-ignore-output"]
+config = dlojz.RunConfig.of(model="llama_tiny", engine="by_hand", micro_batch=4, steps=4)
+alone = dlojz.run(config)
+two = dlojz.run(config, tp=2)
+
+# %% name="reveal-messages"
+footprint = two.record.footprint()
+lab.reveal("tensor-messages", sum(one.count for one in footprint.communication if one.group == "tp"))
+
+# %% name="reveal-weights"
+lab.reveal("tensor-weights", footprint.memory.weights_bytes)
+
+# %% [markdown] lang="fr"
+# Et les pertes ? Une courbe sur l’autre, à l’arrondi près :
+
+# %% [markdown] lang="en"
+# And the losses? One curve on the other, up to rounding:
+
+# %% name="losses" tags=["nbval-ignore-output"]
+measures.losses([alone, two])
+
+# %% name="same-losses"
+all(abs(a - b) < 1e-4 for a, b in zip(alone.losses, two.losses, strict=True))
+
+# %% [markdown] lang="fr"
+# ## 6. *Sequence Parallelism*
+#
+# Il reste un gaspillage. Hors des régions, chaque rang a tous les tokens : il calcule les mêmes normes, les mêmes
+# *dropouts*, et en garde les mêmes activations. *Sequence Parallelism* (Korthikanti et al., 2022) y répartit les
+# **tokens**. Le prix ? Aucun : un *all-reduce* est un *reduce-scatter* suivi d’un *all-gather* (TP 03). On fait le
+# premier à la fin d’une région, le second au début de la suivante.
+
+# %% [markdown] lang="en"
+# ## 6. Sequence parallelism
+#
+# One waste is left. Outside of the regions every rank has all tokens: it computes the same norms, the same dropouts,
+# and keeps the same activations of them. Sequence parallelism (Korthikanti et al., 2022) shares out the **tokens**
+# there. The price? None: an all-reduce is a reduce-scatter, then an all-gather (lab 03). The former is made at the end
+# of a region, the latter at the beginning of the next.
+
+# %% name="sequence-block"
+figures.block_ends(sequence_parallel=True)
+
+# %% [markdown] lang="fr"
+# Deux détails suffisent à tout fausser, sans erreur.
+#
+# **La norme.** Ses poids sont entiers sur chaque rang, qui ne voit plus que ses tokens : leur gradient est à
+# additionner sur les rangs. L’opérateur qui additionne en passe arrière, vous le connaissez.
+#
+# **Le *dropout*.** Sur des tokens que tous les rangs ont, le masque doit être **le même** partout ; sur des têtes ou
+# des tokens que chacun a pour soi, il doit **différer**. D’où deux flux de nombres aléatoires
+# ([random_state.py](../../dlojz/tensor/random_state.py)) :
+
+# %% [markdown] lang="en"
+# Two details are enough to spoil everything, without an error.
+#
+# **The norm.** Its weights are whole on every rank, which now sees its own tokens only: their gradient is to be added
+# up over the ranks. You know the operator that adds up in backward.
+#
+# **Dropout.** On tokens that all ranks have, the mask must be **the same** everywhere; on heads or tokens that each has
+# for itself, it must **differ**. Hence two streams of random numbers
+# ([random_state.py](../../dlojz/tensor/random_state.py)):
+
+# %% name="two-streams"
+# %%ranks
+from dlojz.tensor.random_state import RandomStates
+
+states = RandomStates(seed=0, tp_rank=rank)
+for stream in ("replicated", "split"):
+    print(stream, states.dropout(torch.ones(12), 0.5, stream).int().tolist())
+
+# %% [markdown] lang="fr"
+# ### Exercice 7 — un demi-bloc, avec et sans
+#
+# Écrivez un demi-bloc : norme, région, *dropout* de probabilité 0,5, raccourci. `axis.sequence_parallel` dit si `x`
+# contient les tokens de ce rang, ou tous ; la sortie de même.
+#
+# - `region(h)` calcule tout ce qui est **dans** la région, à partir de tous les tokens, et renvoie le produit partiel
+#   de ce rang ;
+# - `gather_tokens(t, axis)` réunit les tokens (et, en passe arrière, additionne puis répartit) ;
+#   `scatter_tokens(t, axis)` additionne et ne garde que ceux de ce rang (en passe arrière, il réunit) ;
+# - `copy` et `add_up`, comme avant ;
+# - `states.dropout(t, 0.5, flux)`, où flux vaut `"replicated"` ou `"split"`.
+
+# %% [markdown] lang="en"
+# ### Exercise 7 — half a block, with and without
+#
+# Write half a block: norm, region, dropout with probability 0.5, shortcut. `axis.sequence_parallel` tells whether `x`
+# holds this rank's tokens, or all; the same goes for the output.
+#
+# - `region(h)` computes all that is **within** the region, from all tokens, and returns this rank's partial product;
+# - `gather_tokens(t, axis)` brings the tokens together (and, in backward, adds up and shares out);
+#   `scatter_tokens(t, axis)` adds up and keeps only this rank's (in backward, it gathers);
+# - `copy` and `add_up`, as before;
+# - `states.dropout(t, 0.5, stream)`, where stream is `"replicated"` or `"split"`.
+
+
+# %% name="sequence-parallel"
+def half_block(x, weight, bias, region, states, axis):
+    ### BEGIN SOLUTION
+    if axis.sequence_parallel:
+        h = F.layer_norm(x, x.shape[-1:], copy(weight, axis), copy(bias, axis))
+        h = scatter_tokens(region(gather_tokens(h, axis)), axis)
+        return x + states.dropout(h, 0.5, "split")
+    h = F.layer_norm(x, x.shape[-1:], weight, bias)
+    h = add_up(region(copy(h, axis)), axis)
+    return x + states.dropout(h, 0.5, "replicated")
+    ### END SOLUTION
+
+
+lab.check("sequence-parallel", half_block)
+
+# %%
+# lab.hint("sequence-parallel")
+
+# %% [markdown] lang="fr"
+# Le même entraînement, avec `sequence_parallel=True`. Dans la figure, pour le rang 0 : en pâle ce qui était prédit,
+# dessous ce qui est mesuré. À gauche la mémoire par catégorie, à droite les messages de l’axe *tensor*.
+
+# %% [markdown] lang="en"
+# The same training, with `sequence_parallel=True`. In the figure, for rank 0: in pale what was predicted, below it what
+# is measured. On the left memory by category, on the right the messages of the tensor axis.
+
+# %% name="run-sequence" tags=["nbval-ignore-output"]
+sequence = dlojz.run(config, tp=2, sequence_parallel=True)
+
+# %% name="side-by-side" tags=["nbval-ignore-output"]
+measures.side_by_side([alone, two, sequence])
+
+# %% name="counted"
+measures.counted([two, sequence])
+
+# %% [markdown] lang="fr"
+# **Expliquez.** Répondez d’abord d’après la figure ; la cellule répond ensuite, dans l’ordre. Les octets prédits
+# sont-ils ceux qui ont été comptés ? Par combien les poids sont-ils divisés de un à deux rangs, et par combien les
+# activations, sans puis avec *Sequence Parallelism* ? Les pertes sont-elles les mêmes ?
+
+# %% [markdown] lang="en"
+# **Explain.** Answer from the figure first; then the cell answers, in order. Are the bytes predicted those that were
+# counted? By how much are weights divided from one rank to two, and by how much activations, without and then with
+# sequence parallelism? Are the losses the same?
+
+# %% name="sequence-seen"
+print(dlojz.compare([two, sequence]).exact)
+
+
+def divided(run, category):
+    one, shared = (each.record.footprint().memory.category(category) for each in (alone, run))
+    return round(one / shared, 1)
+
+
+print(divided(two, "weights"), divided(two, "activations"), divided(sequence, "activations"))
+print(all(abs(a - b) < 1e-4 for a, b in zip(alone.losses, sequence.losses, strict=True)))
+
+# %% [markdown] lang="fr"
+# Les poids, les gradients et l’optimiseur sont divisés par le nombre de rangs, normes mises à part. Les activations ne
+# le sont presque tout à fait que si l’on répartit aussi les tokens ; reste l’entrée de chaque région, que nous gardons
+# rassemblée pour la passe arrière (Megatron-LM n’en garde que les tokens du rang, et les rassemble de nouveau). Quant
+# au tableau : deux fois plus de messages, mais chacun n’est que la moitié d’un *all-reduce*, et l’anneau envoie autant
+# d’octets. Les petits *all-reduces* qui restent sont les gradients des normes, et la perte.
+#
+# ## 7. Les convolutions, par canaux
+#
+# Le modèle du cours, CoAtNet, commence par des convolutions. Son bloc MBConv se coupe comme un MLP, par **canaux** : la
+# convolution 1×1 qui élargit est une couche linéaire sur les canaux, par colonne ; celle qui projette, par ligne. Entre
+# les deux, la convolution *depthwise* traite chaque canal seul. Il n’y a qu’un intrus : *squeeze-excite*, dont la porte
+# dépend de **tous** les canaux. Voici le bloc sur un seul processus (sans ses normes) :
+
+# %% [markdown] lang="en"
+# Weights, gradients and optimizer are divided by the number of ranks, norms aside. Activations are nearly so only if
+# tokens are shared out as well; what is left is the input of each region, which we keep gathered for backward
+# (Megatron-LM keeps this rank's tokens of it only, and gathers them again). As for the table: twice as many messages,
+# but each is only half of an all-reduce, and the ring sends as many bytes. The small all-reduces that remain are the
+# gradients of the norms, and the loss.
+#
+# ## 7. Convolutions, by channels
+#
+# The model of the course, CoAtNet, begins with convolutions. Its MBConv block is cut as an MLP is, by **channels**: the
+# 1×1 convolution that widens is a linear layer over the channels, by columns; the one that projects, by rows. Between
+# the two, the depthwise convolution treats each channel alone. There is one intruder: squeeze-excite, whose gate
+# depends on **all** channels. Here is the block on one process (without its norms):
+
+
+# %% name="mbconv-alone"
+def mbconv_alone(x, own):
+    h = F.gelu(F.conv2d(x, own.expand))
+    h = F.gelu(F.conv2d(h, own.depthwise, padding=1, groups=len(own.depthwise)))
+    squeezed = F.silu(h.mean((2, 3)) @ own.squeeze.T + own.squeeze_bias)
+    gate = torch.sigmoid(squeezed @ own.excite.T + own.excite_bias)
+    return x + F.conv2d(h * gate[:, :, None, None], own.project)
+
+
+# %% [markdown] lang="fr"
+# ### Exercice 8 — MBConv par canaux
+#
+# Chaque rang a sa part de chaque poids, dans `own` : ses canaux cachés pour `expand`, `depthwise`, `excite`,
+# `excite_bias` (comme sorties), pour `squeeze` et `project` (comme entrées) ; `squeeze_bias` est entier. `x` l’est
+# aussi, et la sortie doit l’être. Mettez les opérateurs où il faut : il y en a quatre.
+
+# %% [markdown] lang="en"
+# ### Exercise 8 — MBConv by channels
+#
+# Each rank has its part of each weight, in `own`: its hidden channels for `expand`, `depthwise`, `excite`,
+# `excite_bias` (as outputs), for `squeeze` and `project` (as inputs); `squeeze_bias` is whole. So is `x`, and so must
+# the output be. Put the operators where they belong: there are four.
+
+
+# %% name="mbconv-channels"
+def parallel_mbconv(x, own, axis):
+    ### BEGIN SOLUTION
+    h = F.gelu(F.conv2d(copy(x, axis), own.expand))
+    h = F.gelu(F.conv2d(h, own.depthwise, padding=1, groups=len(own.depthwise)))
+    squeezed = F.silu(add_up(h.mean((2, 3)) @ own.squeeze.T, axis) + own.squeeze_bias)
+    gate = torch.sigmoid(copy(squeezed, axis) @ own.excite.T + own.excite_bias)
+    return x + add_up(F.conv2d(h * gate[:, :, None, None], own.project), axis)
+    ### END SOLUTION
+
+
+lab.check("mbconv-channels", parallel_mbconv)
+
+# %%
+# lab.hint("mbconv-channels")
+
+# %% [markdown] lang="fr"
+# CoAtNet est donc entièrement *tensor parallel* : convolutions, attention et MLP. Sur deux rangs, ce que chacun garde
+# et ce qu’ils échangent :
+
+# %% [markdown] lang="en"
+# So CoAtNet is tensor-parallel altogether: convolutions, attention and MLP. On two ranks, what each keeps and what they
+# exchange:
+
+# %% name="run-coatnet" tags=["nbval-ignore-output"]
+coatnet = dlojz.run(model="coatnet_tiny", engine="by_hand", tp=2, micro_batch=4, steps=3)
+
+# %% name="counted-coatnet"
+measures.counted([coatnet])
+
+# %% [markdown] lang="fr"
+# Les images sont lourdes à communiquer : à la même largeur, un étage de convolution a bien plus de « tokens » (pixels)
+# qu’un étage d’attention, et moins de poids à répartir. On coupe donc rarement les convolutions d’un réseau, et
+# toujours ses grandes matrices.
+#
+# ## 8. Avec PyTorch : `parallelize_module`
+#
+# PyTorch sait faire ce que vous venez d’écrire. On lui donne un **plan** : pour chaque couche, `ColwiseParallel()` ou
+# `RowwiseParallel()`. Les poids deviennent des `DTensor`, et les communications se déduisent du plan.
+#
+# ### Exercice 9 — le plan d’un bloc de Llama
+#
+# Ses couches linéaires : `query`, `key`, `value`, `attention_project` ; `mlp_gate` et `mlp_expand`, dont les sorties se
+# multiplient terme à terme ; et `mlp_project`. Renvoyez le plan, un dictionnaire `{nom: style}`.
+
+# %% [markdown] lang="en"
+# Images are heavy to communicate: at the same width, a stage of convolutions has many more “tokens” (pixels) than a
+# stage of attention, and fewer weights to share out. So the convolutions of a network are seldom cut, and its large
+# matrices always.
+#
+# ## 8. With PyTorch: `parallelize_module`
+#
+# PyTorch can do what you have just written. It is given a **plan**: for each layer, `ColwiseParallel()` or
+# `RowwiseParallel()`. The weights become `DTensor`s, and the communication follows from the plan.
+#
+# ### Exercise 9 — the plan of a Llama block
+#
+# Its linear layers: `query`, `key`, `value`, `attention_project`; `mlp_gate` and `mlp_expand`, whose outputs are
+# multiplied term by term; and `mlp_project`. Return the plan, a dictionary `{name: style}`.
+
+
+# %% name="parallelize-plan"
+def llama_plan():
+    ### BEGIN SOLUTION
+    return {
+        "query": ColwiseParallel(),
+        "key": ColwiseParallel(),
+        "value": ColwiseParallel(),
+        "attention_project": RowwiseParallel(),
+        "mlp_gate": ColwiseParallel(),
+        "mlp_expand": ColwiseParallel(),
+        "mlp_project": RowwiseParallel(),
+    }
+    ### END SOLUTION
+
+
+lab.check("parallelize-plan", llama_plan)
+
+# %%
+# lab.hint("parallelize-plan")
+
+# %% [markdown] lang="fr"
+# **Avant de regarder** : combien d’*all-reduces* en passe avant, et combien en tout, avec votre plan ? Vous en faisiez
+# quatre à la main.
+
+# %% [markdown] lang="en"
+# **Before you look**: how many all-reduces in forward, and how many in all, with your plan? By hand you made four.
+
+# %% name="count-torch"
+# %%ranks --with llama_plan
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import parallelize_module
+
+from dlojz import models
+
+mesh = init_device_mesh("cpu", (world_size,))
+block = parallelize_module(models.build("llama_tiny").blocks[1], mesh, llama_plan())
+x = torch.randn(2, 16, 128, requires_grad=True)
+with CommDebugMode() as counted:
+    y = block(x)
+    forward = counted.get_total_counts()
+    y.sum().backward()
+print(forward, counted.get_total_counts())
+
+# %% [markdown] lang="fr"
+# Deux en passe avant, comme prévu ; mais cinq en passe arrière au lieu de deux. Chaque couche par colonne a son propre
+# f : trois pour `query`, `key` et `value`, deux pour `mlp_gate` et `mlp_expand`, alors qu’un par région suffit. Le
+# paquet entre donc une fois pour toutes dans la région, à la sortie de la norme
+# ([torch_tensor.py](../../dlojz/train/engines/torch_tensor.py), `_prepare_norm`). Avec le moteur de PyTorch, le même
+# entraînement :
+
+# %% [markdown] lang="en"
+# Two in forward, as foreseen; but five in backward rather than two. Each layer by columns has an f of its own: three
+# for `query`, `key` and `value`, two for `mlp_gate` and `mlp_expand`, where one per region is enough. So the package
+# enters the region once and for all, as the norm gives its output
+# ([torch_tensor.py](../../dlojz/train/engines/torch_tensor.py), `_prepare_norm`). With PyTorch's engine, the same
+# training:
+
+# %% name="run-torch" tags=["nbval-ignore-output"]
+torch_run = dlojz.run(config, engine="torch", tp=2)
+
+# %% name="torch-seen"
+print(all(abs(a - b) < 1e-4 for a, b in zip(alone.losses, torch_run.losses, strict=True)))
+print(torch_run.record.footprint().memory.weights_bytes == footprint.memory.weights_bytes)
+
+# %% [markdown] lang="fr"
+# ## 9. Combien d’octets, et pourquoi pas entre les nœuds
+#
+# ### Exercice 10 — les octets d’une couche
+#
+# Combien d’octets chaque rang **envoie**-t-il pour une couche de transformer (attention et MLP) et un micro-batch,
+# passes avant et arrière, sur un anneau ? `number_bytes` est la taille d’un nombre (2 en bf16). Aucune activation
+# n’est recalculée.
+
+# %% [markdown] lang="en"
+# ## 9. How many bytes, and why not between nodes
+#
+# ### Exercise 10 — the bytes of a layer
+#
+# How many bytes does each rank **send** for one transformer layer (attention and MLP) and one micro-batch, forward and
+# backward, on a ring? `number_bytes` is the size of a number (2 in bf16). No activation is computed again.
+
+
+# %% name="layer-bytes"
+def layer_bytes(samples, tokens, width, ranks, number_bytes):
+    ### BEGIN SOLUTION
+    message = samples * tokens * width * number_bytes
+    return 4 * message * 2 * (ranks - 1) / ranks
+    ### END SOLUTION
+
+
+lab.check("layer-bytes", layer_bytes)
+
+# %%
+# lab.hint("layer-bytes")
+
+# %% [markdown] lang="fr"
+# **Votre prédiction.** Une couche de GPT-3 (largeur 12 288, 2 048 tokens, un échantillon, bf16) sur 8 GPU. NVLink, dans
+# un nœud de A100 : 300 Go/s dans chaque sens, et nous supposons α = 5 µs. Le réseau du TP 03 : 25 Go/s, α = 10 µs.
+# Combien de fois plus longtemps durent les *all-reduces* par le réseau ? (Un anneau fait 2 × 7 étapes, de `message / 8`
+# octets chacune.)
+
+# %% [markdown] lang="en"
+# **Your prediction.** One layer of GPT-3 (width 12,288, 2,048 tokens, one sample, bf16) on 8 GPUs. NVLink, within a
+# node of A100s: 300 GB/s in each direction, and we assume α = 5 µs. The network of lab 03: 25 GB/s, α = 10 µs. How many
+# times longer do the all-reduces take over the network? (A ring makes 2 × 7 steps, of `message / 8` bytes each.)
+
+# %% name="predict-network" stub="value"
+message = 1 * 2048 * 12288 * 2
+lab.predict(
+    "network-over-nvlink",
+    ### BEGIN SOLUTION
+    (10e-6 + message / 8 / 25e9) / (5e-6 + message / 8 / 300e9),  # of one of the 2 × 7 steps of each ring
+    ### END SOLUTION
+)
+
+# %% name="reveal-network"
+from dlojz.labs.tensor_volume_exercises import NETWORK, NVLINK, layer_seconds
+
+gpt3 = {"samples": 1, "tokens": 2048, "width": 12288, "ranks": 8, "number_bytes": 2}
+lab.reveal("network-over-nvlink", layer_seconds(**gpt3, link=NETWORK) / layer_seconds(**gpt3, link=NVLINK))
+
+# %% name="links"
+figures.links(layer_bytes, **gpt3)
+
+# %% [markdown] lang="fr"
+# Le rapport des débits est de 12 ; sur NVLink, plus rapide, la latence pèse davantage (le tableau n’en tient pas
+# compte). Ces messages, rien ne les cache : la couche suivante les attend. Comparons au calcul d’une couche, avec des
+# GPU qui soutiennent 200 Tflop/s :
+
+# %% [markdown] lang="en"
+# The ratio of the bandwidths is 12; on NVLink, which is faster, latency weighs more (the table leaves it out). Nothing
+# hides these messages: the next layer waits for them. Let us compare with the computation of a layer, on GPUs
+# that sustain 200 Tflop/s:
+
+# %% name="over-links"
+figures.over_links(layer_bytes, tokens=2048, width=12288, flops_per_s=200e12)
+
+# %% [markdown] lang="fr"
+# **Expliquez.** Deux questions, deux réponses calculées. Sur 8 rangs, quelle part du temps d’une couche passe en
+# communication, par NVLink, puis par le réseau ? Et pour une couche huit fois moins large, toujours sur 8 rangs ?
+
+# %% [markdown] lang="en"
+# **Explain.** Two questions, two computed answers. On 8 ranks, which share of a layer's time is spent communicating,
+# over NVLink, then over the network? And for a layer an eighth as wide, still on 8 ranks?
+
+# %% name="share-of-time"
+from dlojz.labs.tensor_volume_exercises import compute_seconds
+
+for width in (12288, 12288 // 8):
+    computing = compute_seconds(1, 2048, width, 8, 200e12)
+    sending = [layer_seconds(1, 2048, width, 8, 2, link) for link in (NVLINK, NETWORK)]
+    print(width, [round(seconds / (seconds + computing), 2) for seconds in sending])
+
+# %% [markdown] lang="fr"
+# Dans le nœud, un dixième du temps ; par le réseau, la moitié. Et plus la couche est étroite, pire c’est : son calcul
+# diminue comme le carré de la largeur, ses messages comme la largeur. D’où l’usage : *Tensor Parallelism* **dans le
+# nœud** (jusqu’à 8 GPU), le pipeline ou *Data Parallelism* entre les nœuds.
+#
+# Un dernier prix, si l’on recalcule les activations (TP 02) : refaire une passe avant, c’est aussi refaire ses
+# communications. Voici, pour `llama_tiny`, le nombre d’*all-reduces* par pas que prédit le paquet, sans puis avec :
+
+# %% [markdown] lang="en"
+# Within the node, a tenth of the time; over the network, half of it. And the narrower the layer, the worse: its
+# computation shrinks with the square of the width, its messages with the width. Hence the custom: tensor parallelism
+# **within the node** (up to 8 GPUs), a pipeline or data parallelism between nodes.
+#
+# One last price, where activations are computed again (lab 02): to repeat a forward pass is to repeat its
+# communication. Here is, for `llama_tiny`, the number of all-reduces per step that the package predicts, without and
+# then with it:
+
+# %% name="recomputed"
+for checkpointing in ("none", "full"):
+    forecast = dlojz.predict(
+        dlojz.RunConfig.of(model="llama_tiny", engine="by_hand", tp=2, checkpointing=checkpointing)
+    )
+    print(checkpointing, sum(one.count for one in forecast.communication if one.group == "tp"))
+
+# %% [markdown] lang="fr"
+# Un de plus par bloc, et non deux : PyTorch arrête de recalculer dès qu’il a tout ce que demande la passe arrière, donc
+# avant le dernier *all-reduce* du bloc.
+#
+# ## Bilan
+#
+# | | passe avant | passe arrière |
+# |--|--|--|
+# | par colonne, seule | – (ou *all-gather* des sorties) | *all-reduce* du gradient de X |
+# | par ligne, seule | *all-reduce* de Y | – |
+# | la paire (MLP, attention) | un *all-reduce* | un *all-reduce* |
+# | avec *Sequence Parallelism* | *all-gather*, *reduce-scatter* | *all-gather*, *reduce-scatter* |
+# | embedding | *all-reduce* (B, T, D) | – |
+# | perte | trois nombres par token | – |
+# | MBConv | une paire, et une petite pour *squeeze-excite* | de même |
+#
+# Le parallélisme de tenseur divise tout : poids, gradients, optimiseur, calcul, et les activations avec *Sequence
+# Parallelism* ; sans toucher à la taille de batch, et sans bulle. Il le paie de quatre *all-reduces* par couche que
+# rien ne cache. Il se combine avec les autres parallélismes : c’est le TP 07.
+
+# %% [markdown] lang="en"
+# One more per block, and not two: PyTorch stops computing again as soon as it has all that backward needs, and so
+# before the last all-reduce of the block.
+#
+# ## Summary
+#
+# | | forward | backward |
+# |--|--|--|
+# | by columns, alone | – (or all-gather of the outputs) | all-reduce of the gradient of X |
+# | by rows, alone | all-reduce of Y | – |
+# | the pair (MLP, attention) | one all-reduce | one all-reduce |
+# | with sequence parallelism | all-gather, reduce-scatter | all-gather, reduce-scatter |
+# | embedding | all-reduce (B, T, D) | – |
+# | loss | three numbers per token | – |
+# | MBConv | a pair, and a small one for squeeze-excite | the same |
+#
+# Tensor parallelism divides everything: weights, gradients, optimizer, computation, and with sequence parallelism the
+# activations; without touching the batch size, and without a bubble. It pays with four all-reduces per layer that
+# nothing hides. It combines with the other parallelisms: that is lab 07.
+
+# %%
+lab.progress()
+
+# %% name="stop-ranks"
+# %ranks stop

@@ -1,0 +1,675 @@
+# %% [markdown] lang="fr"
+# # TP 07 — Hybride et 3D
+#
+# Jusqu’ici, un parallélisme à la fois. *Data Parallelism* accélère mais répète le modèle partout, et gonfle le batch ;
+# *Pipeline Parallelism* coupe entre les couches mais laisse une bulle ; *Tensor Parallelism* coupe chaque couche mais
+# sollicite beaucoup la bande passante. Les plus grands modèles emploient les trois ensemble : chaque rang a une place
+# sur une **grille**, et ne parle qu’à ses voisins de ligne, de colonne ou de profondeur. Se tromper de groupe ne lève
+# souvent aucune erreur : l’entraînement continue, faux ou dix fois trop lent. Dans ce TP, vous construisez la grille,
+# la posez sur des nœuds, puis exécutez vraiment du 2D et du 3D, à côté d’un seul processus.
+#
+# À la fin, vous saurez :
+#
+# - dire l’étage, la réplique et la tranche d’un rang, et déduire un degré des deux autres ;
+# - former les groupes de chaque axe ;
+# - compter ce qui sort d’un nœud, et choisir quel axe y reste ;
+# - dire quelle communication va sur quel axe ;
+# - configurer une exécution 3D, et vérifier pertes, octets et mémoire.
+#
+# Comptez une heure et demie. Huit processus au plus, sans GPU.
+
+# %% [markdown] lang="en"
+# # Lab 07 — Hybrid and 3D
+#
+# So far, one parallelism at a time. Data parallelism speeds up, but repeats the model everywhere and swells the batch;
+# pipeline parallelism cuts between layers, but leaves a bubble; tensor parallelism cuts each layer, but asks much of
+# the bandwidth. The largest models use all three: each rank has a place on a **grid**, and speaks to its neighbours in
+# its row, its column or its depth alone. To take the wrong group often raises no error: the training goes on, wrong or
+# ten times too slow. In this lab you build the grid, lay it on nodes, then really run 2D and 3D, beside one process.
+#
+# By the end you can:
+#
+# - tell a rank's stage, replica and slice, and derive one degree from the other two;
+# - form the groups of each axis;
+# - count what leaves a node, and choose which axis stays inside;
+# - tell which communication goes over which axis;
+# - configure a 3D run, and verify losses, bytes and memory.
+#
+# Allow an hour and a half. Eight processes at most, without GPUs.
+
+# %% name="setup"
+import torch
+import torch.distributed as dist
+
+import dlojz
+from dlojz import labs
+from dlojz.labs import hybrid_figures as figures
+from dlojz.labs import hybrid_run_figures as measures
+from dlojz.tensor.axis import TensorAxis
+from dlojz.tensor.operators import add_up, copy
+
+lab = labs.start("07")
+torch.set_num_threads(1)  # as on the ranks
+
+# %% [markdown] lang="fr"
+# ## 1. La grille
+#
+# La figure du cours : 2 nœuds de 8 GPU, *Tensor* 2, *Pipeline* 4, *Data* 2. Une case par rang ; trois vues de la même
+# grille, colorée tour à tour par les groupes de chaque axe.
+
+# %% [markdown] lang="en"
+# ## 1. The grid
+#
+# The course's picture: 2 nodes of 8 GPUs, tensor 2, pipeline 4, data 2. One cell per rank; three views of one grid,
+# coloured by the groups of each axis in turn.
+
+# %%
+figures.drawn(dp=2, pp=4, tp=2, gpus_per_node=8)
+
+# %% [markdown] lang="fr"
+# Trois nombres placent un rang : son **étage** (`pp_rank`), sa **réplique** (`dp_rank`), sa **tranche** (`tp_rank`). La
+# convention est celle de Megatron-LM : tp est l’axe le plus intérieur, pp le plus extérieur,
+#
+# $$\text{rang} = (\text{pp\_rank} \cdot \text{dp} + \text{dp\_rank}) \cdot \text{tp} + \text{tp\_rank}$$
+#
+# ### Exercice 1 — la place d’un rang
+#
+# Retrouvez la place à partir du rang : renvoyez `(pp_rank, dp_rank, tp_rank)`.
+
+# %% [markdown] lang="en"
+# Three numbers place a rank: its **stage** (`pp_rank`), its **replica** (`dp_rank`), its **slice** (`tp_rank`). The
+# convention is that of Megatron-LM: tp is the innermost axis, pp the outermost,
+#
+# $$\text{rank} = (\text{pp\_rank} \cdot \text{dp} + \text{dp\_rank}) \cdot \text{tp} + \text{tp\_rank}$$
+#
+# ### Exercise 1 — the place of a rank
+#
+# Find the place from the rank: return `(pp_rank, dp_rank, tp_rank)`.
+
+
+# %% name="grid-place"
+def place_of(rank, dp, pp, tp):
+    ### BEGIN SOLUTION
+    rest, tp_rank = divmod(rank, tp)
+    pp_rank, dp_rank = divmod(rest, dp)
+    return pp_rank, dp_rank, tp_rank
+    ### END SOLUTION
+
+
+lab.check("grid-place", place_of)
+
+# %% [markdown] lang="fr"
+# Bloqué ? Décommentez la ligne suivante ; exécutez-la deux fois pour le second indice.
+
+# %% [markdown] lang="en"
+# Stuck? Uncomment the next line; run it twice for the second hint.
+
+# %%
+# lab.hint("grid-place")
+
+# %% [markdown] lang="fr"
+# Aller et retour : votre place pour quelques rangs de la figure, puis le rang que la formule y trouve.
+
+# %% [markdown] lang="en"
+# There and back: your place for some ranks of the picture, then the rank that the formula finds there.
+
+# %% name="places"
+figures.places(place_of, dp=2, pp=4, tp=2, ranks=(0, 1, 2, 5, 8, 15))
+
+# %% [markdown] lang="fr"
+# ### Exercice 2 — le degré manquant
+#
+# Un travail demande des processus ; le produit des degrés doit les employer **tous** :
+#
+# $$\text{processus} = \text{dp} \times \text{pp} \times \text{tp}$$
+#
+# C’est la règle de SageMaker (`processes_per_host` = degré de pipeline × degré de données × degré de tenseur) : on en
+# donne deux, le troisième s’en déduit. Renvoyez `(dp, pp, tp)` ; l’un des trois arguments vaut `None`, ou aucun. Si
+# aucun degré entier ne convient, levez une `ValueError`.
+
+# %% [markdown] lang="en"
+# ### Exercise 2 — the missing degree
+#
+# A job asks for processes; the product of the degrees must use **all** of them:
+#
+# $$\text{processes} = \text{dp} \times \text{pp} \times \text{tp}$$
+#
+# That is SageMaker's rule (`processes_per_host` = pipeline degree × data degree × tensor degree): two are given, the
+# third follows. Return `(dp, pp, tp)`; one of the three arguments is `None`, or none is. Where no whole degree would
+# do, raise a `ValueError`.
+
+
+# %% name="grid-degrees"
+def complete(processes, dp=None, pp=None, tp=None):
+    ### BEGIN SOLUTION
+    known = (dp or 1) * (pp or 1) * (tp or 1)
+    if processes % known or (None not in (dp, pp, tp) and known != processes):
+        raise ValueError(f"{processes} processes, dp={dp}, pp={pp}, tp={tp}")
+    rest = processes // known
+    return dp or rest, pp or rest, tp or rest
+    ### END SOLUTION
+
+
+lab.check("grid-degrees", complete)
+
+# %%
+# lab.hint("grid-degrees")
+
+# %% [markdown] lang="fr"
+# ## 2. Les groupes
+#
+# Une communication collective a lieu dans un **groupe**. Selon chaque axe, tout rang en a exactement un : les rangs
+# dont la place ne diffère que selon cet axe.
+#
+# | axe | dans un groupe | ce qu’ils ont en commun | ce qu’ils se disent |
+# |--|--|--|--|
+# | tp | les tranches d’une couche | les mêmes échantillons, le même étage | des activations, à chaque couche |
+# | dp | les répliques d’une tranche | les mêmes poids | des gradients, une fois par pas |
+# | pp | les étages d’une réplique | les mêmes échantillons, l’un après l’autre | des activations, à chaque frontière |
+#
+# ### Exercice 3 — les groupes d’un axe
+#
+# Renvoyez la liste des groupes selon `axis` (`"tp"`, `"dp"` ou `"pp"`), chacun étant une liste de rangs. `place_of`
+# peut servir.
+
+# %% [markdown] lang="en"
+# ## 2. The groups
+#
+# A collective takes place in a **group**. Along each axis every rank has exactly one: the ranks whose place differs
+# along this axis alone.
+#
+# | axis | in a group | what they have in common | what they tell one another |
+# |--|--|--|--|
+# | tp | the slices of a layer | the same samples, the same stage | activations, in each layer |
+# | dp | the replicas of a slice | the same weights | gradients, once per step |
+# | pp | the stages of a replica | the same samples, one after the other | activations, at each boundary |
+#
+# ### Exercise 3 — the groups of an axis
+#
+# Return the list of the groups along `axis` (`"tp"`, `"dp"` or `"pp"`), each a list of ranks. `place_of` may help.
+
+
+# %% name="grid-groups"
+def groups_of(axis, dp, pp, tp):
+    ### BEGIN SOLUTION
+    step = {"tp": 1, "dp": tp, "pp": dp * tp}[axis]
+    size = {"tp": tp, "dp": dp, "pp": pp}[axis]
+    number = ("pp", "dp", "tp").index(axis)
+    firsts = [rank for rank in range(dp * pp * tp) if place_of(rank, dp, pp, tp)[number] == 0]
+    return [[first + i * step for i in range(size)] for first in firsts]
+    ### END SOLUTION
+
+
+lab.check("grid-groups", groups_of)
+
+# %%
+# lab.hint("grid-groups")
+
+# %% [markdown] lang="fr"
+# Vos groupes, pour la figure du cours : comparez-les avec ses couleurs.
+
+# %% [markdown] lang="en"
+# Your groups, for the course's picture: compare them with its colours.
+
+# %% name="groups"
+figures.groups(groups_of, dp=2, pp=4, tp=2)
+
+# %% [markdown] lang="fr"
+# ## 3. Le placement : ce qui sort du nœud
+#
+# Les rangs remplissent les nœuds dans l’ordre : l’ordre des axes décide donc de ce qui reste **dans** un nœud (NVLink)
+# et de ce qui passe **entre** les nœuds (le réseau, plusieurs fois plus lent). Prenons LLaMA-2 7B sur la grille du
+# cours, en fp32, 16 micro-batches d’une séquence de 2 048 tokens.
+#
+# ### Exercice 4 — les octets qui sortent du nœud
+#
+# Un groupe communique en anneau, dans l’ordre donné : chaque rang envoie à son voisin, le dernier au premier. Un
+# *all-reduce* d’un message de M octets fait envoyer à chacun 2(n − 1)/n · M ; un *reduce-scatter* ou un *all-gather*,
+# la moitié (TP 03). Renvoyez combien d’octets les rangs de `group`, tous ensemble, envoient à un **autre nœud**. Le
+# rang r est sur le nœud `r // gpus_per_node`.
+
+# %% [markdown] lang="en"
+# ## 3. Placement: what leaves the node
+#
+# Ranks fill the nodes in order: so the order of the axes decides what stays **inside** a node (NVLink) and what goes
+# **between** the nodes (the network, several times slower). Let us take LLaMA-2 7B on the course's grid, in fp32, 16
+# micro-batches of one sequence of 2,048 tokens.
+#
+# ### Exercise 4 — the bytes that leave the node
+#
+# A group communicates in a ring, in the order given: each rank sends to its neighbour, the last to the first. An
+# all-reduce of a message of M bytes makes each send 2(n − 1)/n · M; a reduce-scatter or an all-gather, half of that
+# (lab 03). Return how many bytes the ranks of `group`, all together, send to **another node**. Rank r is on node
+# `r // gpus_per_node`.
+
+
+# %% name="between-nodes"
+def between_nodes(collective, message_bytes, group, gpus_per_node):
+    ### BEGIN SOLUTION
+    n = len(group)
+    rounds = 2 if collective == "all_reduce" else 1
+    leaving = sum(group[i] // gpus_per_node != group[(i + 1) % n] // gpus_per_node for i in range(n))
+    return leaving * rounds * (n - 1) / n * message_bytes
+    ### END SOLUTION
+
+
+lab.check("between-nodes", between_nodes)
+
+# %%
+# lab.hint("between-nodes")
+
+# %% [markdown] lang="fr"
+# **Votre prédiction.** Mettons tp à l’extérieur et pp à l’intérieur (`pp-dp-tp`) : chaque groupe de tenseur est alors à
+# cheval sur les deux nœuds. Combien de fois plus d’octets passent entre les nœuds qu’avec tp à l’intérieur
+# (`tp-dp-pp`) ? (Le modèle a 32 couches. Avec tp, chacune fait quatre *all-reduce* par micro-batch, deux en passe avant
+# et deux en passe arrière, dont le message est une activation. Avec pp, une seule frontière traverse : une activation,
+# puis son gradient.)
+
+# %% [markdown] lang="en"
+# **Your prediction.** Let us put tp outside and pp inside (`pp-dp-tp`): each tensor group then straddles both nodes.
+# How many times as many bytes go between the nodes as with tp inside (`tp-dp-pp`)? (The model has 32 layers. With tp,
+# each makes four all-reduces per micro-batch, two in forward and two in backward, whose message is an activation.
+# With pp, one single boundary crosses: an activation, then its gradient.)
+
+# %% name="predict-across" stub="value"
+lab.predict(
+    "tensor-across",
+    ### BEGIN SOLUTION
+    # In a group of 2 each rank sends the whole message of an all-reduce; both ranks also send theirs along pp.
+    32 * 4 / 2,
+    ### END SOLUTION
+)
+
+# %% name="reveal-across"
+big = {"model": "llama_2_7b", "sequence_length": 2048, "engine": "by_hand"}
+course = dlojz.RunConfig.of(**big, dp=2, pp=4, tp=2, micro_batch=1, micro_batches=16)
+across = figures.between_bytes(course, 8, "pp-dp-tp") / figures.between_bytes(course, 8, "tp-dp-pp")
+lab.reveal("tensor-across", across)
+
+# %% [markdown] lang="fr"
+# (L’embedding et la couche de sortie font chacun un *all-reduce* de plus.) Voici le compte, axe par axe, avec votre
+# fonction et à côté `dlojz.predict.link_traffic`. (Un pipeline n’a pas d’anneau : chaque étage envoie au suivant. Sa
+# ligne vient du paquet.)
+
+# %% [markdown] lang="en"
+# (The embedding and the output layer make one more all-reduce each.) Here is the account, axis by axis, with your
+# function and `dlojz.predict.link_traffic` beside it. (A pipeline has no ring: each stage sends to the next. Its line
+# is the package's.)
+
+# %% name="crossings"
+figures.crossings(between_nodes, course, 8, ("tp-dp-pp", "dp-tp-pp", "tp-pp-dp", "pp-dp-tp"))
+
+# %% [markdown] lang="fr"
+# Le total ne change pas d’un ordre à l’autre : l’ordre décide seulement du lien. Les deux placements extrêmes :
+
+# %% [markdown] lang="en"
+# The total is the same in every order: the order only decides over which link. The two extremes:
+
+# %%
+figures.placed(course, 8, "tp-dp-pp")
+
+# %%
+figures.placed(course, 8, "pp-dp-tp")
+
+# %% [markdown] lang="fr"
+# **Expliquez.** Le pipeline est l’axe qui envoie le moins, tp celui qui envoie le plus. Mais les octets ne disent pas
+# tout : lequel des trois trafics la passe arrière peut-elle recouvrir, et lequel fait attendre chaque couche ? (dp
+# envoie des gradients dont personne n’a besoin avant la mise à jour ; la couche suivante attend le résultat de tp.)
+# D’où l’ordre habituel : **tp dans le nœud, pp ou dp entre les nœuds**.
+#
+# À vous de jouer : décommentez pour changer degrés, nœuds, ordre et modèle. En ligne de commande :
+# `dlojz grid --dp 2 --pp 4 --tp 2 --gpus-per-node 8`.
+
+# %% [markdown] lang="en"
+# **Explain.** The pipeline is the axis that sends least, tp the one that sends most. But bytes do not tell all: which
+# of the three can backward hide, and which makes every layer wait? (dp sends gradients that nobody needs before the
+# update; the next layer waits for tp's result.) Hence the usual order: **tp inside the node, pp or dp between the
+# nodes**.
+#
+# Your turn: uncomment to change degrees, nodes, order and model. On the command line:
+# `dlojz grid --dp 2 --pp 4 --tp 2 --gpus-per-node 8`.
+
+# %%
+# from dlojz.viz.grid_panel import grid_panel
+# grid_panel(dp=2, pp=4, tp=2, gpus_per_node=8)
+
+# %% [markdown] lang="fr"
+# ## 4. Deux dimensions à la main
+#
+# Quatre rangs, dp = 2 et tp = 2. Le modèle est le MLP du TP 06, avec de quoi se tromper : deux paramètres, `scale` et
+# `bias`, restent **entiers** sur chaque rang.
+#
+# $$y = \text{relu}\big((x \odot \text{scale})\, W_1^\top\big)\, W_2^\top + \text{bias}$$
+#
+# `w1` est découpé par colonne (ses neurones), `w2` par ligne. Vous avez deux axes, `dp` et `tp`. Chacun a une taille,
+# `axis.size`, et fait la somme d’un tenseur sur ses rangs, en place : `axis.all_reduce(t)`. Et les deux opérateurs
+# conjugués du TP 06 :
+#
+# | | passe avant | passe arrière |
+# |--|--|--|
+# | `copy(t, axis)` | rien | *all-reduce* |
+# | `add_up(t, axis)` | *all-reduce* | rien |
+#
+# ### Exercice 5 — un pas en deux dimensions
+#
+# Faites la passe avant puis la passe arrière de la perte `((y - targets) ** 2).mean()`, et laissez dans `.grad` de
+# chaque paramètre le gradient du batch **entier**. `part` est un dictionnaire (`part["w1"]`…) ; `x` et `targets` sont
+# les échantillons de la réplique de ce rang.
+
+# %% [markdown] lang="en"
+# ## 4. Two dimensions by hand
+#
+# Four ranks, dp = 2 and tp = 2. The model is lab 06's MLP, with something to go wrong about: two parameters, `scale`
+# and `bias`, stay **whole** on every rank.
+#
+# $$y = \text{relu}\big((x \odot \text{scale})\, W_1^\top\big)\, W_2^\top + \text{bias}$$
+#
+# `w1` is split by column (its neurons), `w2` by row. You have two axes, `dp` and `tp`. Each has a size, `axis.size`,
+# and adds a tensor up over its ranks, in place: `axis.all_reduce(t)`. And the two conjugate operators of lab 06:
+#
+# | | forward | backward |
+# |--|--|--|
+# | `copy(t, axis)` | nothing | all-reduce |
+# | `add_up(t, axis)` | all-reduce | nothing |
+#
+# ### Exercise 5 — one step in two dimensions
+#
+# Do forward then backward of the loss `((y - targets) ** 2).mean()`, and leave in each parameter's `.grad` the gradient
+# of the **whole** batch. `part` is a dictionary (`part["w1"]`…); `x` and `targets` are the samples of this rank's
+# replica.
+
+
+# %% name="hybrid-step"
+def hybrid_step(part, x, targets, dp, tp):
+    ### BEGIN SOLUTION
+    hidden = torch.relu(copy(x * part["scale"], tp) @ part["w1"].T)
+    y = add_up(hidden @ part["w2"].T, tp) + part["bias"]
+    ((y - targets) ** 2).mean().backward()
+    for parameter in part.values():
+        dp.all_reduce(parameter.grad)
+        parameter.grad /= dp.size
+    ### END SOLUTION
+
+
+lab.check("hybrid-step", hybrid_step)
+
+# %%
+# lab.hint("hybrid-step")
+
+# %% [markdown] lang="fr"
+# Entraînons ce MLP : d’abord un processus seul, qui lit tout le batch ; puis quatre rangs, avec **vos** groupes et
+# **votre** pas. Chacun affiche sa place, la forme de sa tranche de `w1`, et dit si ses poids sont ceux du processus
+# seul après 20 pas. (La première fois, il faut quelques secondes pour démarrer les rangs.)
+
+# %% [markdown] lang="en"
+# Let us train this MLP: first one process, which reads the whole batch; then four ranks, with **your** groups and
+# **your** step. Each prints its place, the shape of its slice of `w1`, and whether its weights are those of the one
+# process after 20 steps. (The first time, starting the ranks takes a few seconds.)
+
+# %% name="alone"
+torch.manual_seed(0)
+data, wanted = torch.randn(64, 16), torch.randn(64, 16)
+start = {"scale": torch.ones(16), "w1": torch.randn(32, 16) / 4, "w2": torch.randn(16, 32) / 6, "bias": torch.zeros(16)}
+
+final = {name: value.clone().requires_grad_() for name, value in start.items()}
+for _ in range(20):
+    y = torch.relu((data * final["scale"]) @ final["w1"].T) @ final["w2"].T + final["bias"]
+    ((y - wanted) ** 2).mean().backward()
+    with torch.no_grad():
+        for parameter in final.values():
+            parameter.sub_(0.5 * parameter.grad)
+            parameter.grad = None
+final = {name: value.detach() for name, value in final.items()}
+
+# %% name="two-dimensions"
+# %%ranks 4 --with hybrid_step,groups_of,place_of,data,wanted,start,final,TensorAxis
+axes = {}
+for axis in ("dp", "tp"):
+    for group in groups_of(axis, 2, 1, 2):
+        made = dist.new_group(group)  # every rank makes every group, and keeps its own
+        if rank in group:
+            axes[axis] = TensorAxis(made)
+_, dp_rank, tp_rank = place_of(rank, 2, 1, 2)
+
+
+def slice_of(whole):
+    return {
+        "scale": whole["scale"].clone(),
+        "w1": whole["w1"].chunk(2, dim=0)[tp_rank].clone(),
+        "w2": whole["w2"].chunk(2, dim=1)[tp_rank].clone(),
+        "bias": whole["bias"].clone(),
+    }
+
+
+part = {name: value.requires_grad_() for name, value in slice_of(start).items()}
+for _ in range(20):
+    hybrid_step(part, data.chunk(2)[dp_rank], wanted.chunk(2)[dp_rank], axes["dp"], axes["tp"])
+    with torch.no_grad():
+        for parameter in part.values():
+            parameter.sub_(0.5 * parameter.grad)
+            parameter.grad = None
+expected = slice_of(final)
+same = all(torch.allclose(part[name], expected[name], atol=1e-5) for name in part)
+print((dp_rank, tp_rank), tuple(part["w1"].shape), same)
+
+# %% [markdown] lang="fr"
+# Aucun rang n’a vu plus de la moitié des échantillons ni plus de la moitié de chaque couche, et les poids sont les
+# mêmes. Remarquez ce qui n’a **pas** été communiqué : le gradient de `bias` est déjà le même sur toutes les tranches
+# (tout ce qui suit `add_up` l’est), et celui de `w1` n’intéresse que les répliques de sa tranche.
+#
+# ## 5. Trois dimensions, pour de vrai
+#
+# ### Exercice 6 — une exécution 3D
+#
+# Renvoyez le `dlojz.Layout` d’un cahier des charges : `processes` processus, `stages` étages, chaque couche en `slices`
+# tranches, des micro-batches de `micro_batch` échantillons, `global_batch` échantillons par pas, avec le moteur
+# `"by_hand"`. Les champs : `dp`, `pp`, `tp`, `micro_batch`, `micro_batches` (par réplique), `engine`.
+
+# %% [markdown] lang="en"
+# No rank has seen more than half of the samples, nor more than half of each layer, and the weights are the same. Note
+# what was **not** communicated: the gradient of `bias` is the same on all slices already (all that follows `add_up`
+# is), and that of `w1` concerns the replicas of its slice alone.
+#
+# ## 5. Three dimensions, for real
+#
+# ### Exercise 6 — a 3D run
+#
+# Return the `dlojz.Layout` of a specification: `processes` processes, `stages` stages, each layer in `slices` slices,
+# micro-batches of `micro_batch` samples, `global_batch` samples per step, with the engine `"by_hand"`. The fields:
+# `dp`, `pp`, `tp`, `micro_batch`, `micro_batches` (per replica), `engine`.
+
+
+# %% name="layout-3d"
+def layout_3d(processes, stages, slices, micro_batch, global_batch):
+    ### BEGIN SOLUTION
+    dp = processes // (stages * slices)
+    return dlojz.Layout(
+        dp=dp,
+        pp=stages,
+        tp=slices,
+        micro_batch=micro_batch,
+        micro_batches=global_batch // (micro_batch * dp),
+        engine="by_hand",
+    )
+    ### END SOLUTION
+
+
+lab.check("layout-3d", layout_3d)
+
+# %%
+# lab.hint("layout-3d")
+
+# %% [markdown] lang="fr"
+# Lançons-le en petit : un décodeur de type LLaMA, 8 processus (2 × 2 × 2), 8 séquences par pas. Puis les trois
+# exécutions 2D, et un processus seul. **Vos prédictions**, avant de lancer :
+#
+# - combien de fois moins d’octets de poids un rang détient-il en 2 × 2 × 2 qu’un processus seul ?
+# - presque tous les paramètres (leur nombre s’affiche ci-dessous) se découpent : en dp = 2, tp = 2, combien d’octets de
+#   gradients (fp32) le rang 0 donne-t-il par pas aux *all-reduce* de dp ?
+
+# %% [markdown] lang="en"
+# Let us run it on a small scale: a LLaMA-like decoder, 8 processes (2 × 2 × 2), 8 sequences per step. Then the three 2D
+# runs, and one process alone. **Your predictions**, before the start:
+#
+# - how many times fewer bytes of weights does a rank hold in 2 × 2 × 2 than one process alone?
+# - nearly all parameters (their number is printed below) are split: with dp = 2, tp = 2, how many bytes of
+#   gradients (fp32) does rank 0 hand to dp's all-reduces per step?
+
+# %% name="parameters"
+from dlojz import models
+
+print(sum(parameter.numel() for parameter in models.build("llama_tiny").parameters()))
+
+# %% name="predict-weights" stub="value"
+lab.predict(
+    "weights-3d",
+    ### BEGIN SOLUTION
+    2 * 2,
+    ### END SOLUTION
+)
+
+# %% name="predict-gradients" stub="value"
+lab.predict(
+    "gradient-bytes",
+    ### BEGIN SOLUTION
+    803_968 / 2 * 4,
+    ### END SOLUTION
+)
+
+# %% name="runs" tags=["nbval-ignore-output"]
+layout = dlojz.Layout(dp=2, pp=2, tp=2, micro_batch=2, micro_batches=2, engine="by_hand")
+config = dlojz.RunConfig(model="llama_tiny", sequence_length=32, steps=4, learning_rate=0.01, layout=layout)
+
+both = dlojz.run(config)  # 2 × 2 × 2: 8 processes
+hybrid = dlojz.run(config, tp=1)
+data_tensor = dlojz.run(config, pp=1)
+pipeline_tensor = dlojz.run(config, dp=1, micro_batches=4)
+alone = dlojz.run(config, dp=1, pp=1, tp=1, micro_batches=4, engine="single")
+runs = [both, hybrid, data_tensor, pipeline_tensor, alone]
+
+# %% name="reveal-weights"
+lab.reveal("weights-3d", measures.weights_ratio(both, alone))
+
+# %% name="reveal-gradients"
+lab.reveal("gradient-bytes", measures.dp_bytes(data_tensor))
+
+# %% [markdown] lang="fr"
+# Quatre fois moins, et non huit : les répliques répètent tout ; seuls pp et tp partagent le modèle. (ZeRO, au TP 04,
+# répartit aussi selon dp.) Le même entraînement ? À gauche, les pertes superposées ; à droite, leur écart avec un
+# processus seul.
+
+# %% [markdown] lang="en"
+# Four times fewer, and not eight: replicas repeat everything; pp and tp alone share the model out. (ZeRO, in lab 04,
+# shares out along dp, too.) The same training? At the left the losses, laid over one another; at the right their
+# distance to one process.
+
+# %% name="losses" tags=["nbval-ignore-output"]
+measures.losses(runs)
+
+# %% name="same-training"
+print([run.config.layout.world_size for run in runs], measures.furthest(runs) < 1e-5)
+
+# %% [markdown] lang="fr"
+# Ce n’est pas « à peu près pareil » : c’est le même calcul, à l’ordre des sommes près. Et les octets ? Par axe et par
+# communication, ce que le rang 0 y met en un pas : prédit avant l’exécution, puis compté pendant.
+
+# %% [markdown] lang="en"
+# Not “about the same”: it is the same computation, but for the order of the sums. And the bytes? By axis and
+# collective, what rank 0 hands over in one step: predicted before the run, then counted during it.
+
+# %% name="volumes"
+measures.volumes(runs)
+
+# %% [markdown] lang="fr"
+# **Expliquez.** Comparez les lignes tp de 2 × 2 × 2 et de dp × tp, puis les lignes dp. Pourquoi pp les divise-t-il
+# toutes par deux, à peu près ? (Un rang n’a plus que la moitié des couches : moitié moins d’*all-reduce*
+# d’activations, et moitié moins de gradients. Chaque axe allège le trafic des autres, c’est une raison de les
+# combiner.)
+#
+# La mémoire, enfin : à côté d’un processus seul, chaque rang à son pic, par catégorie ; le losange est le pic prédit.
+
+# %% [markdown] lang="en"
+# **Explain.** Compare the tp lines of 2 × 2 × 2 and of dp × tp, then the dp lines. Why does pp about halve both? (A
+# rank has only half of the layers left: half as many all-reduces of activations, and half of the gradients. Each axis
+# lightens the traffic of the others, which is one reason to combine them.)
+#
+# Memory, last: beside one process, each rank at its peak, by category; the diamond is the peak that was predicted.
+
+# %% name="memory" tags=["nbval-ignore-output"]
+measures.memory(both, alone)
+
+# %% [markdown] lang="fr"
+# Les rangs d’un même étage se ressemblent ; ceux du premier étage gardent les activations de deux micro-batches, ceux
+# du dernier, d’un seul (TP 05), mais calculent la perte.
+#
+# ## 6. Quand le 3D paie-t-il ?
+#
+# Revenons aux 16 GPU et à LLaMA-2 7B : 32 séquences par pas, Adam, donc 16 octets d’états par paramètre. Voici
+# plusieurs façons de remplir les deux nœuds.
+
+# %% [markdown] lang="en"
+# The ranks of one stage look alike; those of the first keep the activations of two micro-batches, those of the last of
+# one (lab 05), but compute the loss.
+#
+# ## 6. When does 3D pay?
+#
+# Back to the 16 GPUs and LLaMA-2 7B: 32 sequences per step, Adam, so 16 bytes of states per parameter. Here are several
+# ways to fill the two nodes.
+
+# %% name="degrees"
+choices = [(16, 1, 1), (2, 8, 1), (2, 1, 8), (1, 1, 16), (4, 2, 2), (2, 4, 2), (2, 2, 4)]
+figures.degrees(big, 8, choices, samples=32)
+
+# %% [markdown] lang="fr"
+# **Expliquez**, ligne par ligne, ce qui écarte chaque choix ou le rend cher :
+#
+# - 16 × 1 × 1 : les états tiennent-ils dans un GPU de 80 Go ?
+# - 2 × 8 × 1 : combien du temps part en bulle, avec 16 micro-batches par réplique ?
+# - 2 × 1 × 8 et 1 × 1 × 16 : combien chaque rang envoie-t-il, et par quel lien dans le second cas ?
+# - 4 × 2 × 2 à 2 × 2 × 4 : des états qui laissent de la place aux activations, une bulle modérée, et presque rien
+#   entre les nœuds.
+#
+# Une règle en ressort (Narayanan et al., 2021) : tp jusqu’à la taille du nœud s’il le faut, puis pp entre les nœuds
+# jusqu’à ce que le modèle tienne ; le reste des GPU va à dp, le plus simple, et dont la passe arrière recouvre le
+# trafic. Le TP 08 cherche le meilleur compromis pour de bon, durées comprises.
+#
+# ## Bilan
+#
+# | axe | ce qu’il partage | groupe (rangs) | ce qui passe | où |
+# |--|--|--|--|--|
+# | tp | chaque couche | consécutifs | activations, 4 *all-reduce* par couche et micro-batch | dans le nœud |
+# | dp | le batch | à tp rangs les uns des autres | gradients, une fois par pas, recouverts | partout |
+# | pp | les couches | à dp · tp rangs les uns des autres | activations aux frontières | entre les nœuds |
+#
+# processus = dp × pp × tp ; batch global = micro-batch × micro-batches × dp ; les poids d’un rang : 1/(pp · tp) du
+# modèle.
+
+# %% [markdown] lang="en"
+# **Explain**, line by line, what rules each choice out or makes it dear:
+#
+# - 16 × 1 × 1: do the states fit into a GPU of 80 GB?
+# - 2 × 8 × 1: how much of the time goes into the bubble, with 16 micro-batches per replica?
+# - 2 × 1 × 8 and 1 × 1 × 16: how much does each rank send, and over which link in the second case?
+# - 4 × 2 × 2 to 2 × 2 × 4: states that leave room for activations, a moderate bubble, and next to nothing between
+#   the nodes.
+#
+# A rule comes out of it (Narayanan et al., 2021): tp up to the size of a node if needed, then pp across nodes until the
+# model fits; the rest of the GPUs goes to dp, the simplest, whose traffic backward can hide. Lab 08 looks for the best
+# compromise in earnest, times included.
+#
+# ## Summary
+#
+# | axis | what it shares out | group (ranks) | what travels | where |
+# |--|--|--|--|--|
+# | tp | each layer | consecutive | activations, 4 all-reduces per layer and micro-batch | inside the node |
+# | dp | the batch | tp ranks apart | gradients, once per step, hidden | anywhere |
+# | pp | the layers | dp · tp ranks apart | activations at the boundaries | between the nodes |
+#
+# processes = dp × pp × tp; global batch = micro-batch × micro-batches × dp; weights of a rank: 1/(pp · tp) of the
+# model.
+
+# %%
+lab.progress()
+
+# %% name="stop-ranks"
+# %ranks stop

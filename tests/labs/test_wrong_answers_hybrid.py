@@ -1,0 +1,358 @@
+"""The bank of wrong answers of lab 07, on one process and on real ranks.
+
+The answers are written the way a student would write them, not with the variants that the judges compare with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dlojz.config import Layout, RunConfig
+from dlojz.footprint import Traffic
+from dlojz.grid import AXES, Grid
+from dlojz.labs import hybrid as lab
+from dlojz.labs.exercise import judge
+from dlojz.labs.hybrid_grid_exercises import SIZES, missing_degree, place_of
+from dlojz.labs.hybrid_group_exercises import groups_of
+from dlojz.labs.hybrid_layout_exercises import CASES, layout_3d
+from dlojz.labs.hybrid_link_exercises import ROUNDS, between_nodes
+from dlojz.labs.hybrid_step_exercises import RIGHT, hybrid_step
+from dlojz.labs.hybrid_trials import gradients, make_part
+from dlojz.predict.link_traffic import crossing
+from dlojz.tensor.operators import add_up, copy
+from dlojz.text import use_language
+
+EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES}
+Answer = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def english() -> Iterator[None]:
+    use_language("en")
+    yield
+    use_language("en")
+
+
+def derived(processes: int, dp: int | None, pp: int | None, tp: int | None) -> list[int]:
+    known = 1
+    for degree in (dp, pp, tp):
+        known *= degree or 1
+    if processes % known or (None not in (dp, pp, tp) and known != processes):
+        raise ValueError(processes)
+    return [degree or processes // known for degree in (dp, pp, tp)]
+
+
+def rounded(processes: int, dp: int | None, pp: int | None, tp: int | None) -> tuple[int, int, int]:
+    known = (dp or 1) * (pp or 1) * (tp or 1)
+    return dp or processes // known, pp or processes // known, tp or processes // known
+
+
+def subtracted(processes: int, dp: int | None, pp: int | None, tp: int | None) -> tuple[int, int, int]:
+    rest = processes - sum(degree for degree in (dp, pp, tp) if degree)
+    return dp or rest, pp or rest, tp or rest
+
+
+def strided(axis: str, dp: int, pp: int, tp: int) -> list[range]:
+    """Another right way: a step per axis, and the ranks from which a group begins."""
+    step, size = {"tp": (1, tp), "dp": (tp, dp), "pp": (tp * dp, pp)}[axis]
+    return [range(r, r + step * size, step) for r in range(dp * pp * tp) if r // step % size == 0]
+
+
+def consecutive(axis: str, dp: int, pp: int, tp: int) -> list[list[int]]:
+    size = {"tp": tp, "dp": dp, "pp": pp}[axis]
+    return [list(range(first, first + size)) for first in range(0, dp * pp * tp, size)]
+
+
+def by_key(key: Callable[[int, int, int], Any], order: str = "pdt") -> Answer:
+    """Groups of the ranks whose `key(p, d, t)` is equal, ranks numbered with the last letter innermost."""
+
+    def groups(axis: str, dp: int, pp: int, tp: int) -> list[list[int]]:
+        sizes, found = {"p": pp, "d": dp, "t": tp}, {}
+        rank = 0
+        for a in range(sizes[order[0]]):
+            for b in range(sizes[order[1]]):
+                for c in range(sizes[order[2]]):
+                    at = dict(zip(order, (a, b, c), strict=True))
+                    mine = key(at["p"], at["d"], at["t"])
+                    found.setdefault(mine[["pp", "dp", "tp"].index(axis)], []).append(rank)
+                    rank += 1
+        return list(found.values())
+
+    return groups
+
+
+def others(p: int, d: int, t: int) -> tuple[Any, Any, Any]:
+    return (d, t), (p, t), (p, d)
+
+
+def ring(
+    per_rank: Callable[[str, float, int], float] = lambda collective, m, n: ROUNDS[collective] * (n - 1) / n * m,
+    *,
+    node: Callable[[int, int], int] = lambda rank, gpus_per_node: rank // gpus_per_node,
+    closed: bool = True,
+    count: Callable[[int, int], int] = lambda crossings, n: crossings,
+) -> Answer:
+    def answer(collective: str, message_bytes: int, group: Any, gpus_per_node: int) -> float:
+        crossings, n = 0, len(group)
+        for i in range(n if closed else n - 1):
+            if node(group[i], gpus_per_node) != node(group[(i + 1) % n], gpus_per_node):
+                crossings += 1
+        return count(crossings, n) * per_rank(collective, message_bytes, n)
+
+    return answer
+
+
+def step(
+    *,
+    over: str = "dp",
+    divided: str = "dp",
+    output: str | None = "tp",
+    inward: str | None = "tp",
+    bias_first: bool = False,
+    names: tuple[str, ...] = ("scale", "w1", "w2", "bias"),
+    backward: bool = True,
+) -> Answer:
+    def answer(part: Any, x: Any, targets: Any, dp: Any, tp: Any) -> None:
+        axes = {"dp": dp, "tp": tp}
+        x = x * part["scale"]
+        hidden = torch.relu((copy(x, axes[inward]) if inward else x) @ part["w1"].T)
+        y = hidden @ part["w2"].T
+        if bias_first:
+            y = y + part["bias"]
+        y = add_up(y, axes[output]) if output else y
+        if not bias_first:
+            y = y + part["bias"]
+        if backward:
+            torch.nn.functional.mse_loss(y, targets).backward()
+        sizes = {"dp": dp.size, "tp": tp.size, "world": dist.get_world_size(), "": 1}
+        for name in names if backward else ():
+            if over == "world":
+                dist.all_reduce(part[name].grad)
+            elif over:
+                axes[over].all_reduce(part[name].grad)
+            part[name].grad /= sizes[divided]
+
+    return answer
+
+
+def shared_by_hand(part: Any, x: Any, targets: Any, dp: Any, tp: Any) -> None:
+    """Another right way: without `copy`, the gradient of what is whole on every rank added up over tp by hand."""
+    y = add_up(torch.relu((x * part["scale"]) @ part["w1"].T) @ part["w2"].T, tp) + part["bias"]
+    torch.nn.functional.mse_loss(y, targets).backward()
+    tp.all_reduce(part["scale"].grad)
+    for parameter in part.values():
+        parameter.grad /= dp.size
+        dp.all_reduce(parameter.grad)
+
+
+def never_meets(part: Any, x: Any, targets: Any, dp: Any, tp: Any) -> None:
+    step()(part, x, targets, dp, tp)
+    if dist.get_rank() == 0:
+        dp.all_reduce(torch.zeros(3))
+
+
+def layout(**changes: Callable[[int, int, int, int, int], Any]) -> Answer:
+    def answer(n: int, pp: int, tp: int, b: int, batch: int) -> Layout:
+        dp = n // (pp * tp)
+        fields: dict[str, Any] = {"dp": dp, "pp": pp, "tp": tp, "micro_batch": b, "micro_batches": batch // (b * dp)}
+        fields |= {name: change(n, pp, tp, b, batch) for name, change in changes.items()}
+        return Layout(**{"engine": "by_hand", **fields})
+
+    return answer
+
+
+REFERENCES: dict[str, Answer] = {
+    "grid-place": place_of,
+    "grid-degrees": missing_degree,
+    "grid-groups": groups_of,
+    "between-nodes": between_nodes,
+    "hybrid-step": hybrid_step,
+    "layout-3d": layout_3d,
+}
+
+OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
+    ("grid-place", lambda r, dp, pp, tp: [r // (dp * tp), (r // tp) % dp, r % tp]),
+    ("grid-degrees", derived),
+    ("grid-groups", strided),
+    ("grid-groups", by_key(others)),
+    ("between-nodes", ring()),
+    ("hybrid-step", step()),
+    ("hybrid-step", shared_by_hand),
+    ("layout-3d", lambda *asked: RunConfig.of(model="coatnet_tiny", **layout_3d(*asked).model_dump())),
+]
+
+BANK: dict[str, list[tuple[Answer, str]]] = {
+    "grid-place": [
+        (lambda r, dp, pp, tp: (r % pp, r // pp % dp, r // (pp * dp)), "the other way round"),
+        (lambda r, dp, pp, tp: (r // tp % pp, r // (tp * pp), r % tp), "dp and pp have changed places"),
+        (lambda r, dp, pp, tp: (r // (tp * dp), r % dp, r // dp % tp), "dp and tp have changed places"),
+        (lambda r, dp, pp, tp: (r % tp, r // tp % dp, r // (tp * dp)), "but in another order"),
+        (lambda r, dp, pp, tp: (r // (tp * dp), r // tp, r % tp), "dp_rank grows beyond dp"),
+        (lambda r, dp, pp, tp: (r % pp, r % dp, r % tp), "the remainder of the rank itself three times"),
+        (lambda r, dp, pp, tp: (r // (tp * pp), r // tp % dp, r % tp), "at (pp, dp, tp)"),
+        (lambda r, dp, pp, tp: (r / tp / dp, r / tp % dp, r % tp), "divide with //"),
+        (lambda r, dp, pp, tp: r % tp, "Three numbers are expected"),
+        (lambda r, dp, pp, tp: None, "returns nothing"),
+    ],
+    "grid-degrees": [
+        (rounded, "no whole degree makes this product"),
+        (subtracted, "degrees multiply"),
+        (lambda n, dp, pp, tp: rounded(n, dp, pp, tp)[::-1], "in another order"),
+        (lambda n, dp, pp, tp: (dp or n // (pp or 1), pp or n, tp or n), "divide by tp=2 too"),
+        (lambda n, dp, pp, tp: (dp or 1, pp or 1, tp or 1), "which makes 8 processes, not 16"),
+        (lambda n, dp, pp, tp: (dp or n / pp / tp, pp, tp), "divide with //"),
+        (lambda n, dp, pp, tp: n // (pp * tp), "Three numbers are expected"),
+    ],
+    "grid-groups": [
+        (consecutive, "consecutive ranks along every axis"),
+        (by_key(others, "dpt"), "The axes dp and pp have changed places"),
+        (by_key(others, "tdp"), "The order of the axes is the other way round"),
+        (by_key(lambda p, d, t: (p, d, t)), "You group the ranks that have the same place"),
+        (
+            lambda axis, dp, pp, tp: [
+                range(i, dp * pp * tp, dp * pp * tp // {"tp": tp, "dp": dp, "pp": pp}[axis])
+                for i in range(dp * pp * tp // {"tp": tp, "dp": dp, "pp": pp}[axis])
+            ],
+            "right for pp, the outermost axis, alone",
+        ),
+        (lambda axis, dp, pp, tp: [[r] for r in range(dp * pp * tp)], "have 2 rank(s) each, 8 groups in all"),
+        (lambda axis, dp, pp, tp: strided(axis, dp, pp, tp)[:-1], "stands in no group"),
+        (lambda axis, dp, pp, tp: [*strided(axis, dp, pp, tp), [0]], "stands in two groups"),
+        (lambda axis, dp, pp, tp: [[1 + r for r in g] for g in strided(axis, dp, pp, tp)], "There is no rank 16"),
+        (
+            lambda axis, dp, pp, tp: strided(axis, dp, pp, tp) if axis != "pp" else consecutive(axis, dp, pp, tp),
+            "you put ranks 0 and 1 into one group along pp",
+        ),
+        (lambda axis, dp, pp, tp: 3, "A list of groups"),
+    ],
+    "between-nodes": [
+        (ring(closed=False), "Your chain does not close"),
+        (ring(lambda c, m, n: ROUNDS[c] * m), "You count the whole message"),
+        (ring(lambda c, m, n: m), "one whole message per boundary"),
+        (ring(lambda c, m, n: (n - 1) / n * m), "you count one round for each"),
+        (ring(lambda c, m, n: 2 * (n - 1) / n * m), "two rounds for every collective"),
+        (ring(count=lambda crossings, n: n if crossings else 0), "as soon as it touches two nodes"),
+        (ring(count=lambda crossings, n: min(crossings, 1)), "You count one rank only"),
+        (ring(count=lambda crossings, n: n), "stay inside it"),
+        (ring(node=lambda rank, per: rank % per), "the number of a GPU within its node"),
+        (ring(lambda c, m, n: ROUNDS[c] * (n - 1) * m), "is expected, but your function returns"),
+        (lambda c, m, group, per: None, "returns nothing"),
+    ],
+    "hybrid-step": [
+        (step(over="world", divided="world"), "averaged over all ranks"),
+        (step(over="tp", divided="tp", output="dp", inward="dp"), "The two axes are swapped"),
+        (step(over="tp", divided="tp"), "The gradients are averaged over tp"),
+        (step(divided="world"), "divided by all ranks"),
+        (step(divided="tp"), "divided by tp.size"),
+        (step(divided=""), "dp.size times too large"),
+        (step(over="", divided=""), "the replicas go apart"),
+        (step(inward=None), "Only scale is wrong"),
+        (step(output=None), "its own term of the output alone"),
+        (step(bias_first=True), "The bias is added on every rank"),
+        (step(names=("w1", "w2")), "scale and bias are left out"),
+        (step(backward=False), "No parameter has a gradient"),
+        (never_meets, "rank 0"),
+    ],
+    "layout-3d": [
+        (layout(dp=lambda n, pp, tp, b, batch: n // pp), "dp=4 makes 16 processes"),
+        (layout(pp=lambda n, pp, tp, b, batch: tp, tp=lambda n, pp, tp, b, batch: pp), "are swapped"),
+        (layout(tp=lambda n, pp, tp, b, batch: 1), "You give pp=2 and tp=1"),
+        (layout(micro_batches=lambda n, pp, tp, b, batch: batch // b), "so divide by dp too"),
+        (layout(micro_batches=lambda n, pp, tp, b, batch: max(batch // (b * n), 1)), "you divide by all processes"),
+        (layout(micro_batches=lambda n, pp, tp, b, batch: batch), "a step reads 64 samples"),
+        (layout(micro_batch=lambda n, pp, tp, b, batch: batch), "one forward reads 2 samples"),
+        (layout(engine=lambda *asked: "torch"), "the engine is 'torch'"),
+        (lambda n, pp, tp, b, batch: {"pp": pp}, "A dlojz.Layout is expected"),
+        (lambda n, pp, tp, b, batch: None, "returns nothing"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("exercise_id", "answer", "words"),
+    [(exercise_id, answer, words) for exercise_id, answers in BANK.items() for answer, words in answers],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_wrong_answer_is_refused_for_what_is_wrong_with_it(exercise_id: str, answer: Answer, words: str) -> None:
+    verdict = judge(EXERCISES[exercise_id], answer)
+    assert verdict.state == "wrong"
+    assert words in verdict.message
+
+
+def test_every_exercise_has_wrong_answers() -> None:
+    assert list(BANK) == list(REFERENCES) == list(EXERCISES)
+    assert all(len(answers) >= 4 for answers in BANK.values())
+
+
+@pytest.mark.parametrize("language", ["en", "fr"])
+@pytest.mark.parametrize("exercise_id", list(EXERCISES))
+def test_a_right_answer_is_accepted_in_both_languages(exercise_id: str, language: str) -> None:
+    use_language(language)  # type: ignore[arg-type]
+    verdict = judge(EXERCISES[exercise_id], REFERENCES[exercise_id])
+    praise = EXERCISES[exercise_id].praise
+    assert (verdict.state, verdict.message) == ("right", praise.fr if language == "fr" else praise.en)
+
+
+@pytest.mark.parametrize(("exercise_id", "answer"), OTHER_RIGHT_ANSWERS)
+def test_another_right_way_is_accepted(exercise_id: str, answer: Answer) -> None:
+    assert judge(EXERCISES[exercise_id], answer).state == "right"
+
+
+@pytest.mark.parametrize("exercise_id", list(EXERCISES))
+def test_every_exercise_speaks_both_languages(exercise_id: str) -> None:
+    exercise = EXERCISES[exercise_id]
+    for said in (exercise.title, exercise.praise, *exercise.hints):
+        assert said.en and said.fr and said.en != said.fr
+
+
+def test_a_prediction_of_the_lab_is_asked_for_in_both_languages() -> None:
+    for prediction in lab.PREDICTIONS:
+        assert prediction.question.en and prediction.question.fr and prediction.question.en != prediction.question.fr
+
+
+def test_the_references_are_the_grid_itself() -> None:
+    for dp, pp, tp in SIZES:
+        grid = Grid(dp=dp, pp=pp, tp=tp)
+        for rank in range(grid.world_size):
+            assert place_of(rank, dp, pp, tp) == grid.coordinates(rank)
+        for axis in AXES:
+            assert {frozenset(group) for group in strided(axis, dp, pp, tp)} == set(map(frozenset, grid.groups(axis)))
+
+
+def test_what_leaves_a_node_is_what_the_links_carry() -> None:
+    for collective in ROUNDS:
+        for order in ("tp-dp-pp", "pp-dp-tp"):
+            grid = Grid(dp=2, pp=2, tp=4, gpus_per_node=4, order=order)
+            for axis in AXES:
+                told = Traffic(
+                    collective=collective, group=axis, group_size=grid.size(axis), count=1, message_bytes=960
+                )
+                between = crossing([[told]] * grid.world_size, grid).bytes_of(axis, between=True)
+                assert between == sum(between_nodes(collective, 960, group, 4) for group in grid.groups(axis))
+
+
+def test_the_step_in_two_dimensions_is_that_of_one_process() -> None:
+    """What the judge holds answers to, against autograd on the whole layer and the whole batch."""
+    dp, tp, seed = 2, 3, 5
+    parts = [make_part(rank, dp, tp, seed) for rank in range(dp * tp)]
+    w1 = torch.cat([part["w1"] for part, _, _ in parts[:tp]]).detach().requires_grad_()
+    w2 = torch.cat([part["w2"] for part, _, _ in parts[:tp]], dim=1).detach().requires_grad_()
+    scale, bias = (parts[0][0][name].detach().clone().requires_grad_() for name in ("scale", "bias"))
+    x, targets = (torch.cat([parts[rank][n] for rank in range(0, dp * tp, tp)]) for n in (1, 2))
+    torch.nn.functional.mse_loss(torch.relu((x * scale) @ w1.T) @ w2.T + bias, targets).backward()
+    for rank, found in enumerate(gradients(dp, tp, seed, RIGHT)):
+        torch.testing.assert_close(found["gradient of w1"], w1.grad.chunk(tp)[rank % tp])
+        torch.testing.assert_close(found["gradient of w2"], w2.grad.chunk(tp, dim=1)[rank % tp])
+        torch.testing.assert_close(found["gradient of scale"], scale.grad)
+        torch.testing.assert_close(found["gradient of bias"], bias.grad)
+
+
+def test_a_specification_gives_the_batch_that_was_asked_for() -> None:
+    for asked in CASES:
+        layout = layout_3d(*asked)
+        assert (layout.world_size, layout.global_batch) == (asked.processes, asked.global_batch)
