@@ -30,15 +30,10 @@ def explicit_bounds(partition: str) -> tuple[int, ...] | None:
 
 def pipeline_refusal(layout: Layout) -> str | None:
     """Why the fields of a layout do not go with its pipeline and what would work; None where they do."""
-    if layout.zero >= 2 and layout.pp > 1:
-        return say(
-            en=f"zero={layout.zero} shards gradients that a pipeline accumulates over micro-batches, so it cannot be "
-            f"combined with pp={layout.pp}: use zero=1 or zero=0 with a pipeline.",
-            fr=f"zero={layout.zero} découpe des gradients qu’un pipeline accumule sur ses micro-batches : il ne "
-            f"se combine pas avec pp={layout.pp} ; avec un pipeline, prenez zero=1 ou zero=0.",
-        )
     if layout.pp == 1:
         return _without_a_pipeline(layout)
+    if layout.zero >= 2 and (refusal := _sharding_refusal(layout)) is not None:
+        return refusal
     if layout.engine == "deepspeed" and layout.schedule not in (None, "1f1b"):
         return say(
             en=f"DeepSpeed's pipeline has one schedule, 1f1b, but schedule={layout.schedule!r} was received: use "
@@ -54,6 +49,25 @@ def pipeline_refusal(layout: Layout) -> str | None:
             "engine='torch' ou 'by_hand', ou chunks=1.",
         )
     return _partition_refusal(layout)
+
+
+def _sharding_refusal(layout: Layout) -> str | None:
+    if layout.zero == 3 and layout.engine == "torch":
+        return say(
+            en=f"zero=3 would gather a stage's weights anew for every micro-batch of a pipeline (pp={layout.pp}): use "
+            "zero=2, which gathers them once per step, or zero=0.",
+            fr="zero=3 rassemblerait à nouveau les poids d’un étage pour chaque micro-batch d’un pipeline "
+            f"(pp={layout.pp}) : prenez zero=2, qui les rassemble une fois par itération, ou zero=0.",
+        )
+    if layout.engine == "torch":
+        return None
+    return say(
+        en=f"zero={layout.zero} shards gradients that a pipeline accumulates over micro-batches, so it cannot be "
+        f"combined with pp={layout.pp}: use zero=1 or zero=0 with a pipeline, or engine='torch' with zero=2 (FSDP2).",
+        fr=f"zero={layout.zero} découpe des gradients qu’un pipeline accumule sur ses micro-batches : il ne "
+        f"se combine pas avec pp={layout.pp} ; avec un pipeline, prenez zero=1 ou zero=0, ou engine='torch' avec "
+        "zero=2 (FSDP2).",
+    )
 
 
 def _without_a_pipeline(layout: Layout) -> str | None:

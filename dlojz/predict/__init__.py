@@ -9,7 +9,6 @@ from __future__ import annotations
 from dlojz.config import RunConfig
 from dlojz.footprint import Footprint
 from dlojz.hardware import Device
-from dlojz.schema import LabError
 
 
 def predict(config: RunConfig, rank: int = 0, device: Device | str | None = None) -> Footprint:
@@ -30,13 +29,7 @@ def predict(config: RunConfig, rank: int = 0, device: Device | str | None = None
     from dlojz.predict.forecast import check_rank, forecast
     from dlojz.predict.shapes import model_shapes
 
-    layout = config.layout
     check_rank(config, rank)
-    if layout.tp != 1:
-        raise LabError(
-            f"tp={layout.tp} communicates along an axis whose volumes are not predicted yet: use tp=1; its memory "
-            "alone is predicted, by `dlojz memory`."
-        )
     shapes = model_shapes(config)
     return Footprint(
         source="predicted",

@@ -14,6 +14,8 @@ from dlojz.schema import LabError
 from dlojz.text import say
 
 MAX_MICRO_BATCH = 2**20
+MAX_TP = 8
+"""Ranks that share a layer are on one node."""
 
 
 @dataclass(frozen=True)
@@ -158,11 +160,22 @@ def changes(config: RunConfig) -> list[tuple[str, str, dict[str, object]]]:
                     {"offload": "optimizer"},
                 )
             )
-    if layout.tp == 1:
-        found.append(("tp", "tp=2", {"tp": 2}))
+    if layout.tp == 1 and (degree := _smallest_tp(config)):
+        found.append(("tp", f"tp={degree}", {"tp": degree}))
     if layout.pp == 1 and layout.zero <= 1:
         found.append(("pp", "pp=2", {"pp": 2}))
     return found
+
+
+def _smallest_tp(config: RunConfig) -> int | None:
+    """The smallest number of ranks that can share the model's heads and widths; None if there is none."""
+    for degree in range(2, MAX_TP + 1):
+        try:
+            RunConfig.of(**{**config.to_dict(), "layout": {**config.layout.to_dict(), "tp": degree}})
+        except LabError:
+            continue
+        return degree
+    return None
 
 
 def levers(config: RunConfig, device: Device | None = None) -> tuple[Lever, ...]:

@@ -170,7 +170,10 @@ def predict_communication(config: RunConfig, shapes: ModelShapes, rank: int = 0)
     Args:
         config: the run.
         shapes: of the whole model.
-        rank: matters in a pipeline only, whose ranks send different things.
+        rank: matters where ranks hold different parts of the model, as in a pipeline.
+
+    Raises:
+        LabError: if an engine shares the layers in a way of which it is not known what it sends.
     """
     layout = config.layout
     if layout.world_size == 1:
@@ -178,12 +181,16 @@ def predict_communication(config: RunConfig, shapes: ModelShapes, rank: int = 0)
     control = Traffic(
         collective="all_reduce", group="control", group_size=layout.world_size, count=1, message_bytes=LOSS_BYTES
     )
+    part = part_of(config, shapes, rank)
+    rule: list[Traffic] = []
     if layout.pp > 1:
         from dlojz.predict.pipeline_communication import pipeline_traffic
 
-        rule = pipeline_traffic(config, shapes, rank)
-        if layout.dp > 1 and layout.engine == "deepspeed":
-            rule += _RULES[layout.strategy](config, part_of(config, shapes, rank))
-    else:
-        rule = _RULES[layout.strategy](config, shapes)
+        rule += pipeline_traffic(config, shapes, rank)
+    if layout.dp > 1 and (layout.pp == 1 or layout.engine == "deepspeed"):
+        rule += _RULES[layout.strategy](config, part)
+    if layout.tp > 1:
+        from dlojz.predict.tensor_communication import tensor_traffic
+
+        rule += tensor_traffic(config, shapes, rank)
     return tuple(sorted([control, *rule], key=lambda t: (t.collective, t.group)))

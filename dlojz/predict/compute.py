@@ -10,14 +10,15 @@ from functools import lru_cache
 from dlojz import models
 from dlojz.config import RunConfig
 from dlojz.pipeline.cuts import schedule_of
-from dlojz.predict.parts import bounds_of, rank_stages
-from dlojz.predict.shapes import build_on_meta, model_shapes
+from dlojz.predict.parts import axes_of, bounds_of, num_blocks, rank_stages
+from dlojz.predict.shapes import WHOLE, Split, build_on_meta, model_shapes, split_of
 
 
 def step_flops(config: RunConfig, rank: int = 0) -> float:
     """FLOPs of one rank in one step: forward once, backward twice as much, and what is computed again.
 
-    A pipeline rank computes the share of its own stages' blocks.
+    A pipeline rank computes the share of its own stages' blocks; a tensor-parallel one its part of each layer, and all
+    of what is not split.
 
     A count differs by little: it falls short by the gradient of the images, which nothing needs, and exceeds it by the
     scores that fused attention kernels compute again in backward (2 % for the lab's small text models).
@@ -27,15 +28,33 @@ def step_flops(config: RunConfig, rank: int = 0) -> float:
 
     Source: Korthikanti et al. 2022 (arXiv 2205.05198), appendix A, for the factors 3 and, at most, 4.
     """
+    layout = config.layout
+    if layout.tp > 1:
+        return _split_flops(config, rank) * layout.micro_batch * layout.micro_batches
     summary = models.describe(
         config.model, config.image_size, sequence_length=config.sequence_length, num_classes=config.num_classes
     )
     sample_flops = 3 * summary.flops
+    if layout.checkpointing == "full":
+        flops_of = _flops_by_module(config.model, config.image_size, config.sequence_length, config.num_classes, WHOLE)
+        sample_flops += summary.flops - sum(flops_of.get(name, 0) for name in _not_recomputed(config))
+    return float(sample_flops * layout.micro_batch * layout.micro_batches) * _share(config, rank)
+
+
+def _split_flops(config: RunConfig, rank: int) -> float:
+    """FLOPs of one sample on a rank that holds part of each layer, counted on that part."""
+    _, tp_rank, _ = axes_of(config, rank)
+    split = split_of(config, tp_rank)
+    flops_of = _flops_by_module(config.model, config.image_size, config.sequence_length, config.num_classes, split)
+    bounds = bounds_of(config, model_shapes(config)) if config.layout.pp > 1 else (0, num_blocks(model_shapes(config)))
+    own = [block for stage in rank_stages(config, rank) for block in range(*bounds[stage : stage + 2])]
+    forward = sum(flops_of.get(f"blocks.{block}", 0) for block in own)
+    again = 0
     if config.layout.checkpointing == "full":
-        sample_flops += summary.flops - _modules_flops(
-            config.model, config.image_size, config.sequence_length, config.num_classes, _not_recomputed(config)
-        )
-    return float(sample_flops * config.layout.micro_batch * config.layout.micro_batches) * _share(config, rank)
+        last = {name: int(name.split(".")[1]) for name in _not_recomputed(config)}
+        again = forward - sum(own.count(block) * flops_of.get(name, 0) for name, block in last.items())
+    pipes = schedule_of(config.layout).pipes if config.layout.pp > 1 else 1
+    return float(3 * forward + again) / pipes
 
 
 def _share(config: RunConfig, rank: int) -> float:
@@ -65,20 +84,19 @@ def _not_recomputed(config: RunConfig) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
-def _modules_flops(
-    model: str, image_size: int | None, sequence_length: int | None, num_classes: int, names: tuple[str, ...]
-) -> int:
-    """Forward FLOPs of one sample within the modules named."""
+def _flops_by_module(
+    model: str, image_size: int | None, sequence_length: int | None, num_classes: int, split: Split
+) -> dict[str, int]:
+    """Forward FLOPs of one sample within each module of the model, or of one rank's part of it."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    built = build_on_meta(model, image_size, sequence_length, num_classes).eval()
+    built = build_on_meta(model, image_size, sequence_length, num_classes, split).eval()
     if models.spec(model).family == "image":
         sample = torch.empty(1, 3, image_size or 1, image_size or 1, device="meta")
     else:
         sample = torch.empty(1, sequence_length or 1, dtype=torch.long, device="meta")
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         built(sample)
-    flops = {name.partition(".")[2]: sum(of_op.values()) for name, of_op in counter.get_flop_counts().items()}
-    return int(sum(flops.get(name, 0) for name in names))
+    return {name.partition(".")[2]: sum(of_op.values()) for name, of_op in counter.get_flop_counts().items()}

@@ -29,10 +29,6 @@ class Allocation:
     phase: Literal["data", "forward", "backward"]
     module: str
     """Path of the module that computes; empty outside of all."""
-    dims: int = 0
-    """Number of dimensions of the tensor, to tell an image from a token stream."""
-    shared: bool = False
-    """Whether it lies within a tensor-parallel region, whose tensors are shared out among the ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +100,6 @@ class Follower(TorchDispatchMode):
         self.phase: Literal["data", "forward", "backward"] = "data"
         self.modules: list[str] = []
         self.in_backward_of = ""
-        self.shared = False
         self.on_gpu = False
         self.ignored: set[int] = set()
         self._number_of: dict[int, int] = {}
@@ -146,17 +141,17 @@ class Follower(TorchDispatchMode):
             self._times[number] = times
         delta_bytes = storage.nbytes() * self._times[number] - self.live_bytes[number]
         if delta_bytes:
-            self._record(number, delta_bytes, tensor.dim())
+            self._record(number, delta_bytes)
         return number
 
     def _release(self, key: int, number: int) -> None:
         self._number_of.pop(key, None)
         self._references.pop(number, None)
         if self.live_bytes[number]:
-            self._record(number, -self.live_bytes[number], 0)
+            self._record(number, -self.live_bytes[number])
         del self.live_bytes[number]
 
-    def _record(self, number: int, delta_bytes: int, dims: int) -> None:
+    def _record(self, number: int, delta_bytes: int) -> None:
         self.live_bytes[number] += delta_bytes
         self.bytes_of[number] = max(self.bytes_of[number], self.live_bytes[number])
-        self.events.append(Allocation(number, delta_bytes, self.phase, self.module, dims, self.shared))
+        self.events.append(Allocation(number, delta_bytes, self.phase, self.module))

@@ -136,7 +136,7 @@ def _forecast(config: RunConfig, rank: int, device: Device | None) -> Forecast:
     part = part_of(config, shapes, rank)
     dp_rank = axes_of(config, rank)[0]
     states = offload_states(config, part, predict_states(config, part, dp_rank), dp_rank)
-    trace = trace_of_rank(config, trace_of(config, on_gpu=device is not None), shapes, rank)
+    trace = trace_of_rank(config, trace_of(config, rank, on_gpu=device is not None), shapes, rank)
     overlay = overlays.overlay(config, part, dp_rank=dp_rank, on_gpu=device is not None)
     step = Step(config, trace, states, overlay, whole=shapes, rank=rank)
     if device is not None:

@@ -13,9 +13,11 @@ import torch
 from dlojz import models
 from dlojz.config import RunConfig
 from dlojz.models.blocks import Checkpointing
-from dlojz.predict.parts import split_names
+from dlojz.predict.parts import axes_of
+from dlojz.predict.shapes import WHOLE, Split, build_on_meta, split_of
 from dlojz.predict.states import AUTOCAST
 from dlojz.predict.tracing import Compute, Trace, trace
+from dlojz.tensor.split import parallel_loss
 from dlojz.train.engines.base import mean_loss
 from dlojz.train.offload import ActivationOffload
 
@@ -27,8 +29,14 @@ def compute_of(config: RunConfig) -> Compute:
     return "autocast" if config.layout.strategy in AUTOCAST else "bf16"
 
 
-def trace_of(config: RunConfig, *, on_gpu: bool = False) -> Trace:
-    """What one micro-batch of a run allocates on one process; `on_gpu` with the corrections for a GPU."""
+def trace_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False) -> Trace:
+    """What one micro-batch of a run allocates on the ranks that share the model's layers, all blocks of it.
+
+    Args:
+        config: the run.
+        rank: whose part of each layer is traced.
+        on_gpu: with the corrections for a GPU.
+    """
     return _traced(
         config.model,
         config.image_size,
@@ -38,7 +46,7 @@ def trace_of(config: RunConfig, *, on_gpu: bool = False) -> Trace:
         config.layout.micro_batch,
         compute_of(config),
         config.layout.offload == "activations",
-        split_names(config) if config.layout.tp > 1 else (frozenset(), frozenset()),
+        split_of(config, axes_of(config, rank)[1]),
         on_gpu,
     )
 
@@ -53,17 +61,11 @@ def _traced(  # noqa: PLR0913, PLR0917 - all that a trace depends on
     micro_batch: int,
     compute: Compute,
     offloaded: bool,
-    split_between: tuple[frozenset[str], frozenset[str]],
+    split: Split,
     on_gpu: bool,
 ) -> Trace:
+    model = build_on_meta(name, image_size, sequence_length, num_classes, split, checkpointing)
     with torch.device("meta"):
-        model = models.build(
-            name,
-            image_size=image_size,
-            sequence_length=sequence_length,
-            num_classes=num_classes,
-            checkpointing=checkpointing,
-        )
         if models.spec(name).family == "image":
             side = image_size or 1
             inputs = torch.empty(micro_batch, 3, side, side)
@@ -76,8 +78,7 @@ def _traced(  # noqa: PLR0913, PLR0917 - all that a trace depends on
         inputs,
         compute=compute,
         targets=targets,
-        loss=mean_loss,
-        split_between=split_between,
+        loss=mean_loss if split == WHOLE else parallel_loss(model),
         around_forward=ActivationOffload if offloaded else None,
         on_gpu=on_gpu,
     )

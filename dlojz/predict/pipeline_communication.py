@@ -10,19 +10,16 @@ Source: Huang et al. 2019, "GPipe" (arXiv 1811.06965), §2.2, for what crosses; 
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, cast
-
 from dlojz import models
 from dlojz.config import RunConfig
 from dlojz.footprint import Collective, Traffic
 from dlojz.pipeline.action import BACKWARD, BACKWARD_INPUT, FORWARD
 from dlojz.pipeline.cuts import schedule_of
 from dlojz.pipeline.schedule import Schedule
-from dlojz.predict.parts import axes_of, bounds_of, rank_stages
-from dlojz.predict.shapes import ModelShapes, build_on_meta
-
-FP32_BYTES = 4
+from dlojz.predict.boundaries import boundaries_of_run
+from dlojz.predict.parts import axes_of, bounds_of, part_of, rank_stages
+from dlojz.predict.shapes import ModelShapes
+from dlojz.predict.states import FP32_BYTES, compute_bytes
 
 
 def pipeline_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[Traffic]:
@@ -45,14 +42,27 @@ def pipeline_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[
         for stage, holder in enumerate(ranks)
         if holder == pipeline_rank
     }
-    numel = {stage: _numel(shapes, range(bounds[stage], bounds[stage + 1])) for _, stage in held}
+    own = part_of(config, shapes, rank)
+    numel = {stage: _numel(own, range(bounds[stage], bounds[stage + 1])) for _, stage in held}
     if schedule.pipes > 1:
         traffic.append(_of("all_reduce", "twins", 2, [FP32_BYTES * numel[stage] for _, stage in held]))
-    if layout.dp > 1 and layout.engine != "deepspeed":
+    if layout.strategy == "fsdp2":
+        traffic += _sharded(config, own)
+    elif layout.dp > 1 and layout.engine != "deepspeed":
         traffic.append(_of("all_reduce", "dp", layout.dp, [FP32_BYTES * numel[stage] for _, stage in held]))
     if layout.engine == "deepspeed" and (layout.zero or config.precision != "fp32"):
         traffic.append(_of("all_reduce", "pp", layout.pp, [FP32_BYTES]))  # the gradient's norm, over the stages too
     return [one for one in traffic if one.count]
+
+
+def _sharded(config: RunConfig, own: ModelShapes) -> list[Traffic]:
+    """FSDP2 below torch's pipeline: a block's weights are gathered once per step, its gradients reduced once."""
+    dp, blocks = config.layout.dp, len(list(own.blocks()))
+    whole = dp * sum(parameter.padded_rows_numel(dp) for parameter in own.parameters)
+    return [
+        _of("all_gather", "dp", dp, [compute_bytes(config) * whole], blocks),
+        _of("reduce_scatter", "dp", dp, [FP32_BYTES * whole], blocks),
+    ]
 
 
 def _messages(
@@ -78,47 +88,7 @@ def _messages(
 
 def boundary_bytes(config: RunConfig) -> tuple[int, ...]:
     """Bytes of what enters each block of the model for one micro-batch, and last of what leaves it."""
-    layout = config.layout
-    return _boundary_bytes(
-        config.model,
-        config.image_size,
-        config.sequence_length,
-        config.num_classes,
-        layout.micro_batch,
-        config.precision,
-        layout.engine == "deepspeed",
-    )
-
-
-@lru_cache(maxsize=64)
-def _boundary_bytes(
-    model: str,
-    image_size: int | None,
-    sequence_length: int | None,
-    num_classes: int,
-    micro_batch: int,
-    precision: str,
-    whole_bf16: bool,
-) -> tuple[int, ...]:
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    from dlojz.pipeline.runtime_stages import boundaries_of
-
-    bf16 = precision == "bf16"
-    built = cast(Any, build_on_meta(model, image_size, sequence_length, num_classes))
-    if models.spec(model).family == "text":
-        sample = torch.empty(micro_batch, sequence_length or 1, dtype=torch.long, device="meta")
-    else:
-        sample = torch.empty(micro_batch, 3, image_size or 1, image_size or 1, device="meta")
-    if bf16 and whole_bf16:
-        built = built.bfloat16()
-        sample = sample.bfloat16() if sample.is_floating_point() else sample
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        built.to_empty(device="cpu")
-        sample = torch.empty(sample.shape, dtype=sample.dtype, device="cpu")
-        compute = torch.bfloat16 if bf16 and not whole_bf16 else None
-        return tuple(one.message_bytes for one in boundaries_of(list(built.blocks), sample, compute=compute))
+    return tuple(one.message_bytes for one in boundaries_of_run(config))
 
 
 def sample_bytes(config: RunConfig) -> tuple[int, int]:
@@ -149,7 +119,11 @@ def _numel(shapes: ModelShapes, blocks: range) -> int:
     return sum(parameter.numel for parameter in shapes.parameters if parameter.block in blocks)
 
 
-def _of(collective: Collective, group: str, size: int, messages: list[int]) -> Traffic:
+def _of(collective: Collective, group: str, size: int, messages: list[int], count: int | None = None) -> Traffic:
     return Traffic(
-        collective=collective, group=group, group_size=size, count=len(messages), message_bytes=sum(messages)
+        collective=collective,
+        group=group,
+        group_size=size,
+        count=len(messages) if count is None else count,
+        message_bytes=sum(messages),
     )

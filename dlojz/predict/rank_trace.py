@@ -1,9 +1,7 @@
-"""One rank's share of a trace: its pipeline stage's blocks, and its part of what tensor parallelism shares out.
+"""One pipeline rank's share of a trace: its stages' blocks.
 
-Layer 3. Invariant: with tp = pp = 1 it is the trace itself. Tensors of a tensor-parallel region are 1/tp as large; with
-sequence parallelism token streams outside of these regions are too.
-
-Source: Korthikanti et al. 2022 (arXiv 2205.05198), §4.2.1 and §4.2.2, for what is shared out and what is not.
+Layer 3. Invariant: with pp = 1 it is the trace itself. What tensor parallelism shares out is so in the trace already,
+which is of the rank's own part of the layers.
 """
 
 from __future__ import annotations
@@ -16,12 +14,9 @@ from dlojz.config import RunConfig
 from dlojz.pipeline.action import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from dlojz.pipeline.cuts import schedule_of
 from dlojz.pipeline.memory import peak_activations
-from dlojz.predict.parts import axes_of, bounds_of, num_blocks, rank_stages
+from dlojz.predict.parts import axes_of, bounds_of, rank_stages
 from dlojz.predict.shapes import ModelShapes
 from dlojz.predict.tracing import Allocation, Mark, Trace
-
-TOKEN_STREAM_DIMS = 3
-"""Dimensions of `x_BTD`, a batch of token streams."""
 
 
 def block_of(module: str) -> str:
@@ -34,15 +29,13 @@ def trace_of_rank(config: RunConfig, trace: Trace, shapes: ModelShapes, rank: in
 
     Args:
         config: the run.
-        trace: of the whole model.
+        trace: of all blocks.
         shapes: of the whole model.
         rank: whose share.
     """
-    layout = config.layout
-    if layout.tp == layout.pp == 1:
+    if config.layout.pp == 1:
         return trace
-    stages = rank_stages(config, rank)
-    bounds = bounds_of(config, shapes) if layout.pp > 1 else (0, num_blocks(shapes))
+    stages, bounds = rank_stages(config, rank), bounds_of(config, shapes)
     own = {f"blocks.{number}" for stage in stages for number in range(*bounds[stage : stage + 2])}
     if len(bounds) - 2 in stages:
         own.add("")  # the loss
@@ -51,19 +44,10 @@ def trace_of_rank(config: RunConfig, trace: Trace, shapes: ModelShapes, rank: in
     def is_own(event: Allocation) -> bool:
         if event.storage in received:
             return True
-        if event.phase == "data" and layout.pp > 1:
+        if event.phase == "data":
             return False  # a pipeline reads all micro-batches before its first forward: see `Step`
         return block_of(event.module) in own
 
-    def share(event: Allocation) -> Allocation:
-        tokens = layout.sequence_parallel and event.dims == TOKEN_STREAM_DIMS
-        shared = event.shared or tokens or event.storage in halved
-        if shared:
-            halved.add(event.storage)
-            return replace(event, delta_bytes=-(-event.delta_bytes // layout.tp))
-        return event
-
-    halved: set[int] = set()
     events: list[Allocation | Mark] = []
     bytes_of: dict[int, int] = {}
     for event in trace.events:
@@ -71,9 +55,8 @@ def trace_of_rank(config: RunConfig, trace: Trace, shapes: ModelShapes, rank: in
             if event.name == "" or block_of(event.name) in own:
                 events.append(event)
         elif is_own(event):
-            shared = share(event)
-            events.append(shared)
-            bytes_of[event.storage] = max(bytes_of.get(event.storage, 0), shared.delta_bytes)
+            events.append(event)
+            bytes_of[event.storage] = max(bytes_of.get(event.storage, 0), event.delta_bytes)
     kept = frozenset(storage for storage in trace.kept if storage in bytes_of)
     return replace(trace, events=tuple(events), kept=kept, bytes_of=bytes_of)
 

@@ -1,6 +1,7 @@
 """Shapes of a model's parameters and buffers, read on the meta device.
 
-Layer 3. Invariant: the order is that of `model.parameters()`, on which every engine's flattening rests.
+Layer 3. Invariant: the order is that of `model.parameters()`, on which every engine's flattening rests. What one
+tensor-parallel rank holds is read off the very model that it trains: split, on a pretended axis.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dlojz import models
 from dlojz.config import RunConfig
+from dlojz.models.sizes import CoAtNetSize
 
 if TYPE_CHECKING:
-    from torch import nn
+    from dlojz.models.blocks import BlockList, Checkpointing
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class ModelShapes:
     parameters: tuple[ParameterShape, ...]
     float_buffer_elements: int
     integer_buffer_bytes: int
+    buffers: tuple[tuple[int, int, int], ...] = ()
+    """The same buffer by buffer: block, elements of floating point, bytes of integers."""
 
     @property
     def num_parameters(self) -> int:
@@ -69,29 +73,97 @@ class ModelShapes:
             yield tuple(parameter for parameter in self.parameters if parameter.block == number)
 
 
+class Split(NamedTuple):
+    """Which part of each layer a rank holds; ranks whose parts have the same shapes have equal ones.
+
+    Args:
+        size: ranks that share each layer.
+        rank: the first whose part has these shapes.
+        sequence_parallel: between the parallel regions too a rank holds part of the tokens.
+        pattern: the parts that are split, as `dlojz.tensor.split.split_model` takes it.
+    """
+
+    size: int = 1
+    rank: int = 0
+    sequence_parallel: bool = False
+    pattern: str = ""
+
+
+WHOLE = Split()
+CONVOLUTIONS = "(stem|convolution)$"
+"""Parts that torch's engine leaves whole on each rank."""
+
+
+def split_of(config: RunConfig, tp_rank: int = 0) -> Split:
+    """The part of a run's model that a rank of the tensor axis holds."""
+    layout = config.layout
+    if layout.tp == 1:
+        return WHOLE
+    rank = 0
+    if models.spec(config.model).family == "text":  # a vocabulary alone may be shared out unequally
+        share = -(-config.num_classes // layout.tp)
+        rank = tp_rank if (tp_rank + 1) * share > config.num_classes else 0
+    pattern = layout.tensor_parts
+    if layout.engine == "torch" and isinstance(models.spec(config.model).size, CoAtNetSize):
+        pattern = rf"^(?!.*{CONVOLUTIONS}).*({pattern})"
+    return Split(layout.tp, rank, layout.sequence_parallel, pattern)
+
+
 def model_shapes(config: RunConfig) -> ModelShapes:
-    """Shapes of the model of a run."""
-    return _shapes(config.model, config.image_size, config.sequence_length, config.num_classes)
+    """Shapes of the whole model of a run."""
+    return _shapes(config.model, config.image_size, config.sequence_length, config.num_classes, WHOLE)
 
 
-def build_on_meta(model: str, image_size: int | None, sequence_length: int | None, num_classes: int) -> nn.Module:
-    """The model with shapes and without memory."""
+def share_shapes(config: RunConfig, tp_rank: int) -> ModelShapes:
+    """Shapes of what one rank of the tensor axis holds of the model of a run, all blocks of it."""
+    split = split_of(config, tp_rank)
+    return _shapes(config.model, config.image_size, config.sequence_length, config.num_classes, split)
+
+
+def build_on_meta(
+    model: str,
+    image_size: int | None,
+    sequence_length: int | None,
+    num_classes: int,
+    split: Split = WHOLE,
+    checkpointing: Checkpointing = "none",
+) -> BlockList:
+    """The model, or one rank's part of it, with shapes and without memory."""
     import torch
 
     with torch.device("meta"):
-        return models.build(model, image_size=image_size, sequence_length=sequence_length, num_classes=num_classes)
+        built = models.build(
+            model,
+            image_size=image_size,
+            sequence_length=sequence_length,
+            num_classes=num_classes,
+            checkpointing=checkpointing,
+        )
+        if split == WHOLE:
+            return built
+        from dlojz.tensor.axis import TensorAxis
+        from dlojz.tensor.split import split_model
+
+        axis = TensorAxis(rank=split.rank, size=split.size, sequence_parallel=split.sequence_parallel)
+        return split_model(built, axis, split.pattern)
 
 
 @lru_cache(maxsize=64)
-def _shapes(model: str, image_size: int | None, sequence_length: int | None, num_classes: int) -> ModelShapes:
-    built = build_on_meta(model, image_size, sequence_length, num_classes)
+def _shapes(
+    model: str, image_size: int | None, sequence_length: int | None, num_classes: int, split: Split
+) -> ModelShapes:
+    built = build_on_meta(model, image_size, sequence_length, num_classes, split)
     parameters = tuple(
         ParameterShape(name, tuple(parameter.shape), int(name.split(".")[1]), name.rpartition(".")[0])
         for name, parameter in built.named_parameters()
     )
-    buffers = list(built.buffers())
+    buffers = tuple(
+        (int(name.split(".")[1]), *((one.numel(), 0) if one.is_floating_point() else (0, one.numel() * one.itemsize)))
+        for name, one in built.named_buffers()
+    )
     return ModelShapes(
         parameters=parameters,
-        float_buffer_elements=sum(buffer.numel() for buffer in buffers if buffer.is_floating_point()),
-        integer_buffer_bytes=sum(b.numel() * b.element_size() for b in buffers if not b.is_floating_point()),
+        float_buffer_elements=sum(elements for _, elements, _ in buffers),
+        integer_buffer_bytes=sum(integer_bytes for _, _, integer_bytes in buffers),
+        buffers=buffers,
     )

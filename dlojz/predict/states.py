@@ -216,8 +216,12 @@ AUTOCAST = ("single", "ddp", "by_hand", "by_hand-1", "by_hand-2")
 def predict_states(config: RunConfig, shapes: ModelShapes, rank: int = 0) -> Memory:
     """Weights, gradients, optimizer states, master copies and buffers of one rank; the rest is None."""
     strategy = config.layout.strategy
+    held = _RULES[strategy](config, shapes, rank)
+    if strategy == "fsdp2" and config.layout.pp > 1:
+        # torch's pipeline reduces after the last micro-batch: until then the gradients are whole on each rank.
+        held = held.model_copy(update={"gradients_bytes": config.layout.dp * (held.gradients_bytes or 0)})
     # Under autocast BatchNorm's statistics stay fp32; engines that cast the weights cast them too.
     buffer_bytes = FP32_BYTES if strategy in AUTOCAST else compute_bytes(config)
-    return _RULES[strategy](config, shapes, rank).model_copy(
+    return held.model_copy(
         update={"buffers_bytes": buffer_bytes * shapes.float_buffer_elements + shapes.integer_buffer_bytes}
     )

@@ -52,8 +52,6 @@ class Step:
         self._is_gradient = {
             event.storage: event.name for event in trace.events if isinstance(event, Mark) and event.what == "ready"
         }
-        whole_numel = {parameter.name: parameter.numel for parameter in whole.parameters}
-        self._share = {name: one.numel / whole_numel[name] for name, one in overlay.by_name.items()}
         self._accumulated: set[str] = set()
         self._phase = ""
 
@@ -141,8 +139,7 @@ class Step:
             if event.delta_bytes > 0:
                 added = name in self._accumulated or not self.overlay.keeps_gradients
                 category: Category = "gradients" if self.overlay.gradients_are_states and not added else "workspace"
-                num_bytes = round(event.delta_bytes * self._share.get(name, 1.0))
-                self.ledger.hold(("gradient", name, "new"), category, num_bytes, block)
+                self.ledger.hold(("gradient", name, "new"), category, event.delta_bytes, block)
             return
         key = ("storage", number, event.storage)
         if event.delta_bytes < 0:

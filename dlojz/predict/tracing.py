@@ -35,7 +35,6 @@ def trace(
     compute: Compute = "fp32",
     targets: Tensor | None = None,
     loss: Callable[..., Tensor] | None = None,
-    split_between: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset()),
     around_forward: Callable[[nn.Module], AbstractContextManager[Any]] | None = None,
     on_gpu: bool = False,
 ) -> Trace:
@@ -47,7 +46,6 @@ def trace(
         compute: in which precision.
         targets: what the loss compares the output with; part of the micro-batch.
         loss: of the module's output (and of the targets), a scalar; by default the sum of all its numbers.
-        split_between: last names of the modules where a tensor-parallel region begins (column-parallel) and ends.
         around_forward: made of the module, and entered around its forward pass; what its `host_copies` lists after it
             counts as host memory.
         on_gpu: correct what a GPU does otherwise (see `dlojz.predict.on_gpu`).
@@ -56,7 +54,7 @@ def trace(
         LabError: if forward depends on the values of its data, or does not fit the inputs.
     """
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, _as_fake(module, mode, compute):
-        return _traced(module, inputs, targets, compute, loss or _sum_of_all, split_between, around_forward, on_gpu)
+        return _traced(module, inputs, targets, compute, loss or _sum_of_all, around_forward, on_gpu)
 
 
 def _traced(
@@ -65,7 +63,6 @@ def _traced(
     targets: Tensor | None,
     compute: Compute,
     loss: Callable[..., Tensor],
-    split_between: tuple[frozenset[str], frozenset[str]],
     around_forward: Callable[[nn.Module], AbstractContextManager[Any]] | None,
     on_gpu: bool,
 ) -> Trace:
@@ -76,7 +73,7 @@ def _traced(
     around = nullcontext() if around_forward is None else around_forward(module)
     follower.ignore([*parameters.values(), *module.buffers()])
     with ExitStack() as stack:
-        for handle in _marks(module, follower, split_between, ways):
+        for handle in _marks(module, follower, ways):
             stack.callback(handle.remove)
         stack.enter_context(follower)
         try:
@@ -163,28 +160,17 @@ def _as_fake(module: nn.Module, mode: FakeTensorMode, compute: Compute) -> Itera
             owned[name] = tensor
 
 
-def _marks(
-    module: nn.Module,
-    follower: Follower,
-    split_between: tuple[frozenset[str], frozenset[str]],
-    ways: AbstractContextManager[Any],
-) -> Iterator[Any]:
+def _marks(module: nn.Module, follower: Follower, ways: AbstractContextManager[Any]) -> Iterator[Any]:
     """Hooks that say which module computes, when it is done, and when a gradient is ready.
 
     A checkpointed block computes its forward again within backward, where autograd has left all modes: `ways` is
     entered anew for it, so that it saves the same tensors.
     """
-    begins, ends = split_between
     for name, part in module.named_modules():
         owns = any(True for _ in part.parameters(recurse=False))
         unit = owns or name.count(".") <= 1
-        last = name.rpartition(".")[2]
 
-        def enter(_: nn.Module, __: Any, name: str = name, last: str = last, unit: bool = unit) -> None:
-            if last in begins:
-                follower.shared = True
-            if last in ends:
-                follower.shared = False
+        def enter(_: nn.Module, __: Any, name: str = name, unit: bool = unit) -> None:
             if unit:
                 follower.events.append(Mark("forward", name))
             if follower.phase == "backward" and not follower.modules:
@@ -205,11 +191,7 @@ def _marks(
                 if isinstance(tensor, Tensor) and tensor.requires_grad and follower.phase == "forward":
                     tensor.register_hook(lambda _: begin_backward(name))
 
-        def begin_backward(name: str, last: str = last) -> None:
-            if last in ends:  # the gradient of what a row-parallel layer reads is shared out as that was
-                follower.shared = True
-            if last in begins:
-                follower.shared = False
+        def begin_backward(name: str) -> None:
             follower.in_backward_of = name
             follower.events.append(Mark("backward", name))
 

@@ -46,10 +46,8 @@ class _Copy(torch.autograd.Function):
 class _AddUp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: TensorAxis) -> Tensor:
-        if not x.is_contiguous():
-            return axis.all_reduce(x.contiguous())
-        ctx.mark_dirty(x)
-        return axis.all_reduce(x)
+        # A copy is summed, not x itself: selective checkpointing keeps the product that x is, to give it back later.
+        return axis.all_reduce(x.clone(memory_format=torch.contiguous_format))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -106,7 +104,7 @@ def copy(x: Tensor, axis: TensorAxis) -> Tensor:
 
 
 def add_up(x: Tensor, axis: TensorAxis) -> Tensor:
-    """The sum of the ranks' `x` (its bytes, all-reduced in place); in backward the gradient is everybody's already."""
+    """The sum of the ranks' `x` (its bytes, all-reduced); in backward the gradient is everybody's already."""
     return _through(_AddUp, x, axis)
 
 

@@ -31,7 +31,7 @@ def check_pipeline(config: RunConfig) -> None:
         check_executable(schedule, asynchronous=True)
     runs: dict[str, tuple[object, ...]] = {"offload": ("none",)}
     if layout.engine != "deepspeed":
-        runs["zero"] = (0,)
+        runs["zero"] = (0, 2) if layout.engine == "torch" else (0,)
     if layout.engine == "deepspeed":
         runs["checkpointing"] = ("none", "full")
     elif schedule.splits_backward or schedule.name in ASYNCHRONOUS:

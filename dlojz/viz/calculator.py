@@ -157,8 +157,8 @@ class Calculator:
                 value=value, min=1, max=most, description=label, style=wide, continuous_update=False
             )
 
-        def power(label: str, value: int, most: int) -> Any:
-            options = sorted({*(2**n for n in range(most + 1)), value})
+        def power(label: str, value: int, most: int, *others: int) -> Any:
+            options = sorted({*(2**n for n in range(most + 1)), *others, value})
             return widgets.SelectionSlider(
                 options=options, value=value, description=label, style=wide, continuous_update=False
             )
@@ -172,7 +172,7 @@ class Calculator:
             "optimizer": choice(say(en="optimizer", fr="optimiseur"), _legal(RunConfig, "optimizer"), config.optimizer),
             "engine": choice(say(en="engine", fr="moteur"), *_engine(layout.engine, layout.zero)),
             "dp": power("dp", layout.dp, 10),
-            "tp": power("tp", layout.tp, 4),
+            "tp": power("tp", layout.tp, 4, 3, 6, 12),  # heads come in multiples of 3 too
             "pp": power("pp", layout.pp, 4),
             "checkpointing": choice(
                 say(en="checkpointing", fr="pts de contrôle"),

@@ -21,7 +21,7 @@ from dlojz.schema import LabError
         ({"on": "locl"}, "did you mean 'local'"),
         ({"time_limit_s": 0}, "greater than 0"),
         ({"time_limit_s": float("nan")}, "greater than 0"),
-        ({"tp": 2}, "tp=2 cannot be run yet"),
+        ({"tp": 2, "engine": "deepspeed"}, "tp=2 is not run with engine 'deepspeed'"),
         ({"modle": "coatnet_tiny"}, "did you mean 'model'"),
         ({"config": {"model": "coatnet_tiny"}}, "dict was received"),
         ({"worker_module": "os; rm"}, "worker_module"),

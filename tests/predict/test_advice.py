@@ -6,7 +6,7 @@ import pytest
 
 from dlojz import hardware
 from dlojz.config import RunConfig
-from dlojz.predict.advice import largest_batch, levers, taken_bytes, with_micro_batch
+from dlojz.predict.advice import changes, largest_batch, levers, taken_bytes, with_micro_batch
 from dlojz.predict.forecast import heaviest
 from dlojz.units import MEBIBYTE
 
@@ -39,8 +39,26 @@ def test_levers_are_whole_configurations_with_their_forecasts() -> None:
         assert lever.taken_bytes == taken_bytes(heaviest(lever.config))
         assert lever.saved_bytes == now - lever.taken_bytes
     assert found["checkpointing"].saved_bytes > found["selective"].saved_bytes > 0
-    assert found["checkpointing"].runnable and not found["tp"].runnable
+    assert found["checkpointing"].runnable and found["tp"].runnable
     assert found["offload-activations"].host_bytes > 0
     savings = [lever.saved_bytes for lever in levers(config)]
     assert savings == sorted(savings, reverse=True)
     assert found["micro-batch"].config.layout.global_batch == config.layout.global_batch
+
+
+@pytest.mark.parametrize(
+    ("fields", "change"),
+    [
+        ({"model": "vit_tiny"}, "tp=2"),
+        ({"model": "vit_ti_16"}, "tp=3"),  # three heads
+        ({"model": "alexnet_tiny"}, None),  # no tensor-parallel form
+        ({"model": "vit_tiny", "engine": "single"}, None),
+        ({"model": "vit_tiny", "tp": 2}, None),
+    ],
+    ids=str,
+)
+def test_the_lever_of_tensor_parallelism_is_one_that_the_model_allows(
+    fields: dict[str, object], change: str | None
+) -> None:
+    offered = [words for name, words, _ in changes(RunConfig.of(**fields)) if name == "tp"]
+    assert offered == ([change] if change else [])

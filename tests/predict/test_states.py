@@ -154,7 +154,7 @@ def test_buffers_stay_fp32_under_autocast() -> None:
 
 
 def test_what_is_not_predicted_is_refused() -> None:
-    with pytest.raises(LabError, match="tp=2 communicates along an axis whose volumes are not predicted yet"):
-        predict(RunConfig.of(tp=2))
+    with pytest.raises(LabError, match="what engine='deepspeed' sends along tp=2 is not predicted"):
+        predict(RunConfig.of(tp=2, engine="deepspeed"))
     with pytest.raises(LabError, match="rank 2 does not exist.*ranks 0 to 1"):
         predict(RunConfig.of(dp=2), rank=2)

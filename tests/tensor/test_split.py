@@ -29,6 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
     "llama-mlp-only": {"model": "llama_tiny", "pattern": "mlp"},
     "coatnet-attention-only": {"model": "coatnet_tiny", "pattern": r"attention"},
     "coatnet-checkpointed": {"model": "coatnet_tiny", "checkpointing": "full"},
+    "gpt-selective": {"model": "gpt_tiny", "checkpointing": "selective"},
     "llama-sequence-selective": {"model": "llama_tiny", "sequence_parallel": True, "checkpointing": "selective"},
 }
 STEPS = 5

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from dlojz import predict
 from dlojz.config import RunConfig
+from dlojz.footprint import STATES, Footprint
 from dlojz.record import read_events
 from dlojz.train import check_runnable
 from dlojz.train.weights import load_weights
@@ -22,6 +24,7 @@ LLAMA = {"model": "llama_tiny", "image_size": None, "sequence_length": 16}
 GPT = {"model": "gpt_tiny", "image_size": None, "sequence_length": 16}
 VIT = {"model": "vit_tiny", "image_size": 32}
 HAND = {"engine": "by_hand"}
+TORCH = {"engine": "torch"}
 SMALL: dict[str, Any] = {
     "micro_batch": 2,
     "learning_rate": 0.05,
@@ -29,7 +32,7 @@ SMALL: dict[str, Any] = {
     "steps": 5,
     "keep_weights": True,
 }
-SAMPLES = 8
+SAMPLES = 4
 """Micro-batches of a step, over all replicas."""
 
 ON: dict[int, dict[str, dict[str, Any]]] = {
@@ -41,6 +44,10 @@ ON: dict[int, dict[str, dict[str, Any]]] = {
         "hand-vit": {**VIT, **HAND, "tp": 2},
         "hand-coatnet-full": {**COATNET, **HAND, "tp": 2, "checkpointing": "full"},
         "hand-llama-mlp": {**LLAMA, **HAND, "tp": 2, "tensor_parts": "mlp"},
+        "torch-coatnet": {**COATNET, **TORCH, "tp": 2},
+        "torch-llama-sp": {**LLAMA, **TORCH, "tp": 2, "sequence_parallel": True},
+        "torch-gpt-sp-full": {**GPT, **TORCH, "tp": 2, "sequence_parallel": True, "checkpointing": "full"},
+        "torch-llama-mlp": {**LLAMA, **TORCH, "tp": 2, "tensor_parts": "mlp"},
     },
     4: {
         "hand-coatnet-dp": {**COATNET, **HAND, "tp": 2, "dp": 2},
@@ -50,10 +57,26 @@ ON: dict[int, dict[str, dict[str, Any]]] = {
         "hand-coatnet-pp": {**COATNET, **HAND, "tp": 2, "pp": 2},
         "hand-llama-pp-sp": {**LLAMA, **HAND, "tp": 2, "pp": 2, "sequence_parallel": True},
         "hand-coatnet-4": {**COATNET, **HAND, "tp": 4},
+        "torch-coatnet-ddp": {**COATNET, **TORCH, "tp": 2, "dp": 2},
+        "torch-llama-ddp-sp": {**LLAMA, **TORCH, "tp": 2, "dp": 2, "sequence_parallel": True},
+        "torch-coatnet-fsdp2": {**COATNET, **TORCH, "tp": 2, "dp": 2, "zero": 3},
+        "torch-llama-fsdp2-sp": {**LLAMA, **TORCH, "tp": 2, "dp": 2, "zero": 3, "sequence_parallel": True},
+        "torch-llama-pp-sp": {**LLAMA, **TORCH, "tp": 2, "pp": 2, "sequence_parallel": True},
+        "torch-coatnet-pp-fsdp2": {**COATNET, **TORCH, "dp": 2, "pp": 2, "zero": 2},
     },
     8: {
         "hand-coatnet-3d": {**COATNET, **HAND, "tp": 2, "pp": 2, "dp": 2},
         "hand-llama-3d-sp": {**LLAMA, **HAND, "tp": 2, "pp": 2, "dp": 2, "sequence_parallel": True},
+        "torch-coatnet-3d": {**COATNET, **TORCH, "tp": 2, "pp": 2, "dp": 2},
+        "torch-llama-3d-fsdp2-sp": {
+            **LLAMA,
+            **TORCH,
+            "tp": 2,
+            "pp": 2,
+            "dp": 2,
+            "zero": 2,
+            "sequence_parallel": True,
+        },
     },
 }
 CASES = [(count, name) for count, names in ON.items() for name in names]
@@ -81,7 +104,7 @@ def launch(folder: Path, configs: dict[str, RunConfig], processes: int) -> None:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     root = tmp_path_factory.mktemp("tensor")
-    serial = {fields["model"]: config_for({**fields, "engine": "single"}) for fields in (COATNET, LLAMA, GPT, VIT)}
+    serial = {str(fields["model"]): config_for({**fields, "engine": "single"}) for fields in (COATNET, LLAMA, GPT, VIT)}
     launch(root / "1", serial, 1)
     for processes, cases in ON.items():
         launch(root / str(processes), {name: config_for(fields) for name, fields in cases.items()}, processes)
@@ -104,3 +127,65 @@ def test_a_split_run_trains_as_one_process_does(runs: Path, processes: int, name
     assert weights.keys() == expected.keys()
     for key, value in expected.items():
         torch.testing.assert_close(weights[key], value, rtol=0, atol=1e-5, msg=key)
+
+
+HAND_MADE = pytest.mark.parametrize(
+    ("processes", "name"),
+    [case for case in CASES if case[1].startswith("hand")],
+    ids=[f"{name}-on-{count}" for count, name in CASES if name.startswith("hand")],
+)
+
+
+def footprint(run: Path, rank: int) -> Footprint:
+    return Footprint.from_dict(events(run, rank, "footprint")[-1]["footprint"])
+
+
+@pytest.mark.timeout(900)
+@HAND_MADE
+def test_what_is_held_and_sent_is_what_was_predicted(runs: Path, processes: int, name: str) -> None:
+    """States by category, bytes and calls of every collective in every group, on every rank: exact."""
+    run = runs / str(processes) / name
+    config = RunConfig.from_json((run / "config.json").read_text())
+    for rank in range(processes):
+        counted, predicted = footprint(run, rank), predict(config, rank)
+        for category in STATES:
+            assert counted.memory.category(category) == predicted.memory.category(category), (rank, category)
+        assert counted.communication == predicted.communication, rank
+        assert counted.parameters == predicted.parameters
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("processes", "name"),
+    [case for case in CASES if case[1].startswith("torch")],
+    ids=[f"{name}-on-{count}" for count, name in CASES if name.startswith("torch")],
+)
+def test_what_torch_sends_and_holds_is_what_was_predicted(runs: Path, processes: int, name: str) -> None:
+    """Bytes and calls exactly. Gradients are left out: of a split embedding torch's is a view of the whole table's."""
+    run = runs / str(processes) / name
+    config = RunConfig.from_json((run / "config.json").read_text())
+    for rank in range(processes):
+        counted, predicted = footprint(run, rank), predict(config, rank)
+        assert counted.communication == predicted.communication, rank
+        for category in set(STATES) - {"gradients"}:
+            assert counted.memory.category(category) == predicted.memory.category(category), (rank, category)
+
+
+@pytest.mark.timeout(900)
+@HAND_MADE
+def test_activations_peak_and_flops_are_predicted(runs: Path, processes: int, name: str) -> None:
+    """Activations to 1 %, the peak to 2 %: both are off by some bytes of BatchNorm's and the loss's scalars.
+
+    In a pipeline 5 %, as in test_pipelines.py: messages under way are not foreseen. FLOPs as in test_truth.py: images
+    but for their own gradient (a stage of CoAtNet: 2 %), text and what fused attention computes again (under 3 %).
+    """
+    run = runs / str(processes) / name
+    config = RunConfig.from_json((run / "config.json").read_text())
+    piped = config.layout.pp > 1
+    for rank in range(processes):
+        counted, predicted = footprint(run, rank), predict(config, rank)
+        assert predicted.memory.peak_bytes == pytest.approx(counted.memory.peak_bytes, rel=0.05 if piped else 0.02)
+        if not piped:  # there what is received is kept, and a stage's output, sent, is not: the peak counts it
+            assert predicted.memory.activations_bytes == pytest.approx(counted.memory.activations_bytes, rel=0.01)
+        assert predicted.step_flops and counted.step_flops
+        assert 0.97 <= counted.step_flops / predicted.step_flops <= 1.03

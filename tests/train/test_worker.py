@@ -78,7 +78,7 @@ def test_memory_that_is_refused_is_a_result(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"tp": 2}, "tp=2 cannot be run yet"),
+        ({"tp": 2, "engine": "deepspeed"}, "tp=2 is not run with engine 'deepspeed'"),
         ({"precision": "fp16"}, "precision='fp16' cannot be run yet by any engine: use precision='fp32'"),
         ({"optimizer": "lamb"}, "use optimizer='adamw'"),
     ],

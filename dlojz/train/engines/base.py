@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from dlojz.config import RunConfig
 from dlojz.footprint import Category, Overlap
@@ -25,10 +27,34 @@ Inventory = dict[Category, list[Tensor]]
 def make_optimizer(config: RunConfig, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
     """The optimizer of a run; every engine takes its update rule from here."""
     rate, decay = config.learning_rate, config.weight_decay
+    held = by_mesh(parameters)
     if config.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay)
+        return torch.optim.AdamW(held, lr=rate, weight_decay=decay)
     momentum = 0.9 if config.optimizer == "momentum" else 0.0
-    return torch.optim.SGD(parameters, lr=rate, momentum=momentum, weight_decay=decay)
+    return torch.optim.SGD(held, lr=rate, momentum=momentum, weight_decay=decay)
+
+
+def by_mesh(parameters: Iterable[Tensor]) -> list[Any]:
+    """Parameters as an optimizer takes them: in groups where some are DTensors of other meshes than others.
+
+    On a GPU an optimizer updates a group at a stroke, and DTensors cannot be mixed so, among themselves or with plain
+    tensors.
+    """
+    groups: dict[object, list[Tensor]] = {}
+    for parameter in parameters:
+        groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+    held = list(groups.values())
+    return held[0] if len(held) == 1 else [{"params": group} for group in held]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's shard of a DTensor; a plain tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def locals_of(held: Inventory) -> Inventory:
+    """An inventory of this rank's shards."""
+    return {category: [local(tensor) for tensor in tensors] for category, tensors in held.items()}
 
 
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -107,18 +133,21 @@ class Engine:
 
     def update(self) -> None:
         """One optimizer step, then forget the gradients."""
+        self.share.settle(self.model.parameters())
         self.optimizer.step()
         self.optimizer.zero_grad()
 
     def inventory(self) -> Inventory:
         """The tensors this rank holds from step to step, by category; a probe turns them into bytes."""
         parameters = list(self.model.parameters())
-        return {
-            "weights": [*parameters],
-            "gradients": [parameter.grad for parameter in parameters if parameter.grad is not None],
-            "optimizer": optimizer_states(self.optimizer),
-            "buffers": list(self.module.buffers()),
-        }
+        return locals_of(
+            {
+                "weights": [*parameters],
+                "gradients": [parameter.grad for parameter in parameters if parameter.grad is not None],
+                "optimizer": optimizer_states(self.optimizer),
+                "buffers": list(self.module.buffers()),
+            }
+        )
 
     def communications(self) -> Overlap | None:
         """How the last step's communication lay beside its backward pass; None where an engine cannot tell.

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlojz.footprint import Overlap
 from dlojz.train.engines.base import Engine
+from dlojz.train.engines.torch_tensor import PlainParameters
 
 
 class DDPEngine(Engine):
@@ -32,7 +33,10 @@ class DDPEngine(Engine):
         if self.device.type == "cuda":
             options["device_ids"] = [self.device.index]
         group = self.axes.group("dp")
-        model = DistributedDataParallel(module.to(self.device), process_group=group, broadcast_buffers=False, **options)
+        module = module.to(self.device)
+        if self.config.layout.tp > 1:  # DDP takes no DTensors
+            module = PlainParameters(module)
+        model = DistributedDataParallel(module, process_group=group, broadcast_buffers=False, **options)
         model._set_ddp_runtime_logging_sample_rate(1)  # a few clock readings per step: it times every step
         return model
 

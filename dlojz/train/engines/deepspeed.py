@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from dlojz.config import RunConfig
-from dlojz.train.deepspeed_json import deepspeed_json
 from dlojz.train.axes import Axes
+from dlojz.train.deepspeed_json import deepspeed_json
 from dlojz.train.engines.base import Engine, Inventory, make_offload, make_optimizer, mean_loss, optimizer_states
 
 __all__ = ["DeepSpeedEngine", "deepspeed_json"]

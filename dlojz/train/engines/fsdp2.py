@@ -13,16 +13,35 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
-from dlojz.train.engines.base import Engine, Inventory
+from dlojz.config import RunConfig
+from dlojz.train.engines.base import Engine
 
 
-def local(tensor: Tensor) -> Tensor:
-    """This rank's shard of a DTensor; a plain tensor as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+def shard(config: RunConfig, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Shard a flat list of blocks over the data axis, one unit per block; in place.
+
+    Args:
+        config: the run; its layout says whether gathered weights are freed after forward.
+        module: a model, or one stage of a pipeline; where it is split along a tensor axis, its shards are cut again.
+        mesh: the ranks of the data axis.
+    """
+    policy = MixedPrecisionPolicy()
+    if config.precision == "bf16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for buffer in module.buffers():  # CPU BatchNorm wants its statistics in the type of its weights
+            if buffer.is_floating_point():
+                buffer.data = buffer.data.bfloat16()
+    # Who: all dp ranks, for each block. What: its weights are all-gathered before its forward and, where they
+    # were freed after it (ZeRO-3), once more before its backward; its gradient is reduce-scattered (mean) after
+    # it. How much: see dlojz.predict.communication, which equals the count to the byte.
+    # Each call moves one block to the device and shards it there, so that the whole model is never on one GPU.
+    reshard = config.layout.zero == 3
+    for block in cast(nn.ModuleList, module.blocks):
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    return cast(nn.Module, fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard))
 
 
 class FSDP2Engine(Engine):
@@ -33,26 +52,10 @@ class FSDP2Engine(Engine):
             mesh = self.axes.mesh["dp"]
         else:
             mesh = init_device_mesh(self.device.type, (self.config.layout.dp,), mesh_dim_names=("dp",))
-        policy = MixedPrecisionPolicy()
-        if self.config.precision == "bf16":
-            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-            for buffer in module.buffers():  # CPU BatchNorm wants its statistics in the type of its weights
-                if buffer.is_floating_point():
-                    buffer.data = buffer.data.bfloat16()
-        # Who: all dp ranks, for each block. What: its weights are all-gathered before its forward and, where they
-        # were freed after it (ZeRO-3), once more before its backward; its gradient is reduce-scattered (mean) after
-        # it. How much: see dlojz.predict.communication, which equals the count to the byte.
-        # Each call moves one block to the device and shards it there, so that the whole model is never on one GPU.
-        reshard = self.config.layout.zero == 3
-        for block in cast(nn.ModuleList, module.blocks):
-            fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
-        return cast(nn.Module, fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard))
+        return shard(self.config, module, mesh)
 
     def autocast(self) -> AbstractContextManager[object]:
         return nullcontext()  # the policy above casts the gathered weights and each block's inputs
-
-    def inventory(self) -> Inventory:
-        return {category: [local(tensor) for tensor in tensors] for category, tensors in super().inventory().items()}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.module.named_parameters():

@@ -19,6 +19,7 @@ from dlojz.config import RunConfig
 from dlojz.models.blocks import BlockList
 from dlojz.pipeline.action import FORWARD, Action
 from dlojz.pipeline.cuts import schedule_of, stage_bounds
+from dlojz.pipeline.runtime import Boundary
 from dlojz.pipeline.runtime_stages import boundaries_of, stage_modules
 from dlojz.train.axes import Axes
 from dlojz.train.engines.base import Engine, Inventory, make_optimizer, mean_loss, optimizer_states
@@ -62,8 +63,7 @@ class PipelineEngine(Engine):
         self._shapes = [(tuple(one.shape), one.dtype) for one in blocks.parameters()]
         self.share = TensorShare(config, blocks, self.axes, mean_loss)
         stages = stage_modules(blocks, self.bounds)
-        with self.share.pretending():
-            self.boundaries = boundaries_of(stages, _sample(config), compute=self._autocast_dtype)
+        self.boundaries = self._boundaries(stages)
         self.modules: dict[StageKey, BlockList] = {
             (pipe, stage): stages[stage].to(device)
             for pipe, ranks in enumerate(self.schedule.placement)
@@ -74,6 +74,11 @@ class PipelineEngine(Engine):
         self.model = self.module
         self.offload = None
         self.build(blocks)
+
+    def _boundaries(self, stages: Sequence[BlockList]) -> list[Boundary]:
+        """What enters each stage, and last what leaves the model."""
+        with self.share.pretending():
+            return boundaries_of(stages, sample(self.config), compute=self._autocast_dtype)
 
     def build(self, blocks: BlockList) -> None:
         """Make what runs the schedule, and the optimizer; `blocks` is the whole model, of which no more is kept."""
@@ -192,7 +197,7 @@ def average(gradients: Sequence[Tensor | None], group: dist.ProcessGroup, ranks:
         gradient.copy_(part.view_as(gradient))
 
 
-def _sample(config: RunConfig) -> Tensor:
+def sample(config: RunConfig) -> Tensor:
     """One micro-batch's input, of the right shape and type; its values do not matter."""
     from dlojz import models
 

@@ -6,7 +6,7 @@ parameters only, the loss that fits its last block, and a way back to the whole 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
@@ -48,7 +48,8 @@ class TensorShare:
         if layout.engine == "torch":
             from dlojz.train.engines.torch_tensor import parallelize
 
-            self.loss = parallelize(config, blocks, axes)
+            assert axes.mesh is not None
+            self.loss = parallelize(config, blocks, self.axis, axes.mesh["tp"], loss)
         else:
             self.loss = parallel_loss(split_model(blocks, self.axis, layout.tensor_parts))
         self._dims = split_dims(model)
@@ -59,6 +60,26 @@ class TensorShare:
         tensor: Tensor = own.full_tensor() if isinstance(own, DTensor) else own
         return gather_whole(tensor, self._dims[name], self._shapes[name], self.axis) if name in self._dims else tensor
 
+    def settle(self, parameters: Iterable[Tensor]) -> None:
+        """Before an update: gradients that are still the ranks' own parts of a sum are added up (engine torch)."""
+        if self.axis.size > 1:
+            settle(parameters)
+
     def pretending(self) -> AbstractContextManager[None]:
         """Within it shapes can be asked for without the other ranks."""
         return self.axis.pretending() if self.axis.size > 1 else nullcontext()
+
+
+def settle(parameters: Iterable[Tensor]) -> None:
+    """Lay each DTensor's gradient as its parameter lies.
+
+    With sequence parallelism each rank has found its own tokens' share of a norm's gradient. Who: the ranks of the
+    tensor axis, once per step. What: the gradient of each norm parameter, all-reduced. How much: its bytes. Of an
+    embedding, torch has made the whole table's gradient on every rank: each keeps its part, and nothing is sent.
+    """
+    for parameter in parameters:
+        gradient = parameter.grad
+        if not isinstance(parameter, DTensor) or not isinstance(gradient, DTensor):
+            continue
+        if gradient.placements != parameter.placements:
+            parameter.grad = gradient.redistribute(placements=parameter.placements)

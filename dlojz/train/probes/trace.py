@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import _resolve_process_group
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -79,8 +81,26 @@ _COLLECTIVES = {
     "barrier": ("barrier", 0),
 }
 
+# The functional form of the same, which DTensors call: the result is a new tensor. True: that is the whole message.
+_FUNCTIONAL = {
+    "all_reduce": ("all_reduce", False),
+    "all_reduce_": ("all_reduce", False),
+    "all_reduce_coalesced": ("all_reduce", False),
+    "all_reduce_coalesced_": ("all_reduce", False),
+    "all_gather_into_tensor": ("all_gather", True),
+    "all_gather_into_tensor_out": ("all_gather", True),
+    "all_gather_into_tensor_coalesced": ("all_gather", True),
+    "reduce_scatter_tensor": ("reduce_scatter", False),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter", False),
+    "all_to_all_single": ("all_to_all", False),
+    "broadcast": ("broadcast", False),
+    "broadcast_": ("broadcast", False),
+}
+
 _BETWEEN_STAGES = ("send", "recv")
-"""What a pipeline passes from stage to stage are activations, no buffers of the communication."""
+_OF_ACTIVATIONS = ("pp", "tp")
+"""What crosses from stage to stage, or between the ranks that share a layer, are activations, no buffers of the
+communication."""
 
 
 def _flash_for_cpu(query: Tensor, key: Tensor, value: Tensor, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
@@ -125,7 +145,7 @@ class StorageTrace(TorchDispatchMode):
         self.step, self.phase = -1, "setup"
         self.live_bytes: dict[int, int] = {}
         self.communicated: set[int] = set()
-        """Storages that a collective has read or written."""
+        """Storages that a collective along the data axis has read or written."""
         self._references: dict[int, Any] = {}
         self._ids = iter(range(1, 2**62))
         self._id_of: dict[int, int] = {}
@@ -150,8 +170,8 @@ class StorageTrace(TorchDispatchMode):
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(kind is DTensor for kind in types):
-            return NotImplemented  # it calls us again with this rank's shards
+        if any(kind is DTensor or kind is AsyncCollectiveTensor for kind in types):
+            return NotImplemented  # it calls us again with this rank's shards, or with what has arrived
         result = func(*args, **(kwargs or {}))
         if self.loading:
             return result
@@ -161,6 +181,8 @@ class StorageTrace(TorchDispatchMode):
             self.trace.flops_of_step[self.step] = self.trace.flops_of_step.get(self.step, 0) + int(flops)
         elif func.namespace == "c10d":
             self._see_collective(func._schema.name.split("::")[1], args)
+        elif func.namespace == "_c10d_functional":
+            self._see_functional(func._schema.name.split("::")[1], args, result)
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
                 self.see(tensor)
@@ -208,12 +230,24 @@ class StorageTrace(TorchDispatchMode):
         collective, position = _COLLECTIVES[operator]
         leaves = tree_leaves(args)
         numbers = {number for leaf in leaves if isinstance(leaf, Tensor) and (number := self.see(leaf)) is not None}
-        if collective not in _BETWEEN_STAGES:
-            self.communicated |= numbers
         group = next((leaf for leaf in leaves if isinstance(leaf, torch.ScriptObject)), None)
         process_group = torch.distributed.ProcessGroup.unbox(group) if group is not None else None
         name = process_group.group_name if process_group is not None else ""
         size = process_group.size() if process_group is not None else 1
         message_bytes = 0 if collective == "barrier" else bytes_of(tree_leaves(args[position]))
         axis = self._group_names.get(name, "pp" if collective in _BETWEEN_STAGES else "dp")
+        if axis not in _OF_ACTIVATIONS:
+            self.communicated |= numbers
         self.trace.calls.append(CollectiveCall(self.step, collective, axis, size, message_bytes))
+
+    def _see_functional(self, operator: str, args: Any, result: Any) -> None:
+        if operator not in _FUNCTIONAL:
+            return  # a wait
+        collective, of_result = _FUNCTIONAL[operator]
+        group: Any = args[-1]  # its name, or itself
+        if isinstance(group, torch.ScriptObject):
+            group = torch.distributed.ProcessGroup.unbox(group)
+        process_group = _resolve_process_group(group) if isinstance(group, str) else group  # type: ignore[arg-type]
+        message_bytes = bytes_of(tree_leaves(result if of_result else args[0]))
+        axis = self._group_names.get(process_group.group_name, "dp")
+        self.trace.calls.append(CollectiveCall(self.step, collective, axis, process_group.size(), message_bytes))
