@@ -73,9 +73,9 @@ def tensor_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[Tr
         return []
     if layout.engine == "deepspeed":
         raise LabError(_unknown(layout.tp, layout.engine))
-    # torch leaves such a gradient as the ranks' parts of a sum, which the engine settles before the update; DDP and
-    # FSDP2 want it whole after each micro-batch, and so does the lab's own operator.
-    settled = layout.engine == "torch" and layout.strategy not in ("ddp", "fsdp2")
+    # torch leaves such a gradient as the ranks' parts of a sum, which is settled once, before the update; DDP and FSDP2
+    # want it whole after each micro-batch (FSDP2 in a pipeline after the last), and so does the lab's own operator.
+    settled = layout.engine == "torch" and (layout.pp > 1 or layout.strategy not in ("ddp", "fsdp2"))
     again = layout.checkpointing != "none"
     count: dict[Collective, int] = {}
     num_bytes: dict[Collective, int] = {}
