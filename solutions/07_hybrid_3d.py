@@ -385,9 +385,9 @@ def hybrid_step(part, x, targets, dp, tp):
     hidden = torch.relu(copy(x * part["scale"], tp) @ part["w1"].T)
     y = add_up(hidden @ part["w2"].T, tp) + part["bias"]
     ((y - targets) ** 2).mean().backward()
-    for parameter in part.values():
-        dp.all_reduce(parameter.grad)
-        parameter.grad /= dp.size
+    for own in part.values():
+        dp.all_reduce(own.grad)
+        own.grad /= dp.size
     ### END SOLUTION
 
 

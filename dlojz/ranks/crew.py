@@ -24,6 +24,8 @@ from dlojz.text import language, say
 GRACE_S = (1.0, 2.0)
 """Patience after the first interrupt (a rank that is late hears nothing yet) and after the second; then it is ended."""
 _LOOK_EVERY_S = 0.2
+_SHORTEST_PAUSE_S = 0.0002
+_LONGEST_PAUSE_S = 0.005
 _QUESTION_S = 60.0
 _KILLS = 5
 
@@ -127,10 +129,21 @@ class Crew:
         return [answers[rank] for rank in range(self.size)]
 
     def _next_event(self, timeout_s: float) -> Event | None:
-        try:
-            return self._cluster.events.get(timeout=min(max(timeout_s, 0.0001), _LOOK_EVERY_S))
-        except queue.Empty:
-            return None
+        """What has happened meanwhile; None where nothing has after so long, or after a look's time.
+
+        Asked again and again rather than waited for: `SimpleQueue.get(timeout=…)` of CPython 3.11 waits for ever where
+        its time runs out between two of its steps (what is left, then negative, means no limit). No other queue can be
+        filled from a signal's handler.
+        """
+        deadline_s = time.monotonic() + min(timeout_s, _LOOK_EVERY_S)
+        pause_s = _SHORTEST_PAUSE_S
+        while True:
+            with suppress(queue.Empty):
+                return self._cluster.events.get_nowait()
+            if time.monotonic() >= deadline_s:
+                return None
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _ask(self, questions: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         tickets = {self._cluster.ask(*question): rank for rank, question in questions.items()}

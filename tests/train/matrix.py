@@ -1,12 +1,15 @@
 """Runs many configurations one after the other in the processes of one launch: torch is imported once for all.
 
-torchrun … matrix.py FOLDER    (FOLDER/NAME/config.json for each run)
+python matrix.py FOLDER PROCESSES    (FOLDER/NAME/config.json for each run; the ranks are forked)
+torchrun … matrix.py FOLDER
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import traceback
 import warnings
 from pathlib import Path
 
@@ -34,10 +37,10 @@ def forget_deepspeed() -> None:
             setattr(groups, name, None)
 
 
-def main(folder: Path) -> None:
+def train_all(folder: Path, rank: int) -> None:
+    """What one rank does."""
     torch.set_num_threads(1)
-    rank = int(idr_torch.rank)
-    os.environ.pop("MASTER_ADDR")  # each run joins through a file store of its own
+    os.environ.pop("MASTER_ADDR", None)  # each run joins through a file store of its own
     for run in sorted(path.parent for path in folder.glob("*/config.json")):
         config = RunConfig.from_json((run / "config.json").read_text())
         (run / "events").mkdir(exist_ok=True)
@@ -48,5 +51,37 @@ def main(folder: Path) -> None:
         events.close()
 
 
+def forked(folder: Path, rank: int, processes: int) -> int:
+    """One rank, as a copy of this process; its number."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(processes))
+        train_all(folder, rank)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def main(folder: Path, processes: int) -> int:
+    """Fork the ranks and wait for all; one that fails ends the others."""
+    torch.optim.AdamW([torch.zeros(1, requires_grad=True)])  # loads what every optimizer loads, once for all ranks
+    ranks = {forked(folder, rank, processes) for rank in range(processes)}
+    while ranks:
+        pid, status = os.wait()
+        ranks.discard(pid)
+        if status:
+            for other in ranks:
+                os.kill(other, signal.SIGKILL)
+            return 1
+    return 0
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if len(sys.argv) > 2:
+        sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
+    train_all(Path(sys.argv[1]), int(idr_torch.rank))

@@ -82,11 +82,9 @@ def launch(folder: Path, configs: dict[str, dict[str, Any]], processes: int) -> 
         (folder / name).mkdir(parents=True)
         (folder / name / "config.json").write_text(config.to_json())
     matrix = str(Path(__file__).with_name("matrix.py"))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", matrix]
+    command = [sys.executable, matrix, str(folder), str(processes)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(folder)], env=environment, capture_output=True, text=True, timeout=900, check=False
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -15,6 +15,8 @@ import torch
 from dlojz import predict
 from dlojz.config import RunConfig
 from dlojz.footprint import STATES, Footprint
+from dlojz.predict.parts import part_of
+from dlojz.predict.shapes import model_shapes
 from dlojz.record import read_events
 from dlojz.train import check_runnable
 from dlojz.train.weights import load_weights
@@ -87,11 +89,9 @@ def launch(folder: Path, configs: dict[str, RunConfig], processes: int) -> None:
         (folder / name).mkdir(parents=True)
         (folder / name / "config.json").write_text(config.to_json())
     matrix = str(Path(__file__).with_name("matrix.py"))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", matrix]
+    command = [sys.executable, matrix, str(folder), str(processes)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(folder)], env=environment, capture_output=True, text=True, timeout=900, check=False
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -170,15 +170,23 @@ def test_what_torch_sends_and_holds_is_what_was_predicted(runs: Path, processes:
 def test_activations_peak_and_flops_are_predicted(runs: Path, processes: int, name: str) -> None:
     """Activations to 1 %, the peak to 2 %: both are off by some bytes of BatchNorm's and the loss's scalars.
 
-    In a pipeline 5 %, as in test_pipelines.py: messages under way are not foreseen. FLOPs as in test_truth.py: images
-    but for their own gradient (a stage of CoAtNet: 2 %), text and what fused attention computes again (under 3 %).
+    In a pipeline 5 %, as in test_pipelines.py: messages under way are not foreseen. With replicas, gloo's thread may
+    hold a reduced message for a moment longer than the call lasts, as in test_truth.py: one message more; one more or
+    less where gradients are reduced while backward goes on (ZeRO-3). FLOPs as in test_truth.py: images but for their
+    own gradient (a stage of CoAtNet: 2 %), text and what fused attention computes again (under 3 %).
     """
     run = runs / str(processes) / name
     config = RunConfig.from_json((run / "config.json").read_text())
     piped = config.layout.pp > 1
     for rank in range(processes):
         counted, predicted = footprint(run, rank), predict(config, rank)
-        assert predicted.memory.peak_bytes == pytest.approx(counted.memory.peak_bytes, rel=0.05 if piped else 0.02)
+        layout, counted_bytes, predicted_bytes = config.layout, counted.memory.peak_bytes, predicted.memory.peak_bytes
+        assert counted_bytes and predicted_bytes
+        exact_bytes = (0.05 if piped else 0.02) * counted_bytes
+        blocks = [sum(one.numel for one in block) for block in part_of(config, model_shapes(config), rank).blocks()]
+        message_bytes = 0 if layout.dp == 1 else 4 * (max(blocks) if layout.zero == 3 else sum(blocks))
+        less_bytes = message_bytes if layout.zero == 3 else 0
+        assert -exact_bytes - less_bytes <= counted_bytes - predicted_bytes <= exact_bytes + message_bytes, rank
         if not piped:  # there what is received is kept, and a stage's output, sent, is not: the peak counts it
             assert predicted.memory.activations_bytes == pytest.approx(counted.memory.activations_bytes, rel=0.01)
         assert predicted.step_flops and counted.step_flops

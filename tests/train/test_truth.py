@@ -91,15 +91,8 @@ class Measured:
         for name, flat in configs.items():
             (folder / name).mkdir(parents=True)
             (folder / name / "config.json").write_text(RunConfig.of(**flat).to_json())
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={processes}",
-            str(Path(__file__).with_name("matrix.py")),
-            str(folder),
-        ]
+        matrix = str(Path(__file__).with_name("matrix.py"))
+        command = [sys.executable, matrix, str(folder), str(processes)]
         done = subprocess.run(
             command,
             env={**os.environ, "OMP_NUM_THREADS": "1"},

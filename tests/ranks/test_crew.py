@@ -1,0 +1,36 @@
+"""What the crew hears from its ranks."""
+
+from __future__ import annotations
+
+import queue
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+from dlojz.ranks.crew import Crew
+from dlojz.ranks.line import Event
+
+
+def test_looking_for_what_has_happened_never_waits_for_ever() -> None:
+    """CPython 3.11's own wait with a short limit may hang here: with 1e-7 s it does so within a few tries."""
+
+    def late(*_: Any) -> None:
+        raise AssertionError("a look without a limit of its own took 10 s")
+
+    former = signal.signal(signal.SIGALRM, late)
+    signal.alarm(10)
+    try:
+        for _ in range(10_000):
+            assert Crew(SimpleNamespace(events=queue.SimpleQueue()), 1)._next_event(0) is None  # type: ignore[arg-type]
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, former)
+
+
+def test_events_come_in_their_order() -> None:
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    crew = Crew(SimpleNamespace(events=events), 1)  # type: ignore[arg-type]
+    for name in ("first", "second"):
+        events.put(Event("died", name=name))
+    heard = [crew._next_event(0.1) for _ in range(3)]
+    assert [event.name for event in heard if event is not None] == ["first", "second"]
