@@ -16,6 +16,7 @@ from dlojz import predict
 from dlojz.config import RunConfig
 from dlojz.footprint import STATES, Footprint
 from dlojz.predict.parts import part_of
+from dlojz.predict.pipeline_communication import boundary_bytes
 from dlojz.predict.shapes import model_shapes
 from dlojz.record import read_events
 from dlojz.train import check_runnable
@@ -23,7 +24,6 @@ from dlojz.train.weights import load_weights
 
 COATNET = {"model": "coatnet_tiny", "image_size": 32}
 LLAMA = {"model": "llama_tiny", "image_size": None, "sequence_length": 16}
-GPT = {"model": "gpt_tiny", "image_size": None, "sequence_length": 16}
 HAND = {"engine": "by_hand"}
 TORCH = {"engine": "torch"}
 SMALL: dict[str, Any] = {
@@ -42,22 +42,17 @@ ON: dict[int, dict[str, dict[str, Any]]] = {
         "hand-llama": {**LLAMA, **HAND, "tp": 2},
         "hand-llama-sp": {**LLAMA, **HAND, "tp": 2, "sequence_parallel": True},
         "hand-coatnet-full": {**COATNET, **HAND, "tp": 2, "checkpointing": "full"},
-        "hand-llama-mlp": {**LLAMA, **HAND, "tp": 2, "tensor_parts": "mlp"},
         "torch-coatnet": {**COATNET, **TORCH, "tp": 2},
         "torch-llama-sp": {**LLAMA, **TORCH, "tp": 2, "sequence_parallel": True},
-        "torch-gpt-sp-full": {**GPT, **TORCH, "tp": 2, "sequence_parallel": True, "checkpointing": "full"},
     },
     4: {
         "hand-coatnet-dp": {**COATNET, **HAND, "tp": 2, "dp": 2},
         "hand-llama-zero1-sp": {**LLAMA, **HAND, "tp": 2, "dp": 2, "zero": 1, "sequence_parallel": True},
         "hand-coatnet-zero3": {**COATNET, **HAND, "tp": 2, "dp": 2, "zero": 3},
         "hand-coatnet-pp": {**COATNET, **HAND, "tp": 2, "pp": 2},
-        "hand-coatnet-4": {**COATNET, **HAND, "tp": 4},
         "torch-coatnet-ddp": {**COATNET, **TORCH, "tp": 2, "dp": 2},
-        "torch-llama-ddp-sp": {**LLAMA, **TORCH, "tp": 2, "dp": 2, "sequence_parallel": True},
         "torch-coatnet-fsdp2": {**COATNET, **TORCH, "tp": 2, "dp": 2, "zero": 3},
         "torch-llama-fsdp2-sp": {**LLAMA, **TORCH, "tp": 2, "dp": 2, "zero": 3, "sequence_parallel": True},
-        "torch-llama-pp-sp": {**LLAMA, **TORCH, "tp": 2, "pp": 2, "sequence_parallel": True},
         "torch-coatnet-pp-fsdp2": {**COATNET, **TORCH, "dp": 2, "pp": 2, "zero": 2},
     },
     8: {
@@ -98,7 +93,7 @@ def launch(folder: Path, configs: dict[str, RunConfig], processes: int) -> None:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     root = tmp_path_factory.mktemp("tensor")
-    serial = {str(fields["model"]): config_for({**fields, "engine": "single"}) for fields in (COATNET, LLAMA, GPT)}
+    serial = {str(fields["model"]): config_for({**fields, "engine": "single"}) for fields in (COATNET, LLAMA)}
     launch(root / "1", serial, 1)
     for processes, cases in ON.items():
         launch(root / str(processes), {name: config_for(fields) for name, fields in cases.items()}, processes)
@@ -170,10 +165,11 @@ def test_what_torch_sends_and_holds_is_what_was_predicted(runs: Path, processes:
 def test_activations_peak_and_flops_are_predicted(runs: Path, processes: int, name: str) -> None:
     """Activations to 1 %, the peak to 2 %: both are off by some bytes of BatchNorm's and the loss's scalars.
 
-    In a pipeline 5 %, as in test_pipelines.py: messages under way are not foreseen. With replicas, gloo's thread may
-    hold a reduced message for a moment longer than the call lasts, as in test_truth.py: one message more; one more or
-    less where gradients are reduced while backward goes on (ZeRO-3). FLOPs as in test_truth.py: images but for their
-    own gradient (a stage of CoAtNet: 2 %), text and what fused attention computes again (under 3 %).
+    In a pipeline 5 %, as in test_pipelines.py: messages under way are not foreseen. Gloo's thread may hold a reduced
+    message for a moment longer than the call lasts, as in test_truth.py: of activations, and with replicas of
+    gradients, one more; one more or less where gradients are reduced while backward goes on (ZeRO-3). FLOPs as in
+    test_truth.py: images but for their own gradient (a stage of CoAtNet: 2 %), text and what fused attention computes
+    again (under 3 %).
     """
     run = runs / str(processes) / name
     config = RunConfig.from_json((run / "config.json").read_text())
@@ -186,8 +182,13 @@ def test_activations_peak_and_flops_are_predicted(runs: Path, processes: int, na
         blocks = [sum(one.numel for one in block) for block in part_of(config, model_shapes(config), rank).blocks()]
         message_bytes = 0 if layout.dp == 1 else 4 * (max(blocks) if layout.zero == 3 else sum(blocks))
         less_bytes = message_bytes if layout.zero == 3 else 0
-        assert -exact_bytes - less_bytes <= counted_bytes - predicted_bytes <= exact_bytes + message_bytes, rank
+        summed_bytes = max(boundary_bytes(config))  # what a region's end has summed, as large as what leaves a block
+        more_bytes = counted_bytes - predicted_bytes
+        assert -exact_bytes - less_bytes <= more_bytes <= exact_bytes + message_bytes + summed_bytes, rank
         if not piped:  # there what is received is kept, and a stage's output, sent, is not: the peak counts it
-            assert predicted.memory.activations_bytes == pytest.approx(counted.memory.activations_bytes, rel=0.01)
+            kept_bytes = predicted.memory.activations_bytes
+            assert kept_bytes and counted.memory.activations_bytes
+            more_bytes = counted.memory.activations_bytes - kept_bytes
+            assert -0.01 * kept_bytes <= more_bytes <= 0.01 * kept_bytes + summed_bytes, rank
         assert predicted.step_flops and counted.step_flops
         assert 0.97 <= counted.step_flops / predicted.step_flops <= 1.03
