@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from dlojz.runs.progress import QUIET
 from dlojz.schema import LabError
 
 CELL_TIMEOUT_S = 300
@@ -50,7 +51,8 @@ def execute(notebook: Any, path: Path, *, runs_root: Path, allow_errors: bool = 
         resources={"metadata": {"path": str(path.parent)}},
     )
     try:
-        client.execute(env={**os.environ, "JPY_SESSION_NAME": str(path.resolve()), "DLOJZ_RUNS": str(runs_root)})
+        own = {"JPY_SESSION_NAME": str(path.resolve()), "DLOJZ_RUNS": str(runs_root), QUIET: "off"}
+        client.execute(env={**os.environ, **own})
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         raise LabError(f"{path.parent.name}/{path.name} does not run to its end:\n{error}") from None
     done.metadata = copy.deepcopy(notebook.metadata)

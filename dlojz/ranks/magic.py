@@ -6,6 +6,7 @@ word of progress; a mistake in the first line is answered by one sentence.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import Any
 from dlojz.ranks.carry import belongings
 from dlojz.ranks.limits import Refused, number_of_ranks
 from dlojz.ranks.live import LIMIT_S, Ranks, show
+from dlojz.runs.progress import QUIET
 from dlojz.schema import LabError, one_of
 from dlojz.text import say
 
@@ -178,7 +180,7 @@ class Patience:
 
     def __call__(self) -> None:
         """Still waiting."""
-        if not self._said and time.monotonic() - self._begun_s > _PATIENCE_S:
+        if not self._said and time.monotonic() - self._begun_s > _PATIENCE_S and os.environ.get(QUIET) != "off":
             self._said = True
             text = say(en="The ranks are starting (a few seconds) …", fr="Démarrage des rangs (quelques secondes)…")
             self._write(text, end="")

@@ -5,6 +5,7 @@ Layer 5. Invariant: it only reads, never blocks, and writes to stderr or a noteb
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -15,10 +16,15 @@ from dlojz.runs.state import EVENTS
 from dlojz.schema import LabError, parse_json
 from dlojz.text import say
 
+QUIET = "DLOJZ_PROGRESS"
+"""Environment variable: `off` where nobody waits for a notebook and what it shows is compared (CI)."""
+
 
 def wanted(progress: bool | None) -> bool:
     """Whether to draw a bar: as asked, else only where somebody looks (a terminal or a notebook)."""
-    return in_notebook() or sys.stderr.isatty() if progress is None else progress
+    if progress is not None:
+        return progress
+    return os.environ.get(QUIET) != "off" and (in_notebook() or sys.stderr.isatty())
 
 
 def in_notebook() -> bool:

@@ -21,6 +21,7 @@ import nbformat
 
 from dlojz.labs.execute import execute
 from dlojz.record import write_atomic
+from dlojz.runs.progress import QUIET
 from dlojz.train.lifeline import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,7 +59,7 @@ def replay_solution(name: str, language: str, runs_root: Path, folder: Path) -> 
         text=True,
         check=False,
         cwd=ROOT,
-        env={**environment, "DLOJZ_RUNS": str(runs_root)},
+        env={**environment, "DLOJZ_RUNS": str(runs_root), QUIET: "off"},
     )
     return {"returncode": done.returncode, "output": done.stdout[-6000:] + done.stderr[-2000:]}
 
