@@ -10,6 +10,8 @@ Source: Touvron et al. 2023, "Llama 2" (arXiv 2307.09288), section 2.2; Llama Te
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -54,7 +56,6 @@ class LlamaBlock(nn.Module):
         super().__init__()
         self.head_dim = size.width // size.num_heads
         self.rope_theta = size.rope_theta
-        self.grouped = size.num_kv_heads < size.num_heads
         kv_width = size.num_kv_heads * self.head_dim
         self.norm1 = nn.RMSNorm(size.width, eps=size.norm_eps)
         self.query = nn.Linear(size.width, size.width, bias=False)
@@ -73,19 +74,32 @@ class LlamaBlock(nn.Module):
         return x_BTD + self.mlp_project(F.silu(self.mlp_gate(normed_BTD)) * self.mlp_expand(normed_BTD))
 
     def _attend(self, x_BTD: Tensor) -> Tensor:
-        q_BNTH, k_BGTH, v_BGTH = (
-            project(x_BTD).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for project in (self.query, self.key, self.value)
-        )
-        attended_BNTH = F.scaled_dot_product_attention(
-            rotate(q_BNTH, self.rope_theta),
-            rotate(k_BGTH, self.rope_theta),
-            v_BGTH,
-            is_causal=True,
-            enable_gqa=self.grouped,
-        )
-        output: Tensor = self.attention_project(merge_heads(attended_BNTH))
-        return output
+        projections = self.query, self.key, self.value
+        heads_BTD = attended_heads(x_BTD, projections, head_dim=self.head_dim, theta=self.rope_theta)
+        output_BTD: Tensor = self.attention_project(heads_BTD)
+        return output_BTD
+
+
+def attended_heads(x_BTD: Tensor, projections: Iterable[nn.Module], *, head_dim: int, theta: float) -> Tensor:
+    """Causal attention of some heads, whose outputs lie side by side: ``(B, T, D)`` to ``(B, T, N * H)``.
+
+    Args:
+        x_BTD: what is attended.
+        projections: to queries, keys and values; where there are fewer keys than queries, a group of queries reads one.
+        head_dim: width of a head.
+        theta: base of the rotary positions.
+
+    Source: Ainslie et al. 2023, "GQA" (arXiv 2305.13245), §2.
+    """
+    q_BNTH, k_BGTH, v_BGTH = (project(x_BTD).unflatten(-1, (-1, head_dim)).transpose(1, 2) for project in projections)
+    attended_BNTH = F.scaled_dot_product_attention(
+        rotate(q_BNTH, theta),
+        rotate(k_BGTH, theta),
+        v_BGTH,
+        is_causal=True,
+        enable_gqa=q_BNTH.shape[1] > k_BGTH.shape[1],
+    )
+    return merge_heads(attended_BNTH)
 
 
 class Head(nn.Module):

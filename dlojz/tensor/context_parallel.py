@@ -38,7 +38,7 @@ class RingBlock(LlamaBlock):
 
     def __init__(self, whole: LlamaBlock, group: dist.ProcessGroup | None, order: Order) -> None:
         nn.Module.__init__(self)
-        self.head_dim, self.rope_theta, self.grouped = whole.head_dim, whole.rope_theta, whole.grouped
+        self.head_dim, self.rope_theta = whole.head_dim, whole.rope_theta
         for name, child in whole.named_children():
             self.add_module(name, child)
         self.group, self.order = group, order

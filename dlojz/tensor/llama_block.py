@@ -4,8 +4,8 @@ Layer 2. Invariant: a rank holds whole groups, each with all the queries that re
 query, key and value are three layers that read one entered tensor: one sum in backward, not three. Gate and expansion
 are multiplied feature by feature: they are cut at the same places.
 
-Shape suffixes: B batch, T tokens, D width, N query heads and G key-value heads of this rank, H width of a head, f its
-hidden features; S = T / n tokens where the sequence is split.
+Shape suffixes: B batch, T tokens, D width, h width of all query heads of this rank, f its hidden features; S = T / n
+tokens where the sequence is split.
 
 Source: Shoeybi et al. 2019 (arXiv 1909.08053), §3; Ainslie et al. 2023, "GQA" (arXiv 2305.13245), §2, for groups under
 tensor parallelism.
@@ -16,8 +16,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.models.blocks import merge_heads
-from dlojz.models.llama import LlamaBlock, rotate
+from dlojz.models.llama import LlamaBlock, attended_heads
 from dlojz.tensor.axis import ALONE, TensorAxis
 from dlojz.tensor.linear import ColumnParallelLinear, RowParallelLinear
 from dlojz.tensor.operators import enter
@@ -36,7 +35,7 @@ class ParallelLlamaBlock(nn.Module):
 
     def __init__(self, whole: LlamaBlock, axis: TensorAxis, *, attention: bool = True, mlp: bool = True) -> None:
         super().__init__()
-        self.head_dim, self.rope_theta, self.grouped = whole.head_dim, whole.rope_theta, whole.grouped
+        self.head_dim, self.rope_theta = whole.head_dim, whole.rope_theta
         self.heads_axis = axis if attention else ALONE
         self.mlp_axis = axis if mlp else ALONE
         self.norm1 = SequenceRMSNorm(whole.norm1, axis)
@@ -51,23 +50,11 @@ class ParallelLlamaBlock(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """``(B, T, D)`` to the same shape; with sequence parallelism ``(B, S, D)``."""
-        x_BTD = x_BTD + self._attend(enter(self.norm1(x_BTD), self.heads_axis))
+        entered_BTD = enter(self.norm1(x_BTD), self.heads_axis)
+        projections = self.query, self.key, self.value
+        heads_BTh = attended_heads(entered_BTD, projections, head_dim=self.head_dim, theta=self.rope_theta)
+        x_BTD = x_BTD + self.attention_project(heads_BTh)
         entered_BTD = enter(self.norm2(x_BTD), self.mlp_axis)
         hidden_BTf = F.silu(self.mlp_gate(entered_BTD)) * self.mlp_expand(entered_BTD)
         output_BTD: Tensor = x_BTD + self.mlp_project(hidden_BTf)
-        return output_BTD
-
-    def _attend(self, x_BTD: Tensor) -> Tensor:
-        q_BNTH, k_BGTH, v_BGTH = (
-            project(x_BTD).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for project in (self.query, self.key, self.value)
-        )
-        attended_BNTH = F.scaled_dot_product_attention(
-            rotate(q_BNTH, self.rope_theta),
-            rotate(k_BGTH, self.rope_theta),
-            v_BGTH,
-            is_causal=True,
-            enable_gqa=self.grouped,
-        )
-        output_BTD: Tensor = self.attention_project(merge_heads(attended_BNTH))
         return output_BTD
