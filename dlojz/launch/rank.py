@@ -2,15 +2,19 @@
 
 Layer 5. Invariant: both streams of a rank go to one file, in the order printed.
 
-Run as `python -m dlojz.launch.rank RUN_FOLDER MODULE`.
+Forked by the launcher, or run as `python -m dlojz.launch.rank RUN_FOLDER MODULE`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import os
 import runpy
 import sys
+import traceback
 from pathlib import Path
+from typing import NoReturn
 
 from dlojz.train.lifeline import die_with_parent
 
@@ -27,6 +31,33 @@ def main(folder: str, module: str) -> None:
     os.close(log)
     sys.argv = [module, folder]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def fork_main(folder: str, module: str) -> NoReturn:
+    """In a process that the launcher has forked: become the worker module, and end as an interpreter would."""
+    code = 1
+    try:
+        faulthandler.enable()  # a new interpreter reads $PYTHONFAULTHANDLER
+        main(folder, module)
+        code = 0
+    except SystemExit as end:
+        code = _exit_code(end.code)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        # Exit handlers are those of the launcher, whose memory this was.
+        os._exit(code)
+
+
+def _exit_code(given: object) -> int:
+    """The exit code that `sys.exit` was given, in one of the ways it takes."""
+    if given is None or isinstance(given, int):
+        return (given or 0) & 0xFF
+    print(given, file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

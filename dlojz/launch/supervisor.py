@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import re
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any, Literal
 import psutil
 
 from dlojz.config import RunConfig
-from dlojz.launch.workers import STOP_GRACE_S, Outcome, load, run_ranks
+from dlojz.launch.workers import Outcome, run_ranks
 from dlojz.record import EventLog, write_record
 from dlojz.runs.assemble import assemble
 from dlojz.runs.ending import Ending, classify
@@ -35,16 +35,39 @@ from dlojz.train.lifeline import adopt_orphans
 
 Cause = Literal["cancelled", "timeout"]
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_POLL_S = 0.1
 _log = logging.getLogger("dlojz.launcher")
 
 
-class _Stop(BaseException):
-    """A signal that came before torch's launcher took the signals over."""
+class Stop:
+    """Whether somebody wants the run to end: a signal that a person sends, a cancel request, or the time limit.
 
+    Nothing is raised, since an exception within an import may be swallowed: the reason is noted, and asked for.
 
-def _raise_stop(number: int, frame: FrameType | None) -> None:
-    raise _Stop(signal.Signals(number).name)
+    Args:
+        folder: the run's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.cause: Cause | None = None
+        self._request = folder / CANCEL
+        self._deadline_s = math.inf
+
+    def limit(self, time_limit_s: float | None) -> None:
+        """Let the time end after so many seconds from now on; None for never."""
+        self._deadline_s = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """A signal has come."""
+        self.cause = self.cause or "cancelled"
+
+    def __call__(self) -> bool:
+        """Look for a reason, until there is one."""
+        # Unlike Path.exists it is False where a file system does not answer.
+        if self.cause is None and os.path.exists(self._request):  # noqa: PTH110
+            self.cause = "cancelled"
+        if self.cause is None and time.monotonic() >= self._deadline_s:
+            self.cause = "timeout"
+        return self.cause is not None
 
 
 def _on_signals(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
@@ -52,47 +75,18 @@ def _on_signals(handler: Callable[[int, FrameType | None], object] | signal.Hand
         signal.signal(number, handler)
 
 
-class Watch(threading.Thread):
-    """Stops the launcher, by the signal that a person would send, on a cancel request or at the time limit."""
-
-    def __init__(self, folder: Path, time_limit_s: float | None) -> None:
-        super().__init__(daemon=True)
-        self.cause: Cause | None = None
-        self._request = folder / CANCEL
-        self._deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
-        self._over = threading.Event()
-
-    def run(self) -> None:
-        """Look for a reason to stop until there is one, or the run is over."""
-        while not self._over.wait(_POLL_S):
-            if self._request.exists():
-                self.cause = "cancelled"
-            elif self._deadline is not None and time.monotonic() >= self._deadline:
-                self.cause = "timeout"
-            if self.cause:
-                break
-        # A library may swallow the exception that the first signal raises: repeat it.
-        while not self._over.is_set():
-            os.kill(os.getpid(), signal.SIGTERM)
-            self._over.wait(STOP_GRACE_S + 5)
-
-    def stop(self) -> None:
-        """The run is over: no signal is sent any more."""
-        self._over.set()
-
-
 def supervise(folder: Path) -> Ending:
     """Drive a run to its end and write its record."""
     started_s = time.monotonic()
-    early: list[int] = []
-    # Raised inside an import, an exception may be swallowed: until the imports are done, signals are only noted.
-    _on_signals(lambda number, _: early.append(number))
+    stop = Stop(folder)
+    _on_signals(stop.note)
     adopt_orphans()
     owner = _take_over(folder)
+    stop.limit(owner.time_limit_s)
     config = read_config(folder)
     events = EventLog(folder / EVENTS / LAUNCHER_EVENTS)
     kills_before = _kernel_oom_kills()
-    known = _drive(folder, config, owner, early)
+    known = _drive(folder, config, owner, stop)
     told = read_all_events(folder)
     ending = classify(
         evidence_of(
@@ -117,28 +111,22 @@ def supervise(folder: Path) -> Ending:
     return ending
 
 
-def _drive(folder: Path, config: RunConfig, owner: Owner, early: list[int]) -> dict[str, Any]:
+def _drive(folder: Path, config: RunConfig, owner: Owner, stop: Stop) -> dict[str, Any]:
     """Run the ranks until they end or are stopped; returns what the launcher knows of their end."""
-    watch = Watch(folder, owner.time_limit_s)
     outcome, problem = Outcome(), ""
     try:
-        load()
-        _on_signals(_raise_stop)
-        if early:
-            raise _Stop
-        watch.start()
-        outcome = run_ranks(folder, config.layout.world_size, config.device, owner.worker_module)
-    except _Stop:
-        outcome = Outcome(stopped=True)
+        outcome = run_ranks(folder, config, owner.worker_module, stop)
     except Exception as error:
         _log.exception("the launcher failed")
         problem = last_line(visible(f"{type(error).__name__}: {error}"))
     finally:
         _on_signals(signal.SIG_IGN)
-        watch.stop()
         kill_descendants()
-    stopped_by: Cause | None = watch.cause or ("cancelled" if outcome.stopped else None)
-    return {"stopped_by": stopped_by, "exit_codes": outcome.exit_codes, "launcher": problem}
+    return {
+        "stopped_by": stop.cause if outcome.stopped else None,
+        "exit_codes": outcome.exit_codes,
+        "launcher": problem,
+    }
 
 
 def _take_over(folder: Path) -> Owner:

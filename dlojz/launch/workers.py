@@ -1,27 +1,48 @@
-"""The ranks of a run on this machine, through torch's elastic launcher.
+"""The ranks of a run on this machine: started, watched, and stopped together.
 
-Layer 5. Invariant: no fixed port (the store takes a free one), no restart, no more threads than cores, and no variable
-of an enclosing SLURM step that would give the ranks another identity.
+Layer 5. Invariant: no port (the ranks meet through a file of the run folder), no restart, no more threads than cores,
+and no variable of an enclosing SLURM step that would give the ranks another identity.
+
+On CPUs the launcher imports once what every rank needs, and forks: a rank then starts in milliseconds. It forks while
+it has one thread and no process group. Where there may be a GPU every rank is a Python of its own, since a CUDA driver
+does not survive a fork.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
 import os
+import signal
 import sys
-from collections.abc import Mapping, MutableMapping
+import time
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 import psutil
 
+from dlojz.config import RunConfig
+from dlojz.launch import rank as rank_process
+from dlojz.runs.owner import DEFAULT_WORKER
 from dlojz.train.lifeline import PARENT_VARIABLE
 
 STOP_GRACE_S = 6
-# Peers of a failed rank get SIGTERM at once and SIGKILL after 30 s; only what ended before that is a cause.
+# Peers of a failed rank get SIGTERM at once and SIGKILL after the grace; only what ended before that is a cause.
 _SAME_MOMENT_S = 5
+_POLL_S = 0.05
 _FOREIGN = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "TORCHELASTIC_")
 _IDENTITY = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+_STORE = "store"  # through which the ranks meet, see `dlojz.train.loop.init_process_group`
+_GPU_DEVICES = ("nvidia*", "kfd", "dxg")
+# The first optimizer of a process loads torch._dynamo, which takes as long as torch itself.
+_COMMON = ("torch", "torch._dynamo", "idr_torch", "dlojz.train.loop")
+_OF_DATA = {"digits": ("sklearn.datasets",)}
+# Every ZeRO stage asks whether its optimizer is Muon, whose module brings torch's compiler.
+_OF_DEEPSPEED = ("deepspeed", "deepspeed.runtime.zero.stage_1_and_2", "deepspeed.runtime.zero.stage3")
+_OF_ZERO = ("deepspeed.runtime.zero.muon.muon_optimizer",)
 
 
 @dataclass(frozen=True)
@@ -35,7 +56,7 @@ class Outcome:
 def prepare(
     environment: MutableMapping[str, str], processes: int, device: Literal["auto", "cpu", "cuda"], cores: int
 ) -> None:
-    """Set what the ranks inherit, in place."""
+    """Set what the ranks inherit, in place; before torch is imported, which reads some of it once."""
     for name in list(environment):
         if name.startswith(_FOREIGN) or name in _IDENTITY:
             del environment[name]
@@ -60,43 +81,143 @@ def cores_available() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def load() -> None:
-    """Import torch's launcher, which takes seconds."""
-    import torch.distributed.launcher.api  # noqa: F401
+def on_cpu(device: Literal["auto", "cpu", "cuda"], devices: Path = Path("/dev")) -> bool:
+    """Whether the ranks surely compute on CPUs; told without torch, which might wake a driver.
+
+    Args:
+        device: as the configuration asks.
+        devices: folder of the system's device files.
+    """
+    if device == "auto":
+        return not any(found for pattern in _GPU_DEVICES for found in devices.glob(pattern))
+    return device == "cpu"
 
 
-def run_ranks(folder: Path, processes: int, device: Literal["auto", "cpu", "cuda"], worker_module: str) -> Outcome:
-    """Start the ranks and wait until all have ended, or one has failed (then the others are stopped)."""
-    from torch.cuda import is_available
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, launch_agent
+def run_ranks(folder: Path, config: RunConfig, worker_module: str, stop: Callable[[], bool]) -> Outcome:
+    """Start the ranks and wait until all have ended, or one has failed (then the others are stopped).
 
-    prepare(os.environ, processes, device if device != "auto" or is_available() else "cpu", cores_available())
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=processes,
-        run_id=folder.name,
-        max_restarts=0,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="localhost",
-        shutdown_timeout=STOP_GRACE_S,
-        # Each rank opens its own log: the launcher would open the two streams apart, and one would cut the other.
-        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
-    )
+    Args:
+        folder: the run's.
+        config: what is run.
+        worker_module: what every rank runs.
+        stop: asked again and again whether somebody wants the run to end.
+
+    Raises:
+        OSError: if a process cannot be started; those before it are left to the caller.
+    """
+    processes, cpu = config.layout.world_size, on_cpu(config.device)
+    prepare(os.environ, processes, "cpu" if cpu else config.device, cores_available())
+    forked = cpu and sys.platform.startswith("linux")
+    if forked and worker_module == DEFAULT_WORKER:
+        load(config, stop)
+    (folder / _STORE).unlink(missing_ok=True)
+    gc.freeze()  # the ranks collect their own garbage only, and do not copy the pages of what they never change
+    pids: dict[int, int] = {}
     try:
-        launch_agent(config, sys.executable, ["-P", "-m", "dlojz.launch.rank", str(folder), worker_module])
-    except ChildFailedError as error:
-        first = min(failure.timestamp for failure in error.failures.values())
-        return Outcome(
-            {
-                rank: failure.exitcode
-                for rank, failure in error.failures.items()
-                if failure.timestamp - first < _SAME_MOMENT_S
-            }
+        for rank in range(processes):
+            if stop():
+                break
+            pids[rank] = _start(folder, worker_module, rank, processes, forked)
+        return watch(pids, stop)
+    finally:
+        with contextlib.suppress(OSError):
+            (folder / _STORE).unlink(missing_ok=True)
+
+
+def load(config: RunConfig, stop: Callable[[], bool] = lambda: False) -> None:
+    """Import what would take each rank seconds; none of it starts a thread or asks for a GPU.
+
+    Args:
+        config: what is run.
+        stop: whether somebody wants it to end; asked before every import.
+    """
+    names = [*_COMMON, *_OF_DATA.get(config.data_name, ())]
+    if config.layout.engine == "deepspeed":
+        names += [*_OF_DEEPSPEED, *(_OF_ZERO if config.layout.zero else ())]
+    for name in names:
+        if stop():
+            return
+        # What cannot be imported is for the ranks to tell, in their logs.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+
+
+def _start(folder: Path, worker_module: str, rank: int, processes: int, forked: bool) -> int:
+    """Start one rank; returns its process number."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with _signals_held():
+        pid = os.fork()
+        if pid == 0:
+            _become(folder, worker_module, rank, processes, forked)
+    return pid
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Signals wait until the block is over: one that a child got before it has its own handlers would be lost."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _become(folder: Path, worker_module: str, rank: int, processes: int, forked: bool) -> NoReturn:
+    """In the child: nothing of the launcher's but what it has imported."""
+    try:
+        os.environ.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(processes),
+            LOCAL_WORLD_SIZE=str(processes),
+            TORCHELASTIC_RUN_ID=folder.name,  # by which idr_torch knows that these variables are the ranks'
         )
-    except SignalException:
-        return Outcome(stopped=True)
-    return Outcome()
+        os.setsid()
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        if forked:
+            rank_process.fork_main(str(folder), worker_module)
+        # -P: a student's random.py in the current folder must not shadow the standard library's.
+        os.execv(sys.executable, [sys.executable, "-P", "-m", rank_process.__name__, str(folder), worker_module])
+    finally:
+        os._exit(1)
+
+
+def watch(pids: Mapping[int, int], stop: Callable[[], bool]) -> Outcome:
+    """Wait for the ranks; once one has failed, or somebody wants it, end all: SIGTERM, SIGKILL after `STOP_GRACE_S`.
+
+    Args:
+        pids: process number of each rank, children of this process.
+        stop: whether somebody wants the run to end.
+    """
+    left, codes = dict(pids), dict[int, int]()
+    stopped, term_s, killed = False, 0.0, False
+    while left:
+        for rank, pid in list(left.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                del left[rank]
+                code = os.waitstatus_to_exitcode(status)
+                if code and (not term_s or time.monotonic() - term_s < _SAME_MOMENT_S):
+                    codes[rank] = code
+        if not term_s:
+            stopped = stop()
+            if codes or stopped:
+                term_s = time.monotonic()
+                _send(left, signal.SIGTERM)
+        elif not killed and time.monotonic() - term_s >= STOP_GRACE_S:
+            killed = True
+            _send(left, signal.SIGKILL)
+        if left:
+            time.sleep(_POLL_S)
+    # Whom the launcher stopped did not fail.
+    return Outcome(stopped=True) if stopped or not pids else Outcome(codes)
+
+
+def _send(pids: Mapping[int, int], number: signal.Signals) -> None:
+    """To ranks that have not been waited for, whose numbers are therefore still theirs."""
+    for pid in pids.values():
+        os.kill(pid, number)

@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
+import dlojz
+
 Python = Callable[[str], "subprocess.Popen[str]"]
 REQUEST = "model='coatnet_tiny', dp=2, steps=5, worker_module='workers.endless'"
 
@@ -36,10 +38,10 @@ def test_cancel_before_the_ranks_have_started(launch: Callable[..., Any]) -> Non
 
 
 def test_time_limit(launch: Callable[..., Any], eventually: Callable[..., Any]) -> None:
-    ward = launch("endless", time_limit_s=6)
+    ward = launch("endless", time_limit_s=3)
     record = ward.run.wait(120).record
     assert record.status == "timeout"
-    assert record.reason.startswith("the time limit of 6.00 s was reached ")
+    assert record.reason.startswith("the time limit of 3.00 s was reached ")
     eventually(lambda: not ward.processes())
 
 
@@ -70,9 +72,10 @@ def test_a_kernel_restart_leaves_the_run_alone(python: Python, only_run: Callabl
 
 
 def test_a_signal_while_the_launcher_is_still_importing(
-    launch: Callable[..., Any], eventually: Callable[..., Any]
+    only_run: Callable[[], Any], eventually: Callable[..., Any]
 ) -> None:
-    ward = launch("endless")
+    dlojz.run(model="coatnet_tiny", dp=2, wait=False)
+    ward = only_run()
     # The launcher opens its events before it imports torch, once it catches signals.
     eventually((ward.run.folder / "events" / "launcher.jsonl").exists)
     ward.processes()[0].send_signal(signal.SIGTERM)

@@ -59,3 +59,11 @@ def test_a_worker_that_floods_its_output(launch: Launch) -> None:
 def test_a_worker_module_that_does_not_exist(worker: str, launch: Launch) -> None:
     record = launch(worker, dp=1).run.wait(120).record
     assert record.status == "failed" and worker in record.reason
+
+
+def test_ranks_that_may_have_a_gpu_are_interpreters_of_their_own(launch: Launch) -> None:
+    ward = launch("endless", device="cuda", on="local").under_way(1)
+    names = [process.cmdline()[1:4] for process in ward.processes()]
+    ward.run.cancel()
+    assert names.count(["-P", "-m", "dlojz.launch.rank"]) == 2
+    assert ward.run.wait(120).record.status == "cancelled"

@@ -7,7 +7,9 @@ import torch
 import torch.distributed as dist
 from workers import stage
 
-dist.init_process_group("gloo")
+dist.init_process_group(
+    "gloo", init_method=f"file://{stage.FOLDER}/store", rank=stage.RANK, world_size=stage.CONFIG.layout.world_size
+)
 log = stage.begin()
 index = 0
 try:
