@@ -18,8 +18,10 @@ from typing import Any, Literal, get_args
 from pydantic import Field
 
 from dlojz.config import RunConfig
+from dlojz.faultpoint import faultpoint
 from dlojz.footprint import Footprint
 from dlojz.schema import Contract, LabError, parse_json
+from dlojz.text import say
 
 Status = Literal["completed", "oom", "timeout", "cancelled", "failed", "diverged"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -67,6 +69,21 @@ class RunRecord(Contract):
     started_utc: str = ""
     elapsed_s: float = Field(0.0, ge=0)
 
+    @property
+    def replayed_from(self) -> str:
+        """Machine that a replayed record was measured on; empty for one that was measured where it lies."""
+        return self.environment.get("replayed_from", "")
+
+    @property
+    def title(self) -> str:
+        """What was run, as every table and figure names it: a replayed record says so."""
+        return self.config.title + self.mark
+
+    @property
+    def mark(self) -> str:
+        """What follows the name of a replayed record wherever it is shown; empty for a measurement made here."""
+        return say(en=" (replayed)", fr=" (rejoué)") if self.replayed_from else ""
+
     def footprint(self, rank: int = 0) -> Footprint | None:
         """Measured footprint of one rank, or None where the run did not get so far."""
         return next((footprint for footprint in self.footprints if footprint.rank == rank), None)
@@ -80,11 +97,14 @@ def write_atomic(path: Path, text: str) -> None:
     """
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex}.tmp")
     try:
+        faultpoint("record.write:1")
         with open(temporary, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        faultpoint("record.write:2")
         os.replace(temporary, path)
+        faultpoint("record.write:3")
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -142,18 +162,32 @@ class EventLog:
     """
 
     def __init__(self, path: Path) -> None:
+        cut = _ends_in_mid_line(path)
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - lives as long as the rank
+        if cut:  # of an attempt that was killed: what is written next must not be lost with that line
+            self._file.write("\n")
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event and flush it to the operating system."""
+        faultpoint("events.write:1")
         self._file.write(json.dumps({"event": event, **fields}, allow_nan=False) + "\n")
         self._file.flush()
+        faultpoint("events.write:2")
 
     def close(self) -> None:
         """Flush to the disk and close."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
+
+
+def _ends_in_mid_line(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+    except OSError:  # not there, or empty
+        return False
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Where runs live: one folder each, found again by what was asked.
 
 Layer 5. Invariant: a run folder appears whole (it is filled under a hidden name, then renamed), its name is unique,
-and there is no index to damage: every listing is read from the folders.
+and there is no index to damage: every listing is read from the folders. A run that goes on keeps its folder: what its
+first attempt has left is set aside in it, the record last, so that it has ended until all is ready.
 """
 
 from __future__ import annotations
@@ -17,13 +18,22 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from dlojz.checkpoint import listing
+from dlojz.checkpoint_policy import CheckpointPolicy
 from dlojz.config import RunConfig
+from dlojz.faultpoint import faultpoint
 from dlojz.record import write_atomic
+from dlojz.runs.job import FILE_NAME as JOB
 from dlojz.runs.owner import DEFAULT_WORKER, Owner, read_owner, this_process
-from dlojz.runs.state import CONFIG, EVENTS, LOGS, RECORD, look, read_config
+from dlojz.runs.state import CANCEL, CONFIG, EVENTS, LAUNCHER_EVENTS, LOGS, RECORD, State, look, read_config
 from dlojz.schema import LabError
 
 REUSED = frozenset({"queued", "running", "completed", "diverged", "oom"})
+REOPENED = frozenset({"timeout", "failed", "cancelled"})
+"""Ends after which a run goes on, where it has a checkpoint."""
+ATTEMPTS = "attempts"
+_OF_AN_ATTEMPT = (CANCEL, "store", JOB, "job.sh", f"{EVENTS}/{LAUNCHER_EVENTS}", LOGS, RECORD)
+"""What one attempt leaves that the next one must not find, in the order in which it is set aside."""
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 _RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{12}-[0-9a-f]{4}")
 _LOCK_S = 120
@@ -95,13 +105,18 @@ def claim(
     again: bool = False,
     worker_module: str = DEFAULT_WORKER,
     time_limit_s: float | None = None,
+    policy: CheckpointPolicy | None = None,
 ) -> tuple[Path, bool]:
     """The folder of the run of this configuration: an earlier one that still serves, else a new one.
 
     Of any number of processes that ask for the same configuration at once, one makes the folder and the others find it.
+    An earlier run that was cut off (timeout, failed, cancelled) and has a checkpoint is opened again, to go on from it.
+
+    Args:
+        policy: when the run keeps checkpoints; given, it replaces that of a run which goes on.
 
     Returns:
-        the folder, and whether it is new (then the caller has to start it).
+        the folder, and whether it is new or goes on (then the caller has to start it).
 
     Raises:
         LabError: if the root cannot be written, or the worker module or the time limit is illegal.
@@ -110,13 +125,20 @@ def claim(
     try:
         root.mkdir(parents=True, exist_ok=True)
         if again:
-            return _create(config, root, owner), True
+            return _create(config, root, owner, policy), True
         locks = root / ".locks"
         locks.mkdir(exist_ok=True)
         with FileLock(locks / f"{config.hash}.lock", timeout=_LOCK_S):
-            for folder in _same(config, root, worker_module):
-                return folder, False
-            return _create(config, root, owner), True
+            cut_off: Path | None = None
+            for folder, state in _same(config, root, worker_module):
+                if state in REUSED:
+                    return folder, False
+                if cut_off is None and state in REOPENED and listing(folder):
+                    cut_off = folder
+            if cut_off is not None:
+                _reopen(cut_off, owner, policy)
+                return cut_off, True
+            return _create(config, root, owner, policy), True
     except Timeout:
         raise LabError(
             f"another process has held the lock on this configuration in {root} for {_LOCK_S} s: wait for "
@@ -129,29 +151,54 @@ def claim(
         ) from None
 
 
-def _same(config: RunConfig, root: Path, worker_module: str) -> Iterator[Path]:
-    """Runs of this configuration that serve again, newest first."""
+def _same(config: RunConfig, root: Path, worker_module: str) -> Iterator[tuple[Path, State]]:
+    """Runs of this configuration that can be read, and their states, newest first."""
     for run_id in run_ids(root, config.hash):
         folder = root / run_id
         owner = read_owner(folder)
         if owner is not None and owner.worker_module != worker_module:
             continue
         try:
-            if not folder.is_symlink() and read_config(folder) == config and look(folder)[0] in REUSED:
-                yield folder
+            if not folder.is_symlink() and read_config(folder) == config:
+                yield folder, look(folder)[0]
         except LabError:
             continue
 
 
-def _create(config: RunConfig, root: Path, owner: Owner) -> Path:
+def _reopen(folder: Path, owner: Owner, policy: CheckpointPolicy | None) -> None:
+    """Make a run that has ended ready to go on; a crash leaves it ended, or queued, with nothing lost."""
+    faultpoint("store.reopen:1")
+    shelf = folder / ATTEMPTS
+    shelf.mkdir(exist_ok=True)
+    number = max((int(entry.name) for entry in shelf.iterdir() if entry.name.isdecimal()), default=0) + 1
+    shelf = shelf / f"{number}"
+    shelf.mkdir()
+    if policy is not None:
+        policy.write(folder)
+    owner.write(folder)
+    faultpoint("store.reopen:2")
+    for name in _OF_AN_ATTEMPT:
+        if name == RECORD:
+            (folder / LOGS).mkdir(exist_ok=True)
+            faultpoint("store.reopen:3")
+        if os.path.lexists(folder / name):
+            (folder / name).rename(shelf / Path(name).name)
+    faultpoint("store.reopen:4")
+
+
+def _create(config: RunConfig, root: Path, owner: Owner, policy: CheckpointPolicy | None) -> Path:
     now = datetime.now(UTC)
     draft = root / f".new-{uuid.uuid4().hex}"
     draft.mkdir()
+    faultpoint("store.create:1")
     try:
         (draft / EVENTS).mkdir()
         (draft / LOGS).mkdir()
         owner.write(draft)
         write_atomic(draft / CONFIG, config.to_json())
+        if policy is not None:
+            policy.write(draft)
+        faultpoint("store.create:2")
         while True:
             folder = root / f"{now:%Y%m%d-%H%M%S}-{config.hash}-{secrets.token_hex(2)}"
             try:

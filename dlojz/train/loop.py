@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from dlojz import data as datasets
 from dlojz import models
+from dlojz.checkpoint_policy import read_policy
 from dlojz.config import RunConfig
 from dlojz.data.sampling import MicroBatchSampler, micro_batches
 from dlojz.record import EventLog, Status
@@ -28,6 +30,8 @@ from dlojz.train import engines
 from dlojz.train.clocks import offset_to_first
 from dlojz.train.engines.pipeline import PipelineEngine
 from dlojz.train.probes.probes import Probes
+from dlojz.train.resume import Keeper
+from dlojz.train.stop import StopRequest, ignore_stop_signal
 from dlojz.train.weights import save_weights, weights_sha256
 
 GROUP_TIMEOUT = timedelta(minutes=5)
@@ -59,13 +63,30 @@ def describe_device(device: torch.device) -> str:
 
 def init_process_group(folder: Path, device: torch.device, rank: int, world_size: int) -> None:
     """Join the ranks: through the launcher's store where there is one, else through a file of the run folder."""
-    method = "env://" if "MASTER_ADDR" in os.environ else f"file://{folder.resolve()}/store"
     backend = "cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=method, rank=rank, world_size=world_size, timeout=GROUP_TIMEOUT)
+    # Not as `file://`: a folder's name may hold what ends the path of an address.
+    store = None if "MASTER_ADDR" in os.environ else dist.FileStore(str(folder.resolve() / "store"), world_size)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=GROUP_TIMEOUT)
 
 
-def open_batches(config: RunConfig, dp_rank: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """This replica's micro-batches, without end."""
+class SamplerFrom(MicroBatchSampler):
+    """The sampler of a run that goes on: the micro-batches of the steps that are finished are not read again.
+
+    Args:
+        skipped: micro-batches of this replica that were used.
+        num_samples, sizes: see `MicroBatchSampler`.
+    """
+
+    def __init__(self, skipped: int, num_samples: int, **sizes: int) -> None:
+        super().__init__(num_samples, **sizes)
+        self._skipped = skipped
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return islice(super().__iter__(), self._skipped, None)
+
+
+def open_batches(config: RunConfig, dp_rank: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    """This replica's micro-batches from a step on, without end."""
     layout = config.layout
     dataset = datasets.load(
         config.data_name,
@@ -76,7 +97,8 @@ def open_batches(config: RunConfig, dp_rank: int) -> Iterator[tuple[Tensor, Tens
         sequence_length=config.sequence_length,
         data_root=config.data_root,
     )
-    sampler = MicroBatchSampler(
+    sampler = SamplerFrom(
+        first_step * layout.micro_batches,
         len(dataset),  # type: ignore[arg-type]
         micro_batch=layout.micro_batch,
         global_batch=layout.global_batch,
@@ -84,7 +106,8 @@ def open_batches(config: RunConfig, dp_rank: int) -> Iterator[tuple[Tensor, Tens
         dp_rank=dp_rank,
         seed=config.seed,
     )
-    return micro_batches(dataset, sampler, num_workers=4 if config.data_name == "imagenet" else 0)
+    workers = 4 if config.data_name == "imagenet" else 0
+    return micro_batches(dataset, sampler, num_workers=workers, worker_init_fn=ignore_stop_signal)
 
 
 def build_model(config: RunConfig) -> torch.nn.Module:
@@ -135,19 +158,40 @@ def _read(
     return inputs, targets
 
 
+def agree(loss: Tensor, stop: bool, control: dist.ProcessGroup | None) -> tuple[float, bool]:
+    """Mean loss of the global batch, and whether any rank was told to stop: the same on every rank.
+
+    The loss is NaN or infinite on every rank if it is so on one.
+    """
+    if control is None:
+        return float(loss), stop
+    message = torch.tensor([float(loss), float(stop)])
+    # Who: all ranks, in the lab's own control group. What: one loss and one flag in fp32, summed. How much: 8 bytes per
+    # step.
+    dist.all_reduce(message, group=control)
+    return float(message[0]) / control.size(), bool(message[1] > 0)
+
+
 def mean_over_ranks(loss: Tensor, control: dist.ProcessGroup | None) -> float:
     """Mean loss of the global batch; NaN or infinite on every rank if it is so on one."""
-    value = loss.double().cpu()
-    if control is not None:
-        # Who: all ranks, in the lab's own control group. What: one loss, summed. How much: 8 bytes per step.
-        dist.all_reduce(value, group=control)
-        value /= control.size()
-    return float(value)
+    return agree(loss, False, control)[0]
 
 
-def train(config: RunConfig, folder: Path, events: EventLog, *, rank: int, local_rank: int) -> tuple[Status, str]:
-    """Train on this rank and write what happens into `events`; returns how it ended and why."""
-    layout = config.layout
+def train(
+    config: RunConfig,
+    folder: Path,
+    events: EventLog,
+    *,
+    rank: int,
+    local_rank: int,
+    stop: StopRequest | None = None,
+) -> tuple[Status, str]:
+    """Train on this rank and write what happens into `events`; returns how it ended and why.
+
+    A run whose folder holds a checkpoint goes on from it. When `stop` is wanted on any rank, all of them finish the
+    step, keep a checkpoint and end with status `timeout`.
+    """
+    layout, stop = config.layout, stop or StopRequest()
     device = choose_device(config, local_rank)
     init_process_group(folder, device, rank, layout.world_size)
     control = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT) if layout.world_size > 1 else None
@@ -161,14 +205,18 @@ def train(config: RunConfig, folder: Path, events: EventLog, *, rank: int, local
         engine = engines.build(config, model, device)
         del model  # a pipeline rank keeps its stages only
         probes.attach(engine)
+        keeper = Keeper(config, folder, read_policy(folder), events, engine, control)
         with probes.loading():
-            batches = open_batches(config, dp_rank=rank // layout.tp % layout.dp)
+            first_step = keeper.resume()
+            batches = open_batches(config, rank // layout.tp % layout.dp, first_step)
+        probes.begin_at(first_step)
         ended: tuple[Status, str] = ("completed", "")
         if control is not None:
             _align_clocks(probes, control, events)
-        for step in range(config.steps):
+        for step in range(first_step, config.steps):
             probes.start_step(step)
-            loss = mean_over_ranks(accumulate(engine, batches, layout.micro_batches, probes), control)
+            mean = accumulate(engine, batches, layout.micro_batches, probes)
+            loss, stopping = agree(mean, stop.wanted, control)
             if not math.isfinite(loss):
                 ended = (
                     "diverged",
@@ -183,12 +231,20 @@ def train(config: RunConfig, folder: Path, events: EventLog, *, rank: int, local
                 events.write("memory_timeline", samples=[sample.to_dict() for sample in probes.timeline])
             if step == probes.steady_step or step % FOOTPRINT_EVERY == FOOTPRINT_EVERY - 1:
                 _write_footprint(events, probes, parameters)
+            with probes.loading():
+                stopped = keeper.after_step(step + 1, stopping)
+            if stopped:
+                ended = ("timeout", stopped)
+                break
     finally:
         # However it ends, a stopped run included: what was measured is told.
         probes.close()
         _write_footprint(events, probes, parameters)
         events.write("spans", spans=[span.to_dict() for span in probes.clock.spans()])
-    _finish(config, folder, events, engine, rank)
+    if ended[0] == "timeout":
+        _leave(engine)  # there is no time to lose
+    else:
+        _finish(config, folder, events, engine, rank)
     return ended
 
 
@@ -210,7 +266,7 @@ def _write_footprint(events: EventLog, probes: Probes, parameters: int) -> None:
 
 
 def _finish(config: RunConfig, folder: Path, events: EventLog, engine: engines.Engine, rank: int) -> None:
-    """Checksum (and, if asked, keep) the final weights, then leave the group in good order."""
+    """Checksum (and, if asked, keep) the final weights, then leave."""
     if rank == 0:
         weights = dict(engine.weights())
         events.write("weights", sha256=weights_sha256(weights))
@@ -220,6 +276,11 @@ def _finish(config: RunConfig, folder: Path, events: EventLog, engine: engines.E
         # Gathering is a collective call: every rank takes part, rank 0 alone keeps the result.
         for _ in engine.weights():
             pass
+    _leave(engine)
+
+
+def _leave(engine: engines.Engine) -> None:
+    """Leave the group in good order."""
     engine.close()
     dist.barrier()
     dist.destroy_process_group()

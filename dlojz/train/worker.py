@@ -8,6 +8,7 @@ how the rank ended.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import signal
@@ -21,6 +22,10 @@ from dlojz.config import RunConfig
 from dlojz.record import EventLog
 from dlojz.train.host import rank_limit_bytes
 from dlojz.train.lifeline import die_with_parent
+from dlojz.train.stop import StopRequest
+
+STOPPED_IN_TIME = 75
+"""Exit code of a rank that has kept a checkpoint before the time limit: the job may be sent again (EX_TEMPFAIL)."""
 
 
 class Stopped(BaseException):
@@ -62,6 +67,8 @@ def main(folder: Path) -> int:
     """Train as RUN_FOLDER/config.json says; returns the exit code."""
     die_with_parent()
     signal.signal(signal.SIGTERM, _stop)
+    stop = StopRequest()
+    stop.listen()
     import warnings
 
     warnings.filterwarnings("ignore", module="idr_torch")
@@ -83,7 +90,7 @@ def main(folder: Path) -> int:
         config.layout.check_processes(world_size)
         from dlojz.train.loop import train
 
-        status, reason = train(config, folder, events, rank=rank, local_rank=int(idr_torch.local_rank))
+        status, reason = train(config, folder, events, rank=rank, local_rank=int(idr_torch.local_rank), stop=stop)
     except Stopped:
         status, reason = "cancelled", f"rank {rank} was told to stop (SIGTERM)."
     except BaseException as error:
@@ -96,9 +103,11 @@ def main(folder: Path) -> int:
             traceback.print_exc()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        events.write("end", status=status, reason=reason)
-        events.close()
-    return 0 if status in ("completed", "diverged") else 1
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        with contextlib.suppress(OSError):  # a full disk must not hide how it ended from the exit code
+            events.write("end", status=status, reason=reason)
+            events.close()
+    return {"completed": 0, "diverged": 0, "timeout": STOPPED_IN_TIME}.get(status, 1)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from dlojz.checkpoint.writing import Writer
+from dlojz.checkpoint_policy import CheckpointPolicy, read_policy
 from dlojz.config import RunConfig
 from dlojz.runs import find, runs, survey
+from dlojz.runs.state import look
 from dlojz.runs.store import claim, run_folder, run_ids, runs_root
 from dlojz.schema import LabError
 
@@ -53,6 +57,72 @@ def test_which_ended_runs_serve_again(
     end = {"event": "end", "status": status, "reason": "so it was"}
     folder = make_folder(config, {0: told(1, end), 1: told(1, end)})
     assert claim(config, folder.parent) == (folder, False) if found else claim(config, folder.parent)[1]
+
+
+def keep_checkpoint(folder: Path, config: RunConfig, step: int) -> None:
+    writer = Writer(folder / "checkpoints", config, step)
+    writer.add("weights/blocks.0.weight", torch.ones(2, 2))
+    writer.commit()
+
+
+@pytest.mark.parametrize("status", ["failed", "timeout", "cancelled"])
+def test_a_run_that_was_cut_off_goes_on_from_its_checkpoint(
+    status: str,
+    config: RunConfig,
+    make_folder: Callable[..., Path],
+    told: Callable[..., list[dict[str, Any]]],
+) -> None:
+    """In its own folder, its losses kept, its end and all that would be taken for the next attempt's set aside."""
+    end = {"event": "end", "status": status, "reason": "so it was"}
+    folder = make_folder(config, {0: told(2, end), 1: told(2, end)})
+    keep_checkpoint(folder, config, 2)
+    (folder / "cancel").touch()
+    (folder / "logs" / "rank-0.log").write_text("MemoryError of the first attempt")
+    (folder / "events" / "launcher.jsonl").write_text(json.dumps(end) + "\n")
+    assert look(folder)[0] == status
+    policy = CheckpointPolicy(every_steps=1)
+    assert claim(config, folder.parent, policy=policy) == (folder, True)
+    assert read_policy(folder) == policy
+    assert look(folder)[0] in ("queued", "running")
+    assert runs(folder.parent)[0].losses == (2.0, 1.875)
+    left = {path.name for path in (folder / "attempts" / "1").rglob("*")}
+    assert left == {"record.json", "cancel", "launcher.jsonl", "logs", "rank-0.log"}
+    assert list((folder / "logs").iterdir()) == []
+    # Who asks meanwhile finds it; when it is cut off again, it goes on again.
+    assert claim(config, folder.parent) == (folder, False)
+    end_of_owner(folder)
+    assert look(folder)[0] in ("failed", "timeout")
+    assert claim(config, folder.parent) == (folder, True)
+    assert sorted(path.name for path in (folder / "attempts").iterdir()) == ["1", "2"]
+
+
+def test_another_run_is_made_on_demand_and_one_that_serves_is_preferred(
+    config: RunConfig, make_folder: Callable[..., Path], told: Callable[..., list[dict[str, Any]]]
+) -> None:
+    done = {"event": "end", "status": "completed", "reason": ""}
+    serves = make_folder(config, {0: told(4, done), 1: told(4, done)})
+    late = {**done, "status": "timeout"}
+    cut_off = make_folder(config, {0: told(2, late), 1: told(2, late)})
+    keep_checkpoint(cut_off, config, 2)
+    assert claim(config, serves.parent) == (serves, False)
+    assert claim(config, serves.parent, again=True)[0] not in (serves, cut_off)
+
+
+def test_a_checkpoint_that_was_never_committed_is_none(
+    config: RunConfig, make_folder: Callable[..., Path], told: Callable[..., list[dict[str, Any]]]
+) -> None:
+    folder = make_folder(config, {0: told(2)})
+    keep_checkpoint(folder, config, 2)
+    (folder / "checkpoints" / "step-000002" / "COMMIT").unlink()
+    assert claim(config, folder.parent)[0] != folder
+
+
+def end_of_owner(folder: Path) -> None:
+    """Its launcher is gone."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    owner = json.loads((folder / "launch.json").read_text())
+    (folder / "launch.json").write_text(json.dumps({**owner, "pid": process.pid}))
 
 
 SUBMITTER = """

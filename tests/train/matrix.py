@@ -11,6 +11,7 @@ import signal
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 warnings.filterwarnings("ignore")
@@ -18,6 +19,7 @@ import idr_torch  # noqa: E402
 import torch  # noqa: E402
 
 from dlojz.config import RunConfig  # noqa: E402
+from dlojz.launch.workers import load  # noqa: E402
 from dlojz.record import EventLog  # noqa: E402
 from dlojz.train.loop import train  # noqa: E402
 
@@ -51,7 +53,7 @@ def train_all(folder: Path, rank: int) -> None:
         events.close()
 
 
-def forked(folder: Path, rank: int, processes: int) -> int:
+def forked(work: Callable[[Path, int], object], folder: Path, rank: int, processes: int) -> int:
     """One rank, as a copy of this process; its number."""
     pid = os.fork()
     if pid:
@@ -59,7 +61,7 @@ def forked(folder: Path, rank: int, processes: int) -> int:
     code = 1
     try:
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(processes))
-        train_all(folder, rank)
+        work(folder, rank)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -67,10 +69,9 @@ def forked(folder: Path, rank: int, processes: int) -> int:
     os._exit(code)
 
 
-def main(folder: Path, processes: int) -> int:
+def fork_ranks(work: Callable[[Path, int], object], folder: Path, processes: int) -> int:
     """Fork the ranks and wait for all; one that fails ends the others."""
-    torch.optim.AdamW([torch.zeros(1, requires_grad=True)])  # loads what every optimizer loads, once for all ranks
-    ranks = {forked(folder, rank, processes) for rank in range(processes)}
+    ranks = {forked(work, folder, rank, processes) for rank in range(processes)}
     while ranks:
         pid, status = os.wait()
         ranks.discard(pid)
@@ -79,6 +80,14 @@ def main(folder: Path, processes: int) -> int:
                 os.kill(other, signal.SIGKILL)
             return 1
     return 0
+
+
+def main(folder: Path, processes: int) -> int:
+    """Import once what the ranks of all runs need, then fork them."""
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    for path in folder.glob("*/config.json"):
+        load(RunConfig.from_json(path.read_text()))
+    return fork_ranks(train_all, folder, processes)
 
 
 if __name__ == "__main__":

@@ -96,16 +96,14 @@ def steps_of(config: RunConfig, rank: int) -> dict[str, Any]:
     return {"facts": facts, "weights": weights}
 
 
-def run_all(folder: Path) -> None:
-    """Every case, one after the other, in the processes of one launch: torch is imported once for all."""
+def run_all(folder: Path, rank: int) -> None:
+    """What one rank does: every case, one after the other."""
     from matrix import forget_deepspeed
 
     from dlojz.train.loop import init_process_group
     from dlojz.train.weights import save_weights
 
     torch.set_num_threads(1)
-    rank = int(os.environ["RANK"])
-    os.environ.pop("MASTER_ADDR")  # DeepSpeed would open a group of its own
     init_process_group(folder, torch.device("cpu"), rank, 2)
     told = {}
     for name, fields in CASES.items():
@@ -131,9 +129,8 @@ class Ran:
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder = tmp_path_factory.mktemp("options")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
     done = subprocess.run(
-        [*command, str(folder)],
+        [sys.executable, __file__, str(folder)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
         capture_output=True,
         text=True,
@@ -326,4 +323,10 @@ def test_bytes_on_the_disk_are_states_of_all_ranks(tmp_path: Path, monkeypatch: 
 
 
 if __name__ == "__main__":
-    run_all(Path(sys.argv[1]))
+    from matrix import fork_ranks
+
+    from dlojz.launch.workers import load
+
+    for case in CASES.values():
+        load(RunConfig.of(**{**SMALL, **case}))
+    sys.exit(fork_ranks(run_all, Path(sys.argv[1]), 2))

@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from dlojz.checkpoint.reading import COUNT
 from dlojz.config import RunConfig
 from dlojz.footprint import Category, Overlap
 from dlojz.train.axes import Axes
+from dlojz.train.engines.states import MOMENTS, WEIGHTS, Source, as_laid, begun, counted, put
 from dlojz.train.engines.tensor import TensorShare
 from dlojz.train.offload import ActivationOffload
 
@@ -164,6 +166,84 @@ class Engine:
         """Whole parameters by name, on the CPU, the same on every rank; a collective call where they are sharded."""
         for name, parameter in self.module.named_parameters():
             yield name, self.share.whole(name, parameter.detach()).cpu()
+
+    def named(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Parameters of which this rank holds a part: name in the whole model, itself, and what the optimizer updates.
+
+        The two are one tensor but where the model is given to the optimizer in another form.
+        """
+        for name, parameter in self.module.named_parameters():
+            yield name, parameter, parameter
+
+    def gathered(self, kind: str) -> Iterator[tuple[str, Tensor]]:
+        """One kind of state of every parameter, whole and in fp32, by name; a collective call where it is sharded.
+
+        Args:
+            kind: `weights`, or a key of the optimizer's states.
+        """
+        for name, parameter, updated in self.named():
+            own = parameter.detach() if kind == WEIGHTS else self.optimizer.state[updated].get(kind)
+            if own is not None:  # a parameter that has had no gradient yet has no moments
+                yield name, self.share.whole(name, as_laid(own, parameter)).cpu()
+
+    def states(self) -> Iterator[tuple[str, Tensor]]:
+        """All that a checkpoint keeps of the parameters, one whole tensor after the other; a collective call.
+
+        Named `KIND/NAME`, in the same order on all ranks; each is on the CPU, and wanted on rank 0 alone.
+
+        Raises:
+            LabError: if this layout cannot be kept; on all ranks, before anything is sent.
+        """
+        for kind in (WEIGHTS, *self.moments):
+            for name, tensor in self.gathered(kind):
+                yield f"{kind}/{name}", tensor
+        count = counted(self.optimizer)
+        if count is not None:
+            yield COUNT, count
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """Keys of the states that the optimizer keeps for each parameter."""
+        return MOMENTS[self.config.optimizer]
+
+    @torch.no_grad()
+    def restore(self, source: Source) -> None:
+        """Take this rank's share of a state that any layout has kept; nothing is sent.
+
+        Raises:
+            LabError: if it is another model's.
+        """
+        for name, parameter, updated in self.named():
+            put(parameter, self.share.part(name, source.tensor(f"{WEIGHTS}/{name}")))
+            kept = tuple(kind for kind in self.moments if source.has(f"{kind}/{name}"))
+            state = begun(self.optimizer, updated, kept, source.updates) if kept else {}
+            for kind in kept:
+                put(as_laid(state[kind], parameter), self.share.part(name, source.tensor(f"{kind}/{name}")))
+
+    def buffers(self) -> Iterator[tuple[int, str, Tensor]]:
+        """This rank's buffers, with the number of the replica whose batches they tell of and their whole-model name."""
+        for name, buffer in self.module.named_buffers():
+            yield self.axes.dp_rank, name, buffer
+
+    def whole_buffers(self) -> dict[str, Tensor]:
+        """The same, whole along the tensor axis, named `buffers.REPLICA/NAME`; a collective call along that axis."""
+        found: dict[str, Tensor] = {}
+        for replica, name, buffer in self.buffers():
+            split = self.share.beside(name, buffer)
+            found[f"buffers.{replica}/{name}"] = buffer if split is None else self.share.whole(split, buffer)
+        return found
+
+    @torch.no_grad()
+    def restore_buffers(self, source: Source) -> None:
+        """Take the buffers of the replica of the same number; where there were fewer, they are dealt out in turn.
+
+        Raises:
+            LabError: if they are another model's.
+        """
+        for replica, name, buffer in self.buffers():
+            whole = source.tensor(f"buffers.{replica % source.replicas()}/{name}")
+            split = self.share.beside(name, buffer)
+            buffer.copy_(whole if split is None else self.share.part(split, whole))
 
     def close(self) -> None:
         """Give back what the engine holds."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -52,6 +53,14 @@ class DDPEngine(Engine):
         # A gradient that is a view of its bucket stays there, as zeros: forgotten, it would be made anew elsewhere by
         # the first micro-batch, and accumulated beside the bucket.
         self.optimizer.zero_grad(set_to_none=not self.config.layout.gradient_as_bucket_view)
+
+    def named(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """As every engine; with tensor parallelism the optimizer updates plain tensors, which share their memory."""
+        plain = {}
+        if isinstance(self.model.module, PlainParameters):
+            plain = {name.replace("/", "."): own for name, own in self.model.module.plain.items()}
+        for name, parameter in self.module.named_parameters():
+            yield name, parameter, plain.get(name, parameter)
 
     def communications(self) -> Overlap | None:
         """As torch's reducer has timed it: the first bucket's departure, the last one's arrival, and pauses between.

@@ -17,9 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from dlojz.config import RunConfig
+from dlojz.schema import LabError
+from dlojz.text import say
 from dlojz.train.axes import Axes
 from dlojz.train.deepspeed_json import deepspeed_json
 from dlojz.train.engines.base import Engine, Inventory, make_offload, make_optimizer, mean_loss, optimizer_states
+from dlojz.train.engines.deepspeed_states import begin, put_state, whole_state
+from dlojz.train.engines.states import WEIGHTS, Source
+from dlojz.train.engines.tensor import TensorShare
 
 __all__ = ["DeepSpeedEngine", "deepspeed_json"]
 
@@ -61,6 +66,7 @@ class DeepSpeedEngine(Engine):
         self.model, self.optimizer, *_ = deepspeed.initialize(
             model=self.module, optimizer=optimizer, config=deepspeed_json(config), dist_init_required=False
         )
+        self.share = TensorShare(config, self.module, self.axes, mean_loss)
         self.offload = make_offload(config, self.module)
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -155,6 +161,42 @@ class DeepSpeedEngine(Engine):
             # Who: all dp ranks. What: one parameter, gathered whole (stage 3); at the end of the run only.
             with deepspeed.zero.GatheredParameters([parameter], enabled=self.config.layout.zero == 3):
                 yield name, parameter.detach().float().cpu().clone()
+
+    def states(self) -> Iterator[tuple[str, Tensor]]:
+        """As every engine, from the copy in fp32 that DeepSpeed updates.
+
+        Raises:
+            LabError: if the states are in files on an NVMe disk, which are not read here.
+        """
+        self._check_kept()
+        yield from super().states()
+
+    def gathered(self, kind: str) -> Iterator[tuple[str, Tensor]]:
+        """As every engine."""
+        for name, parameter, _ in self.named():
+            yield name, whole_state(self.optimizer, parameter, kind).cpu()
+
+    @torch.no_grad()
+    def restore(self, source: Source) -> None:
+        """As every engine, into DeepSpeed's copy in fp32 and into the weights that forward reads."""
+        self._check_kept()
+        names = [name for name, _, _ in self.named()]
+        kept = [WEIGHTS, *(kind for kind in self.moments if source.has(f"{kind}/{names[0]}"))]
+        begin(self.optimizer, tuple(kept[1:]), source.updates)
+        for name, parameter, _ in self.named():
+            for kind in kept:
+                put_state(self.optimizer, parameter, kind, source.tensor(f"{kind}/{name}"), source.updates)
+
+    def _check_kept(self) -> None:
+        if self.config.layout.nvme_path is not None:
+            raise LabError(
+                say(
+                    en="states that DeepSpeed keeps on an NVMe disk are not taken into a checkpoint: leave nvme_path "
+                    "out, and they are offloaded to host memory.",
+                    fr="les états que DeepSpeed garde sur un disque NVMe ne sont pas mis dans un checkpoint : retirez "
+                    "nvme_path, et ils seront déchargés en mémoire hôte.",
+                )
+            )
 
     def close(self) -> None:
         self.model.destroy()

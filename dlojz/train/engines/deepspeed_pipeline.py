@@ -23,7 +23,9 @@ from dlojz.pipeline.action import BACKWARD, FORWARD, Action
 from dlojz.train.deepspeed_json import deepspeed_json
 from dlojz.train.engines.base import Inventory, make_optimizer
 from dlojz.train.engines.deepspeed import DeepSpeedEngine
+from dlojz.train.engines.deepspeed_states import whole_state
 from dlojz.train.engines.pipeline import PipelineEngine
+from dlojz.train.engines.states import Source
 
 
 class DeepSpeedPipelineEngine(PipelineEngine, DeepSpeedEngine):
@@ -108,7 +110,26 @@ class DeepSpeedPipelineEngine(PipelineEngine, DeepSpeedEngine):
         return DeepSpeedEngine.inventory(self)
 
     def own_weights(self) -> dict[str, Tensor]:
-        return {f"blocks.{name}": parameter.detach().float() for name, parameter in self.module.named_parameters()}
+        return {name: parameter.detach().float() for name, parameter, _ in self.named()}
+
+    def named(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """As every engine: DeepSpeed numbers the blocks of a stage as the model does."""
+        for name, parameter in self.module.named_parameters():
+            yield f"blocks.{name}", parameter, parameter
+
+    def gathered(self, kind: str) -> Iterator[tuple[str, Tensor]]:
+        """As every pipeline; a stage's own ranks make each tensor whole first."""
+        own = {name: whole_state(self.optimizer, parameter, kind) for name, parameter, _ in self.named()}
+        yield from self._from_owners(own)
+
+    def restore(self, source: Source) -> None:
+        """As DeepSpeed's other engines."""
+        DeepSpeedEngine.restore(self, source)
+
+    def buffers(self) -> Iterator[tuple[int, str, Tensor]]:
+        """As every engine."""
+        for name, buffer in self.module.named_buffers():
+            yield self.axes.dp_rank, f"blocks.{name}", buffer
 
     def close(self) -> None:
         DeepSpeedEngine.close(self)

@@ -62,6 +62,12 @@ class FSDP2Engine(Engine):
             # Who: all dp ranks. What: one parameter, all-gathered whole; at the end of the run only.
             yield name, self.share.whole(name, parameter.detach()).cpu()
 
+    def states(self) -> Iterator[tuple[str, Tensor]]:
+        """As every engine, of the shards: weights that are whole at the moment are given back first."""
+        # Who: all dp ranks. What: one parameter, or one of its moments, all-gathered whole. How much: its bytes.
+        self.close()
+        yield from super().states()
+
     def close(self) -> None:
         if isinstance(self.model, FSDPModule):
             self.model.reshard()

@@ -23,6 +23,7 @@ from dlojz.pipeline.runtime import Boundary
 from dlojz.pipeline.runtime_stages import boundaries_of, stage_modules
 from dlojz.train.axes import Axes
 from dlojz.train.engines.base import Engine, Inventory, make_optimizer, mean_loss, optimizer_states
+from dlojz.train.engines.states import WEIGHTS
 from dlojz.train.engines.tensor import TensorShare
 
 StageKey = tuple[int, int]
@@ -157,7 +158,10 @@ class PipelineEngine(Engine):
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter of the model, broadcast by the rank that holds its stage; a collective call."""
-        own = self.own_weights()
+        yield from self._from_owners(self.own_weights())
+
+    def _from_owners(self, own: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """A tensor for every parameter of the model, broadcast by the rank that holds its stage; a collective call."""
         owners = {number: rank for rank, stage in self._stages() for number in range(*self.bounds[stage : stage + 2])}
         for name, (shape, dtype) in zip(self._names, self._shapes, strict=True):
             owner = owners[int(name.split(".")[1])]
@@ -166,18 +170,37 @@ class PipelineEngine(Engine):
                 tensor = torch.empty(shape, dtype=dtype, device=self.device)
             else:
                 tensor = self.share.whole(name, held).to(self.device).contiguous()
-            # Who: all ranks, once, at the end of the run. What: one parameter. How much: its bytes.
+            # Who: all ranks, at the end of the run or for a checkpoint. What: one parameter. How much: its bytes.
             dist.broadcast(tensor, src=self.axes.world_rank(owner))
             yield name, tensor.cpu()
 
     def own_weights(self) -> dict[str, Tensor]:
         """This rank's parameters by their name in the whole model."""
-        own: dict[str, Tensor] = {}
+        return {name: parameter.detach() for name, parameter, _ in self.named()}
+
+    def named(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Parameters of this rank's stages by their name in the whole model; of a stage held twice, both copies."""
         for (_, stage), module in self.modules.items():
             for name, parameter in module.named_parameters():
-                _, number, rest = name.split(".", 2)
-                own[f"blocks.{int(number) + self.bounds[stage]}.{rest}"] = parameter.detach()
-        return own
+                yield self._whole_name(name, stage), parameter, parameter
+
+    def _whole_name(self, name: str, stage: int) -> str:
+        _, number, rest = name.split(".", 2)
+        return f"blocks.{int(number) + self.bounds[stage]}.{rest}"
+
+    def gathered(self, kind: str) -> Iterator[tuple[str, Tensor]]:
+        """As every engine; each tensor is broadcast by the rank that holds its stage."""
+        yield from self._from_owners(self.own_weights() if kind == WEIGHTS else self.own_moments(kind))
+
+    def own_moments(self, kind: str) -> dict[str, Tensor]:
+        """One kind of the optimizer's states on this rank by their parameter's name in the whole model."""
+        return {name: self.optimizer.state[updated][kind] for name, _, updated in self.named()}
+
+    def buffers(self) -> Iterator[tuple[int, str, Tensor]]:
+        """As every engine; the two pipes of a bidirectional schedule count as two replicas."""
+        for (pipe, stage), module in self.modules.items():
+            for name, buffer in module.named_buffers():
+                yield self.axes.dp_rank * self.schedule.pipes + pipe, self._whole_name(name, stage), buffer
 
     def _stages(self) -> Iterator[tuple[int, int]]:
         """(pipeline rank, stage) of the first pipe: where each stage's weights are asked for."""

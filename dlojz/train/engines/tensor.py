@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from dlojz.config import RunConfig
 from dlojz.models.blocks import BlockList
 from dlojz.tensor.axis import TensorAxis
-from dlojz.tensor.slicing import gather_whole, split_dims
+from dlojz.tensor.slicing import gather_whole, share_bounds, split_dims
 from dlojz.tensor.split import parallel_loss, split_model
 from dlojz.train.axes import Axes
 
@@ -59,6 +59,22 @@ class TensorShare:
         # Who: the ranks that share the parameter, at the end of a run. What: their slices. How much: its bytes.
         tensor: Tensor = own.full_tensor() if isinstance(own, DTensor) else own
         return gather_whole(tensor, self._dims[name], self._shapes[name], self.axis) if name in self._dims else tensor
+
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        """What this rank holds of a whole parameter along the tensor axis where the lab has split it."""
+        if name not in self._dims:
+            return whole
+        dim = self._dims[name]
+        start, end = share_bounds(whole.shape[dim], self.axis.size, self.axis.rank)
+        return whole.narrow(dim, start, end - start)
+
+    def beside(self, buffer: str, own: Tensor) -> str | None:
+        """The split parameter whose channels a buffer has; None where the buffer is whole on each rank.
+
+        Only BatchNorm has buffers: its statistics are split as its weight is, its count of batches never.
+        """
+        weight = f"{buffer.rpartition('.')[0]}.weight"
+        return weight if own.ndim and weight in self._dims else None
 
     def settle(self, parameters: Iterable[Tensor]) -> None:
         """Before an update: gradients that are still the ranks' own parts of a sum are added up (engine torch)."""

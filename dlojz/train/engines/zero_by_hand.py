@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from dlojz.config import RunConfig
 from dlojz.train.engines.base import Engine, Inventory, make_optimizer, optimizer_states
+from dlojz.train.engines.states import WEIGHTS, Source, begun, gather_piece, put_piece
 from dlojz.zero import Zero, ZeroStage1, ZeroStage2, ZeroStage3
 
 
@@ -69,3 +71,36 @@ class ZeroByHandEngine(Engine):
         # Who: all dp ranks, in stage 3. What: each unit's weights, all-gathered; at the end of the run only.
         for name, weight in self.zero.weights():
             yield name, self.share.whole(name, weight).cpu()
+
+    def gathered(self, kind: str) -> Iterator[tuple[str, Tensor]]:
+        """As every engine, parameter by parameter from the ranks' shares."""
+        names = {parameter: name for name, parameter in self.module.named_parameters()}
+        for flat in self.zero.flats:
+            own = flat.share.detach() if kind == WEIGHTS else self.optimizer.state[flat.share].get(kind)
+            if own is None:
+                continue
+            for number, parameter in enumerate(flat.parameters):
+                name = names[cast(nn.Parameter, parameter)]
+                yield name, self.share.whole(name, gather_piece(flat, number, own)).cpu()
+
+    @torch.no_grad()
+    def restore(self, source: Source) -> None:
+        """As every engine, into this rank's shares; in stages 1 and 2 into the whole weights too."""
+        names = {parameter: name for name, parameter in self.module.named_parameters()}
+        for flat in self.zero.flats:
+            state = begun(self.optimizer, flat.share, self._kept(source), source.updates)
+            for number, parameter in enumerate(flat.parameters):
+                name = names[cast(nn.Parameter, parameter)]
+                weight = self.share.part(name, source.tensor(f"{WEIGHTS}/{name}"))
+                put_piece(flat, number, flat.share, weight)
+                if self.config.layout.zero < 3:  # of which the share is a view
+                    parameter.detach().copy_(weight)
+                for kind in self.moments:
+                    if source.has(f"{kind}/{name}"):
+                        moment = self.share.part(name, source.tensor(f"{kind}/{name}"))
+                        put_piece(flat, number, state[kind], moment)
+
+    def _kept(self, source: Source) -> tuple[str, ...]:
+        """Kinds of moments that the checkpoint has: none, if it was kept before the first update."""
+        name, _ = next(self.module.named_parameters())
+        return tuple(kind for kind in self.moments if source.has(f"{kind}/{name}"))

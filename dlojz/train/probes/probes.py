@@ -24,6 +24,7 @@ from dlojz.train.probes.trace import StorageTrace
 
 TRACED_STEPS = 3
 """Step 0 makes the optimizer states, step 1 lets DDP and DeepSpeed settle their buckets, step 2 is the steady one."""
+NO_STEP = -1
 
 
 class Probes:
@@ -63,6 +64,18 @@ class Probes:
         self.trace.name_groups(engine.group_names)
         self.clock.attach(engine)
         self.memory.claim(engine.inventory())
+
+    def begin_at(self, step: int) -> None:
+        """The run goes on from a checkpoint: the first steps from this one on are traced.
+
+        Where too few are left to reach a steady one, none is: what the first attempt has measured stands.
+        """
+        left = self.config.steps - step
+        if step and left < TRACED_STEPS:
+            self.close()
+            self.steady_step = NO_STEP
+        else:
+            self.steady_step = step + min(TRACED_STEPS, left) - 1
 
     def _phase_begins(self, phase: str) -> None:
         if not self._tracing or self._engine is None:

@@ -1,0 +1,185 @@
+"""The checkpoints of a run folder: which there are, which is whole, which is the newest that can be trusted.
+
+Layer 3, loads no torch. Invariant: a folder is a checkpoint if it is ours, no link leads into or out of it, its COMMIT
+holds the sha256 of its manifest, and every file has the size and the sha256 that the manifest says. Looking changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from dlojz.checkpoint.manifest import COMMIT, MANIFEST, MAX_MANIFEST_BYTES, Manifest
+from dlojz.layout import Layout
+from dlojz.schema import LabError, parse_json
+
+CHECKPOINTS = "checkpoints"
+_STEP = re.compile(r"step-(\d{6,12})")
+_MAX_COMMIT_BYTES = 4096
+_CHUNK_BYTES = 2**20
+
+
+class Checkpoint(NamedTuple):
+    """A committed checkpoint, as a listing shows it."""
+
+    folder: Path
+    step: int
+    bytes: int
+    committed_utc: str
+    layout: Layout
+
+
+def step_folder(checkpoints: Path, step: int) -> Path:
+    """The folder of the checkpoint after so many steps."""
+    return checkpoints / f"step-{step:06d}"
+
+
+def step_folders(checkpoints: Path) -> list[tuple[int, Path]]:
+    """Steps and folders that bear a checkpoint's name, newest first, committed or not; links are no folders."""
+    if checkpoints.is_symlink():
+        return []
+    try:
+        entries = list(os.scandir(checkpoints))
+    except OSError:
+        return []
+    found = [
+        (int(name[1]), checkpoints / entry.name)
+        for entry in entries
+        if (name := _STEP.fullmatch(entry.name)) and entry.is_dir(follow_symlinks=False)
+    ]
+    return sorted(found, reverse=True)
+
+
+def is_committed(folder: Path) -> bool:
+    """Whether there is a file COMMIT; what it says is another question."""
+    return os.path.lexists(folder / COMMIT)
+
+
+def open_owned(path: Path) -> int:
+    """A descriptor, for reading, of a regular file of this user's.
+
+    Raises:
+        LabError: if it is missing, a link, no regular file, or another user's.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        link = path.is_symlink()
+        raise LabError(f"{path.name} {'is a symbolic link' if link else f'cannot be read: {error.strerror}'}") from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise LabError(f"{path.name} is {'not yours' if stat.S_ISREG(status.st_mode) else 'no regular file'}")
+    return descriptor
+
+
+def _read(path: Path, most_bytes: int) -> bytes:
+    with os.fdopen(open_owned(path), "rb") as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise LabError(f"{path.name} has more than {most_bytes} bytes")
+    return content
+
+
+def sha256_of(path: Path) -> tuple[int, str]:
+    """Size and sha256 of a regular file of this user's.
+
+    Raises:
+        LabError: as `open_owned`.
+    """
+    digest, size = hashlib.sha256(), 0
+    with os.fdopen(open_owned(path), "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return size, digest.hexdigest()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a committed checkpoint; the tensors themselves are not looked at.
+
+    Raises:
+        LabError: if the folder is not ours, is not committed, or what it says of itself is damaged.
+    """
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise LabError(f"{folder.name} is no folder of yours")
+    if not is_committed(folder):
+        raise LabError(f"it was not finished: {COMMIT} is missing")
+    commit = parse_json(_read(folder / COMMIT, _MAX_COMMIT_BYTES))
+    content = _read(folder / MANIFEST, MAX_MANIFEST_BYTES)
+    said = commit.get("manifest_sha256") if isinstance(commit, dict) else None
+    if said != hashlib.sha256(content).hexdigest():
+        raise LabError(f"{MANIFEST} and {COMMIT} do not belong together")
+    data = parse_json(content)
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if isinstance(version, int) and version > 1:
+        raise LabError(f"it has schema version {version}, newer than this dlojz knows: update dlojz")
+    manifest = Manifest.from_dict(data)
+    if _STEP.fullmatch(folder.name) and int(folder.name.partition("-")[2]) != manifest.step:
+        raise LabError(f"it is the checkpoint of step {manifest.step}, under another name")
+    return manifest
+
+
+def verify(folder: Path) -> Manifest:
+    """Read every byte of a checkpoint and hold it against the manifest.
+
+    Raises:
+        LabError: naming the file that is damaged.
+    """
+    try:
+        manifest = read_manifest(folder)
+        for file in manifest.files:
+            size, digest = sha256_of(folder / file.name)
+            if size != file.bytes:
+                raise LabError(f"{file.name} has {size} bytes where {file.bytes} were written")
+            if digest != file.sha256:
+                raise LabError(f"the content of {file.name} has changed since it was written (sha256)")
+    except OSError as error:
+        raise LabError(f"the checkpoint {folder.name} cannot be read: {error.strerror}.") from None
+    except LabError as error:
+        raise LabError(f"the checkpoint {folder.name} is not used: {str(error).rstrip('.')}.") from None
+    return manifest
+
+
+class Found(NamedTuple):
+    """The newest checkpoint that is whole, and why newer ones are not used."""
+
+    folder: Path | None
+    manifest: Manifest | None
+    passed_over: tuple[str, ...]
+
+
+def newest(run_folder: Path) -> Found:
+    """The newest committed checkpoint of a run whose every byte is as it was written; both None where there is none."""
+    passed_over: list[str] = []
+    for _, folder in step_folders(run_folder / CHECKPOINTS):
+        try:
+            return Found(folder, verify(folder), tuple(passed_over))
+        except LabError as error:
+            if is_committed(folder):  # one that was never finished is no loss
+                passed_over.append(str(error))
+    return Found(None, None, tuple(passed_over))
+
+
+def listing(run_folder: Path) -> list[Checkpoint]:
+    """The committed checkpoints of a run, newest first; their tensors are not read.
+
+    One that is damaged so far that it does not say what it holds is left out.
+    """
+    return list(_listed(run_folder))
+
+
+def _listed(run_folder: Path) -> Iterator[Checkpoint]:
+    for step, folder in step_folders(run_folder / CHECKPOINTS):
+        try:
+            manifest = read_manifest(folder)
+        except (LabError, OSError):
+            continue
+        yield Checkpoint(folder, step, manifest.bytes, manifest.created_utc, manifest.layout)

@@ -1,0 +1,299 @@
+"""A training that was cut off goes on as if it had not been: the same bits, and in another layout the same numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dlojz.checkpoint import listing, verify
+from dlojz.checkpoint.reading import Source
+from dlojz.config import RunConfig
+from dlojz.predict.checkpoint_bytes import checkpoint_bytes
+from dlojz.record import read_events
+from dlojz.train import loop
+from dlojz.train.engines.states import MOMENTS
+from dlojz.train.stop import ignore_stop_signal
+from dlojz.train.worker import STOPPED_IN_TIME, main
+
+LLAMA = {"model": "llama_tiny", "sequence_length": 16, "learning_rate": 0.01, "steps": 3, "device": "cpu"}
+COATNET = {"model": "coatnet_tiny", "image_size": 32, "learning_rate": 0.01, "steps": 3, "device": "cpu"}
+FOUR = {"micro_batch": 2, "micro_batches": 2}
+TWO = {"micro_batch": 2, "dp": 2}
+HAND: dict[str, Any] = {"engine": "by_hand"}
+DEEPSPEED: dict[str, Any] = {"engine": "deepspeed"}
+RUNS: dict[str, dict[str, Any]] = {
+    "one": {**LLAMA, **FOUR},
+    "ddp-coatnet": {**COATNET, **TWO, "steps": 5},
+    "zero2": {**LLAMA, **TWO, **HAND, "zero": 2},
+    "zero3-bf16": {**LLAMA, **TWO, **HAND, "zero": 3, "precision": "bf16"},
+    "fsdp2": {**LLAMA, **TWO, "zero": 3},
+    "tp": {**COATNET, **FOUR, **HAND, "tp": 2},
+    "tp-torch": {**LLAMA, **FOUR, "tp": 2},
+    "pp": {**LLAMA, **FOUR, **HAND, "pp": 2},
+    "pp-torch-momentum": {**LLAMA, **FOUR, "pp": 2, "optimizer": "momentum"},
+    "pp-asynchronous": {**LLAMA, **FOUR, **HAND, "pp": 2, "schedule": "pipedream", "optimizer": "sgd"},
+    "deepspeed-zero2-momentum": {**LLAMA, **TWO, **DEEPSPEED, "zero": 2, "optimizer": "momentum"},
+    "deepspeed-zero3-bf16": {**LLAMA, **TWO, **DEEPSPEED, "zero": 3, "precision": "bf16"},
+}
+"""Each is run whole, and cut off after two of its steps and gone on with."""
+OTHERWISE = {"zero2": "pp", "pp": "fsdp2", "fsdp2": "tp-torch", "tp-torch": "zero2", "one": "zero2"}
+"""Cut off in one layout, gone on with in another, of the same model and global batch."""
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one": {},
+    "tp2": {"tp": 2, **HAND},
+    "pp2": {"pp": 2, **HAND},
+    "zero2": {"dp": 2, "zero": 2, **HAND},
+    "tp4": {"tp": 4},
+    "pp4": {"pp": 4},
+    "zero4": {"dp": 4, "zero": 3},
+}
+"""1, 2 and 4 ranks, split along each axis, by hand and by torch: each takes what each other has kept."""
+SAME = {"model": "gpt_tiny", "sequence_length": 16, "learning_rate": 0.01, "steps": 2, "device": "cpu"}
+
+
+def config_of(layout: str) -> RunConfig:
+    fields = LAYOUTS[layout]
+    share = 4 // fields.get("dp", 1)
+    return RunConfig.of(**SAME, **fields, micro_batch=1, micro_batches=share)
+
+
+class Runs:
+    """Folders of runs, and the jobs that make them: all of one number of ranks in one process."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def prepare(self, name: str, config: RunConfig) -> str:
+        folder = self.root / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(config.to_json())
+        return str(folder)
+
+    def do(self, jobs: list[dict[str, Any]], processes: int) -> None:
+        listed = self.root / f"jobs-{processes}-{len(jobs)}-{len(list(self.root.iterdir()))}.json"
+        listed.write_text(json.dumps(jobs))
+        script = str(Path(__file__).with_name("resuming.py"))
+        done = subprocess.run(
+            [sys.executable, script, str(listed), str(processes)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+
+    def told(self, name: str, event: str, key: str, rank: int = 0) -> list[Any]:
+        found = read_events(self.root / name / "events" / f"rank-{rank}.jsonl")
+        return [one[key] for one in found if one["event"] == event]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    made = Runs(tmp_path_factory.mktemp("resume"))
+    jobs: dict[int, list[dict[str, Any]]] = {1: [], 2: [], 4: []}
+    for name, fields in RUNS.items():
+        config = RunConfig.of(**fields)
+        whole, cut = (made.prepare(f"{kind}/{name}", config) for kind in ("whole", "cut"))
+        jobs[config.layout.world_size] += [{"train": whole}, {"train": cut, "stop_after": 1}, {"train": cut}]
+    bad = made.prepare("nan", RunConfig.of(**{**RUNS["zero2"], "steps": 6}))
+    (Path(bad) / "checkpoint_policy.json").write_text('{"every_steps": 1, "keep": 3}')
+    jobs[2].append({"train": bad, "nan_at": 3})
+    for layout in LAYOUTS:
+        config = config_of(layout)
+        folder = made.prepare(f"kept/{layout}", config)
+        (Path(folder) / "checkpoint_policy.json").write_text('{"every_steps": 2}')
+        jobs[config.layout.world_size].append({"train": folder})
+    for processes, listed in jobs.items():
+        made.do(listed, processes)
+    again: dict[int, list[dict[str, Any]]] = {1: [], 2: [], 4: []}
+    for layout in LAYOUTS:
+        config = config_of(layout)
+        sources = [str(made.root / "kept" / other) for other in LAYOUTS]
+        job = {"carry": sources, "to": made.prepare(f"carried/{layout}", config)}
+        again[config.layout.world_size].append(job)
+    for origin, layout in OTHERWISE.items():
+        config = RunConfig.of(**RUNS[layout])
+        folder = made.prepare(f"otherwise/{origin}", config)
+        shutil.copytree(made.root / "cut" / origin / "checkpoints", Path(folder) / "checkpoints")
+        again[config.layout.world_size].append({"train": folder})
+    for processes, listed in again.items():
+        made.do(listed, processes)
+    yield made
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", RUNS)
+def test_what_goes_on_ends_as_what_was_not_cut_off(runs: Runs, name: str) -> None:
+    """Bit for bit: losses of the steps after the cut, and the checksum of the final weights."""
+    assert runs.told(f"cut/{name}", "checkpoint_failed", "reason") == []
+    assert runs.told(f"cut/{name}", "resumed", "step") == [2]
+    assert runs.told(f"cut/{name}", "end", "status") == ["timeout", "completed"]
+    assert runs.told(f"cut/{name}", "step", "step") == list(range(RUNS[name]["steps"]))
+    assert runs.told(f"cut/{name}", "step", "loss") == runs.told(f"whole/{name}", "step", "loss")
+    weights = runs.told(f"whole/{name}", "weights", "sha256")
+    assert runs.told(f"cut/{name}", "weights", "sha256") == weights
+    assert len(weights) == 1
+
+
+@pytest.mark.timeout(1200)
+def test_all_ranks_stop_at_one_step_and_say_how_to_go_on(runs: Runs) -> None:
+    """Only the last rank was told to."""
+    for rank in (0, 1):
+        reason = runs.told("cut/zero2", "end", "reason", rank)[0]
+        assert "told to stop before the time limit (SIGUSR2), after 2 of 3 steps; a checkpoint holds them all" in reason
+        assert runs.told("cut/zero2", "checkpoint", "step", rank) == [2]
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("origin", OTHERWISE)
+def test_another_layout_goes_on_to_the_same_losses(runs: Runs, origin: str) -> None:
+    """Relative 1e-5: the order of summation is all that differs."""
+    expected = runs.told(f"whole/{origin}", "step", "loss")
+    assert runs.told(f"otherwise/{origin}", "step", "step") == [2]
+    assert runs.told(f"otherwise/{origin}", "step", "loss") == pytest.approx(expected[2:], rel=1e-5)
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("origin", "layout"), list(product(LAYOUTS, LAYOUTS)))
+def test_what_one_layout_keeps_another_gives_back_bit_for_bit(runs: Runs, origin: str, layout: str) -> None:
+    number = list(LAYOUTS).index(origin)
+    kept, given = (
+        states(folder) for folder in (runs.root / "kept" / origin, runs.root / "carried" / layout / f"{number}")
+    )
+    assert list(kept) == list(given)
+    assert len(kept) % 3 == 0
+    for name, tensor in kept.items():
+        assert torch.equal(tensor.view(torch.int32), given[name].view(torch.int32)), name
+    assert any(tensor.any() for name, tensor in kept.items() if name.startswith("exp_avg_sq/"))
+
+
+def states(run: Path) -> dict[str, torch.Tensor]:
+    """Weights and moments of the only checkpoint, by name."""
+    [one] = listing(run)
+    with Source(one.folder, verify(one.folder)) as source:
+        kinds = ("weights", *MOMENTS["adamw"])
+        return {name: source.tensor(name) for name in sorted(source.manifest.tensors) if name.split("/")[0] in kinds}
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", ["one-bf16-momentum", "ddp-coatnet", "fsdp2-zero2-coatnet-bf16", "tp", "pp-two-ways"])
+def test_the_bytes_of_a_checkpoint_are_those_predicted(runs: Runs, name: str) -> None:
+    """Exactly those of the tensors; the files have their headers besides, less than 1 KiB per tensor."""
+    [one] = listing(runs.root / "cut" / name)
+    manifest = verify(one.folder)
+    with Source(one.folder, manifest) as source:
+        tensors = [source.tensor(kept) for kept in manifest.tensors]
+    assert sum(tensor.numel() * tensor.element_size() for tensor in tensors) == checkpoint_bytes(manifest.config)
+    assert 0 < manifest.bytes - checkpoint_bytes(manifest.config) < 1024 * len(tensors)
+
+
+@pytest.mark.timeout(1200)
+def test_what_a_checkpoint_sends_is_no_part_of_a_step(runs: Runs) -> None:
+    """The run that keeps one after each traced step measures the communication that the one without measures."""
+    whole, keeping = (runs.told(name, "footprint", "footprint")[-1] for name in ("whole/zero2", "nan"))
+    assert keeping["communication"] == whole["communication"]
+    assert keeping["memory"]["peak_bytes"] == whole["memory"]["peak_bytes"]
+
+
+@pytest.mark.timeout(1200)
+def test_a_loss_that_is_no_number_is_never_kept(runs: Runs) -> None:
+    assert runs.told("nan", "end", "status") == ["diverged"]
+    assert [one.step for one in listing(runs.root / "nan")] == [3, 2, 1]
+    assert all(tensor.isfinite().all() for tensor in newest_tensors(runs.root / "nan"))
+
+
+def newest_tensors(run: Path) -> list[torch.Tensor]:
+    one = listing(run)[0]
+    with Source(one.folder, verify(one.folder)) as source:
+        return [source.tensor(name) for name in source.manifest.tensors]
+
+
+@pytest.mark.timeout(1200)
+def test_what_goes_on_is_measured_as_what_was_not_cut_off(runs: Runs) -> None:
+    """Its first three steps are traced, their memory and communication those of any steady step."""
+    whole, cut = (runs.told(f"{kind}/ddp-coatnet", "footprint", "footprint")[-1] for kind in ("whole", "cut"))
+    assert len(runs.told("cut/ddp-coatnet", "memory_timeline", "samples")) == 1
+    assert cut["communication"] == whole["communication"]
+    for category in ("weights", "gradients", "optimizer", "buffers", "activations"):
+        assert cut["memory"][f"{category}_bytes"] == whole["memory"][f"{category}_bytes"]
+
+
+def forked(act: Callable[[], int]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = act()
+        finally:
+            os._exit(code)
+    return pid
+
+
+def ended(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_the_real_signal_ends_a_worker_in_good_order_and_it_goes_on(tmp_path: Path) -> None:
+    """SIGUSR2 to the process itself: exit code 75; the same folder again: the rest of the steps, exit code 0."""
+    run = Runs(tmp_path)
+    folder = Path(run.prepare("run", RunConfig.of(**{**LLAMA, **FOUR, "steps": 100_000})))
+    (folder / "events").mkdir()
+    pid = forked(lambda: main(folder))
+    deadline = time.monotonic() + 120
+    while len(run.told("run", "step", "step")) < 4 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(pid, signal.SIGUSR2)
+    assert ended(pid) == STOPPED_IN_TIME == 75
+    done = len(run.told("run", "step", "step"))
+    assert run.told("run", "end", "status") == ["timeout"]
+    assert [one.step for one in listing(folder)] == [done] == run.told("run", "checkpoint", "step")
+    (folder / "config.json").write_text(RunConfig.of(**{**LLAMA, **FOUR, "steps": done + 2}).to_json())
+    assert ended(forked(lambda: main(folder))) == 0
+    assert run.told("run", "end", "status") == ["timeout", "completed"]
+    assert run.told("run", "step", "step") == list(range(done + 2))
+
+
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Runs(tmp_path)
+    folder = Path(run.prepare("run", RunConfig.of(**LLAMA, **FOUR)))
+    (folder / "events").mkdir()
+    (folder / "checkpoint_policy.json").write_text('{"every_steps": 3}')
+    monkeypatch.setenv("DLOJZ_FAULTPOINT", "checkpoint.write:3:enospc")
+    assert ended(forked(lambda: main(folder))) == 0
+    assert run.told("run", "end", "status") == ["completed"]
+    assert run.told("run", "checkpoint_failed", "step") == [3]
+    assert "No space left on device" in run.told("run", "checkpoint_failed", "reason")[0]
+    assert list((folder / "checkpoints").iterdir()) == []
+
+
+def test_a_data_loaders_worker_outlives_the_signal() -> None:
+    def act() -> int:
+        ignore_stop_signal(0)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        return 3
+
+    assert ended(forked(act)) == 3
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_the_data_go_on_where_they_were(micro_batches: int) -> None:
+    config = RunConfig.of(model="coatnet_tiny", image_size=32, dp=2, micro_batch=4, micro_batches=micro_batches)
+    whole, later = loop.open_batches(config, 1), loop.open_batches(config, 1, 150)
+    for _ in range(150 * micro_batches):  # beyond the end of an epoch
+        next(whole)
+    for _ in range(3):
+        (inputs, targets), (expected, wanted) = next(later), next(whole)
+        assert torch.equal(inputs, expected) and torch.equal(targets, wanted)
