@@ -63,14 +63,16 @@ def logs_command(words: list[str]) -> int:
     given = parse(
         "logs",
         say(
-            en="""Show the end of what the launcher and every rank of a run printed.
+            en="""Show the end of what the launcher and every rank of a run printed; of a run that went wrong,
+first the cause, the first error of each rank, and what to do.
 
 The beginning of a name is enough, where only one run begins so.
 
 Examples:
   dlojz logs 20250101-120000
   dlojz logs 20250101-120000 --rank 1""",
-            fr="""Montrer la fin de ce que le lanceur et chaque rang d'une exécution ont affiché.
+            fr="""Montrer la fin de ce que le lanceur et chaque rang d'une exécution ont affiché ;
+si elle a échoué, d’abord la cause, la première erreur de chaque rang, et que faire.
 
 Le début du nom suffit, si une seule exécution commence ainsi.
 
@@ -81,7 +83,13 @@ Exemples :
         [run_words(), Flag("rank", say(en="one rank only", fr="un seul rang"), metavar="INT"), root_flag()],
         words,
     )
-    show(_the_run("logs", given).logs(number(given, "rank")))
+    run = _the_run("logs", given)
+    rank = number(given, "rank")
+    printed = run.logs(rank)
+    if rank is None and run.state not in ("completed", "running", "queued"):
+        show(repr(run.diagnosis()))
+        show("")
+    show(printed)
     return cli.DONE
 
 
@@ -90,12 +98,12 @@ def cancel_command(words: list[str]) -> int:
     given = parse(
         "cancel",
         say(
-            en="""Ask a run to stop at its next step; what it measured is kept. A run that has ended stays as it is.
+            en="""Ask a run to stop; what it measured is kept. A job leaves the queue; a run that has ended stays.
 
 Examples:
   dlojz cancel 20250101-120000
   dlojz cancel 20250101-120000-0123456789ab-cdef""",
-            fr="""Demander l'arrêt d'une exécution dès son prochain pas ; ses mesures sont gardées.
+            fr="""Demander l'arrêt d'une exécution ; ses mesures sont gardées. Un travail quitte la file d’attente.
 
 Exemples :
   dlojz cancel 20250101-120000
@@ -142,7 +150,7 @@ def _summary(run: Run) -> dict[str, Any]:
     losses = run.losses
     return {
         "run_id": run.run_id,
-        "title": run.config.title,
+        "title": run.title,
         "state": run.state,
         "steps": len(losses),
         "asked_steps": run.config.steps,

@@ -12,7 +12,8 @@ comparing are `dlojz`'s own functions.
 from __future__ import annotations
 
 from dlojz.labs.catalogue import NUMBERS, start
+from dlojz.labs.difference import Difference, diff
 from dlojz.labs.lab import Lab
 from dlojz.labs.verdict import NotDone
 
-__all__ = ["NUMBERS", "Lab", "NotDone", "start"]
+__all__ = ["NUMBERS", "Difference", "Lab", "NotDone", "diff", "start"]

@@ -62,12 +62,18 @@ def assemble(
         losses=losses_of(events),
         weights_sha256=_text(_event(events.get(0, ()), "weights").get("sha256")) or None,
         footprints=tuple(footprint for footprint in footprints if footprint is not None),
-        spans=tuple(span for rank in sorted(events) for span in _parts(Span, events[rank], "spans", "spans")),
-        memory_timeline=tuple(_parts(MemorySample, events.get(0, ()), "memory_timeline", "samples")),
+        spans=tuple(span for rank in sorted(events) for span in _parts(Span, _latest(events[rank]), "spans", "spans")),
+        memory_timeline=tuple(_parts(MemorySample, _latest(events.get(0, ())), "memory_timeline", "samples")),
         environment=_texts(first.get("environment")) | _texts(_event(events.get(0, ()), "device"), only=("device",)),
         started_utc=_text(first.get("time_utc")),
         elapsed_s=max(0.0, elapsed_s),
     )
+
+
+def _latest(events: Sequence[Event]) -> Sequence[Event]:
+    """Those of the last attempt: each attempt's timeline counts from its own first step."""
+    starts = [index for index, event in enumerate(events) if event["event"] == "start"]
+    return events[starts[-1] :] if starts else events
 
 
 def _event(events: Sequence[Event], name: str) -> Event:

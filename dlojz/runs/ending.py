@@ -19,9 +19,14 @@ from dlojz.units import format_seconds
 _OOM = re.compile(
     r"MemoryError|OutOfMemoryError|DefaultCPUAllocator: (?:can't|not enough)|CUDA out of memory|Cannot allocate memory"
 )
-_PORT = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
+# What Slurm writes into a job's output; a job over `--mem` is FAILED with 137 where there are no cgroups.
+_JOB_OOM = re.compile(r"exceeded memory limit|oom[-_ ]kill|Out Of Memory", re.IGNORECASE)
+_JOB_LATE = re.compile(r"DUE TO TIME LIMIT")
+_JOB_NODE = re.compile(r"DUE TO NODE FAILURE")
+_JOB_CANCELLED = re.compile(r"\*\*\* JOB .{0,200}CANCELLED AT")
+PORT = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 # What a rank says when its peer has gone (gloo, NCCL, the store): true, and never the cause.
-_PEER_GONE = re.compile(
+PEER_GONE = re.compile(
     r"[Cc]onnection (?:was )?(?:closed|reset)|[Bb]roken pipe|[Ss]ocket (?:is )?closed|[Rr]ead error|[Ww]rite error"
     r"|remote process exited|peer (?:has )?(?:closed|exited)|Failed to recv|connectFullMesh|Stop_waiting response"
 )
@@ -39,6 +44,27 @@ class Ending:
 
 
 @dataclass(frozen=True)
+class JobEnd:
+    """The end of a run's job, as its scheduler tells it.
+
+    Args:
+        number: of the job; empty where it never had one.
+        state: raw, e.g. `TIMEOUT`; empty where the scheduler no longer knows.
+        reason: raw, e.g. `JobLaunchFailure`.
+        exit_code: `code:signal`, where known.
+        log: last part of the job's output.
+        cancel_asked: whether somebody asked the run to stop.
+    """
+
+    number: str = ""
+    state: str = ""
+    reason: str = ""
+    exit_code: str = ""
+    log: str = ""
+    cancel_asked: bool = False
+
+
+@dataclass(frozen=True)
 class Evidence:
     """All that is known about the end of a run.
 
@@ -51,6 +77,7 @@ class Evidence:
         log_tails: last part of the printed output, by rank.
         kernel_oom: the kernel killed a process for memory while the run lasted.
         launcher: what went wrong in the launcher itself; `vanished` where it is gone.
+        job: what the scheduler says of the run's job, where it had one.
     """
 
     world_size: int
@@ -62,11 +89,14 @@ class Evidence:
     kernel_oom: bool = False
     time_limit_s: float | None = None
     launcher: str = ""
+    job: JobEnd | None = None
 
 
 def end_of(events: list[dict[str, Any]]) -> tuple[Status, str] | None:
-    """Status and sentence of a rank's `end` event, if it wrote one."""
+    """Status and sentence of the `end` event of a rank's last start, if it wrote one."""
     for event in reversed(events):
+        if event["event"] == "start":  # a run that was resumed has ended only once
+            return None
         for status in STATUSES:
             if event["event"] == "end" and event.get("status") == status:
                 return status, visible(str(event.get("reason") or ""))
@@ -75,7 +105,7 @@ def end_of(events: list[dict[str, Any]]) -> tuple[Status, str] | None:
 
 def classify(evidence: Evidence) -> Ending:
     """The status of a run and why, the first rule that applies."""
-    for rule in (_completed, _measured, _stopped, _out_of_memory, _killed, _failed, _launcher):
+    for rule in (_completed, _measured, _stopped, _job_stopped, _out_of_memory, _killed, _failed, _job_left, _launcher):
         ending = rule(evidence)
         if ending:
             return ending
@@ -89,8 +119,8 @@ def _completed(evidence: Evidence) -> Ending | None:
 
 
 def _measured(evidence: Evidence) -> Ending | None:
-    """Divergence and lack of memory are results, which the rank that met them tells itself."""
-    for wanted in ("diverged", "oom"):
+    """Divergence, lack of memory, and a stop that all ranks agreed on: the rank that met them tells itself."""
+    for wanted in ("diverged", "oom", "timeout"):
         for rank, (status, said) in sorted(evidence.ends.items()):
             if status == wanted:
                 return Ending(status, _by(rank, said or f"it ended as {status}"))
@@ -115,6 +145,63 @@ def _stopped(evidence: Evidence) -> Ending | None:
         limit = format_seconds(evidence.time_limit_s)
         return Ending("timeout", f"the time limit of {limit} was reached {after}; what had been measured is kept.")
     return Ending("cancelled", f"the run was cancelled {after}; what had been measured is kept.")
+
+
+def _job_stopped(evidence: Evidence) -> Ending | None:
+    """What ended the job from outside; what its own ranks did wrong is told by the rules that follow."""
+    job = evidence.job
+    if job is None:
+        return None
+    after, kept = _after(_most_steps(evidence)), "what had been measured is kept"
+    # A requeued job appends to its log: where the state is clear, the log of an earlier start is not asked.
+    log = job.log if job.state in ("", "FAILED", "CANCELLED") else ""
+    short = job.state == "OUT_OF_MEMORY" or job.exit_code in ("137:0", "0:9", "9:0") or _JOB_OOM.search(log)
+    said = next((line.strip() for line in job.log.splitlines() if _JOB_OOM.search(line)), "")[:300]
+    said = said or (f"exit code {job.exit_code}" if job.exit_code else job.state)
+    cases: tuple[tuple[object, Status, str], ...] = (
+        (
+            job.state in ("TIMEOUT", "DEADLINE") or _JOB_LATE.search(log),
+            "timeout",
+            f"the time limit of the job {job.number} was reached {after}",
+        ),
+        (
+            job.state in ("NODE_FAIL", "BOOT_FAIL") or _JOB_NODE.search(log),
+            "failed",
+            f"a node of the job {job.number} failed {after} ({job.state or 'NODE_FAIL'})",
+        ),
+        (
+            job.state == "PREEMPTED",
+            "failed",
+            f"the job {job.number} had to give way to another one {after} (PREEMPTED)",
+        ),
+        (short, "oom", f"the job {job.number} ran out of memory {after} ({said})"),
+        (
+            job.state == "CANCELLED" or job.cancel_asked or (not job.state and _JOB_CANCELLED.search(log)),
+            "cancelled",
+            f"the run was cancelled {after}",
+        ),
+    )
+    return next((Ending(status, f"{words}; {kept}.") for applies, status, words in cases if applies), None)
+
+
+def _job_left(evidence: Evidence) -> Ending | None:
+    """Of a job that failed, all that is left to say when none of its ranks named a cause."""
+    job = evidence.job
+    if job is None:
+        return None
+    after = _after(_most_steps(evidence))
+    if not job.number:
+        return Ending(
+            "failed", "the submission was interrupted before the scheduler had taken the job: submit it again."
+        )
+    raw = ", ".join(
+        word for word in (job.state, job.reason, f"exit code {job.exit_code}" if job.exit_code else "") if word
+    )
+    last = last_line(job.log)
+    how = f"the scheduler says: {raw}" if raw else "the scheduler no longer knows how"
+    return Ending(
+        "failed", f"the job {job.number} ended {after}; {how}{f'; its output ends with: {last}' if last else ''}."
+    )
 
 
 def _out_of_memory(evidence: Evidence) -> Ending | None:
@@ -146,7 +233,7 @@ def _follows(evidence: Evidence, rank: int) -> bool:
     if code == -signal.SIGTERM:  # what the launcher sends to the peers of a rank that failed
         return True
     status, said = evidence.ends.get(rank, (None, ""))
-    lost = status == "cancelled" or _PEER_GONE.search(said) or _PEER_GONE.search(evidence.log_tails.get(rank, ""))
+    lost = status == "cancelled" or PEER_GONE.search(said) or PEER_GONE.search(evidence.log_tails.get(rank, ""))
     return code == -signal.SIGABRT and bool(lost)  # gloo's threads may abort when they are torn down
 
 
@@ -172,13 +259,13 @@ def _failed(evidence: Evidence) -> Ending | None:
             words = _by(rank, said or "it failed without saying why")
         else:
             continue
-        if _PORT.search(said):
+        if PORT.search(said):
             return Ending(
                 "failed",
                 f"rank {rank} could not open its network port, because another program uses it "
                 "(EADDRINUSE): run it again, a free port is chosen each time.",
             )
-        if not _PEER_GONE.search(said):
+        if not PEER_GONE.search(said):
             return Ending("failed", words)
     return None
 

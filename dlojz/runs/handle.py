@@ -5,7 +5,6 @@ Layer 5. Invariant: a `Run` keeps nothing that its folder does not tell; any num
 
 from __future__ import annotations
 
-import html
 import sys
 import time
 from pathlib import Path
@@ -15,8 +14,10 @@ from dlojz.config import RunConfig
 from dlojz.footprint import Footprint
 from dlojz.record import RunRecord
 from dlojz.runs.assemble import losses_of
+from dlojz.runs.job import read_job
 from dlojz.runs.logs import MAX_LOG_BYTES, read_tail
 from dlojz.runs.progress import Progress, wanted
+from dlojz.runs.scheduler import cancel
 from dlojz.runs.state import CANCEL, LOGS, State, is_final, look, read_all_events, read_config
 from dlojz.schema import LabError
 from dlojz.text import say
@@ -24,9 +25,11 @@ from dlojz.units import format_seconds
 
 if TYPE_CHECKING:
     from dlojz.comparison import Comparison
+    from dlojz.runs.diagnosis import Diagnosis
+    from dlojz.runs.watching import Watch
     from dlojz.viz.canvas import LabFigure
 
-_POLL_S = 0.2
+_POLL_S, _JOB_POLL_S = 0.2, 1.0
 _SETTLE_S = 30.0
 
 
@@ -60,6 +63,11 @@ class Run:
     def config(self) -> RunConfig:
         """What was asked."""
         return self._config
+
+    @property
+    def title(self) -> str:
+        """What was asked, as tables name it; a replayed run says that it is one."""
+        return self.record.title if self.record else self._config.title
 
     @property
     def state(self) -> State:
@@ -106,7 +114,7 @@ class Run:
         from dlojz.overlay import overlay_figure_of
 
         if self.record is None:
-            raise LabError(f"the run {self.run_id} has not ended: follow it with watch(), then call overlay().")
+            raise LabError(f"the run {self.run_id} has not ended: follow it with follow(), then call overlay().")
         return overlay_figure_of(self.record, path, step)
 
     def wait(self, timeout_s: float | None = None) -> Self:
@@ -122,10 +130,25 @@ class Run:
                     f"the run {self.run_id} is still {state} after {format_seconds(timeout_s)}: wait "
                     "longer, or stop it with cancel()."
                 )
-            time.sleep(_POLL_S)
+            time.sleep(self._poll_s)
         return self
 
-    def watch(self, progress: bool | None = None) -> Self:
+    @property
+    def _poll_s(self) -> float:
+        """Seconds between two looks: what a scheduler says does not change five times a second."""
+        return _POLL_S if read_job(self.folder) is None else _JOB_POLL_S
+
+    def watch(self) -> Watch:
+        """Watch the run while the kernel stays free: state, why it waits, progress, loss, memory, estimated end.
+
+        Returns:
+            what shows itself: a widget that follows the run in a notebook, the run as it is now elsewhere.
+        """
+        from dlojz.runs.watching import Watch
+
+        return Watch(self)
+
+    def follow(self, progress: bool | None = None) -> Self:
         """Follow the run with a progress bar until it ends; Ctrl-C cancels it and keeps what was measured.
 
         Args:
@@ -143,7 +166,7 @@ class Run:
                     bar.update(state)
                     if is_final(state):
                         return self
-                    time.sleep(_POLL_S)
+                    time.sleep(self._poll_s)
         except KeyboardInterrupt:
             self.cancel()
             self._settle()
@@ -166,13 +189,13 @@ class Run:
         )
 
     def cancel(self) -> str:
-        """Ask the launcher to stop the run; on a run that has ended this changes nothing.
+        """Ask the launcher, or the scheduler, to stop the run; on a run that has ended this changes nothing.
 
         Returns:
             one sentence that says what was done.
 
         Raises:
-            LabError: if the request cannot be written.
+            LabError: if the request cannot be written, or the scheduler refuses it.
         """
         state = self.state
         if is_final(state):
@@ -184,6 +207,9 @@ class Run:
             (self.folder / CANCEL).touch()
         except OSError as error:
             raise LabError(f"the run {self.run_id} cannot be cancelled: {error.strerror}.") from None
+        job = read_job(self.folder)
+        if job is not None:
+            cancel(job)
         return say(
             en=f"the run {self.run_id} is asked to stop; what has been measured is kept.",
             fr=f"l'arrêt de l'exécution {self.run_id} est demandé ; ce qui a été mesuré est conservé.",
@@ -193,7 +219,7 @@ class Run:
         """The end of what was printed, at most 64 KB, control characters made visible.
 
         Args:
-            rank: one rank; by default the launcher and all ranks, one after the other.
+            rank: one rank; by default the launcher, the scheduler's job and all ranks, one after the other.
 
         Raises:
             LabError: if the run has no such rank.
@@ -203,10 +229,16 @@ class Run:
             if not 0 <= rank < world_size:
                 raise LabError(f"the run {self.run_id} has ranks 0 to {world_size - 1}, but rank {rank} was received.")
             return read_tail(self.folder / LOGS / f"rank-{rank}.log")
-        names = ["launcher", *(f"rank-{rank}" for rank in range(world_size))]
+        names = ["launcher", "slurm", *(f"rank-{rank}" for rank in range(world_size))]
         share = MAX_LOG_BYTES // len(names) - 32
         tails = {name: read_tail(self.folder / LOGS / f"{name}.log", share) for name in names}
         return "\n".join(f"── {name} ──\n{tail.rstrip()}" for name, tail in tails.items() if tail)
+
+    def diagnosis(self) -> Diagnosis:
+        """What went wrong, rank by rank, and what to do about it; of a run that goes well, that it does."""
+        from dlojz.runs.diagnosis import diagnose
+
+        return diagnose(self)
 
     def _lines(self) -> list[tuple[str, str]]:
         """What there is to say of this run, as pairs of name and value."""
@@ -220,15 +252,18 @@ class Run:
             lines.append((say(en="steps", fr="pas"), f"{len(losses)}/{self.config.steps}, loss {losses[-1]:.4f}"))
         if self.record and self.record.reason:
             lines.append((say(en="why", fr="raison"), self.record.reason))
+        if self.record and self.record.replayed_from:
+            lines.append((say(en="replayed", fr="rejouée"), self.record.replayed_from))
         return lines
 
     def __repr__(self) -> str:
         return "\n".join(f"{name}: {value}" for name, value in self._lines())
 
     def _repr_html_(self) -> str:
+        from dlojz.viz.markup import safe
+
         rows = "".join(
-            f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
-            f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
+            f"<tr><th style='text-align:left'>{safe(name)}</th><td style='text-align:left'>{safe(value)}</td></tr>"
             for name, value in self._lines()
         )
         return f"<table>{rows}</table>"

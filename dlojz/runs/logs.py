@@ -9,6 +9,7 @@ import os
 import stat
 import unicodedata
 from pathlib import Path
+from typing import BinaryIO
 
 MAX_LOG_BYTES = 64 * 1024
 _MAX_LINE_CHARS = 300
@@ -30,20 +31,28 @@ def visible(text: str) -> str:
     )
 
 
+def open_regular(path: Path) -> BinaryIO | None:
+    """A regular file, open for reading; None where there is none, or only a link, a folder or a pipe."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        return None
+    return os.fdopen(descriptor, "rb")
+
+
 def read_tail(path: Path, limit_bytes: int = MAX_LOG_BYTES) -> str:
     """The end of a regular file, visible and at most `limit_bytes` long; empty where there is none.
 
     Symbolic links are not followed.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
+    file = open_regular(path)
+    if file is None:
         return ""
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            return ""
-        file.seek(max(0, status.st_size - limit_bytes))
+    with file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - limit_bytes))
         text = visible(file.read(limit_bytes).decode("utf-8", errors="replace"))
     # Escapes are longer than what they stand for.
     return text[-limit_bytes:]

@@ -1,7 +1,8 @@
 """What state a run is in, told from its folder alone.
 
-Layer 5. Invariant: the record wins; without one, a run whose process is alive is queued or running, and a run whose
-process is gone has failed and its record is rebuilt from the events. A damaged record is set aside, never deleted.
+Layer 5. Invariant: the record wins; without one, a run whose process or job is alive is queued or running, and a run
+whose process or job is gone has ended: its record is rebuilt from the events and, of a job, from what its scheduler
+says. A damaged record is set aside, never deleted.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from typing import Any, Literal
 from dlojz.config import RunConfig
 from dlojz.record import STATUSES, RunRecord, Status, read_events, read_record, write_record
 from dlojz.runs.assemble import assemble, finished_steps
-from dlojz.runs.ending import Ending, Evidence, classify, end_of
+from dlojz.runs.ending import Ending, Evidence, JobEnd, classify, end_of
+from dlojz.runs.job import read_job
 from dlojz.runs.logs import read_tail
 from dlojz.runs.owner import read_owner
+from dlojz.runs.standing import job_state
 from dlojz.schema import LabError, parse_json
 
 State = Literal["queued", "running"] | Status
@@ -83,10 +86,9 @@ def look(folder: Path) -> tuple[State, RunRecord | None]:
     Raises:
         LabError: if neither its record nor its configuration can be read, or a newer dlojz wrote its record.
     """
-    owner = read_owner(folder)
-    # Asked before the record is looked for: a launcher that ends in between has written its record by then.
-    alive = owner is not None and owner.is_alive(folder)
     path = folder / RECORD
+    # Asked before the record is looked for: a launcher that ends in between has written its record by then.
+    standing = None if os.path.lexists(path) else _standing(folder)
     damage = ""
     if os.path.lexists(path):
         try:
@@ -97,17 +99,33 @@ def look(folder: Path) -> tuple[State, RunRecord | None]:
                 raise
             damage = str(error).removeprefix(f"the record {path} ").removeprefix("is damaged: ").rstrip(".")
             _set_aside(path)
-    elif alive:
-        told = any(file.stat().st_size for file in (folder / EVENTS).glob("rank-*.jsonl"))
-        return ("running" if told else "queued"), None
-    record = rebuild(folder, damage)
+    else:
+        standing = standing or _standing(folder)
+        if standing == "queued" or standing == "running":  # noqa: PLR1714 - mypy narrows these
+            return standing, None
+    record = rebuild(folder, damage, standing if isinstance(standing, JobEnd) else None)
     with contextlib.suppress(OSError):  # a folder that is read-only or full still tells what it holds
         write_record(path, record)
     return record.status, record
 
 
-def rebuild(folder: Path, damage: str = "") -> RunRecord:
+def _standing(folder: Path) -> Literal["queued", "running", "gone"] | JobEnd:
+    """Where a run without a record stands: by its job where it has one, else by the process that drives it."""
+    owner, job = read_owner(folder), read_job(folder)
+    if job is not None:
+        return job_state(folder, job, owner, read_all_events(folder), read_config(folder).layout.world_size)
+    if owner is None or not owner.is_alive(folder):
+        return "gone"
+    told = any(file.stat().st_size for file in (folder / EVENTS).glob("rank-*.jsonl"))
+    return "running" if told else "queued"
+
+
+def rebuild(folder: Path, damage: str = "", job: JobEnd | None = None) -> RunRecord:
     """The record of a run whose launcher wrote none, or whose record was damaged, from its events.
+
+    Args:
+        damage: what was wrong with its record, if it had one.
+        job: how its scheduler says that its job ended, if it had one.
 
     Raises:
         LabError: if its configuration cannot be read.
@@ -122,7 +140,7 @@ def rebuild(folder: Path, damage: str = "") -> RunRecord:
     ending = (
         Ending(*known)
         if known
-        else classify(evidence_of(events, folder, config.layout.world_size, launcher="vanished"))
+        else classify(evidence_of(events, folder, config.layout.world_size, launcher="vanished", job=job))
     )
     if damage:
         note = _REBUILT.format(why=damage)

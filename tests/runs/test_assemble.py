@@ -89,3 +89,13 @@ KEYS = st.sampled_from(["step", "loss", "footprint", "spans", "samples", "sha256
 def test_whatever_a_rank_writes_a_record_is_made(events: list[dict[str, Any]]) -> None:
     made = record({0: events})
     assert RunRecord.from_json(made.to_json()) == made
+
+
+def test_of_a_run_that_went_on_the_timeline_is_the_last_attempt_s() -> None:
+    def attempt(step: int) -> list[dict[str, Any]]:
+        span = {"rank": 0, "step": step, "phase": "forward", "start_s": 0.0, "end_s": 1.0}
+        return [{"event": "start"}, {"event": "step", "step": step, "loss": 1.0}, {"event": "spans", "spans": [span]}]
+
+    record = assemble("run", RunConfig.of(model="coatnet_tiny"), {0: attempt(0) + attempt(1)}, Ending("completed"), 1.0)
+    assert [span.step for span in record.spans] == [1]
+    assert record.losses == (1.0, 1.0)

@@ -33,7 +33,7 @@ def test_a_run_that_lasts(config: RunConfig, make_folder: Callable[..., Path], t
 
 def test_a_run_that_has_ended(config: RunConfig, make_folder: Callable[..., Path], told: Told) -> None:
     run = Run(make_folder(config, {0: told(2)}))
-    assert run.wait() is run.watch() is run
+    assert run.wait() is run.follow() is run
     assert run.record is not None and run.losses == run.record.losses
     assert "has ended already (failed)" in run.cancel()
     assert not (run.folder / "cancel").exists()
