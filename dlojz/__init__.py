@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from dlojz.config import Layout as Layout
     from dlojz.config import RunConfig as RunConfig
     from dlojz.footprint import Footprint as Footprint
+    from dlojz.launch import preview as preview
     from dlojz.launch import run as run
+    from dlojz.launch import submit_many as submit_many
     from dlojz.predict import predict as predict
     from dlojz.record import RunRecord as RunRecord
     from dlojz.runs import Run as Run
@@ -33,10 +35,25 @@ _HOME_OF = {
     "RunRecord": "dlojz.record",
     "compare": "dlojz.compare",
     "predict": "dlojz.predict",
+    "preview": "dlojz.launch",
     "run": "dlojz.launch",
     "runs": "dlojz.runs",
+    "submit_many": "dlojz.launch",
 }
-__all__ = ["Comparison", "Footprint", "Layout", "Run", "RunConfig", "RunRecord", "compare", "predict", "run", "runs"]
+__all__ = [
+    "Comparison",
+    "Footprint",
+    "Layout",
+    "Run",
+    "RunConfig",
+    "RunRecord",
+    "compare",
+    "predict",
+    "preview",
+    "run",
+    "runs",
+    "submit_many",
+]
 
 
 class _Package(ModuleType):

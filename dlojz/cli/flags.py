@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import shlex
 import typing
 from collections.abc import Sequence
 from types import UnionType
@@ -20,10 +19,9 @@ from pydantic.fields import FieldInfo
 
 from dlojz.config import Layout, RunConfig
 from dlojz.hardware import DEVICES, Device, device
+from dlojz.runs.command_line import HIDDEN, command_of  # noqa: F401 - looked for here
 from dlojz.schema import LabError, one_of
 from dlojz.text import say
-
-HIDDEN = ("layout", "schema_version")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,21 +124,6 @@ def config_of(given: dict[str, Any]) -> RunConfig:
     return RunConfig.of(**{name: value for name, value in given.items() if name in fields})
 
 
-def command_of(config: RunConfig, command: str = "run") -> str:
-    """The command line that asks for a configuration: only what differs from the defaults is written."""
-    plain = RunConfig.of(model=config.model)
-    words = ["dlojz", command, "--model", config.model]
-    for own, default in ((config, plain), (config.layout, plain.layout)):
-        for name in type(own).model_fields:
-            value = getattr(own, name)
-            if name in (*HIDDEN, "model") or value == getattr(default, name):
-                continue
-            words.append("--" + name.replace("_", "-"))
-            if value is not True:
-                words.append(str(value))
-    return shlex.join(words)
-
-
 def _flag_of(name: str, field: FieldInfo) -> Flag:
     union = typing.get_origin(field.annotation) in (typing.Union, UnionType)
     kinds = typing.get_args(field.annotation) if union else (field.annotation,)
@@ -226,3 +209,12 @@ def _no_value(flags: Sequence[Flag], words: Sequence[str]) -> str:
                 f"{word} needs a value after it ({flag.metavar}), but none was received: write {word} {flag.metavar}."
             )
     return f"the options {' '.join(words)!r} could not be read: see --help for how they are written."
+
+
+def scheduler_flags() -> list[Flag]:
+    """What a scheduler is told about a job besides the run itself."""
+    return [
+        Flag("account", say(en="whose hours are billed", fr="compte dont les heures sont facturées")),
+        Flag("qos", say(en="quality of service; by default the first that fits", fr="QoS ; par défaut la première")),
+        Flag("reservation", say(en="reservation, of a course say", fr="réservation, d’une formation par exemple")),
+    ]

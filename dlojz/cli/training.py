@@ -18,6 +18,7 @@ from dlojz.cli.flags import (
     parse,
     predicting_flags,
     root_flag,
+    scheduler_flags,
     target_device,
 )
 from dlojz.config import RunConfig
@@ -31,7 +32,8 @@ Exit code: 0 completed or diverged, 1 ended otherwise, 2 refused.
 
 Examples:
   dlojz run --model coatnet_tiny --dp 2 --steps 20
-  dlojz run --model coatnet_tiny --dp 2 --zero 2 --engine deepspeed --micro-batch 16 --json""",
+  dlojz run --model coatnet_tiny --dp 2 --zero 2 --engine deepspeed --micro-batch 16 --json
+  dlojz run --model coatnet_7 --dp 8 --zero 3 --device cuda --on slurm --machine local""",
     "fr": """Entraîner un modèle sur plusieurs processus, réellement, et mesurer mémoire, communication et temps.
 
 La même demande retrouve la même exécution ; --again en fait une autre. Affiche la mesure à côté de la prédiction.
@@ -39,7 +41,8 @@ Code de sortie : 0 terminé ou divergé, 1 fini autrement, 2 refusé.
 
 Exemples :
   dlojz run --model coatnet_tiny --dp 2 --steps 20
-  dlojz run --model coatnet_tiny --dp 2 --zero 2 --engine deepspeed --micro-batch 16 --json""",
+  dlojz run --model coatnet_tiny --dp 2 --zero 2 --engine deepspeed --micro-batch 16 --json
+  dlojz run --model coatnet_7 --dp 8 --zero 3 --device cuda --on slurm --machine local""",
 }
 PREDICT_HELP = {
     "en": """Say what one training step will cost one rank: memory by category, communication, FLOPs. Nothing is run.
@@ -69,10 +72,27 @@ def run_command(words: list[str]) -> int:
         Flag(
             "on",
             say(
-                en="where: local or slurm (default: what suits the machine)",
-                fr="où : local ou slurm (par défaut : ce qui convient à la machine)",
+                en="where: local, slurm or replay (default: slurm for --device cuda where there is one, else local)",
+                fr="où : local, slurm ou replay (par défaut : slurm pour --device cuda s’il y en a un, sinon local)",
             ),
             metavar="PLACE",
+        ),
+        Flag(
+            "machine",
+            say(
+                en="machine file of the cluster, see `dlojz machines` (default: this cluster's)",
+                fr="fichier de machine du calculateur, voir `dlojz machines` (par défaut : celui d’ici)",
+            ),
+            metavar="NAME",
+        ),
+        *scheduler_flags(),
+        Flag(
+            "checkpoint_every",
+            say(
+                en="steps between two checkpoints (default: one before the time limit only)",
+                fr="nombre de pas entre deux points de reprise (par défaut : un seul, avant la limite de temps)",
+            ),
+            metavar="INT",
         ),
         Flag(
             "time_limit_s",
@@ -99,6 +119,9 @@ def run_command(words: list[str]) -> int:
         run = launch(
             config,
             on=given.get("on"),
+            machine=given.get("machine"),
+            **{name: given.get(name, "") for name in ("account", "qos", "reservation")},
+            checkpoint_every=number(given, "checkpoint_every", least=1),
             again=given.get("again", False),
             wait=False,
             time_limit_s=number(given, "time_limit_s", float),
@@ -111,7 +134,7 @@ def run_command(words: list[str]) -> int:
                     fr=f"{run.run_id} : cette demande a déjà été exécutée ; voici ses mesures (--again recommence).",
                 )
             )
-        record = run.watch().record
+        record = run.follow().record
         if record is None:
             tell(
                 say(

@@ -1,169 +1,112 @@
-"""A real SLURM on this machine: one controller, two nodes, in a folder of its own, gone after the tests.
+"""A real SLURM on this machine (slurm/cluster.py): one controller, two nodes, gone after the tests.
 
-Debian's `slurm-wlm` (22.05) with munge; `make test` installs both where it may. Two slurmd stand for two nodes of four
-cores each; nothing checks that the machine has them (`config_overrides`).
+As root it may not be missing; another user cannot start one.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import shutil
-import socket
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "salloc", "sinfo")
-NODES, CORES = 2, 4
-READY_S = 60
+from dlojz.config import RunConfig
+from dlojz.launch import run
+from dlojz.runs import Run
+from dlojz.runs.state import read_all_events
 
-CONFIGURATION = """
-ClusterName=lab
-SlurmctldHost={host}(127.0.0.1)
-SlurmUser=root
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
-CryptoType=crypto/munge
-MpiDefault=none
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-ReturnToService=2
-SlurmctldPort={port}
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.%n.pid
-SlurmdSpoolDir={folder}/spool.%n
-StateSaveLocation={folder}/state
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.%n.log
-SlurmdParameters=config_overrides
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-NodeName=n[0-{last}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first_port}-{last_port}] CPUs={cores} RealMemory=4000
-PartitionName=main Nodes=ALL Default=YES MaxTime=1:00:00 State=UP
-"""
+HERE = Path(__file__).resolve().parent
+PATIENCE_S = 240
+collect_ignore_glob = ["stubs/*"]  # run as ranks, never imported by pytest
 
 
-@dataclass(frozen=True)
-class Slurm:
-    """A cluster that is up.
-
-    Args:
-        folder: configuration, logs and state.
-        environment: what a process needs to speak with it.
-    """
-
-    folder: Path
-    environment: dict[str, str]
-
-
-def _free_ports(count: int) -> list[int]:
-    """Consecutive free ports, below those that the system gives to clients."""
-    for first in range(17000, 30000, 50):
-        ports = list(range(first, first + count))
-        try:
-            for port in ports:
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return ports
-    raise RuntimeError("no free ports for a test cluster")
+def _cluster_module() -> Any:
+    specification = importlib.util.spec_from_file_location("slurm_cluster", HERE.parents[1] / "slurm" / "cluster.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules["slurm_cluster"] = module
+    specification.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The cluster, up."""
-    missing = [name for name in PROGRAMS if not _program(name)]
-    if missing:
-        reason = f"a real SLURM needs {', '.join(missing)}: apt-get install slurm-wlm munge"
+    module = _cluster_module()
+    obstacle = module.obstacle()
+    if obstacle:
         if os.geteuid() == 0:
-            pytest.fail(reason)
-        pytest.skip(reason)
-    if os.geteuid() != 0:
-        pytest.skip("a real SLURM is started by root only")
+            pytest.fail(obstacle)
+        pytest.skip(obstacle)
     folder = tmp_path_factory.mktemp("slurm")
     for parent in (folder, *folder.parents):  # munge refuses a socket in a folder that others cannot reach
         if parent.owner() == "root" and str(parent).startswith("/tmp/"):
             parent.chmod(0o755)
-    controller, *nodes = _free_ports(1 + NODES)
-    host = socket.gethostname().partition(".")[0]
-    text = CONFIGURATION.format(
-        host=host,
-        folder=folder,
-        port=controller,
-        last=NODES - 1,
-        first_port=nodes[0],
-        last_port=nodes[-1],
-        cores=CORES,
-    )
-    (folder / "slurm.conf").write_text(text)
-    (folder / "state").mkdir()
-    (folder / "munge.key").write_bytes(os.urandom(128))
-    (folder / "munge.key").chmod(0o600)
-    environment = {
-        **{key: value for key, value in os.environ.items() if not key.startswith("SLURM_")},
-        "SLURM_CONF": str(folder / "slurm.conf"),
-    }
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(name: str, *arguments: str) -> None:
-        with open(folder / f"{name}.out", "ab") as out:
-            started.append(subprocess.Popen([_program(name), *arguments], env=environment, stdout=out, stderr=out))
-
+    cluster = module.Cluster(folder)
     try:
-        start(
-            "munged",
-            "--foreground",
-            "--force",
-            f"--socket={folder}/munge.socket",
-            f"--key-file={folder}/munge.key",
-            f"--pid-file={folder}/munge.pid",
-            f"--seed-file={folder}/munge.seed",
-            f"--log-file={folder}/munge.log",
-        )
-        start("slurmctld", "-D", "-i")
-        for node in range(NODES):
-            start("slurmd", "-D", "-N", f"n{node}")
-        _wait_until_idle(folder, environment)
-        yield Slurm(folder, environment)
+        cluster.start()
+        yield cluster
     finally:
-        _end(started)
+        cluster.stop()
 
 
-def _program(name: str) -> str:
-    return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin") or ""
+@pytest.fixture
+def here(slurm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This process speaks with the cluster, its runs are in a folder of the test, and its stub workers are found."""
+    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+    monkeypatch.setenv("DLOJZ_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("DLOJZ_MACHINES", str(HERE / "machines"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("DLOJZ_LANG", "en")
+    return tmp_path / "runs"
 
 
-def _wait_until_idle(folder: Path, environment: dict[str, str]) -> None:
-    deadline_s = time.monotonic() + READY_S
-    states = ""
-    while time.monotonic() < deadline_s:
-        done = subprocess.run(
-            ["sinfo", "-h", "-N", "-o", "%T"], env=environment, capture_output=True, text=True, check=False
-        )
-        states = done.stdout + done.stderr
-        if done.stdout.split() == ["idle"] * NODES:
-            return
-        time.sleep(0.2)
-    logs = "\n".join(path.read_text(errors="replace")[-800:] for path in sorted(folder.glob("*.log")))
-    pytest.fail(f"the test cluster did not come up: {states}\n{logs}")
+@pytest.fixture
+def stub(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+    """Send a run of a stub worker on one node, without waiting for it."""
+    monkeypatch.setenv("PYTHONPATH", str(HERE / "stubs"))
+
+    def send(worker: str, **more: Any) -> Run:
+        fields = {"model": "vit_tiny", "dp": 2, "steps": 4, "device": "cpu", **more}
+        return run(on="slurm", machine="stubs", worker_module=f"stub_{worker}", wait=False, **fields)
+
+    return send
 
 
-def _end(started: list[subprocess.Popen[bytes]]) -> None:
-    processes = [psutil.Process(one.pid) for one in reversed(started) if one.poll() is None]
-    for process in processes:
-        children = process.children(recursive=True)
-        with suppress(psutil.Error):
-            process.terminate()
-        psutil.wait_procs([process], timeout=5)
-        for one in (process, *children):
-            with suppress(psutil.Error):
-                one.kill()
-    for popen in started:
-        popen.wait()
+def until(holds: Callable[[], Any]) -> Any:
+    """Wait for something to become true; the limit is only there to end a test that fails."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := holds()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"still not so after {PATIENCE_S} s")
+        time.sleep(0.1)
+    return found
+
+
+def ended(one: Run) -> Any:
+    """The record of a run, once its job has written it."""
+    until((one.folder / "record.json").exists)
+    return one.record
+
+
+def steps(one: Run, rank: int = 0) -> int:
+    """Steps that a rank has told of."""
+    return sum(event["event"] == "step" for event in read_all_events(one.folder).get(rank, []))
+
+
+def ask(slurm: Any, *words: str) -> str:
+    """What a program of the scheduler prints."""
+    done = subprocess.run(list(words), env=slurm.environment, capture_output=True, text=True, check=False, timeout=60)
+    return done.stdout + done.stderr
+
+
+def config(**fields: Any) -> RunConfig:
+    """A small training."""
+    return RunConfig.of(**{"model": "vit_tiny", "steps": 3, "device": "cpu", **fields})

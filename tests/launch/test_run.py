@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,12 @@ from dlojz.schema import LabError
     ("request_", "words"),
     [
         ({"dp": 3, "processes": 2}, "dp=3, tp=1, pp=1 needs 3 processes"),
-        ({"on": "slurm"}, "use on='local'"),
-        ({"on": "replay"}, "use on='local'"),
+        (
+            {"on": "slurm", "machine": "lokal"},
+            "on='local'" if shutil.which("sbatch") is None else "did you mean 'local'",
+        ),
+        ({"on": "replay", "model": "gpt2"}, "replay"),
+        ({"checkpoint_every": 0}, "every_steps must be at least 1"),
         ({"on": "locl"}, "did you mean 'local'"),
         ({"time_limit_s": 0}, "greater than 0"),
         ({"time_limit_s": float("nan")}, "greater than 0"),
