@@ -1,0 +1,255 @@
+"""The class at a glance: what each student's folder tells of exercises, runs and hours.
+
+Layer 6. Invariant: the folders are somebody else's: they are only read, no link in them is followed, nothing but
+regular files of a bounded size is opened, and what cannot be read is one sentence that hinders nothing. No sentence
+holds a name, so that pseudonyms hide them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dlojz.labs.progress import Progress
+from dlojz.launch.replay import is_replayed
+from dlojz.record import RunRecord, read_record
+from dlojz.schema import LabError, parse_json
+from dlojz.text import say
+
+MAX_STUDENTS, MAX_ENTRIES, MAX_RECORDS = 2000, 5000, 1000
+MAX_RECORD_BYTES, MAX_PROGRESS_BYTES, MAX_READ_BYTES = 16 * 2**20, 64 * 1024, 256 * 2**20
+MAX_PROBLEMS = 5
+RUNS_FOLDERS = ("", "runs", "dlojz-runs")
+_PROGRESS = re.compile(r"progress-(\d\d)\.json")
+_EXERCISE = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
+
+
+@dataclass(frozen=True)
+class Best:
+    """The highest throughput of a student with one model."""
+
+    model: str
+    title: str
+    global_batch: int
+    samples_per_s: float
+
+
+@dataclass
+class Student:
+    """One line of the board.
+
+    Args:
+        name: of the folder, or its pseudonym.
+        done: lab → number of exercises done.
+        lab: of the exercise that was done last; empty where none is.
+        exercise: that exercise.
+        best: one per model, the highest throughput first.
+        runs: finished runs that were measured, not replayed.
+        replays: runs that were replayed.
+        rank_hours: ranks × elapsed time of the finished runs.
+        last_utc: when something was last written.
+        problems: what could not be read, in sentences.
+    """
+
+    name: str
+    done: dict[str, int] = field(default_factory=dict)
+    lab: str = ""
+    exercise: str = ""
+    best: list[Best] = field(default_factory=list)
+    runs: int = 0
+    replays: int = 0
+    rank_hours: float = 0.0
+    last_utc: datetime | None = None
+    problems: list[str] = field(default_factory=list)
+
+
+def read_class(folder: Path, call: Callable[[str], str] = str) -> list[Student]:
+    """All students of a folder, each from the folder of that name, by name.
+
+    Args:
+        folder: holds one folder per student; what is hidden or no folder is no student.
+        call: from the name of a folder to what is shown.
+
+    Raises:
+        LabError: if the folder itself cannot be read.
+    """
+    try:
+        names = sorted(entry.name for entry in itertools.islice(os.scandir(folder), MAX_ENTRIES))
+    except OSError as error:
+        raise LabError(
+            say(
+                en=f"the folder of the class, {folder}, cannot be read: {error.strerror}.",
+                fr=f"le dossier de la classe, {folder}, est illisible : {error.strerror}.",
+            )
+        ) from None
+    visible = [name for name in names if not name.startswith(".")][:MAX_STUDENTS]
+    found = []
+    for name in visible:
+        path = folder / name
+        if path.is_symlink():
+            found.append(Student(call(name), problems=[_link()]))
+        elif path.is_dir():
+            found.append(_student(path, call(name)))
+    return sorted(found, key=lambda student: student.name)
+
+
+def _student(folder: Path, name: str) -> Student:
+    student = Student(name)
+    try:
+        for root in _roots(folder, student):
+            _read_progress(root, student)
+            _read_runs(root, student)
+    except OSError as error:  # it may vanish, or close itself, while it is read
+        student.problems.append(_unreadable(error))
+    student.best.sort(key=lambda best: -best.samples_per_s)
+    return student
+
+
+def _roots(folder: Path, student: Student) -> Iterator[Path]:
+    """Where runs may lie: the folder itself, its runs/, and the runs/ of a checkout in it."""
+    for name in RUNS_FOLDERS:
+        root = folder / name
+        if root.is_symlink():
+            student.problems.append(_link())
+        elif root.is_dir():
+            yield root
+    for entry in _entries(folder):
+        if entry.is_dir(follow_symlinks=False) and entry.name not in RUNS_FOLDERS and not entry.name.startswith("."):
+            root = Path(entry.path, "runs")
+            if root.is_dir() and not root.is_symlink():
+                yield root
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return list(itertools.islice(entries, MAX_ENTRIES))
+
+
+def _read_progress(root: Path, student: Student) -> None:
+    latest = ""
+    for entry in _entries(root):
+        lab = _PROGRESS.fullmatch(entry.name)
+        if lab is None or not _plain(Path(entry.path), MAX_PROGRESS_BYTES, student):
+            continue
+        done = {name: at for name, at in Progress(Path(entry.path)).read().items() if _EXERCISE.fullmatch(name)}
+        student.done[lab[1]] = max(student.done.get(lab[1], 0), len(done))
+        for exercise, at in done.items():
+            if at > latest:
+                latest, student.lab, student.exercise = at, lab[1], exercise
+        _active(student, Path(entry.path))
+
+
+def _read_runs(root: Path, student: Student) -> None:
+    folders = [entry for entry in _entries(root) if entry.is_dir(follow_symlinks=False) and entry.name[:1] != "."]
+    folders.sort(key=lambda entry: entry.name, reverse=True)
+    read_bytes = 0
+    for entry in folders[:MAX_RECORDS]:
+        path = Path(entry.path, "record.json")
+        if not os.path.lexists(path) or not _plain(path, MAX_RECORD_BYTES, student):
+            continue
+        read_bytes += path.stat().st_size
+        if read_bytes > MAX_READ_BYTES:
+            student.problems.append(
+                say(
+                    en="too many records: the oldest are left out.",
+                    fr="trop de bilans : les plus anciens sont laissés de côté.",
+                )
+            )
+            return
+        try:
+            record = read_record(path)
+            if record.run_id != entry.name:
+                raise LabError("the record belongs to another run.")
+        except LabError:
+            student.problems.append(_damaged(path))
+            continue
+        _count(record, student)
+        _active(student, path)
+
+
+def _count(record: RunRecord, student: Student) -> None:
+    if is_replayed(record):
+        student.replays += 1
+        return
+    student.runs += 1
+    student.rank_hours += record.config.layout.world_size * record.elapsed_s / 3600
+    footprint = record.footprint()
+    rate = footprint.samples_per_s if footprint else None
+    if record.status != "completed" or rate is None:
+        return
+    config = record.config
+    best = Best(config.model, config.title, config.layout.global_batch, rate)
+    before = next((one for one in student.best if one.model == best.model), None)
+    if before is None or before.samples_per_s < rate:
+        student.best = [one for one in student.best if one is not before] + [best]
+
+
+def _plain(path: Path, most_bytes: int, student: Student) -> bool:
+    """Whether a file may be opened: no link, no pipe, not beyond its size. What may not is told."""
+    try:
+        state = path.lstat()
+    except OSError as error:
+        student.problems.append(_unreadable(error))
+        return False
+    if stat.S_ISLNK(state.st_mode):
+        student.problems.append(_link())
+    elif not stat.S_ISREG(state.st_mode):
+        student.problems.append(
+            say(
+                en="a file is no regular file and is not opened.",
+                fr="un fichier n’est pas un fichier ordinaire : il n’est pas ouvert.",
+            )
+        )
+    elif state.st_size > most_bytes:
+        student.problems.append(
+            say(
+                en=f"a file of {state.st_size} bytes is beyond the {most_bytes} that it may have and is not opened.",
+                fr=f"un fichier de {state.st_size} octets dépasse les {most_bytes} permis : il n’est pas ouvert.",
+            )
+        )
+    else:
+        return True
+    return False
+
+
+def _active(student: Student, path: Path) -> None:
+    """Something was written then; a clock that is ahead is not believed."""
+    now = datetime.now(UTC)
+    written = min(datetime.fromtimestamp(path.lstat().st_mtime, UTC), now)
+    student.last_utc = max(student.last_utc or written, written)
+
+
+def _damaged(path: Path) -> str:
+    """Without the path, in which there is a name."""
+    try:
+        content = parse_json(path.read_bytes())
+    except (OSError, LabError):
+        content = None
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if isinstance(version, int) and version > 1:
+        return say(
+            en="a record is from a newer version of dlojz: update it.",
+            fr="un bilan vient d’une version plus récente de dlojz : mettez-le à jour.",
+        )
+    return say(en="a record is damaged and left out.", fr="un bilan est endommagé : il est laissé de côté.")
+
+
+def _link() -> str:
+    return say(en="a symbolic link is not followed.", fr="un lien symbolique n’est pas suivi.")
+
+
+def _unreadable(error: OSError) -> str:
+    return say(en=f"something cannot be read: {error.strerror}.", fr=f"quelque chose est illisible : {error.strerror}.")
+
+
+def told_problems(student: Student) -> list[str]:
+    """Each sentence once, with how often it holds; the first few."""
+    counts = {sentence: student.problems.count(sentence) for sentence in dict.fromkeys(student.problems)}
+    told = [sentence if count == 1 else f"{count} × {sentence}" for sentence, count in counts.items()]
+    return told[:MAX_PROBLEMS] + (["…"] if len(told) > MAX_PROBLEMS else [])

@@ -1,0 +1,169 @@
+"""Running a campaign: point after point here, or as job arrays through a scheduler.
+
+Layer 6. Invariant: it can be interrupted at any moment and called again: what was run is found by its configuration,
+what is queued or running is waited for, and only what failed or was never started is started.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from dlojz.campaign.plan import Plan
+from dlojz.campaign.results import REFUSED, WAITING, Outlook, Result, find_run, result_of, root_of
+from dlojz.record import STATUSES
+from dlojz.runs import Run
+from dlojz.runs.store import REUSED
+from dlojz.schema import LabError
+from dlojz.text import say
+
+Backend = Literal["local", "slurm"]
+Told = Callable[[Sequence[Result]], None]
+POLL_S, QUEUE_POLL_S, SETTLE_S = 0.3, 5.0, 30.0
+
+
+def drive(
+    plan: Plan,
+    outlooks: Sequence[Outlook],
+    root: Path,
+    *,
+    on: Backend,
+    again: bool = False,
+    time_limit_s: float | None = None,
+    told: Told = lambda _: None,
+) -> list[Result]:
+    """Run what has not been run yet and wait for all of it.
+
+    Args:
+        outlooks: one per point.
+        root: folder of the runs.
+        again: run everything anew.
+        told: called with all results whenever one of them has changed.
+
+    Raises:
+        LabError: if the scheduler refuses a whole array.
+        KeyboardInterrupt: on Ctrl-C; here the run under way is cancelled, jobs of a scheduler go on.
+    """
+    results = [Result(point, predicted) for point, predicted in zip(plan.points, outlooks, strict=True)]
+    for index, result in enumerate(results):
+        results[index] = result_of(result.point, result.outlook, None if again else find_run(result.point, root))
+    told(results)
+    if on == "local":
+        _one_after_the_other(results, root, again, time_limit_s, told)
+    else:
+        _as_arrays(results, root, again, time_limit_s, told)
+    return results
+
+
+def to_do(results: Sequence[Result]) -> list[int]:
+    """Indices of the points without a run that serves."""
+    return [index for index, result in enumerate(results) if result.state not in REUSED]
+
+
+def _one_after_the_other(
+    results: list[Result], root: Path, again: bool, time_limit_s: float | None, told: Told
+) -> None:
+    """Never two at once: they would slow one another."""
+    from dlojz.launch import run as launch
+
+    for index, result in enumerate(results):
+        if result.state in ("completed", "diverged", "oom") and not again:
+            continue
+        try:
+            run = launch(
+                result.point.config,
+                on="local",
+                again=again,
+                wait=False,
+                time_limit_s=time_limit_s,
+                root=root_of(root, result.point.machine),
+            )
+        except LabError as error:  # of this point alone: the others are run all the same
+            results[index] = replace(result, state=REFUSED, reason=str(error))
+            told(results)
+            continue
+        try:
+            while run.state not in STATUSES:
+                _note(results, index, run, told)
+                time.sleep(POLL_S)
+        except KeyboardInterrupt:
+            run.cancel()
+            run.wait(SETTLE_S)
+            raise
+        _note(results, index, run, told)
+
+
+def _as_arrays(results: list[Result], root: Path, again: bool, time_limit_s: float | None, told: Told) -> None:
+    from dlojz.launch import submit_many
+
+    runs: dict[int, Run] = {}
+    missing = to_do(results)
+    for machine in dict.fromkeys(results[index].point.machine for index in missing):
+        chosen = [index for index in missing if results[index].point.machine == machine]
+        submitted = submit_many(
+            [results[index].point.config for index in chosen],
+            on="slurm",
+            machine=machine,
+            again=again,
+            time_limit_s=time_limit_s,
+            root=root_of(root, machine),
+        )
+        runs |= dict(zip(chosen, submitted, strict=True))
+    for index, result in enumerate(results):
+        if index not in runs and (found := find_run(result.point, root)):
+            runs[index] = found
+    while True:
+        for index, run in runs.items():
+            _note(results, index, run, told)
+        if all(results[index].state in STATUSES for index in runs):
+            return
+        time.sleep(QUEUE_POLL_S)
+
+
+def _note(results: list[Result], index: int, run: Run, told: Told) -> None:
+    """Keep what has changed, and tell it."""
+    now = result_of(results[index].point, results[index].outlook, run)
+    if (now.state, now.run_id) != (results[index].state, results[index].run_id):
+        results[index] = now
+        told(results)
+
+
+def unfit_backend(plan: Plan, on: Backend) -> str:
+    """Why a plan cannot be run so; empty where it can."""
+    from dlojz.launch import MAX_RANKS_PER_CORE
+    from dlojz.launch.workers import cores_available
+
+    machines = list(dict.fromkeys(point.machine for point in plan.points))
+    if on == "slurm":
+        if "" not in machines:
+            return ""
+        return say(
+            en="the campaign names no machine to submit to: add --machine NAME (see `dlojz machines`), or run it here "
+            "with --on local.",
+            fr="la campagne ne nomme aucune machine où soumettre : ajoutez --machine NOM (voir `dlojz machines`), ou "
+            "exécutez-la ici avec --on local.",
+        )
+    if machines != [""]:
+        return say(
+            en=f"the campaign is for {', '.join(filter(None, machines))}, not for this machine: use --on slurm, "
+            "--dry-run, or a campaign whose name ends in _local.",
+            fr=f"la campagne vise {', '.join(filter(None, machines))}, non cette machine : prenez --on slurm, "
+            "--dry-run, ou une campagne dont le nom finit par _local.",
+        )
+    most = MAX_RANKS_PER_CORE * cores_available()
+    large = [point for point in plan.points if point.config.layout.world_size > most]
+    if not large:
+        return ""
+    listed = "; ".join(f"{point.number} ({point.label}): {point.config.layout.world_size}" for point in large)
+    return say(
+        en=f"this machine's {cores_available()} cores carry {most} processes at most, but these points need more: "
+        f"{listed}. Nothing was started.",
+        fr=f"les {cores_available()} cœurs de cette machine portent {most} processus au plus, mais ces points en "
+        f"demandent plus : {listed}. Rien n’a été lancé.",
+    )
+
+
+__all__ = ["WAITING", "Backend", "drive", "to_do", "unfit_backend"]

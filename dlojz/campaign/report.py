@@ -1,0 +1,204 @@
+"""The report of a campaign: Markdown, HTML with its figures in it, CSV, in one folder.
+
+Layer 6. Invariant: written from the run folders at any time, also of a campaign that is not finished; every text is
+escaped; each file is whole or not there; the HTML refers to nothing outside itself.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+
+from dlojz.campaign.contract import Campaign
+from dlojz.campaign.figures import campaign_figures
+from dlojz.campaign.plan import Plan
+from dlojz.campaign.results import Result
+from dlojz.campaign.tables import csv_text, hours, measured, state_label
+from dlojz.record import write_atomic
+from dlojz.schema import LabError
+from dlojz.text import language, say
+from dlojz.viz.canvas import LabFigure
+from dlojz.viz.grid import DASH
+from dlojz.viz.markup import markdown_safe, safe
+
+CAMPAIGNS = "campaigns"
+STYLE = (
+    "body{font-family:sans-serif;max-width:75em;margin:2em auto;padding:0 1em;color:#222}"
+    "table{border-collapse:collapse;font-size:90%}th,td{padding:.25em .6em;border-bottom:1px solid #ccc;"
+    "text-align:right}th:nth-child(-n+3),td:nth-child(-n+3){text-align:left}img{max-width:100%}"
+    "pre{white-space:pre-wrap;font-family:inherit}"
+)
+
+
+def report_folder(root: Path, name: str) -> Path:
+    """Where the report of a campaign is written."""
+    return root / CAMPAIGNS / name
+
+
+def write_report(campaign: Campaign, plan: Plan, results: Sequence[Result], folder: Path) -> list[Path]:
+    """Write `report.html`, `report.md`, `points.csv` and the figures.
+
+    Args:
+        results: as `results.judged` gives them.
+        folder: made where it does not exist.
+
+    Returns:
+        the files.
+
+    Raises:
+        LabError: if they cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / "points.csv", csv_text(results))
+        figures = campaign_figures(campaign, results, folder)
+        write_atomic(folder / "report.md", markdown(campaign, plan, results, figures))
+        write_atomic(folder / "report.html", html(campaign, plan, results, folder, figures))
+    except OSError as error:
+        raise LabError(
+            say(
+                en=f"the report cannot be written in {folder}: {error.strerror}; what was measured is kept.",
+                fr=f"le rapport ne peut pas être écrit dans {folder} : {error.strerror} ; les mesures sont conservées.",
+            )
+        ) from None
+    return [folder / name for name in ("report.html", "report.md", "points.csv", *figures)]
+
+
+def findings(results: Sequence[Result]) -> list[str]:
+    """What the campaign says, in sentences computed from its results."""
+    done = [result for result in results if result.state == "completed"]
+    over = [result for result in results if result.state == "oom"]
+    told = [
+        say(
+            en=f"{len(done)} of {len(results)} points completed; {len(over)} do not fit; "
+            f"{hours(sum(result.rank_hours for result in results))} rank-hours were used.",
+            fr=f"{len(done)} points sur {len(results)} sont terminés ; {len(over)} ne tiennent pas ; "
+            f"{hours(sum(result.rank_hours for result in results))} heures × rangs ont été consommées.",
+        )
+    ]
+    rated = [(result.samples_per_s, result) for result in done if result.samples_per_s]
+    if rated:
+        rate, best = max(rated, key=lambda pair: pair[0])
+        told.append(
+            say(
+                en=f"The highest throughput is that of {best.point.label}: {rate:.4g} samples/s.",
+                fr=f"Le débit le plus élevé est celui de {best.point.label} : {rate:.4g} échantillons/s.".replace(
+                    ".", ",", 0
+                ),
+            )
+        )
+    pairs = [(pair, result) for result in done if None not in (pair := result.memory_bytes)]
+    if pairs:
+        gap, worst = max(
+            ((abs((pair[1] or 0) - (pair[0] or 0)) / max(pair[1] or 1, 1), result) for pair, result in pairs),
+            key=lambda found: found[0],
+        )
+        told.append(
+            say(
+                en=f"The memory of the heaviest rank was predicted to within {100 * gap:.2g} % (farthest off: "
+                f"{worst.point.label}).",
+                fr=f"La mémoire du rang le plus chargé est prédite à {100 * gap:.2g} % près (le plus éloigné : "
+                f"{worst.point.label}).",
+            )
+        )
+    exact = [
+        result.communication_bytes == result.outlook.communication_bytes
+        for result in done
+        if result.communication_bytes is not None and result.outlook.communication_bytes is not None
+    ]
+    if exact:
+        told.append(
+            say(
+                en=f"The messages of {sum(exact)} of {len(exact)} completed points are those predicted, byte for byte.",
+                fr=f"Les messages de {sum(exact)} points terminés sur {len(exact)} sont ceux prédits, à l’octet près.",
+            )
+        )
+    wrong = [
+        result
+        for result in results
+        if result.outlook.fits is not None and result.outlook.fits is (result.state == "oom")
+    ]
+    told += [
+        say(
+            en=f"{result.point.label} was predicted {'to fit' if result.outlook.fits else 'not to fit'}, and "
+            f"{'did not' if result.outlook.fits else 'did'}.",
+            fr=f"{result.point.label} devait {'' if result.outlook.fits else 'ne pas '}tenir, d’après la "
+            "prédiction, et "
+            f"{'n’a pas tenu' if result.outlook.fits else 'a tenu'}.",
+        )
+        for result in wrong
+        if result.state in ("oom", "completed")
+    ]
+    return told
+
+
+def _reasons(results: Sequence[Result]) -> list[tuple[str, str]]:
+    """The points that have something to say for themselves."""
+    return [
+        (f"{result.point.number}. {result.point.label} ({state_label(result)})", result.reason or result.outlook.note)
+        for result in results
+        if result.reason or result.outlook.note
+    ]
+
+
+def markdown(campaign: Campaign, plan: Plan, results: Sequence[Result], figures: dict[str, LabFigure]) -> str:
+    """The report as Markdown; the figures lie beside it."""
+    titles, rows = measured(results)
+    lines = [f"# {markdown_safe(campaign.title)}", ""]
+    lines += [markdown_safe(line) for line in campaign.description.strip().splitlines()]
+    lines += ["", *(f"- {markdown_safe(sentence)}" for sentence in findings(results)), ""]
+    lines += ["| " + " | ".join(map(markdown_safe, titles)) + " |", "|" + "---|" * 3 + "--:|" * (len(titles) - 3)]
+    lines += ["| " + " | ".join(map(markdown_safe, row)) + " |" for row in rows]
+    for name, figure in figures.items():
+        lines += ["", f"![{markdown_safe(figure.alt)}]({name})"]
+    for heading, told in (
+        (
+            say(en="What did not go well, and what is not predicted", fr="Échecs et absences de prédiction"),
+            _reasons(results),
+        ),
+        (say(en="Left out", fr="Points écartés"), plan.excluded),
+    ):
+        if told:
+            lines += ["", f"## {markdown_safe(heading)}", ""]
+            lines += [f"- {markdown_safe(point)}: {markdown_safe(why)}" for point, why in told]
+    return "\n".join(lines) + "\n"
+
+
+def html(campaign: Campaign, plan: Plan, results: Sequence[Result], folder: Path, figures: dict[str, LabFigure]) -> str:
+    """The report as one HTML page, with its figures in it."""
+    titles, rows = measured(results)
+    parts = [
+        f'<!DOCTYPE html><html lang="{language()}"><head><meta charset="utf-8">',
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
+        "style-src 'unsafe-inline'\">",
+        f"<title>{safe(campaign.title)}</title><style>{STYLE}</style></head><body>",
+        f"<h1>{safe(campaign.title)}</h1><pre>{safe_lines(campaign.description.strip())}</pre><ul>",
+        *(f"<li>{safe(sentence)}</li>" for sentence in findings(results)),
+        "</ul><table><thead><tr>",
+        *(f'<th scope="col">{safe(title)}</th>' for title in titles),
+        "</tr></thead><tbody>",
+    ]
+    for row in rows:
+        parts.append("<tr>" + "".join(f"<td>{safe(cell or DASH)}</td>" for cell in row) + "</tr>")
+    parts.append("</tbody></table>")
+    for name, figure in figures.items():
+        picture = base64.b64encode((folder / name).read_bytes()).decode("ascii")
+        parts.append(f'<p><img alt="{safe(figure.alt)}" src="data:image/png;base64,{picture}"></p>')
+    for heading, told in (
+        (
+            say(en="What did not go well, and what is not predicted", fr="Échecs et absences de prédiction"),
+            _reasons(results),
+        ),
+        (say(en="Left out", fr="Points écartés"), plan.excluded),
+    ):
+        if told:
+            parts.append(f"<h2>{safe(heading)}</h2><ul>")
+            parts += [f"<li>{safe(point)}: {safe(why)}</li>" for point, why in told]
+            parts.append("</ul>")
+    return "".join(parts) + "</body></html>\n"
+
+
+def safe_lines(text: str) -> str:
+    """Text of several lines, each shown letter by letter."""
+    return "\n".join(safe(line) for line in text.splitlines())

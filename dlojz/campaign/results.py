@@ -1,0 +1,278 @@
+"""What a campaign knows of each point: what was predicted, which run stands for it, what that run measured.
+
+Layer 6. Invariant: the run folders are the only truth; a point's run is found by its configuration, and neither a
+replayed record nor a run made on another machine stands for it. What is compared is of one rank: the heaviest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dlojz import hardware
+from dlojz.campaign.plan import Point
+from dlojz.footprint import Footprint, Memory
+from dlojz.hardware import Device
+from dlojz.record import STATUSES, RunRecord
+from dlojz.runs import Run
+from dlojz.runs.owner import DEFAULT_WORKER, read_owner
+from dlojz.runs.store import REUSED, run_folder, run_ids
+from dlojz.schema import LabError
+from dlojz.text import say
+from dlojz.units import format_bytes
+
+WAITING, REFUSED = "waiting", "refused"
+"""States of a point without a run: not started yet; refused when it was to be started."""
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is predicted of a point.
+
+    Args:
+        rank: the one that takes most memory.
+        memory: of that rank; None where it cannot be predicted.
+        limit_bytes: what such a rank may take there; None where it is not known.
+        communication_bytes: messages of rank 0 in one step.
+        limit_name: whose limit that is.
+        most_hours: what the point can cost at most: GPU-hours billed by its machine, or ranks × time limit here; None
+            without a time limit.
+        normalised_hours: the same as the site counts them, where it does.
+        refusals: why its machine would not take it.
+        note: why something is not predicted.
+    """
+
+    rank: int = 0
+    memory: Memory | None = None
+    limit_bytes: int | None = None
+    communication_bytes: int | None = None
+    limit_name: str = ""
+    most_hours: float | None = None
+    normalised_hours: float | None = None
+    refusals: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def taken_bytes(self) -> int | None:
+        """What the rank takes: of a GPU as nvidia-smi shows it, of a CPU the largest sum of its tensors."""
+        return taken_of(self.memory)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it stays within the limit; None where one is not known."""
+        if self.taken_bytes is None or self.limit_bytes is None:
+            return None
+        return self.taken_bytes <= self.limit_bytes
+
+
+@dataclass(frozen=True)
+class Result:
+    """A point, what was predicted of it, and what its run measured so far.
+
+    Args:
+        state: of the run; `waiting` or `refused` where there is none.
+        reason: why it ended so.
+        predicted_samples_per_s: from a run of the same training on one process in the campaign, where there is one.
+        efficiency: throughput per rank over that of the fewest ranks with the same work per replica.
+    """
+
+    point: Point
+    outlook: Outlook
+    state: str = WAITING
+    reason: str = ""
+    run_id: str = ""
+    record: RunRecord | None = None
+    predicted_samples_per_s: float | None = None
+    efficiency: float | None = None
+
+    @property
+    def footprint(self) -> Footprint | None:
+        """What the heaviest rank measured."""
+        return self.record.footprint(self.outlook.rank) if self.record else None
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Throughput of a run that completed; of another it means nothing."""
+        first = self.record.footprint() if self.record and self.record.status == "completed" else None
+        return first.samples_per_s if first else None
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of a step."""
+        first = self.record.footprint() if self.record else None
+        return first.phases.step_s if first else None
+
+    @property
+    def memory_bytes(self) -> tuple[int | None, int | None]:
+        """Predicted and measured of the heaviest rank, the same quantity: of the device where both know it."""
+        predicted = self.outlook.memory
+        measured = self.footprint.memory if self.footprint else None
+        if predicted and measured and predicted.device_bytes is not None and measured.device_bytes is not None:
+            return predicted.device_bytes, measured.device_bytes
+        if measured is None or measured.peak_bytes is None:
+            return self.outlook.taken_bytes, None
+        return predicted.peak_bytes if predicted else None, measured.peak_bytes
+
+    @property
+    def communication_bytes(self) -> int | None:
+        """Messages of rank 0 in one step, measured; the lab's own control traffic is left out."""
+        first = self.record.footprint() if self.record else None
+        return message_bytes(first) if first else None
+
+    @property
+    def rank_hours(self) -> float:
+        """Ranks × elapsed time of the run."""
+        return self.point.config.layout.world_size * self.record.elapsed_s / 3600 if self.record else 0.0
+
+
+def taken_of(memory: Memory | None) -> int | None:
+    """What a rank takes of its device, or where that is not known the largest sum of its tensors."""
+    if memory is None:
+        return None
+    return memory.peak_bytes if memory.device_bytes is None else memory.device_bytes
+
+
+def message_bytes(footprint: Footprint) -> int:
+    """All messages of one step but the lab's own."""
+    return sum(traffic.message_bytes for traffic in footprint.communication if traffic.group != "control")
+
+
+def outlook(point: Point, time_limit_s: float | None) -> Outlook:
+    """Predict one point; what cannot be predicted is told in the note.
+
+    Raises:
+        LabError: if there is no machine file of that name, or it is not legal.
+    """
+    from dlojz.predict.communication import predict_communication
+    from dlojz.predict.forecast import heaviest
+    from dlojz.predict.shapes import model_shapes
+
+    known, device = _place(point, time_limit_s)
+    try:
+        told = heaviest(point.config, device)
+        traffic = predict_communication(point.config, model_shapes(point.config), 0)
+    except LabError as error:
+        return replace(known, note=str(error))
+    sent = sum(each.message_bytes for each in traffic if each.group != "control")
+    return replace(known, rank=told.rank, memory=told.memory, communication_bytes=sent)
+
+
+def _place(point: Point, time_limit_s: float | None) -> tuple[Outlook, Device | None]:
+    """What is known of where a point runs, and its GPU; None for a CPU."""
+    ranks = point.config.layout.world_size
+    if not point.machine:
+        from dlojz.train.host import rank_limit_bytes
+
+        name = say(en=f"this machine's share, {ranks} ranks", fr=f"part de cette machine, {ranks} rangs")
+        hours = time_limit_s and ranks * time_limit_s / 3600
+        return Outlook(limit_bytes=rank_limit_bytes(ranks), limit_name=name, most_hours=hours), None
+    from dlojz.launch.limits import Request, allocate
+    from dlojz.launch.machines import machine
+
+    site = machine(point.machine)
+    asked, refusals = allocate(site, point.config, Request(time_limit_s=time_limit_s))
+    factor = site.normalised_hour_factor
+    gpu = None if site.device == "cpu" else hardware.device(site.device)
+    known = Outlook(
+        limit_bytes=gpu.memory_bytes if gpu else None,
+        limit_name=gpu.title if gpu else site.name,
+        most_hours=asked.gpu_hours,
+        normalised_hours=None if factor is None else asked.gpu_hours * factor,
+        refusals=tuple(refusals),
+    )
+    return known, gpu
+
+
+def root_of(root: Path, machine: str) -> Path:
+    """Where the runs of a machine are kept: a folder of its own, as the same run elsewhere measures something else."""
+    return root / f"on-{machine}" if machine else root
+
+
+def find_run(point: Point, root: Path) -> Run | None:
+    """The newest run that stands for a point: one that needs not be made again, else any other.
+
+    Raises:
+        LabError: if the folder of the runs cannot be read.
+    """
+    base = root_of(root, point.machine)
+    others = []
+    for run_id in run_ids(base, point.config.hash):
+        try:
+            folder = run_folder(base, run_id)
+            owner = read_owner(folder)
+            run = Run(folder)
+            if run.config != point.config or (owner is not None and owner.worker_module != DEFAULT_WORKER):
+                continue
+            if run.state in REUSED:
+                return run
+        except LabError:
+            continue
+        others.append(run)
+    return others[0] if others else None
+
+
+def result_of(point: Point, predicted: Outlook, run: Run | None) -> Result:
+    """A point with its run, as it stands now."""
+    if run is None:
+        return Result(point, predicted)
+    state = run.state
+    record = run.record if state in STATUSES else None
+    reason = record.reason if record else ""
+    if state == "oom":
+        reason = _does_not_fit(predicted, reason)
+    return Result(point, predicted, state, reason, run.run_id, record)
+
+
+def _does_not_fit(predicted: Outlook, reason: str) -> str:
+    """Running out of memory is a result."""
+    taken, limit = format_bytes(predicted.taken_bytes), format_bytes(predicted.limit_bytes)
+    told = say(
+        en=f"does not fit: {taken} predicted for a rank, limit {limit}",
+        fr=f"ne tient pas : {taken} prédits pour un rang, limite {limit}",
+    )
+    return f"{told}. {reason}".strip()
+
+
+def judged(results: Sequence[Result]) -> list[Result]:
+    """The results with what only their neighbours tell: throughput predicted from one process, scaling efficiency."""
+    predicted = _predicted_rates(results)
+    return [
+        replace(result, predicted_samples_per_s=predicted.get(result.run_id), efficiency=_efficiency(result, results))
+        for result in results
+    ]
+
+
+def _predicted_rates(results: Sequence[Result]) -> dict[str, float]:
+    from dlojz.compare import compare
+
+    found: dict[str, float] = {}
+    for machine in dict.fromkeys(result.point.machine for result in results):
+        records = [result.record for result in results if result.record and result.point.machine == machine]
+        if any(record.config.layout.strategy == "single" for record in records) and len(records) > 1:
+            for row in compare(records).rows:
+                if row.samples_per_s.predicted is not None and row.world_size > 1:
+                    found[row.run_id] = row.samples_per_s.predicted
+    return found
+
+
+def _efficiency(result: Result, results: Sequence[Result]) -> float | None:
+    rate = result.samples_per_s
+    alike = [other for other in results if other.samples_per_s and _scaled_alike(other, result)]
+    if rate is None or not alike:
+        return None
+    base = min(alike, key=lambda other: (other.point.config.layout.world_size, other.point.number))
+    base_ranks, ranks = base.point.config.layout.world_size, result.point.config.layout.world_size
+    if base.samples_per_s is None or (base_ranks == ranks and base is not result and ranks > 1):
+        return None
+    return (rate / ranks) / (base.samples_per_s / base_ranks)
+
+
+def _scaled_alike(one: Result, other: Result) -> bool:
+    """The same training with the same work per replica, on other ranks or in another layout."""
+    own, its = one.point.config, other.point.config
+    return (
+        one.point.machine == other.point.machine
+        and own.layout.micro_batch * own.layout.micro_batches == its.layout.micro_batch * its.layout.micro_batches
+        and own.model_dump(exclude={"layout", "steps"}) == its.model_dump(exclude={"layout", "steps"})
+    )

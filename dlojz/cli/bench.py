@@ -1,0 +1,259 @@
+"""`dlojz bench`: run a campaign of measurements, resume it, report on it.
+
+Layer 6. Invariant: nothing is started before every point of the campaign is known to be legal and possible; what is
+told on the way goes to stderr, so that a campaign can run without anybody looking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from dlojz import cli
+from dlojz.campaign.contract import Campaign, campaigns_folder, find_campaign, read_campaign
+from dlojz.campaign.drive import Backend, drive, unfit_backend
+from dlojz.campaign.plan import Plan, expand
+from dlojz.campaign.report import report_folder, write_report
+from dlojz.campaign.results import Outlook, Result, find_run, judged, outlook, result_of
+from dlojz.campaign.tables import brief, foreseen, hours, row_of, state_label
+from dlojz.cli.answer import answering, console, tell
+from dlojz.cli.flags import Flag, json_flag, parse, root_flag
+from dlojz.runs.store import runs_root
+from dlojz.schema import LabError, one_of
+from dlojz.text import say
+from dlojz.units import format_count
+from dlojz.viz.markup import visible
+
+BACKENDS = ("local", "slurm")
+HELP = {
+    "en": """Run a campaign: every combination of models, layouts, batches and machines that a TOML file names, each
+predicted, run and measured; then a report (HTML, Markdown, CSV, figures) in campaigns/NAME of the runs' folder.
+
+A campaign can be interrupted at any time. The same command goes on where it was: what was run is found again, what is
+queued is waited for, and only what failed or was never started is started. Running out of memory is a result. Nothing
+is submitted if one point is impossible: all of them are listed.
+
+Examples:
+  dlojz bench                                  (the campaigns of the course)
+  dlojz bench data_parallelism --dry-run       (points, memory, messages, GPU-hours; nothing is started)
+  dlojz bench data_parallelism_local           (on this machine)
+  dlojz bench data_parallelism --on slurm --machine NAME
+  dlojz bench data_parallelism --report        (only the report, of what has been measured so far)""",
+    "fr": """Lancer une campagne : chaque combinaison de modèles, de layouts, de batchs et de machines d’un fichier
+TOML est prédite, exécutée et mesurée ; puis un rapport (HTML, Markdown, CSV, figures) est écrit dans campaigns/NOM du
+dossier des exécutions.
+
+Une campagne peut être interrompue à tout moment. La même commande reprend où elle en était : ce qui a été exécuté est
+retrouvé, ce qui est en file est attendu, et seul ce qui a échoué ou n’a jamais été lancé est lancé. Manquer de mémoire
+est un résultat. Rien n’est soumis si un seul point est impossible : tous sont listés.
+
+Exemples :
+  dlojz bench                                  (les campagnes du cours)
+  dlojz bench data_parallelism --dry-run       (points, mémoire, messages, heures GPU ; rien n’est lancé)
+  dlojz bench data_parallelism_local           (sur cette machine)
+  dlojz bench data_parallelism --on slurm --machine NOM
+  dlojz bench data_parallelism --report        (le rapport seul, de ce qui est déjà mesuré)""",
+}
+
+
+def bench_command(words: list[str]) -> int:
+    """Run a campaign, or say what it would cost."""
+    given = parse("bench", say(**HELP), _flags(), words)
+    names = given.get("words", ())
+    if not names:
+        return _list(given)
+    if len(names) > 1:
+        raise LabError(
+            say(
+                en=f"`dlojz bench` takes one campaign, but {len(names)} were received: {', '.join(names)}.",
+                fr=f"`dlojz bench` prend une campagne, mais {len(names)} ont été reçues : {', '.join(names)}.",
+            )
+        )
+    path = find_campaign(names[0])
+    campaign = read_campaign(path)
+    plan = expand(campaign, given.get("machine"))
+    on = _backend(given, plan)
+    only_looks = given.get("dry_run", False) or given.get("report", False)
+    if not only_looks and (reason := unfit_backend(plan, on)):
+        raise LabError(reason)
+    root = runs_root(given.get("root"))
+    with answering(given.get("json", False)) as answer:
+        outlooks = _predict(plan, campaign)
+        if only_looks:
+            results = [result_of(p, o, find_run(p, root)) for p, o in zip(plan.points, outlooks, strict=True)]
+        else:
+            _refuse_what_machines_refuse(plan, outlooks)
+            results = _drive(campaign, plan, outlooks, root, on, given.get("again", False))
+        if not given.get("dry_run"):
+            results = judged(results)
+        if given.get("json"):
+            answer([row_of(result) for result in results])
+        else:
+            answer(_table(*(foreseen(results) if given.get("dry_run") else brief(results))))
+        _tell_more(plan, results, given.get("dry_run", False))
+        if not given.get("dry_run"):
+            files = write_report(campaign, plan, results, report_folder(root, path.stem))
+            tell(say(en=f"report: {files[0]}", fr=f"rapport : {files[0]}"))
+    good = only_looks or all(result.state in ("completed", "oom") for result in results)
+    return cli.DONE if good else cli.FAILED
+
+
+def _flags() -> list[Flag]:
+    return [
+        Flag(
+            "words",
+            say(
+                en="a campaign of the course, or a TOML file; without one, they are listed",
+                fr="une campagne du cours, ou un fichier TOML ; sans rien, elles sont listées",
+            ),
+            metavar="CAMPAIGN",
+            kind="words",
+        ),
+        Flag(
+            "dry_run",
+            say(en="show what it would cost; start nothing", fr="montrer le coût ; ne rien lancer"),
+            kind="switch",
+        ),
+        Flag("report", say(en="only write the report", fr="écrire seulement le rapport"), kind="switch"),
+        Flag(
+            "on",
+            say(en="where it runs", fr="où elle s’exécute"),
+            metavar="|".join(BACKENDS),
+            default=say(en="slurm where the campaign names machines", fr="slurm si la campagne nomme des machines"),
+        ),
+        Flag(
+            "machine",
+            say(en="machine in place of those of the campaign", fr="machine à la place de celles de la campagne"),
+            metavar="NAME",
+        ),
+        Flag("again", say(en="run again what was run before", fr="refaire ce qui a déjà été exécuté"), kind="switch"),
+        root_flag(),
+        json_flag(),
+    ]
+
+
+def _list(given: dict[str, Any]) -> int:
+    """The campaigns of the course."""
+    found = []
+    for file in sorted(campaigns_folder().glob("*.toml")):
+        try:
+            found.append([file.stem, read_campaign(file).title])
+        except LabError as error:
+            tell(str(error))
+    with answering(given.get("json", False)) as answer:
+        if given.get("json"):
+            answer([{"name": name, "title": title} for name, title in found])
+        else:
+            answer(_table([say(en="campaign", fr="campagne"), say(en="title", fr="titre")], found))
+    return cli.DONE
+
+
+def _backend(given: dict[str, Any], plan: Plan) -> Backend:
+    on = given.get("on") or ("slurm" if any(point.machine for point in plan.points) else "local")
+    if on not in BACKENDS:
+        raise LabError(one_of("--on", on, BACKENDS))
+    return cast(Backend, on)
+
+
+def _predict(plan: Plan, campaign: Campaign) -> list[Outlook]:
+    """Predict every point, counting aloud: a large model takes seconds each."""
+    shown = console()
+    with shown.status("") as status:
+        found = []
+        for point in plan.points:
+            status.update(say(en="predicting ", fr="prédiction ") + f"{point.number}/{len(plan.points)}")
+            found.append(outlook(point, campaign.time_limit_s))
+    return found
+
+
+def _refuse_what_machines_refuse(plan: Plan, outlooks: Sequence[Outlook]) -> None:
+    refused = [
+        f"  - {point.number} ({point.label}): {' '.join(predicted.refusals)}"
+        for point, predicted in zip(plan.points, outlooks, strict=True)
+        if predicted.refusals
+    ]
+    if refused:
+        listed = "\n".join(refused)
+        raise LabError(
+            say(
+                en=f"nothing was submitted: the machine would refuse {len(refused)} of the points:\n{listed}",
+                fr=f"rien n’a été soumis : la machine refuserait {len(refused)} des points :\n{listed}",
+            )
+        )
+
+
+def _drive(
+    campaign: Campaign, plan: Plan, outlooks: list[Outlook], root: Path, on: Backend, again: bool
+) -> list[Result]:
+    """Run it under a table that follows, or with a line for each change where nobody sees a table."""
+    shown = console()
+    if shown.is_terminal:
+        with Live(console=shown, refresh_per_second=4) as live:
+            return drive(
+                plan,
+                outlooks,
+                root,
+                on=on,
+                again=again,
+                time_limit_s=campaign.time_limit_s,
+                told=lambda results: live.update(_following(results)),
+            )
+    before: dict[int, str] = {}
+
+    def lines(results: Sequence[Result]) -> None:
+        for result in results:
+            if before.get(result.point.number, "waiting") != result.state:
+                figure = f", {format_count(result.samples_per_s)} samples/s" if result.samples_per_s else ""
+                tell(
+                    f"{result.point.number}/{len(results)} {visible(result.point.label)}: {state_label(result)}{figure}"
+                    + (f" ({visible(result.reason)})" if result.reason else "")
+                )
+            before[result.point.number] = result.state
+
+    return drive(plan, outlooks, root, on=on, again=again, time_limit_s=campaign.time_limit_s, told=lines)
+
+
+def _following(results: Sequence[Result], most: int = 30) -> Table:
+    """The points that matter now: the window around the first that is not finished."""
+    pending = [i for i, result in enumerate(results) if result.state in ("waiting", "queued", "running")]
+    start = max(0, min(pending[0] if pending else 0, len(results) - most) - 3)
+    return _table(*brief(results[start : start + most]))
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for number, title in enumerate(titles):
+        table.add_column(title, overflow="fold", justify="left" if number < 3 else "right")
+    for row in rows:
+        table.add_row(*(Text(visible(cell)) for cell in row))
+    return table
+
+
+def _tell_more(plan: Plan, results: Sequence[Result], dry: bool) -> None:
+    """What the table has no place for."""
+    for named, reason in plan.excluded:
+        tell(say(en="left out: ", fr="écarté : ") + visible(f"{named} — {reason}"))
+    for result in results:
+        for sentence in (*result.outlook.refusals, result.outlook.note, "" if dry else result.reason):
+            if sentence:
+                tell(visible(f"{result.point.number} ({result.point.label}): {sentence}"))
+    if dry:
+        known = [result.outlook.most_hours for result in results if result.outlook.most_hours is not None]
+        normalised = [r.outlook.normalised_hours for r in results if r.outlook.normalised_hours is not None]
+        no = sum(result.outlook.fits is False for result in results)
+        site = say(
+            en=f", {hours(sum(normalised))} normalised hours", fr=f", {hours(sum(normalised))} heures normalisées"
+        )
+        tell(
+            say(
+                en=f"{len(results)} points; {no} are predicted not to fit; at most {hours(sum(known))} GPU-hours"
+                f"{site if normalised else ''}. Nothing was started.",
+                fr=f"{len(results)} points ; {no} ne tiendraient pas, d’après la prédiction ; au plus "
+                f"{hours(sum(known))} heures GPU{site if normalised else ''}. Rien n’a été lancé.",
+            )
+        )

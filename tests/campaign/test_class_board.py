@@ -1,0 +1,138 @@
+"""The class at a glance: students' folders are read, never written, and whatever is in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dlojz.campaign.class_board import Student, read_class, told_problems
+from dlojz.campaign.pseudonyms import pseudonyms
+from dlojz.cli.board import board_html, board_rows
+from dlojz.config import RunConfig
+from dlojz.launch import replay
+from dlojz.schema import LabError
+
+Keep = Callable[..., Path]
+DDP = RunConfig.of(model="coatnet_tiny", dp=2)
+HOSTILE = "x; rm -rf <img src=x onerror=alert(1)>"
+
+
+def _progress(root: Path, lab: str, **done: str) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    content = {"schema_version": 1, "done": {name.replace("_", "-"): at for name, at in done.items()}}
+    (root / f"progress-{lab}.json").write_text(json.dumps(content))
+
+
+def _by_name(folder: Path) -> dict[str, Student]:
+    return {student.name: student for student in read_class(folder)}
+
+
+def test_exercises_best_runs_hours_and_activity(keep_record: Keep, tmp_path: Path) -> None:
+    root = tmp_path / "ada" / "runs"
+    _progress(root, "00", start="2030-01-01T10:00:00+00:00", ring_all="2030-01-01T11:00:00+00:00")
+    _progress(root, "01", memory="2030-01-01T10:30:00+00:00")
+    keep_record(DDP, root, rate=100.0)
+    keep_record(RunConfig.of(model="coatnet_tiny", dp=1), root, rate=300.0)
+    keep_record(RunConfig.of(model="vit_tiny", dp=1), root, rate=50.0)
+    keep_record(RunConfig.of(model="vit_tiny", dp=4), root, status="failed", rate=9999.0)
+    (tmp_path / "bob" / "checkout" / "runs").mkdir(parents=True)
+    _progress(tmp_path / "bob" / "checkout" / "runs", "02", batch="2030-01-01T10:00:00+00:00")
+    (tmp_path / "notes.txt").write_text("no student")
+    board = _by_name(tmp_path)
+    ada = board["ada"]
+    assert (ada.lab, ada.exercise, ada.done) == ("00", "ring-all", {"00": 2, "01": 1})
+    assert [(best.model, best.samples_per_s) for best in ada.best] == [("coatnet_tiny", 300.0), ("vit_tiny", 50.0)]
+    assert ada.runs == 4 and ada.rank_hours == 0.5 * (2 + 1 + 1 + 4)
+    assert ada.last_utc is not None and not ada.problems
+    assert board["bob"].done == {"02": 1} and set(board) == {"ada", "bob"}
+
+
+def test_a_replayed_run_counts_for_nothing(tmp_path: Path) -> None:
+    replay.run(DDP, tmp_path / "ada" / "runs")
+    [ada] = read_class(tmp_path)
+    assert (ada.runs, ada.replays, ada.rank_hours, ada.best) == (0, 1, 0.0, [])
+
+
+def test_hostile_folders_are_told_and_stop_nothing(keep_record: Keep, tmp_path: Path) -> None:
+    keep_record(DDP, tmp_path / "good" / "runs")
+    (tmp_path / "linked").symlink_to(tmp_path / "good")
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "runs").symlink_to("/etc")
+    runs = tmp_path / "odd" / "runs"
+    newer = keep_record(DDP, runs)
+    (newer / "record.json").write_text(json.dumps({"schema_version": 99}))
+    damaged = keep_record(DDP, runs)
+    (damaged / "record.json").write_text("[" * 100_000)
+    pipe = keep_record(DDP, runs)
+    (pipe / "record.json").unlink()
+    os.mkfifo(pipe / "record.json")
+    link = keep_record(DDP, runs)
+    (link / "record.json").unlink()
+    (link / "record.json").symlink_to("/etc/passwd")
+    huge = keep_record(DDP, runs)
+    with (huge / "record.json").open("ab") as file:
+        file.truncate(2**40)
+    moved = keep_record(DDP, runs)
+    moved.rename(runs / "another-name")
+    (runs / "progress-00.json").write_text('{"done": {"<img>": "x", "fine": "2030"}}')
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    board = _by_name(tmp_path)
+    assert board["good"].runs == 1
+    assert board["linked"].problems == ["a symbolic link is not followed."]
+    assert board["secret"].problems == ["a symbolic link is not followed."]
+    told = " ".join(board["odd"].problems)
+    for words in ("newer version", "damaged", "no regular file", "symbolic link", "beyond the"):
+        assert words in told
+    assert board["odd"].problems.count("a record is damaged and left out.") == 2
+    assert "2 × a record is damaged and left out." in told_problems(board["odd"])
+    assert board["odd"].done == {"00": 1}
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before  # nothing is set aside or rebuilt here
+
+
+def test_names_are_only_text(tmp_path: Path) -> None:
+    (tmp_path / HOSTILE).mkdir()
+    (tmp_path / "two\nlines").mkdir()
+    page = board_html(*board_rows(read_class(tmp_path)))
+    assert "<img" not in page and "x; rm -rf &lt;img src=x onerror=alert(1)&gt;" in page
+    assert "two\\u000alines" in page
+
+
+def test_pseudonyms_are_stable_secret_and_leave_no_name(keep_record: Keep, tmp_path: Path) -> None:
+    folder, key = tmp_path / "class", tmp_path / "config" / "board.key"
+    for name in ("zoe_martin", "adam_durand"):
+        root = folder / name / "runs"
+        (keep_record(DDP, root) / "record.json").write_text("damaged")
+    (folder / "yves_link").symlink_to(folder / "zoe_martin")
+    board = read_class(folder, pseudonyms(key))
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    titles, rows = board_rows(board)
+    assert not any(name in str((rows, board_html(titles, rows))) for name in ("zoe", "adam", "yves", str(folder)))
+    assert read_class(folder, pseudonyms(key)) == board  # another process, the same key
+    names = [student.name for student in board]
+    assert names == sorted(names) and len(set(names)) == 3 and all(name.startswith("P-") for name in names)
+    assert [s.name for s in read_class(folder, pseudonyms(tmp_path / "other.key"))] != names
+
+
+@pytest.mark.parametrize(("mode", "content", "sentence"), [(0o644, "ab" * 32, "others"), (0o600, "short", "no key")])
+def test_a_key_that_is_none_or_open_to_others_is_refused(
+    tmp_path: Path, mode: int, content: str, sentence: str
+) -> None:
+    key = tmp_path / "key"
+    key.write_text(content)
+    key.chmod(mode)
+    with pytest.raises(LabError, match=sentence):
+        pseudonyms(key)
+    link = tmp_path / "link"
+    link.symlink_to(key)
+    with pytest.raises(LabError, match="cannot be used"):
+        pseudonyms(link)
+
+
+def test_a_class_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="cannot be read"):
+        read_class(tmp_path / "none")

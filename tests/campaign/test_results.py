@@ -1,0 +1,143 @@
+"""What a campaign knows of its points, and what it writes of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dlojz.campaign.contract import Campaign
+from dlojz.campaign.plan import Plan, expand
+from dlojz.campaign.report import markdown, write_report
+from dlojz.campaign.results import Outlook, Result, find_run, judged, outlook, result_of, root_of
+from dlojz.campaign.tables import csv_text, harmless, row_of
+from dlojz.footprint import Memory
+from dlojz.launch import replay
+from dlojz.schema import LabError
+
+HOSTILE = "<img src=x onerror=alert(1)>$\\foo$ |_*`"
+Keep = Callable[..., Path]
+
+
+def _results(plan: Plan, root: Path) -> list[Result]:
+    known = Outlook(memory=Memory(peak_bytes=2**20), limit_bytes=2**30, limit_name="a machine", communication_bytes=0)
+    return [result_of(point, known, find_run(point, root)) for point in plan.points]
+
+
+def test_a_run_is_found_by_its_configuration_and_a_good_one_is_preferred(
+    campaign: Campaign, keep_record: Keep, tmp_path: Path
+) -> None:
+    point = expand(campaign).points[0]
+    assert find_run(point, tmp_path) is None
+    good = keep_record(point.config, tmp_path)
+    keep_record(point.config, tmp_path, status="failed")
+    assert find_run(point, tmp_path).folder == good  # type: ignore[union-attr]
+
+
+def test_neither_a_replay_nor_a_run_of_another_machine_stands_for_a_point(keep_record: Keep, tmp_path: Path) -> None:
+    [point] = expand(Campaign(title="t", base={"model": "coatnet_tiny", "dp": 2})).points
+    replay.run(point.config, tmp_path)
+    assert find_run(point, tmp_path) is None
+    keep_record(point.config, tmp_path)
+    assert find_run(replace(point, machine="elsewhere"), tmp_path) is None
+    there = keep_record(point.config, root_of(tmp_path, "elsewhere"))
+    assert find_run(replace(point, machine="elsewhere"), tmp_path).folder == there  # type: ignore[union-attr]
+
+
+def test_scaling_is_judged_by_the_fewest_ranks_with_the_same_work(
+    campaign: Campaign, keep_record: Keep, tmp_path: Path
+) -> None:
+    plan = expand(campaign)  # alone 2, alone 4, DDP 2, DDP 4
+    for point, rate in zip(plan.points, (100.0, 120.0, 150.0, 240.0), strict=True):
+        keep_record(point.config, tmp_path, rate=rate)
+    results = judged(_results(plan, tmp_path))
+    assert [result.efficiency for result in results] == [1.0, 1.0, 0.75, 1.0]
+    assert results[0].rank_hours == 0.5 and results[2].rank_hours == 1.0
+
+
+def test_running_out_of_memory_is_a_result_with_prediction_and_limit(
+    campaign: Campaign, keep_record: Keep, tmp_path: Path
+) -> None:
+    plan = expand(campaign)
+    keep_record(plan.points[0].config, tmp_path, status="oom", reason="rank 0 asked for too much.")
+    result = _results(plan, tmp_path)[0]
+    assert result.reason == "does not fit: 1.00 MiB predicted for a rank, limit 1.00 GiB. rank 0 asked for too much."
+    assert result.samples_per_s is None
+
+
+def test_a_point_is_predicted_with_its_limit_and_its_most_hours(campaign: Campaign) -> None:
+    point = expand(campaign).points[3]
+    told = outlook(point, campaign.time_limit_s)
+    assert told.taken_bytes and told.limit_bytes and told.fits
+    assert told.communication_bytes and told.communication_bytes > 4 * 700_000  # every gradient once
+    assert told.most_hours == 2.0
+    assert replace(told, limit_bytes=1000).fits is False
+    with pytest.raises(LabError, match="nowhere"):
+        outlook(replace(point, machine="nowhere"), None)
+
+
+def test_the_table_has_every_field_of_every_point_and_no_formula(
+    campaign: Campaign, keep_record: Keep, tmp_path: Path
+) -> None:
+    plan = expand(campaign)
+    keep_record(plan.points[0].config, tmp_path, status="failed", reason='=HYPERLINK("http://x")')
+    lines = list(csv.DictReader(io.StringIO(csv_text(_results(plan, tmp_path)))))
+    assert [line["point"] for line in lines] == ["1", "2", "3", "4"]
+    assert lines[0]["reason"] == '\'=HYPERLINK("http://x")' and lines[0]["state"] == "failed"
+    assert lines[2]["dp"] == "2" and lines[2]["engine"] == "torch" and lines[2]["state"] == "waiting"
+    assert {"predicted_memory_bytes", "measured_samples_per_s", "step_s", "schedule", "nvme_path"} <= set(lines[0])
+
+
+@pytest.mark.parametrize("text", ["=1", "+1", "-1", "@x", "\t=1", "\r=1", " =1", "\n=1", "%x", "|x"])
+def test_a_cell_that_a_spreadsheet_would_run_is_quoted(text: str) -> None:
+    assert str(harmless(text)).startswith("'")
+
+
+def test_other_cells_stay_as_they_are() -> None:
+    assert [harmless(value) for value in ("coatnet_tiny", -1, None, 2.5, "a=b")] == [
+        "coatnet_tiny",
+        -1,
+        None,
+        2.5,
+        "a=b",
+    ]
+
+
+def test_the_report_is_whole_at_any_time_and_everything_in_it_is_escaped(
+    campaign: Campaign, keep_record: Keep, tmp_path: Path
+) -> None:
+    hostile = Campaign(
+        **{
+            **campaign.to_dict(),
+            "title": HOSTILE,
+            "description": HOSTILE,
+            "axes": {"layout": [{"name": HOSTILE, "dp": 1}, {"name": "_hidden", "dp": 2}], "micro_batch": [2, 4]},
+        }
+    )
+    plan = replace(expand(hostile), excluded=((HOSTILE, HOSTILE),))
+    keep_record(plan.points[0].config, tmp_path, status="failed", reason=HOSTILE)
+    keep_record(plan.points[1].config, tmp_path)
+    keep_record(plan.points[2].config, tmp_path, status="oom")
+    results = judged(_results(plan, tmp_path))
+    folder = tmp_path / "campaigns" / "hostile"
+    files = write_report(hostile, plan, results, folder)
+    assert {path.name for path in files} == {path.name for path in folder.iterdir()}
+    page = (folder / "report.html").read_text()
+    assert "<img src=x" not in page and "&lt;img src=x onerror=alert(1)&gt;" in page
+    addresses = re.findall(r"<[^<>]*\b(?:src|href)=([^ >]*)", page)
+    assert len(addresses) == 4 and all(address.startswith('"data:image/png;base64,') for address in addresses)
+    text = markdown(hostile, plan, results, {})
+    assert "<img" not in text and "1 of 4 points completed; 1 do not fit" in text
+    assert all(row_of(result)["label"] for result in results)
+
+
+def test_a_folder_that_cannot_be_written_is_said_in_a_sentence(campaign: Campaign, tmp_path: Path) -> None:
+    (tmp_path / "campaigns").write_text("in the way")
+    plan = expand(campaign)
+    with pytest.raises(LabError, match="the report cannot be written"):
+        write_report(campaign, plan, _results(plan, tmp_path), tmp_path / "campaigns" / "x")
