@@ -5,14 +5,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PACKAGES := $(VENV)/.packages
+PROXY_VERSION := 5.3.0
+PROXY := $(VENV)/node/node_modules/.bin/configurable-http-proxy
 export DLOJZ_RUNS ?= $(CURDIR)/runs
 
-.PHONY: help demo test lint lab clean
+.PHONY: help demo test lint lab hub cluster cluster-stop clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   train CoAtNet under DDP, FSDP2 and ZeRO-0…3 on 2 processes; predicted beside measured (minutes)"
 	@echo "make lab    open JupyterLab on the notebooks"
+	@echo "make hub    a JupyterHub with two students on this machine, to see the labs as they do"
+	@echo "make cluster  a SLURM with two nodes on this machine, to try jobs on (root, Debian); make cluster-stop ends it"
 	@echo "make test   all checks: lint, types, tests on real processes, notebooks executed again"
 	@echo "make clean  remove the environment (.venv); runs/ is kept"
 	@echo "All of them set up what they need on first use: Python 3.11 or newer is all that must be there."
@@ -28,14 +32,24 @@ $(READY): requirements.txt pyproject.toml
 	@touch $(READY)
 	@echo "Set-up: done."
 
-# What only the tests need: the optional extras, and a real SLURM where it may be installed: by root, on Debian.
+# What only the tests need, and the hub: the optional extras; a real SLURM, Node.js for the hub's proxy and Chromium
+# where they may be installed: by root, on Debian. Node.js that is there already is left as it is.
 $(PACKAGES): requirements-tests.txt | $(READY)
 	@$(BIN)/python -m pip install -q -r requirements-tests.txt >> $(VENV)/install.log 2>&1 || \
 	  { tail -n 20 $(VENV)/install.log; exit 1; }
-	@if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && ! command -v slurmctld > /dev/null; then \
-	  echo "Set-up: installing slurm-wlm and munge for the tests (log: $(VENV)/packages.log)"; \
-	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq slurm-wlm munge; } \
+	@missing=""; \
+	command -v slurmctld > /dev/null || missing="$$missing slurm-wlm munge"; \
+	command -v chromium > /dev/null || missing="$$missing chromium"; \
+	command -v npm > /dev/null || missing="$$missing nodejs npm"; \
+	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	  echo "Set-up: installing$$missing for the tests (log: $(VENV)/packages.log)"; \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing; } \
 	    > $(VENV)/packages.log 2>&1 || { tail -n 20 $(VENV)/packages.log; exit 1; }; \
+	fi
+	@if command -v npm > /dev/null && ! [ -x $(PROXY) ]; then \
+	  npm install --silent --no-fund --no-audit --no-update-notifier --prefix $(VENV)/node \
+	    configurable-http-proxy@$(PROXY_VERSION) >> $(VENV)/packages.log 2>&1 || \
+	    { tail -n 20 $(VENV)/packages.log; exit 1; }; \
 	fi
 	@touch $(PACKAGES)
 
@@ -44,6 +58,15 @@ demo: $(READY)
 
 lab: $(READY)
 	@$(BIN)/jupyter lab --notebook-dir=notebooks $$([ "$$(id -u)" != 0 ] || echo --allow-root)
+
+hub: $(PACKAGES)
+	@$(BIN)/python slurm/jupyterhub/start.py
+
+cluster: $(READY)
+	@$(BIN)/python slurm/cluster.py start
+
+cluster-stop:
+	@$(BIN)/python slurm/cluster.py stop
 
 lint: $(READY)
 	@$(BIN)/ruff check -q . && $(BIN)/mypy --no-error-summary

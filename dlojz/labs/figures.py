@@ -20,6 +20,7 @@ from dlojz.labs.verdict import NotDone, Verdict
 from dlojz.predict import predict
 from dlojz.text import say
 from dlojz.viz.canvas import LabFigure, finish, new_figure, plain
+from dlojz.viz.markup import visible
 from dlojz.viz.palette import BLACK, BLUE, CATEGORY_STYLES, GREEN, GREY, ORANGE, VERMILION, category_label
 
 GIB = 2**30
@@ -40,7 +41,8 @@ def losses(curves: dict[str, Sequence[float]]) -> LabFigure:
     looks = ((BLUE, "-", "o"), (ORANGE, "--", "s"), (GREEN, "-.", "^"), (BLACK, ":", "D"))
     for (name, values), (colour, line, marker) in zip(curves.items(), looks, strict=False):
         steps = range(1, len(values) + 1)
-        axes.plot(steps, values, color=colour, linestyle=line, marker=marker, markersize=4, label=name)
+        label = visible(f" {name}" if name.startswith("_") else name)  # matplotlib leaves out what begins with _
+        axes.plot(steps, values, color=colour, linestyle=line, marker=marker, markersize=4, label=label)
     axes.set_xlabel(say(en="step", fr="pas"))
     axes.set_ylabel(say(en="loss (nats)", fr="perte (nats)"))
     axes.legend(frameon=False)

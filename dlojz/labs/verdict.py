@@ -5,11 +5,11 @@ Layer 6 (labs). Invariant: every value is escaped before it is shown, and the bo
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from dlojz.text import say
+from dlojz.viz.markup import safe
 
 State = Literal["right", "wrong", "todo", "note"]
 
@@ -79,8 +79,9 @@ class Verdict:
     def _repr_html_(self) -> str:
         mark, colour = _LOOK[self.state]
         style = f"border-left: 4px solid {colour}; padding: 0.3em 0.8em; margin: 0.3em 0"
-        message = html.escape(self.message).replace("\n", "<br>")
-        printed = f"<br>{html.escape(self._heading())}<pre>{html.escape(self.printed)}</pre>" if self.printed else ""
+        message = "<br>".join(safe(line) for line in self.message.split("\n"))
+        lines = "\n".join(safe(line.expandtabs(8)) for line in self.printed.split("\n"))
+        printed = f"<br>{safe(self._heading())}<pre>{lines}</pre>" if self.printed else ""
         return f'<div style="{style}"><b style="color: {colour}">{mark}</b> {message}{printed}</div>'
 
     @staticmethod

@@ -33,7 +33,8 @@ def safe(text: object) -> str:
 
 def markdown_safe(text: object) -> str:
     """Text that Markdown shows letter by letter, inside a table too."""
-    return _MARKDOWN_SIGNS.sub(r"\\\1", safe(text))
+    # First the signs, then HTML: the # of an entity such as &#x27; is no heading.
+    return html.escape(_MARKDOWN_SIGNS.sub(r"\\\1", visible(text)), quote=True)
 
 
 def _joined(cell: Cell, separator: str) -> str:

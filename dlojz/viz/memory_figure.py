@@ -63,8 +63,8 @@ def memory_figure(
         13.0 if predicted else 11.0,
         5.2 if predicted else 4.8,
         alt=say(
-            en=f"Memory by category over one step of {record.config.title}; peak {peaks[0]}",
-            fr=f"Mémoire par catégorie pendant un pas de {record.config.title} ; pic {peaks[0]}",
+            en=f"Memory by category over one step of {record.title}; peak {peaks[0]}",
+            fr=f"Mémoire par catégorie pendant un pas de {record.title} ; pic {peaks[0]}",
         )
         + (say(en=f", predicted {peaks[1]}", fr=f", prédit {peaks[1]}") if predicted else ""),
     )
@@ -76,7 +76,7 @@ def memory_figure(
         if limit_bytes and not far:
             axes.axhline(limit_bytes / 1024**power, color=BLACK, linestyle="--", linewidth=1.4)
     both[0].set_ylabel(byte_units()[power])
-    title = say(en="Memory over one step: ", fr="Mémoire pendant un pas : ") + visible(record.config.title)
+    title = say(en="Memory over one step: ", fr="Mémoire pendant un pas : ") + visible(record.title)
     title += f" ({far})" if far else ""
     if predicted:
         both[0].set_title(say(en="measured", fr="mesuré"), loc="left")

@@ -25,7 +25,12 @@ MOST_LINES = 8
 
 
 def overlay_figure(
-    predicted: Timeline, measured: Timeline, path: str | Path | None = None, *, color_by: str = "kind"
+    predicted: Timeline,
+    measured: Timeline,
+    path: str | Path | None = None,
+    *,
+    color_by: str = "kind",
+    mark: str = "",
 ) -> LabFigure:
     """Draw a measured timeline under its simulation, and how late each action is.
 
@@ -34,6 +39,7 @@ def overlay_figure(
         measured: the same schedule, executed; times in seconds.
         path: picture to write, if any.
         color_by: kind, micro_batch or chunk.
+        mark: what the title says besides: that the measurement is replayed.
 
     Raises:
         LabError: if the two are not of the same orders, or the picture cannot be written.
@@ -78,7 +84,7 @@ def overlay_figure(
     plain(lower)
     decimal_marks(lower.xaxis, lower.yaxis)
     lower.legend(loc="best", ncols=4, frameon=False, fontsize=8)
-    figure.suptitle(scene.title, x=0.01, ha="left", fontsize=12)
+    figure.suptitle(scene.title + mark, x=0.01, ha="left", fontsize=12)
     figure.legend(
         handles=[*legend_of(scene), *upper.get_legend_handles_labels()[0]],
         loc="outside lower left",

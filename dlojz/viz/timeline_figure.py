@@ -46,8 +46,8 @@ def timeline_figure(record: RunRecord, path: str | Path | None = None, steps: in
         12.0,
         1.9 + 0.55 * len(ranks),
         alt=say(
-            en=f"Phases of {len(chosen)} steps on {len(ranks)} ranks of {record.config.title}",
-            fr=f"Phases de {len(chosen)} pas sur {len(ranks)} rangs de {record.config.title}",
+            en=f"Phases of {len(chosen)} steps on {len(ranks)} ranks of {record.title}",
+            fr=f"Phases de {len(chosen)} pas sur {len(ranks)} rangs de {record.title}",
         ),
     )
     axes = figure.subplots()
@@ -87,7 +87,7 @@ def timeline_figure(record: RunRecord, path: str | Path | None = None, steps: in
     axes.set_xlabel(say(en="time, ms", fr="temps (ms)"))
     axes.set_title(
         say(en="What each rank does: ", fr="Ce que fait chaque rang : ")
-        + visible(record.config.title)
+        + visible(record.title)
         + _overlap_words(record),
         loc="left",
     )

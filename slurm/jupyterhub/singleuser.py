@@ -1,0 +1,70 @@
+"""What starts a student's server: first the student's own folder, then the server in its place.
+
+python singleuser.py COMMAND [ARGUMENT…]
+
+It runs as the student, never as the administrator: nothing here can write where the student could not. Invariants: the
+home folder is closed to others; a notebook that is there already is left as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import dlojz
+from dlojz.text import LANGUAGES, language
+
+PACKAGE = Path(dlojz.__file__).resolve().parent
+# Nobody is asked whether they want to read news, and students are not shown a teacher's tools.
+SETTINGS = {
+    ".jupyter/lab/user-settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings": {
+        "checkForUpdates": False,
+        "fetchNews": "false",
+    },
+    ".jupyter/labconfig/page_config.json": {"disabledExtensions": {"@jupyter/nbgrader": True}},
+}
+
+
+def prepare(home: Path, chosen: str) -> Path:
+    """Close the home folder, and lay the notebooks of one language in it where they are missing.
+
+    Args:
+        home: the student's folder.
+        chosen: language of the notebooks, `en` or `fr`.
+
+    Returns:
+        The folder of the notebooks.
+    """
+    home.chmod(0o700)
+    (home / "runs").mkdir(exist_ok=True)
+    target = home / "notebooks" / (chosen if chosen in LANGUAGES else "en")
+    target.mkdir(parents=True, exist_ok=True)
+    for source in sorted((PACKAGE.parent / "notebooks" / target.name).glob("*.ipynb")):
+        with suppress(FileExistsError), open(target / source.name, "xb") as file:
+            file.write(source.read_bytes())
+    for place, content in SETTINGS.items():
+        (home / place).parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError), open(home / place, "x", encoding="utf-8") as settings:
+            json.dump(content, settings)
+    with suppress(FileExistsError):  # the notebooks link to the code that they explain
+        (home / "dlojz").symlink_to(PACKAGE)
+    return target
+
+
+def main(words: list[str]) -> None:
+    os.umask(0o077)
+    home = Path(os.environ["HOME"])
+    prepare(home, os.environ.get("DLOJZ_LANG", language()))
+    os.environ.setdefault("DLOJZ_RUNS", str(home / "runs"))
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    os.chdir(home)
+    program = shutil.which(words[0]) or words[0]
+    os.execv(program, [program, *words[1:]])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,83 @@
+"""Every producer of HTML in the package, given texts that would run in a browser if one of them were not escaped.
+
+`pieces()` gives each producer's HTML by name; the tests put them on a page, and into JupyterLab.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from dlojz.compare import compare
+from dlojz.config import RunConfig
+from dlojz.labs.pipeline_figures import Sheet
+from dlojz.labs.verdict import Verdict
+from dlojz.predict import predict
+from dlojz.ranks.outcome import Answer
+from dlojz.ranks.show import Columns, Status
+from dlojz.record import RunRecord, write_record
+from dlojz.runs.handle import Run
+from dlojz.viz.calculator import html_parts, still_calculator
+from dlojz.viz.footprint_sheet import Part
+from dlojz.viz.grid_panel import still_grid
+from dlojz.viz.grid_svg import table_html
+from dlojz.viz.markup import markdown_safe, safe
+from dlojz.viz.pipeline_panel import still_panel
+
+ATTACKS = (
+    "<img src=x onerror=window.__x=1>",
+    '"><script>window.__x=1</script>',
+    "'><svg onload=window.__x=1>",
+    "</pre></table></svg></title><iframe srcdoc='<script>parent.__x=1</script>'>",
+    "[press](javascript:window.__x=1) <a href='javascript:window.__x=1' id=pressed>press</a>",
+    "${window.__x=1} {{constructor.constructor('window.__x=1')()}} `$\\foo$`",
+    "\u202egnp.exe \x1b[31m \x00 \u2066hidden\u2069 \x08",
+)
+HIDDEN = "\u202e\u2066\u2069\x1b\x00\x08"
+"""Signs that no page may hold: they change what stands around them."""
+
+
+def hostile_run(folder: Path, attack: str) -> Run:
+    """A finished run whose record says something hostile, as a shared folder could hold it."""
+    config = RunConfig.of(model="gpt_tiny", steps=1)
+    home = folder / "20250101-120000-000000000000-00ff"
+    home.mkdir()
+    (home / "config.json").write_text(json.dumps(config.to_dict()), encoding="utf-8")
+    write_record(home / "record.json", RunRecord(run_id=home.name, config=config, status="failed", reason=attack))
+    return Run(home)
+
+
+def pieces(attack: str) -> dict[str, str]:
+    """The HTML of each producer, by name; each was given the attack where it takes a text."""
+    record = RunRecord(
+        run_id=attack,
+        config=RunConfig.of(model="gpt_tiny", steps=1),
+        status="failed",
+        reason=attack,
+        footprints=(predict(RunConfig.of(model="gpt_tiny", steps=1)).model_copy(update={"origin": "measured"}),),
+    )
+    image = {"kind": "image", "png": 'x" onerror="window.__x=1', "text": attack}
+    said = Answer(rank=0, parts=({"kind": "text", "text": attack}, image))
+    status = Status([{"pid": attack, "device": attack, "memory_bytes": 1, "variables": attack}])
+    with tempfile.TemporaryDirectory() as folder:
+        run = hostile_run(Path(folder), attack)._repr_html_()
+    return {
+        "run": run,
+        "comparison": compare([record])._repr_html_(),
+        "verdict": Verdict("wrong", attack, attack)._repr_html_(),
+        "ranks": Columns([said])._repr_html_(),
+        "status of ranks": status._repr_html_(),
+        "lab table": Sheet((attack,), ((attack, attack),))._repr_html_(),
+        "table": table_html(attack, [attack], [(attack, attack)]),
+        "footprint": html_parts([Part(attack, ("", attack), ((attack, attack),), (0.5,), ("weights",), (attack,))]),
+        "grid refused": still_grid(axis=attack)._repr_html_() + still_grid(model=attack).html(),
+        "pipeline refused": still_panel(csv=attack).html() + still_panel(stage_times=attack)._repr_html_(),
+        "calculator refused": still_calculator(model=attack)._repr_html_(),
+        "text": f"<p>{safe(attack)}</p>",
+    }
+
+
+def markdown(attack: str) -> str:
+    """What Markdown of the package is made of."""
+    return f"| {markdown_safe(attack)} |\n|---|\n| {markdown_safe(attack)} |\n\n{markdown_safe(attack)}\n"
