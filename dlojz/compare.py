@@ -105,7 +105,7 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> Row:
     pipeline = _pipeline(record) if record else None
     return Row(
         run_id=run.run_id,
-        title=title,
+        title=title + (record.mark if record else ""),
         model=config.model,
         strategy=layout.strategy,
         world_size=layout.world_size,

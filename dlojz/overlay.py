@@ -62,4 +62,4 @@ def overlay_figure_of(record: RunRecord, path: str | Path | None = None, step: i
     from dlojz.viz.pipeline_overlay import overlay_figure
 
     both = overlay_of(record, step)
-    return overlay_figure(both.simulated, both.measured, path)
+    return overlay_figure(both.simulated, both.measured, path, mark=record.mark)

@@ -13,13 +13,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "dlojz"
 LAYERS: dict[int, tuple[str, ...]] = {
-    0: ("schema", "units", "text", "footprint", "models", "data", "hardware"),
-    1: ("layout", "layout_pipeline", "layout_tensor", "config", "record", "grid"),
+    0: ("schema", "units", "text", "footprint", "faultpoint", "models", "data", "hardware"),
+    1: ("layout", "layout_pipeline", "layout_tensor", "config", "checkpoint_policy", "record", "grid"),
     2: ("pipeline", "collectives", "data_parallel", "zero", "tensor", "optim", "compress"),
-    3: ("predict", "train"),
+    3: ("predict", "checkpoint", "train"),
     4: ("comparison", "compare", "overlay", "viz", "plan"),
     5: ("runs", "launch", "ranks"),
-    6: ("cli", "labs", "__main__"),
+    6: ("cli", "campaign", "labs", "__main__"),
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py"))

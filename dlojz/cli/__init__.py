@@ -94,6 +94,48 @@ SUBCOMMANDS: dict[str, Entry] = {
         "records",
         lambda: say(en="stop a run; what it measured is kept", fr="arrêter une exécution ; ses mesures sont gardées"),
     ),
+    "queue": Entry(
+        "queue",
+        lambda: say(
+            en="the scheduler's queue: your jobs, their runs, why they wait",
+            fr="la file d’attente : vos travaux, leurs exécutions, pourquoi ils attendent",
+        ),
+    ),
+    "watch": Entry(
+        "queue",
+        lambda: say(
+            en="follow runs: state, progress, loss, memory, estimated end",
+            fr="suivre des exécutions : état, avancement, perte, mémoire, fin estimée",
+        ),
+    ),
+    "machines": Entry(
+        "machines",
+        lambda: say(
+            en="the clusters runs can be sent to, and what a run would cost there",
+            fr="les calculateurs où envoyer une exécution, et ce qu’elle y coûterait",
+        ),
+    ),
+    "bench": Entry(
+        "bench",
+        lambda: say(
+            en="run a campaign of measurements, resume it, and report on it",
+            fr="lancer une campagne de mesures, la reprendre, en tirer un rapport",
+        ),
+    ),
+    "board": Entry(
+        "board",
+        lambda: say(
+            en="the class at a glance: exercises, best runs, GPU-hours",
+            fr="la classe en un coup d’œil : exercices, meilleures exécutions, heures GPU",
+        ),
+    ),
+    "diff": Entry(
+        "difference",
+        lambda: say(
+            en="lay a student's answer to an exercise beside the solution",
+            fr="mettre la réponse d’un étudiant à un exercice à côté de la solution",
+        ),
+    ),
     "models": Entry(
         "catalogue",
         lambda: say(

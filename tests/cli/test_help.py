@@ -5,41 +5,62 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
-from dlojz.cli import SUBCOMMANDS
+from dlojz.cli import SUBCOMMANDS, main
 from dlojz.config import Layout, RunConfig
+from dlojz.text import use_language
+
+Help = Callable[..., str]
 
 
-def _help(*words: str, language: str = "en") -> str:
+@pytest.fixture
+def help_of(capsys: pytest.CaptureFixture[str]) -> Help:
+    """What a command line that asks for help prints, in this process."""
+
+    def ask(*words: str, language: str = "en") -> str:
+        use_language(language)
+        try:
+            code: object = main(words)
+        except SystemExit as end:
+            code = end.code
+        told = capsys.readouterr()
+        assert (code or 0, told.err) == (0, "")
+        return told.out
+
+    return ask
+
+
+def test_the_overview_comes_from_the_command_itself() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "dlojz", *words],
+        [sys.executable, "-m", "dlojz"],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
-        env={**os.environ, "DLOJZ_LANG": language},
+        env={**os.environ, "DLOJZ_LANG": "fr"},
     )
     assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+    assert all(f"\n  {name} " in done.stdout for name in SUBCOMMANDS) and "modèles" in done.stdout
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
-def test_the_overview_names_every_command(words: list[str]) -> None:
-    printed = _help(*words)
+def test_the_overview_names_every_command(words: list[str], help_of: Help) -> None:
+    printed = help_of(*words)
     assert all(f"\n  {name} " in printed for name in SUBCOMMANDS)
 
 
 @pytest.mark.parametrize("name", SUBCOMMANDS)
-def test_every_help_has_two_examples(name: str) -> None:
-    printed = _help(name, "--help")
+def test_every_help_has_two_examples(name: str, help_of: Help) -> None:
+    printed = help_of(name, "--help")
     assert "Examples:" in printed and printed.count(f"\n  dlojz {name}") >= 2
-    assert "Exemples :" in _help(name, "--help", language="fr")
+    assert "Exemples :" in help_of(name, "--help", language="fr")
 
 
-def test_run_offers_every_field_with_its_description() -> None:
-    printed = " ".join(_help("run", "--help").replace("│", " ").split())
+def test_run_offers_every_field_with_its_description(help_of: Help) -> None:
+    printed = " ".join(help_of("run", "--help").replace("│", " ").split())
     for name, field in {**RunConfig.model_fields, **Layout.model_fields}.items():
         if name not in ("layout", "schema_version"):
             assert f"--{name.replace('_', '-')}" in printed

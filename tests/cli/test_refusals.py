@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from dlojz.cli import main
 
 REFUSED = {
     "--modle coatnet_tiny": ["'--modle'", "did you mean '--model'?", "--micro-batch", "--json"],
@@ -44,18 +47,43 @@ def _dlojz(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedPr
     )
 
 
-def _is_refusal(done: subprocess.CompletedProcess[str], expected: list[str]) -> None:
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    assert done.stderr.startswith("dlojz: ") and done.stderr.count("\n") == 1, done.stderr
-    assert "Traceback" not in done.stderr and "╭" not in done.stderr
+def _is_refusal(code: int, out: str, said: str, expected: list[str]) -> None:
+    assert code == 2, said
+    assert out == ""
+    assert said.startswith("dlojz: ") and said.count("\n") == 1, said
+    assert "Traceback" not in said and "╭" not in said
     for words in expected:
-        assert words in done.stderr
+        assert words in said
+
+
+Refuse = Callable[[str, list[str]], None]
+
+
+@pytest.fixture
+def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Refuse:
+    """Give a command line in this process, and see that it is refused in these words."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DLOJZ_RUNS", str(tmp_path / "runs"))
+
+    def check(line: str, expected: list[str]) -> None:
+        try:
+            code: object = main(line.split())
+        except SystemExit as end:
+            code = end.code
+        assert isinstance(code, int)
+        _is_refusal(code, *capfd.readouterr(), expected)
+
+    return check
+
+
+def test_a_process_refuses_with_its_exit_code(tmp_path: Path) -> None:
+    done = _dlojz("run", "--modle", "coatnet_tiny", cwd=tmp_path)
+    _is_refusal(done.returncode, done.stdout, done.stderr, REFUSED["--modle coatnet_tiny"])
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_run_refuses(line: str, tmp_path: Path) -> None:
-    _is_refusal(_dlojz("run", *line.split(), cwd=tmp_path), REFUSED[line])
+def test_run_refuses(line: str, refuse: Refuse, tmp_path: Path) -> None:
+    refuse(f"run {line}", REFUSED[line])
     assert not (tmp_path / "runs").exists()
 
 
@@ -78,12 +106,12 @@ def test_run_refuses(line: str, tmp_path: Path) -> None:
         ("models --jsno", ["did you mean '--json'?"]),
     ],
 )
-def test_other_commands_refuse(line: str, expected: list[str], tmp_path: Path) -> None:
-    _is_refusal(_dlojz(*line.split(), cwd=tmp_path), expected)
+def test_other_commands_refuse(line: str, expected: list[str], refuse: Refuse) -> None:
+    refuse(line, expected)
 
 
-def test_refusals_also_hold_in_json_mode(tmp_path: Path) -> None:
-    _is_refusal(_dlojz("predict", "--model", "nothing", "--json", cwd=tmp_path), ["unknown model 'nothing'"])
+def test_refusals_also_hold_in_json_mode(refuse: Refuse) -> None:
+    refuse("predict --model nothing --json", ["unknown model 'nothing'"])
 
 
 def test_an_unwritable_place_for_runs_is_one_sentence(tmp_path: Path) -> None:
