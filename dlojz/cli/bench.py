@@ -36,7 +36,7 @@ predicted, run and measured; then a report (HTML, Markdown, CSV, figures) in cam
 
 A campaign can be interrupted at any time. The same command goes on where it was: what was run is found again, what is
 queued is waited for, and only what failed or was never started is started. Running out of memory is a result. Nothing
-is submitted if one point is impossible: all of them are listed.
+is submitted if one point is impossible: all of them are listed. Jobs are billed to $DLOJZ_ACCOUNT.
 
 Examples:
   dlojz bench                                  (the campaigns of the course)
@@ -50,7 +50,8 @@ dossier des exécutions.
 
 Une campagne peut être interrompue à tout moment. La même commande reprend où elle en était : ce qui a été exécuté est
 retrouvé, ce qui est en file est attendu, et seul ce qui a échoué ou n’a jamais été lancé est lancé. Manquer de mémoire
-est un résultat. Rien n’est soumis si un seul point est impossible : tous sont listés.
+est un résultat. Rien n’est soumis si un seul point est impossible : tous sont listés. Les travaux sont facturés à
+$DLOJZ_ACCOUNT.
 
 Exemples :
   dlojz bench                                  (les campagnes du cours)

@@ -24,6 +24,7 @@ from dlojz.text import say
 from dlojz.units import format_seconds
 
 if TYPE_CHECKING:
+    from dlojz.checkpoint import Checkpoint
     from dlojz.comparison import Comparison
     from dlojz.runs.diagnosis import Diagnosis
     from dlojz.runs.watching import Watch
@@ -233,6 +234,13 @@ class Run:
         share = MAX_LOG_BYTES // len(names) - 32
         tails = {name: read_tail(self.folder / LOGS / f"{name}.log", share) for name in names}
         return "\n".join(f"── {name} ──\n{tail.rstrip()}" for name, tail in tails.items() if tail)
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """The checkpoints that it can go on from, the newest first."""
+        from dlojz.checkpoint import listing
+
+        return listing(self.folder)
 
     def diagnosis(self) -> Diagnosis:
         """What went wrong, rank by rank, and what to do about it; of a run that goes well, that it does."""

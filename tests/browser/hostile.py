@@ -7,16 +7,26 @@ from __future__ import annotations
 
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
+from dlojz.campaign.contract import Campaign
+from dlojz.campaign.plan import Plan, Point
+from dlojz.campaign.report import html
+from dlojz.campaign.results import Outlook, Result
+from dlojz.cli.board import board_html
 from dlojz.compare import compare
 from dlojz.config import RunConfig
 from dlojz.labs.pipeline_figures import Sheet
 from dlojz.labs.verdict import Verdict
+from dlojz.launch import preview
 from dlojz.predict import predict
 from dlojz.ranks.outcome import Answer
 from dlojz.ranks.show import Columns, Status
 from dlojz.record import RunRecord, write_record
+from dlojz.runs.diagnosis import Diagnosis
+from dlojz.runs.diagnosis_rules import Finding
+from dlojz.runs.first_errors import RankError
 from dlojz.runs.handle import Run
 from dlojz.viz.calculator import html_parts, still_calculator
 from dlojz.viz.footprint_sheet import Part
@@ -24,6 +34,7 @@ from dlojz.viz.grid_panel import still_grid
 from dlojz.viz.grid_svg import table_html
 from dlojz.viz.markup import markdown_safe, safe
 from dlojz.viz.pipeline_panel import still_panel
+from dlojz.viz.run_panel import RunView, run_html
 
 ATTACKS = (
     "<img src=x onerror=window.__x=1>",
@@ -62,7 +73,20 @@ def pieces(attack: str) -> dict[str, str]:
     status = Status([{"pid": attack, "device": attack, "memory_bytes": 1, "variables": attack}])
     with tempfile.TemporaryDirectory() as folder:
         run = hostile_run(Path(folder), attack)._repr_html_()
+    what = Finding("failed", attack, attack)
+    diagnosis = Diagnosis(attack, attack, "failed", attack, (what,), (RankError(0, attack, 1),))
+    told = dict.fromkeys(("waiting", "job", "last_known", "limit_of", "starts", "job_left"), attack)
+    followed = RunView(attack, attack, "failed", 1, attack, limit_bytes=1, peaks_bytes=((0, 1),), **told)
+    cost = replace(preview(RunConfig.of(model="gpt_tiny", steps=1, device="cpu"), "local"), refusals=(attack,))
+    point = Point(1, {attack: attack}, "", RunConfig.of(model="gpt_tiny", steps=1))
+    result = Result(point, Outlook(), "failed", attack)
+    campaign = Campaign(title=attack, description=attack)
     return {
+        "run that is followed": run_html(followed),
+        "diagnosis": diagnosis._repr_html_(),
+        "cost": cost._repr_html_(),
+        "board": board_html([attack], [[attack]]).partition("<body>")[2],
+        "campaign": html(campaign, Plan((point,), ((attack, attack),)), [result], Path(), {}).partition("<body>")[2],
         "run": run,
         "comparison": compare([record])._repr_html_(),
         "verdict": Verdict("wrong", attack, attack)._repr_html_(),
