@@ -533,17 +533,20 @@ comparison.exact, [row.loss_gap < 1e-3 for row in comparison.rows if row.loss_ga
 # %% [markdown] lang="fr"
 # ## 8. Annuler
 #
-# Un long entraînement lancé par erreur ? `wait=False` rend la main aussitôt, `cancel()` demande l’arrêt. Les pas déjà
-# terminés restent mesurés ; aucun processus ne survit.
+# Un long entraînement lancé par erreur ? `wait=False` rend la main aussitôt, `watch()` montre où il en est sans bloquer
+# le notebook, `cancel()` demande l’arrêt. Les pas déjà terminés restent mesurés ; aucun processus ne survit.
 
 # %% [markdown] lang="en"
 # ## 8. Cancel
 #
-# A long training, started by mistake? `wait=False` returns at once, `cancel()` asks it to stop. The steps already
-# finished stay measured; no process survives.
+# A long training, started by mistake? `wait=False` returns at once, `watch()` shows how far it is without blocking the
+# notebook, `cancel()` asks it to stop. The steps already finished stay measured; no process survives.
 
 # %% name="cancel" tags=["nbval-ignore-output"]
 long_run = dlojz.run(config, steps=5000, wait=False)
+long_run.watch()
+
+# %% tags=["nbval-ignore-output"]
 long_run.cancel()
 
 # %%
@@ -560,7 +563,51 @@ for each in dlojz.runs():
     print(each.run_id, each.state, each.config.title)
 
 # %% [markdown] lang="fr"
-# ## 9. Expliquer
+# ## 9. Ailleurs
+#
+# Avec `on="slurm"`, le même appel envoie un travail sur un calculateur. `dlojz.preview` dit d’abord ce qu’il
+# demanderait, ce qu’il coûterait et, s’il y a lieu, pourquoi il serait refusé ; rien n’est envoyé.
+
+# %% [markdown] lang="en"
+# ## 9. Elsewhere
+#
+# With `on="slurm"` the same call sends a job to a cluster. `dlojz.preview` first says what it would ask for, what it
+# would cost and, if so, why it would be refused; nothing is sent.
+
+# %% name="preview"
+big = dlojz.RunConfig.of(model="coatnet_7", dp=8, zero=3, micro_batch=8, device="cuda")
+dlojz.preview(big, "jean_zay_v100_32", account="abc@v100", time_limit_s=3600)
+
+# %% [markdown] lang="fr"
+# Quatre rangs par nœud, un par GPU : il en faut donc deux. `on="slurm"` écrirait le script dans le dossier de
+# l’exécution, `dlojz queue` montrerait la file d’attente, et le reste du notebook ne changerait pas.
+#
+# Pas d’allocation ? `on="replay"` montre les mesures d’une exécution réelle, livrées avec le TP. Elle est marquée comme
+# rejouée partout où elle apparaît. Voici votre entraînement, tel qu’il s’est déroulé sur une autre machine :
+
+# %% [markdown] lang="en"
+# Four ranks per node, one per GPU: so two nodes are needed. `on="slurm"` would write the script into the run’s folder,
+# `dlojz queue` would show the queue, and the rest of the notebook would not change.
+#
+# No allocation? `on="replay"` shows the measurements of a real run, shipped with the lab. It is marked as replayed
+# wherever it appears. Here is your training, as it went on another machine:
+
+# %% name="replay" tags=["nbval-ignore-output"]
+replayed = dlojz.run(config, on="replay")
+replayed
+
+# %% [markdown] lang="fr"
+# Les octets sont les mêmes, au dernier près ; les temps sont ceux de l’autre machine.
+
+# %% [markdown] lang="en"
+# The bytes are the same, to the last one; the times are the other machine’s.
+
+# %%
+both = [one.record.footprint() for one in (run, replayed)]
+both[0].communication == both[1].communication, both[0].memory.weights_bytes == both[1].memory.weights_bytes
+
+# %% [markdown] lang="fr"
+# ## 10. Expliquer
 #
 # Répondez de tête, puis lisez ce que le paquet déduit de vos mesures :
 #
@@ -569,7 +616,7 @@ for each in dlojz.runs():
 # - Sur cette machine, deux processus vont-ils deux fois plus vite qu’un seul ? Qui se partage les cœurs ?
 
 # %% [markdown] lang="en"
-# ## 9. Explain
+# ## 10. Explain
 #
 # Answer in your head, then read what the package concludes from your measurements:
 #

@@ -58,9 +58,17 @@ def execute(notebook: Any, path: Path, *, runs_root: Path, allow_errors: bool = 
     done.metadata = copy.deepcopy(notebook.metadata)
     for cell in done.cells:
         if cell.cell_type == "code":
-            cell.outputs = [output for output in cell.outputs if _WIDGET not in output.get("data", {})]
+            cell.outputs = [kept for output in cell.outputs if (kept := _without_widget(output))]
     done.metadata["dlojz"]["executed_sha256"] = code_sha256(notebook)
     return done
+
+
+def _without_widget(output: Any) -> Any | None:
+    """An output that a reader without a kernel can see: the static twin of a widget, nothing where it has none."""
+    if _WIDGET in output.get("data", {}):
+        del output["data"][_WIDGET]
+        return output if "text/html" in output["data"] else None
+    return output
 
 
 def with_stored_outputs(notebook: Any, stored: Any) -> Any | None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 warnings.filterwarnings("ignore")
+sys.path.insert(0, str(Path(__file__).parent))
 import matrix  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
