@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,7 +101,7 @@ def test_watch_ends_with_the_run(
     assert main(["watch", "--once"]) == DONE
     once = capfd.readouterr().out
     assert folder.name in once and "0/4" in once and "12 on local" in once and "(Priority)" in once
-    monkeypatch.setattr(time, "sleep", lambda _: end(folder))
+    monkeypatch.setattr(queue, "time", SimpleNamespace(sleep=lambda _: end(folder)))
     assert main(["watch", folder.name[:20]]) == DONE
     printed = capfd.readouterr().out
     assert "queued" in printed and "1/4" in printed and "completed" in printed
@@ -117,7 +117,8 @@ def test_ctrl_c_leaves_the_runs_alone(
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(queue.time, "sleep", interrupt)
+    # Its own pause only: one in subprocess, which waits for squeue, is another matter.
+    monkeypatch.setattr(queue, "time", SimpleNamespace(sleep=interrupt))
     assert main(["watch"]) == DONE
     assert "the runs go on" in capfd.readouterr().err
     assert not (folder / "cancel").exists()
