@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +87,15 @@ def launch(folder: Path, configs: dict[str, dict[str, Any]], processes: int) -> 
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+def prepare(folder: Path) -> None:
+    launch(folder / "1", SERIAL, 1)
+    launch(folder / "2", PAIRS, 2)
+    launch(folder / "4", FOURS, 4)
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    root = tmp_path_factory.mktemp("pipelines")
-    launch(root / "1", SERIAL, 1)
-    launch(root / "2", PAIRS, 2)
-    launch(root / "4", FOURS, 4)
-    yield root
+def runs(prepared: Path) -> Path:
+    return prepared
 
 
 CASES = [(2, name) for name in PAIRS] + [(4, name) for name in FOURS]

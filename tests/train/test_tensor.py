@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,14 +89,16 @@ def launch(folder: Path, configs: dict[str, RunConfig], processes: int) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    root = tmp_path_factory.mktemp("tensor")
+def prepare(folder: Path) -> None:
     serial = {str(fields["model"]): config_for({**fields, "engine": "single"}) for fields in (COATNET, LLAMA)}
-    launch(root / "1", serial, 1)
+    launch(folder / "1", serial, 1)
     for processes, cases in ON.items():
-        launch(root / str(processes), {name: config_for(fields) for name, fields in cases.items()}, processes)
-    yield root
+        launch(folder / str(processes), {name: config_for(fields) for name, fields in cases.items()}, processes)
+
+
+@pytest.fixture(scope="module")
+def runs(prepared: Path) -> Path:
+    return prepared
 
 
 def events(run: Path, rank: int, event: str) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -121,13 +120,16 @@ class Measured:
         return Footprint.from_dict(self.events(name, processes, rank, "footprint")[-1]["footprint"])
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
-    runs = Measured(tmp_path_factory.mktemp("matrix"))
+def prepare(folder: Path) -> None:
+    runs = Measured(folder)
     runs.run({**SERIAL, **ALONE}, 1)
     for processes in (2, 3):
         runs.run({name: flat for name, flat in RUNS.items() if flat["dp"] == processes}, processes)
-    yield runs
+
+
+@pytest.fixture(scope="module")
+def measured(prepared: Path) -> Measured:
+    return Measured(prepared)
 
 
 @pytest.mark.timeout(1200)

@@ -1,14 +1,15 @@
-"""Runs the notebooks of the labs, a few labs at a time, beside whatever else is tested.
+"""What takes minutes, run beside whatever else is tested: the notebooks of the labs, then what a test module prepares.
 
-python pool.py FOLDER    (FOLDER/tasks.json: the notebooks of each lab; FOLDER/TASK.json: what came of one)
+python pool.py FOLDER    (FOLDER/tasks.json: tasks, in lists; FOLDER/TASK.json: what came of one)
 
-A process of its own: the tests beside it fork, and change their environment. The notebooks of a lab run one after the
-other and share one folder of runs, so that what one has trained the next one finds. A notebook mostly waits, for
-processes that start or for a cell's outputs to settle: a few labs are executed at a time, the longest first.
+A process of its own: the tests beside it fork, and change their environment. The tasks of a list run one after the
+other: the notebooks of a lab share one folder of runs, so that what one has trained the next one finds. A few lists are
+worked on at a time, since a notebook mostly waits, for processes that start or for a cell's outputs to settle.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -24,12 +25,12 @@ from dlojz.record import write_atomic
 from dlojz.runs.progress import QUIET
 from dlojz.train.lifeline import die_with_parent
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 CELL_TIMEOUT_S = 300
 AT_A_TIME = 2
 
 Task = dict[str, str]
-"""`task` (its name), `kind` (`solution` or `student`), `name` (of the notebook) and `language`."""
+"""`task` (its name), `kind` (`solution`, `student` or `prepare`), `name` (of a notebook or a module), `language`."""
 
 
 def replay_solution(name: str, language: str, runs_root: Path, folder: Path) -> dict[str, Any]:
@@ -73,12 +74,25 @@ def run_student(name: str, language: str, runs_root: Path, folder: Path) -> dict
     return {"notebook": nbformat.writes(execute(notebook, path, runs_root=runs_root, allow_errors=True))}
 
 
-KINDS = {"solution": replay_solution, "student": run_student}
+def prepare(name: str, language: str, runs_root: Path, folder: Path) -> dict[str, Any]:
+    """What a test module does before its tests, in a folder that they then read."""
+    del language, runs_root
+    folder.mkdir()
+    spec = importlib.util.spec_from_file_location(Path(name).stem, ROOT / name)
+    if spec is None or spec.loader is None:
+        raise ImportError(name)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.prepare(folder)
+    return {"folder": str(folder)}
 
 
-def run_lab(tasks: list[Task], folder: Path) -> None:
-    """One lab's notebooks, one after the other: two at once would find each other's runs half done."""
-    own = folder / tasks[0]["name"].removesuffix(".ipynb")
+KINDS = {"solution": replay_solution, "student": run_student, "prepare": prepare}
+
+
+def work(tasks: list[Task], folder: Path) -> None:
+    """One list of tasks, one after the other: two notebooks at once would find each other's runs half done."""
+    own = folder / Path(tasks[0]["name"]).stem
     own.mkdir()
     for number, task in enumerate(tasks):
         try:
@@ -90,9 +104,9 @@ def run_lab(tasks: list[Task], folder: Path) -> None:
 
 def main(folder: Path) -> None:
     die_with_parent()
-    labs: list[list[Task]] = json.loads((folder / "tasks.json").read_text(encoding="utf-8"))
+    lists: list[list[Task]] = json.loads((folder / "tasks.json").read_text(encoding="utf-8"))
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        for done in [pool.submit(run_lab, tasks, folder) for tasks in labs]:
+        for done in [pool.submit(work, tasks, folder) for tasks in lists]:
             done.result()
 
 
