@@ -239,6 +239,8 @@ def forked(act: Callable[[], int]) -> int:
     if pid == 0:
         code = 1
         try:
+            # The threads that have computed for the tests before are not in the child, which would wait for them.
+            torch.set_num_threads(1)
             code = act()
         finally:
             os._exit(code)
