@@ -24,7 +24,7 @@ from torch import Tensor
 from dlojz.config import RunConfig
 from dlojz.record import EventLog
 from dlojz.train import engines
-from dlojz.train.loop import accumulate, build_model, mean_over_ranks, open_batches
+from dlojz.train.loop import accumulate, agree, build_model, open_batches
 from dlojz.train.probes.probes import TRACED_STEPS, Probes
 
 GOAL = 1.03
@@ -49,7 +49,7 @@ class Bench:
     def bare(self) -> float:
         """Seconds of one step without probes."""
         start_s = time.perf_counter()
-        loss = mean_over_ranks(accumulate(self.engine, self.batches, self.config.layout.micro_batches, None), None)
+        loss, _ = agree(accumulate(self.engine, self.batches, self.config.layout.micro_batches, None), False, None)
         self.engine.update()
         step_s = time.perf_counter() - start_s
         if not math.isfinite(loss):
@@ -61,7 +61,7 @@ class Bench:
         start_s = time.perf_counter()
         self.probes.start_step(self.step)
         layout = self.config.layout
-        loss = mean_over_ranks(accumulate(self.engine, self.batches, layout.micro_batches, self.probes), None)
+        loss, _ = agree(accumulate(self.engine, self.batches, layout.micro_batches, self.probes), False, None)
         self.engine.update()
         self.events.write("step", step=self.step, loss=loss, step_s=self.probes.end_step())
         self.step += 1

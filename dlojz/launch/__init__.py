@@ -101,6 +101,8 @@ def run(  # noqa: PLR0913 - one call is all that a student has to know
         folder, new = claim(wanted, base, again=again, worker_module=worker_module, time_limit_s=limit_s, policy=policy)
         if new:
             slurm.submit(folder, site, wanted, asked, request, worker_module)
+        else:
+            slurm.recover(folder)  # who sent it may have died before the number was written down
     else:
         _check_processes(wanted.layout.world_size)
         folder, new = claim(

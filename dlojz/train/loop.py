@@ -172,11 +172,6 @@ def agree(loss: Tensor, stop: bool, control: dist.ProcessGroup | None) -> tuple[
     return float(message[0]) / control.size(), bool(message[1] > 0)
 
 
-def mean_over_ranks(loss: Tensor, control: dist.ProcessGroup | None) -> float:
-    """Mean loss of the global batch; NaN or infinite on every rank if it is so on one."""
-    return agree(loss, False, control)[0]
-
-
 def train(
     config: RunConfig,
     folder: Path,

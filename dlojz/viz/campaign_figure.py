@@ -177,7 +177,9 @@ def _truth(
     axes.set_title(title, loc="left", fontsize=10)
     axes.set_aspect("equal")
     plain(axes)
-    or_nothing(axes, bool(drawn))
+    half = any(y is not None for _, _, y in known)
+    unforeseen = say(en="measured, but nothing predicts it here", fr="mesuré, mais rien ne le prédit ici")
+    or_nothing(axes, bool(drawn), unforeseen if half else "")
 
 
 def scaling_figure(marks: Sequence[Mark], path: str | Path | None = None) -> LabFigure:

@@ -238,8 +238,8 @@ def from_zero(axes: Axes, label: str, title: str) -> None:
     plain(axes)
 
 
-def or_nothing(axes: Axes, known: bool) -> None:
-    """Say that there is nothing to draw yet, where that is so."""
+def or_nothing(axes: Axes, known: bool, missing: str = "") -> None:
+    """Say that there is nothing to draw yet, where that is so; `missing` says what it would take."""
     if not known:
-        words = say(en="nothing measured yet", fr="rien n’est encore mesuré")
+        words = missing or say(en="nothing measured yet", fr="rien n’est encore mesuré")
         axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", color="#666666")

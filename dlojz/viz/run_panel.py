@@ -120,7 +120,7 @@ def facts(view: RunView) -> list[tuple[str, str]]:
         (say(en="expected start", fr="début estimé"), view.starts if view.state == "queued" else ""),
         (say(en="job", fr="travail"), view.job),
         (say(en="scheduler", fr="ordonnanceur"), view.last_known),
-        (say(en="loss", fr="perte"), f"{view.losses[-1]:.4f}" if view.losses else ""),
+        (say(en="loss", fr="perte"), _number(view.losses[-1]) if view.losses else ""),
         (say(en="step", fr="pas"), _speed(view)),
         (
             say(en="estimated end", fr="fin estimée"),
@@ -173,8 +173,8 @@ def _curve_svg(losses: Sequence[float], steps: int) -> str:
         return f"{_LEFT + across * width:.1f},{_BOTTOM + (1 - up) * height:.1f}"
 
     told = say(
-        en=f"Loss from {losses[0]:.4f} at step 0 to {losses[-1]:.4f} at step {len(losses) - 1}",
-        fr=f"Perte : de {losses[0]:.4f} au pas 0 à {losses[-1]:.4f} au pas {len(losses) - 1}",
+        en=f"Loss from {_number(losses[0])} at step 0 to {_number(losses[-1])} at step {len(losses) - 1}",
+        fr=f"Perte : de {_number(losses[0])} au pas 0 à {_number(losses[-1])} au pas {len(losses) - 1}",
     )
     path = " ".join(place(step, loss) for step, loss in points)
     return (
@@ -183,8 +183,8 @@ def _curve_svg(losses: Sequence[float], steps: int) -> str:
         f'font-family="sans-serif" font-size="11">'
         f'<path d="M{_LEFT},{_BOTTOM - 6} V{_HEIGHT - _BOTTOM} H{_WIDTH - 4}" fill="none" stroke="{GREY}"/>'
         f'<polyline points="{path}" fill="none" stroke="{BLUE}" stroke-width="1.8"/>'
-        f'<text x="{_LEFT - 4}" y="{_BOTTOM + 4}" text-anchor="end">{high:.3g}</text>'
-        f'<text x="{_LEFT - 4}" y="{_HEIGHT - _BOTTOM}" text-anchor="end">{low:.3g}</text>'
+        f'<text x="{_LEFT - 4}" y="{_BOTTOM + 4}" text-anchor="end">{_number(high, ".3g")}</text>'
+        f'<text x="{_LEFT - 4}" y="{_HEIGHT - _BOTTOM}" text-anchor="end">{_number(low, ".3g")}</text>'
         f'<text x="{_LEFT}" y="{_HEIGHT - 4}">0</text>'
         f'<text x="{_WIDTH - 10}" y="{_HEIGHT - 4}" text-anchor="end">{max(steps, len(losses)) - 1}</text>'
         f'<text x="{_LEFT + width / 2:.0f}" y="{_HEIGHT - 4}" text-anchor="middle">{safe(say(en="step", fr="pas"))}'
@@ -257,4 +257,9 @@ def _sparks(losses: Sequence[float]) -> str:
     signs = "▁▂▃▄▅▆▇█"
     places = ((loss - low) / (high - low) if high > low else 0.0 for loss in chosen)
     drawn = "".join(signs[min(len(signs) - 1, int(place * len(signs)))] for place in places)
-    return f"{losses[0]:.4f} {drawn} {losses[-1]:.4f}"
+    return f"{_number(losses[0])} {drawn} {_number(losses[-1])}"
+
+
+def _number(value: float, spec: str = ".4f") -> str:
+    shown = f"{value:{spec}}"
+    return say(en=shown, fr=shown.replace(".", ","))

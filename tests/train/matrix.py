@@ -1,7 +1,6 @@
 """Runs many configurations one after the other in the processes of one launch: torch is imported once for all.
 
 python matrix.py FOLDER PROCESSES    (FOLDER/NAME/config.json for each run; the ranks are forked)
-torchrun … matrix.py FOLDER
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 warnings.filterwarnings("ignore")
-import idr_torch  # noqa: E402
 import torch  # noqa: E402
 
 from dlojz.config import RunConfig  # noqa: E402
@@ -91,6 +89,4 @@ def main(folder: Path, processes: int) -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
-    train_all(Path(sys.argv[1]), int(idr_torch.rank))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
