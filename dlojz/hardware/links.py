@@ -1,0 +1,196 @@
+"""Links between GPUs: seconds of a collective from a latency and a bandwidth, which depend on the number of ranks.
+
+Layer 0. Invariant: bandwidths are *bus* bandwidths in the convention of nccl-tests, so that they can be compared with
+the wire and with published logs; all-reduce stands apart from all-gather and reduce-scatter, because a switch that adds
+up itself (NVLink SHARP) makes the first faster than the two others together.
+
+`ranks` is how many GPUs of one node take part on a link inside the node. On a link between nodes it is how many *nodes*
+take part, and the bandwidth is that of all the network cards of one node together: r rings that run at once, one for
+each GPU of the node, have 1/r of it each. Point to point is between two GPUs, so between nodes over one card.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from dlojz.hardware.constants import Constant, ConstantsFile
+from dlojz.schema import LabError, one_of
+from dlojz.text import say
+
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p"]
+COLLECTIVES: Final = get_args(Collective)
+FOLDER: Final = Path(__file__).with_name("data") / "links"
+LINKS: Final = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
+"""Names of all links."""
+
+
+def bus_factor(collective: Collective, ranks: int) -> float:
+    """Bytes that cross the wire of one rank for each byte of the message.
+
+    Args:
+        collective: its name; the message is the whole tensor that is reduced, gathered, scattered or held.
+        ranks: at least 1.
+
+    Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md: 2 (n − 1)/n for all-reduce, (n − 1)/n for all-gather, reduce-scatter
+    and all-to-all, 1 for broadcast and point to point.
+    """
+    if ranks < 2:
+        return 0.0
+    if collective in ("broadcast", "p2p"):
+        return 1.0
+    return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
+
+
+@dataclass(frozen=True)
+class Interconnect:
+    """A link, measured: latency α and bus bandwidth of each collective by number of ranks.
+
+    Args:
+        name: of its file.
+        title: as it is shown.
+        alpha: seconds of an empty message, by collective and number of ranks.
+        bandwidth: bus bandwidth in B/s, by collective and number of ranks.
+        constants: each figure with its source, `all_reduce.bandwidth.8`.
+    """
+
+    name: str
+    title: str
+    alpha: Mapping[str, Mapping[int, float]]
+    bandwidth: Mapping[str, Mapping[int, float]]
+    constants: Mapping[str, Constant]
+
+    def time_s(self, collective: Collective, ranks: Any, message_bytes: Any) -> Any:
+        """Seconds of one collective: α(n) + factor(n) · bytes / bandwidth(n); nothing for one rank alone.
+
+        Args:
+            collective: its name.
+            ranks: how many take part; a number or a numpy array of them.
+            message_bytes: of the whole message, at least 0; a number or a numpy array.
+
+        Raises:
+            LabError: for an unknown collective, or less than one rank.
+        """
+        alpha = self.alpha_s(collective, ranks)
+        return alpha + _each(partial(self._slope, collective), ranks) * message_bytes
+
+    def _slope(self, collective: Collective, ranks: int) -> float:
+        return bus_factor(collective, ranks) / float(self.bytes_per_s(collective, ranks))
+
+    def alpha_s(self, collective: Collective, ranks: Any) -> Any:
+        """Seconds of an empty message; between two known numbers of ranks, straight in log₂ n, and so beyond the last.
+
+        Args:
+            collective: its name.
+            ranks: a number or a numpy array of them, at least 1; one alone takes nothing.
+
+        Raises:
+            LabError: for an unknown collective, or less than one rank.
+        """
+        curve = self._curve(self.alpha, collective)
+        return _each(lambda one: _between(curve, one, further=True) if one > 1 else 0.0, ranks)
+
+    def bytes_per_s(self, collective: Collective, ranks: Any) -> Any:
+        """Bus bandwidth; between two known numbers of ranks, straight in log₂ n; beyond the last, that of the last.
+
+        Args:
+            collective: its name.
+            ranks: a number or a numpy array of them, at least 1; for one alone, that of two.
+
+        Raises:
+            LabError: for an unknown collective, or less than one rank.
+        """
+        curve = self._curve(self.bandwidth, collective)
+        return _each(lambda one: _between(curve, max(2, one), further=False), ranks)
+
+    @staticmethod
+    def _curve(curves: Mapping[str, Mapping[int, float]], collective: str) -> Mapping[int, float]:
+        if collective not in curves:
+            raise LabError(one_of("collective", collective, COLLECTIVES))
+        return curves[collective]
+
+
+def _each(of: Callable[[int], float], ranks: Any) -> Any:
+    """A function of one number of ranks, for a number or for each of an array, which holds few distinct ones."""
+    if hasattr(ranks, "shape") and ranks.shape:
+        import numpy as np
+
+        whole = ranks.astype(int)
+        if whole.size and whole.min() < 1:
+            _counted(of, int(whole.min()))
+        table = np.zeros(whole.max(initial=0) + 1)  # an index is faster than a sort where millions are asked for
+        present = np.zeros(table.shape, dtype=bool)
+        present[whole] = True
+        for one in np.flatnonzero(present):
+            table[one] = of(int(one))
+        return table[whole]
+    return _counted(of, int(ranks))
+
+
+def _counted(of: Callable[[int], float], ranks: int) -> float:
+    if ranks < 1:
+        raise LabError(
+            say(
+                en=f"ranks must be at least 1, but {ranks} was received.",
+                fr=f"ranks doit être au moins égal à 1, mais {ranks} a été reçu.",
+            )
+        )
+    return of(ranks)
+
+
+def _between(curve: Mapping[int, float], ranks: int, further: bool) -> float:
+    known = sorted(curve)
+    if ranks in curve:
+        return curve[ranks]
+    if ranks < known[0] or len(known) == 1:
+        # One figure for all numbers of ranks: a ring's latency grows with them, its bandwidth does not.
+        return curve[known[0]]
+    if ranks > known[-1]:
+        if not further:
+            return curve[known[-1]]
+        low, high = known[-2], known[-1]
+    else:
+        high = min(one for one in known if one > ranks)
+        low = max(one for one in known if one < ranks)
+    share = math.log2(ranks / low) / math.log2(high / low)
+    return max(curve[low] + share * (curve[high] - curve[low]), min(curve.values()))
+
+
+def read_link(path: Path) -> Interconnect:
+    """The link that a file describes: one table per collective, with `alpha` and `bandwidth`.
+
+    Raises:
+        LabError: if the file lacks a constant, or holds an illegal one.
+    """
+    file = ConstantsFile.read(path)
+    file.keys(("title", *COLLECTIVES))
+    constants: dict[str, Constant] = {}
+    curves: dict[str, dict[str, dict[int, float]]] = {"alpha": {}, "bandwidth": {}}
+    for collective in COLLECTIVES:
+        table = file.table(collective)
+        file.keys(curves, table)
+        for kind, unit in (("alpha", "s"), ("bandwidth", "B/s")):
+            found = file.curve(kind, unit, table, f"{collective}.{kind}")
+            constants |= {f"{collective}.{kind}.{ranks}": constant for ranks, constant in found.items()}
+            curves[kind][collective] = {ranks: constant.value for ranks, constant in found.items()}
+    return Interconnect(path.stem, file.text("title"), curves["alpha"], curves["bandwidth"], constants)
+
+
+@cache
+def _shipped(name: str) -> Interconnect:
+    return read_link(FOLDER / f"{name}.toml")
+
+
+def link(name: str) -> Interconnect:
+    """The link of this name.
+
+    Raises:
+        LabError: if there is none; the sentence lists those there are.
+    """
+    if name not in LINKS:
+        raise LabError(one_of("link", name, LINKS))
+    return _shipped(name)

@@ -1,0 +1,133 @@
+"""GPUs and clusters: every constant with unit, source, date and standing; a file that lacks one is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dlojz import hardware
+from dlojz.hardware import CLUSTERS, DEVICES, GPUS, LINKS, STANDINGS, cluster, gpu, link
+from dlojz.hardware.clusters import FOLDER
+from dlojz.hardware.gpus import FOLDER as GPU_FOLDER
+from dlojz.hardware.gpus import read_gpu
+from dlojz.hardware.links import FOLDER as LINK_FOLDER
+from dlojz.hardware.links import read_link
+from dlojz.launch.machines import machine
+from dlojz.schema import LabError
+from dlojz.text import use_language
+
+EVERYTHING = [*map(gpu, GPUS), *map(link, LINKS), *map(cluster, CLUSTERS)]
+
+
+@pytest.mark.parametrize("described", EVERYTHING, ids=lambda one: f"{type(one).__name__}-{one.name}")
+def test_every_constant_says_what_is_known_of_it(described: hardware.Gpu) -> None:
+    assert described.constants and described.title
+    for name, constant in described.constants.items():
+        assert constant.value > 0 and constant.unit in ("FLOP/s", "B/s", "B", "W", "s", "1", "g/kWh"), name
+        assert constant.standing in STANDINGS and len(constant.source) > 3, name
+        assert re.fullmatch(r"20\d\d-\d\d-\d\d", constant.date), name
+
+
+def test_gpus_are_the_devices_and_the_cpu() -> None:
+    assert set(GPUS) == {*DEVICES, "cpu"}
+    assert all(gpu(name).device is DEVICES[name] for name in DEVICES)
+    assert gpu("A100 80") is gpu("a100-80") and gpu("h100-80") is gpu("h100")
+
+
+def test_peaks_are_dense_and_absent_where_there_is_none() -> None:
+    assert gpu("v100-32").peak_flops == {"fp32": 15.7e12, "fp16": 125e12}
+    assert gpu("a100-80").peak_flops["bf16"] == gpu("a100-40").peak_flops["fp16"] == 312e12
+    assert "fp8" not in gpu("a100-80").peak_flops and gpu("h100").peak_flops["fp8"] == 1978.9e12
+    assert (gpu("a100-80").num_sms, gpu("h100").num_sms, gpu("v100-16").num_sms) == (108, 132, 80)
+    assert gpu("a100-80").memory_bytes_per_s == 2039e9 and gpu("a100-80").tdp_w == 400
+
+
+def test_jean_zay_is_the_machine_that_jobs_are_sent_to() -> None:
+    of_jean_zay = [name for name in CLUSTERS if name.startswith("jean_zay")]
+    assert len(of_jean_zay) == 5
+    for name in of_jean_zay:
+        found = cluster(name)
+        sent = machine(found.machine)
+        assert (found.gpu.name, found.gpus_per_node) == (sent.device, sent.gpus_per_node)
+        assert sent.max_nodes <= found.num_nodes and found.carbon_g_per_kwh == 57
+
+
+def test_a_cluster_may_have_a_gpu_of_its_own() -> None:
+    own, usual = cluster("grand_teton_96").gpu, gpu("h100")
+    assert own.tdp_w == 500 and usual.tdp_w == 700 and own.peak_flops == usual.peak_flops
+    assert own.device.memory_bytes > usual.device.memory_bytes
+    assert cluster("grand-teton 96") is cluster("grand_teton_96")
+
+
+def test_the_template_is_a_cluster(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text((FOLDER / "template.toml").read_text(encoding="utf-8"), encoding="utf-8")
+    assert cluster(path).name == "mine" and cluster(str(path)).num_gpus == 32
+    assert "template" not in CLUSTERS
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "refused"),
+    [
+        (r"(?m)^pue = .*\n", "", r"mine\.toml: the constant pue is missing"),
+        (r'unit = "B"', 'unit = "GiB"', "host_memory must be given in B, but its unit is 'GiB'"),
+        (r"value = 25e9", "value = -25e9", "nic_bandwidth must be greater than 0, but -25000000000.0 was received"),
+        (r"value = 25e9", "value = nan", "nic_bandwidth must be greater than 0, but nan"),
+        (r"value = 25e9", 'value = "25e9"', "nic_bandwidth must be greater than 0, but '25e9'"),
+        (r"value = 1\.2", "value = 0.5", "pue must be at least 1, but 0.5"),
+        (r'standing = "published"', 'standing = "sure"', "unknown nic_bandwidth.standing 'sure'"),
+        (r', date = "[^"]*"', "", r"nic_bandwidth\.date is missing"),
+        (r'gpu = "a100-80"', 'gpu = "a100-90"', "unknown GPU 'a100-90': did you mean 'a100-80'"),
+        (r'intra = "nvlink3"', 'intra = "nvlink33"', "unknown link 'nvlink33'"),
+        (r"(?m)^num_nodes = .*\n", "num_nodes = 0\n", "num_nodes must be a whole number of at least 1, but 0"),
+        (r"gpus_per_node", "gpu_per_node", "unknown key 'gpu_per_node': did you mean 'gpus_per_node'"),
+        (r"# \[own_gpu\].*", "own_gpu = 3", "own_gpu must be a table, but 3"),
+        (r"(?s).*", "= no toml", "the hardware file mine.toml cannot be read"),
+    ],
+)
+def test_a_faulty_file_is_refused_in_one_sentence(tmp_path: Path, old: str, new: str, refused: str) -> None:
+    text = (FOLDER / "template.toml").read_text(encoding="utf-8")
+    path = tmp_path / "mine.toml"
+    changed = re.sub(old, new, text, count=1)
+    assert changed != text
+    if "own_gpu" in new:  # what follows the last table would be read as its own
+        changed = f"{new}\n" + text
+    path.write_text(changed, encoding="utf-8")
+    with pytest.raises(LabError, match=refused):
+        cluster(path)
+
+
+def test_faulty_gpu_and_link_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a100-80.toml"
+    text = (GPU_FOLDER / "a100-80.toml").read_text(encoding="utf-8")
+    path.write_text(text.replace('unit = "FLOP/s"', 'unit = "TFLOP/s"', 1), encoding="utf-8")
+    with pytest.raises(LabError, match=r"peak\.fp32 must be given in FLOP/s, but its unit is 'TFLOP/s'"):
+        read_gpu(path)
+    path.write_text(text.split("[peak]")[0], encoding="utf-8")
+    with pytest.raises(LabError, match=r"a100-80\.toml: the constant peak is missing"):
+        read_gpu(path)
+    path = tmp_path / "wire.toml"
+    text = (LINK_FOLDER / "nvlink3.toml").read_text(encoding="utf-8")
+    for old, new, refused in (
+        ("ranks = [2, 4, 8]", "ranks = [2, 4]", r"all_reduce\.alpha needs as many values as ranks"),
+        ("ranks = [2, 4, 8]", "ranks = [4, 2, 8]", "ranks that grow from 2 on"),
+        ("[p2p]", "[point]", "unknown key 'point'"),
+        ("4.6e-05", "0", r"all_reduce\.alpha must be greater than 0, but 0"),
+    ):
+        path.write_text(text.replace(old, new, 1), encoding="utf-8")
+        with pytest.raises(LabError, match=refused):
+            read_link(path)
+
+
+def test_unknown_names_are_refused_with_those_there_are() -> None:
+    with pytest.raises(LabError, match=r"unknown cluster 'jean_zay_a1000': did you mean 'jean_zay_a100'\?"):
+        cluster("jean_zay_a1000")
+    with pytest.raises(LabError, match="unknown GPU 'b300'.*legal values: .*v100-32"):
+        gpu("b300")
+    with pytest.raises(LabError, match="there is no hardware file 'nowhere/mine.toml'"):
+        cluster("nowhere/mine.toml")
+    use_language("fr")
+    with pytest.raises(LabError, match="il n’y a pas de fichier"):
+        cluster("nowhere/mine.toml")
