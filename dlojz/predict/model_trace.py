@@ -1,12 +1,13 @@
 """The trace of a run's own model and micro-batch, in the precision in which its engine computes.
 
 Layer 3. Invariant: what is traced is what `train.engines` runs: the same model, loss and casts. One trace serves all
-layouts that compute alike, so that a question about another layout costs no further trace.
+layouts that compute alike, so that a question about another layout costs no further trace; and alike blocks are not
+each traced (`dlojz.predict.repeats`).
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 
@@ -14,6 +15,7 @@ from dlojz import models
 from dlojz.config import RunConfig
 from dlojz.models.blocks import Checkpointing
 from dlojz.predict.parts import axes_of
+from dlojz.predict.repeats import trace_repeating
 from dlojz.predict.shapes import WHOLE, Split, build_on_meta, split_of
 from dlojz.predict.states import AUTOCAST
 from dlojz.predict.tracing import Compute, Trace, trace
@@ -73,12 +75,12 @@ def _traced(  # noqa: PLR0913, PLR0917 - all that a trace depends on
         else:
             inputs = torch.empty(micro_batch, sequence_length or 1, dtype=torch.long)
             targets = torch.empty_like(inputs)
-    return trace(
-        model,
-        inputs,
+    how = partial(
+        trace,
         compute=compute,
         targets=targets,
         loss=mean_loss if split == WHOLE else parallel_loss(model),
         around_forward=ActivationOffload if offloaded else None,
         on_gpu=on_gpu,
     )
+    return trace_repeating(model, lambda shortened: how(shortened, inputs))

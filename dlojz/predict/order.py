@@ -17,5 +17,8 @@ from dlojz.predict.shapes import model_shapes
 def ready_order(config: RunConfig) -> tuple[int, ...]:
     """Numbers of the parameters, as `model.parameters()` lists them, in the order in which gradients are ready."""
     number_of = {parameter.name: number for number, parameter in enumerate(model_shapes(config).parameters)}
-    marks = (event for event in trace_of(config).events if isinstance(event, Mark))
+    # Of one sample autograd's graph may lack a copy or a sum; from two on it is the same, and the order with it.
+    few = config.layout.model_copy(update={"micro_batch": min(config.layout.micro_batch, 2)})
+    events = trace_of(config.model_copy(update={"layout": few})).events
+    marks = (event for event in events if isinstance(event, Mark))
     return tuple(number_of[mark.name] for mark in marks if mark.what == "ready")

@@ -16,7 +16,7 @@ from dlojz.units import MEBIBYTE
 
 def sent_per_parameter(**fields: object) -> float:
     """Bytes that a rank sends in a ring, per parameter and per byte of a weight, times N/(N−1)."""
-    config = RunConfig.of(model="coatnet_7", engine="deepspeed", precision="bf16", dp=64, **fields)
+    config = RunConfig.of(model="coatnet_0", engine="deepspeed", precision="bf16", dp=64, **fields)
     footprint = predict(config)
     sent_bytes = sum(traffic.sent_bytes for traffic in footprint.communication if traffic.group == "dp")
     return sent_bytes / (63 / 64) / 2 / (footprint.parameters or 1)
@@ -36,7 +36,7 @@ def test_deepspeed_all_reduces_where_the_paper_reduce_scatters(stage: int) -> No
 
 def test_fsdp2_sends_what_the_paper_says() -> None:
     for stage, volumes in ((2, 2), (3, 3)):
-        config = RunConfig.of(model="coatnet_7", dp=4, zero=stage)
+        config = RunConfig.of(model="coatnet_0", dp=4, zero=stage)
         footprint = predict(config)
         sent_bytes = sum(traffic.sent_bytes for traffic in footprint.communication if traffic.group == "dp")
         assert sent_bytes / (3 / 4) / 4 / (footprint.parameters or 1) == pytest.approx(volumes, rel=1e-3)
@@ -47,7 +47,7 @@ def test_fsdp2_sends_what_the_paper_says() -> None:
 )
 def test_zero_by_hand_sends_what_the_paper_says(stage: int, micro_batches: int, volumes: float) -> None:
     """§7.1 and §7.2.2, for one micro-batch; with m of them stage 2 sends (m + 1) Ψ, stage 3 sends 3mΨ."""
-    config = RunConfig.of(model="coatnet_7", dp=4, zero=stage, engine="by_hand", micro_batches=micro_batches)
+    config = RunConfig.of(model="coatnet_0", dp=4, zero=stage, engine="by_hand", micro_batches=micro_batches)
     footprint = predict(config)
     sent_bytes = sum(traffic.sent_bytes for traffic in footprint.communication if traffic.group == "dp")
     assert sent_bytes / (3 / 4) / 4 / (footprint.parameters or 1) == pytest.approx(volumes, rel=1e-3)

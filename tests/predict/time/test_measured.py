@@ -1,0 +1,171 @@
+"""The calibration of a machine: known answers are found again, damaged files are refused, recorded numbers agree."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlojz.collectives.measuring import Point
+from dlojz.config import RunConfig
+from dlojz.hardware import gpu
+from dlojz.hardware.links import bus_factor
+from dlojz.predict.time.calibration import Calibration
+from dlojz.predict.time.local_step import Tensors, local_parts, local_step_s, update_s
+from dlojz.predict.time.measured import Measured, Setup, default_path, read_measured, write_measured
+from dlojz.predict.time.measured_site import line, site
+from dlojz.predict.time.measuring import COLLECTIVES, PRODUCTS, Timed
+from dlojz.predict.time.operators import Product, product_s
+from dlojz.schema import LabError
+
+PEAK, START, LAUNCH_S, BANDWIDTH = 80e9, 8.0, 10e-6, 12e9
+TENSOR_S, ELEMENT_S = 40e-6, 2e-9
+ALPHA_S, BUS = 300e-6, 1e9
+TRUE = Calibration("true", product_efficiency=0.8, attention_efficiency=0.8, product_start=START, unaligned=1.0)
+CHIP = replace(gpu("cpu"), peak_flops={"fp32": PEAK / 0.8}, memory_bytes_per_s=1e15, num_sms=1)
+
+
+def setup_of(ranks: int, slower: float = 1.0) -> Setup:
+    """Measurements of a machine that is exactly as the cost model says."""
+    products = [Product(*sizes) for sizes in (*PRODUCTS, (512, 512, 8), (512, 512, 16))]
+    timings = [
+        Timed("product", (one.m, one.n, one.k, 1), slower * (product_s(one, CHIP, TRUE, "fp32") + LAUNCH_S), "product")
+        for one in products
+    ]
+    heads = Product(128, 128, 32, 16, attention=True)
+    seconds = slower * (product_s(heads, CHIP, TRUE, "fp32") + LAUNCH_S)
+    timings.append(Timed("attention", (128, 128, 32, 16), seconds, "attention"))
+    timings += [Timed("pass", (size,), slower * size / BANDWIDTH, "pass") for size in (10**6, 10**7)]
+    timings.append(Timed("launch", (), slower * LAUNCH_S, "launch"))
+    for what, times in (("update", 1), *((("sharded", 5),) if ranks > 1 else ())):
+        timings += [
+            Timed(what, (tensors, each), slower * (times * tensors * TENSOR_S + tensors * each * ELEMENT_S), what)
+            for tensors, each in ((8, 256), (64, 16384))
+        ]
+    points = [
+        Point(size, ranks * ALPHA_S + bus_factor(name, ranks) * size / BUS, ranks, name)  # type: ignore[arg-type]
+        for name in (*COLLECTIVES, "p2p")
+        for size in (2**10, 2**16, 2**22)
+        if ranks > 1
+    ]
+    return Setup(ranks=ranks, timings=tuple(timings), points=tuple(points))
+
+
+@pytest.fixture(scope="module")
+def machine() -> Measured:
+    """Two cores: one and two ranks as fast, four at half the speed."""
+    setups = (setup_of(1), setup_of(2), setup_of(4, slower=2.0))
+    return Measured(
+        machine="here", processor="CPU", cores=2, memory_bytes=2**34, date="2026-11-22", versions={}, setups=setups
+    )
+
+
+def test_known_answers_are_found_again(machine: Measured) -> None:
+    """Exact but for rounding: the inner size at half speed is among those tried, the rest are medians of equals."""
+    for ranks, slower in ((1, 1.0), (2, 1.0), (4, 2.0)):
+        found = site(machine, ranks, image=False)
+        assert found.calibration.product_start == START
+        for sizes in PRODUCTS:
+            said_s = product_s(Product(*sizes), found.cluster.gpu, found.calibration, "fp32")
+            assert said_s == pytest.approx(slower * product_s(Product(*sizes), CHIP, TRUE, "fp32"), rel=1e-9)
+        memory = found.cluster.gpu.memory_bytes_per_s * found.calibration.memory_efficiency
+        assert memory == pytest.approx(BANDWIDTH / slower)
+        assert found.calibration.serial_s == pytest.approx(slower * LAUNCH_S)
+        assert found.update == pytest.approx((slower * TENSOR_S, slower * ELEMENT_S))
+        assert max(abs(one.error) for one in found.residuals) < 1e-9
+    links = site(machine, 2).cluster.intra
+    assert links.alpha_s("all_gather", 4) == pytest.approx(4 * ALPHA_S)
+    assert links.bytes_per_s("p2p", 2) == pytest.approx(BUS)
+
+
+def test_a_line_never_falls_and_never_starts_below_zero() -> None:
+    assert line([(1, 10, 2.0), (1, 20, 3.0)]) == pytest.approx((1.0, 0.1))
+    assert line([(1, 10, 1.0), (1, 20, 3.0)]).start == 0
+    assert line([(1, 10, 3.0), (1, 20, 1.0)]).slope == 0
+
+
+def test_ranks_that_share_cores_take_their_own_measurements(machine: Measured) -> None:
+    assert machine.setup(3).ranks == 4
+    with pytest.raises(LabError, match="up to 4 ranks, but 8"):
+        site(machine, 8)
+    with pytest.raises(LabError, match="bf16 were not measured"):
+        site(machine, 1, precision="bf16")
+
+
+def test_a_file_is_read_again_and_a_damaged_one_refused(machine: Measured, tmp_path: Path) -> None:
+    path = tmp_path / "own" / "calibration.json"
+    write_measured(path, machine)
+    assert read_measured(path) == machine
+    whole = path.read_text(encoding="utf-8")
+
+    def refused(text: str) -> str:
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(LabError) as caught:
+            read_measured(path)
+        return str(caught.value)
+
+    assert "damaged" in refused(whole[: len(whole) // 2])
+    assert "checksum" in refused(whole.replace('"cores": 2', '"cores": 3'))
+    assert "newer" in refused(whole.replace('"schema_version": 1', '"schema_version": 2'))
+    assert "damaged" in refused("[]")
+    path.unlink()
+    with pytest.raises(LabError, match="run `dlojz calibrate` first"):
+        read_measured(path)
+
+
+def test_a_users_file_has_its_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert default_path() == tmp_path / "dlojz" / "calibration.json"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"timings": [["product", [8, 8, 8, 1], 0.0, "none"]]}, "seconds above 0"),
+        ({"timings": [["product", [8, 8], 1.0, "short"]]}, "its sizes"),
+        ({"points": [[1024, 1.0, 3, "all_reduce"]]}, "of 2 ranks"),
+        ({"timings": [["launch", [], 1e-5, "launch"]]}, "lack product, pass, update"),
+        ({"points": []}, "lack messages"),
+    ],
+)
+def test_illegal_measurements_are_refused(change: dict[str, Any], said: str) -> None:
+    legal = json.loads(setup_of(2).to_json())
+    with pytest.raises(LabError, match=said):
+        Setup.from_dict({**legal, **change})
+
+
+def test_setups_begin_with_one_rank(machine: Measured) -> None:
+    with pytest.raises(LabError, match="begin with 1"):
+        Measured.from_dict({**machine.to_dict(), "setups": [setup_of(2).to_dict()]})
+
+
+def test_a_step_is_the_sum_of_what_was_measured(machine: Measured) -> None:
+    config = RunConfig.of(model="gpt_tiny", dp=2, micro_batch=8)
+    here = site(machine, 2, image=False)
+    parts = local_parts(here, config)
+    assert local_step_s(here, config) == pytest.approx(float(parts.step_s[0]))
+    held = Tensors(53, 875_264, 6)
+    assert float(parts.optimizer[0]) == pytest.approx(53 * TENSOR_S + 875_264 * ELEMENT_S)
+    # One all-reduce of fp32 gradients over two ranks, nothing hidden.
+    assert float(parts.data[0]) == pytest.approx(2 * ALPHA_S + 4 * 875_008 / BUS)
+    sharded = RunConfig.of(model="gpt_tiny", dp=2, micro_batch=8, zero=3)
+    assert update_s(here, sharded, held) == pytest.approx(5 * 53 * TENSOR_S + 875_264 / 2 * ELEMENT_S)
+    assert local_step_s(here, sharded) > local_step_s(here, config)
+
+
+def test_four_ranks_on_two_cores_are_each_at_half_speed(machine: Measured) -> None:
+    config = RunConfig.of(model="gpt_tiny", dp=2, micro_batch=4)
+    wide = RunConfig.of(model="gpt_tiny", dp=4, micro_batch=4)
+    two = local_parts(site(machine, 2, image=False), config)
+    four = local_parts(site(machine, 4, image=False), wide)
+    assert float(four.forward[0]) == pytest.approx(2 * float(two.forward[0]))
+    assert float(four.optimizer[0]) == pytest.approx(2 * float(two.optimizer[0]))
+
+
+def test_what_the_cost_model_has_not_is_refused(machine: Measured) -> None:
+    config = RunConfig.of(model="gpt_tiny", pp=2, micro_batches=4, schedule="zb-v", engine="by_hand")
+    with pytest.raises(LabError, match="schedules 1f1b"):
+        local_parts(site(machine, 2), config)
