@@ -1,0 +1,270 @@
+"""`dlojz plan`: the best layout of a model on a cluster, and why all others are refused or slower.
+
+Layer 6. Invariant: it only asks `dlojz.plan.plan` and shows the answer; what a job script needs of a machine file is
+read here and handed over, because the planner stands below the launcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dlojz import cli
+from dlojz.cli.answer import answering, tell
+from dlojz.cli.flags import Flag, json_flag, number, parse
+from dlojz.evidence import DecoderSize
+from dlojz.schema import LabError, one_of
+from dlojz.text import say
+
+HELP = {
+    "en": """Find the best layout of a model on a cluster: every combination of data, tensor and pipeline parallelism,
+ZeRO stage, micro-batch, schedule and chunks, checkpointing, sequence parallelism, offload and engine is weighed
+(bytes) and timed (seconds), the fastest are simulated. Nothing is run and nothing is sent.
+
+How to read the answer: the step has an interval, because the cost model was held against measurements that it had not
+seen (`dlojz validate`); "closest evidence" is the nearest of them. Every refused layout has one reason of a closed
+list; --why asks for one by name, and tells the smallest change that would admit it.
+
+The model is a name of the catalogue (`dlojz models`), a published decoder (megatron-1t, bloom-176b, gpt3-175b,
+llama-3-405b, …), or sizes: --layers, --hidden, --heads, --vocabulary, --sequence-length.
+
+Examples:
+  dlojz plan --model coatnet_7 --cluster jean_zay_a100 --gpus 8 --batch 64
+  dlojz plan --model bloom-176b --cluster jean_zay_a100 --gpus 384 --batch 2048 --figure plan.png
+  dlojz plan --model bloom-176b --cluster jean_zay_a100 --gpus 384 --batch 2048 --why "tp=8 pp=12 checkpointing=none"
+  dlojz plan --layers 32 --hidden 4096 --heads 32 --vocabulary 32000 --sequence-length 4096 --gpus 8,16,32 --batch 512
+  dlojz plan --model coatnet_7 --gpus 8 --batch 64 --write planned/ --hours 2 --steps 1000 --account PROJECT""",
+    "fr": """Trouver la meilleure configuration d’un modèle sur un calculateur : toutes les combinaisons de Data, Tensor
+et Pipeline Parallelism, de ZeRO, de micro-batch, d’ordonnancement et de chunks, de recalcul, de Sequence Parallelism,
+d’offload et de moteur sont pesées (octets) et chronométrées (secondes), et les plus rapides simulées. Rien n’est
+exécuté, rien n’est envoyé.
+
+Comment lire la réponse : l’itération a un intervalle, car le modèle de coût a été confronté à des mesures qu’il n’avait
+pas vues (`dlojz validate`) ; la « mesure la plus proche » est l’une d’elles. Chaque configuration refusée l’est pour
+une raison d’une liste fermée ; --why interroge sur l’une d’elles et donne le plus petit changement qui l’admettrait.
+
+Le modèle est un nom du catalogue (`dlojz models`), un décodeur publié (megatron-1t, bloom-176b, gpt3-175b,
+llama-3-405b, …), ou des tailles : --layers, --hidden, --heads, --vocabulary, --sequence-length.
+
+Exemples :
+  dlojz plan --model coatnet_7 --cluster jean_zay_a100 --gpus 8 --batch 64
+  dlojz plan --model bloom-176b --cluster jean_zay_a100 --gpus 384 --batch 2048 --figure plan.png
+  dlojz plan --model bloom-176b --cluster jean_zay_a100 --gpus 384 --batch 2048 --why "tp=8 pp=12 checkpointing=none"
+  dlojz plan --layers 32 --hidden 4096 --heads 32 --vocabulary 32000 --sequence-length 4096 --gpus 8,16,32 --batch 512
+  dlojz plan --model coatnet_7 --gpus 8 --batch 64 --write planned/ --hours 2 --steps 1000 --account PROJET""",
+}
+SIZES = ("layers", "hidden", "heads", "vocabulary")
+_SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def _flags() -> list[Flag]:
+    def value(name: str, english: str, french: str, metavar: str = "INT", default: str = "") -> Flag:
+        return Flag(name, say(en=english, fr=french), metavar, default=default)
+
+    return [
+        value("model", "catalogue name or published decoder", "nom du catalogue ou décodeur publié", "NAME"),
+        value("cluster", "name, or a TOML file of one’s own", "nom, ou fichier TOML à soi", "NAME", "jean_zay_a100"),
+        value("gpus", "how many; several: 8,16,32", "combien ; plusieurs : 8,16,32", "INT[,INT]", "8"),
+        value("batch", "samples of one step", "échantillons d’une itération", default="64"),
+        value("layers", "of a decoder given by its sizes", "d’un décodeur donné par ses tailles"),
+        value("hidden", "its width", "sa largeur"),
+        value("heads", "its attention heads", "ses têtes d’attention"),
+        value("vocabulary", "its vocabulary", "son vocabulaire"),
+        value("sequence_length", "tokens of a sample", "tokens d’un échantillon"),
+        value("image_size", "pixels of a side", "pixels d’un côté"),
+        value("precision", "by default bf16 where the GPU has it", "par défaut bf16 si le GPU l’a", "bf16|fp16|fp32"),
+        value("engine", "libraries, e.g. torch,deepspeed", "bibliothèques : torch,deepspeed …", "NAME[,NAME]"),
+        value("steps", "of the training", "de l’entraînement"),
+        value("hours", "within which it must end; of the job", "durée accordée ; du travail", "FLOAT"),
+        value("qos", "whose hours limit the training (with --steps)", "dont la durée limite l’entraînement", "NAME"),
+        value("why", "ask for one layout: \"tp=8 pp=12\"", "interroger une configuration : \"tp=8 pp=12\"", "FIELDS"),
+        value("figure", "picture to write (.png, .svg)", "image à écrire (.png, .svg)", "FILE"),
+        value("write", "folder for the files of the best", "dossier pour les fichiers de la meilleure", "FOLDER"),
+        value("account", "whose hours the job script bills", "compte que facture le script", "NAME"),
+        value("top", "lines of each list", "lignes de chaque liste", default="12"),
+        Flag("script", say(en="print the best one’s job script", fr="afficher le script du travail"), kind="switch"),
+        json_flag(),
+    ]  # fmt: skip
+
+
+def plan_command(words: list[str]) -> int:
+    """Plan, and show the answer; exits with 1 if the layout asked for with `--why` is refused."""
+    given = parse("plan", say(**HELP), _flags(), words)
+    with answering(given.get("json", False)) as answer:
+        return _answer(given, answer)
+
+
+def _answer(given: dict[str, Any], answer: Callable[[Any], None]) -> int:
+    from dlojz.plan.ask import plan
+
+    as_json = bool(given.get("json"))
+    top = number(given, "top", int, least=1) or 12
+    asked = _fields(given["why"]) if given.get("why") else None
+    hours, limit = _limit(given)
+    made = plan(
+        _model(given),
+        given.get("cluster", "jean_zay_a100"),
+        gpus=_numbers(given.get("gpus", "8")),
+        batch=number(given, "batch", int, least=1) or 64,
+        image_size=number(given, "image_size", int, least=1),
+        sequence_length=number(given, "sequence_length", int, least=1),
+        precision=given.get("precision"),
+        engines=given.get("engine"),
+        steps=number(given, "steps", int, least=1),
+        hours=hours,
+        limit=limit,
+    )
+    if given.get("figure"):
+        made.figure(given["figure"])
+    if asked is not None:
+        verdict = made.why(**asked)
+        answer(verdict.as_dict() if as_json else str(verdict))
+        return cli.DONE if verdict.admitted else cli.FAILED
+    if given.get("write"):
+        _write(made.best, Path(given["write"]), given)
+    if given.get("script"):
+        text = _script(made.best, given)
+        answer({"script": text} if as_json else text.rstrip("\n"))
+    else:
+        answer(made.as_dict(top) if as_json else made.table(top))
+    return cli.DONE
+
+
+def _limit(given: dict[str, Any]) -> tuple[float | None, str]:
+    """Hours within which the training must end, and what says so; without --steps, --hours is the job's alone.
+
+    Raises:
+        LabError: for a quality of service that the cluster's machine does not have, or without --steps.
+    """
+    if "qos" not in given:
+        return (number(given, "hours", float) if "steps" in given else None), "--hours"
+    from dlojz.hardware import cluster
+    from dlojz.launch.machines import machine
+
+    if "steps" not in given:
+        raise LabError(
+            say(
+                en="--qos limits the hours of a training: say with --steps how long it is.",
+                fr="--qos limite la durée d’un entraînement : donnez sa longueur avec --steps.",
+            )
+        )
+    name = cluster(given.get("cluster", "jean_zay_a100")).machine
+    known = {one.name: one for one in machine(name).qos} if name else {}
+    if given["qos"] not in known:
+        raise LabError(one_of("QoS", given["qos"], known))
+    return known[given["qos"]].max_hours, given["qos"]
+
+
+def _model(given: dict[str, Any]) -> str | DecoderSize:
+    """The model that is meant: a name, or sizes, not both.
+
+    Raises:
+        LabError: if neither or both are given, or a size is missing.
+    """
+    sizes = {name: number(given, name, int, least=1) for name in SIZES if name in given}
+    if not sizes:
+        return str(given.get("model", "coatnet_7"))
+    missing = [name for name in (*SIZES, "sequence_length") if name not in given]
+    if missing or "model" in given:
+        listed = ", ".join("--" + name.replace("_", "-") for name in missing) or "--model"
+        raise LabError(
+            say(
+                en=f"a decoder is given by --layers, --hidden, --heads, --vocabulary and --sequence-length together, "
+                f"without --model; {'missing' if missing else 'too many'}: {listed}.",
+                fr=f"un décodeur se donne par --layers, --hidden, --heads, --vocabulary et --sequence-length ensemble, "
+                f"sans --model ; {'il manque' if missing else 'de trop'} : {listed}.",
+            )
+        )
+    return DecoderSize(**sizes, sequence_length=number(given, "sequence_length", int, least=1))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise LabError(
+            say(
+                en=f"--gpus takes numbers such as 8 or 8,16,32, but {text!r} was received.",
+                fr=f"--gpus attend des nombres comme 8 ou 8,16,32, mais {text!r} a été reçu.",
+            )
+        ) from None
+
+
+def _fields(text: str) -> dict[str, Any]:
+    """`tp=8 pp=12, checkpointing=none` as fields of a layout.
+
+    Raises:
+        LabError: if a word is not NAME=VALUE, or a name no field.
+    """
+    from dlojz.plan.why import FIELDS
+
+    fields: dict[str, Any] = {}
+    for part in text.replace(",", " ").split():
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise LabError(
+                say(
+                    en=f'--why takes fields such as "tp=8 pp=12", but {part!r} was received.',
+                    fr=f'--why attend des champs comme "tp=8 pp=12", mais {part!r} a été reçu.',
+                )
+            )
+        if name not in FIELDS:
+            raise LabError(one_of("field", name, FIELDS))
+        if name == "sequence_parallel":
+            fields[name] = _SWITCHES.get(value.lower(), value)
+        else:
+            fields[name] = int(value) if value.isdecimal() else value
+    return fields
+
+
+def _script(best: Any, given: dict[str, Any]) -> str:
+    """The job script of a layout on the machine of its cluster.
+
+    Raises:
+        LabError: if no machine file belongs to the cluster, or the machine would refuse the job.
+    """
+    from dlojz.launch.machines import machine
+    from dlojz.plan.emission import Site, batch_script
+
+    name = best.question.cluster.machine
+    if not name:
+        raise LabError(
+            say(
+                en=f"the cluster {best.question.cluster.name} names no machine file, so there is no job script for it.",
+                fr=f"le calculateur {best.question.cluster.name} ne désigne pas de fichier de machine : il n’y a donc "
+                "pas de script pour lui.",
+            )
+        )
+    site, hours = machine(name), number(given, "hours", float) or 1.0
+    if not best.question.subject.catalogue:
+        return batch_script(best, Site.of(site), hours=hours, account=given.get("account", ""))
+    from dlojz.launch.limits import Request, allocate
+    from dlojz.launch.slurm_script import job_script
+    from dlojz.runs.owner import DEFAULT_WORKER
+    from dlojz.runs.store import runs_root
+
+    account = given.get("account", "")
+    account += "" if not account or account.endswith(site.account_suffix) else site.account_suffix
+    config = best.config()
+    request = Request(account=account, time_limit_s=hours * 3600)
+    allocation, refusals = allocate(site, config, request)
+    for refusal in refusals:
+        tell(refusal)
+    folder = Path(runs_root()) / "RUN"
+    return job_script(site, config, allocation, folder, worker_module=DEFAULT_WORKER, requeues=request.requeues)
+
+
+def _write(best: Any, folder: Path, given: dict[str, Any]) -> None:
+    """The files of a layout, each in one piece."""
+    from dlojz.record import write_atomic
+
+    files = dict(best.documents())
+    try:
+        files["job.sh"] = _script(best, given)
+    except LabError as error:  # the other files are worth having all the same
+        tell(say(en=f"no job.sh: {error}", fr=f"pas de job.sh : {error}"))
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        write_atomic(folder / name, text)
+        tell(str(folder / name))

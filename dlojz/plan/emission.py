@@ -1,0 +1,238 @@
+"""A chosen layout as what one runs: `RunConfig`, DeepSpeed's JSON, argument lists, a job script.
+
+Layer 4. Invariant: each document says the same layout, and is read back by the parser of the program that takes it (the
+tests do); a document that a layout's engine does not take is not written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final
+
+from dlojz.config import RunConfig
+from dlojz.plan.arguments import megatron_arguments, torchrun_arguments, torchtitan_arguments
+from dlojz.plan.engines import OFFERS
+from dlojz.schema import LabError
+from dlojz.text import say
+from dlojz.train.deepspeed_json import deepspeed_json
+
+if TYPE_CHECKING:
+    from dlojz.plan.choice import Choice
+
+_OFFLOAD: Final = {"none": "none", "optimizer": "optimizer", "all": "parameters"}
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_@.+,&|-]{0,64}")
+MEGATRON: Final = ("megatron-core", "megatron-deepspeed")
+DEEPSPEED: Final = ("deepspeed", "megatron-deepspeed")
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a job script needs of a machine file; fields as those of `dlojz.launch.machines.Machine`.
+
+    Attributes:
+        name: of the machine file.
+        partition, constraint, account_suffix, gres: for the scheduler; empty where it needs none.
+        qos: qualities of service, each with `name`, `max_hours` and `max_gpus`.
+        cpus_per_gpu: cores that go with a GPU.
+        nomultithread: one thread per physical core.
+        setup: commands before the program starts, as lists of words.
+        environment: variables.
+    """
+
+    name: str
+    partition: str
+    constraint: str
+    account_suffix: str
+    qos: tuple[Any, ...]
+    gres: str
+    cpus_per_gpu: int
+    nomultithread: bool
+    setup: tuple[tuple[str, ...], ...]
+    environment: Mapping[str, str]
+
+    @classmethod
+    def of(cls, machine: Any) -> Site:
+        """Of a machine file that was read."""
+        return cls(**{field.name: getattr(machine, field.name) for field in fields(cls)})
+
+
+def run_config(choice: Choice, **others: Any) -> RunConfig:
+    """The layout as a `RunConfig`.
+
+    Args:
+        **others: fields of `RunConfig`, e.g. steps.
+
+    Raises:
+        LabError: if the model is not of the catalogue, or the engine not one that `dlojz.run` runs.
+    """
+    one, subject = choice.candidate, choice.question.subject
+    if not subject.catalogue or one.engine not in ("torch", "by_hand", "deepspeed"):
+        raise LabError(
+            say(
+                en=f"{subject.name} with {one.engine} is no run of this lab: its model must be of the catalogue and "
+                "its engine torch, by_hand or deepspeed; take documents() instead.",
+                fr=f"{subject.name} avec {one.engine} n’est pas une exécution de ce TP : il faut un modèle du "
+                "catalogue et engine torch, by_hand ou deepspeed ; prenez documents().",
+            )
+        )
+    layout: dict[str, Any] = {
+        "dp": one.dp, "tp": one.tp, "pp": one.pp, "zero": one.zero, "engine": one.engine,
+        "micro_batch": one.micro_batch, "micro_batches": one.micro_batches, "checkpointing": one.checkpointing,
+        "offload": _OFFLOAD[one.offload], "sequence_parallel": one.sequence_parallel,
+    }  # fmt: skip
+    if one.pp > 1:
+        layout["schedule"] = one.schedule
+        layout |= {"chunks": one.chunks} if one.chunks > 1 else {}
+    sample = {"image_size": subject.image_size} if subject.is_image else {"sequence_length": subject.sequence_length}
+    precision = choice.question.precision
+    return RunConfig.of(
+        **{"model": subject.catalogue, **sample, "precision": precision, "device": "cuda", **layout, **others}
+    )
+
+
+def deepspeed_document(choice: Choice) -> dict[str, Any]:
+    """DeepSpeed's configuration of a layout whose engine is DeepSpeed's.
+
+    Source: deepspeed.ai, "DeepSpeed Configuration JSON".
+    """
+    one, question = choice.candidate, choice.question
+    if question.subject.catalogue:
+        return deepspeed_json(run_config(choice))
+    zero: dict[str, Any] = {"stage": one.zero}
+    place = {"device": "cpu", "pin_memory": True}
+    if one.offload != "none":
+        zero["offload_optimizer"] = place
+    if one.offload == "all":
+        zero["offload_param"] = place
+    settings: dict[str, Any] = {
+        "train_batch_size": one.global_batch,
+        "train_micro_batch_size_per_gpu": one.micro_batch,
+        "gradient_accumulation_steps": one.micro_batches,
+        "zero_optimization": zero,
+        "gradient_clipping": 1.0,
+    }
+    if question.precision in ("bf16", "fp16"):
+        settings[question.precision] = {"enabled": True}
+    if question.precision == "bf16" and OFFERS[one.engine].gradient_bytes("bf16") == 4:
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
+    if one.pp > 1:
+        settings["pipeline"] = {"activation_checkpoint_interval": int(one.checkpointing == "full")}
+    return settings
+
+
+def program(choice: Choice) -> list[str]:
+    """The program and its arguments, as words: after torchrun's own.
+
+    Raises:
+        LabError: for a model of the catalogue, which `dlojz.run` runs.
+    """
+    one, question = choice.candidate, choice.question
+    if question.subject.catalogue:
+        raise LabError(
+            say(
+                en=f"{question.subject.catalogue} is run by the lab itself: dlojz.run(plan.best.config()), and "
+                "`dlojz plan --script` shows the job script.",
+                fr=f"{question.subject.catalogue} est exécuté par le TP lui-même : dlojz.run(plan.best.config()), et "
+                "`dlojz plan --script` montre le script du travail.",
+            )
+        )
+    size = question.subject.size
+    if one.engine in MEGATRON and size is not None:
+        flags = megatron_arguments(one, size, question.precision, question.fused_attention, question.steps)
+        return ["pretrain_gpt.py", *flags]
+    if one.engine == "torch":
+        flags = torchtitan_arguments(one, question.subject.sequence_length, question.subject.num_layers)
+        return ["-m", "torchtitan.train", *flags]
+    return ["train.py", "--deepspeed", "--deepspeed_config", "ds_config.json"]
+
+
+def documents(choice: Choice) -> dict[str, str]:
+    """The files that a layout needs, by name.
+
+    `run_config.json` (models of the catalogue), `ds_config.json` (DeepSpeed), `arguments.txt` (words of the program,
+    one a line), `torchrun.txt`.
+    """
+    one = choice.candidate
+    made: dict[str, str] = {}
+    if choice.question.subject.catalogue:
+        made["run_config.json"] = run_config(choice).to_json() + "\n"
+    if one.engine in DEEPSPEED:
+        made["ds_config.json"] = json.dumps(deepspeed_document(choice), indent=2) + "\n"
+    if not choice.question.subject.catalogue:
+        made["arguments.txt"] = "\n".join(program(choice)) + "\n"
+    made["torchrun.txt"] = "\n".join(torchrun_arguments(one.gpus, choice.question.cluster.gpus_per_node)) + "\n"
+    return made
+
+
+def batch_script(choice: Choice, site: Site, *, hours: float = 1.0, account: str = "") -> str:
+    """The job script of a layout on a machine, for `sbatch`.
+
+    Args:
+        choice: the layout.
+        site: the machine, of `dlojz.launch.machines`.
+        hours: time limit.
+        account: whose hours are billed; its ending is the machine's.
+
+    Raises:
+        LabError: if the account is no name, no quality of service gives so many GPUs for so long, or the model is of
+            the catalogue (`dlojz.launch` writes its script).
+    """
+    one, full = choice.candidate, choice.question.cluster.gpus_per_node
+    here = min(one.gpus, full)
+    if not _PLAIN.fullmatch(account):
+        raise LabError(say(en=f"{account!r} is no name of an account.", fr=f"{account!r} n’est pas un nom de compte."))
+    minutes = max(1, round(60 * hours))
+    options: dict[str, Any] = {
+        "job-name": "plan",
+        "partition": site.partition,
+        "constraint": site.constraint,
+        "account": account + site.account_suffix if account and not account.endswith(site.account_suffix) else account,
+        "qos": fitting_qos(site, one.gpus, hours),
+        "nodes": -(-one.gpus // full),
+        "ntasks-per-node": 1,
+        "gres": f"{site.gres}:{here}" if site.gres else "",
+        "cpus-per-task": site.cpus_per_gpu * here,
+        "hint": "nomultithread" if site.nomultithread else "",
+        "time": f"{minutes // 60:02d}:{minutes % 60:02d}:00",
+    }
+    lines = ["#!/bin/bash", say(en=f"# Planned: {one.title}", fr=f"# Planifié : {one.title}")]
+    lines += [f"#SBATCH --{name}={value}" for name, value in options.items() if value not in ("", None)]
+    lines += ["", *(" ".join(map(shlex.quote, line)) for line in site.setup), "set -eu"]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in site.environment.items()]
+    lines += ['HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'] if one.gpus > full else []
+    return "\n".join([*lines, "", _command(torchrun_arguments(one.gpus, full), program(choice))]) + "\n"
+
+
+def _command(launcher: Sequence[str], words: Sequence[str]) -> str:
+    """`srun torchrun …`, one option a line; srun no longer takes `--cpus-per-task` from the job (Slurm 22.05)."""
+    quoted = ['"$HEAD:29500"' if word.startswith("$HEAD") else shlex.quote(word) for word in (*launcher, *words)]
+    lines, line = [], ["srun", '--cpus-per-task="$SLURM_CPUS_PER_TASK"', "torchrun"]
+    for word in quoted:
+        if word.startswith("-") and line:
+            lines.append(" ".join(line))
+            line = []
+        line.append(word)
+    return " \\\n  ".join([*lines, " ".join(line)])
+
+
+def fitting_qos(site: Site, gpus: int, hours: float) -> str:
+    """The first quality of service whose limits the job keeps; empty where the machine has none.
+
+    Raises:
+        LabError: if there are some and none fits; the sentence lists them.
+    """
+    fitting = [one.name for one in site.qos if hours <= one.max_hours and gpus <= (one.max_gpus or gpus)]
+    if fitting or not site.qos:
+        return str(fitting[0]) if fitting else ""
+    listed = ", ".join(f"{one.name} ({one.max_hours:g} h, {one.max_gpus or '∞'} GPU)" for one in site.qos)
+    raise LabError(
+        say(
+            en=f"{gpus} GPUs for {hours:g} h fit no QoS of {site.name}: ask for less (there are {listed}).",
+            fr=f"{gpus} GPU pendant {hours:g} h n’entrent dans aucune QoS de {site.name} : demandez moins (il y a "
+            f"{listed}).",
+        )
+    )

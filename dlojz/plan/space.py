@@ -1,0 +1,245 @@
+"""All layouts of a question, and why those that no run can have are out: degrees on one side, options on the other.
+
+Layer 4. Invariant: every combination has one code: 0 where nothing speaks against it before its bytes are known, else
+its place in `REASONS`; a combination that says the same as a plainer one (sequence parallelism with tp = 1) is not a
+layout of its own. Degrees × options is a matrix, so that a rule is one operation on all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlojz.hardware import Precision
+from dlojz.plan.engines import OFFERS, Offer
+from dlojz.plan.subject import Subject
+from dlojz.predict.time import CHECKPOINTING, OFFLOAD, SCHEDULES, Layouts
+
+REASONS: Final = (
+    "", "same", "engine", "split", "sequence", "stages", "chunks", "batch", "schedule", "memory", "host", "hours",
+)  # fmt: skip
+"""The closed list; `dlojz.plan.reasons` says each in words. `same` is no refusal: a plainer layout stands for it."""
+CODE: Final = {name: code for code, name in enumerate(REASONS)}
+DEGREES: Final = ("gpus", "dp", "tp", "pp", "micro_batch", "micro_batches")
+OPTIONS: Final = ("engine", "zero", "schedule", "chunks", "checkpointing", "sequence_parallel", "offload")
+MOST_TENSOR: Final = 64
+CHUNKS: Final = (2, 3, 4, 6, 8)
+TEXT_MICRO_BATCHES: Final = (1, 2, 3, 4, 6, 8, 12, 16)
+IMAGE_MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """Degrees × options.
+
+    Attributes:
+        subject: the model.
+        degrees: columns of `DEGREES`, one row each.
+        options: columns of `OPTIONS`, one row each; words are places in the cost model's lists, engines in `names`.
+        names: of the engines searched.
+        codes: why each combination is out, degrees × options; 0 where its bytes decide.
+        precision: of the products.
+        fused_attention: whether attention is one kernel.
+    """
+
+    subject: Subject
+    degrees: Mapping[str, Integers]
+    options: Mapping[str, Integers]
+    names: tuple[str, ...]
+    codes: NDArray[np.uint8]
+    precision: Precision
+    fused_attention: bool
+
+    def columns(self, places: Integers) -> dict[str, Integers]:
+        """The columns of some layouts by their flat places."""
+        rows, columns = np.divmod(places, self.codes.shape[1])
+        return {name: column[rows] for name, column in self.degrees.items()} | {
+            name: column[columns] for name, column in self.options.items()
+        }
+
+    def layouts(self, places: Integers) -> Layouts:
+        """Some layouts as the cost model takes them."""
+        found = self.columns(places)
+        pipeline, engine = (found["pp"] > 1).astype(int), found["engine"]
+        offers = [OFFERS[name] for name in self.names]
+        costed = np.array([[one.place(False), one.place(True)] for one in offers])
+        taken = {name: found[name] for name in (*DEGREES[1:], *OPTIONS[1:])}
+        return Layouts.of(
+            precision=self.precision,
+            **taken,
+            engine=costed[engine, pipeline],
+            overlap=np.array([int(one.overlap) for one in offers])[engine],
+            gradient_bytes=np.array([one.gradient_bytes(self.precision) for one in offers])[engine],
+            fused_attention=np.full(len(places), int(self.fused_attention)),
+        )
+
+    def counts(self) -> dict[str, int]:
+        """How many layouts each reason refuses, before bytes are known; `same` is none."""
+        found = np.bincount(self.codes.reshape(-1), minlength=len(REASONS))
+        return {name: int(found[code]) for name, code in CODE.items() if code > CODE["same"]}
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending."""
+    small = [one for one in range(1, int(number**0.5) + 1) if number % one == 0]
+    return sorted({*small, *(number // one for one in small)})
+
+
+def degrees_of(
+    subject: Subject, gpus: Iterable[int], batch: int, given: Mapping[str, Sequence[int]]
+) -> dict[str, Integers]:
+    """Every way to deal GPUs out to replicas, tensor-parallel ranks and stages, with every micro-batch.
+
+    Args:
+        given: values to take of `tp`, `pp`, `micro_batch` instead of all.
+    """
+    usual = IMAGE_MICRO_BATCHES if subject.is_image else TEXT_MICRO_BATCHES
+    sizes = given.get("micro_batch") or [one for one in usual if one <= batch]
+    rows = []
+    for number in gpus:
+        for tp in given.get("tp") or [one for one in divisors(number) if one <= MOST_TENSOR]:
+            if number % tp:
+                continue
+            for pp in given.get("pp") or divisors(number // tp):
+                if (number // tp) % pp:
+                    continue
+                dp = number // tp // pp
+                if "dp" in given and dp not in given["dp"]:
+                    continue
+                rows += [(number, dp, tp, pp, size, batch // (dp * size)) for size in sizes]
+    table = np.array(rows, np.int64).reshape(-1, len(DEGREES))
+    return dict(zip(DEGREES, table.T, strict=True))
+
+
+def options_of(names: Sequence[str], given: Mapping[str, Sequence[int]]) -> dict[str, Integers]:
+    """Every combination of options that each engine offers at all.
+
+    Args:
+        names: of the engines, of `OFFERS`.
+        given: values to take of a column instead, offered or not.
+    """
+    rows: list[tuple[int, ...]] = []
+    for engine, name in enumerate(names):
+        if engine not in given.get("engine", (engine,)):
+            continue
+        offer = OFFERS[name]
+        lists: list[Sequence[Any]] = [
+            given.get("zero") or sorted({*offer.zero, *offer.zero_pipeline}),
+            _orders(offer, given),
+            given.get("checkpointing") or [CHECKPOINTING.index(one) for one in offer.checkpointing],
+            given.get("sequence_parallel") or range(1 + offer.sequence),
+            given.get("offload") or [0, *(OFFLOAD.index(one.what) for one in offer.offload)],
+        ]
+        rows += [
+            (engine, zero, *order, kept, sequence, offload) for zero, order, kept, sequence, offload in product(*lists)
+        ]
+    return dict(zip(OPTIONS, np.array(rows, np.int64).reshape(-1, len(OPTIONS)).T, strict=True))
+
+
+def _orders(offer: Offer, given: Mapping[str, Sequence[int]]) -> list[tuple[int, int]]:
+    """Schedules with their chunks."""
+    interleaved = SCHEDULES.index("interleaved")
+    schedules = given.get("schedule") or [SCHEDULES.index(one) for one in offer.schedules]
+    if "chunks" in given:
+        return [
+            (one, chunks) for one, chunks in product(schedules, given["chunks"]) if (chunks > 1) == (one == interleaved)
+        ]
+    return [(one, chunks) for one in schedules for chunks in (CHUNKS if one == interleaved else (1,))]
+
+
+def space_of(
+    subject: Subject,
+    gpus: Iterable[int],
+    batch: int,
+    names: Sequence[str],
+    precision: Precision,
+    fused_attention: bool,
+    given: Mapping[str, Sequence[int]] | None = None,
+) -> Space:
+    """All layouts of a question with the reasons that are known without computing bytes or seconds.
+
+    Args:
+        subject: what is trained.
+        gpus: numbers of GPUs to try.
+        batch: samples of one step.
+        names: of the engines, of `OFFERS`.
+        precision: of the products.
+        fused_attention: whether attention is one kernel.
+        given: values of columns to take instead of all.
+    """
+    given = given or {}
+    degrees = degrees_of(subject, gpus, batch, given)
+    options = options_of(names, given)
+    codes = np.zeros((degrees["dp"].size, options["zero"].size), np.uint8)
+    for name, out in _rules(subject, degrees, options, [OFFERS[one] for one in names], batch):
+        codes[(codes == 0) & out] = CODE[name]
+    return Space(subject, degrees, options, tuple(names), codes, precision, fused_attention)
+
+
+def _rules(
+    subject: Subject,
+    degrees: Mapping[str, Integers],
+    options: Mapping[str, Integers],
+    offers: Sequence[Offer],
+    batch: int,
+) -> Iterable[tuple[str, NDArray[np.bool_]]]:
+    """Reason and whom it refuses, in order: the first that applies is told."""
+    dp, tp, pp, size, number = (degrees[name][:, None] for name in DEGREES[1:])
+    engine, zero, schedule, chunks, _, sequence, offload = (options[name][None, :] for name in OPTIONS)
+    first = SCHEDULES.index("1f1b")
+    yield "same", (sequence > 0) & (tp == 1)
+    yield "same", (schedule != first) & (pp == 1)
+    yield "same", (zero > 0) & (dp == 1) & (offload == 0)
+    by_hand = np.array([one is OFFERS["by_hand"] for one in offers], bool)[engine]
+    if OFFERS["torch"] in offers:
+        yield "same", by_hand & ((tp == 1) | (not subject.is_image))  # what torch runs too
+    yield "engine", _not_offered(subject, degrees, options, offers)
+    fits = {int(one): not subject.misfit(int(one)) for one in np.unique(tp)}
+    yield "split", ~np.vectorize(fits.__getitem__, otypes=[bool])(tp) if tp.size else tp > 0
+    shares = {int(one): subject.divides_sequence(int(one)) for one in np.unique(tp)}
+    yield "sequence", (sequence > 0) & ~np.vectorize(shares.__getitem__, otypes=[bool])(tp) if tp.size else tp > 0
+    layers = subject.num_layers
+    each = -(-layers // pp)
+    uneven = np.array([one.uneven for one in offers])[engine]
+    empty = (pp > layers) | (-(-layers // each) != pp if not subject.is_image else pp > layers)
+    yield "stages", empty | (~uneven & (layers % pp > 0))
+    yield "chunks", (chunks > 1) & (layers % (pp * chunks) > 0 if not subject.is_image else pp * chunks > layers)
+    yield "batch", (batch % (dp * size) > 0) & (chunks > 0)
+    yield "schedule", (chunks > 1) & (number % pp > 0)
+    yield "schedule", (schedule == SCHEDULES.index("zb-h1")) & (number < pp)
+
+
+def _not_offered(
+    subject: Subject, degrees: Mapping[str, Integers], options: Mapping[str, Integers], offers: Sequence[Offer]
+) -> NDArray[np.bool_]:
+    tp, pp = degrees["tp"][:, None], degrees["pp"][:, None]
+    engine, zero, schedule, _, kept, sequence, offload = (options[name][None, :] for name in OPTIONS)
+
+    def table(of: Any, length: int) -> NDArray[np.bool_]:
+        return np.array([[of(one, place) for place in range(length)] for one in offers])
+
+    stages = table(lambda one, place: place in one.zero, 4)[engine, zero]
+    piped = table(lambda one, place: place in one.zero_pipeline, 4)[engine, zero]
+    order = table(lambda one, place: SCHEDULES[place] in one.schedules, len(SCHEDULES))[engine, schedule]
+    keeps = table(lambda one, place: CHECKPOINTING[place] in one.checkpointing, len(CHECKPOINTING))[engine, kept]
+    splits = np.array([one.tensor[subject.is_image] for one in offers])[engine]
+    shares = np.array([one.sequence and not subject.is_image for one in offers])[engine]
+    lies = np.ones_like(stages)
+    for place, what in enumerate(OFFLOAD[1:], start=1):
+        never = 9
+        least = np.array([next((each.zero for each in one.offload if each.what == what), never) for one in offers])
+        lies &= (offload != place) | (zero >= least[engine])
+    split_backward = (schedule == SCHEDULES.index("zb-h1")) & (kept > 0)
+    refused: NDArray[np.bool_] = (
+        np.where(pp > 1, ~(piped & order), ~stages)
+        | ~keeps | split_backward | (~splits & (tp > 1)) | (~shares & (sequence > 0)) | ~lies
+        | ((offload > 0) & ((pp > 1) | (tp > 1)))
+    )  # fmt: skip
+    return refused

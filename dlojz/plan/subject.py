@@ -1,0 +1,172 @@
+"""The model that is planned for: of the catalogue, by its sizes, or one that was published.
+
+Layer 4. Invariant: a subject knows what tensor parallelism shares out whole, and how many layers a pipeline can cut; it
+computes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Final
+
+from dlojz import models
+from dlojz.config import RunConfig
+from dlojz.evidence import DecoderSize, table
+from dlojz.predict.time import Workload, workload
+from dlojz.schema import LabError, one_of
+from dlojz.text import say
+
+_ROWS: Final[dict[str, str]] = {
+    "megatron-1.7b": "sc21-1/1.7",
+    "megatron-3.6b": "sc21-1/3.6",
+    "megatron-7.5b": "sc21-1/7.5",
+    "megatron-18b": "sc21-1/18.4",
+    "megatron-39b": "sc21-1/39.1",
+    "megatron-76b": "sc21-1/76.1",
+    "megatron-145b": "sc21-1/145.6",
+    "megatron-310b": "sc21-1/310.1",
+    "megatron-530b": "sc21-1/529.6",
+    "megatron-1t": "sc21-1/1008.0",
+    "gpt3-175b": "korthikanti-5/175B-full",
+    "mt-nlg-530b": "mt-nlg/280",
+    "bloom-176b": "jean-zay-a100/950",
+    "llama-3-405b": "llama-3/8192-gpus",
+}
+"""Names of published decoders, and the row of `dlojz.evidence` that holds each one's sizes."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to plan for.
+
+    Attributes:
+        name: as it is shown.
+        workload: what it computes.
+        catalogue: its name in the catalogue of models; empty for sizes alone.
+        image_size, sequence_length: of its samples; None where the other is meant.
+        num_layers: that a pipeline can cut between: decoder layers, or blocks of an image model.
+    """
+
+    name: str
+    workload: Workload
+    catalogue: str
+    image_size: int | None
+    sequence_length: int | None
+    num_layers: int
+
+    @property
+    def size(self) -> DecoderSize | None:
+        """Of a decoder; None for an image model."""
+        return self.workload.size
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it reads images."""
+        return self.size is None
+
+    @property
+    def num_parameters(self) -> int:
+        """All parameters."""
+        return self.workload.num_parameters
+
+    def shared_out(self) -> Mapping[str, int]:
+        """What tensor parallelism shares out whole: its name, and how many; empty for an image model.
+
+        Source: Shoeybi et al. 2019 (arXiv 1909.08053), §3.
+        """
+        if self.size is None:
+            return {}
+        heads = say(en="attention heads", fr="têtes d’attention")
+        keys = say(en="key-value heads", fr="têtes de clés et valeurs")
+        hidden = say(en="hidden features of the MLP", fr="neurones cachés du MLP")
+        return {heads: self.size.heads, keys: self.size.kv_heads, hidden: self.size.mlp_width}
+
+    def misfit(self, tp: int) -> str:
+        """Why this model cannot be split over so many tensor-parallel ranks; empty where it can."""
+        if tp == 1:
+            return ""
+        if self.catalogue:
+            return _catalogue_misfit(self.catalogue, tp)
+        for what, number in self.shared_out().items():
+            if number % tp:
+                return say(
+                    en=f"tp={tp} does not divide the {number} {what}.", fr=f"tp={tp} ne divise pas {number} {what}."
+                )
+        return ""
+
+    def divides_sequence(self, tp: int) -> bool:
+        """Whether so many ranks share the tokens out equally; never for images."""
+        return self.sequence_length is not None and self.sequence_length % tp == 0
+
+
+@cache
+def _catalogue_misfit(model: str, tp: int) -> str:
+    try:
+        RunConfig.of(model=model, tp=tp)
+    except LabError as error:
+        return str(error)
+    return ""
+
+
+def published() -> tuple[str, ...]:
+    """Names of the published decoders that can be planned for."""
+    known = {row.row for name in {row.split("/")[0] for row in _ROWS.values()} for row in table(name)}
+    return tuple(name for name, row in _ROWS.items() if row in known)
+
+
+def subject(model: str | DecoderSize, *, image_size: int | None = None, sequence_length: int | None = None) -> Subject:
+    """The model of a name (of the catalogue, or published) or of a decoder's sizes.
+
+    Args:
+        model: e.g. `coatnet_7`, `megatron-1t`, or a `DecoderSize`.
+        image_size: pixels of a side, of an image model; by default the catalogue's.
+        sequence_length: tokens; by default those of the model.
+
+    Raises:
+        LabError: if there is no such model (those there are get listed), or the size does not fit it.
+    """
+    if isinstance(model, DecoderSize):
+        return _decoder(f"{model.num_parameters / 1e9:.3g} B", model, sequence_length)
+    if not isinstance(model, str):
+        raise LabError(
+            say(
+                en=f"model must be a name or a DecoderSize, but {model!r} was received.",
+                fr=f"model doit être un nom ou un DecoderSize, mais {model!r} a été reçu.",
+            )
+        )
+    if model in models.names():
+        return _of_catalogue(model, image_size, sequence_length)
+    key = model.strip().lower().replace("_", "-")
+    if key not in published():
+        raise LabError(one_of("model", model, (*models.names(), *published())))
+    if image_size is not None:
+        raise LabError(
+            say(
+                en=f"{model} reads text: image_size has no meaning for it, but {image_size!r} was received.",
+                fr=f"{model} lit du texte : image_size n’a pas de sens pour lui, mais {image_size!r} a été reçu.",
+            )
+        )
+    table_name = _ROWS[key].split("/")[0]
+    size = next(row.size for row in table(table_name) if row.row == _ROWS[key])
+    return _decoder(key, size, sequence_length)
+
+
+def _decoder(name: str, size: DecoderSize, sequence_length: int | None) -> Subject:
+    size = replace(size, sequence_length=sequence_length) if sequence_length is not None else size
+    return Subject(name, workload(size), "", None, size.sequence_length, size.layers)
+
+
+def _of_catalogue(model: str, image_size: int | None, sequence_length: int | None) -> Subject:
+    spec = models.spec(model)
+    work = workload(model, image_size, sequence_length)
+    layers = work.size.layers if work.size is not None else sum(kind.count for kind in work.kinds)
+    return Subject(
+        model,
+        work,
+        model,
+        (image_size or spec.image_size) if spec.family == "image" else None,
+        (sequence_length or spec.sequence_length) if spec.family == "text" else None,
+        layers,
+    )

@@ -1,0 +1,170 @@
+"""A plan as tables: for a terminal (rich) and for a notebook (HTML).
+
+Layer 4. Invariant: both are made of the same rows, and every text reaches HTML through `dlojz.viz.markup.safe`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dlojz.plan.reasons import decimal, gigabytes, reason_words
+from dlojz.text import say
+from dlojz.viz.markup import safe, visible
+
+if TYPE_CHECKING:
+    from dlojz.plan.answer import Plan
+    from dlojz.plan.choice import Choice
+
+
+def layout_columns() -> tuple[str, ...]:
+    """Headings of a list of layouts."""
+    return (
+        say(en="layout", fr="configuration"),
+        say(en="step (s)", fr="itération (s)"),
+        say(en="GPU-h / 1000", fr="h GPU / 1000"),
+        "kWh / 1000",
+        say(en="fullest GPU", fr="GPU le plus rempli"),
+        say(en="free", fr="libre"),
+    )
+
+
+def layout_row(one: Choice) -> tuple[str, ...]:
+    """A layout's line; a step that was simulated is marked."""
+    mark = "" if one.simulation is None else " *"
+    return (
+        one.candidate.title,
+        decimal(one.step_s, 3 if one.step_s < 10 else 2) + mark,
+        decimal(1000 * one.gpu_hours, 1),
+        decimal(1000 * one.energy_kwh, 1),
+        gigabytes(one.memory_bytes),
+        gigabytes(one.margin_bytes),
+    )
+
+
+def refusal_rows(plan: Plan) -> list[tuple[str, str, str]]:
+    """Reason, how many it refuses, one of them with its sentence and the smallest change."""
+    rows = []
+    for name, number in plan.refused.counts.items():
+        nearest = plan.refused.by(name).nearest()
+        rows.append((reason_words(name), decimal(number, 0), nearest.in_one_line))
+    return rows
+
+
+def refusal_columns() -> tuple[str, str, str]:
+    """Headings of the refusals."""
+    return (
+        say(en="refused because", fr="refusées parce que"),
+        say(en="layouts", fr="configurations"),
+        say(en="for example, and the smallest change", fr="par exemple, et le plus petit changement"),
+    )
+
+
+def tree_rows(plan: Plan) -> list[tuple[str, str, str]]:
+    """Question, answer, figures."""
+    yes, no = say(en="yes", fr="oui"), say(en="no", fr="non")
+    return [
+        (one.question, yes if one.yes else no, ", ".join(f"{name} {value}" for name, value in one.figures))
+        for one in plan.tree.branches
+    ]
+
+
+def _headings() -> dict[str, str]:
+    return {
+        "top": say(en="Fastest layouts (* simulated)", fr="Configurations les plus rapides (* simulées)"),
+        "front": say(
+            en="Pareto front: no other is better in time, GPU-hours, energy and free memory at once",
+            fr="Front de Pareto : aucune autre n’est meilleure à la fois en temps, heures GPU, énergie, mémoire libre",
+        ),
+        "refused": say(en="Refused", fr="Refusées"),
+        "tree": say(en="Which strategy when", fr="Quelle stratégie, quand"),
+    }
+
+
+def plan_table(plan: Plan, most: int = 12) -> RenderableType:
+    """The answer for a terminal.
+
+    Args:
+        plan: the answer.
+        most: layouts of each list.
+    """
+    titles = _headings()
+    best = _rich(("", ""), plan.lines()[: 2 + len(plan.best.lines())], header=False)
+    front = list(plan.pareto[:most])
+    return Group(
+        best,
+        Text("\n" + titles["top"], style="bold"),
+        _rich(layout_columns(), [layout_row(one) for one in plan.top[:most]], right=range(1, 6)),
+        Text("\n" + titles["front"] + _of(len(front), len(plan.pareto)), style="bold"),
+        _rich(layout_columns(), [layout_row(one) for one in front], right=range(1, 6)),
+        Text("\n" + titles["refused"], style="bold"),
+        _rich(refusal_columns(), refusal_rows(plan), right=(1,)),
+        Text("\n" + titles["tree"], style="bold"),
+        _rich(("", "", ""), tree_rows(plan), header=False),
+        Text(plan.tree.sentence),
+    )
+
+
+def _of(shown: int, number: int) -> str:
+    return "" if shown == number else f" ({shown} / {number})"
+
+
+def _rich(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), header: bool = True
+) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=header)
+    for place, title in enumerate(columns):
+        table.add_column(
+            title, justify="right" if place in right else "left", overflow="fold", no_wrap=place in right,
+            style="bold" if place == 0 and not header and len(columns) == 2 else "",
+        )  # fmt: skip
+    for row in rows:
+        table.add_row(*(Text(visible(cell)) for cell in row))
+    return table
+
+
+def pairs_html(rows: Sequence[tuple[str, str]]) -> str:
+    """Names and values for a notebook."""
+    body = "".join(
+        f'<tr><th scope="row" style="text-align:left">{safe(name)}</th>'
+        f'<td style="text-align:left">{safe(value)}</td></tr>'
+        for name, value in rows
+    )
+    return f"<table><tbody>{body}</tbody></table>"
+
+
+def _html(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f'<th scope="col" style="text-align:left">{safe(one)}</th>' for one in columns)
+    body = "".join(
+        "<tr>" + "".join(f'<td style="text-align:left">{safe(cell)}</td>' for cell in row) + "</tr>" for row in rows
+    )
+    return f"<table><caption>{safe(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def plan_html(plan: Plan, most: int = 8) -> str:
+    """The answer for a notebook.
+
+    Args:
+        plan: the answer.
+        most: layouts of each list.
+    """
+    titles = _headings()
+    front = list(plan.pareto[:most])
+    return "".join(
+        (
+            pairs_html(plan.lines()[: 2 + len(plan.best.lines())]),
+            _html(titles["top"], layout_columns(), [layout_row(one) for one in plan.top[:most]]),
+            _html(
+                titles["front"] + _of(len(front), len(plan.pareto)),
+                layout_columns(),
+                [layout_row(one) for one in front],
+            ),
+            _html(titles["refused"], refusal_columns(), refusal_rows(plan)),
+            _html(titles["tree"], ("", "", ""), tree_rows(plan)),
+            f"<p>{safe(plan.tree.sentence)}</p>",
+        )
+    )
