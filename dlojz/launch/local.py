@@ -5,6 +5,7 @@ Layer 5. Invariant: the launcher holds nothing of its caller's: no terminal, no 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -14,9 +15,11 @@ from pathlib import Path
 import psutil
 
 import dlojz
+from dlojz.launch.slurm import record_refusal
 from dlojz.runs.owner import read_owner
 from dlojz.runs.state import LOGS
 from dlojz.schema import LabError
+from dlojz.text import say
 
 
 def start(folder: Path) -> int:
@@ -26,7 +29,7 @@ def start(folder: Path) -> int:
         its process number.
 
     Raises:
-        LabError: if it cannot be started.
+        LabError: if it cannot be started; the run is recorded as failed then.
     """
     try:
         with open(folder / LOGS / "launcher.log", "ab") as log:
@@ -39,13 +42,18 @@ def start(folder: Path) -> int:
                 start_new_session=True,
                 env=_environment(),
             )
-        owner = read_owner(folder)
+    except OSError as error:
+        why = say(
+            en=f"the launcher of {folder.name} cannot be started: {error.strerror or error}.",
+            fr=f"le lanceur de {folder.name} ne peut pas être démarré : {error.strerror or error}.",
+        )
+        record_refusal(folder, why)  # or it would seem to wait for as long as this process lives
+        raise LabError(why) from None
+    owner = read_owner(folder)
+    # The launcher names itself, too: this only saves the time until then.
+    with contextlib.suppress(psutil.NoSuchProcess, OSError):
         if owner is not None:
             owner.handed_to(process.pid).write(folder)
-    except psutil.NoSuchProcess:
-        pass
-    except OSError as error:
-        raise LabError(f"the launcher of {folder.name} cannot be started: {error.strerror or error}.") from None
     # Somebody has to ask for the exit status, or the launcher stays a zombie as long as the notebook lives.
     threading.Thread(target=process.wait, daemon=True).start()
     return process.pid

@@ -103,7 +103,7 @@ class Machine(Contract):
 def folders() -> list[Path]:
     """Where machine files are looked for: the folders of `$DLOJZ_MACHINES`, then those of the checkout."""
     named = [Path(part).expanduser() for part in os.environ.get("DLOJZ_MACHINES", "").split(os.pathsep) if part]
-    return [*named, Path(dlojz.__file__ or "").parent.parent / "slurm" / "machines"]
+    return [*named, Path(dlojz.__file__ or "").resolve().parent.parent / "slurm" / "machines"]
 
 
 def machine_files() -> dict[str, Path]:

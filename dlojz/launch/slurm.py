@@ -8,7 +8,6 @@ says why, never one that seems to wait.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
 import subprocess
@@ -26,6 +25,7 @@ from dlojz.runs.assemble import assemble
 from dlojz.runs.ending import Ending
 from dlojz.runs.job import Job, read_job
 from dlojz.runs.logs import visible
+from dlojz.runs.programs import clean_environment
 from dlojz.runs.state import CANCEL, EVENTS, LAUNCHER_EVENTS, LOGS, RECORD, read_all_events, read_config
 from dlojz.schema import LabError
 from dlojz.text import say
@@ -224,13 +224,6 @@ def _answers(question: list[str]) -> list[tuple[int, float]]:
         with contextlib.suppress(ValueError):
             found.append((int(number), datetime.fromisoformat(f"{at}+00:00").timestamp()))
     return found
-
-
-def clean_environment() -> dict[str, str]:
-    """This process's environment without what would change the job: options for sbatch, and the job one may be in."""
-    foreign = ("SBATCH_", "SLURM_", "SRUN_", "SQUEUE_", "PMI_", "PMIX_", "OMPI_", "TORCHELASTIC_")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    return kept | {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
 
 
 def _one_line(words: str) -> str:

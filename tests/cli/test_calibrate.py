@@ -1,0 +1,57 @@
+"""`dlojz calibrate`: measures on real processes, keeps a file, shows it, and refuses in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dlojz.cli.calibrate import calibrate_command
+from dlojz.launch.calibrating import gpu_name
+from dlojz.predict.time.measured import read_measured
+from dlojz.predict.time.measuring import ATTENTION, CONVOLUTIONS, HALF, MESSAGES, PASSES, PRODUCTS, UPDATES
+from dlojz.schema import LabError
+
+
+def test_two_ranks_are_measured_kept_and_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    kept, picture = tmp_path / "own.json", tmp_path / "own.png"
+    words = ["--quick", "--ranks", "1,2", "--device", "cpu", "--output", str(kept)]
+    assert calibrate_command([*words, "--figure", str(picture), "--json"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert [one["ranks"] for one in told["sites"]] == [1, 2]
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    alone, two = read_measured(kept).setups
+    computed = sum(map(len, (PRODUCTS, HALF, ATTENTION, CONVOLUTIONS, UPDATES))) + 3 * len(PASSES) + 1
+    assert (len(alone.timings), len(two.timings)) == (computed, computed + 2)
+    assert not alone.points and len(two.points) == 6 * len(MESSAGES)
+    assert calibrate_command(["--show", "--output", str(kept)]) == 0
+    shown = capfd.readouterr().out
+    assert "all-reduce" in shown and "2 rank(s): large product" in shown
+
+
+@pytest.mark.parametrize("ranks", ["2,4", "1,4,2", "one", "1,1", "1,99", ""])
+def test_illegal_numbers_of_ranks_are_refused(ranks: str) -> None:
+    with pytest.raises(LabError, match="--ranks takes numbers that grow from 1"):
+        calibrate_command(["--ranks", ranks])
+
+
+def test_an_unknown_device_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="unknown device 'tpu'"):
+        calibrate_command(["--device", "tpu"])
+    with pytest.raises(LabError, match="run `dlojz calibrate` first"):
+        calibrate_command(["--show", "--output", str(tmp_path / "none.json")])
+
+
+@pytest.mark.parametrize(
+    ("title", "gigabytes", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", 85, "h100"),
+        ("Tesla V100-SXM2-32GB", 34, "v100-32"),
+        ("NVIDIA A100-SXM4-80GB", 85, "a100-80"),
+        ("NVIDIA A100-SXM4-40GB", 42, "a100-40"),
+        ("NVIDIA GeForce RTX 3060", 12, "cpu"),
+    ],
+)
+def test_a_gpu_is_known_by_its_drivers_title(title: str, gigabytes: int, name: str) -> None:
+    assert gpu_name(title, gigabytes * 10**9) == name
