@@ -144,7 +144,13 @@ def read_record(path: Path) -> RunRecord:
         raise LabError(f"the record {path} is damaged: it holds no JSON object.")
     version = content.get("schema_version")
     if isinstance(version, int) and version > 1:
-        raise LabError(f"the record {path} has schema version {version}, newer than this dlojz knows: update dlojz.")
+        raise LabError(
+            say(
+                en=f"the record {path} has schema version {version}, newer than this dlojz knows: update dlojz.",
+                fr=f"le bilan {path} est d’une version {version} du schéma, plus récente que ce dlojz n’en connaît : "
+                "mettez dlojz à jour.",
+            )
+        )
     stored = content.pop("sha256", None)
     if stored != _checksum(content):
         raise LabError(f"the record {path} is damaged: its checksum does not match its content.")

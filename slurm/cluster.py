@@ -36,13 +36,13 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 AuthType=auth/munge
 # A job that is put back into the queue waits until its old credential has expired: 120 s by default.
-AuthInfo=socket={folder}/munge.socket,cred_expire=5
+AuthInfo=socket={folder}/munge.socket,cred_expire=10
 CryptoType=crypto/munge
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 ReturnToService=2
-MessageTimeout=4
+MessageTimeout=6
 SlurmctldPort={port}
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.%n.pid

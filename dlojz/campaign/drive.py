@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from dlojz.campaign.outlook import NOTHING, Asked, Outlook, account_of, root_of
 from dlojz.campaign.plan import Plan
-from dlojz.campaign.results import REFUSED, WAITING, Outlook, Result, find_run, result_of, root_of
+from dlojz.campaign.results import REFUSED, WAITING, Result, find_run, result_of
 from dlojz.record import STATUSES
 from dlojz.runs import Run
 from dlojz.runs.store import REUSED
@@ -33,6 +34,7 @@ def drive(
     on: Backend,
     again: bool = False,
     time_limit_s: float | None = None,
+    asked: Asked = NOTHING,
     told: Told = lambda _: None,
 ) -> list[Result]:
     """Run what has not been run yet and wait for all of it.
@@ -41,6 +43,7 @@ def drive(
         outlooks: one per point.
         root: folder of the runs.
         again: run everything anew.
+        asked: of the scheduler, for all points.
         told: called with all results whenever one of them has changed.
 
     Raises:
@@ -54,8 +57,23 @@ def drive(
     if on == "local":
         _one_after_the_other(results, root, again, time_limit_s, told)
     else:
-        _as_arrays(results, root, again, time_limit_s, told)
+        _as_arrays(results, root, again, time_limit_s, asked, told)
     return results
+
+
+def cancel_all(plan: Plan, root: Path) -> list[Run]:
+    """Cancel every run of a campaign that is queued or running, here or in a scheduler's queue.
+
+    Returns:
+        those that were asked to stop.
+
+    Raises:
+        LabError: if one cannot be cancelled; those before it are.
+    """
+    found = [run for point in plan.points if (run := find_run(point, root)) and run.state not in STATUSES]
+    for run in found:
+        run.cancel()
+    return found
 
 
 def to_do(results: Sequence[Result]) -> list[int]:
@@ -96,8 +114,11 @@ def _one_after_the_other(
         _note(results, index, run, told)
 
 
-def _as_arrays(results: list[Result], root: Path, again: bool, time_limit_s: float | None, told: Told) -> None:
+def _as_arrays(
+    results: list[Result], root: Path, again: bool, time_limit_s: float | None, asked: Asked, told: Told
+) -> None:
     from dlojz.launch import submit_many
+    from dlojz.launch.slurm import recover
 
     runs: dict[int, Run] = {}
     missing = to_do(results)
@@ -110,11 +131,15 @@ def _as_arrays(results: list[Result], root: Path, again: bool, time_limit_s: flo
             again=again,
             time_limit_s=time_limit_s,
             root=root_of(root, machine),
+            account=account_of(machine, asked),
+            qos=asked.get("qos", ""),
+            reservation=asked.get("reservation", ""),
         )
         runs |= dict(zip(chosen, submitted, strict=True))
     for index, result in enumerate(results):
         if index not in runs and (found := find_run(result.point, root)):
             runs[index] = found
+            recover(found.folder)  # who sent it may have died before the number was written down
     while True:
         for index, run in runs.items():
             _note(results, index, run, told)
@@ -166,4 +191,4 @@ def unfit_backend(plan: Plan, on: Backend) -> str:
     )
 
 
-__all__ = ["WAITING", "Backend", "drive", "to_do", "unfit_backend"]
+__all__ = ["WAITING", "Backend", "cancel_all", "drive", "to_do", "unfit_backend"]

@@ -42,7 +42,7 @@ def campaign_figures(campaign: Campaign, results: Sequence[Result], folder: Path
 def marks_of(campaign: Campaign, results: Sequence[Result]) -> list[Mark]:
     """The results as the figures draw them."""
     fields, _ = _batch_axis([result.point for result in results])
-    batch_axes = _axes_that_set(campaign, frozenset(fields))
+    batch_axes = _axes_that_set(campaign, BATCH)
     rank_axes = _axes_that_set(campaign, RANKS)
     return [_mark(result, fields, batch_axes, rank_axes) for result in results]
 
@@ -50,7 +50,7 @@ def marks_of(campaign: Campaign, results: Sequence[Result]) -> list[Mark]:
 def _mark(result: Result, fields: Sequence[str], batch_axes: set[str], rank_axes: set[str]) -> Mark:
     layout = result.point.config.layout
     predicted, measured = result.memory_bytes
-    batch = layout.global_batch if len(fields) > 1 else getattr(layout, fields[0])
+    batch = getattr(layout, fields[0]) if len(fields) == 1 else layout.global_batch
     return Mark(
         series=_named(result.point, batch_axes),
         family=_named(result.point, rank_axes),
@@ -70,10 +70,17 @@ def _mark(result: Result, fields: Sequence[str], batch_axes: set[str], rank_axes
 
 
 def _batch_axis(points: Sequence[Point]) -> tuple[list[str], str]:
-    """The fields that make the batch vary, and what the axis counts."""
-    varying = [name for name in sorted(BATCH) if len({getattr(p.config.layout, name) for p in points}) > 1]
-    if varying == ["micro_batches"]:
-        return varying, say(en="micro-batches per step", fr="micro-batchs par pas")
+    """What the axis of the batch counts: fields of the layout whose product it is, or `micro_batches` alone; in words.
+
+    Where one global batch is cut differently, only the number of its micro-batches tells the points apart.
+    """
+    layouts = [point.config.layout for point in points]
+    varying = [name for name in sorted(BATCH) if len({getattr(layout, name) for layout in layouts}) > 1]
+    totals = {layout.global_batch for layout in layouts}
+    if varying == ["micro_batches"] or (varying and len(totals) == 1):
+        total = min(totals)
+        whole = say(en=f" of {total} samples", fr=f" de {total} échantillons") if len(totals) == 1 else ""
+        return ["micro_batches"], say(en="micro-batches per step", fr="micro-batchs par pas") + whole
     if len(varying) > 1:
         return varying, say(en="samples per step (global batch)", fr="échantillons par pas (batch global)")
     return ["micro_batch"], say(en="micro-batch, samples", fr="micro-batch, échantillons")

@@ -18,6 +18,7 @@ from dlojz.campaign.tables import csv_text, hours, measured, state_label
 from dlojz.record import write_atomic
 from dlojz.schema import LabError
 from dlojz.text import language, say
+from dlojz.units import format_count
 from dlojz.viz.canvas import LabFigure
 from dlojz.viz.grid import DASH
 from dlojz.viz.markup import markdown_safe, safe
@@ -82,10 +83,8 @@ def findings(results: Sequence[Result]) -> list[str]:
         rate, best = max(rated, key=lambda pair: pair[0])
         told.append(
             say(
-                en=f"The highest throughput is that of {best.point.label}: {rate:.4g} samples/s.",
-                fr=f"Le débit le plus élevé est celui de {best.point.label} : {rate:.4g} échantillons/s.".replace(
-                    ".", ",", 0
-                ),
+                en=f"The highest throughput is that of {best.point.label}: {format_count(rate)} samples/s.",
+                fr=f"Le débit le plus élevé est celui de {best.point.label} : {format_count(rate)} échantillons/s.",
             )
         )
     pairs = [(pair, result) for result in done if None not in (pair := result.memory_bytes)]
@@ -96,9 +95,9 @@ def findings(results: Sequence[Result]) -> list[str]:
         )
         told.append(
             say(
-                en=f"The memory of the heaviest rank was predicted to within {100 * gap:.2g} % (farthest off: "
+                en=f"The memory of the heaviest rank was predicted to within {hours(100 * gap)} % (farthest off: "
                 f"{worst.point.label}).",
-                fr=f"La mémoire du rang le plus chargé est prédite à {100 * gap:.2g} % près (le plus éloigné : "
+                fr=f"La mémoire du rang le plus chargé est prédite à {hours(100 * gap)} % près (le plus éloigné : "
                 f"{worst.point.label}).",
             )
         )

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dlojz import hardware
+from dlojz.campaign.outlook import Outlook, root_of
 from dlojz.campaign.plan import Point
-from dlojz.footprint import Footprint, Memory
-from dlojz.hardware import Device
+from dlojz.footprint import Footprint
 from dlojz.record import STATUSES, RunRecord
 from dlojz.runs import Run
 from dlojz.runs.owner import DEFAULT_WORKER, read_owner
@@ -27,53 +26,14 @@ WAITING, REFUSED = "waiting", "refused"
 
 
 @dataclass(frozen=True)
-class Outlook:
-    """What is predicted of a point.
-
-    Args:
-        rank: the one that takes most memory.
-        memory: of that rank; None where it cannot be predicted.
-        limit_bytes: what such a rank may take there; None where it is not known.
-        communication_bytes: messages of rank 0 in one step.
-        limit_name: whose limit that is.
-        most_hours: what the point can cost at most: GPU-hours billed by its machine, or ranks × time limit here; None
-            without a time limit.
-        normalised_hours: the same as the site counts them, where it does.
-        refusals: why its machine would not take it.
-        note: why something is not predicted.
-    """
-
-    rank: int = 0
-    memory: Memory | None = None
-    limit_bytes: int | None = None
-    communication_bytes: int | None = None
-    limit_name: str = ""
-    most_hours: float | None = None
-    normalised_hours: float | None = None
-    refusals: tuple[str, ...] = ()
-    note: str = ""
-
-    @property
-    def taken_bytes(self) -> int | None:
-        """What the rank takes: of a GPU as nvidia-smi shows it, of a CPU the largest sum of its tensors."""
-        return taken_of(self.memory)
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether it stays within the limit; None where one is not known."""
-        if self.taken_bytes is None or self.limit_bytes is None:
-            return None
-        return self.taken_bytes <= self.limit_bytes
-
-
-@dataclass(frozen=True)
 class Result:
     """A point, what was predicted of it, and what its run measured so far.
 
     Args:
         state: of the run; `waiting` or `refused` where there is none.
         reason: why it ended so.
-        predicted_samples_per_s: from a run of the same training on one process in the campaign, where there is one.
+        predicted_samples_per_s: from a run on one process in the campaign, of the same training, or of what each
+            replica does, times the replicas.
         efficiency: throughput per rank over that of the fewest ranks with the same work per replica.
     """
 
@@ -126,67 +86,9 @@ class Result:
         return self.point.config.layout.world_size * self.record.elapsed_s / 3600 if self.record else 0.0
 
 
-def taken_of(memory: Memory | None) -> int | None:
-    """What a rank takes of its device, or where that is not known the largest sum of its tensors."""
-    if memory is None:
-        return None
-    return memory.peak_bytes if memory.device_bytes is None else memory.device_bytes
-
-
 def message_bytes(footprint: Footprint) -> int:
     """All messages of one step but the lab's own."""
     return sum(traffic.message_bytes for traffic in footprint.communication if traffic.group != "control")
-
-
-def outlook(point: Point, time_limit_s: float | None) -> Outlook:
-    """Predict one point; what cannot be predicted is told in the note.
-
-    Raises:
-        LabError: if there is no machine file of that name, or it is not legal.
-    """
-    from dlojz.predict.communication import predict_communication
-    from dlojz.predict.forecast import heaviest
-    from dlojz.predict.shapes import model_shapes
-
-    known, device = _place(point, time_limit_s)
-    try:
-        told = heaviest(point.config, device)
-        traffic = predict_communication(point.config, model_shapes(point.config), 0)
-    except LabError as error:
-        return replace(known, note=str(error))
-    sent = sum(each.message_bytes for each in traffic if each.group != "control")
-    return replace(known, rank=told.rank, memory=told.memory, communication_bytes=sent)
-
-
-def _place(point: Point, time_limit_s: float | None) -> tuple[Outlook, Device | None]:
-    """What is known of where a point runs, and its GPU; None for a CPU."""
-    ranks = point.config.layout.world_size
-    if not point.machine:
-        from dlojz.train.host import rank_limit_bytes
-
-        name = say(en=f"this machine's share, {ranks} ranks", fr=f"part de cette machine, {ranks} rangs")
-        hours = time_limit_s and ranks * time_limit_s / 3600
-        return Outlook(limit_bytes=rank_limit_bytes(ranks), limit_name=name, most_hours=hours), None
-    from dlojz.launch.limits import Request, allocate
-    from dlojz.launch.machines import machine
-
-    site = machine(point.machine)
-    asked, refusals = allocate(site, point.config, Request(time_limit_s=time_limit_s))
-    factor = site.normalised_hour_factor
-    gpu = None if site.device == "cpu" else hardware.device(site.device)
-    known = Outlook(
-        limit_bytes=gpu.memory_bytes if gpu else None,
-        limit_name=gpu.title if gpu else site.name,
-        most_hours=asked.gpu_hours,
-        normalised_hours=None if factor is None else asked.gpu_hours * factor,
-        refusals=tuple(refusals),
-    )
-    return known, gpu
-
-
-def root_of(root: Path, machine: str) -> Path:
-    """Where the runs of a machine are kept: a folder of its own, as the same run elsewhere measures something else."""
-    return root / f"on-{machine}" if machine else root
 
 
 def find_run(point: Point, root: Path) -> Run | None:
@@ -253,7 +155,24 @@ def _predicted_rates(results: Sequence[Result]) -> dict[str, float]:
             for row in compare(records).rows:
                 if row.samples_per_s.predicted is not None and row.world_size > 1:
                     found[row.run_id] = row.samples_per_s.predicted
+    for result in results:
+        layout = result.point.config.layout
+        alone = next((one for one in results if _is_replica_of(one, result)), None)
+        if alone and alone.samples_per_s and result.run_id:
+            found.setdefault(result.run_id, alone.samples_per_s * layout.dp)
     return found
+
+
+def _is_replica_of(one: Result, other: Result) -> bool:
+    """Whether one process has measured just what each replica of another point does."""
+    own, its = one.point.config.layout, other.point.config.layout
+    alike = (own.micro_batch, own.micro_batches, own.checkpointing) == (
+        its.micro_batch,
+        its.micro_batches,
+        its.checkpointing,
+    )
+    whole = its.dp > 1 and its.dp == its.world_size and its.offload == "none"
+    return own.world_size == 1 and alike and whole and bool(one.samples_per_s) and _scaled_alike(one, other)
 
 
 def _efficiency(result: Result, results: Sequence[Result]) -> float | None:
@@ -276,3 +195,16 @@ def _scaled_alike(one: Result, other: Result) -> bool:
         and own.layout.micro_batch * own.layout.micro_batches == its.layout.micro_batch * its.layout.micro_batches
         and own.model_dump(exclude={"layout", "steps"}) == its.model_dump(exclude={"layout", "steps"})
     )
+
+
+__all__ = [
+    "REFUSED",
+    "WAITING",
+    "Outlook",
+    "Result",
+    "find_run",
+    "judged",
+    "message_bytes",
+    "result_of",
+    "root_of",
+]

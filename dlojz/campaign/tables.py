@@ -13,7 +13,7 @@ from typing import Any
 from dlojz.campaign.contract import FIELDS
 from dlojz.campaign.results import REFUSED, WAITING, Result
 from dlojz.text import say
-from dlojz.units import format_bytes, format_count
+from dlojz.units import format_bytes, format_count, format_seconds
 from dlojz.viz.grid import DASH, status_label
 from dlojz.viz.markup import visible
 
@@ -96,7 +96,7 @@ def measured(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
                 format_bytes(measured_bytes),
                 format_bytes(result.outlook.limit_bytes),
                 format_count(result.samples_per_s),
-                DASH if result.step_s is None else f"{result.step_s * 1e3:.3g} ms",
+                format_seconds(result.step_s),
                 format_bytes(result.outlook.communication_bytes),
                 format_bytes(result.communication_bytes),
                 DASH if result.efficiency is None else f"{100 * result.efficiency:.0f} %",

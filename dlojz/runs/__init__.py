@@ -13,6 +13,7 @@ from typing import NamedTuple
 from dlojz.runs.handle import Run
 from dlojz.runs.store import run_folder, run_ids, runs_root
 from dlojz.schema import LabError
+from dlojz.text import say
 
 __all__ = ["Run", "Survey", "find", "runs", "survey"]
 
@@ -66,9 +67,25 @@ def find(run_id: str, root: str | os.PathLike[str] | None = None) -> Run:
     if len(matching) == 1:
         return Run(run_folder(base, matching[0]))
     if matching:
+        some = ", ".join(matching[:5])
         raise LabError(
-            f"{run_id!r} begins the names of {len(matching)} runs: {', '.join(matching[:5])}; give more of it."
+            say(
+                en=f"{run_id!r} begins the names of {len(matching)} runs: {some}; give more of it.",
+                fr=f"{len(matching)} exécutions ont un nom qui commence par {run_id!r} : {some} ; donnez-en davantage.",
+            )
         )
     close = difflib.get_close_matches(run_id, names, n=3, cutoff=0.3) or names[:3]
-    known = f"the nearest are {', '.join(close)}" if close else f"there is no run in {base} yet"
-    raise LabError(f"no run is named {run_id[:100]!r}: {known}.")
+    near = ", ".join(close)
+    if close:
+        raise LabError(
+            say(
+                en=f"no run is named {run_id[:100]!r}: the nearest are {near}.",
+                fr=f"aucune exécution ne s’appelle {run_id[:100]!r} : les plus proches sont {near}.",
+            )
+        )
+    raise LabError(
+        say(
+            en=f"no run is named {run_id[:100]!r}: there is no run in {base} yet.",
+            fr=f"aucune exécution ne s’appelle {run_id[:100]!r} : il n’y a encore aucune exécution dans {base}.",
+        )
+    )

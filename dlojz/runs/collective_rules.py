@@ -4,6 +4,7 @@ Layer 5. Invariant: the rank that is named is the one that did something else, n
 
 Who waits is known from the time-outs: NCCL's watchdog numbers the collectives of each rank (`SeqNum`), so a rank with a
 smaller number, another operation or another size, or without a time-out at all, is the one the others waited for.
+torch's flight recorder numbers them too: each rank tells its last ones when it fails (`recorded_calls`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from dlojz.runs.diagnosis_rules import BARRIER, GLOO, MISMATCH, NCCL, Finding, Symptoms
 from dlojz.runs.first_errors import first_error
 from dlojz.runs.logs import visible
+from dlojz.runs.recorded_calls import clash_of, first_missing, missing_in, worded
 from dlojz.text import say
 from dlojz.units import format_seconds
 
@@ -19,7 +21,7 @@ def hung_collective(symptoms: Symptoms) -> Finding | None:
     """A collective that not all ranks came to, by whatever told of it."""
     if symptoms.status not in ("failed", "timeout", "cancelled"):
         return None
-    for rule in (_mismatch, _barrier, _watchdog, _gloo):
+    for rule in (_mismatch, _barrier, _watchdog, _recorded, _gloo):
         found = rule(symptoms)
         if found:
             return found
@@ -29,19 +31,21 @@ def hung_collective(symptoms: Symptoms) -> Finding | None:
 def _mismatch(symptoms: Symptoms) -> Finding | None:
     """TORCH_DISTRIBUTED_DEBUG=DETAIL compares what the ranks ask for before they do it."""
     for _, found in symptoms.matches(MISMATCH):
-        one, other = int(found["one"]), int(found["other"])
         first, second = (_fingerprint(found[name]) for name in ("first", "second"))
-        return Finding(
-            "collective",
-            say(
-                en=f"The ranks asked for different collectives: rank {one} {first}, rank {other} {second}.",
-                fr=f"Les rangs ont demandé des collectives différentes : le rang {one} {first}, le rang {other} "
-                f"{second}.",
-            ),
-            _same_order(),
-            (one, other),
-        )
+        return _different(int(found["one"]), first, int(found["other"]), second)
     return None
+
+
+def _different(one: int, first: str, other: int, second: str) -> Finding:
+    return Finding(
+        "collective",
+        say(
+            en=f"The ranks asked for different collectives: rank {one} {first}, rank {other} {second}.",
+            fr=f"Les rangs ont demandé des collectives différentes : le rang {one} {first}, le rang {other} {second}.",
+        ),
+        _same_order(),
+        (one, other),
+    )
 
 
 def _fingerprint(text: str) -> str:
@@ -97,6 +101,23 @@ def _watchdog(symptoms: Symptoms) -> Finding | None:
         ),
         tuple(sorted(waited)),
     )
+
+
+def _recorded(symptoms: Symptoms) -> Finding | None:
+    """The ranks' own flight recorders: who called what as the same collective, and who was behind when time was up."""
+    clash = clash_of(symptoms.calls)
+    if clash:
+        return _different(clash.one, worded(clash.first), clash.other, worded(clash.second))
+    waited = next((match for pattern in (GLOO, NCCL) for _, match in symptoms.matches(pattern)), None)
+    missing = missing_in(symptoms.calls) if waited else []
+    if not missing or waited is None:
+        return None
+    cause = first_missing(missing)
+    if cause:
+        return _absent(cause.ranks, worded(cause.call), int(waited["ms"]), "")
+    one = missing[0]  # a circle: whom it waited for waits itself, in the collective of another group
+    other = next((each for each in missing if one.ranks[0] in each.waiting), one)
+    return _different(one.waiting[0], worded(one.call), one.ranks[0], worded(other.call))
 
 
 def _gloo(symptoms: Symptoms) -> Finding | None:

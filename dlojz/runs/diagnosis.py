@@ -15,12 +15,14 @@ from dlojz.runs.collective_rules import hung_collective
 from dlojz.runs.diagnosis_rules import Finding, Symptoms
 from dlojz.runs.first_errors import RankError, first_error, read_log
 from dlojz.runs.memory_words import memory_lines
+from dlojz.runs.recorded_calls import calls_of
 from dlojz.runs.state import LOGS, read_all_events
 from dlojz.schema import LabError
 from dlojz.text import say
 from dlojz.viz.grid import status_label
 from dlojz.viz.markup import safe, visible
 from dlojz.viz.palette import BLUE, VERMILION
+from dlojz.viz.run_panel import NO_FORMULAS
 
 if TYPE_CHECKING:
     from dlojz.runs.handle import Run
@@ -86,7 +88,7 @@ class Diagnosis:
     def _repr_html_(self) -> str:
         color = VERMILION if self.findings else BLUE
         parts = [
-            f'<div style="border-left:4px solid {color};padding:0.3em 0.9em;max-width:62em"><div>'
+            f'<div class="{NO_FORMULAS}" style="border-left:4px solid {color};padding:0.3em 0.9em;max-width:62em"><div>'
             f"<b>{safe(status_label(self.state))}</b> · {safe(self.title)} · <code>{safe(self.run_id)}</code></div>"
         ]
         parts += [f"<p>{safe(self.reason)}</p>"] if self.reason else []
@@ -110,6 +112,11 @@ class Diagnosis:
         return "".join(parts) + "</div>"
 
     def _nothing(self) -> str:
+        if self.state in ("running", "queued") and self.errors:
+            return say(
+                en="It has not ended yet, but its logs tell of errors: look again in a moment.",
+                fr="Elle n’est pas finie, mais ses journaux signalent des erreurs : revenez dans un instant.",
+            )
         if self.state in ("completed", "running", "queued"):
             return say(en="Nothing is wrong with it.", fr="Rien d’anormal.")
         return say(
@@ -156,6 +163,7 @@ def symptoms_of(run: Run) -> Symptoms:
         losses=run.losses,
         logs={**texts, None: job},
         started=frozenset(told),
+        calls={rank: calls for rank, events in told.items() if (calls := calls_of(events))},
     )
 
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from dlojz.runs.ending import PORT
 from dlojz.runs.first_errors import first_error
+from dlojz.runs.recorded_calls import Calls
 from dlojz.text import say
 
 Kind = Literal["memory", "time-limit", "collective", "import", "divergence", "killed", "port", "node", "cancelled"]
@@ -58,6 +59,7 @@ class Symptoms:
         losses: of those.
         logs: what was printed, by rank; None is the launcher and the scheduler's job.
         started: ranks that told anything at all.
+        calls: by rank, the collectives that it told of when it failed.
     """
 
     status: str
@@ -68,6 +70,7 @@ class Symptoms:
     losses: tuple[float, ...]
     logs: Mapping[int | None, str]
     started: frozenset[int]
+    calls: Mapping[int, Calls] = field(default_factory=dict)
 
     def matches(self, pattern: re.Pattern[str]) -> list[tuple[int | None, re.Match[str]]]:
         """Where a pattern is found first in each log, and, of the record's reason, under the job."""

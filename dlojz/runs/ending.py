@@ -93,9 +93,9 @@ class Evidence:
 
 
 def end_of(events: list[dict[str, Any]]) -> tuple[Status, str] | None:
-    """Status and sentence of the `end` event of a rank's last start, if it wrote one."""
+    """Status and sentence of the `end` event of the last start of a rank, or of a job, if it wrote one."""
     for event in reversed(events):
-        if event["event"] == "start":  # a run that was resumed has ended only once
+        if event["event"] in ("start", "started"):  # a run that was resumed has ended only once
             return None
         for status in STATUSES:
             if event["event"] == "end" and event.get("status") == status:

@@ -248,6 +248,20 @@ class Run:
 
         return diagnose(self)
 
+    def diff(self, exercise: str | None = None) -> object:
+        """The student's code beside the solution, for one exercise of the lab that is open.
+
+        Args:
+            exercise: id, as in `lab.check("attention", …)`; by default the last one checked before this run was asked
+                for, else the last one checked.
+
+        Raises:
+            LabError: if no lab is open, none of its exercises has been checked yet, or there is none of this name.
+        """
+        from dlojz.runs.student_code import beside_the_solution
+
+        return beside_the_solution(self, exercise)
+
     def _lines(self) -> list[tuple[str, str]]:
         """What there is to say of this run, as pairs of name and value."""
         state, losses = self.state, self.losses

@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from dlojz.record import write_atomic
+from dlojz.runs.logs import MAX_FILE_BYTES, read_regular
 from dlojz.schema import Contract, LabError
 
 FILE_NAME = "job.json"
@@ -43,6 +44,6 @@ class Job(Contract):
 def read_job(folder: Path) -> Job | None:
     """The job that the run folder names; None where it names none that can be read."""
     try:
-        return Job.from_json((folder / FILE_NAME).read_bytes())
+        return Job.from_json(read_regular(folder / FILE_NAME, MAX_FILE_BYTES))
     except (OSError, LabError):
         return None

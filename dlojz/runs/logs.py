@@ -5,6 +5,7 @@ Layer 5. Invariant: text from a log never moves a cursor, hides a character or f
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import unicodedata
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 MAX_LOG_BYTES = 64 * 1024
+MAX_FILE_BYTES = 1024 * 1024
+"""More than any of the small files of a run's folder has."""
 _MAX_LINE_CHARS = 300
 
 
@@ -34,12 +37,29 @@ def visible(text: str) -> str:
 def open_regular(path: Path) -> BinaryIO | None:
     """A regular file, open for reading; None where there is none, or only a link, a folder or a pipe."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        return _opened(path)
     except OSError:
         return None
+
+
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """The whole content of a regular file; who waits for a pipe, or reads a file without end, waits for ever.
+
+    Raises:
+        OSError: if there is none, it is a link, a folder or a pipe, or has more than `most_bytes` bytes.
+    """
+    with _opened(path) as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes", str(path))
+    return content
+
+
+def _opened(path: Path) -> BinaryIO:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        return None
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
     return os.fdopen(descriptor, "rb")
 
 

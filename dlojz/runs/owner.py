@@ -15,6 +15,7 @@ import psutil
 from pydantic import Field
 
 from dlojz.record import write_atomic
+from dlojz.runs.logs import MAX_FILE_BYTES, read_regular
 from dlojz.schema import Contract, LabError
 
 FILE_NAME = "launch.json"
@@ -86,6 +87,6 @@ def this_process(worker_module: str, time_limit_s: float | None, submitted_utc: 
 def read_owner(folder: Path) -> Owner | None:
     """The owner that the run folder names; None where it names none that can be read."""
     try:
-        return Owner.from_json((folder / FILE_NAME).read_bytes())
+        return Owner.from_json(read_regular(folder / FILE_NAME, MAX_FILE_BYTES))
     except (OSError, LabError):
         return None

@@ -18,6 +18,11 @@ from dlojz.runs.squeue import ENVIRONMENT
 
 TIMEOUT_S = 15.0
 _MOST_WORDS = 2000
+_FOREIGN = (
+    *("SBATCH_", "SLURM_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SCANCEL_", "SCONTROL_"),
+    *("PMI_", "PMIX_", "OMPI_", "TORCHELASTIC_"),
+)
+_KEPT = ("SLURM_CONF", "SLURM_JWT")
 
 
 class Answer(NamedTuple):
@@ -36,7 +41,7 @@ def ask(argv: Sequence[str], timeout_s: float = TIMEOUT_S) -> Answer:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **ENVIRONMENT},
+            env=clean_environment() | ENVIRONMENT,
             start_new_session=True,  # a wrapper's children, which hold the pipes, end with it
         )
     except OSError as error:
@@ -50,6 +55,15 @@ def ask(argv: Sequence[str], timeout_s: float = TIMEOUT_S) -> Answer:
             process.communicate()
             return Answer(None, "", f"{argv[0]} did not answer within {timeout_s:g} s")
     return Answer(process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without what changes a scheduler's program: its options, and the job one may be in.
+
+    A filter such as `SQUEUE_PARTITION` would hide jobs, and a job that is hidden is taken for one that has ended.
+    Source: section ENVIRONMENT VARIABLES of sbatch(1), squeue(1) and scancel(1).
+    """
+    return {name: value for name, value in os.environ.items() if name in _KEPT or not name.startswith(_FOREIGN)}
 
 
 def words_of(answer: Answer) -> str:

@@ -18,6 +18,7 @@ from dlojz.text import say
 
 QUIET = "DLOJZ_PROGRESS"
 """Environment variable: `off` where nobody waits for a notebook and what it shows is compared (CI)."""
+_MOST_BYTES = 16 * 2**20
 
 
 def wanted(progress: bool | None) -> bool:
@@ -46,10 +47,11 @@ class EventTail:
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._offset)
-                data = file.read()
+                data = file.read(_MOST_BYTES)
         except OSError:
             return []
-        whole = data[: data.rfind(b"\n") + 1]
+        # A piece that is full and has no end of a line belongs to no event of ours: it is passed over.
+        whole = data[: data.rfind(b"\n") + 1] or data[: len(data) // _MOST_BYTES * _MOST_BYTES]
         self._offset += len(whole)
         events = []
         for line in whole.splitlines():

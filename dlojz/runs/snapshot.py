@@ -47,6 +47,7 @@ class Tracker:
         self._losses: dict[int, float] = {}
         self._peaks: dict[int, int] = {}
         self._step_s: deque[float] = deque(maxlen=STEPS_TIMED)
+        self._warming_up = True
         self._starts: dict[int, list[dict[str, Any]]] = {}
         self._limit: tuple[int, str] | None = None
 
@@ -78,7 +79,7 @@ class Tracker:
             limit_of=limit[1] if limit else "",
             step_s=step_s,
             samples_per_s=config.layout.global_batch / step_s if step_s else None,
-            remaining_s=left * step_s if state == "running" and step_s and left > 0 else None,
+            remaining_s=left * step_s if state == "running" and step_s and left > 0 and not self._warming_up else None,
             **(job_words(job, None if is_final(state) else view_of(job)) if job else {}),
         )
 
@@ -87,6 +88,9 @@ class Tracker:
         if name == "step" and type(step) is int and type(loss) is float and math.isfinite(loss):
             self._losses[step] = loss
             if rank == 0 and isinstance(step_s, float) and step_s > 0:
+                if self._step_s and self._warming_up:  # the first step also loads and compiles: it tells no rate
+                    self._step_s.clear()
+                    self._warming_up = False
                 self._step_s.append(step_s)
         elif name == "footprint":
             try:
@@ -101,6 +105,7 @@ class Tracker:
             self._limit = None
             if name == "start":  # a resumed run: the time of its steps may be another
                 self._step_s.clear()
+                self._warming_up = True
 
     def _finished(self) -> tuple[float, ...]:
         losses: list[float] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,8 @@ from dlojz.runs.scheduler import View, view_of
 
 QUIET_S = 15.0
 """Seconds without a change in the folder after which a job that has ended writes no more, on a slow file system too."""
+SUBMITTING_S = 120.0
+"""Seconds after which a submission is over, whatever came of it: sbatch is given up after 60."""
 SLURM_LOG = "logs/slurm.log"
 _LOG_BYTES = 8192
 
@@ -29,12 +32,12 @@ def job_state(
     """How the run of a job stands that has no record: queued, running, or how the scheduler says it ended.
 
     Args:
-        owner: who submits it; as long as that process lives, a job without a number is about to get one.
+        owner: who submits it; as long as that process lives, a job just sent that has no number is about to get one.
         events: of every rank that has told any.
         world_size: number of ranks.
     """
     believed: Literal["queued", "running"] = "running" if any(events.values()) else "queued"
-    if not job.job_id and owner is not None and owner.is_alive(folder):
+    if not job.job_id and owner is not None and owner.is_alive(folder) and _just_sent(job):
         return "queued"
     view = view_of(job)
     if view.standing == "running":
@@ -53,6 +56,15 @@ def job_state(
         log=read_tail(folder / SLURM_LOG, _LOG_BYTES),
         cancel_asked=(folder / "cancel").exists(),
     )
+
+
+def _just_sent(job: Job) -> bool:
+    """Whether the submission may still be under way; its process may live on, though it was interrupted."""
+    try:
+        sent_s = datetime.fromisoformat(job.submitted_utc).timestamp()
+    except ValueError:
+        return True
+    return abs(time.time() - sent_s) < SUBMITTING_S
 
 
 def quiet_s(folder: Path) -> float:

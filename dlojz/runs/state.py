@@ -10,20 +10,24 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
+import stat
+import time
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from dlojz.config import RunConfig
-from dlojz.record import STATUSES, RunRecord, Status, read_events, read_record, write_record
+from dlojz.record import MAX_RECORD_BYTES, STATUSES, RunRecord, Status, read_events, read_record, write_record
 from dlojz.runs.assemble import assemble, finished_steps
 from dlojz.runs.ending import Ending, Evidence, JobEnd, classify, end_of
 from dlojz.runs.job import read_job
-from dlojz.runs.logs import read_tail
-from dlojz.runs.owner import read_owner
-from dlojz.runs.standing import job_state
+from dlojz.runs.logs import MAX_FILE_BYTES, read_regular, read_tail
+from dlojz.runs.owner import Owner, read_owner
+from dlojz.runs.standing import job_state, quiet_s
 from dlojz.schema import LabError, parse_json
+from dlojz.text import say
 
 State = Literal["queued", "running"] | Status
 CONFIG, RECORD, EVENTS, LOGS, CANCEL, QUARANTINE = (
@@ -35,6 +39,9 @@ CONFIG, RECORD, EVENTS, LOGS, CANCEL, QUARANTINE = (
     "quarantine",
 )
 LAUNCHER_EVENTS = "launcher.jsonl"
+MAX_EVENTS_BYTES = 256 * 2**20
+UNHEARD_S = 120.0
+"""Seconds after which a launcher on another machine that was asked to stop, and has not, is taken for gone."""
 _RANK_EVENTS = re.compile(r"rank-(\d{1,6})\.jsonl")
 _REBUILT = "its record was damaged ({why}), has been set aside in quarantine/ and is rebuilt from the events"
 
@@ -48,11 +55,21 @@ def read_config(folder: Path) -> RunConfig:
         LabError: if config.json is missing, damaged or illegal.
     """
     try:
-        return RunConfig.from_json((folder / CONFIG).read_bytes())
+        return RunConfig.from_json(read_regular(folder / CONFIG, MAX_FILE_BYTES))
     except OSError as error:
-        raise LabError(f"the run {folder.name} has no readable {CONFIG}: {error.strerror}.") from None
+        raise LabError(
+            say(
+                en=f"the run {folder.name} has no readable {CONFIG}: {error.strerror}.",
+                fr=f"le fichier {CONFIG} de l’exécution {folder.name} est illisible : {error.strerror}.",
+            )
+        ) from None
     except LabError as error:
-        raise LabError(f"the {CONFIG} of run {folder.name} is damaged: {error}") from None
+        raise LabError(
+            say(
+                en=f"the {CONFIG} of run {folder.name} is damaged: {error}",
+                fr=f"le fichier {CONFIG} de l’exécution {folder.name} est abîmé : {error}",
+            )
+        ) from None
 
 
 def read_all_events(folder: Path) -> Events:
@@ -60,12 +77,19 @@ def read_all_events(folder: Path) -> Events:
     found: Events = {}
     for path in sorted((folder / EVENTS).glob("rank-*.jsonl")):
         name = _RANK_EVENTS.fullmatch(path.name)
-        if name and not path.is_symlink():
-            try:
+        if name and _can_be_read(path):
+            with contextlib.suppress(OSError):
                 found[int(name[1])] = read_events(path)
-            except OSError:
-                continue
     return found
+
+
+def _can_be_read(path: Path) -> bool:
+    """Whether this is a file of events: no link, no pipe, and not without end."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size <= MAX_EVENTS_BYTES
 
 
 def evidence_of(events: Mapping[int, list[dict[str, Any]]], folder: Path, world_size: int, **known: Any) -> Evidence:
@@ -114,10 +138,25 @@ def _standing(folder: Path) -> Literal["queued", "running", "gone"] | JobEnd:
     owner, job = read_owner(folder), read_job(folder)
     if job is not None:
         return job_state(folder, job, owner, read_all_events(folder), read_config(folder).layout.world_size)
-    if owner is None or not owner.is_alive(folder):
+    if owner is None or not owner.is_alive(folder) or _unheard(folder, owner):
         return "gone"
     told = any(file.stat().st_size for file in (folder / EVENTS).glob("rank-*.jsonl"))
     return "running" if told else "queued"
+
+
+def _unheard(folder: Path, owner: Owner) -> bool:
+    """Whether a launcher on another machine, which cannot be looked at, was asked to stop and does nothing any more.
+
+    One that lives ends within seconds of the request, and writes so. Without this, a run whose machine is gone for good
+    would be running for ever.
+    """
+    if owner.host == socket.gethostname():
+        return False
+    try:
+        asked_s = time.time() - (folder / CANCEL).lstat().st_mtime
+    except OSError:
+        return False
+    return min(asked_s, quiet_s(folder)) > UNHEARD_S
 
 
 def rebuild(folder: Path, damage: str = "", job: JobEnd | None = None) -> RunRecord:
@@ -132,15 +171,18 @@ def rebuild(folder: Path, damage: str = "", job: JobEnd | None = None) -> RunRec
     """
     config = read_config(folder)
     events = read_all_events(folder)
-    try:
-        told = read_events(folder / EVENTS / LAUNCHER_EVENTS)
-    except OSError:
-        told = []
+    told: list[dict[str, Any]] = []
+    with contextlib.suppress(OSError):
+        if _can_be_read(folder / EVENTS / LAUNCHER_EVENTS):
+            told = read_events(folder / EVENTS / LAUNCHER_EVENTS)
     known = end_of(told)
+    asked: Literal["cancelled"] | None = "cancelled" if job is None and (folder / CANCEL).exists() else None
     ending = (
         Ending(*known)
         if known
-        else classify(evidence_of(events, folder, config.layout.world_size, launcher="vanished", job=job))
+        else classify(
+            evidence_of(events, folder, config.layout.world_size, launcher="vanished", job=job, stopped_by=asked)
+        )
     )
     if damage:
         note = _REBUILT.format(why=damage)
@@ -149,8 +191,9 @@ def rebuild(folder: Path, damage: str = "", job: JobEnd | None = None) -> RunRec
 
 
 def _own_record(path: Path, run_id: str) -> RunRecord:
-    if path.is_symlink():
-        raise LabError(f"the record {path} is damaged: it is a symbolic link.")
+    if path.is_symlink() or not path.is_file():
+        kind = "a symbolic link" if path.is_symlink() else "no regular file"
+        raise LabError(f"the record {path} is damaged: it is {kind}.")
     record = read_record(path)
     if record.run_id != run_id:
         raise LabError(f"the record {path} is damaged: it belongs to the run {record.run_id}.")
@@ -160,7 +203,7 @@ def _own_record(path: Path, run_id: str) -> RunRecord:
 def _newer(path: Path) -> bool:
     """Whether a newer dlojz wrote this record: it is not damaged, only unknown here."""
     try:
-        content = parse_json(path.read_bytes())
+        content = parse_json(read_regular(path, MAX_RECORD_BYTES))
     except (OSError, LabError):
         return False
     version = content.get("schema_version") if isinstance(content, dict) else None

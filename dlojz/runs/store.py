@@ -27,6 +27,7 @@ from dlojz.runs.job import FILE_NAME as JOB
 from dlojz.runs.owner import DEFAULT_WORKER, Owner, read_owner, this_process
 from dlojz.runs.state import CANCEL, CONFIG, EVENTS, LAUNCHER_EVENTS, LOGS, RECORD, State, look, read_config
 from dlojz.schema import LabError
+from dlojz.text import say
 
 REUSED = frozenset({"queued", "running", "completed", "diverged", "oom"})
 REOPENED = frozenset({"timeout", "failed", "cancelled"})
@@ -63,10 +64,22 @@ def run_folder(root: Path, run_id: str) -> Path:
         LabError: if the name is no run's name, or the folder is a symbolic link.
     """
     if not _SAFE_NAME.fullmatch(run_id):
-        raise LabError(f"{run_id[:100]!r} is no name of a run: it is made of letters, digits, '-', '_' and '.'.")
+        raise LabError(
+            say(
+                en=f"{run_id[:100]!r} is no name of a run: it is made of letters, digits, '-', '_' and '.'.",
+                fr=f"{run_id[:100]!r} n’est pas un nom d’exécution : il se compose de lettres, de chiffres et des "
+                "signes '-', '_' et '.'.",
+            )
+        )
     folder = root / run_id
     if folder.is_symlink() or not folder.resolve().is_relative_to(root.resolve()):
-        raise LabError(f"the run {run_id} is a symbolic link, which is not followed: move the folder itself to {root}.")
+        raise LabError(
+            say(
+                en=f"the run {run_id} is a symbolic link, which is not followed: move the folder itself to {root}.",
+                fr=f"l’exécution {run_id} est un lien symbolique, qui n’est pas suivi : déplacez le dossier lui-même "
+                f"dans {root}.",
+            )
+        )
     return folder
 
 
@@ -81,7 +94,12 @@ def run_ids(root: Path, containing: str = "") -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise LabError(f"the runs in {root} cannot be read: {error.strerror}.") from None
+        raise LabError(
+            say(
+                en=f"the runs in {root} cannot be read: {error.strerror}.",
+                fr=f"les exécutions de {root} ne peuvent pas être lues : {error.strerror}.",
+            )
+        ) from None
     return sorted(found, key=lambda name: (name[:15], _born_ns(root / name), name), reverse=True)
 
 
@@ -141,13 +159,22 @@ def claim(
             return _create(config, root, owner, policy), True
     except Timeout:
         raise LabError(
-            f"another process has held the lock on this configuration in {root} for {_LOCK_S} s: wait for "
-            "it, or use again=True for a run of your own."
+            say(
+                en=f"another process has held the lock on this configuration in {root} for {_LOCK_S} s: wait for "
+                "it, or use again=True for a run of your own.",
+                fr=f"un autre processus tient depuis {_LOCK_S} s le verrou de cette configuration dans {root} : "
+                "attendez-le, ou prenez again=True pour une exécution à vous.",
+            )
         ) from None
     except OSError as error:
+        what = error.strerror or error
         raise LabError(
-            f"runs cannot be written in {root}: {error.strerror or error}. Set root= or $DLOJZ_RUNS to a "
-            "folder that you can write."
+            say(
+                en=f"runs cannot be written in {root}: {what}. Set root= or $DLOJZ_RUNS to a folder that you can "
+                "write.",
+                fr=f"les exécutions ne peuvent pas être écrites dans {root} : {what}. Indiquez par root= ou "
+                "$DLOJZ_RUNS un dossier où vous pouvez écrire.",
+            )
         ) from None
 
 

@@ -1,12 +1,15 @@
 """`run.watch()`: the run as it goes, in a notebook, while the kernel stays free.
 
 Layer 5. Invariant: making one returns at once; a daemon thread looks, and it ends with the run, with the widget, or
-with the kernel. The run does not depend on it.
+with the kernel. The run does not depend on it. Once it has ended, what a notebook holds is the static twin: a widget is
+of its kernel, and a notebook that is opened without it would show an error in its place.
 """
 
 from __future__ import annotations
 
+import contextvars
 import threading
+import uuid
 from typing import TYPE_CHECKING, Any
 
 from dlojz.runs.progress import in_notebook, wanted
@@ -40,10 +43,17 @@ class Watch:
         self._view: RunView | None = None
         self._problem = ""
         self._thread: threading.Thread | None = None
+        self._places: list[str] = []
+        self._placing = threading.Lock()
+        self._at_end = False
         self.widget = _html_widget() if (live if live is not None else in_notebook() and wanted(None)) else None
         if self.widget is not None:
             self.widget.observe(self._closed, names="comm")
-            self._thread = threading.Thread(target=self._follow, name=f"watch {run.run_id}", daemon=True)
+            # In the context of the cell that asks, or a notebook would not know whose output is replaced at the end.
+            follow = contextvars.copy_context().run
+            self._thread = threading.Thread(
+                target=follow, args=(self._follow,), name=f"watch {run.run_id}", daemon=True
+            )
             self._thread.start()
 
     @property
@@ -75,8 +85,16 @@ class Watch:
             if self.widget is not None and self.widget.value != shown:
                 self.widget.value = shown
             if self._view is not None and is_final(self._view.state) and not self._problem:
+                self._settle()
                 return
             self._over.wait(self._every_s)
+
+    def _settle(self) -> None:
+        """Put the static twin in the place of every widget that was shown."""
+        with self._placing:
+            self._at_end = True
+            for place in self._places:
+                _display(self._repr_mimebundle_(), place, update=True)
 
     def _closed(self, change: Any) -> None:
         if change["new"] is None:
@@ -89,13 +107,27 @@ class Watch:
     def _repr_html_(self) -> str:
         return self.html()
 
+    def _ipython_display_(self) -> None:
+        with self._placing:
+            if self.widget is None or self._at_end:
+                raise NotImplementedError  # IPython then asks for the bundle, as of anything that does not change
+            self._places.append(uuid.uuid4().hex)
+            _display(self._repr_mimebundle_(), self._places[-1])
+
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         bundle: dict[str, Any] = {"text/plain": repr(self), "text/html": self.html()}
-        if self.widget is not None:
+        if self.widget is not None and not self._at_end:
             shown = self.widget._repr_mimebundle_()
             data = shown[0] if isinstance(shown, tuple) else shown
             bundle |= {kind: value for kind, value in (data or {}).items() if kind not in bundle}
         return bundle
+
+
+def _display(bundle: dict[str, Any], place: str, *, update: bool = False) -> None:
+    """Show a bundle in a place of the notebook that can be found again, or in that place what it held before."""
+    from IPython.display import display
+
+    display(bundle, raw=True, display_id=place, update=update)  # type: ignore[no-untyped-call]
 
 
 def _html_widget() -> Any:

@@ -6,6 +6,16 @@ written ends no training, and what a checkpoint sends is no part of a step: noth
 What is kept: weights, optimizer states and BatchNorm statistics, whole and by name; each rank's random numbers; the
 number of finished steps, from which the place in the data follows. Gradients are not: between two steps there are none.
 There is no loss scale to keep, as no engine runs in fp16.
+
+What goes on in the same layout on CPUs ends as what was not cut off, bit for bit: every state is kept in full, and the
+ranks add their gradients up in the same order as before. One engine does not, torch's DDP with more than two replicas:
+after its first backward it fills its buckets anew, in the order in which the gradients came. A ring starts the sum of
+an element at the rank that the element's place in the bucket says, so that in the first step after a cut three or more
+addends are summed in another order, and the last bits differ; the sum of two is the same in either order. By hand,
+ZeRO, FSDP2, DeepSpeed, pipelines and tensor parallelism lay out their messages alike in every step. In another layout,
+or on another number of ranks, the states are the same bits at first, and the losses the same numbers to rounding.
+
+Source: torch 2.13, `csrc/distributed/c10d/reducer.cpp`, `rebuild_buckets`; gloo, `allreduce.cc`, `ring`.
 """
 
 from __future__ import annotations

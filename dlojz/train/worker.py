@@ -21,6 +21,7 @@ from types import FrameType
 from dlojz.config import RunConfig
 from dlojz.record import EventLog
 from dlojz.train.host import rank_limit_bytes
+from dlojz.train.last_calls import tell
 from dlojz.train.lifeline import die_with_parent
 from dlojz.train.stop import StopRequest
 
@@ -104,6 +105,8 @@ def main(folder: Path) -> int:
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        if status in ("failed", "cancelled"):
+            tell(events)  # of a run that hung: who came to which collective, and who did not
         with contextlib.suppress(OSError):  # a full disk must not hide how it ended from the exit code
             events.write("end", status=status, reason=reason)
             events.close()

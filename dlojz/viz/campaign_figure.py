@@ -18,7 +18,9 @@ from dlojz.viz.campaign_marks import (
     Mark,
     campaign_canvas,
     count_axis,
+    decimals,
     from_zero,
+    hidden_marks,
     legend,
     limits,
     memory_keys,
@@ -56,6 +58,7 @@ def batch_figure(marks: Sequence[Mark], batch_label: str, path: str | Path | Non
     )
     speed, memory = figure.subplots(1, 2)
     unit, scale = scale_of(max((mark.taken_bytes or 0 for mark in marks), default=0))
+    hidden = hidden_marks(marks)
     for number, own in enumerate(series_of(marks).values()):
         color, dashes, marker = style_of(number)
         ordered = sorted(own, key=lambda mark: mark.batch)
@@ -65,7 +68,7 @@ def batch_figure(marks: Sequence[Mark], batch_label: str, path: str | Path | Non
         values = [(mark.taken_bytes or 0) / scale for mark in held]
         memory.plot([mark.batch for mark in held], values, dashes, color=color, linewidth=1.2)
         for mark, value in zip(held, values, strict=True):
-            memory_mark(memory, (mark.batch, value), mark, style_of(number))
+            memory_mark(memory, (mark.batch, value), mark, style_of(number), hidden[mark])
     far = limits(memory, marks, scale)
     for axes in (speed, memory):
         count_axis(axes, sorted({mark.batch for mark in marks}), batch_label)
@@ -141,7 +144,7 @@ def truth_figure(marks: Sequence[Mark], path: str | Path | None = None) -> LabFi
     titles = (
         say(en="Memory of the heaviest rank", fr="Mémoire du rang le plus chargé"),
         say(en="Messages of rank 0, per step", fr="Messages du rang 0, par pas"),
-        say(en="Throughput (predicted: one process)", fr="Débit (prédit : un processus)"),
+        say(en="Throughput (predicted: replicas × one process)", fr="Débit (prédit : répliques × un processus)"),
     )
     pairs: tuple[Callable[[Mark], tuple[float | None, float | None]], ...] = (
         lambda mark: (mark.predicted_bytes, mark.measured_bytes),
@@ -171,12 +174,16 @@ def _truth(
         color, _, marker = style_of(number)
         axes.plot(x / scale, y / scale, marker=marker, color=color, linestyle="none", markersize=7, clip_on=False)
     end = most / scale * 1.08
-    axes.plot([0, end], [0, end], linestyle="--", color=BLACK, linewidth=1.0, zorder=1)
+    if drawn:
+        axes.plot([0, end], [0, end], linestyle="--", color=BLACK, linewidth=1.0, zorder=1)
     axes.set(xlim=(0, end), ylim=(0, end), xlabel=say(en="predicted, ", fr="prédit, ") + unit)
     axes.set_ylabel(say(en="measured, ", fr="mesuré, ") + unit)
     axes.set_title(title, loc="left", fontsize=10)
     axes.set_aspect("equal")
+    decimals(axes)
     plain(axes)
+    if not drawn:
+        axes.set(xticks=[], yticks=[])
     half = any(y is not None for _, _, y in known)
     unforeseen = say(en="measured, but nothing predicts it here", fr="mesuré, mais rien ne le prédit ici")
     or_nothing(axes, bool(drawn), unforeseen if half else "")
@@ -208,7 +215,10 @@ def scaling_figure(marks: Sequence[Mark], path: str | Path | None = None) -> Lab
     from_zero(
         axes,
         "%",
-        say(en="Throughput per rank, over that of the fewest ranks", fr="Débit par rang, sur celui du moins de rangs"),
+        say(
+            en="Throughput per rank, over that of the fewest ranks",
+            fr="Débit par rang, rapporté à celui du plus petit nombre de rangs",
+        ),
     )
     legend(
         figure,

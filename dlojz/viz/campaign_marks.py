@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from dlojz.text import say
 from dlojz.units import format_bytes
@@ -120,8 +120,23 @@ def legend(figure: LabFigure, series: Sequence[str], more: Sequence[Line2D]) -> 
     figure.legend([*handles, *more], labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
 
 
-def memory_mark(axes: Axes, at: tuple[float, float], mark: Mark, style: tuple[str, Dash, str]) -> None:
-    """Full where measured, hollow where only predicted, crossed out where it did not fit."""
+def hidden_marks(marks: Sequence[Mark]) -> dict[Mark, int]:
+    """How many marks lie on each one and would hide it: those of series drawn later, at the same batch and memory."""
+    drawn = [mark for own in series_of(marks).values() for mark in own if mark.taken_bytes is not None]
+    near = 0.004 * max((mark.taken_bytes or 0 for mark in drawn), default=0)
+    return {
+        mark: sum(
+            other.batch == mark.batch and abs((other.taken_bytes or 0) - (mark.taken_bytes or 0)) <= near
+            for other in drawn[number + 1 :]
+        )
+        for number, mark in enumerate(drawn)
+    }
+
+
+def memory_mark(
+    axes: Axes, at: tuple[float, float], mark: Mark, style: tuple[str, Dash, str], hidden_by: int = 0
+) -> None:
+    """Full where measured, hollow where only predicted, crossed out where it did not fit; larger where it is hidden."""
     color, _, marker = style
     measured = mark.measured_bytes is not None
     axes.plot(
@@ -130,7 +145,7 @@ def memory_mark(axes: Axes, at: tuple[float, float], mark: Mark, style: tuple[st
         linestyle="none",
         color=color,
         markerfacecolor=color if measured else "white",
-        markersize=7,
+        markersize=7 + 4 * min(hidden_by, 3),
     )
     if does_not_fit(mark):
         axes.plot(*at, marker="x", linestyle="none", color=VERMILION, markersize=13, markeredgewidth=2.2)
@@ -215,7 +230,7 @@ def limits(axes: Axes, marks: Sequence[Mark], scale: float, *, vertical: bool = 
                 ha="left",
                 va="bottom",
             )
-    return "; ".join(far)
+    return say(en="; ", fr=" ; ").join(far)
 
 
 def count_axis(axes: Axes, values: Sequence[int], label: str) -> None:
@@ -229,12 +244,21 @@ def count_axis(axes: Axes, values: Sequence[int], label: str) -> None:
     plain(axes)
 
 
+def decimals(axes: Axes) -> None:
+    """The numbers of both axes as the reader's language writes them."""
+    comma = say(en=".", fr=",")
+    for axis in (axes.xaxis, axes.yaxis):
+        if not isinstance(axis.get_major_locator(), FixedLocator):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace(".", comma)))
+
+
 def from_zero(axes: Axes, label: str, title: str) -> None:
     """A vertical axis that begins at nothing, with room above."""
     axes.set_ylim(bottom=0)
     axes.set_ylim(top=axes.get_ylim()[1] * 1.06)
     axes.set_ylabel(label)
     axes.set_title(title, loc="left", fontsize=11)
+    decimals(axes)
     plain(axes)
 
 

@@ -20,6 +20,8 @@ RANKS_SHOWN = 8
 CURVE_POINTS = 200
 BAR_CHARACTERS = 24
 QUIET = "#555555"
+NO_FORMULAS = "mathjax_ignore tex2jax_ignore"
+"""Classes of what JupyterLab may not read for formulas: `$HOME` and `$PATH` of a log are none."""
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 420, 130, 46, 18
 # A mark beside the colour: told apart without seeing colours.
 _LOOK = {
@@ -80,7 +82,7 @@ def run_html(view: RunView) -> str:
         for name, value in facts(view)
     )
     return (
-        f'<div style="border-left:4px solid {color};padding:0.3em 0.9em;max-width:62em">'
+        f'<div class="{NO_FORMULAS}" style="border-left:4px solid {color};padding:0.3em 0.9em;max-width:62em">'
         f'<div><b style="color:{color}"><span aria-hidden="true">{mark}</span> {safe(status_label(view.state))}</b>'
         f" · <b>{safe(view.title)}</b> · <code>{safe(view.run_id)}</code></div>"
         + _bar_html(view)
@@ -202,7 +204,8 @@ def _thinned(losses: Sequence[float]) -> list[tuple[int, float]]:
 def _memory_html(view: RunView) -> str:
     if not view.peaks_bytes:
         return ""
-    title = say(en="peak memory so far", fr="pic de mémoire jusqu’ici")
+    going = view.state in ("queued", "running")
+    title = say(en="peak memory", fr="pic de mémoire") + (say(en=" so far", fr=" jusqu’ici") if going else "")
     if view.limit_bytes:
         title += say(
             en=f" (limit {format_bytes(view.limit_bytes)}, {view.limit_of})",
@@ -246,7 +249,8 @@ def _of_rank(rank: int) -> str:
 def _peak_words(view: RunView, peak: int) -> str:
     if not view.limit_bytes:
         return format_bytes(peak)
-    return f"{format_bytes(peak)}, {100 * peak / view.limit_bytes:.0f} %"
+    share = 100 * peak / view.limit_bytes
+    return f"{format_bytes(peak)}, {_number(share, '.0f' if share >= 1 else '.1g')} %"
 
 
 def _sparks(losses: Sequence[float]) -> str:

@@ -31,9 +31,13 @@ class Listed(Authenticator):
 
 
 def spawner(base):
-    """A spawner whose servers start in the student's language."""
+    """A spawner whose servers start in the student's language, with the notebooks in view."""
 
     class Student(base):
+        async def start(self):
+            self.default_url = f"/lab/tree/notebooks/{TOLD['users'][self.user.name]['language']}"
+            return await super().start()
+
         def get_env(self):
             return {**super().get_env(), "DLOJZ_LANG": TOLD["users"][self.user.name]["language"]}
 

@@ -1,10 +1,12 @@
 """A hub on this machine, for a teacher to try and for the tests: proxy, hub, two students, in one folder.
 
-python start.py [--folder FOLDER] [--port PORT] [--users ada:fr,grace:en]
+python start.py [--folder FOLDER] [--port PORT] [--users ada:fr,grace:en] [--slurm]
 
 As root the students are users of the system, in a namespace of their own: /etc/passwd, which is bound over there, is
 not changed, no process can stay behind, and Python may lie where they could not reach it (/root). Invariant: when this
 process ends, however, so does all that it has started. A hub that dies is started again; the servers do not notice.
+
+With --slurm (root only) the servers are jobs of a test cluster that is started with the hub, as site_config.py has it.
 """
 
 from __future__ import annotations
@@ -116,7 +118,20 @@ def _mount(*words: str) -> None:
     subprocess.run(["mount", *words], check=True)
 
 
-def serve(folder: Path, hub: dict[str, object]) -> None:
+def start_cluster(folder: Path) -> None:
+    """A SLURM with two nodes in the same namespace, so that it knows the students."""
+    sys.path.insert(0, str(HERE.parent))
+    from cluster import Cluster, obstacle
+
+    if problem := obstacle():
+        raise SystemExit(problem)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o755)
+    Cluster(folder).start()
+    os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
+
+
+def serve(folder: Path, hub: dict[str, object], config: Path) -> None:
     """Proxy and hub until a signal comes; a hub that ends is started again."""
     adopt_orphans()
     os.umask(0o077)  # the hub's data base and log are nobody else's business
@@ -125,13 +140,13 @@ def serve(folder: Path, hub: dict[str, object]) -> None:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "HOME": str(folder),
         "DLOJZ_HUB": str(folder / "hub.json"),
-        "DLOJZ_HUB_CONFIG": str(HERE / "local_config.py"),
+        "DLOJZ_HUB_CONFIG": str(config),
         "CONFIGPROXY_AUTH_TOKEN": str(hub["proxy_token"]),
     }
     port, api = (str(hub[name]).rpartition(":")[2] for name in ("url", "proxy_url"))
     proxy = [str(PROXY), "--ip=127.0.0.1", f"--port={port}", "--api-ip=127.0.0.1", f"--api-port={api}"]
     proxy += [f"--default-target={hub['hub_url']}", f"--error-target={hub['hub_url']}/hub/error", "--log-level=warn"]
-    commands = [proxy, [sys.executable, "-m", "jupyterhub", f"--config={HERE / 'local_config.py'}"]]
+    commands = [proxy, [sys.executable, "-m", "jupyterhub", f"--config={config}"]]
     with open(folder / "hub.log", "ab") as log:
 
         def start(command: list[str]) -> subprocess.Popen[bytes]:
@@ -178,6 +193,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / f"dlojz-hub-{os.geteuid()}")
     parser.add_argument("--port", type=int)
     parser.add_argument("--users", default="ada:fr,grace:en", help="name:language, …")
+    parser.add_argument("--slurm", action="store_true", help="each server is a job of a test cluster (root, Debian)")
     given = parser.parse_args(words)
     users = {name: language or "en" for name, _, language in (one.partition(":") for one in given.users.split(","))}
     if bad := [
@@ -186,6 +202,8 @@ def main(words: list[str]) -> int:
         raise SystemExit(f"a student is named in letters, digits and dashes, but {bad[0]!r} was received")
     if not PROXY.exists():
         raise SystemExit(f"{PROXY} is missing: `make hub` installs it where node and npm are there")
+    if given.slurm and os.geteuid() != 0:
+        raise SystemExit("--slurm starts a test cluster, which only root can: leave it out")
     signal.signal(signal.SIGTERM, _stop)
     folder: Path = given.folder.absolute()
     folder.mkdir(mode=0o755, exist_ok=True)
@@ -203,6 +221,8 @@ def main(words: list[str]) -> int:
             die_with_parent()
             open_the_way([Path(sys.base_prefix).resolve(), ROOT, Path(sys.prefix).resolve()], folder / "ways")
             make_users(folder, list(users))
+            if given.slurm:
+                start_cluster(folder / "cluster")
         else:
             for name in users:
                 (folder / "home" / name).mkdir(mode=0o700, exist_ok=True)
@@ -212,7 +232,7 @@ def main(words: list[str]) -> int:
         for name, one in hub["users"].items():  # type: ignore[attr-defined]
             print(f"  user {name}  password {one['password']}  notebooks in {one['language']}")
         sys.stdout.flush()
-        serve(folder, hub)
+        serve(folder, hub, HERE / ("local_site_config.py" if given.slurm else "local_config.py"))
     except KeyboardInterrupt:
         return 0
     finally:

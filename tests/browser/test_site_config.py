@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,10 @@ def script(site: Any, asked: dict[str, Any]) -> str:
     spawner = site.JupyterHub.spawner_class(config=site)
     spawner.choose(asked)
     fields = {name.removeprefix("req_"): getattr(spawner, name) for name in spawner.trait_names() if name[:4] == "req_"}
-    fields |= {"username": "ada", "homedir": "/srv/ada", "keepvars": "PATH", "cmd": "exec server"}
-    return str(asyncio.run(spawner._get_batch_script(**fields)))
+    fields |= {"username": "ada", "homedir": "/srv/ada", "keepvars": "PATH", "cmd": "server"}
+    over = {"account": asked["account"]} if "account" in asked else {}  # batchspawner lays what was asked for over it
+    fields = {name: value for name, value in fields.items() if name not in over}
+    return str(asyncio.run(spawner._get_batch_script(**fields, **over)))
 
 
 @pytest.fixture(autouse=True)
@@ -67,10 +71,14 @@ def test_a_profile_is_what_its_machine_file_says(site: Any) -> None:
         {"machine": "local", "hours": 1, "account": "x\n#SBATCH --reservation=y"},
         {"machine": "local", "hours": 1, "account": "$(id)"},
         {"machine": "local", "hours": 1, "language": "de"},
+        {"machine": "local", "hours": "²"},
+        {"machine": ["local"]},
+        {"machine": "local", "runtime": "99:00:00"},
+        {"machine": "local", "cmd": "id"},
     ],
 )
 def test_what_is_not_on_offer_is_refused(site: Any, asked: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="choose one of|whole number|account is made|language is one"):
+    with pytest.raises(ValueError, match="not on offer|choose one of|whole number|account is made|language is one"):
         script(site, asked)
 
 
@@ -78,3 +86,67 @@ def test_the_form_offers_the_profiles(site: Any) -> None:
     form = site.JupyterHub.spawner_class(config=site)._options_form_default()
     assert form.count("<option") == 2 + 2
     assert 'value="jean_zay_v100_32"' in form
+    assert 'type="number" value="1" min="1" max="8"' in form  # two hours are more than the test cluster gives
+
+
+@pytest.mark.parametrize(
+    "said, standing",
+    [
+        ("RUNNING n0", "RUNNING"),
+        ("COMPLETING n0", "RUNNING"),
+        ("PENDING (null)", "PENDING"),
+        ("CONFIGURING n0", "PENDING"),
+        ("COMPLETED n0", "NOTFOUND"),
+        ("", "NOTFOUND"),
+        (RuntimeError("slurm_load_jobs error: Invalid job id specified"), "NOTFOUND"),
+        (RuntimeError("slurm_load_jobs error: Unable to contact slurm controller (connect failure)"), "UNKNOWN"),
+        (RuntimeError("slurm_load_jobs error: Zero Bytes were transmitted or received"), "UNKNOWN"),
+        (RuntimeError("sudo: a password is required"), "UNKNOWN"),
+        (RuntimeError(""), "UNKNOWN"),
+        (OSError(12, "Cannot allocate memory"), "UNKNOWN"),
+    ],
+)
+def test_a_scheduler_that_does_not_answer_says_nothing_of_a_server(
+    site: Any, monkeypatch: pytest.MonkeyPatch, said: str | Exception, standing: str
+) -> None:
+    from batchspawner import SlurmSpawner
+
+    environments = []
+
+    async def answer(self: Any, cmd: str, input: Any = None, env: Any = None) -> str:  # noqa: A002 - its name there
+        environments.append(env)
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    monkeypatch.setattr(SlurmSpawner, "run_command", answer)
+    monkeypatch.setenv("CONFIGPROXY_AUTH_TOKEN", "secret")
+    spawner = site.JupyterHub.spawner_class(config=site, job_id="7")
+    assert asyncio.run(spawner.query_job_status()).name == standing
+    assert "secret" not in str(environments)
+
+
+def test_a_job_is_cancelled_once_the_scheduler_is_back(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from batchspawner import SlurmSpawner
+
+    asked: list[str] = []
+
+    async def answer(self: Any, cmd: str, **_: Any) -> str:
+        asked.append(cmd)
+        if len(asked) < 3:
+            raise RuntimeError("scancel: error: Unable to contact slurm controller (connect failure)")
+        return ""
+
+    monkeypatch.setattr(SlurmSpawner, "run_command", answer)
+    spawner = site.JupyterHub.spawner_class(config=site, job_id="7")
+    monkeypatch.setitem(type(spawner).cancel_batch_job.__globals__, "LOOK_S", 0)
+    asyncio.run(spawner.cancel_batch_job())
+    assert len(asked) == 3 and asked[0].endswith("scancel 7")
+
+
+def test_the_link_to_the_code_in_a_home_finds_the_whole_course(tmp_path: Path) -> None:
+    """A kernel that is started in the home folder imports the package through the link that lies there."""
+    (tmp_path / "dlojz").symlink_to(CONFIG.parents[2] / "dlojz")
+    code = "import sys; sys.path.insert(0, ''); from dlojz.launch.machines import machine; print(machine('local').name)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "local\n", done.stderr

@@ -11,8 +11,8 @@ import pytest
 import dlojz.launch
 from dlojz.campaign.contract import Campaign
 from dlojz.campaign.drive import drive, unfit_backend
+from dlojz.campaign.outlook import Outlook, account_of
 from dlojz.campaign.plan import Plan, expand
-from dlojz.campaign.results import Outlook
 from dlojz.config import RunConfig
 from dlojz.runs import Run
 from dlojz.schema import LabError
@@ -114,3 +114,11 @@ def test_what_cannot_be_run_so_is_refused_before_anything_is_started(campaign: C
     assert unfit_backend(expand(campaign, "v100-32"), "slurm") == ""
     many = expand(Campaign(title="t", base={"model": "vit_tiny"}, axes={"dp": [1, 4096]}))
     assert "2 (dp 4096): 4096" in unfit_backend(many, "local")
+
+
+def test_a_project_without_an_ending_gets_that_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DLOJZ_ACCOUNT", "other")
+    assert account_of("jean_zay_a100", {"account": "abc"}) == "abc@a100"
+    assert account_of("jean_zay_a100", {"account": "abc@v100"}) == "abc@v100"
+    assert account_of("jean_zay_h100", {}) == "other@h100"
+    assert account_of("local", {}) == "other"

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from dlojz.campaign.contract import Campaign
+from dlojz.campaign.figures import marks_of
+from dlojz.campaign.outlook import outlook
 from dlojz.campaign.plan import Plan, expand
 from dlojz.campaign.report import markdown, write_report
-from dlojz.campaign.results import Outlook, Result, find_run, judged, outlook, result_of, root_of
+from dlojz.campaign.results import Outlook, Result, find_run, judged, result_of, root_of
 from dlojz.campaign.tables import csv_text, harmless, row_of
 from dlojz.footprint import Memory
 from dlojz.launch import replay
@@ -141,3 +143,20 @@ def test_a_folder_that_cannot_be_written_is_said_in_a_sentence(campaign: Campaig
     plan = expand(campaign)
     with pytest.raises(LabError, match="the report cannot be written"):
         write_report(campaign, plan, _results(plan, tmp_path), tmp_path / "campaigns" / "x")
+
+
+def test_throughput_is_predicted_from_one_process_that_does_what_a_replica_does(
+    campaign: Campaign, keep_record: Keep, tmp_path: Path
+) -> None:
+    plan = expand(campaign)  # one process with 2 and 4 samples, then two replicas of each
+    for point, rate in zip(plan.points, (10.0, 12.0, 15.0, 30.0), strict=True):
+        keep_record(point.config, tmp_path, rate=rate)
+    found = [result.predicted_samples_per_s for result in judged(_results(plan, tmp_path))]
+    assert found[:2] == [None, None] and found[3] == 24.0
+
+
+def test_one_batch_cut_into_more_and_more_micro_batches_is_drawn_against_their_number(tmp_path: Path) -> None:
+    cuts = [{"name": str(n), "micro_batch": 8 // n, "micro_batches": n} for n in (1, 2, 4)]
+    pipeline = Campaign(title="t", base={"model": "vit_tiny", "pp": 2, "engine": "by_hand"}, axes={"batch": cuts})
+    marks = marks_of(pipeline, _results(expand(pipeline), tmp_path))
+    assert [mark.batch for mark in marks] == [1, 2, 4] and len({mark.series for mark in marks}) == 1

@@ -26,7 +26,8 @@ PATIENCE_S = 240
 collect_ignore_glob = ["stubs/*"]  # run as ranks, never imported by pytest
 
 
-def _cluster_module() -> Any:
+def cluster_module() -> Any:
+    """slurm/cluster.py, which is no package's."""
     specification = importlib.util.spec_from_file_location("slurm_cluster", HERE.parents[1] / "slurm" / "cluster.py")
     assert specification is not None
     assert specification.loader is not None
@@ -39,7 +40,7 @@ def _cluster_module() -> Any:
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The cluster, up."""
-    module = _cluster_module()
+    module = cluster_module()
     obstacle = module.obstacle()
     if obstacle:
         if os.geteuid() == 0:
@@ -103,7 +104,7 @@ def steps(one: Run, rank: int = 0) -> int:
 
 def ask(slurm: Any, *words: str) -> str:
     """What a program of the scheduler prints."""
-    done = subprocess.run(list(words), env=slurm.environment, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(list(words), env=slurm.environment, capture_output=True, text=True, check=False, timeout=240)
     return done.stdout + done.stderr
 
 

@@ -15,7 +15,7 @@ def test_tasks_run_on_two_nodes_and_know_their_rank(slurm: Any) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["0: 0 4 0", "1: 1 4 1", "2: 2 4 0", "3: 3 4 1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from dlojz.launch import run, submit_many
@@ -67,7 +69,7 @@ def test_the_same_run_is_found_again_and_sent_once_by_two_processes_at_once(slur
         " model='vit_tiny', dp=2, device='cpu').run_id)"
     )
     both = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    names = [process.communicate(timeout=120)[0].strip() for process in both]
+    names = [process.communicate(timeout=280)[0].strip() for process in both]
     assert names[0] == names[1] != ""
     assert len(ask(slurm, "squeue", "-h", f"--name={names[0]}").splitlines()) == 1
     one = stub("gated", steps=20)
@@ -202,3 +204,19 @@ def test_the_controller_dies_while_a_job_runs(slurm: Any, stub: Send) -> None:
     job = read_job(one.folder)
     assert job is not None
     ask(slurm, "scancel", job.job_id)  # the controller may want to run it again
+    # It may also have lost count and give the number to the next job, which must not find the daemons of this one: they
+    # ask again once a minute whether the controller is there.
+    for daemon in _daemons(slurm, job.job_id):
+        daemon.kill()
+    until(lambda: not _daemons(slurm, job.job_id))
+
+
+def _daemons(slurm: Any, job_id: str) -> list[psutil.Process]:
+    """What this cluster still runs on a node for a job; each is named after its step."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if " ".join(process.info["cmdline"] or ()).startswith(f"slurmstepd: [{job_id}."):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.environ().get("SLURM_CONF") == slurm.environment["SLURM_CONF"]:
+                    found.append(process)
+    return found

@@ -1,50 +1,66 @@
-"""Real trainings on two nodes of two ranks: the losses are those of the same ranks on this machine."""
+"""Real trainings on two nodes of two ranks: the losses are those of the same ranks on this machine.
+
+They are run by trainings.py, beside the other tests (see tests/pool.py), and judged here.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dlojz.launch import run, submit_many
-from dlojz.record import read_events
-from dlojz.runs.job import read_job
+from dlojz.record import RunRecord, read_events
+from dlojz.runs import find
 
-from .conftest import ask, config, ended, steps, until
-
-pytestmark = pytest.mark.timeout(900)  # twelve ranks that each import torch, on whatever machine this is
-CONFIGS = {
-    "DDP": config(dp=4),
-    "ZeRO-2": config(dp=4, zero=2, engine="deepspeed"),
-    "pipeline": config(pp=4, micro_batches=4),
-}
+pytestmark = pytest.mark.timeout(1200)  # a dozen ranks that each import torch, on whatever machine this is
 
 
-def test_ddp_zero_and_a_pipeline_on_two_nodes(here: Path) -> None:
-    sent = submit_many(list(CONFIGS.values()), on="slurm", machine="local")
-    here_too = [run(one, on="local", again=True, progress=False).record for one in CONFIGS.values()]
-    for name, one, local in zip(CONFIGS, sent, here_too, strict=True):
-        record = ended(one)
-        assert record.status == "completed", f"{name}: {record.reason}"
-        assert local is not None
-        assert record.losses == local.losses, name
-        assert record.weights_sha256 == local.weights_sha256, name
-        assert len(record.footprints) == 4, name
+def prepare(folder: Path) -> None:
+    script = Path(__file__).with_name("trainings.py")
+    done = subprocess.run([sys.executable, str(script), str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_told_to_stop_a_training_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(slurm: Any, here: Path) -> None:
-    long = config(dp=2, steps=120)
-    one = run(long, on="slurm", machine="local", wait=False)
-    until(lambda: steps(one) >= 3)
-    job = read_job(one.folder)
-    assert job is not None
-    ask(slurm, "scancel", "--signal=USR2", job.job_id)  # what the scheduler does before the time limit
-    record = ended(one)
-    assert (record.status, record.reason) == ("completed", "")
-    started = [event for event in read_events(one.folder / "events" / "launcher.jsonl") if event["event"] == "started"]
-    assert len(started) == 2
-    whole = run(long, on="local", again=True, progress=False).record
-    assert whole is not None
-    assert record.losses == whole.losses
-    assert record.weights_sha256 == whole.weights_sha256
+@pytest.fixture
+def trainings(prepared: Path) -> Path:
+    """Where they lie. As root there must be a cluster; another user cannot start one."""
+    if (prepared / "obstacle").exists():
+        obstacle = (prepared / "obstacle").read_text()
+        if os.geteuid() == 0:
+            pytest.fail(obstacle)
+        pytest.skip(obstacle)
+    return prepared
+
+
+def record_of(trainings: Path, name: str) -> RunRecord:
+    run_id = json.loads((trainings / "sent.json").read_text())[name]
+    record = find(run_id, trainings / "runs").record
+    assert record is not None
+    assert (record.status, record.reason) == ("completed", ""), name
+    return record
+
+
+def trains_as_here(record: RunRecord, here: Path) -> None:
+    told = read_events(here / "events" / "rank-0.jsonl")
+    assert record.losses == tuple(event["loss"] for event in told if event["event"] == "step")
+    [weights_sha256] = {event["sha256"] for event in told if event["event"] == "weights"}
+    assert record.weights_sha256 == weights_sha256
+
+
+@pytest.mark.parametrize("name", ["DDP", "ZeRO-2", "pipeline"])
+def test_on_two_nodes_it_trains_as_here(trainings: Path, name: str) -> None:
+    record = record_of(trainings, name)
+    assert len(record.losses) == 3 and len(record.footprints) == 4
+    trains_as_here(record, trainings / "here" / "4" / name)
+
+
+def test_told_to_stop_a_training_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(trainings: Path) -> None:
+    record = record_of(trainings, "long")
+    told = read_events(trainings / "runs" / record.run_id / "events" / "launcher.jsonl")
+    assert len([event for event in told if event["event"] == "started"]) == 2
+    assert len(record.losses) == 120
+    trains_as_here(record, trainings / "here" / "2" / "long")

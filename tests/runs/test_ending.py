@@ -131,6 +131,13 @@ def test_nothing_known_at_all_is_a_failure() -> None:
     assert classify(Evidence(3)).status == "failed"
 
 
+def test_the_end_of_an_earlier_start_is_none_of_this_one() -> None:
+    end = {"event": "end", "status": "failed", "reason": "rank 1 was killed"}
+    assert end_of([end]) == ("failed", "rank 1 was killed")
+    for started in ("start", "started"):  # a rank's word, and a job's
+        assert end_of([end, {"event": started}]) is None
+
+
 def test_end_event_with_an_unknown_status_is_none() -> None:
     assert end_of([{"event": "end", "status": "splendid"}]) is None
     assert end_of([{"event": "end", "status": "oom", "reason": "a\x1bb"}]) == ("oom", "a\\x1bb")

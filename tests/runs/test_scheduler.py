@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -227,6 +228,20 @@ def test_a_cache_folder_that_cannot_be_made_is_done_without(
     fake.plays(says.squeue(says.line("12", "RUNNING")))
     assert [view_of(JOB, now_s=clock).standing for _ in range(2)] == ["running"] * 2
     assert len(fake.calls) == 1
+
+
+def test_options_of_the_environment_hide_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filter in a student's shell would make a job absent, and an absent one has ended."""
+    for name in ("SQUEUE_PARTITION", "SQUEUE_FORMAT2", "SACCT_FORMAT", "SCANCEL_INTERACTIVE", "SLURM_CLUSTERS"):
+        monkeypatch.setenv(name, "other")
+    monkeypatch.setenv("SLURM_CONF", "/kept")
+    code = "import os; print(*sorted(name for name in os.environ if name.startswith('S') and '_' in name))"
+    seen = programs.ask([sys.executable, "-c", code]).out.split()
+    assert [name for name in seen if name.startswith(("SQUEUE_", "SACCT_", "SCANCEL_", "SLURM_"))] == [
+        "SLURM_BITSTR_LEN",
+        "SLURM_CONF",
+        "SLURM_TIME_FORMAT",
+    ]
 
 
 def test_the_words_of_a_program_hide_nothing() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,49 @@ def test_a_submission_that_broke_off(fake: Any, says: Any, config: RunConfig, ma
     age(lost)
     state, record = look(lost)
     assert state == "failed" and record is not None and "submit it again" in record.reason
+
+
+def test_a_submission_that_was_interrupted_in_a_notebook_that_lives_on(
+    fake: Any, says: Any, config: RunConfig, make_folder: MakeFolder
+) -> None:
+    """Ctrl-C while sbatch is asked: the kernel is alive, and nobody is about to write a number any more."""
+    folder = make_folder(config, alive=True)
+    sent = datetime.now(UTC)
+    Job(machine="local", name=folder.name, submitted_utc=sent.isoformat()).write(folder)
+    assert look(folder)[0] == "queued" and fake.calls == []
+    sent -= timedelta(hours=1)
+    Job(machine="local", name=folder.name, submitted_utc=sent.isoformat()).write(folder)
+    age(folder)
+    fake.plays(says.squeue(says.line("12", "RUNNING", name="another")), says.NO_ACCOUNTING)
+    state, record = look(folder)
+    assert state == "failed" and record is not None and "submit it again" in record.reason
+
+
+def test_a_job_whose_log_folder_was_missing_is_told_by_the_scheduler_alone(
+    fake: Any, says: Any, job_folder: Any
+) -> None:
+    """sbatch takes it, it fails at once, and it leaves no log at all."""
+    fake.plays(says.squeue(says.line("12", "FAILED", "JobLaunchFailure")))
+    folder = job_folder()
+    (folder / "logs" / "slurm.log").unlink()
+    age(folder)
+    state, record = look(folder)
+    assert state == "failed" and record is not None
+    assert "the scheduler says: FAILED, JobLaunchFailure" in record.reason
+
+
+def test_the_end_of_an_earlier_job_is_not_that_of_the_one_sent_again(
+    fake: Any, says: Any, job_folder: Any, told: Told
+) -> None:
+    """The first said how it ended; the second's node was lost, and nobody could say anything."""
+    fake.plays(says.squeue(says.line("12", "NODE_FAIL")))
+    failed = {"event": "end", "status": "failed", "reason": "rank 1 was killed by signal 9."}
+    folder = job_folder({0: [*told(2, failed), *told(3)], 1: [*told(2, failed), *told(3)]})
+    lines = ({"event": "started", "start": "7-0"}, failed, {"event": "started", "start": "12-0"})
+    (folder / "events" / "launcher.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    age(folder)
+    state, record = look(folder)
+    assert state == "failed" and record is not None and "NODE_FAIL" in record.reason
 
 
 def test_cancel_asks_the_scheduler_and_the_record_says_so(fake: Any, says: Any, job_folder: Any, told: Told) -> None:

@@ -7,7 +7,9 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from dlojz.runs import Run, survey
 from dlojz.runs.assemble import assemble
 from dlojz.runs.ending import Ending
 from dlojz.runs.owner import read_owner
-from dlojz.runs.state import look, read_all_events
+from dlojz.runs.state import UNHEARD_S, look, read_all_events
 from dlojz.runs.store import claim
 
 Told = Callable[..., list[dict[str, Any]]]
@@ -77,6 +79,48 @@ def test_a_launcher_on_another_machine_is_believed_alive(config: RunConfig, make
     assert owner is not None
     type(owner)(**{**owner.to_dict(), "host": "another-node"}).write(folder)
     assert look(folder)[0] == "queued"
+
+
+def test_a_launcher_on_another_machine_that_does_not_hear_a_cancel_is_given_up(
+    config: RunConfig, make_folder: MakeFolder, told: Told
+) -> None:
+    """A machine that is gone for good (a container made anew) would have its runs run for ever."""
+    folder = make_folder(config, {0: told(3)})
+    owner = read_owner(folder)
+    assert owner is not None
+    type(owner)(**{**owner.to_dict(), "host": "another-node"}).write(folder)
+    (folder / "cancel").touch()
+    long_ago_s = time.time() - UNHEARD_S - 60
+
+    def old(*names: str) -> None:
+        for name in names:
+            os.utime(folder / name, (long_ago_s, long_ago_s))
+
+    old("events/rank-0.jsonl", "events", "logs")
+    assert look(folder)[0] == "running", "it was asked just now"
+    old("cancel")
+    (folder / "events" / "rank-0.jsonl").touch()
+    assert look(folder)[0] == "running", "it still writes"
+    old("events/rank-0.jsonl")
+    state, record = look(folder)
+    assert state == "cancelled" and record is not None and record.losses == (2.0, 1.875, 1.75)
+
+
+@pytest.mark.parametrize("name", ["record.json", "config.json", "launch.json", "job.json", "events/rank-0.jsonl"])
+def test_who_looks_never_waits_for_a_pipe(name: str, config: RunConfig, make_folder: MakeFolder, told: Told) -> None:
+    """Nobody writes into it: opening it would wait for ever, and every listing with it."""
+    folder = make_folder(config, {0: told(4, COMPLETED), 1: told(4, COMPLETED)})
+    if name != "record.json":
+        finish(folder, config)
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    good, bad = survey(folder.parent)
+    assert [run.folder for run in good] == [folder] and not bad
+    assert good[0].losses == (2.0, 1.875, 1.75, 1.625)
+    other = make_folder(config)
+    (other / "config.json").unlink()
+    os.mkfifo(other / "config.json")
+    assert "no regular file" in survey(folder.parent).bad[other.name]
 
 
 def test_a_zombie_is_not_alive(config: RunConfig, make_folder: MakeFolder) -> None:
@@ -164,6 +208,29 @@ def test_a_folder_that_takes_no_record_still_tells(config: RunConfig, make_folde
     )
     assert answer.stdout == "failed (2.0, 1.875, 1.75)\n"
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "events", "launch.json", "logs"]
+
+
+def test_the_time_zone_of_the_process_changes_nothing(
+    config: RunConfig, make_folder: MakeFolder, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fourteen hours ahead of UTC: names, times and durations are those of everybody else."""
+    monkeypatch.setenv("TZ", "Pacific/Kiritimati")
+    time.tzset()
+    try:
+        before = datetime.now(UTC)
+        folder = make_folder(config, {0: told(4, COMPLETED), 1: told(4, COMPLETED)})
+        record = Run(folder).record
+        owner = read_owner(folder)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert owner is not None and record is not None
+    submitted = datetime.fromisoformat(owner.submitted_utc)
+    assert submitted.utcoffset() == timedelta(0)
+    assert timedelta(seconds=-2) < submitted - before < timedelta(hours=1)
+    born = datetime.strptime(f"{folder.name[:15]}+0000", "%Y%m%d-%H%M%S%z")
+    assert abs(born - submitted) < timedelta(hours=1)
+    assert record.elapsed_s < 3600
 
 
 # Made once: hypothesis damages copies of it.

@@ -54,6 +54,16 @@ def test_a_run_is_looked_at_piece_by_piece(going: Path, config: RunConfig, told:
     assert tracker.look().state == "completed" and tracker.look().remaining_s is None
 
 
+def test_the_first_step_tells_no_rate(config: RunConfig, make_folder: Callable[..., Path], told: Told) -> None:
+    start, slow, *_ = told(1)
+    folder = make_folder(config, {0: [start, slow | {"step_s": 9.0}]}, alive=True)
+    tracker = Tracker(Run(folder))
+    assert (tracker.look().step_s, tracker.look().remaining_s) == (9.0, None)
+    with open(folder / "events" / "rank-0.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps({"event": "step", "step": 1, "loss": 1.5, "step_s": 0.5}) + "\n")
+    assert (tracker.look().step_s, tracker.look().remaining_s) == (0.5, 1.0)
+
+
 def test_it_shows_the_run_as_it_is_when_it_is_shown(going: Path, config: RunConfig) -> None:
     watch = Run(going).watch()
     assert watch.widget is None and not watch.alive  # nobody looks at a test
@@ -72,9 +82,14 @@ def test_a_folder_that_goes_away_is_told(going: Path) -> None:
     assert "config.json" in repr(watch) and "config.json" in watch.html() and "<img" not in watch.html()
 
 
-def test_the_widget_follows_the_run_and_ends_with_it(going: Path, config: RunConfig) -> None:
+def test_the_widget_follows_the_run_and_leaves_its_static_twin(
+    going: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    displayed: list[tuple[Any, dict[str, Any]]] = []
+    monkeypatch.setattr("IPython.display.display", lambda bundle, **how: displayed.append((bundle, how)))
     watch = Watch(Run(going), live=True, every_s=0.01)
     assert watch.widget is not None and watch.alive
+    watch._ipython_display_()
     shown = threading.Event()
     watch.widget.observe(lambda change: shown.set() if "completed" in change["new"] else None, names="value")
     end(going, config)
@@ -82,7 +97,12 @@ def test_the_widget_follows_the_run_and_ends_with_it(going: Path, config: RunCon
     assert watch._thread is not None
     watch._thread.join(30)
     assert not watch.alive
-    assert "application/vnd.jupyter.widget-view+json" in watch._repr_mimebundle_()
+    (first, where), (last, again) = displayed
+    assert "application/vnd.jupyter.widget-view+json" in first and not where["update"]
+    assert set(last) == {"text/plain", "text/html"} and again == {**where, "update": True}
+    assert "completed" in last["text/html"]
+    with pytest.raises(NotImplementedError):  # shown once more, it is what any other output is
+        watch._ipython_display_()
 
 
 def test_it_ends_with_the_widget_and_not_with_the_run(going: Path) -> None:

@@ -1,0 +1,85 @@
+"""A campaign through a real SLURM: interrupted, it leaves its jobs and finds them again; another is cancelled."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from dlojz.cli import DONE, INTERRUPTED, main
+from dlojz.runs import Run
+from dlojz.runs.job import Job, read_job
+
+from .conftest import until
+
+TWO = """
+title = "Two points"
+time_limit_s = 120
+[base]
+model = "vit_tiny"
+data = "synthetic"
+image_size = 32
+steps = {steps}
+[axes]
+micro_batch = [1, 2]
+"""
+
+
+def _campaign(folder: Path, name: str, steps: int) -> list[str]:
+    path = folder / f"{name}.toml"
+    path.write_text(TWO.format(steps=steps))
+    return ["bench", str(path), "--on", "slurm", "--machine", "local", "--account", "course"]
+
+
+def _jobs(runs: list[Run]) -> list[Job]:
+    return [job for one in runs if (job := read_job(one.folder))]
+
+
+class Impatient:
+    """In place of the clock of whoever waits for the queue: presses Ctrl-C instead of sleeping."""
+
+    pressed = True
+
+    def sleep(self, seconds: float) -> None:
+        if self.pressed:
+            raise KeyboardInterrupt
+        time.sleep(seconds / 10)
+
+
+@pytest.fixture
+def somebody(monkeypatch: pytest.MonkeyPatch) -> Impatient:
+    clock = Impatient()
+    monkeypatch.setattr("dlojz.campaign.drive.time", clock)
+    return clock
+
+
+def test_an_interrupted_campaign_finds_its_jobs_again_and_another_is_cancelled(
+    here: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], somebody: Impatient
+) -> None:
+    words = _campaign(tmp_path, "two", steps=2)
+    assert main(words) == INTERRUPTED
+    assert "stay in the queue" in capfd.readouterr().err
+    root = here / "on-local"
+    runs = [Run(folder) for folder in sorted(root.glob("2*"))]
+    sent = _jobs(runs)
+    assert len({job.job_id for job in sent}) == 1 and all(job.job_id for job in sent)
+    assert "#SBATCH --account=course\n" in (runs[0].folder / "job.sh").read_text()
+    for one, job in zip(runs, sent, strict=True):  # as if it had died before the number was written down
+        Job(**{**job.to_dict(), "job_id": ""}).write(one.folder)
+
+    other = _campaign(tmp_path, "other", steps=100_000)
+    assert main(other) == INTERRUPTED
+    assert main([*other, "--cancel"]) == DONE
+    assert "2 of 2 points were queued or running" in capfd.readouterr().err
+    cancelled = [Run(folder) for folder in sorted(root.glob("2*")) if Run(folder).config.steps == 100_000]
+    assert until(lambda: [one.state for one in cancelled] == ["cancelled"] * 2)
+
+    somebody.pressed = False
+    assert main([*words, "--json"]) == DONE
+    rows = json.loads(capfd.readouterr().out)
+    assert [(row["state"], row["run_id"]) for row in rows] == [("completed", one.run_id) for one in runs]
+    assert _jobs(runs) == sent
+    assert len(list((root / ".sweeps").iterdir())) == 2  # one for each campaign
+    assert (here / "campaigns" / "two" / "report.html").is_file()

@@ -1,0 +1,185 @@
+"""The configuration for a site, on a real SLURM: each student's server is a job, and the scheduler may go away.
+
+Hub, proxy and cluster are started by `start.py --slurm`, in namespaces in which the students are users of the system.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+START = Path(__file__).resolve().parents[2] / "slurm" / "jupyterhub" / "start.py"
+PROXY = Path(sys.prefix) / "node" / "node_modules" / ".bin" / "configurable-http-proxy"
+LAB = "notebooks/fr/00_getting_started.ipynb"
+PATIENCE_S = 240
+pytestmark = pytest.mark.timeout(900)
+AGAIN = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from cluster import Cluster
+Cluster(Path(sys.argv[2])).start(controller_only=True)
+"""
+
+
+class Hub:
+    """A hub that is up, and the one student who is logged in to it.
+
+    Args:
+        process: what has started all of it.
+        folder: homes, log, and the cluster's configuration.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
+        import requests
+
+        self.process, self.folder = process, folder
+        self.told = json.loads((folder / "hub.json").read_text(encoding="utf-8"))
+        self.web = requests.Session()
+
+    def ask(self, method: str, path: str, **more: Any) -> Any:
+        """What hub or server answer the student; a page of another origin would have no `_xsrf`."""
+        where = path.split("/")[1]
+        token = next((c.value for c in self.web.cookies if c.name == "_xsrf" and c.path.startswith(f"/{where}")), "")
+        return self.web.request(method, self.told["url"] + path, params={"_xsrf": token}, timeout=60, **more)
+
+    def log_in(self) -> Any:
+        """The page that follows: the form."""
+        self.ask("GET", "/hub/login")
+        return self.ask(
+            "POST", "/hub/login", data={"username": "ada", "password": self.told["users"]["ada"]["password"]}
+        )
+
+    def state(self) -> Any:
+        """What the hub says of the student's server; None where it says that there is none, or nothing."""
+        answer = self.ask("GET", "/hub/api/users/ada")
+        return answer.json()["servers"].get("") if answer.status_code == 200 else None
+
+    def jobs(self) -> list[str]:
+        """The queue, as the scheduler tells it: user and state of each job."""
+        return self.scheduler("squeue", "-h", "-o", "%U %T %C %b").splitlines()
+
+    def scheduler(self, *words: str) -> str:
+        """What a command of the scheduler answers."""
+        environment = {**os.environ, "SLURM_CONF": str(self.folder / "cluster" / "slurm.conf")}
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
+        return done.stdout + done.stderr
+
+    def part(self, words: str) -> psutil.Process:
+        """The process whose command line holds these words."""
+        found = []
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                if words in " ".join(process.cmdline()):
+                    found.append(process)
+        return found[0]
+
+    def controller_again(self) -> None:
+        """Start slurmctld anew, where it was."""
+        inside = ["nsenter", f"--target={self.part('configurable-http-proxy').pid}", "--mount", "--pid"]
+        cluster = [str(START.parents[1]), str(self.folder / "cluster")]
+        subprocess.run([*inside, sys.executable, "-c", AGAIN, *cluster], check=True, timeout=120)
+
+
+def until(holds: Callable[[], Any], hub: Hub) -> Any:
+    """Wait for something to become true; the limit is only there to end a test that fails."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not (found := holds()):
+        if time.monotonic() > deadline_s:
+            pytest.fail(f"still not so:\n{(hub.folder / 'hub.log').read_text(errors='replace')[-3000:]}")
+        time.sleep(0.2)
+    return found
+
+
+def up(hub: Hub) -> bool:
+    """Whether the hub itself answers, not its proxy."""
+    import requests
+
+    with suppress(requests.RequestException):
+        return bool(requests.get(hub.told["hub_url"] + "/hub/api/", timeout=5).ok)
+    return False
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    """Cluster, proxy and hub, up; all of it gone afterwards."""
+    if os.geteuid() != 0:
+        pytest.skip("a real SLURM, and students that are users of the system, are made by root only")
+    for found, what in (
+        (shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin:/sbin"), "slurm-wlm"),
+        (PROXY.exists(), "configurable-http-proxy"),
+        (importlib.util.find_spec("batchspawner"), "batchspawner"),
+    ):
+        if not found:
+            pytest.fail(f"needs {what}: `make test` installs it when it is run by root on Debian")
+    folder = Path(tempfile.mkdtemp(prefix="dlojz-site-", dir="/tmp"))
+    folder.chmod(0o755)  # each home in it is closed
+    command = [sys.executable, str(START), "--slurm", f"--folder={folder}", "--users=ada:en"]
+    with open(folder / "start.out", "wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+    started: list[psutil.Process] = []
+    try:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not (folder / "hub.json").exists():
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                pytest.fail(f"the hub did not start:\n{(folder / 'start.out').read_text(errors='replace')}")
+            time.sleep(0.1)
+        one = Hub(process, folder)
+        until(lambda: up(one), one)
+        yield one
+        started = psutil.Process(process.pid).children(recursive=True)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        _, left = psutil.wait_procs(started, timeout=20)
+        shutil.rmtree(folder, ignore_errors=True)
+    assert [one.name() for one in left] == [], "processes of the hub have outlived it"
+
+
+def test_a_server_is_a_job_and_outlives_hub_and_scheduler(hub: Hub) -> None:
+    form = hub.log_in().text
+    assert 'name="machine"' in form and 'value="local"' in form and 'name="hours" type="number" value="1"' in form
+    refused = hub.ask("POST", "/hub/spawn/ada", data={"machine": "local", "hours": "9"})
+    assert "a whole number from 1 to 1" in refused.text
+    refused = hub.ask("POST", "/hub/api/users/ada/server", json={"runtime": "99:00:00"})
+    assert refused.status_code == 400 and "'runtime' is not on offer" in refused.json()["message"]
+    assert hub.jobs() == []
+
+    hub.ask("POST", "/hub/spawn/ada", data={"machine": "local", "hours": "1", "account": "", "language": "fr"})
+    until(lambda: (state := hub.state()) and state["ready"], hub)
+    owner = (hub.folder / "home" / "ada").stat().st_uid
+    assert owner != 0 and hub.jobs() == [f"{owner} RUNNING 2 gres:gpu:1"]
+    assert "TimeLimit=01:00:00" in hub.scheduler("scontrol", "show", "job")
+    hub.ask("GET", "/user/ada/lab")
+    opened = hub.ask("GET", f"/user/ada/api/contents/{LAB}")
+    assert opened.json()["content"]["metadata"]["dlojz"]["language"] == "fr"
+
+    hub.part("slurmctld").kill()
+    killed = hub.part("-m jupyterhub")
+    killed.kill()  # a hub that starts looks at every server that it had
+    until(lambda: not killed.is_running() and up(hub), hub)
+    assert "slurm_load_jobs error" in hub.scheduler("squeue")
+    assert until(hub.state, hub)["ready"]
+    assert hub.ask("GET", f"/user/ada/api/contents/{LAB}").status_code == 200
+    hub.controller_again()
+    assert [job.split()[1] for job in hub.jobs()] == ["RUNNING"]
+
+    assert hub.ask("DELETE", "/hub/api/users/ada/server").status_code in (202, 204)
+    until(lambda: hub.state() is None and not any("RUNNING" in job for job in hub.jobs()), hub)
