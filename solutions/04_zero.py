@@ -14,7 +14,8 @@
 # - compter ce que chaque stage envoie : 2Ψ, 2Ψ, 3Ψ, et ce que les bibliothèques envoient vraiment ;
 # - écrire la configuration JSON de DeepSpeed ;
 # - décharger l’optimiseur vers la mémoire de l’hôte, et dire quand c’est rentable ;
-# - prévoir les cas où ZeRO-3 fait perdre du temps.
+# - prévoir les cas où ZeRO-3 fait perdre du temps ;
+# - dire ce que contient un checkpoint, qui peut le relire, et ce que l’on risque à le charger.
 #
 # Comptez une heure et demie. Quatre rangs suffisent, sans GPU.
 
@@ -34,7 +35,8 @@
 # - count what each stage sends: 2Ψ, 2Ψ, 3Ψ, and what the libraries really send;
 # - write DeepSpeed's JSON configuration;
 # - offload the optimizer to host memory, and tell when that pays;
-# - foresee where ZeRO-3 loses time.
+# - foresee where ZeRO-3 loses time;
+# - tell what a checkpoint holds, who can read it again, and what one risks by loading it.
 #
 # Allow an hour and a half. Four ranks are enough, without GPUs.
 
@@ -1084,6 +1086,389 @@ small > 1, large > 1, round(many / few, 1)
 # un grand, le calcul les couvre, jusqu’à un certain nombre de GPU. D’où l’usage : ZeRO-1 ou 2 tant que le modèle tient,
 # ZeRO-3 sinon ; et à grande échelle, ZeRO-3 dans le nœud seulement, DDP entre les nœuds (*hybrid sharding*).
 #
+# ## 10. Sur disque : les formats des autres (facultatif)
+#
+# Un entraînement long s’arrête plus d’une fois : limite de temps, panne, file d’attente. Il repart d’un *checkpoint*.
+# Or ZeRO a réparti les états : qui écrit quoi ? Et pourra-t-on relire sur un autre nombre de GPU ? Comparons trois
+# formats, sur le même entraînement : `coatnet_tiny`, deux rangs, deux pas, en fp32.
+#
+# - **DeepSpeed** : `engine.save_checkpoint`, ici en ZeRO-2 ;
+# - **DCP**, *Distributed Checkpoint* de PyTorch : `torch.distributed.checkpoint.save`, ici avec FSDP2 ;
+# - celui de **dlojz**, dont repart une exécution que sa limite de temps a interrompue.
+#
+# **Votre prédiction.** En ZeRO-2, avec DeepSpeed, chaque rang écrit un fichier pour sa part de l’optimiseur. Combien
+# d’octets contient-il ? (Relisez les surprises de la partie 6.)
+
+# %% [markdown] lang="en"
+# On a small model ZeRO-3 loses twice: no memory to be gained, and latencies that nothing hides. On a large one the
+# computation covers them, up to some number of GPUs. Hence the custom: ZeRO-1 or 2 as long as the model fits, ZeRO-3
+# otherwise; and at a large scale, ZeRO-3 within the node only, DDP between nodes (hybrid sharding).
+#
+# ## 10. On disk: the formats of others (optional)
+#
+# A long training stops more than once: time limit, failure, queue. It goes on from a checkpoint. But ZeRO has sharded
+# the states: who writes what? And can it be read again on another number of GPUs? Let us compare three formats, on the
+# same training: `coatnet_tiny`, two ranks, two steps, in fp32.
+#
+# - **DeepSpeed**: `engine.save_checkpoint`, here with ZeRO-2;
+# - **DCP**, PyTorch's Distributed Checkpoint: `torch.distributed.checkpoint.save`, here with FSDP2;
+# - that of **dlojz**, from which a run goes on that its time limit has cut off.
+#
+# **Your prediction.** Under ZeRO-2 with DeepSpeed, each rank writes a file for its share of the optimizer. How many
+# bytes does it hold? (Read the surprises of part 6 again.)
+
+# %% name="predict-file" stub="value"
+lab.predict(
+    "optimizer-file",
+    ### BEGIN SOLUTION
+    (4 + 8) * parameters / 2,
+    ### END SOLUTION
+)
+
+# %% [markdown] lang="fr"
+# Ce notebook crée pour cela un dossier, qui disparaîtra avec lui. Nous ne relirons **rien d’autre** que ce qu’il vient
+# d’écrire ; vous allez voir pourquoi. D’abord DeepSpeed, sur deux rangs :
+
+# %% [markdown] lang="en"
+# For this the notebook makes a folder, which goes when it does. We shall read back **nothing but** what it has just
+# written; you are about to see why. First DeepSpeed, on two ranks:
+
+# %% name="formats-folder"
+import tempfile
+from pathlib import Path
+
+folder = tempfile.TemporaryDirectory(prefix="formats-")
+kept = Path(folder.name)
+
+# %% name="keep-deepspeed" tags=["nbval-ignore-output"]
+# %%ranks 2 --with config,kept
+from itertools import islice
+
+import torch.nn.functional as F
+
+from dlojz.labs import foreign_formats_ranks as formats
+from dlojz.train import loop
+
+deepspeed = formats.load_deepspeed()
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
+
+
+def two_batches():
+    return islice(loop.open_batches(config, rank), 2)
+
+
+model = loop.build_model(config)
+engine, *_ = deepspeed.initialize(
+    model=model, optimizer=adamw(model), config=formats.zero_2(config), dist_init_required=False
+)
+for images, labels in two_batches():
+    engine.backward(F.cross_entropy(engine(images), labels))
+    engine.step()
+written = engine.save_checkpoint(str(kept / "deepspeed"))
+
+# %% [markdown] lang="fr"
+# Puis FSDP2 et DCP. `get_state_dict` donne les états par nom ; ceux qui sont répartis sont des `DTensor`, qui savent
+# quelle part du tenseur entier ce rang détient.
+
+# %% [markdown] lang="en"
+# Then FSDP2 and DCP. `get_state_dict` gives the states by name; those that are sharded are `DTensor`s, which know what
+# part of the whole tensor this rank holds.
+
+# %% name="keep-dcp" tags=["nbval-ignore-output"]
+# %%ranks 2
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict
+
+
+def fresh():
+    model = formats.shard(loop.build_model(config))
+    return model, adamw(model)
+
+
+def states(model, optimizer):
+    weights, moments = get_state_dict(model, optimizer)
+    return {"weights": weights, "optimizer": moments}
+
+
+model, optimizer = fresh()
+for images, labels in two_batches():
+    F.cross_entropy(model(images), labels).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+saved = states(model, optimizer)
+metadata = dcp.save(saved, checkpoint_id=kept / "dcp")
+
+# %% [markdown] lang="fr"
+# Enfin le nôtre : une exécution ordinaire, à laquelle on demande un checkpoint tous les deux pas.
+
+# %% [markdown] lang="en"
+# Ours at last: an ordinary run, which is asked for a checkpoint every two steps.
+
+# %% name="keep-ours" tags=["nbval-ignore-output"]
+ours = dlojz.run(config, engine="by_hand", zero=2, steps=2, checkpoint_every=2)
+folders = {"deepspeed": kept / "deepspeed", "dcp": kept / "dcp", "dlojz": ours.checkpoints[0].folder}
+
+# %% name="reveal-file"
+last_share = kept / "deepspeed" / "global_step2" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+lab.reveal("optimizer-file", last_share.stat().st_size)
+
+# %% name="file-table" tags=["nbval-ignore-output"]
+from dlojz.labs import foreign_formats
+from dlojz.labs.foreign_formats_figure import who_writes_what
+
+table = foreign_formats.FileTable(folders, config)
+table
+
+# %% name="file-figure" tags=["nbval-ignore-output"]
+who_writes_what(table)
+
+# %% [markdown] lang="fr"
+# - **DeepSpeed** écrit les états là où ZeRO-2 les garde : chaque rang, sa part de l’optimiseur et de la copie maître ;
+#   le rang 0 seul, les poids, que tous ont en entier. Il y joint deux programmes Python, `zero_to_fp32.py` et
+#   `zero_to_torch.py`, qui recollent les parts en un seul modèle.
+# - **DCP** répartit tout, y compris ce que tous ont : aucun rang n’écrit pour les autres. Mais chaque tenseur y forme à
+#   lui seul une petite archive zip, avec plus d’un Kio d’en-têtes : sur un modèle minuscule, cela se voit.
+# - **dlojz** rassemble tout sur le rang 0, tenseur par tenseur, sous les noms qu’un seul processus leur donne : lent à
+#   grande échelle, mais le plus simple à relire et à vérifier.
+#
+# ### Un pickle est un programme
+#
+# Les fichiers `.pt` et `.metadata` contiennent des **pickles**. Un pickle, ce ne sont pas des données, mais des
+# instructions, exécutées par celui qui le lit. En voici un de 34 octets, inoffensif, écrit à la main. Nous ne le
+# chargerons pas ; `pickletools` se contente de l’épeler.
+
+# %% [markdown] lang="en"
+# - **DeepSpeed** writes as ZeRO-2 keeps: each rank its share of the optimizer and of the master copy; the weights,
+#   which all have whole, rank 0 alone. It adds two Python programs, `zero_to_fp32.py` and `zero_to_torch.py`, which put
+#   the shares together into one model.
+# - **DCP** shares out everything, what all have too: no rank writes for the others. But each tensor is a little zip
+#   archive of its own, with more than a KiB of headers: on a tiny model that shows.
+# - **dlojz** gathers everything on rank 0, tensor by tensor, under the names that one process gives them: slow at a
+#   large scale, but the simplest to read again and to verify.
+#
+# ### A pickle is a program
+#
+# The files `.pt` and `.metadata` hold **pickles**. A pickle is not data but a sequence of instructions, which whoever
+# reads it executes. Here is one of 34 bytes, harmless, written by hand. We shall not load it; `pickletools` only spells
+# it out.
+
+# %% name="planted"
+import pickletools
+
+planted = b"cbuiltins\nprint\n(S'it has run'\ntR."
+pickletools.dis(planted)
+
+# %% [markdown] lang="fr"
+# `GLOBAL` importe une fonction, `REDUCE` l’appelle : charger ce fichier, c’est exécuter `print('it has run')`. Avec
+# `os.system` au lieu de `print`, ce serait n’importe quelle commande, sous **votre** compte, avant même que vous ayez
+# vu un tenseur. Que demandent les checkpoints de nos trois dossiers ? Pour chaque fichier, le nombre d’appels, et ce
+# qu’en dit `torch.load(…, weights_only=True)`, qui n’accepte que les noms d’une courte liste ; puis tout ce qu’il
+# faudrait importer.
+
+# %% [markdown] lang="en"
+# `GLOBAL` imports a function, `REDUCE` calls it: to load this file is to execute `print('it has run')`. With
+# `os.system` in place of `print` it would be any command, under **your** account, before you have seen a single tensor.
+# What do the checkpoints of our three folders ask for? For each file the number of calls, and what
+# `torch.load(…, weights_only=True)` says of it, which accepts only the names of a short list; then all that would have
+# to be imported.
+
+# %% name="pickles" tags=["nbval-ignore-output"]
+foreign_formats.PickleTable(folders)
+
+# %% [markdown] lang="fr"
+# Rien de suspect ici : nous les avons écrits nous-mêmes. Mais les fichiers de l’optimiseur nomment des classes de
+# DeepSpeed, que `weights_only` refuse, et `.metadata`, une bonne partie de DCP. Que font donc les deux bibliothèques
+# pour les lire ? Demandons-le à leur code :
+
+# %% [markdown] lang="en"
+# Nothing suspicious here: we have written them ourselves. But the files of the optimizer name classes of DeepSpeed,
+# which `weights_only` refuses, and `.metadata` a good part of DCP. So what do the two libraries do to read them? Let us
+# ask their code:
+
+# %% name="how-they-load" tags=["nbval-ignore-output"]
+# %%ranks 2
+import inspect
+
+from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
+
+if rank == 0:
+    for reader in (TorchCheckpointEngine.load, dcp.FileSystemReader.read_metadata):
+        print([line.strip() for line in inspect.getsource(reader).splitlines() if ".load(" in line])
+
+# %% [markdown] lang="fr"
+# `weights_only=False` d’un côté, `pickle.load` de l’autre : tout ce que dit le fichier est exécuté. D’où la règle :
+# **ne chargez un checkpoint de ces formats que si vous l’avez écrit vous-même**, ou s’il vient de quelqu’un dont vous
+# exécuteriez un script les yeux fermés. Pour échanger des poids, il y a *safetensors* : un en-tête JSON, puis les
+# nombres ; rien à exécuter. C’est le seul format de tenseurs que dlojz écrit et lit.
+#
+# ### Et avec un autre nombre de rangs ?
+#
+# Les deux rangs relisent d’abord, avec DCP, ce qu’ils viennent d’écrire, dans un modèle et un optimiseur neufs. Combien
+# de tenseurs diffèrent, ne serait-ce que d’un bit ? `sharded` compte les tenseurs répartis, `whole` ceux que chaque
+# rang a en entier.
+
+# %% [markdown] lang="en"
+# `weights_only=False` on one side, `pickle.load` on the other: whatever the file says is executed. Hence the rule:
+# **load a checkpoint of these formats only if you have written it yourself**, or if it comes from somebody whose
+# script you would run unseen. To exchange weights there is safetensors: a JSON header, then the numbers; nothing to
+# execute. It is the only format of tensors that dlojz writes and reads.
+#
+# ### And with another number of ranks?
+#
+# First the two ranks read back with DCP what they have just written, into a new model and a new optimizer. How many
+# tensors differ, be it by one bit? `sharded` counts the sharded tensors, `whole` those that each rank has whole.
+
+# %% name="load-dcp"
+# %%ranks 2
+found = states(*fresh())
+dcp.load(found, checkpoint_id=kept / "dcp")
+print(formats.differing(found, saved))
+
+# %% [markdown] lang="fr"
+# Poids et moments : tous égaux, au bit près. Mais un rang a perdu ses statistiques de *BatchNorm*, et reçu celles de
+# l’autre : DCP suppose qu’un tenseur qui n’est pas un `DTensor` est le même partout, et n’en écrit qu’un exemplaire.
+# DeepSpeed, lui, n’écrit que celles du rang 0 ; dlojz garde celles de chaque réplique.
+#
+# Maintenant, un seul processus (ce notebook) relit ce que deux rangs ont écrit. Retrouve-t-il, au bit près, les poids
+# que garde notre checkpoint ?
+
+# %% [markdown] lang="en"
+# Weights and moments: all equal, to the bit. But one rank has lost its BatchNorm statistics, and got those of the
+# other: of a tensor that is no `DTensor`, DCP takes for granted that it is the same everywhere, and writes one only.
+# DeepSpeed writes those of rank 0 alone; dlojz keeps those of each replica.
+#
+# Now a single process (this notebook) reads what two ranks have written. Does it find, to the bit, the weights that our
+# checkpoint keeps?
+
+# %% name="one-process"
+import warnings
+
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+
+from dlojz.train import loop
+
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process: that is what we want
+whole_model = loop.build_model(config)
+read_back = {"weights": whole_model.state_dict()}
+dcp.load(read_back, checkpoint_id=kept / "dcp", no_dist=True)
+in_ours = load_file(folders["dlojz"] / "tensors-0000.safetensors")
+print(all(torch.equal(weight, in_ours[f"weights/{name}"]) for name, weight in whole_model.named_parameters()))
+
+# %% [markdown] lang="fr"
+# Oui : `.metadata` dit où se trouve chaque morceau de chaque tenseur, et DCP lit ceux qu’il lui faut. Dans le format de
+# DeepSpeed, au contraire, le nombre de rangs est figé. Chaque fichier de l’optimiseur dit en combien de parts celui-ci
+# a été coupé, et seul le même nombre de rangs peut les charger :
+
+# %% [markdown] lang="en"
+# Yes: `.metadata` says where each piece of each tensor lies, and DCP reads those that it needs. In DeepSpeed's format,
+# on the contrary, the number of ranks is frozen. Each file of the optimizer says into how many parts this was cut, and
+# only the same number of ranks can load them:
+
+# %% name="frozen"
+foreign_formats.frozen_ranks(kept / "deepspeed")
+
+# %% [markdown] lang="fr"
+# Avec trois rangs, `load_checkpoint` lève une erreur : *« Automatic adjustment of ZeRO’s optimizer state partitioning
+# with a new world size is not currently supported. »* Le remède s’appelle *universal checkpoint* : un programme,
+# `python -m deepspeed.checkpoint.ds_to_universal` (avec `--inject_missing_state` pour un modèle comme le nôtre),
+# recolle les parts en un dossier par paramètre, que relit ensuite n’importe quel nombre de rangs
+# (`"checkpoint": {"load_universal": true}` dans le JSON).
+#
+# ### Exercice 10 — relire avec un autre nombre de rangs
+#
+# Et si l’on relisait directement ? Un vecteur de `elements` nombres a été coupé en parts de longueur
+# ⌈elements / old_ranks⌉, une par rang et par fichier ; la dernière peut être plus courte. On relit sur `new_ranks`
+# rangs, qui le coupent de la même façon. Que lit le rang `rank` ? Renvoyez une liste de triplets
+# `(ancien_rang, début, fin)`, dans l’ordre du vecteur : les positions sont comptées **dans la part** de l’ancien rang,
+# `fin` est exclue, et un fichier dont il n’y a rien à lire n’apparaît pas.
+
+# %% [markdown] lang="en"
+# With three ranks `load_checkpoint` raises an error: “Automatic adjustment of ZeRO's optimizer state partitioning with
+# a new world size is not currently supported.” The remedy is called universal checkpoint: a program,
+# `python -m deepspeed.checkpoint.ds_to_universal` (with `--inject_missing_state` for a model such as ours), puts the
+# shares together into one folder per parameter, which any number of ranks then reads
+# (`"checkpoint": {"load_universal": true}` in the JSON).
+#
+# ### Exercise 10 — reading with another number of ranks
+#
+# And what if one read directly? A vector of `elements` numbers was cut into shares of length
+# ⌈elements / old_ranks⌉, one per rank and per file; the last one may be shorter. It is read on `new_ranks` ranks, which
+# cut it in the same way. What does rank `rank` read? Return a list of triples `(old_rank, start, stop)`, in the order
+# of the vector: places are counted **within the share** of the old rank, `stop` is excluded, and a file of which there
+# is nothing to read does not appear.
+
+
+# %% name="shares-to-read"
+def shares_to_read(elements, old_ranks, new_ranks, rank):
+    ### BEGIN SOLUTION
+    old, new = math.ceil(elements / old_ranks), math.ceil(elements / new_ranks)
+    pieces = []
+    for other in range(old_ranks):
+        start = max(rank * new, other * old)
+        stop = min((rank + 1) * new, (other + 1) * old, elements)
+        if start < stop:
+            pieces.append((other, start - other * old, stop - other * old))
+    return pieces
+    ### END SOLUTION
+
+
+lab.check("shares-to-read", shares_to_read)
+
+# %% [markdown] lang="fr"
+# ### Un bit de travers
+#
+# Un disque, un réseau, une copie interrompue : un bit change. Qui s’en aperçoit ? Copions les trois dossiers, et
+# inversons dans chaque copie **un bit**, au milieu du plus grand tenseur.
+
+# %% [markdown] lang="en"
+# ### One bit gone wrong
+#
+# A disk, a network, a copy that was cut short: a bit changes. Who notices? Let us copy the three folders, and in each
+# copy flip **one bit**, in the middle of the largest tensor.
+
+# %% name="flip"
+for name, path in folders.items():
+    print(name, foreign_formats.with_a_flipped_bit(path, kept / "altered" / name))
+
+# %% name="load-altered"
+# %%ranks 2
+before = formats.deepspeed_states(engine)
+engine.load_checkpoint(str(kept / "altered" / "deepspeed"))
+print("DeepSpeed", formats.differing(formats.deepspeed_states(engine), before))
+altered = states(*fresh())
+dcp.load(altered, checkpoint_id=kept / "altered" / "dcp")
+print("DCP", formats.differing(altered, found))
+
+# %% name="verify-altered"
+from dlojz.checkpoint import verify
+from dlojz.schema import LabError
+
+try:
+    verify(kept / "altered" / "dlojz")
+except LabError as error:
+    print(error)
+
+# %% [markdown] lang="fr"
+# DeepSpeed et DCP chargent un tenseur faux sans un mot. L’archive zip contient pourtant une somme de contrôle (CRC-32),
+# que PyTorch ne vérifie pas à la lecture. Dans le format de dlojz, le manifeste contient le sha256 de chaque fichier,
+# et le dernier fichier écrit, `COMMIT`, celui du manifeste : un checkpoint altéré ou inachevé est refusé, et l’on
+# repart du précédent.
+#
+# | | DeepSpeed (ZeRO-2) | DCP | dlojz |
+# |--|--|--|--|
+# | qui écrit | chaque rang sa part ; le rang 0 les poids | chaque rang sa part | le rang 0 |
+# | relu sur un autre nombre de rangs | non (*universal checkpoint*) | oui | oui |
+# | charger exécute un pickle | oui | oui (`.metadata`) | non |
+# | remarque un bit altéré | non | non | oui |
+#
+# À grande échelle, écrire à plusieurs n’est pas un luxe : à 12 octets par paramètre, le checkpoint d’un modèle de 70
+# milliards de paramètres pèse 840 Go. Prenez alors DCP ou DeepSpeed, gardez les sha256 à côté, et ne chargez que ce que
+# vous avez écrit.
+#
 # ## Bilan
 #
 # | stage | chaque rang garde | envoie par pas | quand |
@@ -1098,9 +1483,20 @@ small > 1, large > 1, round(many / few, 1)
 # TP 05 et 06.
 
 # %% [markdown] lang="en"
-# On a small model ZeRO-3 loses twice: no memory to be gained, and latencies that nothing hides. On a large one the
-# computation covers them, up to some number of GPUs. Hence the custom: ZeRO-1 or 2 as long as the model fits, ZeRO-3
-# otherwise; and at a large scale, ZeRO-3 within the node only, DDP between nodes (hybrid sharding).
+# DeepSpeed and DCP load a wrong tensor without a word. Yet the zip archive holds a checksum (CRC-32), which PyTorch
+# does not verify as it reads. In dlojz's format the manifest holds the sha256 of each file, and the last file written,
+# `COMMIT`, that of the manifest: a checkpoint that was altered or not finished is refused, and one goes on from the one
+# before.
+#
+# | | DeepSpeed (ZeRO-2) | DCP | dlojz |
+# |--|--|--|--|
+# | who writes | each rank its share; rank 0 the weights | each rank its share | rank 0 |
+# | read on another number of ranks | no (universal checkpoint) | yes | yes |
+# | loading executes a pickle | yes | yes (`.metadata`) | no |
+# | notices an altered bit | no | no | yes |
+#
+# At a large scale it is no luxury to write with many: at 12 bytes per parameter the checkpoint of a model of 70 billion
+# parameters weighs 840 GB. Then take DCP or DeepSpeed, keep the sha256 beside it, and load only what you have written.
 #
 # ## Summary
 #

@@ -8,8 +8,10 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
+from dlojz.labs.difference import diff_of_run
 from dlojz.labs.lab import Lab
 from dlojz.labs.notebook import notebook_language
+from dlojz.runs.student_code import answer_with
 from dlojz.schema import LabError, one_of
 from dlojz.text import use_language
 
@@ -41,9 +43,11 @@ def start(number: str, *, root: Path | None = None) -> Lab:
     use_language(notebook_language())
     _give_ranks()
     content = importlib.import_module(f"dlojz.labs.{_MODULES[number]}")
-    return Lab(
+    lab = Lab(
         number, content.TITLE, exercises=content.EXERCISES, predictions=content.PREDICTIONS, root=root or _runs_root()
     )
+    answer_with(lambda run, exercise: diff_of_run(lab, run, exercise))
+    return lab
 
 
 def _give_ranks() -> None:

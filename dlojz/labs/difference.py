@@ -14,15 +14,20 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dlojz
 from dlojz.labs.answer_cells import CALLED, answer_cell, cell_text, open_notebook, read_notebook, source_of, split
 from dlojz.labs.source import Code
+from dlojz.runs.student_code import launched_utc
 from dlojz.schema import LabError, one_of
 from dlojz.text import say
 from dlojz.viz.markup import safe, visible
 from dlojz.viz.palette import BLUE, ORANGE
+
+if TYPE_CHECKING:
+    from dlojz.labs.lab import Lab
+    from dlojz.runs import Run
 
 MOST_LINES = 400
 WIDE = 110
@@ -160,7 +165,7 @@ def diff(exercise: str, notebook: str | Path | None = None, *, root: Path | None
     """
     path = Path(notebook) if notebook is not None else open_notebook()
     content = read_notebook(path)
-    source = source_of(path, content, root or Path(dlojz.__file__).parent.parent)
+    source = source_of(path, content, root or Path(dlojz.__file__).resolve().parent.parent)
     codes = {cell.name: cell for cell in source.cells if isinstance(cell, Code) and cell.name and cell.has_solution}
     if exercise not in codes:
         raise LabError(one_of("exercise", exercise, codes))
@@ -181,6 +186,30 @@ def diff(exercise: str, notebook: str | Path | None = None, *, root: Path | None
     answer, solution = split(text, codes[exercise].text)
     todo = any("labs.NotDone(" in line or line.strip().startswith("...,") for line in answer)
     return Difference(exercise, path.name, _trimmed(answer), _trimmed(solution), todo)
+
+
+def diff_of_run(lab: Lab, run: Run, exercise: str | None = None) -> Difference:
+    """The student's answer beside the solution, for the exercise that a run belongs to: `run.diff()`.
+
+    Args:
+        lab: the one that is open.
+        run: which; the exercise is the last one checked before it was asked for, else the last one checked.
+        exercise: id of another one.
+
+    Raises:
+        LabError: if none is named and none has been checked yet, or `diff` refuses it.
+    """
+    wanted = exercise or lab.checked_before(launched_utc(run.run_id))
+    if wanted is None:
+        raise LabError(
+            say(
+                en="no exercise of this lab has been checked yet: run the cell of one, or name it, as in "
+                f'run.diff("{next(iter(lab.exercises))}"); there are {", ".join(lab.exercises)}.',
+                fr="aucun exercice de ce TP n’a encore été vérifié : exécutez la cellule de l’un d’eux, ou nommez-le, "
+                f'par exemple run.diff("{next(iter(lab.exercises))}") ; il y a {", ".join(lab.exercises)}.',
+            )
+        )
+    return diff(wanted)
 
 
 def _trimmed(lines: Sequence[str]) -> tuple[str, ...]:

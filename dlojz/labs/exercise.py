@@ -86,9 +86,10 @@ def _verdict(exercise: Exercise, outcome: Outcome) -> Verdict:
         "wrong",
         {
             "too_long": say(
-                en="Your function had not answered after 10 s and was stopped: look for a loop that never ends.",
-                fr="Votre fonction n’avait pas répondu au bout de 10 s et a été arrêtée : cherchez une boucle sans "
-                "fin.",
+                en=f"Your function had not answered after {outcome.limit_s:.0f} s and was stopped: look for a loop "
+                "that never ends.",
+                fr=f"Votre fonction n’avait pas répondu au bout de {outcome.limit_s:.0f} s et a été arrêtée : cherchez "
+                "une boucle sans fin.",
             ),
             "flood": say(
                 en="Your function printed more than 64 KiB and was stopped: remove the print from the loop.",

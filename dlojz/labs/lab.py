@@ -7,7 +7,8 @@ answers at once, in the notebook's language.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -46,6 +47,7 @@ class Lab:
         self.predictions = {prediction.id: prediction for prediction in predictions}
         self._predicted: dict[str, float] = {}
         self._hints_given: dict[str, int] = {}
+        self._checked: list[tuple[datetime, str]] = []
         self._progress = Progress(root / f"progress-{number}.json")
 
     def environment(self) -> None:
@@ -58,6 +60,7 @@ class Lab:
         exercise = self._exercise(exercise_id)
         if exercise is None:
             return
+        self._checked.append((datetime.now(UTC), exercise_id))
         verdict = judge(exercise, answer)
         show(verdict)
         if verdict.state == "right":
@@ -145,6 +148,26 @@ class Lab:
                 fr=f"Exercices réussis : {finished} sur {len(self.exercises)}.",
             )
         )
+
+    def checked_before(self, moment: datetime | None) -> str | None:
+        """The exercise that was checked last before a moment, here or, if right, before the kernel was restarted.
+
+        Args:
+            moment: with its time zone; where None, or where nothing was checked before it, the last of all is meant.
+
+        Returns:
+            the exercise's id; None if none has been checked yet.
+        """
+        known = [*self._done_before(), *self._checked]
+        before = [entry for entry in known if moment is not None and entry[0] <= moment]
+        return max(before or known, key=lambda entry: entry[0])[1] if known else None
+
+    def _done_before(self) -> Iterator[tuple[datetime, str]]:
+        for exercise_id, told in self._progress.read().items():
+            with suppress(ValueError):
+                when = datetime.fromisoformat(told)
+                if exercise_id in self.exercises and when.tzinfo is not None:
+                    yield when, exercise_id
 
     def _exercise(self, exercise_id: str) -> Exercise | None:
         if exercise_id not in self.exercises:

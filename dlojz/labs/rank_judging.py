@@ -14,6 +14,7 @@ from dlojz.labs.judging import Mistake
 from dlojz.labs.rank_diagnosis import diagnose
 from dlojz.labs.rank_evidence import gathered, same
 from dlojz.labs.verdict import NotDone, Said
+from dlojz.patience import patience
 from dlojz.ranks.diagnosis import listed, with_article
 from dlojz.ranks.forks import RankAnswer, RankError, spmd
 from dlojz.text import say
@@ -25,6 +26,7 @@ CASES = ((2, 11), (3, 12), (4, 13))
 """Number of ranks and seed: several numbers, an odd one among them, so that no formula holds by chance."""
 WALL_S = 6.0
 LIMIT_S = 3.0
+"""Seconds for an answer on all ranks, and for one collective; longer on a loaded machine (`limits_s`)."""
 
 Trial = Callable[[Callable[..., Any], int, int, int], Any]
 Values = Callable[[int, int, int], Mapping[str, "Tensor"]]
@@ -99,7 +101,14 @@ def _run(trial: Trial, answer: Callable[..., Any], size: int, seed: int) -> list
                 raise NoTensor(type(value).__name__)
         return data, {name: value for name, value in values.items() if value is not None}
 
-    return spmd(on_rank, size, wall_s=WALL_S, limit_s=LIMIT_S, blame=[code.co_filename] if code else [])
+    wall_s, limit_s = limits_s()
+    return spmd(on_rank, size, wall_s=wall_s, limit_s=limit_s, blame=[code.co_filename] if code else [])
+
+
+def limits_s() -> tuple[float, float]:
+    """Seconds for an answer and for a collective: as many times more as the machine has work per core."""
+    factor = patience()
+    return WALL_S * factor, LIMIT_S * factor
 
 
 def _named(
@@ -189,10 +198,10 @@ def _ended(ranks: list[int], error: RankError) -> str:
     en, fr, several = listed(ranks, french=False), listed(ranks, french=True), len(ranks) > 1
     if error.kind == "time":
         return say(
-            en=f"Your function had not answered after {WALL_S:g} s on {en} and was stopped: look for a loop that "
+            en=f"Your function had not answered after {error.message} s on {en} and was stopped: look for a loop that "
             "never ends.",
-            fr=f"Votre fonction n’avait pas répondu au bout de {WALL_S:g} s sur {with_article(fr)} et a été arrêtée : "
-            "cherchez une boucle sans fin.",
+            fr=f"Votre fonction n’avait pas répondu au bout de {error.message} s sur {with_article(fr)} et a été "
+            "arrêtée : cherchez une boucle sans fin.",
         )
     return say(
         en=f"The process of {en} ended without an answer (exit code {error.message}): your function left by os._exit, "

@@ -191,7 +191,7 @@ def _handed_out(path: Path, given: dict[str, Any]) -> Path:
     told = told if isinstance(told, dict) else {}
     clues = (told.get("language"), path.absolute().parent.name, language())
     chosen: Language = next(known for clue in clues for known in LANGUAGES if clue == known)
-    folder = Path(dlojz.__file__).parent.parent / "notebooks" / chosen
+    folder = Path(dlojz.__file__).resolve().parent.parent / "notebooks" / chosen
     known = {file.name: file for file in sorted(folder.glob("*.ipynb"))}
     source = told.get("source")
     if isinstance(source, str) and (named := source.removesuffix(".py") + ".ipynb") in known:

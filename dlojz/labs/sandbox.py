@@ -1,7 +1,8 @@
 """Run a student's function where it can do no harm: in a child of the kernel, with limits.
 
 Layer 6 (labs). Invariant: whatever the function does (loop for ever, exit, fill the memory, flood the output), the
-kernel gets an answer within `WALL_S` seconds and stays usable. It is a guard against accidents, not against malice.
+kernel gets an answer within `WALL_S` seconds (longer on a loaded machine: `dlojz.patience`) and stays usable. It is a
+guard against accidents, not against malice.
 
 A function written in a notebook cannot be pickled, so the child is a fork: it has the function already.
 """
@@ -25,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from dlojz.patience import patience
+
 WALL_S = 10.0
 MEMORY_BYTES = 2 * 2**30  # on top of what the kernel has mapped already
 OUTPUT_BYTES = 64 * 2**10
@@ -41,22 +44,26 @@ class Outcome:
         answer: What the job returned, as JSON data; None unless `answered`.
         printed: What it printed, cut at `OUTPUT_BYTES`.
         exit_code: Of the child; negative for the signal that ended it.
+        limit_s: Seconds it was given.
     """
 
     end: Literal["answered", "too_long", "flood", "died"]
     answer: Any = None
     printed: str = ""
     exit_code: int = 0
+    limit_s: float = WALL_S
 
 
-def run_limited(job: Callable[[], Any], *, wall_s: float = WALL_S, memory_bytes: int = MEMORY_BYTES) -> Outcome:
+def run_limited(job: Callable[[], Any], *, wall_s: float | None = None, memory_bytes: int = MEMORY_BYTES) -> Outcome:
     """Run `job` in a forked child and bring back its JSON answer.
 
     Args:
         job: Called without arguments in the child; must return JSON data.
-        wall_s: Seconds after which the child is ended, with all it has started.
+        wall_s: Seconds after which the child is ended, with all it has started; by default `WALL_S`, on a loaded
+            machine as many times more as there is work per core.
         memory_bytes: Address space the child may map beyond the kernel's own.
     """
+    limit_s = WALL_S * patience() if wall_s is None else wall_s
     answer_read, answer_write = os.pipe()
     print_read, print_write = os.pipe()
     sys.stdout.flush()
@@ -66,11 +73,11 @@ def run_limited(job: Callable[[], Any], *, wall_s: float = WALL_S, memory_bytes:
     if pid == 0:
         os.close(answer_read)
         os.close(print_read)
-        _child(job, answer_write, print_write, cpu_s=int(wall_s) + 1, memory_bytes=memory_bytes)
+        _child(job, answer_write, print_write, cpu_s=int(limit_s) + 1, memory_bytes=memory_bytes)
     os.close(answer_write)
     os.close(print_write)
     try:
-        end, texts = _listen({answer_read: 2**20, print_read: OUTPUT_BYTES}, time.monotonic() + wall_s)
+        end, texts = _listen({answer_read: 2**20, print_read: OUTPUT_BYTES}, time.monotonic() + limit_s)
     finally:
         # The child leads its own session: nothing it started outlives the check.
         with suppress(ProcessLookupError, PermissionError):
@@ -82,7 +89,7 @@ def run_limited(job: Callable[[], Any], *, wall_s: float = WALL_S, memory_bytes:
         os.close(print_read)
     printed = texts[print_read].decode("utf-8", "replace")
     if end == "too_long":
-        return Outcome("too_long", printed=printed)
+        return Outcome("too_long", printed=printed, limit_s=limit_s)
     if end is not None:
         return Outcome("flood", printed=printed)
     try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlojz.labs.exercise import Wrong
 from dlojz.labs.rank_evidence import same
-from dlojz.labs.rank_judging import LIMIT_S, WALL_S, Trial, Values, by_ranks
+from dlojz.labs.rank_judging import Trial, Values, by_ranks, limits_s
 from dlojz.labs.verdict import Said
 from dlojz.ranks.forks import RankAnswer, spmd
 
@@ -115,7 +115,8 @@ def _recognised(
         values = result[1] if isinstance(result, tuple) else result
         return None, {name: value for name, value in values.items() if value is not None}
 
-    answers = spmd(on_rank, size, wall_s=WALL_S, limit_s=LIMIT_S)
+    wall_s, limit_s = limits_s()
+    answers = spmd(on_rank, size, wall_s=wall_s, limit_s=limit_s)
     given = [one.tensors for one in answers]
     if any(one.error for one in answers) or _all_same(given, [expected(rank, size, seed) for rank in range(size)]):
         return None

@@ -5,6 +5,7 @@ Layer 6 (labs). Invariant: nothing is judged here; the exercises live beside the
 
 from __future__ import annotations
 
+from dlojz.labs.foreign_formats_exercises import SHARES_TO_READ
 from dlojz.labs.prediction import Prediction
 from dlojz.labs.verdict import Said
 from dlojz.labs.zero_gradient_exercises import SHARD_GRADIENTS
@@ -28,6 +29,7 @@ EXERCISES = (
     OFFLOAD_BYTES,
     OFFLOAD_TIME,
     ZERO_TIME,
+    SHARES_TO_READ,
 )
 
 PREDICTIONS = (
@@ -78,5 +80,16 @@ PREDICTIONS = (
         ),
         kind="count",
         tolerance=0.05,
+    ),
+    Prediction(
+        id="optimizer-file",
+        question=Said(
+            "How many bytes does each of 2 ranks write into its file of the optimizer, with DeepSpeed's ZeRO-2 and "
+            "coatnet_tiny in fp32?",
+            "Combien d’octets chacun des 2 rangs écrit-il dans son fichier de l’optimiseur, avec le ZeRO-2 de "
+            "DeepSpeed et coatnet_tiny en fp32 ?",
+        ),
+        kind="bytes",
+        tolerance=0.02,
     ),
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,10 @@ import dlojz
 from dlojz import labs
 from dlojz.cli import DONE, REFUSED, main
 from dlojz.labs.difference import Difference, diff
+from dlojz.labs.verdict import NotDone
+from dlojz.runs import Run
+from dlojz.runs.store import claim
+from dlojz.runs.student_code import answer_with, launched_utc
 from dlojz.schema import LabError
 from dlojz.text import use_language
 
@@ -127,6 +133,48 @@ def test_the_open_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JPY_SESSION_NAME")
     with pytest.raises(LabError, match="no notebook is open"):
         labs.diff("attention")
+
+
+@pytest.fixture
+def a_run(tmp_path: Path) -> Iterator[Run]:
+    """A run, while no lab is open."""
+    answer_with(None)
+    folder, _ = claim(dlojz.RunConfig.of(model="vit_tiny", steps=1), tmp_path / "runs", again=True)
+    yield Run(folder)
+    answer_with(None)
+
+
+def test_a_run_shows_the_exercise_it_belongs_to(
+    a_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(LabError, match=r'no lab is open here.*labs.start\("01"\)'):
+        a_run.diff("attention")
+    monkeypatch.setenv("JPY_SESSION_NAME", str(STUDENT))
+    lab = labs.start("01", root=tmp_path / "runs")
+    with pytest.raises(LabError, match=r"no exercise of this lab has been checked yet.*run.diff.*attention, "):
+        a_run.diff()
+    assert a_run.diff("patches").exercise == "patches"  # type: ignore[attr-defined]
+    lab.check("attention", NotDone("attention"))
+    found = a_run.diff()
+    assert isinstance(found, Difference) and found.exercise == "attention" and found.notebook == STUDENT.name
+    with pytest.raises(LabError, match="did you mean 'attention'"):
+        a_run.diff("atention")
+    use_language("fr")
+    assert "votre réponse" in repr(found)
+    capsys.readouterr()
+
+
+def test_the_exercise_is_the_last_one_checked_before_the_run(a_run: Run, tmp_path: Path) -> None:
+    launched = launched_utc(a_run.run_id)
+    assert launched is not None and launched_utc("another") is None
+    assert abs(datetime.now(UTC) - launched) < timedelta(minutes=5)
+    told = {"attention": -60, "patches": -30, "tokens": 60, "of-another-lab": -1}
+    done = {exercise: (launched + timedelta(seconds=after_s)).isoformat() for exercise, after_s in told.items()}
+    (tmp_path / "runs" / "progress-01.json").write_text(json.dumps({"done": {**done, "multi-head": "yesterday"}}))
+    lab = labs.start("01", root=tmp_path / "runs")
+    assert lab.checked_before(launched) == "patches"
+    assert lab.checked_before(launched - timedelta(seconds=45)) == "attention"
+    assert lab.checked_before(launched - timedelta(days=1)) == lab.checked_before(None) == "tokens"
 
 
 def test_at_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:

@@ -328,6 +328,40 @@ def changed(**changes: Any) -> Answer:
     return answer
 
 
+def pieces_to_read(e: int, old: int, new: int, rank: int) -> list[list[int]]:
+    """Number by number: who has it, and where in that rank's share."""
+    mine = [(n // -(-e // old), n % -(-e // old)) for n in range(e) if n // -(-e // new) == rank]
+    found: list[list[int]] = []
+    for other, place in mine:
+        if found and found[-1][0] == other:
+            found[-1][2] = place + 1
+        else:
+            found.append([other, place, place + 1])
+    return found
+
+
+def pieces_in_the_vector(e: int, old: int, new: int, rank: int) -> list[list[int]]:
+    share = -(-e // old)
+    return [[r, r * share + a, r * share + b] for r, a, b in pieces_to_read(e, old, new, rank)]
+
+
+def pieces_rounded_down(e: int, old: int, new: int, rank: int) -> list[tuple[int, int, int]]:
+    a, b = e // old, e // new
+    met = [(r, max(r * a, rank * b), min(r * a + a, rank * b + b)) for r in range(old)]
+    return [(r, x - r * a, y - r * a) for r, x, y in met if x < y]
+
+
+def pieces_with_padding(e: int, old: int, new: int, rank: int) -> list[tuple[int, int, int]]:
+    a, b = -(-e // old), -(-e // new)
+    met = [(r, max(r * a, rank * b), min(r * a + a, rank * b + b)) for r in range(old)]
+    return [(r, x - r * a, y - r * a) for r, x, y in met if x < y]
+
+
+def pieces_of_everybody(e: int, old: int, new: int, rank: int) -> list[list[int]]:
+    met = {piece[0]: piece for piece in pieces_to_read(e, old, new, rank)}
+    return [met.get(r, [r, 0, 0]) for r in range(old)]
+
+
 def sent(passes: tuple[int, int, int, int]) -> Answer:
     return lambda w, n, stage, m: w * (n - 1) / n * passes[stage]
 
@@ -478,6 +512,26 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda sizes, p, a, b: sum(3 * (p - 1) * (a + b * n) for n in sizes), "the whole layer"),
         (lambda sizes, p, a, b: 3 * (p - 1) * b * sum(sizes) / p, "The latency is missing"),
     ],
+    "shares-to-read": [
+        (pieces_in_the_vector, "counted from the beginning of the vector"),
+        (pieces_rounded_down, "a share is rounded up"),
+        (pieces_with_padding, "beyond the end of the vector"),
+        (pieces_of_everybody, "leave out the ranks of which there is nothing to read"),
+        (
+            lambda e, old, new, rank: [
+                (r, 0, min(-(-e // old), e - r * -(-e // old))) for r, *_ in pieces_to_read(e, old, new, rank)
+            ],
+            "too much of each",
+        ),
+        (lambda e, old, new, rank: pieces_to_read(e, old, new, rank)[::-1], "in another order"),
+        (lambda e, old, new, rank: [(rank, 0, e // new)], "is expected, but your function returns"),
+        (lambda e, old, new, rank: [(r, a) for r, a, _ in pieces_to_read(e, old, new, rank)], "a list of triples"),
+        (
+            lambda e, old, new, rank: [(r, a / 1, b / 1) for r, a, b in pieces_to_read(e, old, new, rank)],
+            "whole numbers",
+        ),
+        (lambda e, old, new, rank: None, "a list of triples"),
+    ],
 }
 
 REFERENCES: dict[str, Answer] = {
@@ -493,6 +547,7 @@ REFERENCES: dict[str, Answer] = {
     ],
     "offload-time": lambda n, tokens, flops, pcie: 4 / (n * pcie) / (6 * tokens / flops),
     "zero-time": lambda sizes, p, a, b: 3 * (p - 1) * (a * len(sizes) + b * sum(sizes) / p),
+    "shares-to-read": pieces_to_read,
 }
 OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
     ("shard-optimizer", sharded_by_broadcasts),
