@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dlojz.launch import preview as preview
     from dlojz.launch import run as run
     from dlojz.launch import submit_many as submit_many
+    from dlojz.plan import plan as plan
     from dlojz.predict import predict as predict
     from dlojz.record import RunRecord as RunRecord
     from dlojz.runs import Run as Run
@@ -34,6 +35,7 @@ _HOME_OF = {
     "RunConfig": "dlojz.config",
     "RunRecord": "dlojz.record",
     "compare": "dlojz.compare",
+    "plan": "dlojz.plan",
     "predict": "dlojz.predict",
     "preview": "dlojz.launch",
     "run": "dlojz.launch",
@@ -48,6 +50,7 @@ __all__ = [
     "RunConfig",
     "RunRecord",
     "compare",
+    "plan",
     "predict",
     "preview",
     "run",

@@ -58,7 +58,7 @@ def _sentence(error: ErrorDetails, legal_keys: Iterable[str]) -> str:
     if kind == "value_error":
         return str(context["error"])
     if kind == "extra_forbidden":
-        return one_of("key", error["loc"][-1], legal_keys)
+        return one_of(say(en="key", fr="clé"), error["loc"][-1], legal_keys)
     if kind == "literal_error":
         legal = str(context["expected"]).replace(" or ", ", ").replace("'", "").split(", ")
         return one_of(field, value, legal)

@@ -25,6 +25,8 @@ KIND_OF_TEST = {
     "test_a_solution_shows_again_what_is_stored": "solution",
     "test_a_student_notebook_runs_and_says_only_what_is_to_do": "student",
 }
+WAIT_S = 2400
+"""How long a test may wait for the pool, whatever its module says of the others."""
 _POOL = pytest.StashKey["Pool"]()
 
 
@@ -34,6 +36,15 @@ def english() -> Iterator[None]:
     use_language("en")
     yield
     use_language("en")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patience() -> None:
+    """Ranks that nobody limits may be slow: what only ends a test that fails is no measure of the machine."""
+    from dlojz.ranks.forks import spmd
+
+    assert spmd.__kwdefaults__ is not None
+    spmd.__kwdefaults__.update(wall_s=240.0, limit_s=60.0)
 
 
 class Pool:
@@ -99,8 +110,11 @@ def preparation_of(module: Path) -> dict[str, str]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Who waits comes last."""
+    """Who waits comes last, and may wait long."""
     items.sort(key=lambda item: task_of(item) is not None)
+    for item in items:
+        if task_of(item) is not None:
+            item.add_marker(pytest.mark.timeout(WAIT_S), append=False)
 
 
 @pytest.hookimpl(tryfirst=True)

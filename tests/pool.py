@@ -26,7 +26,7 @@ from dlojz.runs.progress import QUIET
 from dlojz.train.lifeline import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
-CELL_TIMEOUT_S = 300
+CELL_TIMEOUT_S = 900
 AT_A_TIME = 2
 
 Task = dict[str, str]

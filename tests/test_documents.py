@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from dlojz.cli import DONE, main
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("slurm/*.md"), *ROOT.glob("docs/*.md")])
@@ -33,19 +34,17 @@ def test_relative_links_lead_somewhere(path: Path) -> None:
             assert anchor in {slug(heading) for heading in headings}, f"{path.name}: no heading for #{anchor}"
 
 
-def test_every_command_of_the_readme_exists() -> None:
+def test_every_command_of_the_readme_exists(capsys: pytest.CaptureFixture[str]) -> None:
     """Each `dlojz …` line is accepted by the command line as far as its flags go."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     subcommands = sorted(set(re.findall(r"^\s*(?:\$ )?dlojz (\w+)", text, re.MULTILINE)))
     assert subcommands
     for subcommand in subcommands:
-        done = subprocess.run(
-            [sys.executable, "-m", "dlojz", subcommand, "--help"], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, f"README names `dlojz {subcommand}`, which is unknown"
+        assert main([subcommand, "--help"]) == DONE, f"README names `dlojz {subcommand}`, which is unknown"
+        told = capsys.readouterr().out
         flags = set(re.findall(rf"^\s*(?:\$ )?dlojz {subcommand}\b.*$", text, re.MULTILINE))
         for flag in {flag for line in flags for flag in re.findall(r"--[a-z-]+", line)}:
-            assert flag in done.stdout, f"README gives {flag} to `dlojz {subcommand}`, which has no such flag"
+            assert flag in told, f"README gives {flag} to `dlojz {subcommand}`, which has no such flag"
 
 
 def test_every_make_target_of_the_readme_exists() -> None:

@@ -74,6 +74,27 @@ SUBCOMMANDS: dict[str, Entry] = {
             fr="les rangs sur leurs nœuds : groupes des trois parallélismes, ce qui passe par quel lien",
         ),
     ),
+    "plan": Entry(
+        "plan",
+        lambda: say(
+            en="the best layout for a model on a cluster, and why every other one is slower or refused",
+            fr="le meilleur layout d’un modèle sur un cluster, et pourquoi chaque autre est plus lent ou refusé",
+        ),
+    ),
+    "calibrate": Entry(
+        "calibrate",
+        lambda: say(
+            en="measure this machine in a minute: products, memory, messages, for predictions of seconds",
+            fr="mesurer cette machine en une minute : produits, mémoire, messages, pour prédire des durées",
+        ),
+    ),
+    "validate": Entry(
+        "validate",
+        lambda: say(
+            en="the planner's predictions beside published measurements: our error, a constant rate's, the best tool's",
+            fr="les prédictions du planificateur face aux mesures publiées : notre erreur, et celles des autres",
+        ),
+    ),
     "compare": Entry(
         "compare",
         lambda: say(

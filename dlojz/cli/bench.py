@@ -6,6 +6,7 @@ told on the way goes to stderr, so that a campaign can run without anybody looki
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -16,13 +17,13 @@ from rich.text import Text
 
 from dlojz import cli
 from dlojz.campaign.contract import Campaign, campaigns_folder, find_campaign, read_campaign
-from dlojz.campaign.drive import Backend, drive, unfit_backend
+from dlojz.campaign.drive import Backend, cancel_all, drive, unfit_backend
+from dlojz.campaign.outlook import Asked, Outlook, outlook
 from dlojz.campaign.plan import Plan, expand
-from dlojz.campaign.report import report_folder, write_report
-from dlojz.campaign.results import Outlook, Result, find_run, judged, outlook, result_of
+from dlojz.campaign.results import Result, find_run, judged, result_of
 from dlojz.campaign.tables import brief, foreseen, hours, row_of, state_label
 from dlojz.cli.answer import answering, console, tell
-from dlojz.cli.flags import Flag, json_flag, parse, root_flag
+from dlojz.cli.flags import Flag, json_flag, parse, root_flag, scheduler_flags
 from dlojz.runs.store import runs_root
 from dlojz.schema import LabError, one_of
 from dlojz.text import say
@@ -36,13 +37,15 @@ predicted, run and measured; then a report (HTML, Markdown, CSV, figures) in cam
 
 A campaign can be interrupted at any time. The same command goes on where it was: what was run is found again, what is
 queued is waited for, and only what failed or was never started is started. Running out of memory is a result. Nothing
-is submitted if one point is impossible: all of them are listed. Jobs are billed to $DLOJZ_ACCOUNT.
+is submitted if one point is impossible: all of them are listed. Jobs are billed to --account, or to $DLOJZ_ACCOUNT; a
+project without an ending gets that of each machine (PROJECT@v100).
 
 Examples:
   dlojz bench                                  (the campaigns of the course)
   dlojz bench data_parallelism --dry-run       (points, memory, messages, GPU-hours; nothing is started)
   dlojz bench data_parallelism_local           (on this machine)
-  dlojz bench data_parallelism --on slurm --machine NAME
+  dlojz bench data_parallelism --on slurm --machine NAME --account PROJECT
+  dlojz bench data_parallelism --cancel        (cancel its jobs that are queued or running)
   dlojz bench data_parallelism --report        (only the report, of what has been measured so far)""",
     "fr": """Lancer une campagne : chaque combinaison de modèles, de layouts, de batchs et de machines d’un fichier
 TOML est prédite, exécutée et mesurée ; puis un rapport (HTML, Markdown, CSV, figures) est écrit dans campaigns/NOM du
@@ -51,13 +54,14 @@ dossier des exécutions.
 Une campagne peut être interrompue à tout moment. La même commande reprend où elle en était : ce qui a été exécuté est
 retrouvé, ce qui est en file est attendu, et seul ce qui a échoué ou n’a jamais été lancé est lancé. Manquer de mémoire
 est un résultat. Rien n’est soumis si un seul point est impossible : tous sont listés. Les travaux sont facturés à
-$DLOJZ_ACCOUNT.
+--account, ou à $DLOJZ_ACCOUNT ; un projet sans terminaison reçoit celle de chaque machine (PROJET@v100).
 
 Exemples :
   dlojz bench                                  (les campagnes du cours)
   dlojz bench data_parallelism --dry-run       (points, mémoire, messages, heures GPU ; rien n’est lancé)
   dlojz bench data_parallelism_local           (sur cette machine)
-  dlojz bench data_parallelism --on slurm --machine NOM
+  dlojz bench data_parallelism --on slurm --machine NOM --account PROJET
+  dlojz bench data_parallelism --cancel        (annuler ses travaux en file ou en cours)
   dlojz bench data_parallelism --report        (le rapport seul, de ce qui est déjà mesuré)""",
 }
 
@@ -79,17 +83,20 @@ def bench_command(words: list[str]) -> int:
     campaign = read_campaign(path)
     plan = expand(campaign, given.get("machine"))
     on = _backend(given, plan)
-    only_looks = given.get("dry_run", False) or given.get("report", False)
+    only_looks = any(given.get(name, False) for name in ("dry_run", "report", "cancel"))
     if not only_looks and (reason := unfit_backend(plan, on)):
         raise LabError(reason)
     root = runs_root(given.get("root"))
+    if given.get("cancel", False):
+        return _cancel(plan, root)
+    asked = {name: given[name] for name in ("account", "qos", "reservation") if given.get(name)}
     with answering(given.get("json", False)) as answer:
-        outlooks = _predict(plan, campaign)
+        outlooks = _predict(plan, campaign, asked)
         if only_looks:
             results = [result_of(p, o, find_run(p, root)) for p, o in zip(plan.points, outlooks, strict=True)]
         else:
             _refuse_what_machines_refuse(plan, outlooks)
-            results = _drive(campaign, plan, outlooks, root, on, given.get("again", False))
+            results = _drive(campaign, plan, outlooks, root, on, given.get("again", False), asked)
         if not given.get("dry_run"):
             results = judged(results)
         if given.get("json"):
@@ -98,6 +105,8 @@ def bench_command(words: list[str]) -> int:
             answer(_table(*(foreseen(results) if given.get("dry_run") else brief(results))))
         _tell_more(plan, results, given.get("dry_run", False))
         if not given.get("dry_run"):
+            from dlojz.campaign.report import report_folder, write_report
+
             files = write_report(campaign, plan, results, report_folder(root, path.stem))
             tell(say(en=f"report: {files[0]}", fr=f"rapport : {files[0]}"))
     good = only_looks or all(result.state in ("completed", "oom") for result in results)
@@ -132,7 +141,13 @@ def _flags() -> list[Flag]:
             say(en="machine in place of those of the campaign", fr="machine à la place de celles de la campagne"),
             metavar="NAME",
         ),
+        *scheduler_flags(),
         Flag("again", say(en="run again what was run before", fr="refaire ce qui a déjà été exécuté"), kind="switch"),
+        Flag(
+            "cancel",
+            say(en="cancel its runs that are queued or running", fr="annuler ses exécutions en file ou en cours"),
+            kind="switch",
+        ),
         root_flag(),
         json_flag(),
     ]
@@ -161,14 +176,30 @@ def _backend(given: dict[str, Any], plan: Plan) -> Backend:
     return cast(Backend, on)
 
 
-def _predict(plan: Plan, campaign: Campaign) -> list[Outlook]:
+def _cancel(plan: Plan, root: Path) -> int:
+    """End what is queued or running of a campaign."""
+    ended = cancel_all(plan, root)
+    for run in ended:
+        tell(say(en=f"asked to stop: {run.run_id}", fr=f"arrêt demandé : {run.run_id}"))
+    tell(
+        say(
+            en=f"{len(ended)} of {len(plan.points)} points were queued or running. What was measured is kept.",
+            fr=f"{len(ended)} points sur {len(plan.points)} étaient en file ou en cours. Les mesures sont conservées.",
+        )
+    )
+    return cli.DONE
+
+
+def _predict(plan: Plan, campaign: Campaign, asked: Asked) -> list[Outlook]:
     """Predict every point, counting aloud: a large model takes seconds each."""
     shown = console()
     with shown.status("") as status:
         found = []
         for point in plan.points:
             status.update(say(en="predicting ", fr="prédiction ") + f"{point.number}/{len(plan.points)}")
-            found.append(outlook(point, campaign.time_limit_s))
+            found.append(outlook(point, campaign.time_limit_s, asked))
+            if len(found) == 1:
+                gc.freeze()  # else every collection goes through all of torch again: a third of the time
     return found
 
 
@@ -189,34 +220,39 @@ def _refuse_what_machines_refuse(plan: Plan, outlooks: Sequence[Outlook]) -> Non
 
 
 def _drive(
-    campaign: Campaign, plan: Plan, outlooks: list[Outlook], root: Path, on: Backend, again: bool
+    campaign: Campaign, plan: Plan, outlooks: list[Outlook], root: Path, on: Backend, again: bool, asked: Asked
 ) -> list[Result]:
     """Run it under a table that follows, or with a line for each change where nobody sees a table."""
     shown = console()
-    if shown.is_terminal:
-        with Live(console=shown, refresh_per_second=4) as live:
-            return drive(
-                plan,
-                outlooks,
-                root,
-                on=on,
-                again=again,
-                time_limit_s=campaign.time_limit_s,
-                told=lambda results: live.update(_following(results)),
-            )
+    options: dict[str, Any] = {"on": on, "again": again, "time_limit_s": campaign.time_limit_s, "asked": asked}
+    samples = say(en="samples/s", fr="échantillons/s")
     before: dict[int, str] = {}
 
     def lines(results: Sequence[Result]) -> None:
         for result in results:
             if before.get(result.point.number, "waiting") != result.state:
-                figure = f", {format_count(result.samples_per_s)} samples/s" if result.samples_per_s else ""
+                figure = f", {format_count(result.samples_per_s)} {samples}" if result.samples_per_s else ""
                 tell(
                     f"{result.point.number}/{len(results)} {visible(result.point.label)}: {state_label(result)}{figure}"
                     + (f" ({visible(result.reason)})" if result.reason else "")
                 )
             before[result.point.number] = result.state
 
-    return drive(plan, outlooks, root, on=on, again=again, time_limit_s=campaign.time_limit_s, told=lines)
+    try:
+        if not shown.is_terminal:
+            return drive(plan, outlooks, root, told=lines, **options)
+        with Live(console=shown, refresh_per_second=4) as live:
+            return drive(plan, outlooks, root, told=lambda results: live.update(_following(results)), **options)
+    except KeyboardInterrupt:
+        if on == "slurm":
+            tell(
+                say(
+                    en="jobs that were sent stay in the queue: the same command finds them again, with --cancel it "
+                    "cancels them.",
+                    fr="les travaux soumis restent en file : la même commande les retrouve, et --cancel les annule.",
+                )
+            )
+        raise
 
 
 def _following(results: Sequence[Result], most: int = 30) -> Table:

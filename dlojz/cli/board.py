@@ -20,6 +20,7 @@ from dlojz.cli.flags import Flag, json_flag, parse
 from dlojz.record import write_atomic
 from dlojz.schema import LabError
 from dlojz.text import language, say
+from dlojz.units import format_count
 from dlojz.viz.grid import DASH
 from dlojz.viz.markup import safe, visible
 
@@ -130,7 +131,8 @@ def _row(student: Student) -> list[str]:
     replays = say(en=f" (+ {student.replays} replayed)", fr=f" (+ {student.replays} rejouées)")
     best = (
         f"{one.title}, batch {one.global_batch}: "
-        + say(en=f"{one.samples_per_s:.4g} samples/s", fr=f"{one.samples_per_s:.4g} échantillons/s")
+        + format_count(one.samples_per_s)
+        + say(en=" samples/s", fr=" échantillons/s")
         for one in student.best[:3]
     )
     return [

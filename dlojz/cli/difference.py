@@ -21,14 +21,16 @@ def diff_command(words: list[str]) -> int:
         say(
             en="""Lay a student's answer to an exercise beside the solution, for the exercise's part of its cell only.
 
-The notebook is read as it was saved; nothing of it is executed. In a notebook: labs.diff("attention").
+The notebook is read as it was saved; nothing of it is executed. In a notebook:
+labs.diff("attention"), or run.diff() for the exercise that a run belongs to.
 
 Examples:
   dlojz diff notebooks/en/01_big_models.ipynb attention
   dlojz diff notebooks/en/01_big_models.ipynb attention --json""",
             fr="""Mettre la réponse d’un étudiant à un exercice à côté de la solution, pour la seule partie à écrire.
 
-Le notebook est lu tel qu’il a été enregistré ; rien n’en est exécuté. Dans un notebook : labs.diff("attention").
+Le notebook est lu tel qu’il a été enregistré ; rien n’en est exécuté. Dans un notebook :
+labs.diff("attention"), ou run.diff() pour l’exercice auquel se rattache une exécution.
 
 Exemples :
   dlojz diff notebooks/fr/01_big_models.ipynb attention

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections import Counter
 from typing import Any
 
 from rich.live import Live
@@ -32,6 +33,8 @@ from dlojz.viz.markup import visible
 from dlojz.viz.run_panel import RunView, run_text
 
 EVERY_S, LEAST_S = 2.0, 0.2
+MOST_REFUSALS = 3
+"""Looks in a row at which a run's own files are refused, until nothing more is waited for."""
 
 
 def queue_command(words: list[str]) -> int:
@@ -148,33 +151,42 @@ def _going_on(given: dict[str, Any]) -> list[Run]:
 def _watch(trackers: list[Tracker], every_s: float, *, once: bool) -> None:
     """Show the runs until all have ended: redrawn in a terminal, a line per change elsewhere."""
     last: dict[str, str] = {}
+    refused: Counter[str] = Counter()
     if once:
-        _all(trackers, last, out=True)
+        _all(trackers, last, refused, out=True)
     elif sys.stdout.isatty():
         with Live(console=console(stderr=False), auto_refresh=False, transient=False) as live:
             while True:
-                texts, over = _all(trackers, last)
+                texts, over = _all(trackers, last, refused)
                 live.update(Text("\n\n".join(texts)), refresh=True)
                 if over:
                     return
                 time.sleep(every_s)
     else:
-        while not _all(trackers, last, out=True)[1]:
+        while not _all(trackers, last, refused, out=True)[1]:
             time.sleep(every_s)
 
 
-def _all(trackers: list[Tracker], last: dict[str, str], *, out: bool = False) -> tuple[list[str], bool]:
-    """What every run looks like, and whether all have ended; with `out`, what has changed is printed."""
+def _all(
+    trackers: list[Tracker], last: dict[str, str], refused: Counter[str], *, out: bool = False
+) -> tuple[list[str], bool]:
+    """What every run looks like, and whether all have ended; with `out`, what has changed is printed.
+
+    A file system may be away for a moment and is waited for; a record that is refused (of a newer version, say) does
+    not mend by looking at it.
+    """
     texts, over = [], True
     for tracker in trackers:
+        name = str(id(tracker))
         try:
             view: RunView = tracker.look()
             text, final = run_text(view), is_final(view.state)
+            refused.pop(name, None)
         except (LabError, OSError) as error:
-            text, final = visible(str(error)), False
+            refused[name] = refused[name] + 1 if isinstance(error, LabError) else 0
+            text, final = visible(str(error)), refused[name] >= MOST_REFUSALS
         over = over and final
         texts.append(text)
-        name = str(id(tracker))
         if out and last.get(name) != text:
             show(Text(text))
         last[name] = text

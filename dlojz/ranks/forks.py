@@ -45,7 +45,7 @@ class RankError:
 
     Args:
         name: class of the exception.
-        message: its text.
+        message: its text; for `lost` the exit code, for `time` the seconds that were given.
         kind: for a `CollectiveFault` what was found between the ranks, else empty; `lost` where the process ended
             without an answer, `time` where it was stopped.
         line: number of the last line of the function's own file that was running; 0 where there is none.
@@ -134,7 +134,7 @@ def spmd(
             for read in readers:
                 os.close(read)
     return [
-        _answer(rank, text, rank in late, status)
+        _answer(rank, text, wall_s if rank in late else None, status)
         for rank, (text, status) in enumerate(zip(texts, statuses, strict=True))
     ]
 
@@ -164,13 +164,14 @@ def _end(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _answer(rank: int, text: bytes, late: bool, exit_code: int) -> RankAnswer:
+def _answer(rank: int, text: bytes, late_s: float | None, exit_code: int) -> RankAnswer:
+    """What a rank sent; `late_s` are the seconds it was given and did not keep to."""
     head, _, body = text.partition(b"\n")
+    none = RankError("", str(exit_code), kind="lost") if late_s is None else RankError("", f"{late_s:.0f}", kind="time")
     try:
         answer = json.loads(head)
     except ValueError:
-        kind = "time" if late else "lost"
-        return RankAnswer(rank, error=RankError("", str(exit_code), kind=kind))
+        return RankAnswer(rank, error=none)
     tensors = {}
     if body:
         from safetensors.torch import load
@@ -178,7 +179,7 @@ def _answer(rank: int, text: bytes, late: bool, exit_code: int) -> RankAnswer:
         try:
             tensors = load(body)
         except Exception:  # cut off at the deadline
-            return RankAnswer(rank, error=RankError("", str(exit_code), kind="time" if late else "lost"))
+            return RankAnswer(rank, error=none)
     error = RankError(**answer["error"]) if answer["error"] else None
     return RankAnswer(rank, answer["value"], tensors, error, answer["calls"])
 

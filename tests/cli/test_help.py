@@ -38,7 +38,7 @@ def test_the_overview_comes_from_the_command_itself() -> None:
         [sys.executable, "-m", "dlojz"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
         env={**os.environ, "DLOJZ_LANG": "fr"},
     )
@@ -79,7 +79,7 @@ def test_help_loads_no_heavy_library(words: list[str]) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
     ).stdout
     assert loaded.splitlines()[-1] == "LOADED"

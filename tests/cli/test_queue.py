@@ -122,3 +122,14 @@ def test_ctrl_c_leaves_the_runs_alone(
     assert main(["watch"]) == DONE
     assert "the runs go on" in capfd.readouterr().err
     assert not (folder / "cancel").exists()
+
+
+def test_watch_does_not_wait_for_a_record_that_it_cannot_read(
+    fake: Any, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "record.json").write_text('{"schema_version": 7}')
+    pauses: list[float] = []
+    monkeypatch.setattr(queue, "time", SimpleNamespace(sleep=pauses.append))
+    assert main(["watch", folder.name]) == DONE
+    assert "newer than this dlojz knows" in capfd.readouterr().out
+    assert len(pauses) == queue.MOST_REFUSALS - 1

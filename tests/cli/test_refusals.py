@@ -40,7 +40,7 @@ def _dlojz(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedPr
         [sys.executable, "-m", "dlojz", *words],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
         cwd=cwd,
         env={**os.environ, "DLOJZ_RUNS": str(cwd / "runs"), "DLOJZ_LANG": "en", **environment},

@@ -90,8 +90,17 @@ def test_stored_outputs_name_no_folder_of_a_machine(name: str, language: str) ->
     assert [text for text in shown if re.search(r"/(?:tmp|home|root|work|Users)/", text)] == []
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_stored_verdict_on_a_solution_is_that_it_is_right(name: str, language: str) -> None:
+    """One built on a machine that was too busy could say that a solution loops for ever."""
+    judged = [cell for cell in read("solutions", language, name).cells if "\nlab.check(" in f"\n{cell.source}"]
+    assert judged
+    assert [cell.source for cell in judged if "✗" in str(cell.get("outputs", ()))] == []
+
+
 # The code is the same in both languages (tested above): the solution runs in one, and what students get in the other,
-# which takes half as long; when a lab is built, its solution runs in both. Lab 00 is run in French by tests/browser too.
+# which takes half as long; when a lab is built, its solution runs in both. Lab 00 is run in French by tests/browser.
 SOLUTIONS = [(name, LANGUAGES[1 - number % 2]) for number, name in enumerate(NAMES)]
 STUDENTS = [(name, LANGUAGES[number % 2]) for number, name in enumerate(NAMES)]
 

@@ -56,7 +56,7 @@ def alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     return found
 
 
-def wait_until(true: Callable[[], bool], within_s: float = 20) -> bool:
+def wait_until(true: Callable[[], bool], within_s: float = 120) -> bool:
     deadline_s = time.monotonic() + within_s
     while not true() and time.monotonic() < deadline_s:
         time.sleep(0.05)
@@ -133,7 +133,7 @@ def test_a_missing_rank_is_named_and_the_next_cell_works(ranks: Ranks) -> None:
     assert "    ranks 0 and 1: all_reduce #1 [1] float32" in lines
     assert "    rank 2: no collective" in lines
     assert lines[-1] == "The process group is made anew before the next cell."
-    assert time.monotonic() - started_s < 30, "it was the time limit that ended the wait, not the guard"
+    assert time.monotonic() - started_s < 55, "it was the time limit that ended the wait, not the guard"
     assert still_work(ranks)
     assert [value.tolist() for value in ranks["z"]] == [[1.0]] * SIZE
 

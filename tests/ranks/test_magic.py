@@ -126,7 +126,7 @@ def notebook() -> Iterator[Notebook]:
         notebook.close()
 
 
-def test_a_notebook_from_its_first_cell_to_a_killed_kernel(notebook: Notebook) -> None:
+def test_a_notebook_from_its_first_cell_to_a_killed_kernel(notebook: Notebook, tmp_path: Path) -> None:
     """One kernel for all, in the order a student would meet these."""
     assert notebook.run("%%ranks\n1") == ["no ranks are running: start some, e.g. with %%ranks 4."]
     assert notebook.run("%ranks status") == ["no ranks are running"]
@@ -156,8 +156,9 @@ def test_a_notebook_from_its_first_cell_to_a_killed_kernel(notebook: Notebook) -
     assert notebook.run("%%ranks\nprint(1)\ndist.all_reduce(torch.ones(rank + 1))")[:1] == ["rangs 0 et 1 : 1"]
     notebook.run("use_language('en')")
 
-    request = notebook.send("%%ranks\nwhile True:\n    pass")
-    time.sleep(1)  # so that the cell is running; before that, the interrupt would be the notebook's own
+    request = notebook.send(f"%%ranks\nopen(f'{tmp_path}/{{rank}}', 'w').close()\nwhile True:\n    pass")
+    while len(list(tmp_path.iterdir())) < 2:  # before the cell is running, the interrupt would be the notebook's own
+        time.sleep(0.05)
     notebook.manager.interrupt_kernel()
     assert notebook.outputs(request)[-1].startswith("Ranks 0 and 1: interrupted.\n    line ")
     assert notebook.run("%%ranks\nprint(x)") == ["rank 0: 0\nrank 1: 1"]
@@ -179,6 +180,6 @@ def test_a_notebook_from_its_first_cell_to_a_killed_kernel(notebook: Notebook) -
     notebook.send("%%ranks\nwhile True:\n    pass")
     time.sleep(0.5)
     psutil.Process(notebook.manager.provisioner.pid).kill()
-    _, alive = psutil.wait_procs(processes, timeout=30)
+    _, alive = psutil.wait_procs(processes, timeout=120)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
     assert not folder.exists()

@@ -58,7 +58,7 @@ def ranks(allocation: Path) -> Iterator[Ranks]:
     with Ranks(2) as ranks:
         yield ranks
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 120
     while (left := ours()) and time.monotonic() < deadline_s:
         time.sleep(0.1)
     assert left == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -100,31 +101,39 @@ def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
         assert "srun python -m dlojz.train -b 28 -s 200 --image-size 288 --deepspeed --deepspeed_config" in shown
 
 
-@pytest.mark.parametrize(
-    ("variables", "place"),
-    [
-        ({}, (0, 1)),
-        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}, (3, 4)),
-        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, (1, 2)),  # DeepSpeed's launcher
-        # torchrun within a SLURM step: the inner launcher counts.
-        (
-            {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "2", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"},
-            (1, 2),
-        ),
-    ],
-)
-def test_ranks_are_the_launcher_s(variables: dict[str, str], place: tuple[int, int], tmp_path: Path) -> None:
-    there = {"SLURM_LOCALID": "0", "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost"} if variables else {}
+PLACES: list[tuple[dict[str, str], tuple[int, int]]] = [
+    ({}, (0, 1)),
+    ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}, (3, 4)),
+    ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, (1, 2)),  # DeepSpeed's launcher
+    # torchrun within a SLURM step: the inner launcher counts.
+    ({"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "2", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}, (1, 2)),
+]
+# What idr_torch reads it keeps, so that each case has a process of its own; forked, since torch is slow to import.
+TELL_PLACES = """
+import json, os, sys
+import torch
+from dlojz.cli.course_meeting import place_of_this_process
+for variables in json.loads(sys.argv[1]):
+    if not os.fork():
+        os.environ.update(variables)
+        print(*place_of_this_process(), flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0
+"""
+
+
+def test_ranks_are_the_launcher_s(tmp_path: Path) -> None:
+    there = {"SLURM_LOCALID": "0", "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost"}
     there |= {"SLURM_STEP_TASKS_PER_NODE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-    code = "from dlojz.cli.course_meeting import place_of_this_process as place; print(*place())"
+    cases = [there | variables if variables else {} for variables, _ in PLACES]
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(tmp_path, **(there | variables if variables else {})),
+        [sys.executable, "-c", TELL_PLACES, json.dumps(cases)],
+        env=environment(tmp_path),
         capture_output=True,
         text=True,
         check=True,
     )
-    assert tuple(int(word) for word in done.stdout.split()) == place
+    assert [tuple(map(int, line.split())) for line in done.stdout.splitlines()] == [place for _, place in PLACES]
     assert done.stderr == ""
 
 
@@ -150,7 +159,7 @@ def test_two_processes_of_srun_train_one_run(zero_2: Path, tmp_path: Path) -> No
         )
         for rank in range(2)
     ]
-    said = [process.communicate(timeout=120) for process in ranks]
+    said = [process.communicate(timeout=280) for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0], said
     [run] = runs(root)
     record = run.record
@@ -177,7 +186,7 @@ def test_what_the_first_process_refuses_ends_all(tmp_path: Path) -> None:
         env=environment(tmp_path),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     assert done.returncode != 0
@@ -191,7 +200,7 @@ def test_alone_it_is_one_process(tmp_path: Path) -> None:
         env=environment(tmp_path / "runs", DLOJZ_LANG="fr"),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,9 @@ HAND_MADE = pytest.mark.parametrize(
 )
 
 
+predicted_of = cache(predict)
+
+
 def footprint(run: Path, rank: int) -> Footprint:
     return Footprint.from_dict(events(run, rank, "footprint")[-1]["footprint"])
 
@@ -137,7 +141,7 @@ def test_what_is_held_and_sent_is_what_was_predicted(runs: Path, processes: int,
     run = runs / str(processes) / name
     config = RunConfig.from_json((run / "config.json").read_text())
     for rank in range(processes):
-        counted, predicted = footprint(run, rank), predict(config, rank)
+        counted, predicted = footprint(run, rank), predicted_of(config, rank)
         for category in STATES:
             assert counted.memory.category(category) == predicted.memory.category(category), (rank, category)
         assert counted.communication == predicted.communication, rank
@@ -155,7 +159,7 @@ def test_what_torch_sends_and_holds_is_what_was_predicted(runs: Path, processes:
     run = runs / str(processes) / name
     config = RunConfig.from_json((run / "config.json").read_text())
     for rank in range(processes):
-        counted, predicted = footprint(run, rank), predict(config, rank)
+        counted, predicted = footprint(run, rank), predicted_of(config, rank)
         assert counted.communication == predicted.communication, rank
         for category in set(STATES) - {"gradients"}:
             assert counted.memory.category(category) == predicted.memory.category(category), (rank, category)
@@ -176,7 +180,7 @@ def test_activations_peak_and_flops_are_predicted(runs: Path, processes: int, na
     config = RunConfig.from_json((run / "config.json").read_text())
     piped = config.layout.pp > 1
     for rank in range(processes):
-        counted, predicted = footprint(run, rank), predict(config, rank)
+        counted, predicted = footprint(run, rank), predicted_of(config, rank)
         layout, counted_bytes, predicted_bytes = config.layout, counted.memory.peak_bytes, predicted.memory.peak_bytes
         assert counted_bytes and predicted_bytes
         exact_bytes = (0.05 if piped else 0.02) * counted_bytes

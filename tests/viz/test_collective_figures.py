@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import combinations
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.text import Text
 
@@ -19,6 +17,8 @@ from dlojz.viz import stepper as stepping
 from dlojz.viz.calibration_figure import calibration_figure, crossing, dominance, summary
 from dlojz.viz.collective_figure import STYLES, collective_figure, kind_of
 from dlojz.viz.stepper import Stepper, step_figure, stepper
+
+from .overlap import overlapping
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -39,35 +39,17 @@ def calibration() -> Calibration:
     )
 
 
-def _overlapping(figure: Figure) -> list[tuple[str, str]]:
-    """Pairs of visible texts whose boxes intersect; ticks beyond an axis are not drawn."""
-    figure.canvas.draw()
-    beyond = {
-        label
-        for panel in figure.axes
-        for axis in (panel.xaxis, panel.yaxis)
-        for tick in axis.get_major_ticks()
-        for label in (tick.label1, tick.label2)
-        if not min(axis.get_view_interval()) <= tick.get_loc() <= max(axis.get_view_interval())
-    }
-    texts = [
-        text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip() and text not in beyond
-    ]
-    boxes = [(text.get_text(), text.get_window_extent().shrunk(0.95, 0.8)) for text in texts]
-    return [(one, other) for (one, box), (other, its) in combinations(boxes, 2) if box.overlaps(its)]
-
-
 @pytest.mark.parametrize("name", collectives.names())
 @pytest.mark.usefixtures("in_language")
 def test_every_algorithm_is_drawn_legibly_for_four_ranks(name: str) -> None:
     figure = collective_figure(name, 4)
-    assert _overlapping(figure) == []
+    assert overlapping(figure) == []
     assert figure.get_figwidth() <= 12
 
 
 def test_eight_ranks_are_still_legible() -> None:
     figure = collective_figure("halving_doubling_all_reduce", 8)
-    assert _overlapping(figure) == [] and figure.get_figwidth() <= 12
+    assert overlapping(figure) == [] and figure.get_figwidth() <= 12
     last = [axes for axes in figure.axes if axes.texts][-1]
     cell = next(patch for patch in last.patches if isinstance(patch, Rectangle)).get_window_extent()
     number = last.texts[0].get_window_extent()
@@ -127,7 +109,7 @@ def test_refusals(call: Callable[[], object], sentence: str) -> None:
 def test_a_calibration_is_drawn_with_its_points_and_its_words(calibration: Calibration, tmp_path: Path) -> None:
     figure = calibration_figure(calibration, tmp_path / "calibration.png")
     assert (tmp_path / "calibration.png").read_bytes().startswith(PNG)
-    assert _overlapping(figure) == []
+    assert overlapping(figure) == []
     left, right = figure.axes
     dots = next(line for line in left.lines if line.get_marker() == "o")
     assert list(dots.get_ydata()) == [point.time_s for point in calibration.points]
@@ -188,7 +170,7 @@ def test_the_box_holds_controls_that_the_keyboard_reaches() -> None:
 
 @pytest.mark.usefixtures("in_language")
 def test_a_single_step_is_legible() -> None:
-    assert _overlapping(step_figure(simulate("ring_all_reduce", 4), 2)) == []
+    assert overlapping(step_figure(simulate("ring_all_reduce", 4), 2)) == []
 
 
 def test_without_ipywidgets_the_stepper_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,7 @@ from dlojz.viz.footprint_figure import FARTHEST, far_limit, footprint_figure
 from dlojz.viz.footprint_sheet import Part, block_part, category_part, grouped_blocks, module_part
 from dlojz.viz.memory_figure import memory_figure
 
-_spec = importlib.util.spec_from_file_location("figures", Path(__file__).parent / "test_figures.py")
-assert _spec and _spec.loader
-_figures = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_figures)
-overlapping: Callable[..., Any] = _figures._overlapping
+from .overlap import overlapping
 
 MakeRecord = Callable[..., RunRecord]
 DDP = {"dp": 2, "micro_batch": 16}

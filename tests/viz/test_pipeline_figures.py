@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,8 @@ from dlojz.viz.pipeline_overlay import bubble_sentence, overlay_figure, overlay_
 from dlojz.viz.pipeline_scene import framed, readable
 from dlojz.viz.pipeline_svg import scene_svg
 
+from .overlap import overlapping
+
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -49,22 +51,6 @@ def measured(name: str = "1f1b", ranks: int = 4) -> tuple[Timeline, Timeline]:
     return simulated, Timeline(
         simulated.schedule, 1.05 * simulated.starts + 77, 1.05 * simulated.ends + 77, origin="measured"
     )
-
-
-def _overlapping(figure: Figure) -> list[tuple[str, str]]:
-    """Pairs of visible texts whose boxes intersect, ticks beyond an axis left out."""
-    figure.canvas.draw()
-    beyond = {
-        label
-        for panel in figure.axes
-        for axis in (panel.xaxis, panel.yaxis)
-        for tick in axis.get_major_ticks()
-        for label in (tick.label1, tick.label2)
-        if not min(axis.get_view_interval()) <= tick.get_loc() <= max(axis.get_view_interval())
-    }
-    texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
-    boxes = [(t.get_text(), t.get_window_extent().shrunk(0.95, 0.8)) for t in texts if t not in beyond]
-    return [(one, other) for (one, box), (other, its) in combinations(boxes, 2) if box.overlaps(its)]
 
 
 def test_one_collection_holds_every_bar_where_and_when_it_runs() -> None:
@@ -96,7 +82,7 @@ def test_one_collection_holds_every_bar_where_and_when_it_runs() -> None:
 )
 def test_the_figures_are_legible(draw: Callable[[], Figure]) -> None:
     figure = draw()
-    assert _overlapping(figure) == [] and figure.get_figwidth() <= 12
+    assert overlapping(figure) == [] and figure.get_figwidth() <= 12
     assert figure.alt  # type: ignore[attr-defined]
 
 
