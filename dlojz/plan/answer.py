@@ -160,7 +160,7 @@ class Plan:
         """Why a layout is refused, or how far it is from the best.
 
         Args:
-            **fields: of `Candidate`: dp, tp, pp, zero, micro_batch, schedule, chunks, checkpointing,
+            **fields: of `Candidate`: dp, tp, pp, cp, zero, micro_batch, schedule, chunks, checkpointing,
                 sequence_parallel, offload, engine, gpus. What is left out is chosen as well as can be.
 
         Raises:
@@ -185,9 +185,12 @@ class Plan:
     def lines(self) -> list[tuple[str, str]]:
         """What there is to say, as pairs of name and value."""
         question, found = self.question, self.found
-        gpus = ", ".join(map(str, question.gpus))
+        gpus = say(en=" or ", fr=" ou ").join(map(str, question.gpus))
         size = f"{decimal(question.subject.num_parameters / 1e9, 2)} × 10⁹"
         counts = self.refused.counts
+        layouts, fit, out = (
+            decimal(one, 0) for one in (found.num_layouts, found.admitted.size, found.num_layouts - found.admitted.size)
+        )
         return [
             (
                 say(en="question", fr="question"),
@@ -201,14 +204,12 @@ class Plan:
             (
                 say(en="searched", fr="cherché"),
                 say(
-                    en=f"{found.num_layouts} layouts: {found.admitted.size} admitted, {len(self.refused)} refused, "
-                    f"{len(self.simulations)} simulated",
-                    fr=f"{found.num_layouts} configurations : {found.admitted.size} admises, {len(self.refused)} "
-                    f"refusées, {len(self.simulations)} simulées",
+                    en=f"{layouts} layouts: {fit} admitted, {out} refused, {len(self.simulations)} simulated",
+                    fr=f"{layouts} configurations : {fit} admises, {out} refusées, {len(self.simulations)} simulées",
                 ),
             ),
             *self.best.lines(),
-            *((reason_words(name), str(number)) for name, number in counts.items()),
+            *((reason_words(name), decimal(number, 0)) for name, number in counts.items()),
         ]
 
     def __repr__(self) -> str:

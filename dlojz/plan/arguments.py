@@ -19,7 +19,8 @@ from dlojz.schema import LabError
 from dlojz.text import say
 
 _NUMBERS: Final = (
-    "tensor-model-parallel-size", "pipeline-model-parallel-size", "num-virtual-stages-per-pipeline-rank",
+    "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
+    "num-virtual-stages-per-pipeline-rank",
     "micro-batch-size", "global-batch-size", "num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads",
     "num-query-groups", "seq-length", "max-position-embeddings", "recompute-num-layers", "train-iters", "zero-stage",
 )  # fmt: skip
@@ -40,6 +41,7 @@ _TITAN: Final[dict[str, Any]] = {
         (
             "parallelism.data_parallel_shard_degree", "parallelism.data_parallel_replicate_degree",
             "parallelism.tensor_parallel_degree", "parallelism.pipeline_parallel_degree",
+            "parallelism.context_parallel_degree",
             "parallelism.pipeline_parallel_microbatch_size", "parallelism.pipeline_parallel_layers_per_stage",
             "training.local_batch_size", "training.global_batch_size", "training.seq_len",
         ),
@@ -105,6 +107,7 @@ def megatron_arguments(one: Candidate, size: DecoderSize, precision: str, flash:
     words += ["--position-embedding-type", "learned_absolute" if size.positions == "learned" else "rope"]
     words += [f"--{precision}"] if precision in ("bf16", "fp16") else []
     words += ["--use-flash-attn"] * flash
+    words += ["--context-parallel-size", one.cp] if one.cp > 1 else []
     if one.chunks > 1:
         words += ["--num-virtual-stages-per-pipeline-rank", one.chunks]
     if one.engine == "megatron-deepspeed":
@@ -157,6 +160,7 @@ def torchtitan_arguments(one: Candidate, sequence_length: int | None, layers: in
     words += ["--parallelism.tensor_parallel_degree", one.tp, "--parallelism.pipeline_parallel_degree", one.pp]
     words += ["--training.local_batch_size", one.micro_batch * (one.micro_batches if one.pp > 1 else 1)]
     words += ["--training.global_batch_size", one.global_batch]
+    words += ["--parallelism.context_parallel_degree", one.cp] if one.cp > 1 else []
     if sequence_length is not None:
         words += ["--training.seq_len", sequence_length]
     words += ["--activation_checkpoint.mode", one.checkpointing]

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from dlojz.plan.engines import OFFERS
-from dlojz.plan.space import Space
+from dlojz.plan.space import DEGREES, Space
 from dlojz.predict.time import CHECKPOINTING, OFFLOAD, SCHEDULES, Layouts
 from dlojz.text import say
 
 FREE = (
     "tp",
     "pp",
+    "cp",
     "zero",
     "micro_batch",
     "schedule",
@@ -36,7 +37,7 @@ class Candidate:
     """A layout of a question.
 
     Attributes:
-        gpus: in all, dp × tp × pp.
+        gpus: in all, dp × tp × pp × cp.
         dp, tp, pp: replicas, tensor-parallel ranks, pipeline stages.
         zero: stage, 0 to 3.
         micro_batch, micro_batches: samples of one forward; forwards of one replica in a step.
@@ -45,6 +46,7 @@ class Candidate:
         sequence_parallel: whether tensor-parallel ranks share norms and dropouts out along the sequence.
         offload: what lies in the host's memory: none, optimizer or all.
         engine: of `dlojz.plan.engines.OFFERS`.
+        cp: context-parallel ranks, which share each sample's tokens out.
     """
 
     gpus: int
@@ -60,6 +62,7 @@ class Candidate:
     sequence_parallel: bool
     offload: str
     engine: str
+    cp: int = 1
 
     @property
     def global_batch(self) -> int:
@@ -67,12 +70,18 @@ class Candidate:
         return self.dp * self.micro_batch * self.micro_batches
 
     @property
+    def degrees(self) -> str:
+        """Its degrees in a few words; cp where there is one."""
+        return f"dp {self.dp} · tp {self.tp} · pp {self.pp}" + (f" · cp {self.cp}" if self.cp > 1 else "")
+
+    @property
     def title(self) -> str:
         """In one line."""
-        parts = [self.engine, f"dp {self.dp} · tp {self.tp} · pp {self.pp}"]
+        parts = [self.engine, self.degrees]
         if self.zero:
             parts.append(f"ZeRO-{self.zero}")
-        parts.append(f"micro-batch {self.micro_batch} × {self.micro_batches}")
+        number = f" × {self.micro_batches}" if self.micro_batches else ""  # none where the batch cannot be dealt out
+        parts.append(f"micro-batch {self.micro_batch}{number}")
         if self.pp > 1:
             parts.append(self.schedule + (f" × {self.chunks}" if self.chunks > 1 else ""))
         if self.checkpointing != "none":
@@ -119,7 +128,7 @@ def candidates_of(space: Space, places: Any) -> list[Candidate]:
 def layouts_of(candidates: list[Candidate], space: Space) -> Layouts:
     """Candidates as the cost model takes them, with the precision and attention of a space."""
     offers = [OFFERS[one.engine] for one in candidates]
-    taken = ("dp", "tp", "pp", "zero", "micro_batch", "micro_batches", "chunks", "schedule", "checkpointing", "offload")
+    taken = (*DEGREES[1:], "zero", "chunks", "schedule", "checkpointing", "offload")
     columns: Mapping[str, Any] = {name: [getattr(one, name) for one in candidates] for name in taken}
     return Layouts.of(
         precision=space.precision,

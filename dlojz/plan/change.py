@@ -15,9 +15,9 @@ import numpy as np
 
 from dlojz.plan.candidate import FREE, Candidate, candidates_of, layouts_of
 from dlojz.plan.question import Question
-from dlojz.plan.reasons import gigabytes
+from dlojz.plan.reasons import gigabytes, more_percent
 from dlojz.plan.search import Found
-from dlojz.plan.space import REASONS, Integers, Space
+from dlojz.plan.space import REASONS, Integers, Space, contexts_of
 from dlojz.predict.time import CHECKPOINTING, OFFLOAD, SCHEDULES, estimate
 from dlojz.text import say
 
@@ -49,10 +49,10 @@ class Change:
         if math.isnan(self.step_ratio):
             return listed
         sign = "+" if self.memory_delta_bytes >= 0 else ""
-        time = f"{100 * (self.step_ratio - 1):+.0f}".replace("-", "−")
+        time = more_percent(self.step_ratio)
         return say(
-            en=f"{listed}: {sign}{gigabytes(self.memory_delta_bytes)}, {time} % time",
-            fr=f"{listed} : {sign}{gigabytes(self.memory_delta_bytes)}, {time} % de temps",
+            en=f"{listed}: {sign}{gigabytes(self.memory_delta_bytes)}, {time} time",
+            fr=f"{listed} : {sign}{gigabytes(self.memory_delta_bytes)}, {time} de temps",
         )
 
 
@@ -126,6 +126,8 @@ def lighter_neighbours(question: Question, one: Candidate) -> Iterator[Candidate
         number = question.batch // (one.dp // 2 * one.micro_batch)
         yield replace(one, tp=2 * one.tp, dp=one.dp // 2, micro_batches=number)
         yield replace(one, pp=2 * one.pp, dp=one.dp // 2, micro_batches=number)
+        if 2 * one.cp in contexts_of(question.subject, 2 * one.cp):
+            yield replace(one, cp=2 * one.cp, dp=one.dp // 2, micro_batches=number)
     if one.offload == "none":
         yield replace(one, offload="optimizer")
 
@@ -134,7 +136,7 @@ def code_of(question: Question, one: Candidate) -> str:
     """The reason that is known of a layout without its bytes; empty if none."""
     names = {name: place for place, name in enumerate(question.engines)}
     given = {
-        "tp": (one.tp,), "pp": (one.pp,), "micro_batch": (one.micro_batch,), "zero": (one.zero,),
+        "tp": (one.tp,), "pp": (one.pp,), "cp": (one.cp,), "micro_batch": (one.micro_batch,), "zero": (one.zero,),
         "engine": (names[one.engine],), "schedule": (SCHEDULES.index(one.schedule),), "chunks": (one.chunks,),
         "checkpointing": (CHECKPOINTING.index(one.checkpointing),), "offload": (OFFLOAD.index(one.offload),),
         "sequence_parallel": (int(one.sequence_parallel),),

@@ -11,13 +11,16 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from dlojz.config import RunConfig
-from dlojz.plan.candidate import Candidate, layouts_of
+from dlojz.plan.candidate import Candidate, candidates_of, layouts_of
+from dlojz.plan.engines import OF_THE_LAB
 from dlojz.plan.interval import HeldOut, held_out
 from dlojz.plan.nearest import Evidence, closest
 from dlojz.plan.question import Question
 from dlojz.plan.ranks import RankMemory, rank_memories
-from dlojz.plan.reasons import decimal, gigabytes, part_words
+from dlojz.plan.reasons import decimal, gigabytes, more_percent, part_words
 from dlojz.plan.search import Found
 from dlojz.predict.time import Bill, Simulation, bill
 from dlojz.text import say
@@ -131,8 +134,8 @@ class Choice:
         if self.memory_bytes > MARGINAL * self.question.device_bytes:
             told.append(
                 say(
-                    en=f"marginal: only {gigabytes(self.margin_bytes)} stay free.",
-                    fr=f"à la limite : il ne reste que {gigabytes(self.margin_bytes)} de libre.",
+                    en=f"marginal: only {gigabytes(self.margin_bytes)} stay free{self._roomier()}.",
+                    fr=f"à la limite : il ne reste que {gigabytes(self.margin_bytes)} de libre{self._roomier()}.",
                 )
             )
         bubble = self.parts["bubble"] / self.estimated_s
@@ -144,6 +147,24 @@ class Choice:
                 )
             )
         return told
+
+    def _roomier(self) -> str:
+        """The fastest layout that is not marginal, as the rest of a sentence; empty if there is none."""
+        total = self.found.memory.total_bytes
+        roomy = np.flatnonzero(total <= MARGINAL * self.question.device_bytes)
+        if not roomy.size:
+            return ""
+        place = int(roomy[0])
+        title = candidates_of(self.found.space, self.found.admitted[place])[0].title
+        free = gigabytes(self.question.device_bytes - float(total[place]))
+        more = more_percent(float(self.found.step_s[place]) / self.estimated_s)
+        return say(en=f"; {title}, leaves {free}, {more} time", fr=f" ; {title}, laisse {free}, {more} de temps")
+
+    @property
+    def is_run(self) -> bool:
+        """Whether `dlojz.run` runs it: a model of the catalogue, an engine of the lab, no context parallelism."""
+        one = self.candidate
+        return bool(self.question.subject.catalogue) and one.engine in OF_THE_LAB and one.cp == 1
 
     def config(self, **fields: Any) -> RunConfig:
         """The layout as a `RunConfig` that `dlojz.run` takes; see `dlojz.plan.emission.run_config`."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dlojz.plan.candidate import Candidate, layouts_of
 from dlojz.plan.question import Question
 from dlojz.plan.ranks import fullest, rank_memories
-from dlojz.plan.reasons import decimal, gigabytes, part_words
+from dlojz.plan.reasons import decimal, gigabytes, part_words, shortest
 from dlojz.plan.search import Found
 from dlojz.text import say
 
@@ -21,7 +21,7 @@ def cost_sentence(
     """Why bytes or seconds refuse a layout, with the stage and the category that weigh most."""
     if reason == "hours":
         assert question.steps is not None and question.hours is not None
-        took, limit = decimal(step_s * question.steps / 3600), decimal(question.hours, 0)
+        took, limit = decimal(step_s * question.steps / 3600), shortest(question.hours)
         name = f" ({question.limit})" if question.limit else ""
         return say(
             en=f"{question.steps} steps would take {took} h, but {limit} h are allowed{name}.",

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from dlojz.hardware import CLUSTERS, Cluster, cluster
-from dlojz.plan.candidate import Candidate, candidates_of
+from dlojz.plan.candidate import Candidate, candidates_of, layouts_of
 from dlojz.plan.question import Question, check_precision
-from dlojz.plan.reasons import decimal, gigabytes, reason_words
+from dlojz.plan.reasons import decimal, gigabytes, reason_words, shortest
 from dlojz.plan.search import Found
 from dlojz.predict.time import memories
 from dlojz.schema import LabError
@@ -80,10 +80,10 @@ def smallest_place(question: Question) -> Place | None:
 
 def fits_nowhere(question: Question, found: Found) -> str:
     """The sentence: what is missing, and the smallest cluster that works."""
-    name, gpus = question.cluster.name, " / ".join(map(str, question.gpus))
+    name, gpus = question.cluster.name, say(en=" or ", fr=" ou ").join(map(str, question.gpus))
     if found.fastest_s < np.inf and question.steps is not None and question.hours is not None:
         took = decimal(found.fastest_s * question.steps / 3600)
-        limit = f"{question.hours:g} h" + (f" ({question.limit})" if question.limit else "")
+        limit = f"{shortest(question.hours)} h" + (f" ({question.limit})" if question.limit else "")
         return say(
             en=f"no layout on {gpus} GPUs of {name} ends {question.steps} steps within {limit}: the fastest takes "
             f"{took} h; ask for more hours, fewer steps or more GPUs.",
@@ -113,9 +113,12 @@ def fits_nowhere(question: Question, found: Found) -> str:
             fr=f"demande {gigabytes(needs)} sur un GPU, soit {gigabytes(missing)} de trop",
         )
     else:
+        here = min(one.gpus, question.cluster.gpus_per_node)
+        held = memories(question.subject.workload, layouts_of([one], found.space)).host[0] * here
+        offloaded, has = gigabytes(held), gigabytes(question.cluster.host_memory_bytes)
         text += say(
-            en="offloads more than the host's memory holds",
-            fr="décharge plus que la mémoire de l’hôte ne contient",
+            en=f"would offload {offloaded} from the {here} GPUs of a node, whose memory is {has}",
+            fr=f"déchargerait {offloaded} depuis les {here} GPU d’un nœud, dont la mémoire est de {has}",
         )
     place = smallest_place(question)
     if place is None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dlojz.config import RunConfig
 from dlojz.plan.arguments import megatron_arguments, torchrun_arguments, torchtitan_arguments
 from dlojz.plan.engines import OFFERS
+from dlojz.plan.reasons import shortest
 from dlojz.schema import LabError
 from dlojz.text import say
 from dlojz.train.deepspeed_json import deepspeed_json
@@ -70,7 +71,16 @@ def run_config(choice: Choice, **others: Any) -> RunConfig:
         LabError: if the model is not of the catalogue, or the engine not one that `dlojz.run` runs.
     """
     one, subject = choice.candidate, choice.question.subject
-    if not subject.catalogue or one.engine not in ("torch", "by_hand", "deepspeed"):
+    if one.cp > 1:
+        raise LabError(
+            say(
+                en=f"context parallelism over {one.cp} ranks is no run of this lab, whose layouts have no cp: choose "
+                "one with plan.choose(cp=1), or take documents() instead.",
+                fr=f"le Context Parallelism sur {one.cp} rangs n’est pas une exécution de ce TP, dont les "
+                "configurations n’ont pas de cp : choisissez-en une avec plan.choose(cp=1), ou prenez documents().",
+            )
+        )
+    if not choice.is_run:
         raise LabError(
             say(
                 en=f"{subject.name} with {one.engine} is no run of this lab: its model must be of the catalogue and "
@@ -100,7 +110,7 @@ def deepspeed_document(choice: Choice) -> dict[str, Any]:
     Source: deepspeed.ai, "DeepSpeed Configuration JSON".
     """
     one, question = choice.candidate, choice.question
-    if question.subject.catalogue:
+    if choice.is_run:
         return deepspeed_json(run_config(choice))
     zero: dict[str, Any] = {"stage": one.zero}
     place = {"device": "cpu", "pin_memory": True}
@@ -128,10 +138,10 @@ def program(choice: Choice) -> list[str]:
     """The program and its arguments, as words: after torchrun's own.
 
     Raises:
-        LabError: for a model of the catalogue, which `dlojz.run` runs.
+        LabError: for what `dlojz.run` runs.
     """
     one, question = choice.candidate, choice.question
-    if question.subject.catalogue:
+    if choice.is_run:
         raise LabError(
             say(
                 en=f"{question.subject.catalogue} is run by the lab itself: dlojz.run(plan.best.config()), and "
@@ -153,16 +163,16 @@ def program(choice: Choice) -> list[str]:
 def documents(choice: Choice) -> dict[str, str]:
     """The files that a layout needs, by name.
 
-    `run_config.json` (models of the catalogue), `ds_config.json` (DeepSpeed), `arguments.txt` (words of the program,
+    `run_config.json` (what `dlojz.run` runs), `ds_config.json` (DeepSpeed), `arguments.txt` (words of the program,
     one a line), `torchrun.txt`.
     """
     one = choice.candidate
     made: dict[str, str] = {}
-    if choice.question.subject.catalogue:
+    if choice.is_run:
         made["run_config.json"] = run_config(choice).to_json() + "\n"
     if one.engine in DEEPSPEED:
         made["ds_config.json"] = json.dumps(deepspeed_document(choice), indent=2) + "\n"
-    if not choice.question.subject.catalogue:
+    if not choice.is_run:
         made["arguments.txt"] = "\n".join(program(choice)) + "\n"
     made["torchrun.txt"] = "\n".join(torchrun_arguments(one.gpus, choice.question.cluster.gpus_per_node)) + "\n"
     return made
@@ -228,11 +238,11 @@ def fitting_qos(site: Site, gpus: int, hours: float) -> str:
     fitting = [one.name for one in site.qos if hours <= one.max_hours and gpus <= (one.max_gpus or gpus)]
     if fitting or not site.qos:
         return str(fitting[0]) if fitting else ""
-    listed = ", ".join(f"{one.name} ({one.max_hours:g} h, {one.max_gpus or '∞'} GPU)" for one in site.qos)
+    listed = ", ".join(f"{one.name} ({shortest(one.max_hours)} h, {one.max_gpus or '∞'} GPU)" for one in site.qos)
     raise LabError(
         say(
-            en=f"{gpus} GPUs for {hours:g} h fit no QoS of {site.name}: ask for less (there are {listed}).",
-            fr=f"{gpus} GPU pendant {hours:g} h n’entrent dans aucune QoS de {site.name} : demandez moins (il y a "
-            f"{listed}).",
+            en=f"{gpus} GPUs for {shortest(hours)} h fit no QoS of {site.name}: ask for less (there are {listed}).",
+            fr=f"{gpus} GPU pendant {shortest(hours)} h n’entrent dans aucune QoS de {site.name} : demandez moins "
+            f"(il y a {listed}).",
         )
     )

@@ -42,6 +42,8 @@ class Offer:
         uneven: whether stages may hold different numbers of layers.
         overlap: whether gradients are reduced beside the backward.
         fp32_gradients: precisions in which gradients are accumulated in fp32.
+        context: ZeRO stages with which a sequence may be shared out (context parallelism of decoders whose attention
+            is one kernel); none where it is not offered.
         source: where it says so.
     """
 
@@ -56,6 +58,7 @@ class Offer:
     uneven: bool
     overlap: bool
     fp32_gradients: tuple[Precision, ...]
+    context: tuple[int, ...]
     source: str
 
     def gradient_bytes(self, precision: Precision) -> int:
@@ -81,7 +84,9 @@ OFFERS: Final[dict[str, Offer]] = {
         False,
         True,
         _ALL_PRECISIONS,
-        "Megatron-LM, megatron/training/arguments.py: --use-distributed-optimizer is ZeRO-1; fp32 main gradients",
+        (0, 1),
+        "Megatron-LM, megatron/training/arguments.py: --use-distributed-optimizer is ZeRO-1; fp32 main gradients; "
+        "--context-parallel-size, which Transformer Engine has for fused attention alone",
     ),
     "megatron-deepspeed": Offer(
         ("deepspeed", "megatron-deepspeed"),  # without a pipeline it is DeepSpeed's own ZeRO
@@ -95,6 +100,7 @@ OFFERS: Final[dict[str, Offer]] = {
         True,
         False,
         ("bf16",),
+        (),
         "bigscience-workshop/Megatron-DeepSpeed; DeepSpeed's pipeline engine refuses ZeRO-2 and 3",
     ),
     "deepspeed": Offer(
@@ -108,6 +114,7 @@ OFFERS: Final[dict[str, Offer]] = {
         (Offload("optimizer", 1), Offload("all", 3)),
         True,
         False,
+        (),
         (),
         "deepspeed.ai, configuration JSON: zero_optimization, offload_optimizer, offload_param; pipeline engine",
     ),
@@ -123,7 +130,9 @@ OFFERS: Final[dict[str, Offer]] = {
         True,
         True,
         _ALL_PRECISIONS,
-        "torch.distributed: DDP, fully_shard (FSDP2), tensor.parallel, pipelining; as torchtitan puts them together",
+        (2, 3),
+        "torch.distributed: DDP, fully_shard (FSDP2), tensor.parallel, pipelining; as torchtitan puts them together; "
+        "its parallel_dims.py: fsdp_enabled = dp_shard_enabled or cp_enabled, so that states are sharded over cp too",
     ),
     "by_hand": Offer(
         ("megatron", "megatron"),
@@ -137,6 +146,7 @@ OFFERS: Final[dict[str, Offer]] = {
         True,
         True,
         _ALL_PRECISIONS,
+        (),
         "this package: tensor parallelism of convolutions too",
     ),
 }

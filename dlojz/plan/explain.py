@@ -147,10 +147,12 @@ def beside(found: Found, made: Found) -> Verdict:
     candidate = candidates_of(made.space, made.admitted[0])[0]
     step = float(made.step_s[0])
     rank = int(np.searchsorted(found.step_s, step)) + 1
-    percent = decimal(100 * (step / float(found.step_s[0]) - 1))
+    ratio = step / float(found.step_s[0])
+    percent = decimal(100 * abs(ratio - 1))
     sentence = say(
-        en=f"fits, with a value that the search does not try; it would be number {rank}, {percent} % from the first.",
-        fr=f"tient, avec une valeur que la recherche n’essaie pas ; elle serait numéro {rank}, à {percent} % de la "
-        "première.",
+        en=f"fits, with a value that the search does not try; it would be number {rank}, {percent} % "
+        f"{'faster' if ratio < 1 else 'slower'} than the first.",
+        fr=f"tient, avec une valeur que la recherche n’essaie pas ; elle serait numéro {rank}, {percent} % plus "
+        f"{'rapide' if ratio < 1 else 'lente'} que la première.",
     )
     return Verdict(candidate, "", sentence, None, (), rank, step, float(made.memory.total_bytes[0]))

@@ -50,7 +50,8 @@ class Evidence:
         told = decimal(abs(error), 1)
         sign = "+" if error >= 0 else "−"
         far = say(en="; far from this plan", fr=" ; loin de ce plan") if self.distance > FAR else ""
-        layout = f"{one.gpus} GPU, dp {one.dp} · tp {one.tp} · pp {one.pp}, batch {one.global_batch}"
+        ring = f" · cp {one.cp}" if one.cp > 1 else ""
+        layout = f"{one.gpus} GPU, dp {one.dp} · tp {one.tp} · pp {one.pp}{ring}, batch {one.global_batch}"
         return say(
             en=f"{one.row}: {billions} B, {layout}: measured {decimal(self.measured_s, 2)} s, our model says "
             f"{sign}{told} %{far}.",
@@ -89,6 +90,7 @@ def distance(question: Question, one: Candidate, row: Measurement) -> float:
         (one.gpus, row.gpus),
         (one.tp, row.tp),
         (one.pp, row.pp),
+        (one.cp, row.cp),
         (own.sequence_length * one.global_batch, size.sequence_length * row.global_batch),
     ):
         apart += abs(log2(here / there))

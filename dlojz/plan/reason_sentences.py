@@ -11,6 +11,7 @@ from typing import Final
 from dlojz.plan.candidate import Candidate
 from dlojz.plan.engines import OFFERS
 from dlojz.plan.question import Question
+from dlojz.plan.space import sequence_parts
 from dlojz.text import say
 
 
@@ -21,10 +22,13 @@ def reason_sentence(reason: str, question: Question, one: Candidate) -> str:
 
 
 def _gpus(question: Question, one: Candidate) -> str:
-    product = one.dp * one.tp * one.pp
+    product = one.dp * one.tp * one.pp * one.cp
+    names, numbers = "dp × tp × pp", f"{one.dp} × {one.tp} × {one.pp}"
+    if one.cp > 1:
+        names, numbers = f"{names} × cp", f"{numbers} × {one.cp}"
     return say(
-        en=f"dp × tp × pp = {one.dp} × {one.tp} × {one.pp} = {product} is not the {one.gpus} GPUs.",
-        fr=f"dp × tp × pp = {one.dp} × {one.tp} × {one.pp} = {product} n’est pas le nombre de GPU, {one.gpus}.",
+        en=f"{names} = {numbers} = {product} is not the {one.gpus} GPUs.",
+        fr=f"{names} = {numbers} = {product} n’est pas le nombre de GPU, {one.gpus}.",
     )
 
 
@@ -42,6 +46,15 @@ def _split(question: Question, one: Candidate) -> str:
 
 def _sequence(question: Question, one: Candidate) -> str:
     tokens = question.subject.sequence_length
+    if one.cp > 1:
+        parts = int(sequence_parts(one.tp, one.cp, one.sequence_parallel))
+        shared = f" × tp = {one.tp}" if one.sequence_parallel else ""
+        return say(
+            en=f"context parallelism deals {tokens} tokens out in 2 × cp = 2 × {one.cp}{shared} parts, {parts} in all, "
+            "which does not come out even.",
+            fr=f"le Context Parallelism répartit {tokens} tokens en 2 × cp = 2 × {one.cp}{shared} parts, {parts} en "
+            "tout : ça ne tombe pas juste.",
+        )
     return say(
         en=f"sequence parallelism shares {tokens} tokens among tp={one.tp} ranks, which does not come out even.",
         fr=f"le Sequence Parallelism partage {tokens} tokens entre tp={one.tp} rangs : ça ne tombe pas juste.",
@@ -113,6 +126,8 @@ def _not_offered(question: Question, one: Candidate) -> str:
             en="recomputation with a split backward (zb-h1)",
             fr="recalcul avec une passe arrière coupée en deux (zb-h1)",
         )
+    elif one.cp > 1 and not (one.zero in offer.context and question.fused_attention and not question.subject.is_image):
+        lacks = _no_context(question, one)
     elif one.sequence_parallel and not (offer.sequence and not question.subject.is_image):
         lacks = say(en="sequence parallelism for this model", fr="Sequence Parallelism pour ce modèle")
     elif one.offload != "none":
@@ -121,6 +136,24 @@ def _not_offered(question: Question, one: Candidate) -> str:
             fr=f"offload={one.offload} avec tp {one.tp}, pp {one.pp}, ZeRO-{one.zero}",
         )
     return say(en=f"{name} does not offer {lacks}.", fr=f"{name} ne propose pas : {lacks}.")
+
+
+def _no_context(question: Question, one: Candidate) -> str:
+    """What of context parallelism is missing."""
+    stages = OFFERS[one.engine].context
+    if question.subject.is_image:
+        return say(en="context parallelism for images", fr="le Context Parallelism pour des images")
+    if not stages:
+        return say(en="context parallelism", fr="le Context Parallelism")
+    if not question.fused_attention:
+        return say(
+            en="context parallelism without a fused attention", fr="le Context Parallelism sans attention fusionnée"
+        )
+    listed = ", ".join(map(str, stages))
+    return say(
+        en=f"context parallelism with ZeRO-{one.zero}, only with zero = {listed}",
+        fr=f"le Context Parallelism avec ZeRO-{one.zero}, seulement avec zero = {listed}",
+    )
 
 
 _SENTENCES: Final[dict[str, Callable[[Question, Candidate], str]]] = {

@@ -29,10 +29,13 @@ def reason_words(name: str) -> str:
     """A reason in a few words of the reader's language."""
     return {
         "same": say(en="says the same as a plainer layout", fr="revient à une configuration plus simple"),
-        "gpus": say(en="dp × tp × pp is not the number of GPUs", fr="dp × tp × pp n’est pas le nombre de GPU"),
+        "gpus": say(
+            en="the product of the degrees is not the number of GPUs",
+            fr="le produit des degrés n’est pas le nombre de GPU",
+        ),
         "engine": say(en="the library does not offer it", fr="la bibliothèque ne le propose pas"),
         "split": say(en="tp does not divide heads or widths", fr="tp ne divise pas les têtes ou les largeurs"),
-        "sequence": say(en="tp does not divide the sequence", fr="tp ne divise pas la séquence"),
+        "sequence": say(en="the ranks do not divide the sequence", fr="les rangs ne divisent pas la séquence"),
         "stages": say(en="the layers cannot fill the stages", fr="les couches ne remplissent pas les étages"),
         "chunks": say(en="the layers cannot fill the chunks", fr="les couches ne remplissent pas les chunks"),
         "batch": say(en="the batch cannot be dealt out", fr="le batch ne se répartit pas"),
@@ -71,6 +74,17 @@ def decimal(value: float, digits: int = 1) -> str:
     """A number with the decimal mark of the reader's language."""
     written = f"{value:,.{digits}f}"
     return say(en=written, fr=written.replace(",", "\u202f").replace(".", ","))
+
+
+def shortest(value: float) -> str:
+    """A number with no more digits than it takes, with the decimal mark of the reader's language."""
+    return say(en=f"{value:g}", fr=f"{value:g}".replace(".", ","))
+
+
+def more_percent(ratio: float) -> str:
+    """How much more a ratio is than one, in whole percent with its sign; ±0 where it rounds to nothing."""
+    percent = round(100 * (ratio - 1))
+    return f"{percent:+d} %".replace("-", "−") if percent else "±0 %"
 
 
 def gigabytes(num_bytes: float) -> str:

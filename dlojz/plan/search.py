@@ -84,8 +84,6 @@ def search(space: Space, cluster: Cluster, calibration: Calibration, *, step_lim
     flat = codes.reshape(-1)
     places = np.flatnonzero(flat == 0)
     layouts = space.layouts(places)
-    if not places.size:
-        return _nothing(space, codes)
     held = memories(space.subject.workload, layouts)
     total = held.total_bytes
     too_much = total > cluster.gpu.device.memory_bytes
@@ -94,8 +92,7 @@ def search(space: Space, cluster: Cluster, calibration: Calibration, *, step_lim
     flat[places[on_host]] = CODE["host"]
     flat[places[too_much]] = CODE["memory"]
     kept = ~(too_much | on_host)
-    none = Parts(**{one.name: np.zeros(0) for one in fields(Parts)})
-    parts = step_parts(space.subject.workload, cluster, layouts[kept], calibration) if kept.any() else none
+    parts = step_parts(space.subject.workload, cluster, layouts[kept], calibration)
     slow = parts.step_s > step_limit_s
     flat[places[kept][slow]] = CODE["hours"]
     order = np.argsort(np.where(slow, np.inf, parts.step_s), kind="stable")[: int((~slow).sum())]
@@ -107,14 +104,6 @@ def search(space: Space, cluster: Cluster, calibration: Calibration, *, step_lim
     fastest_s = float(parts.step_s.min(initial=np.inf))
     energy = energy_j(cluster, gpus, found)
     return Found(space, codes, admitted, found, memory, energy, heavy, total[too_much | on_host], fastest_s)
-
-
-def _nothing(space: Space, codes: NDArray[np.uint8]) -> Found:
-    """A search of a space in which no layout gets as far as its bytes."""
-    none, nowhere = np.zeros(0), np.zeros(0, np.int64)
-    parts = Parts(**{one.name: none for one in fields(Parts)})
-    memory = Memories(**{one.name: none for one in fields(Memories)})
-    return Found(space, codes, nowhere, parts, memory, none, nowhere, none, np.inf)
 
 
 def energy_j(cluster: Cluster, gpus: Integers, parts: Parts) -> Reals:

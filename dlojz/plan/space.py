@@ -25,9 +25,16 @@ REASONS: Final = (
 )  # fmt: skip
 """The closed list; `dlojz.plan.reasons` says each in words. `same` is no refusal: a plainer layout stands for it."""
 CODE: Final = {name: code for code, name in enumerate(REASONS)}
-DEGREES: Final = ("gpus", "dp", "tp", "pp", "micro_batch", "micro_batches")
+DEGREES: Final = ("gpus", "dp", "tp", "pp", "cp", "micro_batch", "micro_batches")
 OPTIONS: Final = ("engine", "zero", "schedule", "chunks", "checkpointing", "sequence_parallel", "offload")
 MOST_TENSOR: Final = 64
+LEAST_CONTEXT: Final = 8192
+"""Tokens that a context-parallel rank keeps at least where it is searched; so samples of 16384 tokens are the first.
+
+Source: our choice of a limit: Llama 3 shared 131072 tokens out over 16 ranks and 8192 over none, torchtitan began with
+65536 over 2, and Megatron Core's guide ("Parallelism Strategies Guide") speaks of 8 K tokens and more; NeMo's rows have
+8192 tokens both over 2 ranks and over 1, with more tokens/s over 1.
+"""
 CHUNKS: Final = (2, 3, 4, 6, 8)
 TEXT_MICRO_BATCHES: Final = (1, 2, 3, 4, 6, 8, 12, 16)
 IMAGE_MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -92,13 +99,19 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // one for one in small)})
 
 
+def contexts_of(subject: Subject, ranks: int) -> list[int]:
+    """Context-parallel degrees that are searched among so many ranks: 1 alone for images and ordinary sequences."""
+    most = max(1, (subject.sequence_length or 0) // LEAST_CONTEXT)
+    return [one for one in divisors(ranks) if one <= most]
+
+
 def degrees_of(
     subject: Subject, gpus: Iterable[int], batch: int, given: Mapping[str, Sequence[int]]
 ) -> dict[str, Integers]:
-    """Every way to deal GPUs out to replicas, tensor-parallel ranks and stages, with every micro-batch.
+    """Every way to deal GPUs out to replicas, tensor- and context-parallel ranks and stages, with every micro-batch.
 
     Args:
-        given: values to take of `tp`, `pp`, `micro_batch` instead of all.
+        given: values to take of `tp`, `pp`, `cp`, `micro_batch` instead of all; of `dp`, those to keep.
     """
     usual = IMAGE_MICRO_BATCHES if subject.is_image else TEXT_MICRO_BATCHES
     sizes = given.get("micro_batch") or [one for one in usual if one <= batch]
@@ -110,10 +123,11 @@ def degrees_of(
             for pp in given.get("pp") or divisors(number // tp):
                 if (number // tp) % pp:
                     continue
-                dp = number // tp // pp
-                if "dp" in given and dp not in given["dp"]:
-                    continue
-                rows += [(number, dp, tp, pp, size, batch // (dp * size)) for size in sizes]
+                for cp in given.get("cp") or contexts_of(subject, number // tp // pp):
+                    dp = number // tp // pp // cp
+                    if dp * cp * pp * tp != number or ("dp" in given and dp not in given["dp"]):
+                        continue
+                    rows += [(number, dp, tp, pp, cp, size, batch // (dp * size)) for size in sizes]
     table = np.array(rows, np.int64).reshape(-1, len(DEGREES))
     return dict(zip(DEGREES, table.T, strict=True))
 
@@ -178,7 +192,7 @@ def space_of(
     degrees = degrees_of(subject, gpus, batch, given)
     options = options_of(names, given)
     codes = np.zeros((degrees["dp"].size, options["zero"].size), np.uint8)
-    for name, out in _rules(subject, degrees, options, [OFFERS[one] for one in names], batch):
+    for name, out in _rules(subject, degrees, options, [OFFERS[one] for one in names], batch, fused_attention):
         codes[(codes == 0) & out] = CODE[name]
     return Space(subject, degrees, options, tuple(names), codes, precision, fused_attention)
 
@@ -189,22 +203,24 @@ def _rules(
     options: Mapping[str, Integers],
     offers: Sequence[Offer],
     batch: int,
+    fused_attention: bool,
 ) -> Iterable[tuple[str, NDArray[np.bool_]]]:
     """Reason and whom it refuses, in order: the first that applies is told."""
-    dp, tp, pp, size, number = (degrees[name][:, None] for name in DEGREES[1:])
+    dp, tp, pp, cp, size, number = (degrees[name][:, None] for name in DEGREES[1:])
     engine, zero, schedule, chunks, _, sequence, offload = (options[name][None, :] for name in OPTIONS)
     first = SCHEDULES.index("1f1b")
     yield "same", (sequence > 0) & (tp == 1)
     yield "same", (schedule != first) & (pp == 1)
-    yield "same", (zero > 0) & (dp == 1) & (offload == 0)
+    yield "same", (zero > 0) & (dp * cp == 1) & (offload == 0)
     by_hand = np.array([one is OFFERS["by_hand"] for one in offers], bool)[engine]
     if OFFERS["torch"] in offers:
         yield "same", by_hand & ((tp == 1) | (not subject.is_image))  # what torch runs too
-    yield "engine", _not_offered(subject, degrees, options, offers)
+    yield "engine", _not_offered(subject, degrees, options, offers, fused_attention)
     fits = {int(one): not subject.misfit(int(one)) for one in np.unique(tp)}
     yield "split", ~np.vectorize(fits.__getitem__, otypes=[bool])(tp) if tp.size else tp > 0
-    shares = {int(one): subject.divides_sequence(int(one)) for one in np.unique(tp)}
-    yield "sequence", (sequence > 0) & ~np.vectorize(shares.__getitem__, otypes=[bool])(tp) if tp.size else tp > 0
+    tokens = subject.sequence_length
+    parts = sequence_parts(tp, cp, sequence)
+    yield "sequence", parts > 1 if tokens is None else tokens % parts > 0
     layers = subject.num_layers
     each = -(-layers // pp)
     uneven = np.array([one.uneven for one in offers])[engine]
@@ -216,10 +232,27 @@ def _rules(
     yield "schedule", (schedule == SCHEDULES.index("zb-h1")) & (number < pp)
 
 
+def sequence_parts(tp: Any, cp: Any, sequence_parallel: Any) -> Any:
+    """Equal parts that a sample's tokens must come to: one per tensor-parallel rank with sequence parallelism, two per
+    context-parallel rank, an early and a late one, so that the causal mask leaves all of them as much work.
+
+    Args:
+        tp, cp, sequence_parallel: numbers, or arrays of them.
+
+    Source: Megatron-LM, megatron/training/arguments.py, and torchtitan, distributed/parallel_dims.py
+    (`seq_len_divisor`).
+    """
+    return np.where(np.asarray(sequence_parallel) > 0, tp, 1) * np.where(np.asarray(cp) > 1, 2 * np.asarray(cp), 1)
+
+
 def _not_offered(
-    subject: Subject, degrees: Mapping[str, Integers], options: Mapping[str, Integers], offers: Sequence[Offer]
+    subject: Subject,
+    degrees: Mapping[str, Integers],
+    options: Mapping[str, Integers],
+    offers: Sequence[Offer],
+    fused_attention: bool,
 ) -> NDArray[np.bool_]:
-    tp, pp = degrees["tp"][:, None], degrees["pp"][:, None]
+    tp, pp, cp = (degrees[name][:, None] for name in ("tp", "pp", "cp"))
     engine, zero, schedule, _, kept, sequence, offload = (options[name][None, :] for name in OPTIONS)
 
     def table(of: Any, length: int) -> NDArray[np.bool_]:
@@ -231,6 +264,7 @@ def _not_offered(
     keeps = table(lambda one, place: CHECKPOINTING[place] in one.checkpointing, len(CHECKPOINTING))[engine, kept]
     splits = np.array([one.tensor[subject.is_image] for one in offers])[engine]
     shares = np.array([one.sequence and not subject.is_image for one in offers])[engine]
+    rings = table(lambda one, place: place in one.context, 4)[engine, zero] & (fused_attention and not subject.is_image)
     lies = np.ones_like(stages)
     for place, what in enumerate(OFFLOAD[1:], start=1):
         never = 9
@@ -239,7 +273,7 @@ def _not_offered(
     split_backward = (schedule == SCHEDULES.index("zb-h1")) & (kept > 0)
     refused: NDArray[np.bool_] = (
         np.where(pp > 1, ~(piped & order), ~stages)
-        | ~keeps | split_backward | (~splits & (tp > 1)) | (~shares & (sequence > 0)) | ~lies
+        | ~keeps | split_backward | (~splits & (tp > 1)) | (~shares & (sequence > 0)) | ~lies | (~rings & (cp > 1))
         | ((offload > 0) & ((pp > 1) | (tp > 1)))
     )  # fmt: skip
     return refused

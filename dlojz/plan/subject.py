@@ -96,10 +96,6 @@ class Subject:
                 )
         return ""
 
-    def divides_sequence(self, tp: int) -> bool:
-        """Whether so many ranks share the tokens out equally; never for images."""
-        return self.sequence_length is not None and self.sequence_length % tp == 0
-
 
 @cache
 def _catalogue_misfit(model: str, tp: int) -> str:
@@ -128,7 +124,8 @@ def subject(model: str | DecoderSize, *, image_size: int | None = None, sequence
         LabError: if there is no such model (those there are get listed), or the size does not fit it.
     """
     if isinstance(model, DecoderSize):
-        return _decoder(f"{model.num_parameters / 1e9:.3g} B", model, sequence_length)
+        sizes = f"{model.layers} × {model.hidden}"
+        return _decoder(say(en=f"decoder {sizes}", fr=f"décodeur {sizes}"), model, sequence_length)
     if not isinstance(model, str):
         raise LabError(
             say(

@@ -18,11 +18,11 @@ from dlojz.plan.candidate import Candidate, candidates_of, layouts_of
 from dlojz.plan.question import Question
 from dlojz.plan.reasons import decimal, gigabytes
 from dlojz.plan.search import Found
-from dlojz.plan.space import Integers
+from dlojz.plan.space import LEAST_CONTEXT, Integers
 from dlojz.predict.time import memories
 from dlojz.text import say
 
-FAMILIES: Final = ("data", "zero", "tensor", "pipeline", "hybrid", "offload")
+FAMILIES: Final = ("data", "zero", "tensor", "pipeline", "hybrid", "context", "offload")
 MOST_EXPOSED: Final = 0.25
 """Share of a step in exposed messages of ZeRO from which the tree turns to other ways. Our choice."""
 
@@ -132,6 +132,7 @@ def family_words(name: str) -> str:
             en="tensor and pipeline parallelism, with replicas (3D)",
             fr="Tensor et Pipeline Parallelism, avec répliques (3D)",
         ),
+        "context": say(en="sequences shared out (context parallelism)", fr="séquences partagées (Context Parallelism)"),
         "offload": say(en="offloading to the host's memory", fr="déchargement vers la mémoire de l’hôte"),
     }[name]
 
@@ -142,6 +143,7 @@ def family_of(columns: dict[str, Integers]) -> Integers:
     found = np.where(
         tensor & pipeline, 4, np.where(pipeline, 3, np.where(tensor, 2, np.where(columns["zero"] > 0, 1, 0)))
     )
+    found = np.where(columns["cp"] > 1, FAMILIES.index("context"), found)
     return np.where(columns["offload"] > 0, FAMILIES.index("offload"), found)
 
 
@@ -213,8 +215,8 @@ def tree_of(question: Question, found: Found) -> Tree:
         sharded = _alone(question, found, zero=3, checkpointing="full")
         zero = families["zero"]
         if ask(
-            f"Do the states fit if {gpus} GPUs share them (ZeRO-3), with a sample for every GPU?",
-            f"Les états tiennent-ils si {gpus} GPU se les partagent (ZeRO-3), avec un échantillon par GPU ?",
+            f"Do the states fit if {gpus} GPUs share them (ZeRO-3), and has each GPU whole samples?",
+            f"Les états tiennent-ils si {gpus} GPU se les partagent (ZeRO-3), chacun avec des échantillons entiers ?",
             bool(zero.admitted),
             *compared(sharded),
             (say(en="samples per GPU", fr="échantillons par GPU"), decimal(batch / gpus, 2)),
@@ -247,7 +249,7 @@ def _split(question: Question, families: dict[str, Family], ask: Any) -> str:
     for name, family in (("hybrid", hybrid), ("pipeline", pipeline)):
         one = family.best
         if one is not None:
-            ask(
+            filled = ask(
                 "Are there enough micro-batches to fill a pipeline?",
                 "Y a-t-il assez de micro-batches pour remplir un pipeline ?",
                 one.micro_batches >= 4 * (one.pp - 1),
@@ -258,5 +260,24 @@ def _split(question: Question, families: dict[str, Family], ask: Any) -> str:
                     f"{decimal(100 * (one.pp - 1) / (one.chunks * one.micro_batches), 0)} %",
                 ),
             )
-            return name
+            return name if filled or not _long(question, families, ask) else "context"
+    if _long(question, families, ask):
+        return "context"
     return next(name for name in ("offload", *FAMILIES) if families[name].admitted)
+
+
+def _long(question: Question, families: dict[str, Family], ask: Any) -> bool:
+    """Whether the sequences are long enough to share out; asked where that was searched, and fits."""
+    context = families["context"]
+    if context.best is None:
+        return False
+    tokens = question.subject.sequence_length or 0
+    answer: bool = ask(
+        f"Are the sequences long enough to be shared out, {LEAST_CONTEXT} tokens or more to a rank?",
+        f"Les séquences sont-elles assez longues pour être partagées, {LEAST_CONTEXT} tokens ou plus par rang ?",
+        tokens // context.best.cp >= LEAST_CONTEXT,
+        ("tokens", str(tokens)),
+        ("cp", str(context.best.cp)),
+        (say(en="tokens of a rank", fr="tokens par rang"), str(tokens // context.best.cp)),
+    )
+    return answer

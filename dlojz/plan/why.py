@@ -18,7 +18,7 @@ from dlojz.plan.engines import OFFERS
 from dlojz.plan.explain import Verdict, admitted, beside, refused
 from dlojz.plan.question import MOST_BATCH, MOST_GPUS, Question, whole
 from dlojz.plan.search import Found, search
-from dlojz.plan.space import CODE, REASONS, Integers
+from dlojz.plan.space import CODE, REASONS, Integers, contexts_of
 from dlojz.predict.time import CHECKPOINTING, OFFLOAD, SCHEDULES
 from dlojz.schema import LabError, one_of
 from dlojz.text import say
@@ -29,10 +29,11 @@ _MOST: Final = {
     "dp": MOST_GPUS,
     "tp": MOST_GPUS,
     "pp": MOST_GPUS,
+    "cp": MOST_GPUS,
     "micro_batch": MOST_BATCH,
     "chunks": 1024,
 }
-FIELDS: Final = ("gpus", "dp", "tp", "pp", "zero", "micro_batch", "schedule", "chunks", "checkpointing",
+FIELDS: Final = ("gpus", "dp", "tp", "pp", "cp", "zero", "micro_batch", "schedule", "chunks", "checkpointing",
                  "sequence_parallel", "offload", "engine")  # fmt: skip
 """By which a layout is asked for."""
 
@@ -104,19 +105,21 @@ def verdict_of(question: Question, found: Found, fields: Mapping[str, Any]) -> V
 
 def _no_such_degrees(question: Question, wanted: Mapping[str, int]) -> Candidate | None:
     """The layout asked for, if its degrees do not come to the GPUs of the question; None if they do."""
-    degrees = {name: wanted[name] for name in ("dp", "tp", "pp") if name in wanted}
+    degrees = {name: wanted[name] for name in ("dp", "tp", "pp", "cp") if name in wanted}
     product = int(np.prod([*degrees.values(), 1]))
     numbers = [wanted["gpus"]] if "gpus" in wanted else list(question.gpus)
-    complete = len(degrees) == 3
-    if any(product == number if complete else number % product == 0 for number in numbers):
+    over = [number // product for number in numbers if number % product == 0]
+    if {"dp", "tp", "pp"} <= set(degrees):  # what is left over is cp, where that was not given and is searched
+        over = [one for one in over if one in ([1] if "cp" in degrees else contexts_of(question.subject, one))]
+    if over:
         return None
-    dp, tp, pp = (degrees.get(name, 1) for name in ("dp", "tp", "pp"))
+    dp, tp, pp, cp = (degrees.get(name, 1) for name in ("dp", "tp", "pp", "cp"))
     size = wanted.get("micro_batch", 1)
     return Candidate(
         numbers[0], dp, tp, pp, wanted.get("zero", 0), size,
         question.batch // (dp * size), SCHEDULES[wanted.get("schedule", 0)], wanted.get("chunks", 1),
         CHECKPOINTING[wanted.get("checkpointing", 0)], bool(wanted.get("sequence_parallel", 0)),
-        OFFLOAD[wanted.get("offload", 0)], question.engines[wanted.get("engine", 0)],
+        OFFLOAD[wanted.get("offload", 0)], question.engines[wanted.get("engine", 0)], cp,
     )  # fmt: skip
 
 

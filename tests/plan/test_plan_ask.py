@@ -82,6 +82,12 @@ def test_a_model_that_fits_nowhere_says_what_is_missing_and_where_it_would_fit()
         plan("megatron-1t", name, gpus=int(gpus) // 2, batch=512, engines="megatron-core", simulate=1)
 
 
+def test_what_the_hosts_memory_lacks_is_told_in_bytes() -> None:
+    """175 B: 16 bytes of states and 2 of weights for each parameter, over two nodes of 192 GB."""
+    with pytest.raises(LabError, match=r"would offload 1,571\.\d GB from the 4 GPUs of a node, whose memory is 192"):
+        plan("gpt3-175b", "jean_zay_v100_32", gpus=8, batch=64)
+
+
 def test_the_smallest_place_is_the_smallest(gpt2: Plan) -> None:
     place = smallest_place(gpt2.question)
     assert place is not None and fits_on(gpt2.question, place.cluster, place.gpus)

@@ -162,6 +162,25 @@ def test_torchtitan_and_torchrun_read_theirs_back(llama: Plan, fields: dict[str,
         assert ("parallelism.pipeline_parallel_schedule_csv" in read) == (one.schedule == "zb-h1")
 
 
+def test_context_parallelism_is_read_back_and_is_no_run_of_the_lab() -> None:
+    made = plan(LLAMA, "jean_zay_a100", gpus=16, batch=64, sequence_length=32768, simulate=1)
+    core = made.choose(engine="megatron-core", cp=2)
+    assert read_megatron(program(core)[1:])["context_parallel_size"] == 2
+    titan = made.choose(engine="torch", cp=4, zero=3)
+    read = read_torchtitan(program(titan)[2:])
+    assert read["parallelism.context_parallel_degree"] == 4
+    degrees = [read[f"parallelism.{name}_degree"] for name in ("data_parallel_shard", "tensor_parallel")]
+    assert 4 * degrees[0] * degrees[1] * titan.candidate.pp == 16
+    assert "context_parallel_size" not in read_megatron(program(made.choose(engine="megatron-core", cp=1))[1:])
+    own = plan("llama_2_7b", "jean_zay_h100", gpus=16, batch=16, sequence_length=65536, simulate=1)
+    shared, whole = own.choose(cp=2), own.choose(cp=1)
+    with pytest.raises(LabError, match=r"context parallelism over 2 ranks is no run of this lab.*choose\(cp=1\)"):
+        shared.config()
+    assert set(documents(shared)) == {"arguments.txt", "torchrun.txt"} and not shared.is_run
+    assert "run_config.json" in documents(whole) and whole.is_run
+    assert "torchtitan.train" in batch_script(shared, Site.of(machine("jean_zay_h100")), hours=1)
+
+
 def test_one_node_needs_no_rendezvous() -> None:
     assert torchrun_arguments(4, 8) == ["--nnodes", "1", "--nproc-per-node", "4", "--standalone"]
 

@@ -12,6 +12,7 @@ from dlojz.plan.ask import plan
 from dlojz.plan.candidate import candidates_of, layouts_of
 from dlojz.plan.engines import OF_GIANTS
 from dlojz.plan.ranks import fullest
+from dlojz.plan.reasons import gigabytes
 from dlojz.plan.search import MOST_ACTIONS, energy_j, front_of, pareto, search
 from dlojz.plan.space import CODE, space_of
 from dlojz.plan.subject import subject
@@ -95,6 +96,18 @@ def test_the_planner_finds_what_llama_3_was_trained_with() -> None:
     assert made.best.evidence is not None and made.best.evidence.row.table == "llama-3"
 
 
+def test_long_sequences_are_shared_out_as_llama_3s_were() -> None:
+    """t8 · c16 for 131072 tokens on 16384 H100 (the same table), with 8192 tokens to a rank."""
+    made = plan(
+        "llama-3-405b", "grand_teton", gpus=16384, batch=128, sequence_length=131072, engines="torch", simulate=1
+    )
+    one = made.best.candidate
+    assert (one.tp, one.cp) == (8, 16) and "cp 16" in one.title
+    assert made.best.evidence is not None and made.best.evidence.row.cp == 16
+    assert made.tree.leaf == made.tree.found == "context" and "131072" in repr(made.tree)
+    assert any(each.candidate.cp > 1 for each in made.pareto)
+
+
 def test_simulated_and_closed_form_agree_where_stages_are_equal(tiny: Plan) -> None:
     equal = [one for one in tiny.top if 6 % one.candidate.pp == 0 and one.simulation is not None]
     assert equal
@@ -112,7 +125,10 @@ def test_advice_is_no_refusal(bloom: Plan, gpt2: Plan) -> None:
         "crosses" in one for one in bloom.best.advice()
     )
     fullest_place = int(np.argmax(bloom.found.memory.total_bytes))
-    assert any("marginal" in one for one in bloom.choice(fullest_place).advice())
+    full = bloom.choice(fullest_place)
+    told = next(one for one in full.advice() if "marginal" in one)
+    roomy = next(one for one in map(bloom.choice, range(bloom.found.admitted.size)) if len(one.advice()) == 0)
+    assert roomy.candidate.title in told and f"leaves {gigabytes(roomy.margin_bytes)}" in told
     waiting = int(np.argmax(gpt2.found.parts.bubble / gpt2.found.step_s))
     assert any("waits" in one for one in gpt2.choice(waiting).advice())
 

@@ -12,19 +12,19 @@ from dlojz.evidence import DecoderSize
 from dlojz.plan.answer import Plan
 from dlojz.plan.candidate import Candidate, candidates_of, layouts_of
 from dlojz.plan.engines import OFFERS, chosen
-from dlojz.plan.space import CODE, REASONS, degrees_of, divisors, space_of
+from dlojz.plan.space import CODE, LEAST_CONTEXT, REASONS, degrees_of, divisors, space_of
 from dlojz.plan.subject import published, subject
 from dlojz.schema import LabError
 
 
-def _plainly(one: Candidate, size: DecoderSize, batch: int) -> str:  # noqa: PLR0911 - one rule a line
+def _plainly(one: Candidate, size: DecoderSize, batch: int, fused: bool) -> str:  # noqa: PLR0911 - one rule a line
     """The same rules, one layout at a time and without arrays."""
     offer = OFFERS[one.engine]
     if one.sequence_parallel and one.tp == 1:
         return "same"
     if one.schedule != "1f1b" and one.pp == 1:
         return "same"
-    if one.zero and one.dp == 1 and one.offload == "none":
+    if one.zero and one.dp * one.cp == 1 and one.offload == "none":
         return "same"
     wrong = [
         one.zero not in (offer.zero_pipeline if one.pp > 1 else offer.zero),
@@ -33,6 +33,7 @@ def _plainly(one: Candidate, size: DecoderSize, batch: int) -> str:  # noqa: PLR
         one.schedule == "zb-h1" and one.checkpointing != "none",
         one.tp > 1 and not offer.tensor[0],
         one.sequence_parallel and not offer.sequence,
+        one.cp > 1 and not (fused and one.zero in offer.context),
         one.offload != "none" and (one.tp > 1 or one.pp > 1),
         one.offload != "none" and not any(each.what == one.offload and one.zero >= each.zero for each in offer.offload),
     ]
@@ -40,7 +41,8 @@ def _plainly(one: Candidate, size: DecoderSize, batch: int) -> str:  # noqa: PLR
         return "engine"
     if any(number % one.tp for number in (size.heads, size.kv_heads, size.mlp_width)):
         return "split"
-    if one.sequence_parallel and size.sequence_length % one.tp:
+    parts = (one.tp if one.sequence_parallel else 1) * (2 * one.cp if one.cp > 1 else 1)
+    if size.sequence_length % parts:
         return "sequence"
     stages = [0] * one.pp
     each = -(-size.layers // one.pp)
@@ -60,19 +62,24 @@ def _plainly(one: Candidate, size: DecoderSize, batch: int) -> str:  # noqa: PLR
 
 
 @pytest.mark.parametrize(
-    ("size", "gpus", "batch"),
+    ("size", "gpus", "batch", "fused"),
     [
-        (DecoderSize(6, 96, 6, 100, 32, kv_heads=2), (4,), 12),
-        (DecoderSize(8, 64, 4, 100, 30), (8,), 16),
-        (DecoderSize(5, 48, 3, 100, 32), (1, 6), 7),
+        (DecoderSize(6, 96, 6, 100, 32, kv_heads=2), (4,), 12, True),
+        (DecoderSize(8, 64, 4, 100, 30), (8,), 16, True),
+        (DecoderSize(5, 48, 3, 100, 32), (1, 6), 7, True),
+        (DecoderSize(6, 96, 6, 100, 4 * LEAST_CONTEXT), (12,), 6, True),  # cp = 1, 2, 3, 4, of which 3 divides nothing
+        (DecoderSize(6, 96, 6, 100, 4 * LEAST_CONTEXT), (4,), 6, False),
     ],
 )
-def test_every_code_is_that_of_the_rules_read_plainly(size: DecoderSize, gpus: tuple[int, ...], batch: int) -> None:
+def test_every_code_is_that_of_the_rules_read_plainly(
+    size: DecoderSize, gpus: tuple[int, ...], batch: int, fused: bool
+) -> None:
     names = ("megatron-core", "megatron-deepspeed", "deepspeed", "torch")
-    space = space_of(subject(size), gpus, batch, names, "bf16", True)
+    space = space_of(subject(size), gpus, batch, names, "bf16", fused)
     everything = candidates_of(space, np.arange(space.codes.size))
     found = [REASONS[code] for code in space.codes.reshape(-1).tolist()]
-    plainly = [_plainly(one, size, batch) for one in everything]
+    plainly = [_plainly(one, size, batch, fused) for one in everything]
+    assert all(one.dp * one.tp * one.pp * one.cp == one.gpus for one in everything)
     assert found == plainly
     assert len(set(everything)) == len(everything), "no layout is there twice"
     assert {"", "engine", "batch"} <= set(found)
@@ -97,6 +104,13 @@ def test_all_ways_to_deal_gpus_out() -> None:
     found = degrees_of(subject("gpt2"), [12], 4, {"micro_batch": (1,)})
     ways = {(dp, tp, pp) for dp in divisors(12) for tp in divisors(12) for pp in divisors(12) if dp * tp * pp == 12}
     assert set(zip(found["dp"].tolist(), found["tp"].tolist(), found["pp"].tolist(), strict=True)) == ways
+
+
+@pytest.mark.parametrize(("tokens", "degrees"), [(2048, {1}), (16383, {1}), (16384, {1, 2}), (65536, {1, 2, 3, 4, 6})])
+def test_context_parallelism_is_searched_where_every_rank_keeps_enough_tokens(tokens: int, degrees: set[int]) -> None:
+    found = degrees_of(subject("megatron-18b", sequence_length=tokens), [12], 4, {"micro_batch": (1,)})
+    assert set(found["cp"].tolist()) == degrees and min(tokens // one for one in degrees) >= min(tokens, LEAST_CONTEXT)
+    assert set(degrees_of(subject("coatnet_tiny"), [12], 4, {})["cp"].tolist()) == {1}
 
 
 def test_libraries_are_those_that_can_run_the_model() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,8 +13,8 @@ from dlojz.plan.ask import plan
 from dlojz.plan.candidate import FREE, Candidate, candidates_of
 from dlojz.plan.change import code_of
 from dlojz.plan.ranks import PARTS, fullest, rank_memories
-from dlojz.plan.reasons import NAMES, gigabytes, reason_words
-from dlojz.plan.space import CODE, REASONS
+from dlojz.plan.reasons import NAMES, gigabytes, more_percent, reason_words
+from dlojz.plan.space import CODE, LEAST_CONTEXT, REASONS
 from dlojz.schema import LabError
 from dlojz.text import use_language
 
@@ -101,6 +103,68 @@ def test_each_reason_is_told_with_its_numbers(tiny: Plan, fields: dict[str, obje
     assert verdict.reason == reason and words in verdict.sentence
     assert str(verdict).splitlines()[0] == verdict.candidate.title and repr(verdict) == str(verdict)
     assert verdict.as_dict()["reason"] == reason
+
+
+LONG = DecoderSize(layers=6, hidden=512, heads=8, vocabulary=1000, sequence_length=4 * LEAST_CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def long() -> Plan:
+    """A decoder whose sequences are long enough to be shared out."""
+    return plan(LONG, "jean_zay_a100", gpus=8, batch=16, simulate=1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "words"),
+    [
+        ({"cp": 2, "engine": "deepspeed"}, "engine", "deepspeed does not offer context parallelism."),
+        ({"cp": 2, "engine": "torch", "zero": 0}, "engine", "with ZeRO-0, only with zero = 2, 3"),
+        ({"cp": 3}, "gpus", "dp × tp × pp × cp = 1 × 1 × 1 × 3 = 3 is not the 8 GPUs"),
+        ({"dp": 2, "tp": 2, "pp": 1, "cp": 4}, "gpus", "2 × 2 × 1 × 4 = 16 is not the 8 GPUs"),
+        ({"dp": 1, "tp": 1, "pp": 1}, "gpus", "1 × 1 × 1 = 1 is not the 8 GPUs"),
+    ],
+)
+def test_context_parallelism_has_its_reasons(long: Plan, fields: dict[str, object], reason: str, words: str) -> None:
+    verdict = long.why(**fields)
+    assert verdict.reason == reason and words in verdict.sentence
+
+
+def test_context_parallelism_is_admitted_named_and_completed(long: Plan) -> None:
+    assert long.why(cp=2).admitted and "cp 2" in long.why(cp=2).candidate.title
+    asked = long.why(dp=2, tp=1, pp=2, micro_batch=1)  # what is left of eight GPUs shares the sequence out
+    assert asked.candidate.cp == 2 and asked.admitted
+    assert "cp" not in long.choose(cp=1).candidate.title
+    shares = long.why(cp=8)
+    assert shares.admitted and "does not try" in shares.sentence, "fewer tokens than are searched"
+
+
+def test_context_parallelism_needs_tokens_that_come_out_even_and_a_fused_attention(tiny: Plan) -> None:
+    odd = replace(LONG, sequence_length=3 * LEAST_CONTEXT + 2)
+    verdict = plan(odd, "jean_zay_a100", gpus=4, batch=16, simulate=1).why(cp=2, tp=1)
+    assert verdict.reason == "sequence" and "in 2 × cp = 2 × 2 parts, 4 in all" in verdict.sentence
+    written = plan(LONG, "jean_zay_a100", gpus=4, batch=16, fused_attention=False, simulate=1)
+    assert all(one.cp == 1 for one in candidates_of(written.found.space, written.found.admitted))
+    assert "without a fused attention" in written.why(cp=2).sentence
+    assert tiny.why(cp=2).admitted and "does not try" in tiny.why(cp=2).sentence
+    image = plan("coatnet_tiny", "jean_zay_a100", gpus=2, batch=4, simulate=1)
+    assert "context parallelism for images" in image.why(cp=2).sentence
+
+
+def test_sharing_the_sequence_out_is_a_lever() -> None:
+    wide = DecoderSize(layers=24, hidden=4096, heads=32, vocabulary=32000, sequence_length=4 * LEAST_CONTEXT)
+    made = plan(wide, "jean_zay_a100", gpus=8, batch=16, simulate=1)
+    verdict = made.why(dp=8, tp=1, pp=1, engine="torch", zero=3, checkpointing="none", micro_batch=1)
+    assert verdict.reason == "memory"
+    lever = next(one for one in verdict.levers if dict(one.changed) == {"cp": (1, 2)})
+    assert lever.memory_delta_bytes < 0 and lever.to.dp == 4
+    assert made.why(**{name: getattr(lever.to, name) for name in ("dp", *FREE)}).memory_bytes == pytest.approx(
+        verdict.memory_bytes + lever.memory_delta_bytes
+    )
+
+
+def test_a_change_that_costs_nothing_says_so() -> None:
+    assert more_percent(1.0) == more_percent(0.999) == "±0 %"
+    assert more_percent(1.25) == "+25 %" and more_percent(0.9) == "−10 %"
 
 
 def test_the_heads_must_be_divided(gpt2: Plan) -> None:

@@ -43,7 +43,14 @@ HABITS: Final[dict[str, Engine]] = {
         True, 0.0, 0, True, 0.0, False, "Narayanan et al. 2021, §4.1: scatter/gather; collectives not overlapped"
     ),
     "megatron-deepspeed": Engine(
-        True, 0.0, 0, True, 0.0, True, "deepspeed/runtime/pipe/engine.py: is_pipe_partitioned = is_model_parallel"
+        True,
+        0.0,
+        1,
+        True,
+        0.0,
+        True,
+        "deepspeed/runtime/pipe/engine.py: is_pipe_partitioned = is_model_parallel; with a pipeline it refuses ZeRO-2 "
+        "and 3, so that how it gathers and reduces then is deepspeed's",
     ),
     "deepspeed": Engine(
         True,

@@ -55,7 +55,7 @@ def by_stages(layouts: Layouts) -> tuple[Layouts, Integers, list[tuple[int, bool
     key = layouts.pp * 2 + layouts.embedding_slots
     order = np.argsort(key, kind="stable")
     values, starts = np.unique(key[order], return_index=True)
-    ends = [*starts[1:].tolist(), len(key)]
+    ends = [*starts[1:].tolist(), len(key)][: len(values)]  # none at all, of no layouts
     spans = zip(values.tolist(), starts.tolist(), ends, strict=True)
     return layouts[order], order, [(value // 2, bool(value % 2), slice(start, end)) for value, start, end in spans]
 

@@ -10,6 +10,7 @@ Symbols: s, b, h, a, t, p, m as in `dlojz.predict.activation_forms`; w width of 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -192,23 +193,36 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, held: Real
 
 
 def _image_activations(workload: Workload, layouts: Layouts, counts: Reals) -> tuple[Reals, Reals]:
-    """What blocks keep of one micro-batch: what their operators read, in 16 bit; with full checkpointing their input.
+    """What blocks keep of one micro-batch: what their operators read, in 16 bit; with full checkpointing their input;
+    with selective checkpointing that and what their products give, which is not more than all of it.
 
-    The other figure is the largest block computed again.
+    The other figure is the largest block computed again, less what of it is kept.
+
+    Source: `dlojz.models.blocks.run_checkpointed`.
     """
     kept, live = np.zeros(len(layouts)), np.zeros(len(layouts))
     full = layouts.checkpointing == CHECKPOINTING.index("full")
+    selective = layouts.checkpointing == CHECKPOINTING.index("selective")
     for kind, count in zip(workload.kinds, counts, strict=True):
-        all_bytes = layouts.micro_batch * kept_bytes(workload, kind.name) * (layouts.element_bytes / 2)
-        boundary = layouts.micro_batch * float(layouts.element_bytes) * kind.elements
-        kept = kept + count * np.where(full & kind.recomputed, boundary, all_bytes)
-        live = np.maximum(live, np.where(full & kind.recomputed & (count > 0), all_bytes, 0.0))
+        samples = layouts.micro_batch * (layouts.element_bytes / 2)
+        whole, given = (samples * one for one in kept_bytes(workload, kind.name))
+        boundary = samples * 2 * kind.elements
+        own = np.where(full, boundary, np.where(selective, np.minimum(boundary + given, whole), whole))
+        own = own if kind.recomputed else whole
+        kept = kept + count * own
+        again = np.where(full, whole, np.where(selective, whole - own, 0.0))
+        live = np.maximum(live, again if kind.recomputed and count > 0 else 0.0)
     return kept, live
 
 
-def kept_bytes(workload: Workload, kind: str) -> float:
-    """Bytes that one sample keeps in a block: half of what its operators move forward, which is what they read."""
+@lru_cache(maxsize=1024)
+def kept_bytes(workload: Workload, kind: str) -> tuple[float, float]:
+    """Bytes that one sample keeps in a block: half of what its operators move forward, which is what they read; and of
+    the results of its products alone.
+    """
     found = next(one for one in workload.kinds if one.name == kind)
     operators = found.operators(Cut(1))
-    products = sum(2.0 * each.batch * each.m * each.k for one in operators for each in one.forward)
-    return products + sum(one.forward_bytes for one in operators) / 2
+    products = [each for one in operators for each in one.forward]
+    read = sum(2.0 * each.batch * each.m * each.k for each in products)
+    given = sum(2.0 * each.batch * each.m * each.n for each in products)
+    return read + sum(one.forward_bytes for one in operators) / 2, given

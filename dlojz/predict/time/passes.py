@@ -63,12 +63,18 @@ def cuts_of(layouts: Layouts) -> tuple[list[Cut], Integers]:
 
 
 def kind_times(
-    kind: Kind, cut: Cut, cluster: Cluster, calibration: Calibration, precision: Precision
+    kind: Kind, cut: Cut, cluster: Cluster, calibration: Calibration, precision: Precision, decoder: bool = True
 ) -> tuple[float, float, float]:
-    """Forward, backward and the forward of attention's core, in seconds, of one layer of a kind."""
+    """Forward, backward and the forward of what selective checkpointing computes again, in seconds, of one layer.
+
+    That is attention's core in a decoder, and in a block of an image model all that is no product.
+
+    Source: Korthikanti et al. 2022, §5; `dlojz.models.blocks.run_checkpointed` keeps products, convolutions, attention.
+    """
     operators = kind.operators(cut)
     seconds = partial(operators_s, gpu=cluster.gpu, calibration=calibration, precision=precision, blocking=cut.blocking)
-    return *seconds(operators), seconds([one for one in operators if one.core])[0]
+    again = [one for one in operators if (one.core if decoder else not one.forward)]
+    return *seconds(operators), seconds(again)[0]
 
 
 def message_times(
@@ -101,23 +107,24 @@ def message_times(
 def passes_of(workload: Workload, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Passes:
     """The seconds of every layer kind for every layout.
 
-    Selective checkpointing computes attention's core again, full checkpointing all of a layer, with its messages.
+    Selective checkpointing computes attention's core again (of image models all but products; see `kind_times`), full
+    checkpointing all of a layer, with its messages.
 
     Source: Korthikanti et al. 2022, §5; SC21 (Narayanan et al. 2021), §3.5.
     """
     cuts, place = cuts_of(layouts)
-    precision = layouts.precision
+    precision, decoder = layouts.precision, workload.size is not None
     kinds = workload.kinds
     table = np.zeros((5, len(kinds), len(cuts)))
     for column, cut in enumerate(cuts):
         for row, kind in enumerate(kinds):
-            table[:3, row, column] = kind_times(kind, cut, cluster, calibration, precision)
+            table[:3, row, column] = kind_times(kind, cut, cluster, calibration, precision, decoder)
             table[3:, row, column] = message_times(kind, cut, cluster, calibration, precision)
     forward, backward, core, message, message_back = table[:, :, place]
     exposed = 1.0 - np.maximum(habit(layouts, "hidden_tensor"), ASYNCHRONOUS * layouts.asynchronous)
     inner = np.array([kind.recomputed for kind in kinds])[:, None]
     full = inner * (layouts.checkpointing == CHECKPOINTING.index("full"))
     selective = inner * (layouts.checkpointing == CHECKPOINTING.index("selective"))
-    share = habit(layouts, "selective_share")
+    share = habit(layouts, "selective_share") if decoder else np.zeros(len(layouts))
     again = full * forward + selective * np.where(share > 0, share * forward, core)
     return Passes(forward, backward, again, message * exposed, (message_back + full * message) * exposed)

@@ -146,6 +146,20 @@ def update_s(weights: Reals, cluster: Cluster, layouts: Layouts, calibration: Ca
     return np.where(moved, host, own * ADAM_BYTES / memory) + 4 * weights / memory
 
 
+def fetched_s(weights: Reals, layouts: Layouts) -> Reals:
+    """Seconds in which a rank's share of weights that lie in the host's memory comes down its link, for the forward and
+    for the backward of one micro-batch: 2 bytes per parameter and pass, which run beside the computation like ZeRO-3's
+    gathers.
+
+    Unconfirmed: no row tells the link's share from that of the gathers that follow it.
+
+    Source: ZeRO-Infinity (arXiv 2104.07857), §6.1: each rank fetches its share over its own link; §6.2: beside
+    computation and gathers, of which we take the latter only.
+    """
+    down = 2 * layouts.element_bytes * weights / layouts.zero_shards / HOST_LINK_BYTES_PER_S
+    return np.where(layouts.offload == OFFLOAD.index("all"), down, 0.0)
+
+
 HOST_LINK_BYTES_PER_S = 20e9
 """PCIe 4.0 × 16 as reached by large pinned copies; of one GPU. Unconfirmed on Jean Zay."""
 HOST_MEMORY_BYTES_PER_S = 150e9
@@ -180,6 +194,7 @@ def parts_of(
         for each in (passes.forward, passes.backward, passes.again, passes.tensor_forward + passes.tensor_backward)
     )
     once, every, last = gathered_s(weights, cluster, layouts, calibration)
+    every = every + fetched_s(weights, layouts)
     overlap = np.where((layouts.overlap > 0) | (layouts.zero == 3), calibration.overlap, 0.0)
     work = forward + backward + again + tensor + 2 * boundary
     slowest = np.argmax(work, axis=0)[None, :]

@@ -7,8 +7,10 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
+from dlojz.config import RunConfig
 from dlojz.evidence import DecoderSize
 from dlojz.hardware import cluster
+from dlojz.predict import predict
 from dlojz.predict.activation_forms import Checkpointing, Shape, first_stage_layers, layer_bytes
 from dlojz.predict.state_forms import Offload, bytes_per_parameter
 from dlojz.predict.time import Layouts, calibration, estimate, memories, simulate, workload
@@ -70,6 +72,37 @@ def test_more_of_anything_needs_more_memory_and_sharding_less() -> None:
     assert total(zero=0) > total(zero=1) > total(zero=2) > total(zero=3)
     assert total(zero=1, offload="optimizer") < total(zero=1)
     assert total(gradient_bytes=4) > total()
+
+
+def test_context_parallelism_shares_out_what_grows_with_the_sequence_and_nothing_else() -> None:
+    one, two = (memories(workload(SIZE), Layouts.of(tp=8, cp=cp, checkpointing="selective")) for cp in (1, 2))
+    for name in ("activations", "edges", "live"):
+        assert getattr(two, name)[0] == pytest.approx(getattr(one, name)[0] / 2, rel=1e-12)
+    assert two.weights[0] == one.weights[0] and two.optimizer[0] == one.optimizer[0]
+    sharded = memories(workload(SIZE), Layouts.of(tp=8, cp=2, zero=1))
+    assert sharded.optimizer[0] == pytest.approx(one.optimizer[0] / 2), "ZeRO shards over dp · cp ranks"
+
+
+@pytest.mark.parametrize("model", [SIZE, "coatnet_tiny"])
+def test_no_layouts_need_no_memory_and_no_time(model: DecoderSize | str) -> None:
+    none = Layouts.of(dp=[1, 2])[np.zeros(0, int)]
+    made = estimate(workload(model), cluster("selene"), none, calibration("a100"))
+    assert made.step_s.shape == made.memory_bytes.shape == made.fits.shape == (0,)
+    assert memories(workload(model), Layouts.of(dp=[])).total_bytes.shape == (0,)
+
+
+@pytest.mark.parametrize("model", ["coatnet_tiny", "coatnet_0", "vit_tiny"])
+def test_an_image_models_selective_checkpointing_lies_between_none_and_full(model: str) -> None:
+    """Within a third of the exact forecast: depthwise convolutions are counted as passes here, and kept there."""
+    kept, peak = {}, {}
+    for kind in ("none", "selective", "full"):
+        made = memories(workload(model), Layouts.of("bf16", micro_batch=8, checkpointing=kind))
+        kept[kind], peak[kind] = float(made.activations[0]), float((made.activations + made.live)[0])
+    assert kept["full"] < kept["selective"] < kept["none"]
+    assert peak["full"] <= peak["selective"] <= peak["none"] * (1 + 1e-12)
+    config = RunConfig.of(model=model, micro_batch=8, checkpointing="selective", precision="bf16")
+    exact = predict(config).memory.activations_bytes
+    assert kept["selective"] == pytest.approx(exact, rel=1 / 3)
 
 
 def test_what_does_not_fit_is_said() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from dlojz.hardware import cluster
 from dlojz.predict.time import Layouts, calibration, estimate, simulate, workload
 from dlojz.predict.time.communication import collective_s
 from dlojz.predict.time.stages import stages_of
-from dlojz.predict.time.step import exposed_s
+from dlojz.predict.time.step import HOST_LINK_BYTES_PER_S, exposed_s
 from dlojz.schema import LabError
 
 SELENE = cluster("selene")
@@ -107,6 +107,38 @@ def test_overlap_lies_between_the_sum_and_the_longer() -> None:
     assert none.tolist() == message.tolist()
     assert half == pytest.approx(np.hypot(message, compute) - compute)
     assert full == pytest.approx(np.maximum(message - compute, 0), abs=0.02)
+
+
+def test_offloaded_weights_cross_the_hosts_link_twice_per_micro_batch() -> None:
+    """Two bytes down for each pass, of the share of a rank; without overlap nothing hides them."""
+    columns = {"dp": 8, "zero": 3, "micro_batches": 4, "engine": "deepspeed", "offload": ["optimizer", "all"]}
+    made = estimate(workload(SIZE), SELENE, Layouts.of(**columns), replace(FOUND, overlap=0.0))  # type: ignore[arg-type]
+    weights = workload(SIZE).num_parameters
+    assert made.parts.data[1] - made.parts.data[0] == pytest.approx(4 * 4 * weights / 8 / HOST_LINK_BYTES_PER_S)
+    assert made.parts.optimizer[1] == made.parts.optimizer[0]
+    hidden = estimate(workload(SIZE), SELENE, Layouts.of(**columns), FOUND)  # type: ignore[arg-type]
+    assert made.step_s[1] >= hidden.step_s[1] >= hidden.step_s[0]
+
+
+def test_without_a_pipeline_megatron_deepspeed_shards_as_deepspeed_does() -> None:
+    made = estimate(
+        workload(SIZE), SELENE, Layouts.of(dp=32, zero=[2, 2, 3, 3], micro_batches=4, gradient_bytes=2,
+                                           engine=["deepspeed", "megatron-deepspeed"] * 2), FOUND,
+    )  # fmt: skip
+    assert made.parts.data[0] == made.parts.data[1] and made.parts.data[2] == made.parts.data[3]
+
+
+def test_an_image_models_selective_checkpointing_computes_again_what_is_no_product() -> None:
+    none, selective, full = (
+        estimate(
+            workload("coatnet_tiny"),
+            SELENE,
+            Layouts.of("bf16", micro_batch=8, checkpointing=one, engine="torchtitan"),
+            FOUND,
+        ).parts
+        for one in ("none", "selective", "full")
+    )
+    assert none.recompute[0] == 0 < selective.recompute[0] < full.recompute[0] == pytest.approx(full.forward[0])
 
 
 def test_zero_3_collapses_as_published() -> None:
