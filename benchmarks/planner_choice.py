@@ -2,10 +2,11 @@
 
     python benchmarks/planner_choice.py --rounds 8 --figure planner_choice.png --out planner_choice.json
 
-For each model and number of processes, every layout is built on the same forked ranks, and each round runs one step of
-each (forward, backward, update), in alternating order, so that the machine's noise falls on all alike; a step is over
-when its slowest rank is, and the median of the rounds counts. The micro-benchmark is run before and after them, and
-the prediction is the mean of what both say. The choice is the layout of the least predicted step; what it loses is its
+For each model and number of processes, the planner's best layouts of every kind (degrees, ZeRO stage, schedule,
+recomputation; two numbers of micro-batches) are built on the same forked ranks, and each round runs one step of each
+(forward, backward, update), in alternating order, so that the machine's noise falls on all alike; a step is over when
+its slowest rank is, and the median of the rounds counts. The micro-benchmark is run before and after them, and the
+prediction is the mean of what both say. The choice is the layout of the least predicted step; what it loses is its
 measured step over the best measured one.
 """
 
@@ -15,27 +16,19 @@ import json
 import os
 import statistics
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-import torch.distributed as dist
 import tyro
 
-from dlojz import models
 from dlojz.config import RunConfig
 from dlojz.launch.calibrating import measure_machine
+from dlojz.launch.choosing import measure_steps
+from dlojz.plan.here import LocalChoice, plan_here
 from dlojz.predict.time.local_step import local_step_s
 from dlojz.predict.time.measured import Measured
-from dlojz.predict.time.measured_site import site
-from dlojz.ranks.forks import spmd
-from dlojz.schema import LabError
-from dlojz.train import engines, loop
 
 GOAL_ERROR, GOAL_LOSS = 0.15, 0.05
-WARM = 2
 MODELS = ("coatnet_tiny", "gpt_tiny", "llama_tiny")
 
 
@@ -54,76 +47,19 @@ class Row(NamedTuple):
         return self.predicted_s / self.measured_s - 1
 
 
-def candidates(model: str, ranks: int, batch: int) -> list[RunConfig]:
-    """The layouts that this machine can run, of one global batch."""
-    each = batch // ranks
-    image = models.spec(model).family == "image"
-    asked: list[dict[str, Any]]
-    if ranks == 1:
-        asked = [{"micro_batch": size, "micro_batches": batch // size} for size in (batch, batch // 2, batch // 4)]
-        asked.append({"micro_batch": batch, "checkpointing": "full"})
-    else:
-        asked = [{"dp": ranks, "micro_batch": size, "micro_batches": each // size} for size in (each, each // 2)]
-        asked += [{"dp": ranks, "micro_batch": each, "zero": zero} for zero in (2, 3)]
-        asked.append({"dp": ranks, "micro_batch": each, "checkpointing": "full"})
-        asked.append({"tp": ranks, "micro_batch": batch, "engine": "by_hand" if image else "torch"})
-        asked += [
-            {"pp": ranks, "micro_batch": batch // number, "micro_batches": number, "partition": "flops"}
-            for number in (ranks, 2 * ranks)
-        ]
-        if ranks == 4:
-            asked.append({"dp": 2, "pp": 2, "micro_batch": batch // 4, "micro_batches": 2, "partition": "flops"})
-    found = []
-    for one in asked:
-        try:
-            found.append(RunConfig.of(model=model, device="cpu", **one))
-        except LabError:  # tp that does not divide the heads
-            continue
-    return found
-
-
-def steps(configs: list[RunConfig], rounds: int) -> Callable[[int, int], list[float]]:
-    """What each rank runs; gives the median seconds of a step of each layout."""
-
-    def run(rank: int, ranks: int) -> list[float]:
-        cpu = torch.device("cpu")
-        made = []
-        for config in configs:
-            engine = engines.build(config, loop.build_model(config), cpu)
-            made.append((engine, loop.open_batches(config, engine.axes.dp_rank), config.layout.micro_batches))
-        times: list[list[float]] = [[] for _ in made]
-        for number in range(rounds + WARM):
-            order = list(range(len(made)))
-            for place in order if number % 2 else order[::-1]:
-                engine, batches, micro_batches = made[place]
-                if ranks > 1:
-                    dist.barrier()
-                start_s = time.perf_counter()
-                loop.accumulate(engine, batches, micro_batches, None)
-                engine.update()
-                took = torch.tensor(time.perf_counter() - start_s, dtype=torch.float64)
-                if ranks > 1:
-                    dist.all_reduce(took, op=dist.ReduceOp.MAX)
-                if number >= WARM:
-                    times[place].append(float(took))
-        del rank
-        return [statistics.median(one) for one in times]
-
-    return run
+def candidates(model: str, ranks: int, batch: int, machine: Measured) -> list[LocalChoice]:
+    """The best of every kind of layout by its prediction, and its next best number of micro-batches."""
+    found: dict[Any, list[LocalChoice]] = {}
+    for one in plan_here(model, ranks, batch, measured=machine).rows:
+        layout = one.config.layout
+        kind = (layout.dp, layout.tp, layout.pp, layout.zero, layout.schedule, layout.checkpointing)
+        found.setdefault(kind, []).append(one)
+    return [one for rows in found.values() for one in rows[: 2 if rows[0].config.layout.checkpointing == "none" else 1]]
 
 
 def predicted_s(machines: list[Measured], config: RunConfig) -> float:
     """Mean of what the measurements before and after say."""
-    image = models.spec(config.model).family == "image"
-    ranks = config.layout.world_size
-    return statistics.mean(local_step_s(site(one, ranks, image=image), config) for one in machines)
-
-
-def title_of(config: RunConfig) -> str:
-    """The layout, short."""
-    layout = config.layout
-    kept = f", {layout.checkpointing} checkpointing" if layout.checkpointing != "none" else ""
-    return f"{layout.title}, {layout.micro_batches} × {layout.micro_batch}{kept}"
+    return statistics.mean(local_step_s(one, config) for one in machines)
 
 
 def draw(rows: list[Row], path: Path) -> None:
@@ -158,7 +94,7 @@ def draw(rows: list[Row], path: Path) -> None:
 def main(
     rounds: int = 8,
     batch: int = 16,
-    ranks: tuple[int, ...] = (1, 2, 4),
+    ranks: tuple[int, ...] = (2, 4),
     names: tuple[str, ...] = MODELS,
     figure: Path | None = None,
     out: Path | None = None,
@@ -176,18 +112,13 @@ def main(
     rows: list[Row] = []
     loads = [os.getloadavg()[0]]
     for number in ranks:
-        asked = {name: candidates(name, number, batch) for name in names}
-        before = measure_machine(sorted({1, number}), device="cpu")
-        measured: dict[str, list[float]] = {}
-        for name, configs in asked.items():
-            answers = spmd(steps(configs, rounds), number, wall_s=300.0, limit_s=120.0)
-            if answers[0].error is not None:
-                raise SystemExit(f"{name} on {number}: {answers[0].error}")
-            measured[name] = answers[0].value
-        after = measure_machine(sorted({1, number}), device="cpu")
-        for name, configs in asked.items():
-            for config, measured_s in zip(configs, measured[name], strict=True):
-                rows.append(Row(name, number, title_of(config), predicted_s([before, after], config), measured_s))
+        before = measure_machine(sorted({1, 2, number}), device="cpu")
+        asked = {name: candidates(name, number, batch, before) for name in names}
+        measured = {name: measure_steps([one.config for one in some], rounds) for name, some in asked.items()}
+        after = measure_machine(sorted({1, 2, number}), device="cpu")
+        for name, some in asked.items():
+            for one, measured_s in zip(some, measured[name], strict=True):
+                rows.append(Row(name, number, one.title, predicted_s([before, after], one.config), measured_s))
         loads.append(os.getloadavg()[0])
     losses: dict[str, float] = {}
     print(f"global batch {batch}, {rounds} rounds, load {', '.join(f'{load:.1f}' for load in loads)}")

@@ -19,8 +19,9 @@ from dlojz.text import say
 
 HELP = {
     "en": """Find the best layout of a model on a cluster: every combination of data, tensor and pipeline parallelism,
-ZeRO stage, micro-batch, schedule and chunks, checkpointing, sequence parallelism, offload and engine is weighed
-(bytes) and timed (seconds), the fastest are simulated. Nothing is run and nothing is sent.
+context parallelism (decoders, from 16384 tokens on), ZeRO stage, micro-batch, schedule and chunks, checkpointing,
+sequence parallelism, offload and engine is weighed (bytes) and timed (seconds), the fastest are simulated. Nothing is
+run and nothing is sent.
 
 How to read the answer: the step has an interval, because the cost model was held against measurements that it had not
 seen (`dlojz validate`); "closest evidence" is the nearest of them. Every refused layout has one reason of a closed
@@ -34,11 +35,12 @@ Examples:
   dlojz plan --model bloom-176b --cluster jean_zay_a100 --gpus 384 --batch 2048 --figure plan.png
   dlojz plan --model bloom-176b --cluster jean_zay_a100 --gpus 384 --batch 2048 --why "tp=8 pp=12 checkpointing=none"
   dlojz plan --layers 32 --hidden 4096 --heads 32 --vocabulary 32000 --sequence-length 4096 --gpus 8,16,32 --batch 512
-  dlojz plan --model coatnet_7 --gpus 8 --batch 64 --write planned/ --hours 2 --steps 1000 --account PROJECT""",
+  dlojz plan --model coatnet_7 --gpus 8 --batch 64 --write planned/ --hours 2 --steps 1000 --account PROJECT
+  dlojz plan --model coatnet_tiny --cluster here --gpus 2 --batch 16 --measure    (this machine’s processes)""",
     "fr": """Trouver la meilleure configuration d’un modèle sur un calculateur : toutes les combinaisons de Data, Tensor
-et Pipeline Parallelism, de ZeRO, de micro-batch, d’ordonnancement et de chunks, de recalcul, de Sequence Parallelism,
-d’offload et de moteur sont pesées (octets) et chronométrées (secondes), et les plus rapides simulées. Rien n’est
-exécuté, rien n’est envoyé.
+et Pipeline Parallelism, de Context Parallelism (décodeurs, à partir de 16384 tokens), de ZeRO, de micro-batch,
+d’ordonnancement et de chunks, de recalcul, de Sequence Parallelism, d’offload et de moteur sont pesées (octets) et
+chronométrées (secondes), et les plus rapides simulées. Rien n’est exécuté, rien n’est envoyé.
 
 Comment lire la réponse : l’itération a un intervalle, car le modèle de coût a été confronté à des mesures qu’il n’avait
 pas vues (`dlojz validate`) ; la « mesure la plus proche » est l’une d’elles. Chaque configuration refusée l’est pour
@@ -52,8 +54,11 @@ Exemples :
   dlojz plan --model bloom-176b --cluster jean_zay_a100 --gpus 384 --batch 2048 --figure plan.png
   dlojz plan --model bloom-176b --cluster jean_zay_a100 --gpus 384 --batch 2048 --why "tp=8 pp=12 checkpointing=none"
   dlojz plan --layers 32 --hidden 4096 --heads 32 --vocabulary 32000 --sequence-length 4096 --gpus 8,16,32 --batch 512
-  dlojz plan --model coatnet_7 --gpus 8 --batch 64 --write planned/ --hours 2 --steps 1000 --account PROJET""",
+  dlojz plan --model coatnet_7 --gpus 8 --batch 64 --write planned/ --hours 2 --steps 1000 --account PROJET
+  dlojz plan --model coatnet_tiny --cluster here --gpus 2 --batch 16 --measure   (les processus de cette machine)""",
 }
+HERE = "here"
+"""Instead of a cluster: the processes of this machine, timed by `dlojz calibrate`."""
 SIZES = ("layers", "hidden", "heads", "vocabulary")
 _SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -64,7 +69,8 @@ def _flags() -> list[Flag]:
 
     return [
         value("model", "catalogue name or published decoder", "nom du catalogue ou décodeur publié", "NAME"),
-        value("cluster", "name, or a TOML file of one’s own", "nom, ou fichier TOML à soi", "NAME", "jean_zay_a100"),
+        value("cluster", "name, a TOML file of one’s own, or here", "nom, fichier TOML à soi, ou here", "NAME",
+              "jean_zay_a100"),
         value("gpus", "how many; several: 8,16,32", "combien ; plusieurs : 8,16,32", "INT[,INT]", "8"),
         value("batch", "samples of one step", "échantillons d’une itération", default="64"),
         value("layers", "of a decoder given by its sizes", "d’un décodeur donné par ses tailles"),
@@ -83,6 +89,8 @@ def _flags() -> list[Flag]:
         value("write", "folder for the files of the best", "dossier pour les fichiers de la meilleure", "FOLDER"),
         value("account", "whose hours the job script bills", "compte que facture le script", "NAME"),
         value("top", "lines of each list", "lignes de chaque liste", default="12"),
+        Flag("measure", say(en="with --cluster here: run the best layouts too, side by side",
+                            fr="avec --cluster here : exécuter aussi les meilleures, côte à côte"), kind="switch"),
         Flag("script", say(en="print the best one’s job script", fr="afficher le script du travail"), kind="switch"),
         json_flag(),
     ]  # fmt: skip
@@ -92,6 +100,17 @@ def plan_command(words: list[str]) -> int:
     """Plan, and show the answer; exits with 1 if the layout asked for with `--why` is refused."""
     given = parse("plan", say(**HELP), _flags(), words)
     with answering(given.get("json", False)) as answer:
+        if given.get("cluster") == HERE:
+            from dlojz.cli.plan_here import plan_here_answer
+
+            return plan_here_answer(given, answer)
+        if given.get("measure"):
+            raise LabError(
+                say(
+                    en="--measure runs layouts on this machine: it goes with --cluster here.",
+                    fr="--measure exécute des configurations sur cette machine : il va avec --cluster here.",
+                )
+            )
         return _answer(given, answer)
 
 
@@ -237,7 +256,7 @@ def _script(best: Any, given: dict[str, Any]) -> str:
             )
         )
     site, hours = machine(name), number(given, "hours", float) or 1.0
-    if not best.question.subject.catalogue:
+    if not best.is_run:
         return batch_script(best, Site.of(site), hours=hours, account=given.get("account", ""))
     from dlojz.launch.limits import Request, allocate
     from dlojz.launch.slurm_script import job_script

@@ -137,7 +137,8 @@ def pairs_html(rows: Sequence[tuple[str, str]]) -> str:
     return f"<table><tbody>{body}</tbody></table>"
 
 
-def _html(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def list_html(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A list with a caption and headings for a notebook."""
     head = "".join(f'<th scope="col" style="text-align:left">{safe(one)}</th>' for one in columns)
     body = "".join(
         "<tr>" + "".join(f'<td style="text-align:left">{safe(cell)}</td>' for cell in row) + "</tr>" for row in rows
@@ -157,14 +158,14 @@ def plan_html(plan: Plan, most: int = 8) -> str:
     return "".join(
         (
             pairs_html(plan.lines()[: 2 + len(plan.best.lines())]),
-            _html(titles["top"], layout_columns(), [layout_row(one) for one in plan.top[:most]]),
-            _html(
+            list_html(titles["top"], layout_columns(), [layout_row(one) for one in plan.top[:most]]),
+            list_html(
                 titles["front"] + _of(len(front), len(plan.pareto)),
                 layout_columns(),
                 [layout_row(one) for one in front],
             ),
-            _html(titles["refused"], refusal_columns(), refusal_rows(plan)),
-            _html(titles["tree"], ("", "", ""), tree_rows(plan)),
+            list_html(titles["refused"], refusal_columns(), refusal_rows(plan)),
+            list_html(titles["tree"], ("", "", ""), tree_rows(plan)),
             f"<p>{safe(plan.tree.sentence)}</p>",
         )
     )

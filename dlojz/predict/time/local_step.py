@@ -1,21 +1,24 @@
 """The step of a run on the measured machine: the cost model, with what a CPU's host adds to it.
 
 Layer 3. Invariant: the parts are those of `dlojz.predict.time.step`; here an operation is over before the next is
-launched, the update counts its tensors, and ZeRO-3 sends its messages block by block, all from measurements.
+launched, the update counts its tensors, the engines' own code costs what it cost on blocks that compute nothing, and
+a message between two computations waits for the ranks to wake up: all from measurements, none of them of a model.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
+from dlojz import models
 from dlojz.config import RunConfig
 from dlojz.predict.time.estimate import step_parts
-from dlojz.predict.time.layouts import SCHEDULES, Layouts
-from dlojz.predict.time.measured_site import Site
+from dlojz.predict.time.layouts import SCHEDULES, Layouts, Reals
+from dlojz.predict.time.measured import Measured
+from dlojz.predict.time.measured_site import Site, site
 from dlojz.predict.time.step import Parts
 from dlojz.predict.time.workload import workload
 from dlojz.schema import LabError
@@ -49,45 +52,95 @@ def tensors_of(model: str, image_size: int | None, sequence_length: int | None, 
     return Tensors(len(sizes), sum(sizes), len(list(built.blocks)))
 
 
-def local_parts(here: Site, config: RunConfig) -> Parts:
+def local_parts(machine: Measured, config: RunConfig) -> Parts:
     """Seconds of the parts of one step of a run on the measured machine; each an array of one.
 
     Args:
-        here: the machine with the run's number of ranks on it.
+        machine: its measurements, with as many ranks as the run has, or more.
         config: the run; in the precision that the machine's products were measured in.
 
     Raises:
-        LabError: for a schedule that the cost model has not, or what is offloaded.
+        LabError: for a schedule that the cost model has not, what is offloaded, an engine whose own cost is not
+            measured, or more ranks than were measured.
     """
     layout = config.layout
     schedule = layout.schedule or "1f1b"
-    if schedule not in SCHEDULES or layout.offload != "none":
+    if schedule not in SCHEDULES or layout.offload != "none" or layout.engine == "deepspeed":
         raise LabError(
             say(
-                en=f"a step on this machine is predicted for the schedules {', '.join(SCHEDULES)} without offload, but "
-                f"{schedule}, offload={layout.offload!r} was received.",
+                en=f"a step on this machine is predicted for the schedules {', '.join(SCHEDULES)} without offload, "
+                f"with engine torch or by_hand, but {schedule}, offload={layout.offload!r}, engine={layout.engine!r} was "
+                "received.",
                 fr=f"une itération sur cette machine se prédit pour les ordonnancements {', '.join(SCHEDULES)} sans "
-                f"offload, mais {schedule}, offload={layout.offload!r} a été reçu.",
+                f"offload, avec engine torch ou by_hand, mais {schedule}, offload={layout.offload!r}, "
+                f"engine={layout.engine!r} a été reçu.",
             )
         )
+    image = models.spec(config.model).family == "image"
+    here = _site(machine, layout.world_size, image)
+    parts = _computed(machine, config, image)
+    held = tensors_of(config.model, config.image_size, config.sequence_length, config.num_classes)
+    tensor, pipeline = _met(here, config, parts)
+    return replace(
+        parts,
+        recompute=parts.recompute + _recomputing_s(here, config, held),
+        tensor=tensor,
+        pipeline=pipeline,
+        data=parts.data + _wrapping_s(here, config, held),
+        optimizer=np.array([update_s(here, config, held)]),
+    )
+
+
+def local_step_s(machine: Measured, config: RunConfig) -> float:
+    """Seconds of one step of a run on the measured machine: the sum of `local_parts`."""
+    return float(local_parts(machine, config).step_s[0])
+
+
+@lru_cache(maxsize=16)
+def _site(machine: Measured, ranks: int, image: bool) -> Site:
+    return site(machine, ranks, image=image)
+
+
+def _computed(machine: Measured, config: RunConfig, image: bool) -> Parts:
+    """The cost model's parts. Where stages wait, fewer ranks compete for the cores than there are.
+
+    Of p stages, m·v/(m·v + p − 1) compute at a time on average; between two numbers of ranks that were measured, times
+    are taken to be on a line.
+    """
+    layout = config.layout
     columns = Layouts.of(
         precision=config.precision, dp=layout.dp, tp=layout.tp, pp=layout.pp, zero=layout.zero,
         micro_batch=layout.micro_batch, micro_batches=layout.micro_batches, checkpointing=layout.checkpointing,
-        schedule=schedule, chunks=(layout.chunks or 2) if schedule == "interleaved" else 1, gradient_bytes=4,
-        blocking=1, engine=ENGINE,
+        schedule=layout.schedule or "1f1b", chunks=_chunks(config), gradient_bytes=4, blocking=1, engine=ENGINE,
     )  # fmt: skip
     work = workload(config.model, config.image_size, config.sequence_length)
-    parts = step_parts(work, here.cluster, columns, here.calibration)
-    held = tensors_of(config.model, config.image_size, config.sequence_length, config.num_classes)
-    data = float(parts.data[0])
-    if layout.zero >= 2 and layout.dp > 1:
-        data += _starts_s(here, config, held)
-    return replace(parts, data=np.array([data]), optimizer=np.array([update_s(here, config, held)]))
+
+    def of(ranks: int) -> Parts:
+        here = _site(machine, ranks, image)
+        return step_parts(work, here.cluster, columns, here.calibration)
+
+    all_busy = of(layout.world_size)
+    slots = layout.micro_batches * _chunks(config)
+    busy = layout.world_size * slots / (slots + layout.pp - 1)
+    above = machine.setup(layout.world_size).ranks
+    below = max((one.ranks for one in machine.setups if one.ranks <= busy), default=above)
+    between = [one.ranks for one in machine.setups if busy <= one.ranks]
+    above = min(between, default=above)
+    if layout.pp == 1 or above <= below:
+        return all_busy
+    share = (busy - below) / (above - below)
+    few, many = of(below), of(above)
+    computing = ("forward", "backward", "recompute", "bubble")
+    mixed = {
+        field.name: (1 - share) * getattr(few, field.name) + share * getattr(many, field.name)
+        for field in fields(Parts)
+        if field.name in computing
+    }
+    return replace(all_busy, **mixed)
 
 
-def local_step_s(here: Site, config: RunConfig) -> float:
-    """Seconds of one step of a run on the measured machine: the sum of `local_parts`."""
-    return float(local_parts(here, config).step_s[0])
+def _chunks(config: RunConfig) -> int:
+    return (config.layout.chunks or 2) if config.layout.schedule == "interleaved" else 1
 
 
 def update_s(here: Site, config: RunConfig, held: Tensors) -> float:
@@ -103,18 +156,51 @@ def update_s(here: Site, config: RunConfig, held: Tensors) -> float:
     return held.tensors / layout.pp * taken.start + held.elements / parts * here.update.slope
 
 
-def _starts_s(here: Site, config: RunConfig, held: Tensors) -> float:
-    """Starts of the messages beyond the first of each kind: FSDP2 gathers and reduces block by block.
+def _wrapping_s(here: Site, config: RunConfig, held: Tensors) -> float:
+    """What data parallelism's engine costs a step beyond its bytes: FSDP2 for every micro-batch, DDP once."""
+    layout = config.layout
+    if layout.dp == 1:
+        return 0.0
+    blocks, tensors = held.blocks / layout.pp, held.tensors / layout.pp
+    if layout.zero < 2:
+        return here.engine_s("ddp", blocks, tensors)
+    return layout.micro_batches * here.engine_s(f"fsdp{layout.zero}", blocks, tensors)
 
-    ZeRO-3 gathers every block forward and backward, ZeRO-2 once per step; both reduce each block's gradients.
 
-    Source: torch.distributed.fsdp.fully_shard, `reshard_after_forward`.
+def _recomputing_s(here: Site, config: RunConfig, held: Tensors) -> float:
+    """What checkpointing costs a step beyond computing again."""
+    layout = config.layout
+    if layout.checkpointing != "full":
+        return 0.0
+    each = here.engine_s("checkpoint", held.blocks / layout.pp, held.tensors / layout.pp)
+    return layout.micro_batches * each
+
+
+def _met(here: Site, config: RunConfig, parts: Parts) -> tuple[Reals, Reals]:
+    """Messages of tensor parallelism and between stages: each met between computations, with torch's own code around.
+
+    Beside its bytes a message costs what an all-reduce between two computations took, instead of its start after
+    another one; layers split by torch cost the host's dispatch too.
     """
     layout = config.layout
-    link = here.cluster.intra
-    gathered = float(link.alpha_s("all_gather", layout.dp))
-    reduced = float(link.alpha_s("reduce_scatter", layout.dp))
-    blocks = held.blocks / layout.pp - 1
-    if layout.zero == 3:
-        return blocks * layout.micro_batches * (2 * gathered + reduced)
-    return blocks * (gathered + layout.micro_batches * reduced)
+    start = float(here.cluster.intra.alpha_s("all_reduce", here.ranks)) if here.ranks > 1 else 0.0
+    waiting = max(0.0, here.meeting_s - start)
+    tensor, pipeline = parts.tensor, parts.pipeline
+    if layout.tp > 1:
+        around = max(0.0, here.engine_s("dtensor", 1) - start) if layout.engine == "torch" else 0.0
+        tensor = tensor + _tensor_messages(config) * (waiting + around)
+    if layout.pp > 1:
+        pipeline = pipeline + 2 * layout.micro_batches * _chunks(config) * waiting
+    return tensor, pipeline
+
+
+def _tensor_messages(config: RunConfig) -> int:
+    """How many messages a rank's step has along the tensor axis.
+
+    Source: `dlojz.predict.tensor_communication`, which the probe confirms.
+    """
+    from dlojz.predict.shapes import model_shapes
+    from dlojz.predict.tensor_communication import tensor_traffic
+
+    traffic = tensor_traffic(config, model_shapes(config), 0)
+    return sum(one.count or 0 for one in traffic)

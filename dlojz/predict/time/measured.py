@@ -23,8 +23,9 @@ from dlojz.text import say
 
 MOST_BYTES: Final = 4_000_000
 """A file of this kind has some tens of kilobytes."""
-KINDS: Final = {"product": 4, "attention": 4, "convolution": 4, "pass": 1, "launch": 0, "update": 2, "sharded": 2}
-"""What is timed, and how many numbers its size has."""
+KINDS: Final = {"product": 4, "attention": 4, "convolution": 4, "pass": 1, "launch": 0, "update": 2, "sharded": 2,
+                "checkpoint": 2, "ddp": 2, "fsdp2": 2, "fsdp3": 2, "dtensor": 1, "meeting": 0}  # fmt: skip
+"""What is timed, and how many numbers its size has; `dlojz.predict.time.measuring` and `measuring_engines` say what."""
 NEEDED: Final = ("product", "pass", "launch", "update")
 
 
@@ -91,6 +92,9 @@ class Measured(Contract):
     versions: dict[str, str] = Field(description="of the libraries")
     load: float = Field(0.0, ge=0, description="processes that wanted a core before the measurement began")
     setups: tuple[Setup, ...] = Field(min_length=1, description="by number of ranks")
+
+    def __hash__(self) -> int:
+        return hash((self.machine, self.date, len(self.setups)))
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -8,7 +8,7 @@ each measurement lies from what the parameters say of it.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, cast, get_args
 
@@ -34,12 +34,15 @@ LEAST_LEFT: Final = 0.1
 """Of a measured product, what is left at least once its launch is taken off."""
 
 
+ENGINES: Final = ("checkpoint", "ddp", "fsdp2", "fsdp3", "dtensor")
+
+
 class Line(NamedTuple):
     """Seconds of something from two numbers: start · a + slope · b.
 
     Attributes:
-        start: seconds per message, or per tensor.
-        slope: seconds per byte, or per element.
+        start: seconds per message, per tensor, or per block.
+        slope: seconds per byte, per element, or per tensor.
     """
 
     start: float
@@ -77,6 +80,8 @@ class Site:
         calibration: how far of the peaks it stays.
         update: seconds of AdamW per tensor and per element.
         sharded: the same of tensors split over the ranks.
+        engines: seconds that each kind of `measuring_engines` adds per block and per tensor, `dtensor` per message.
+        meeting_s: of an all-reduce between two computations.
         residuals: of every measurement.
     """
 
@@ -85,7 +90,14 @@ class Site:
     calibration: Calibration
     update: Line
     sharded: Line
+    engines: Mapping[str, Line]
+    meeting_s: float
     residuals: tuple[Residual, ...]
+
+    def engine_s(self, kind: str, blocks: float, tensors: float = 0.0) -> float:
+        """Seconds that an engine adds to so many blocks with so many tensors; 0 where it was not measured."""
+        taken = self.engines.get(kind, Line(0.0, 0.0))
+        return blocks * taken.start + tensors * taken.slope
 
     @property
     def median_error(self) -> float:
@@ -178,13 +190,15 @@ def site(measured: Measured, ranks: int = 1, *, image: bool = True, precision: P
     )  # fmt: skip
     update = _update(setup, "update")
     sharded = _update(setup, "sharded") if any(one.what == "sharded" for one in setup.timings) else update
+    engines = {kind: _engine(setup, kind) for kind in ENGINES if any(one.what == kind for one in setup.timings)}
+    meeting_s = statistics.median([one.seconds for one in setup.timings if one.what == "meeting"] or [0.0])
     residuals = (
         *(_of_product(one, fair, chip, found, launch_s) for one, fair in zip(some, products, strict=True)),
         *_of_passes(setup, chip, found),
         *_of_updates(setup, update),
         *_of_messages(setup, connection),
     )
-    return Site(setup.ranks, here, found, update, sharded, residuals)
+    return Site(setup.ranks, here, found, update, sharded, engines, meeting_s, residuals)
 
 
 def _product(one: Timed) -> Product:
@@ -235,6 +249,11 @@ def _with_start(
 def _update(setup: Setup, what: str) -> Line:
     rows = [(one.size[0], one.size[0] * one.size[1], one.seconds) for one in setup.timings if one.what == what]
     return line([(float(tensors), float(elements), seconds) for tensors, elements, seconds in rows])
+
+
+def _engine(setup: Setup, kind: str) -> Line:
+    rows = [(one.size, one.seconds) for one in setup.timings if one.what == kind]
+    return line([(float(size[0]), float(size[1]) if len(size) > 1 else 0.0, seconds) for size, seconds in rows])
 
 
 def _of_product(one: Timed, fair: tuple[Product, float], chip: Gpu, found: Calibration, launch_s: float) -> Residual:

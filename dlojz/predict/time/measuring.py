@@ -1,4 +1,5 @@
-"""One minute of measurements on the ranks that are here: products, convolutions, passes, launches, updates, messages.
+"""One minute of measurements on the ranks that are here: products, convolutions, passes, launches, updates, messages,
+and what the engines cost (`measuring_engines`).
 
 Layer 3. Invariant: every rank makes the same calls in the same order, and all of them are busy while one is timed, so
 that ranks which share cores, or the memory's bandwidth, are measured sharing them.
@@ -9,6 +10,7 @@ rank that takes turns with others on a core would mostly fall between two turns.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -46,11 +48,11 @@ class Timed(NamedTuple):
     """One measurement of computation; as JSON the list of its parts.
 
     Attributes:
-        what: `product`, `attention`, `convolution`, `pass`, `launch`, `update`, or `sharded` for the update of
-            tensors of which each rank holds a part (DTensor).
+        what: `product`, `attention`, `convolution`, `pass`, `launch`, `update`, `sharded` for the update of tensors of
+            which each rank holds a part (DTensor), or a kind of `dlojz.predict.time.measuring_engines`.
         size: of a product m, n, k, times; of a convolution the product that it comes to, and groups; of a pass bytes;
-            of an update tensors and elements of each; of a launch nothing.
-        seconds: of one; of a convolution, a third of forward and backward.
+            of an update tensors and elements of each; of a launch nothing; of an engine its blocks and tensors.
+        seconds: of one; of a convolution, a third of forward and backward; of an engine what it adds.
         label: as a figure shows it.
         precision: of a product.
     """
@@ -78,21 +80,29 @@ def measure_rank(
     import torch
     import torch.distributed as dist
 
+    from dlojz.predict.time.measuring_engines import count_engines, measure_engines
+
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     device = torch.device("cuda", torch.cuda.current_device()) if _on_gpu() else torch.device("cpu")
     work = list(_computations(device, ranks))
-    total = len(work) + (len(COLLECTIVES) + 1 if ranks > 1 else 0)
+    engines = 0 if device.type == "cuda" else count_engines(ranks)  # a GPU's host runs ahead of it
+    total = len(work) + engines + (len(COLLECTIVES) + 1 if ranks > 1 else 0)
     found = []
     for number, (timed, call) in enumerate(work):
         if tell:
             tell(number, total)
         seconds = statistics.median(_window_s(call, window_s, device) for _ in range(windows))
         found.append(timed._replace(seconds=seconds * timed.seconds))
+    if engines:
+        done = itertools.count(len(work))
+        found += measure_engines(
+            windows=windows, window_s=window_s, tell=(lambda: tell(next(done), total)) if tell else None
+        )
     points: list[Point] = []
     if ranks > 1:
         for number, collective in enumerate(COLLECTIVES):
             if tell:
-                tell(len(work) + number, total)
+                tell(len(work) + engines + number, total)
             points += measure(collective, MESSAGES, repeats=5 * windows, warmup=2)
         points += _neighbours(device, 5 * windows)
     if tell:

@@ -145,22 +145,22 @@ def test_setups_begin_with_one_rank(machine: Measured) -> None:
 def test_a_step_is_the_sum_of_what_was_measured(machine: Measured) -> None:
     config = RunConfig.of(model="gpt_tiny", dp=2, micro_batch=8)
     here = site(machine, 2, image=False)
-    parts = local_parts(here, config)
-    assert local_step_s(here, config) == pytest.approx(float(parts.step_s[0]))
+    parts = local_parts(machine, config)
+    assert local_step_s(machine, config) == pytest.approx(float(parts.step_s[0]))
     held = Tensors(53, 875_264, 6)
     assert float(parts.optimizer[0]) == pytest.approx(53 * TENSOR_S + 875_264 * ELEMENT_S)
     # One all-reduce of fp32 gradients over two ranks, nothing hidden.
     assert float(parts.data[0]) == pytest.approx(2 * ALPHA_S + 4 * 875_008 / BUS)
     sharded = RunConfig.of(model="gpt_tiny", dp=2, micro_batch=8, zero=3)
     assert update_s(here, sharded, held) == pytest.approx(5 * 53 * TENSOR_S + 875_264 / 2 * ELEMENT_S)
-    assert local_step_s(here, sharded) > local_step_s(here, config)
+    assert local_step_s(machine, sharded) > local_step_s(machine, config)
 
 
 def test_four_ranks_on_two_cores_are_each_at_half_speed(machine: Measured) -> None:
     config = RunConfig.of(model="gpt_tiny", dp=2, micro_batch=4)
     wide = RunConfig.of(model="gpt_tiny", dp=4, micro_batch=4)
-    two = local_parts(site(machine, 2, image=False), config)
-    four = local_parts(site(machine, 4, image=False), wide)
+    two = local_parts(machine, config)
+    four = local_parts(machine, wide)
     assert float(four.forward[0]) == pytest.approx(2 * float(two.forward[0]))
     assert float(four.optimizer[0]) == pytest.approx(2 * float(two.optimizer[0]))
 
@@ -168,4 +168,59 @@ def test_four_ranks_on_two_cores_are_each_at_half_speed(machine: Measured) -> No
 def test_what_the_cost_model_has_not_is_refused(machine: Measured) -> None:
     config = RunConfig.of(model="gpt_tiny", pp=2, micro_batches=4, schedule="zb-v", engine="by_hand")
     with pytest.raises(LabError, match="schedules 1f1b"):
-        local_parts(site(machine, 2), config)
+        local_parts(machine, config)
+
+
+BLOCK_S, HOOK_S, DISPATCH_S, MEETING_S = 2e-3, 50e-6, 3e-3, 1.3e-3
+
+
+def engines_setup(ranks: int) -> Setup:
+    """The same machine with what engines add: of kind k, share_k × (blocks · BLOCK_S + tensors · HOOK_S)."""
+    plain = setup_of(ranks)
+    extra = [
+        Timed(kind, (blocks, tensors), share * (blocks * BLOCK_S + tensors * HOOK_S), kind)
+        for kind, share in (("ddp", 0.1), ("fsdp2", 1.0), ("fsdp3", 2.0), ("checkpoint", 0.5))
+        for blocks, tensors in ((2, 8), (8, 32), (8, 160))
+    ]
+    extra += [Timed("dtensor", (count,), count * DISPATCH_S, "dtensor") for count in (4, 16)]
+    extra.append(Timed("meeting", (), MEETING_S, "meeting"))
+    return Setup(ranks=ranks, timings=(*plain.timings, *extra), points=plain.points)
+
+
+@pytest.mark.parametrize(
+    ("fields", "part", "extra_s"),
+    [
+        ({"dp": 2, "micro_batch": 4, "micro_batches": 2}, "data", 0.1 * (6 * BLOCK_S + 53 * HOOK_S)),
+        ({"dp": 2, "micro_batch": 4, "micro_batches": 2, "zero": 2}, "data", 2 * (6 * BLOCK_S + 53 * HOOK_S)),
+        ({"dp": 2, "micro_batch": 4, "micro_batches": 2, "zero": 3}, "data", 4 * (6 * BLOCK_S + 53 * HOOK_S)),
+        ({"pp": 2, "micro_batch": 4, "micro_batches": 4}, "pipeline", 8 * (MEETING_S - 2 * ALPHA_S)),
+        (
+            {"micro_batch": 4, "micro_batches": 4, "checkpointing": "full"},
+            "recompute",
+            4 * 0.5 * (6 * BLOCK_S + 53 * HOOK_S),
+        ),
+        # 20 messages of the decoder's four blocks, embedding and head, counted by the probe's own predictor.
+        (
+            {"tp": 2, "micro_batch": 8, "engine": "torch"},
+            "tensor",
+            20 * (MEETING_S - 2 * ALPHA_S + DISPATCH_S - 2 * ALPHA_S),
+        ),
+    ],
+)
+def test_an_engines_own_code_is_added_as_it_was_measured(
+    machine: Measured, fields: dict[str, Any], part: str, extra_s: float
+) -> None:
+    rich = machine.model_copy(update={"setups": (engines_setup(1), engines_setup(2), setup_of(4, slower=2.0))})
+    config = RunConfig.of(model="gpt_tiny", **fields)
+    bare, whole = local_parts(machine, config), local_parts(rich, config)
+    assert float(getattr(whole, part)[0] - getattr(bare, part)[0]) == pytest.approx(extra_s)
+    assert local_step_s(rich, config) - local_step_s(machine, config) == pytest.approx(extra_s)
+
+
+def test_stages_that_wait_leave_their_core_to_others(machine: Measured) -> None:
+    """Four ranks of which 4·2/(2 + 1) compute at a time, between two ranks at full and four at half speed."""
+    wide = RunConfig.of(model="gpt_tiny", dp=2, pp=2, micro_batch=2, micro_batches=2)
+    alone = RunConfig.of(model="gpt_tiny", pp=2, micro_batch=2, micro_batches=2)
+    assert float(local_parts(machine, wide).forward[0]) == pytest.approx(
+        (4 / 3) * float(local_parts(machine, alone).forward[0])
+    )

@@ -1,0 +1,50 @@
+"""`dlojz plan --cluster here`: planned from a calibration, and really run with --measure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dlojz import cli
+from dlojz.cli.plan import plan_command
+from dlojz.launch.choosing import calibrated
+from dlojz.schema import LabError
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("config")
+    calibrated((1,), path=folder / "dlojz" / "calibration.json")
+    return folder
+
+
+def test_predicted_then_measured(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
+    words = "--cluster here --model coatnet_tiny --gpus 1 --batch 4 --measure --top 2 --json".split()
+    assert plan_command([*words, "--figure", str(tmp_path / "here.png")]) == cli.DONE
+    told = json.loads(capfd.readouterr().out)
+    assert [row["layout"]["checkpointing"] for row in told["rows"]] == ["none", "full"]
+    assert all(row["measured_s"] > 0 and row["step_s"] > 0 for row in told["rows"])
+    assert (tmp_path / "here.png").stat().st_size > 10_000
+    assert plan_command("--cluster here --model coatnet_tiny --gpus 1 --batch 4".split()) == cli.DONE
+    assert "one process, 1 × 4" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--cluster here --why tp=2", "--why does not go with --cluster here"),
+        ("--model coatnet_tiny --measure", "goes with --cluster here"),
+        ("--cluster here --gpus 3 --model coatnet_tiny", "dlojz calibrate --ranks 3"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch, words: str, said: str
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
+    with pytest.raises(LabError, match=said):
+        plan_command(words.split())
