@@ -52,6 +52,8 @@ PAIRS: dict[str, dict[str, Any]] = {
     "hand-flops": {"engine": "by_hand", "partition": "flops", "checkpointing": "full"},
     "hand-at": {"engine": "by_hand", "partition": "at:3", "schedule": "gpipe"},
     "torch-llama": {**LLAMA, "schedule": "interleaved"},
+    # Fewer micro-batches than stages, which torch's own class refuses.
+    "torch-1f1b-few": {**VIT, "schedule": "1f1b", "micro_batch": 16, "micro_batches": 1},
 }
 FOURS: dict[str, dict[str, Any]] = {
     **{f"torch-{name}": {"schedule": name} for name in ("1f1b", "zb-h1", "zb-v", "interleaved")},

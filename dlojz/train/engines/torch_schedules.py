@@ -45,9 +45,9 @@ def torch_schedule(
     options: dict[str, Any] = {"n_microbatches": schedule.micro_batches, "loss_fn": loss, "scale_grads": True}
     if entry is not None and entry.torch_class is not None:
         shipped = getattr(torchs_own, entry.torch_class)
-        if issubclass(shipped, PipelineScheduleSingle):
-            return shipped(stages[0], **options)
-        return shipped(list(stages), **options)
+        # torch's own 1F1B refuses fewer micro-batches than stages, though their order is the same as any other's.
+        if not (shipped is torchs_own.Schedule1F1B and schedule.micro_batches < schedule.stages):
+            return shipped(stages[0] if issubclass(shipped, PipelineScheduleSingle) else list(stages), **options)
     made = _PipelineScheduleRuntime(list(stages), **options)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "schedule.csv"
