@@ -7,10 +7,12 @@ far it got. Nothing is ever parsed from printed text.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import socket
+import stat
 import uuid
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -26,6 +28,7 @@ from dlojz.text import say
 Status = Literal["completed", "oom", "timeout", "cancelled", "failed", "diverged"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 MAX_RECORD_BYTES = 64 * 2**20
+MAX_EVENTS_BYTES = 256 * 2**20
 
 
 class Span(Contract):
@@ -123,25 +126,42 @@ def write_record(path: Path, record: RunRecord) -> None:
     )
 
 
+class DamagedRecordError(LabError):
+    """A record that cannot be used, and that no newer version would read either.
+
+    Args:
+        path: of the record.
+        why: what is wrong, without a full stop, in the reader's language.
+    """
+
+    def __init__(self, path: Path, why: str) -> None:
+        self.why = why
+        super().__init__(say(en=f"the record {path} is damaged: {why}.", fr=f"le bilan {path} est abîmé : {why}."))
+
+
 def read_record(path: Path) -> RunRecord:
     """Read a record and verify its checksum.
 
     Raises:
-        LabError: if the file is missing, cut short, altered, too large, or written by a newer version.
+        DamagedRecordError: if the file is missing, cut short, altered or too large.
+        LabError: if it was written by a newer version.
     """
     try:
         size = path.stat().st_size
-        if size > MAX_RECORD_BYTES:
-            raise LabError(
-                f"the record {path.name} is {size} bytes, beyond the {MAX_RECORD_BYTES} that a record may have."
-            )
-        content = parse_json(path.read_bytes())
+        content = parse_json(path.read_bytes()) if size <= MAX_RECORD_BYTES else None
     except OSError as error:
-        raise LabError(f"the record {path} cannot be read: {error.strerror}.") from None
+        unread = say(en=f"it cannot be read: {error.strerror}", fr=f"il est illisible : {error.strerror}")
+        raise DamagedRecordError(path, unread) from None
     except LabError as error:
-        raise LabError(f"the record {path} is damaged: {error}") from None
+        raise DamagedRecordError(path, str(error).rstrip(".")) from None
+    if size > MAX_RECORD_BYTES:
+        beyond = say(
+            en=f"it has {size} bytes, beyond the {MAX_RECORD_BYTES} that a record may have",
+            fr=f"il fait {size} octets, au-delà des {MAX_RECORD_BYTES} qu’un bilan peut avoir",
+        )
+        raise DamagedRecordError(path, beyond)
     if not isinstance(content, dict):
-        raise LabError(f"the record {path} is damaged: it holds no JSON object.")
+        raise DamagedRecordError(path, say(en="it holds no JSON object", fr="il ne contient pas d’objet JSON"))
     version = content.get("schema_version")
     if isinstance(version, int) and version > 1:
         raise LabError(
@@ -153,11 +173,16 @@ def read_record(path: Path) -> RunRecord:
         )
     stored = content.pop("sha256", None)
     if stored != _checksum(content):
-        raise LabError(f"the record {path} is damaged: its checksum does not match its content.")
+        changed = say(
+            en="its checksum does not match its content",
+            fr="sa somme de contrôle ne correspond pas à son contenu",
+        )
+        raise DamagedRecordError(path, changed)
     try:
         return RunRecord.from_dict(content)
     except LabError as error:
-        raise LabError(f"the record {path} is not legal: {error}") from None
+        why = str(error).rstrip(".")
+        raise DamagedRecordError(path, say(en=f"it is not legal: {why}", fr=f"il n’est pas valable : {why}")) from None
 
 
 class EventLog:
@@ -197,11 +222,28 @@ def _ends_in_mid_line(path: Path) -> bool:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """All whole events of a file; a last line cut short by a kill is left out, a missing file has none."""
-    if not path.exists():
+    """All whole events of a file; a last line cut short by a kill is left out.
+
+    A missing file has none, nor has what is no file of events: a link, a folder, a pipe (who waits for one waits for
+    ever), or more than `MAX_EVENTS_BYTES`.
+
+    Raises:
+        OSError: if the file is there and cannot be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
+            return []
+        raise
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_EVENTS_BYTES:
+        os.close(descriptor)
         return []
+    with os.fdopen(descriptor, "rb") as file:
+        content = file.read(MAX_EVENTS_BYTES)  # it may grow while it is read
     events = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+    for line in content.decode("utf-8", errors="replace").split("\n"):
         try:
             event = parse_json(line) if line else None
         except LabError:

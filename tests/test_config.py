@@ -8,7 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dlojz.config import Layout, RunConfig
+from dlojz.predict.forecast import forecast
 from dlojz.schema import LabError
+from dlojz.text import use_language
+from dlojz.train import check_runnable
 
 
 @pytest.mark.parametrize(
@@ -150,6 +153,23 @@ def test_no_document_gives_anything_but_a_config_or_a_sentence(document: dict[st
         assert str(error)
     else:
         assert RunConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("language", "words"),
+    [
+        ("en", "tp=2 is not run with engine 'deepspeed', which trains no tensor-parallel layers of its own: use"),
+        ("fr", "tp=2 ne s’exécute pas avec engine='deepspeed', qui n’entraîne pas lui-même de couches Tensor Parallel"),
+    ],
+)
+def test_tensor_parallelism_under_deepspeed_is_forecast_and_not_run(language: Any, words: str) -> None:
+    """As Megatron-DeepSpeed lays it out: `dlojz memory` says what it holds; a run is refused before it starts."""
+    config = RunConfig.of(model="gpt_tiny", tp=2, pp=2, dp=2, zero=1, engine="deepspeed", micro_batches=4)
+    assert forecast(config).memory.optimizer_bytes
+    use_language(language)
+    with pytest.raises(LabError) as refusal:
+        check_runnable(config)
+    assert str(refusal.value).startswith(words) and "\n" not in str(refusal.value)
 
 
 def test_fp32_gradients_are_an_option_of_deepspeed_in_half_precision() -> None:

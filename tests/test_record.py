@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dlojz.config import RunConfig
 from dlojz.record import EventLog, RunRecord, read_events, read_record, write_atomic, write_record
 from dlojz.schema import LabError
+from dlojz.text import use_language
 
 
 def record() -> RunRecord:
@@ -55,6 +56,29 @@ def test_a_record_of_a_newer_version_is_refused_readably(tmp_path: Path) -> None
         read_record(tmp_path / "record.json")
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "est abîmé : il est illisible : No such file or directory."),
+        ("[]", "est abîmé : il ne contient pas d’objet JSON."),
+        ("{}", "est abîmé : sa somme de contrôle ne correspond pas à son contenu."),
+        ('{"schema_version": 99}', "est d’une version 99 du schéma, plus récente que ce dlojz n’en connaît"),
+        (" " * 65, "est abîmé : il fait 65 octets, au-delà des 64 qu’un bilan peut avoir."),
+    ],
+)
+def test_a_record_is_refused_in_french_too(
+    content: str | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_language("fr")
+    monkeypatch.setattr("dlojz.record.MAX_RECORD_BYTES", 64)
+    path = tmp_path / "record.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(LabError, match=words) as refusal:
+        read_record(path)
+    assert str(refusal.value).startswith(f"le bilan {path} est ")
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     """A real full disk is caused in tests/faults; here the rename finds a folder in its way."""
     target = tmp_path / "record.json"
@@ -74,6 +98,24 @@ def test_events_survive_a_cut_line(tmp_path: Path) -> None:
     path.write_bytes(whole[:-5])
     assert [event["step"] for event in read_events(path)] == [0]
     assert read_events(tmp_path / "absent.jsonl") == []
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe", "endless"])
+def test_what_is_no_file_of_events_has_none(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who opens a pipe waits for ever, and who reads a file without end fills its memory."""
+    path, other = tmp_path / "task-0.jsonl", tmp_path / "other.jsonl"
+    other.write_text('{"event": "exit"}\n' * 3)
+    assert len(read_events(other)) == 3
+    if kind == "link":
+        path.symlink_to(other)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        monkeypatch.setattr("dlojz.record.MAX_EVENTS_BYTES", other.stat().st_size - 1)
+        path = other
+    assert read_events(path) == []
 
 
 def test_an_event_is_on_disk_before_the_next_one_happens(tmp_path: Path) -> None:

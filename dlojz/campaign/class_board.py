@@ -18,8 +18,8 @@ from pathlib import Path
 
 from dlojz.labs.progress import Progress
 from dlojz.launch.replay import is_replayed
-from dlojz.record import RunRecord, read_record
-from dlojz.schema import LabError, parse_json
+from dlojz.record import DamagedRecordError, RunRecord, read_record
+from dlojz.schema import LabError
 from dlojz.text import say
 
 MAX_STUDENTS, MAX_ENTRIES, MAX_RECORDS = 2000, 5000, 1000
@@ -164,10 +164,11 @@ def _read_runs(root: Path, student: Student) -> None:
             return
         try:
             record = read_record(path)
-            if record.run_id != entry.name:
-                raise LabError("the record belongs to another run.")
-        except LabError:
-            student.problems.append(_damaged(path))
+        except LabError as error:
+            student.problems.append(_damaged() if isinstance(error, DamagedRecordError) else _newer())
+            continue
+        if record.run_id != entry.name:
+            student.problems.append(_damaged())
             continue
         _count(record, student)
         _active(student, path)
@@ -225,19 +226,16 @@ def _active(student: Student, path: Path) -> None:
     student.last_utc = max(student.last_utc or written, written)
 
 
-def _damaged(path: Path) -> str:
-    """Without the path, in which there is a name."""
-    try:
-        content = parse_json(path.read_bytes())
-    except (OSError, LabError):
-        content = None
-    version = content.get("schema_version") if isinstance(content, dict) else None
-    if isinstance(version, int) and version > 1:
-        return say(
-            en="a record is from a newer version of dlojz: update it.",
-            fr="un bilan vient d’une version plus récente de dlojz : mettez-le à jour.",
-        )
-    return say(en="a record is damaged and left out.", fr="un bilan est endommagé : il est laissé de côté.")
+def _newer() -> str:
+    """Without the path, in which there is a name; as the next one."""
+    return say(
+        en="a record is from a newer version of dlojz: update it.",
+        fr="un bilan vient d’une version plus récente de dlojz : mettez-le à jour.",
+    )
+
+
+def _damaged() -> str:
+    return say(en="a record is damaged and left out.", fr="un bilan est abîmé : il est laissé de côté.")
 
 
 def _link() -> str:

@@ -179,7 +179,12 @@ def read_campaign(path: Path) -> Campaign:
         with path.open("rb") as file:
             text = file.read(MAX_FILE_BYTES + 1)
         if len(text) > MAX_FILE_BYTES:
-            raise LabError(f"it is larger than the {MAX_FILE_BYTES} bytes that a campaign may have.")
+            raise LabError(
+                say(
+                    en=f"it is larger than the {MAX_FILE_BYTES} bytes that a campaign may have.",
+                    fr=f"il dépasse les {MAX_FILE_BYTES} octets qu’une campagne peut avoir.",
+                )
+            )
         return Campaign.from_dict(tomllib.loads(text.decode("utf-8")))
     except OSError as error:
         reason = f"{error.strerror}."

@@ -15,6 +15,7 @@ from typing import Literal
 from dlojz.campaign.outlook import NOTHING, Asked, Outlook, account_of, root_of
 from dlojz.campaign.plan import Plan
 from dlojz.campaign.results import REFUSED, WAITING, Result, find_run, result_of
+from dlojz.campaign.tables import colon
 from dlojz.record import STATUSES
 from dlojz.runs import Run
 from dlojz.runs.store import REUSED
@@ -151,7 +152,8 @@ def _as_arrays(
 def _note(results: list[Result], index: int, run: Run, told: Told) -> None:
     """Keep what has changed, and tell it."""
     now = result_of(results[index].point, results[index].outlook, run)
-    if (now.state, now.run_id) != (results[index].state, results[index].run_id):
+    before = results[index]
+    if (now.state, now.run_id, now.waits_for) != (before.state, before.run_id, before.waits_for):
         results[index] = now
         told(results)
 
@@ -182,7 +184,9 @@ def unfit_backend(plan: Plan, on: Backend) -> str:
     large = [point for point in plan.points if point.config.layout.world_size > most]
     if not large:
         return ""
-    listed = "; ".join(f"{point.number} ({point.label}): {point.config.layout.world_size}" for point in large)
+    listed = say(en="; ", fr=" ; ").join(
+        f"{point.number} ({point.label}){colon()}{point.config.layout.world_size}" for point in large
+    )
     return say(
         en=f"this machine's {cores_available()} cores carry {most} processes at most, but these points need more: "
         f"{listed}. Nothing was started.",

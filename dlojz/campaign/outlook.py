@@ -6,6 +6,7 @@ Layer 6. Invariant: nothing is started, nobody is asked; what is told is of the 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,8 @@ from dlojz.text import say
 Asked = Mapping[str, str]
 """Of the scheduler: `account`, `qos` and `reservation`, as far as they are given."""
 NOTHING: Asked = MappingProxyType({})
+MAX_SHOWN = 80
+"""Characters of a refused name that are shown."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,8 @@ def _place(point: Point, time_limit_s: float | None, asked: Asked) -> tuple[Outl
     from dlojz.launch.machines import machine
 
     site = machine(point.machine)
-    told = {**asked, "account": account_of(point.machine, asked)}
+    named = {option: _named(option, value) for option, value in asked.items() if option != "account"}
+    told = {**named, "account": account_of(point.machine, asked)}
     granted, refusals = allocate(site, point.config, Request(time_limit_s=time_limit_s, **told))
     factor = site.normalised_hour_factor
     gpu = None if site.device == "cpu" else hardware.device(site.device)
@@ -128,13 +132,33 @@ def account_of(machine_name: str, asked: Asked) -> str:
         asked: its `account`, else `$DLOJZ_ACCOUNT`; empty where neither tells one.
 
     Raises:
-        LabError: if there is no machine file of that name, or it is not legal.
+        LabError: if there is no machine file of that name, or it is not legal, or no account can have that name.
     """
     from dlojz.launch.limits import ACCOUNT_VARIABLE
     from dlojz.launch.machines import machine
 
     given = asked.get("account") or os.environ.get(ACCOUNT_VARIABLE, "")
-    return given if not given or "@" in given else given + machine(machine_name).account_suffix
+    ending = "" if not given or "@" in given else machine(machine_name).account_suffix
+    return _named("account", given, ending)
+
+
+def _named(option: str, name: str, ending: str = "") -> str:
+    """What is asked of the scheduler, if it can be the name of such a thing: it is written into a job script."""
+    from dlojz.launch.limits import ACCOUNT_VARIABLE
+    from dlojz.launch.machines import NAME_PATTERN
+
+    if not name or re.fullmatch(NAME_PATTERN, name + ending):
+        return name + ending
+    shown = name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}…"
+    correct = f"--{option}" + (say(en=" or $", fr=" ou $") + ACCOUNT_VARIABLE if option == "account" else "")
+    raise LabError(
+        say(
+            en=f"{option} is a name that the scheduler knows, of at most 64 letters, digits and '_.@+-' (a letter, a "
+            f"digit or '_' first), but {shown!r} was received: correct {correct}.",
+            fr=f"{option} est un nom connu de l’ordonnanceur, d’au plus 64 lettres, chiffres et « _.@+- » (au début, "
+            f"une lettre, un chiffre ou « _ »), mais {shown!r} a été reçu : corrigez {correct}.",
+        )
+    )
 
 
 def root_of(root: Path, machine: str) -> Path:

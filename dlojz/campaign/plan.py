@@ -82,7 +82,7 @@ def expand(campaign: Campaign, machine: str | None = None) -> Plan:
         try:
             points += _points(campaign, labels, fields, len(points))
         except LabError as error:
-            impossible.append(f"{named}: {error}")
+            impossible.append(named + say(en=": ", fr=" : ") + str(error))
     if impossible:
         raise LabError(_impossible(impossible))
     _check(campaign, points, unused if machine is None else [])
@@ -136,10 +136,19 @@ def _in_words(axis: str, value: Value | Table) -> str:
     """A value as figures name it: with its axis where it would say nothing alone."""
     if isinstance(value, dict):
         if TITLE not in value:
-            return ", ".join(f"{key} {own}" for key, own in value.items())
+            return ", ".join(
+                f"{key} {own if isinstance(own, str) else _number_in_words(own)}" for key, own in value.items()
+            )
         value = value[TITLE]
-    alone = isinstance(value, str) and not value.replace(".", "").isdigit()
-    return str(value) if alone else f"{axis} {str(value).lower()}"
+    if isinstance(value, str):
+        return f"{axis} {value.lower()}" if value.replace(".", "").isdigit() else value
+    return f"{axis} {_number_in_words(value)}"
+
+
+def _number_in_words(value: bool | int | float) -> str:
+    """A number as the reader's language writes it, or `true` or `false`."""
+    written = str(value).lower()
+    return say(en=written, fr=written.replace(".", ","))
 
 
 def _points(campaign: Campaign, labels: dict[str, str], fields: Table, before: int) -> list[Point]:

@@ -14,7 +14,7 @@ from dlojz.campaign.contract import Campaign
 from dlojz.campaign.figures import campaign_figures
 from dlojz.campaign.plan import Plan
 from dlojz.campaign.results import Result
-from dlojz.campaign.tables import csv_text, hours, measured, state_label
+from dlojz.campaign.tables import colon, csv_text, hours, measured, state_label
 from dlojz.record import write_atomic
 from dlojz.schema import LabError
 from dlojz.text import language, say
@@ -137,7 +137,7 @@ def _reasons(results: Sequence[Result]) -> list[tuple[str, str]]:
     return [
         (f"{result.point.number}. {result.point.label} ({state_label(result)})", result.reason or result.outlook.note)
         for result in results
-        if result.reason or result.outlook.note
+        if (result.reason and not result.waits_for) or result.outlook.note
     ]
 
 
@@ -160,7 +160,7 @@ def markdown(campaign: Campaign, plan: Plan, results: Sequence[Result], figures:
     ):
         if told:
             lines += ["", f"## {markdown_safe(heading)}", ""]
-            lines += [f"- {markdown_safe(point)}: {markdown_safe(why)}" for point, why in told]
+            lines += [f"- {markdown_safe(point)}{colon()}{markdown_safe(why)}" for point, why in told]
     return "\n".join(lines) + "\n"
 
 
@@ -193,7 +193,7 @@ def html(campaign: Campaign, plan: Plan, results: Sequence[Result], folder: Path
     ):
         if told:
             parts.append(f"<h2>{safe(heading)}</h2><ul>")
-            parts += [f"<li>{safe(point)}: {safe(why)}</li>" for point, why in told]
+            parts += [f"<li>{safe(point)}{colon()}{safe(why)}</li>" for point, why in told]
             parts.append("</ul>")
     return "".join(parts) + "</body></html>\n"
 

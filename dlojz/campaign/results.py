@@ -15,7 +15,10 @@ from dlojz.campaign.plan import Point
 from dlojz.footprint import Footprint
 from dlojz.record import STATUSES, RunRecord
 from dlojz.runs import Run
+from dlojz.runs.job import read_job
 from dlojz.runs.owner import DEFAULT_WORKER, read_owner
+from dlojz.runs.reasons import explain_reason
+from dlojz.runs.scheduler import view_of
 from dlojz.runs.store import REUSED, run_folder, run_ids
 from dlojz.schema import LabError
 from dlojz.text import say
@@ -31,7 +34,8 @@ class Result:
 
     Args:
         state: of the run; `waiting` or `refused` where there is none.
-        reason: why it ended so.
+        reason: why it ended so, or why its job waits.
+        waits_for: why its job waits, in the scheduler's own word; empty where it does not wait, or says nothing.
         predicted_samples_per_s: from a run on one process in the campaign, of the same training, or of what each
             replica does, times the replicas.
         efficiency: throughput per rank over that of the fewest ranks with the same work per replica.
@@ -43,6 +47,7 @@ class Result:
     reason: str = ""
     run_id: str = ""
     record: RunRecord | None = None
+    waits_for: str = ""
     predicted_samples_per_s: float | None = None
     efficiency: float | None = None
 
@@ -123,7 +128,15 @@ def result_of(point: Point, predicted: Outlook, run: Run | None) -> Result:
     reason = record.reason if record else ""
     if state == "oom":
         reason = _does_not_fit(predicted, reason)
-    return Result(point, predicted, state, reason, run.run_id, record)
+    waits_for = _waits_for(run) if state == "queued" else ""
+    return Result(point, predicted, state, reason or explain_reason(waits_for), run.run_id, record, waits_for=waits_for)
+
+
+def _waits_for(run: Run) -> str:
+    """The scheduler's reason for a run that waits in its queue; it has been asked for the state just now."""
+    job = read_job(run.folder)
+    view = view_of(job) if job else None
+    return view.reason if view and (view.standing == "pending" or view.state == "PENDING") else ""
 
 
 def _does_not_fit(predicted: Outlook, reason: str) -> str:

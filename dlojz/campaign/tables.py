@@ -22,12 +22,13 @@ FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")
 
 
 def state_label(result: Result) -> str:
-    """How a point stands, in the reader's language."""
-    return {
+    """How a point stands, in the reader's language; of one that waits also why, in the scheduler's word."""
+    label = {
         WAITING: say(en="not run yet", fr="pas encore exécuté"),
         REFUSED: say(en="refused", fr="refusé"),
         "oom": say(en="does not fit", fr="ne tient pas"),
     }.get(result.state, status_label(result.state))
+    return f"{label} ({result.waits_for})" if result.waits_for else label
 
 
 def fits_label(result: Result) -> str:
@@ -122,8 +123,16 @@ def brief(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
 
 
 def hours(value: float | None) -> str:
-    """A number of hours; a missing one is a dash."""
-    return DASH if value is None else say(en=f"{value:.3g}", fr=f"{value:.3g}".replace(".", ","))
+    """A number of hours, with three digits or all before the decimal mark; a missing one is a dash."""
+    if value is None:
+        return DASH
+    digits = f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
+    return say(en=digits, fr=digits.replace(",", "\u202f").replace(".", ","))
+
+
+def colon() -> str:
+    """What stands between a name and what is said of it."""
+    return say(en=": ", fr=" : ")
 
 
 def row_of(result: Result) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from dlojz.checkpoint.manifest import COMMIT, MANIFEST, MAX_MANIFEST_BYTES, Manifest
 from dlojz.layout import Layout
 from dlojz.schema import LabError, parse_json
+from dlojz.text import say
 
 CHECKPOINTS = "checkpoints"
 _STEP = re.compile(r"step-(\d{6,12})")
@@ -70,12 +71,19 @@ def open_owned(path: Path) -> int:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        link = path.is_symlink()
-        raise LabError(f"{path.name} {'is a symbolic link' if link else f'cannot be read: {error.strerror}'}") from None
+        if path.is_symlink():
+            told = say(en=f"{path.name} is a symbolic link", fr=f"{path.name} est un lien symbolique")
+        else:
+            told = say(
+                en=f"{path.name} cannot be read: {error.strerror}", fr=f"{path.name} est illisible : {error.strerror}"
+            )
+        raise LabError(told) from None
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         os.close(descriptor)
-        raise LabError(f"{path.name} is {'not yours' if stat.S_ISREG(status.st_mode) else 'no regular file'}")
+        if stat.S_ISREG(status.st_mode):
+            raise LabError(say(en=f"{path.name} is not yours", fr=f"{path.name} n’est pas à vous"))
+        raise LabError(say(en=f"{path.name} is no regular file", fr=f"{path.name} n’est pas un fichier ordinaire"))
     return descriptor
 
 
@@ -83,7 +91,9 @@ def _read(path: Path, most_bytes: int) -> bytes:
     with os.fdopen(open_owned(path), "rb") as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
-        raise LabError(f"{path.name} has more than {most_bytes} bytes")
+        raise LabError(
+            say(en=f"{path.name} has more than {most_bytes} bytes", fr=f"{path.name} dépasse {most_bytes} octets")
+        )
     return content
 
 
@@ -109,21 +119,38 @@ def read_manifest(folder: Path) -> Manifest:
     """
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise LabError(f"{folder.name} is no folder of yours")
+        raise LabError(
+            say(en=f"{folder.name} is no folder of yours", fr=f"{folder.name} n’est pas un dossier qui vous appartient")
+        )
     if not is_committed(folder):
-        raise LabError(f"it was not finished: {COMMIT} is missing")
+        raise LabError(
+            say(en=f"it was not finished: {COMMIT} is missing", fr=f"il n’a pas été terminé : {COMMIT} manque")
+        )
     commit = parse_json(_read(folder / COMMIT, _MAX_COMMIT_BYTES))
     content = _read(folder / MANIFEST, MAX_MANIFEST_BYTES)
     said = commit.get("manifest_sha256") if isinstance(commit, dict) else None
     if said != hashlib.sha256(content).hexdigest():
-        raise LabError(f"{MANIFEST} and {COMMIT} do not belong together")
+        raise LabError(
+            say(en=f"{MANIFEST} and {COMMIT} do not belong together", fr=f"{MANIFEST} et {COMMIT} ne vont pas ensemble")
+        )
     data = parse_json(content)
     version = data.get("schema_version") if isinstance(data, dict) else None
     if isinstance(version, int) and version > 1:
-        raise LabError(f"it has schema version {version}, newer than this dlojz knows: update dlojz")
+        raise LabError(
+            say(
+                en=f"it has schema version {version}, newer than this dlojz knows: update dlojz",
+                fr=f"il est d’une version {version} du schéma, plus récente que ce dlojz n’en connaît : mettez dlojz à "
+                "jour",
+            )
+        )
     manifest = Manifest.from_dict(data)
     if _STEP.fullmatch(folder.name) and int(folder.name.partition("-")[2]) != manifest.step:
-        raise LabError(f"it is the checkpoint of step {manifest.step}, under another name")
+        raise LabError(
+            say(
+                en=f"it is the checkpoint of step {manifest.step}, under another name",
+                fr=f"c’est le checkpoint du pas {manifest.step}, sous un autre nom",
+            )
+        )
     return manifest
 
 
@@ -138,13 +165,34 @@ def verify(folder: Path) -> Manifest:
         for file in manifest.files:
             size, digest = sha256_of(folder / file.name)
             if size != file.bytes:
-                raise LabError(f"{file.name} has {size} bytes where {file.bytes} were written")
+                raise LabError(
+                    say(
+                        en=f"{file.name} has {size} bytes where {file.bytes} were written",
+                        fr=f"{file.name} fait {size} octets, alors que {file.bytes} ont été écrits",
+                    )
+                )
             if digest != file.sha256:
-                raise LabError(f"the content of {file.name} has changed since it was written (sha256)")
+                raise LabError(
+                    say(
+                        en=f"the content of {file.name} has changed since it was written (sha256)",
+                        fr=f"le contenu de {file.name} a changé depuis son écriture (sha256)",
+                    )
+                )
     except OSError as error:
-        raise LabError(f"the checkpoint {folder.name} cannot be read: {error.strerror}.") from None
+        raise LabError(
+            say(
+                en=f"the checkpoint {folder.name} cannot be read: {error.strerror}.",
+                fr=f"le checkpoint {folder.name} est illisible : {error.strerror}.",
+            )
+        ) from None
     except LabError as error:
-        raise LabError(f"the checkpoint {folder.name} is not used: {str(error).rstrip('.')}.") from None
+        why = str(error).rstrip(".")
+        raise LabError(
+            say(
+                en=f"the checkpoint {folder.name} is not used: {why}.",
+                fr=f"le checkpoint {folder.name} n’est pas utilisé : {why}.",
+            )
+        ) from None
     return manifest
 
 

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from dlojz.config import RunConfig
 from dlojz.layout import Layout
 from dlojz.schema import Contract, LabError
+from dlojz.text import say
 
 MANIFEST, COMMIT = "manifest.json", "COMMIT"
 FILE_PATTERN = r"^tensors-\d{4,6}\.safetensors$"
@@ -58,10 +59,17 @@ class Manifest(Contract):
     def _consistent(self) -> Self:
         names = [file.name for file in self.files]
         if len(set(names)) < len(names):
-            raise LabError("the manifest names a file twice.")
+            raise LabError(
+                say(en="the manifest names a file twice.", fr="le fichier manifest.json nomme deux fois un fichier.")
+            )
         strangers = {tensor.file for tensor in self.tensors.values()} - set(names)
         if strangers:
-            raise LabError(f"the manifest puts a tensor into {min(strangers)}, which is none of its files.")
+            raise LabError(
+                say(
+                    en=f"the manifest puts a tensor into {min(strangers)}, which is none of its files.",
+                    fr=f"le fichier manifest.json place un tenseur dans {min(strangers)}, qui n’est aucun des siens.",
+                )
+            )
         return self
 
     @property
@@ -88,6 +96,10 @@ class Manifest(Contract):
         for name, (kept, asked) in pairs.items():
             if kept != asked:
                 raise LabError(
-                    f"the checkpoint at step {self.step} was kept with {name}={kept!r}, but this run has "
-                    f"{name}={asked!r}: only the layout may differ, with the same global batch."
+                    say(
+                        en=f"the checkpoint at step {self.step} was kept with {name}={kept!r}, but this run has "
+                        f"{name}={asked!r}: only the layout may differ, with the same global batch.",
+                        fr=f"le checkpoint du pas {self.step} a été gardé avec {name}={kept!r}, mais cette exécution a "
+                        f"{name}={asked!r} : seul le layout peut différer, pour le même batch global.",
+                    )
                 )

@@ -21,7 +21,7 @@ from dlojz.campaign.drive import Backend, cancel_all, drive, unfit_backend
 from dlojz.campaign.outlook import Asked, Outlook, outlook
 from dlojz.campaign.plan import Plan, expand
 from dlojz.campaign.results import Result, find_run, judged, result_of
-from dlojz.campaign.tables import brief, foreseen, hours, row_of, state_label
+from dlojz.campaign.tables import brief, colon, foreseen, hours, row_of, state_label
 from dlojz.cli.answer import answering, console, tell
 from dlojz.cli.flags import Flag, json_flag, parse, root_flag, scheduler_flags
 from dlojz.runs.store import runs_root
@@ -205,7 +205,7 @@ def _predict(plan: Plan, campaign: Campaign, asked: Asked) -> list[Outlook]:
 
 def _refuse_what_machines_refuse(plan: Plan, outlooks: Sequence[Outlook]) -> None:
     refused = [
-        f"  - {point.number} ({point.label}): {' '.join(predicted.refusals)}"
+        f"  - {point.number} ({point.label}){colon()}{' '.join(predicted.refusals)}"
         for point, predicted in zip(plan.points, outlooks, strict=True)
         if predicted.refusals
     ]
@@ -226,17 +226,19 @@ def _drive(
     shown = console()
     options: dict[str, Any] = {"on": on, "again": again, "time_limit_s": campaign.time_limit_s, "asked": asked}
     samples = say(en="samples/s", fr="échantillons/s")
-    before: dict[int, str] = {}
+    before: dict[int, tuple[str, bool]] = {}
 
     def lines(results: Sequence[Result]) -> None:
         for result in results:
-            if before.get(result.point.number, "waiting") != result.state:
+            state, explained = before.get(result.point.number, ("waiting", False))
+            if state != result.state or (result.waits_for and not explained):
                 figure = f", {format_count(result.samples_per_s)} {samples}" if result.samples_per_s else ""
                 tell(
-                    f"{result.point.number}/{len(results)} {visible(result.point.label)}: {state_label(result)}{figure}"
-                    + (f" ({visible(result.reason)})" if result.reason else "")
+                    f"{result.point.number}/{len(results)} {visible(result.point.label)}{colon()}"
+                    f"{visible(state_label(result))}{figure}"
+                    + (f" — {visible(result.reason)}" if result.reason else "")
                 )
-            before[result.point.number] = result.state
+            before[result.point.number] = (result.state, bool(result.waits_for))
 
     try:
         if not shown.is_terminal:
@@ -278,7 +280,7 @@ def _tell_more(plan: Plan, results: Sequence[Result], dry: bool) -> None:
     for result in results:
         for sentence in (*result.outlook.refusals, result.outlook.note, "" if dry else result.reason):
             if sentence:
-                tell(visible(f"{result.point.number} ({result.point.label}): {sentence}"))
+                tell(visible(f"{result.point.number} ({result.point.label}){colon()}{sentence}"))
     if dry:
         known = [result.outlook.most_hours for result in results if result.outlook.most_hours is not None]
         normalised = [r.outlook.normalised_hours for r in results if r.outlook.normalised_hours is not None]

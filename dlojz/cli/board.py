@@ -15,6 +15,7 @@ from rich.text import Text
 from dlojz import cli
 from dlojz.campaign.class_board import Student, read_class, told_problems
 from dlojz.campaign.pseudonyms import pseudonyms
+from dlojz.campaign.tables import colon, hours
 from dlojz.cli.answer import answering, tell
 from dlojz.cli.flags import Flag, json_flag, parse
 from dlojz.record import write_atomic
@@ -130,7 +131,7 @@ def board_rows(students: Sequence[Student]) -> tuple[list[str], list[list[str]]]
 def _row(student: Student) -> list[str]:
     replays = say(en=f" (+ {student.replays} replayed)", fr=f" (+ {student.replays} rejouées)")
     best = (
-        f"{one.title}, batch {one.global_batch}: "
+        f"{one.title}, batch {one.global_batch}{colon()}"
         + format_count(one.samples_per_s)
         + say(en=" samples/s", fr=" échantillons/s")
         for one in student.best[:3]
@@ -138,10 +139,10 @@ def _row(student: Student) -> list[str]:
     return [
         visible(student.name),
         f"{student.lab} {student.exercise}" if student.lab else DASH,
-        ", ".join(f"{lab}: {count}" for lab, count in sorted(student.done.items())) or DASH,
+        ", ".join(f"{lab}{colon()}{count}" for lab, count in sorted(student.done.items())) or DASH,
         "\n".join(best) or DASH,
         str(student.runs) + (replays if student.replays else ""),
-        say(en=f"{student.rank_hours:.3g}", fr=f"{student.rank_hours:.3g}".replace(".", ",")),
+        hours(student.rank_hours),
         f"{student.last_utc:%Y-%m-%d %H:%M}" if student.last_utc else DASH,
         "\n".join(told_problems(student)),
     ]

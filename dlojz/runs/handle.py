@@ -202,7 +202,7 @@ class Run:
         if is_final(state):
             return say(
                 en=f"the run {self.run_id} has ended already ({state}): there is nothing to cancel.",
-                fr=f"l'exécution {self.run_id} est déjà terminée ({state}) : il n'y a rien à annuler.",
+                fr=f"l’exécution {self.run_id} est déjà terminée ({state}) : il n’y a rien à annuler.",
             )
         try:
             (self.folder / CANCEL).touch()
@@ -213,7 +213,7 @@ class Run:
             cancel(job)
         return say(
             en=f"the run {self.run_id} is asked to stop; what has been measured is kept.",
-            fr=f"l'arrêt de l'exécution {self.run_id} est demandé ; ce qui a été mesuré est conservé.",
+            fr=f"l’arrêt de l’exécution {self.run_id} est demandé ; ce qui a été mesuré est conservé.",
         )
 
     def logs(self, rank: int | None = None) -> str:

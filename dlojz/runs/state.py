@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import socket
-import stat
 import time
 from collections.abc import Mapping
 from datetime import datetime
@@ -19,14 +18,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dlojz.config import RunConfig
-from dlojz.record import MAX_RECORD_BYTES, STATUSES, RunRecord, Status, read_events, read_record, write_record
+from dlojz.record import (
+    STATUSES,
+    DamagedRecordError,
+    RunRecord,
+    Status,
+    read_events,
+    read_record,
+    write_record,
+)
 from dlojz.runs.assemble import assemble, finished_steps
 from dlojz.runs.ending import Ending, Evidence, JobEnd, classify, end_of
 from dlojz.runs.job import read_job
 from dlojz.runs.logs import MAX_FILE_BYTES, read_regular, read_tail
 from dlojz.runs.owner import Owner, read_owner
 from dlojz.runs.standing import job_state, quiet_s
-from dlojz.schema import LabError, parse_json
+from dlojz.schema import LabError
 from dlojz.text import say
 
 State = Literal["queued", "running"] | Status
@@ -39,11 +46,9 @@ CONFIG, RECORD, EVENTS, LOGS, CANCEL, QUARANTINE = (
     "quarantine",
 )
 LAUNCHER_EVENTS = "launcher.jsonl"
-MAX_EVENTS_BYTES = 256 * 2**20
 UNHEARD_S = 120.0
 """Seconds after which a launcher on another machine that was asked to stop, and has not, is taken for gone."""
 _RANK_EVENTS = re.compile(r"rank-(\d{1,6})\.jsonl")
-_REBUILT = "its record was damaged ({why}), has been set aside in quarantine/ and is rebuilt from the events"
 
 Events = dict[int, list[dict[str, Any]]]
 
@@ -77,19 +82,10 @@ def read_all_events(folder: Path) -> Events:
     found: Events = {}
     for path in sorted((folder / EVENTS).glob("rank-*.jsonl")):
         name = _RANK_EVENTS.fullmatch(path.name)
-        if name and _can_be_read(path):
+        if name:
             with contextlib.suppress(OSError):
                 found[int(name[1])] = read_events(path)
     return found
-
-
-def _can_be_read(path: Path) -> bool:
-    """Whether this is a file of events: no link, no pipe, and not without end."""
-    try:
-        status = path.lstat()
-    except OSError:
-        return False
-    return stat.S_ISREG(status.st_mode) and status.st_size <= MAX_EVENTS_BYTES
 
 
 def evidence_of(events: Mapping[int, list[dict[str, Any]]], folder: Path, world_size: int, **known: Any) -> Evidence:
@@ -118,10 +114,8 @@ def look(folder: Path) -> tuple[State, RunRecord | None]:
         try:
             record = _own_record(path, folder.name)
             return record.status, record
-        except LabError as error:
-            if _newer(path):
-                raise
-            damage = str(error).removeprefix(f"the record {path} ").removeprefix("is damaged: ").rstrip(".")
+        except DamagedRecordError as error:  # one that a newer dlojz wrote is not damaged, only unknown here
+            damage = error.why
             _set_aside(path)
     else:
         standing = standing or _standing(folder)
@@ -173,8 +167,7 @@ def rebuild(folder: Path, damage: str = "", job: JobEnd | None = None) -> RunRec
     events = read_all_events(folder)
     told: list[dict[str, Any]] = []
     with contextlib.suppress(OSError):
-        if _can_be_read(folder / EVENTS / LAUNCHER_EVENTS):
-            told = read_events(folder / EVENTS / LAUNCHER_EVENTS)
+        told = read_events(folder / EVENTS / LAUNCHER_EVENTS)
     known = end_of(told)
     asked: Literal["cancelled"] | None = "cancelled" if job is None and (folder / CANCEL).exists() else None
     ending = (
@@ -185,29 +178,25 @@ def rebuild(folder: Path, damage: str = "", job: JobEnd | None = None) -> RunRec
         )
     )
     if damage:
-        note = _REBUILT.format(why=damage)
+        note = say(
+            en=f"its record was damaged ({damage}), has been set aside in quarantine/ and is rebuilt from the events",
+            fr=f"son bilan était abîmé ({damage}) : il a été mis de côté dans quarantine/ et reconstruit à partir des "
+            "événements",
+        )
         ending = Ending(ending.status, f"{ending.reason.rstrip('.')}; {note}." if ending.reason else f"{note}.")
     return assemble(folder.name, config, events, ending, _lasted_s(folder))
 
 
 def _own_record(path: Path, run_id: str) -> RunRecord:
     if path.is_symlink() or not path.is_file():
-        kind = "a symbolic link" if path.is_symlink() else "no regular file"
-        raise LabError(f"the record {path} is damaged: it is {kind}.")
+        if path.is_symlink():
+            raise DamagedRecordError(path, say(en="it is a symbolic link", fr="c’est un lien symbolique"))
+        raise DamagedRecordError(path, say(en="it is no regular file", fr="ce n’est pas un fichier ordinaire"))
     record = read_record(path)
     if record.run_id != run_id:
-        raise LabError(f"the record {path} is damaged: it belongs to the run {record.run_id}.")
+        other = record.run_id
+        raise DamagedRecordError(path, say(en=f"it belongs to the run {other}", fr=f"il est de l’exécution {other}"))
     return record
-
-
-def _newer(path: Path) -> bool:
-    """Whether a newer dlojz wrote this record: it is not damaged, only unknown here."""
-    try:
-        content = parse_json(read_regular(path, MAX_RECORD_BYTES))
-    except (OSError, LabError):
-        return False
-    version = content.get("schema_version") if isinstance(content, dict) else None
-    return isinstance(version, int) and version > 1
 
 
 def _set_aside(path: Path) -> None:

@@ -16,6 +16,7 @@ from dlojz.cli.board import board_html, board_rows
 from dlojz.config import RunConfig
 from dlojz.launch import replay
 from dlojz.schema import LabError
+from dlojz.text import use_language
 
 Keep = Callable[..., Path]
 DDP = RunConfig.of(model="coatnet_tiny", dp=2)
@@ -50,6 +51,18 @@ def test_exercises_best_runs_hours_and_activity(keep_record: Keep, tmp_path: Pat
     assert ada.runs == 4 and ada.rank_hours == 0.5 * (2 + 1 + 1 + 4)
     assert ada.last_utc is not None and not ada.problems
     assert board["bob"].done == {"02": 1} and set(board) == {"ada", "bob"}
+
+
+def test_the_table_in_french(keep_record: Keep, tmp_path: Path) -> None:
+    _progress(tmp_path / "ada" / "runs", "00", start="2030-01-01T10:00:00+00:00")
+    keep_record(DDP, tmp_path / "ada" / "runs", rate=12.34, elapsed_s=910.0)
+    (tmp_path / "ada" / "runs" / "2" / "x").mkdir(parents=True)
+    (tmp_path / "ada" / "runs" / "2" / "record.json").write_text('{"schema_version": 2}')
+    use_language("fr")
+    titles, [[name, exercise, done, best, runs, hours, _, remarks]] = board_rows(read_class(tmp_path))
+    assert titles[5] == "heures GPU" and (name, exercise, done, runs) == ("ada", "00 start", "00 : 1", "1")
+    assert best == "coatnet_tiny, DDP ×2, batch 32 : 12,3 échantillons/s" and hours == "0,506"
+    assert remarks == "un bilan vient d’une version plus récente de dlojz : mettez-le à jour."
 
 
 def test_a_replayed_run_counts_for_nothing(tmp_path: Path) -> None:

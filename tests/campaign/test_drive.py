@@ -11,11 +11,12 @@ import pytest
 import dlojz.launch
 from dlojz.campaign.contract import Campaign
 from dlojz.campaign.drive import drive, unfit_backend
-from dlojz.campaign.outlook import Outlook, account_of
+from dlojz.campaign.outlook import Outlook, account_of, outlook
 from dlojz.campaign.plan import Plan, expand
 from dlojz.config import RunConfig
 from dlojz.runs import Run
 from dlojz.schema import LabError
+from dlojz.text import use_language
 
 Keep = Callable[..., Path]
 
@@ -122,3 +123,31 @@ def test_a_project_without_an_ending_gets_that_of_the_machine(monkeypatch: pytes
     assert account_of("jean_zay_a100", {"account": "abc@v100"}) == "abc@v100"
     assert account_of("jean_zay_h100", {}) == "other@h100"
     assert account_of("local", {}) == "other"
+
+
+@pytest.mark.parametrize(
+    ("language", "words", "correct"),
+    [
+        ("en", "is a name that the scheduler knows, of at most 64 letters", "was received: correct "),
+        ("fr", "est un nom connu de l’ordonnanceur, d’au plus 64 lettres", "a été reçu : corrigez "),
+    ],
+)
+@pytest.mark.parametrize("option", ["account", "qos", "reservation"])
+@pytest.mark.parametrize("name", ["x; rm -rf ~", "$(id)", "a\n#SBATCH --array=0-9999", "-x", "a" * 65, "\u202egnp"])
+def test_what_no_scheduler_knows_is_refused_in_one_sentence(
+    name: str, option: str, language: Any, words: str, correct: str
+) -> None:
+    [point] = expand(Campaign(title="t", base={"model": "vit_tiny", "machine": "local"})).points
+    use_language(language)
+    with pytest.raises(LabError) as refusal:
+        outlook(point, 60.0, {option: name})
+    said = str(refusal.value)
+    assert said.startswith(f"{option} {words}") and f"{correct}--{option}" in said and "pattern" not in said
+    assert "\n" not in said and name[:80] in (said if name.isprintable() else name)
+
+
+def test_an_account_of_the_environment_is_looked_at_with_its_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DLOJZ_ACCOUNT", "a" * 60)
+    assert account_of("local", {}) == "a" * 60
+    with pytest.raises(LabError, match=r"correct --account or \$DLOJZ_ACCOUNT"):
+        account_of("jean_zay_a100", {})  # whose ending makes it too long

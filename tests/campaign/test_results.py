@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import re
+import runpy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,10 +19,13 @@ from dlojz.campaign.outlook import outlook
 from dlojz.campaign.plan import Plan, expand
 from dlojz.campaign.report import markdown, write_report
 from dlojz.campaign.results import Outlook, Result, find_run, judged, result_of, root_of
-from dlojz.campaign.tables import csv_text, harmless, row_of
+from dlojz.campaign.tables import brief, csv_text, harmless, hours, row_of
 from dlojz.footprint import Memory
 from dlojz.launch import replay
+from dlojz.runs.job import Job
+from dlojz.runs.store import claim
 from dlojz.schema import LabError
+from dlojz.text import use_language
 
 HOSTILE = "<img src=x onerror=alert(1)>$\\foo$ |_*`"
 Keep = Callable[..., Path]
@@ -70,6 +75,56 @@ def test_running_out_of_memory_is_a_result_with_prediction_and_limit(
     result = _results(plan, tmp_path)[0]
     assert result.reason == "does not fit: 1.00 MiB predicted for a rank, limit 1.00 GiB. rank 0 asked for too much."
     assert result.samples_per_s is None
+
+
+@pytest.mark.parametrize(
+    ("language", "label", "why"),
+    [
+        ("en", "queued (Priority)", "other jobs go first; a shorter time limit"),
+        ("fr", "en attente (Priority)", "d’autres travaux passent avant ; une limite de temps plus courte"),
+    ],
+)
+def test_a_job_that_waits_says_why(
+    campaign: Campaign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, language: Any, label: str, why: str
+) -> None:
+    plan = expand(campaign)
+    folder, _ = claim(plan.points[0].config, tmp_path, again=True)
+    Job(machine="local", name=folder.name, job_id="12", submitted_utc="2020-01-01T00:00:00+00:00").write(folder)
+    fakeslurm = runpy.run_path(str(Path(__file__).parents[1] / "fakeslurm" / "fixture.py"))
+    use_language(language)
+    with fakeslurm["scheduler"](tmp_path, monkeypatch) as fake:
+        fake.plays(fakeslurm["squeue"](fakeslurm["line"]("12", "PENDING", "Priority", name=folder.name)))
+        waits, other = _results(plan, tmp_path)[:2]
+        assert len(fake.calls) == 1, "state and reason are one question"
+    assert (waits.state, waits.waits_for) == ("queued", "Priority") and waits.reason.startswith(why)
+    assert (other.state, other.waits_for, other.reason) == ("waiting", "", "")
+    assert [row[2] for row in brief([waits])[1]] == [label]
+    report = markdown(campaign, plan, [waits, other], {})
+    assert "\\(Priority\\)" in report and why not in report  # to wait is no failure
+
+
+def test_french_tables_have_commas_and_spaced_colons(tmp_path: Path) -> None:
+    use_language("fr")
+    axes: dict[str, Any] = {"learning_rate": [0.5, 1], "layout": [{"micro_batch": 2, "weight_decay": 0.25}]}
+    plan = expand(Campaign(title="t", base={"model": "vit_tiny"}, axes=axes))
+    assert [point.label for point in plan.points] == [
+        "learning_rate 0,5, micro_batch 2, weight_decay 0,25",
+        "learning_rate 1, micro_batch 2, weight_decay 0,25",
+    ]
+    use_language("en")
+    assert [hours(value) for value in (None, 0.0167, 999.4, 1234.5, 1e6)] == [
+        "—",
+        "0.0167",
+        "999",
+        "1,234",
+        "1,000,000",
+    ]
+    use_language("fr")
+    assert [hours(value) for value in (0.0167, 1234.5)] == ["0,0167", "1\u202f234"]
+    results = [replace(result, reason="cassé") for result in _results(plan, tmp_path)]
+    assert "1. learning\\_rate 0,5, micro\\_batch 2, weight\\_decay 0,25 \\(pas encore exécuté\\) : cassé" in markdown(
+        Campaign(title="t"), plan, results, {}
+    )
 
 
 def test_a_point_is_predicted_with_its_limit_and_its_most_hours(campaign: Campaign) -> None:

@@ -19,6 +19,7 @@ from dlojz.checkpoint import listing, newest, verify
 from dlojz.checkpoint.reading import Source
 from dlojz.config import RunConfig
 from dlojz.schema import LabError
+from dlojz.text import use_language
 
 Write = Callable[..., Path]
 FILES = ("COMMIT", "manifest.json", "tensors-0000.safetensors", "tensors-0001.safetensors", "tensors-0002.safetensors")
@@ -177,10 +178,66 @@ def test_a_manifest_names_no_file_but_its_own(two: Path, name: str) -> None:
         verify(folder)
 
 
-def test_a_newer_version_is_refused_readably(two: Path) -> None:
+@pytest.mark.parametrize(
+    ("language", "words"),
+    [
+        (
+            "en",
+            "the checkpoint step-000010 is not used: it has schema version 2, newer than this dlojz knows: "
+            "update dlojz.",
+        ),
+        (
+            "fr",
+            "le checkpoint step-000010 n’est pas utilisé : il est d’une version 2 du schéma, plus récente que ce "
+            "dlojz n’en connaît : mettez dlojz à jour.",
+        ),
+    ],
+)
+def test_a_newer_version_is_refused_readably(two: Path, language: str, words: str) -> None:
     folder = two / "step-000010"
     rewrite(folder, {**json.loads((folder / "manifest.json").read_text()), "schema_version": 2})
-    with pytest.raises(LabError, match="schema version 2, newer than this dlojz knows: update dlojz"):
+    use_language(language)
+    with pytest.raises(LabError) as refusal:
+        verify(folder)
+    assert str(refusal.value) == words
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("grow", r"tensors-0000.safetensors fait \d+ octets, alors que \d+ ont été écrits\.$"),
+        ("flip", r"le contenu de tensors-0000.safetensors a changé depuis son écriture \(sha256\)\.$"),
+        ("link", r"tensors-0000.safetensors est un lien symbolique\.$"),
+        ("folder", r"tensors-0000.safetensors n’est pas un fichier ordinaire\.$"),
+        ("remove", r"tensors-0000.safetensors est illisible : No such file or directory\.$"),
+        ("commit", r"il n’a pas été terminé : COMMIT manque\.$"),
+        ("manifest", r"manifest.json et COMMIT ne vont pas ensemble\.$"),
+        ("name", r"c’est le checkpoint du pas 10, sous un autre nom\.$"),
+    ],
+)
+def test_what_is_damaged_is_said_in_french_too(two: Path, damage: str, words: str) -> None:
+    folder = two / "step-000010"
+    path = folder / "tensors-0000.safetensors"
+    content = bytearray(path.read_bytes())
+    if damage == "grow":
+        path.write_bytes(bytes(content) + b" ")
+    elif damage == "flip":
+        content[-1] ^= 1
+        path.write_bytes(content)
+    elif damage == "commit":
+        (folder / "COMMIT").unlink()
+    elif damage == "manifest":
+        (folder / "manifest.json").write_text("{}")
+    elif damage == "name":
+        folder = folder.rename(two / "step-000011")
+    else:
+        path.unlink()
+        if damage == "link":
+            path.symlink_to(two / "step-000005" / path.name)
+        elif damage == "folder":
+            path.mkdir()
+    use_language("fr")
+    with pytest.raises(LabError, match=rf"^le checkpoint {folder.name} n’est pas utilisé : {words}"):
         verify(folder)
 
 
@@ -191,6 +248,9 @@ def test_another_training_does_not_go_on_from_it(two: Path, config: RunConfig) -
         manifest.check_goes_on(RunConfig.of(model="llama_tiny", seed=1))
     with pytest.raises(LabError, match="global_batch=16, but this run has global_batch=32"):
         manifest.check_goes_on(RunConfig.of(model="llama_tiny", dp=2))
+    use_language("fr")
+    with pytest.raises(LabError, match="seed=0, mais cette exécution a seed=1 : seul le layout peut différer"):
+        manifest.check_goes_on(RunConfig.of(model="llama_tiny", seed=1))
 
 
 def vouch_for(folder: Path, file: str, name: str | None = None) -> None:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 
 from dlojz.cli.validate import validate_command
-from dlojz.plan.validation import GOALS, spearman, validate, validated
+from dlojz.evidence import measurements, table
+from dlojz.plan.validation import GOALS, TOOLS, spearman, validate, validated
 from dlojz.plan.validation_memory import validate_memory
+from dlojz.predict.time.estimate import memories
+from dlojz.predict.time.layouts import Layouts
+from dlojz.predict.time.workload import decoder_workload
 from dlojz.schema import LabError
 
+ROOT = Path(__file__).resolve().parents[2]
 LAST = {
     "korthikanti-5": 0.0206,
     "sc21-1": 0.0191,
@@ -58,6 +65,80 @@ def test_memory_meets_its_goals() -> None:
     # Row 957 contradicts its neighbour 949, which reads 60 GB with one layer less on each stage: no form finds it.
     assert result.missed == ("jean-zay-a100/957",)
     assert result.activation_mean <= 0.01
+
+
+def test_the_readme_counts_the_step_times_that_the_model_is_held_against() -> None:
+    """Not those of tables that only tell memory or single layers, nor those that are excluded."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    said = re.findall(r"(\d+) (?:published|measured) (?:measurements|step times|steps)", text)
+    timed = [row for result in map(validate, validated()) for row in result.rows]
+    assert len(said) == 2 and {int(number) for number in said} == {len(timed)}
+    assert len(timed) < sum(one.usable and one.seconds is not None for one in measurements()) < len(measurements())
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    """docs/validation.md with its lines joined, so that a sentence can be looked for."""
+    return " ".join((ROOT / "docs" / "validation.md").read_text(encoding="utf-8").split())
+
+
+def told(share: float | None) -> str:
+    """A share as the page prints it."""
+    return "" if share is None else f"{100 * share:.1f} %"
+
+
+def test_the_page_has_one_line_for_each_table() -> None:
+    lines = (ROOT / "docs" / "validation.md").read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    assert [cells[0] for cells in rows] == ["table", *validated()]
+
+
+@pytest.mark.parametrize("name", validated())
+def test_the_page_prints_what_is_computed(name: str) -> None:
+    result, goal, tool = validate(name), GOALS.get(name), TOOLS.get(name)
+    cells = [
+        name,
+        f"{len(result.held)} / {len(result.rows)}",
+        told(result.mean),
+        told(result.worst),
+        told(goal.mean) if goal else "",
+        told(result.trivial),
+        told(result.left_out_mean) or "never fitted",
+        f"{tool.name} {told(tool.mean)}" if tool else "",
+    ]
+    lines = (ROOT / "docs" / "validation.md").read_text(encoding="utf-8").splitlines()
+    assert f"| {' | '.join(cells)} |" in lines
+
+
+def test_the_page_tells_memory_and_ranks_as_computed(page: str) -> None:
+    result = validate_memory()
+    assert f"{told(result.mean)} on the held-out Jean Zay readings ({len(result.readings)} in all)" in page
+    assert f"{told(result.activation_mean)} on Korthikanti's activations" in page
+    found, alarms = len(result.found), len(result.false_alarms)
+    assert f"{found} of {len(result.ran_out)} out-of-memory rows found with {alarms} false alarms" in page
+    correlation = validate("jean-zay-a100").rank_correlation
+    assert f"Rank correlation of FLOP/s per GPU on Jean Zay's A100 rows: {correlation:.2f}." in page
+    figure = [row for row in table("korthikanti-memory") if row.memory_reading == "states"]
+    held = [memories(decoder_workload(row.size), Layouts.from_measurements([row])) for row in figure]
+    more = [
+        float(one.weights[0] + one.gradients[0] + one.optimizer[0]) / (row.memory_bytes or 0) - 1
+        for one, row in zip(held, figure, strict=True)
+    ]
+    assert len(more) == 4
+    assert f"the first stage holds {100 * min(more):.0f} to {100 * max(more):.0f} % more" in page
+
+
+def test_the_page_tells_what_was_chosen_after_errors_were_seen_with_their_figures(page: str) -> None:
+    shaped = [row for row in validate("sc21-2").rows if row.row.zero == 3]
+    held = [row for row in shaped if row.held_out]
+    assert len(shaped) == 6 and "the six ZeRO-3 rows of sc21-2, of which two are held out" in page
+    names = ", ".join(f"`{row.row.row.partition('/')[2]}`" for row in held)
+    errors = " and ".join(f"{100 * abs(row.error):.1f}" for row in held)
+    assert f"({names}); these two are {errors} % off" in page
+    offloaded = [row.error for row in validate("jean-zay-v100").rows if row.row.offload]
+    assert len(offloaded) == 7 and f"from −{-100 * min(offloaded):.0f} to +{100 * max(offloaded):.0f} %" in page
+    elsewhere = [row for name in validated() if name != "jean-zay-v100" for row in table(name) if row.offload]
+    assert elsewhere == []
 
 
 def test_rank_correlation() -> None:

@@ -25,6 +25,7 @@ from dlojz.runs.ending import Ending
 from dlojz.runs.owner import read_owner
 from dlojz.runs.state import UNHEARD_S, look, read_all_events
 from dlojz.runs.store import claim
+from dlojz.text import use_language
 
 Told = Callable[..., list[dict[str, Any]]]
 MakeFolder = Callable[..., Path]
@@ -170,6 +171,12 @@ def test_the_record_of_another_run_is_not_believed(config: RunConfig, make_folde
     finish(one, config)
     (two / "record.json").write_bytes((one / "record.json").read_bytes())
     assert Run(two).losses == (2.0, 1.875)
+    (two / "record.json").write_bytes((one / "record.json").read_bytes())
+    use_language("fr")
+    record = Run(two).record
+    assert record is not None
+    words = f"son bilan était abîmé (il est de l’exécution {one.name}) : il a été mis de côté dans quarantine/"
+    assert words in record.reason
 
 
 def test_a_newer_record_is_left_alone_and_named(config: RunConfig, make_folder: MakeFolder) -> None:
