@@ -94,7 +94,10 @@ class Cluster:
         self._wait_until_up(idle=not controller_only)
 
     def stop(self, only: str | None = None, kill: bool = False) -> list[str]:
-        """End its processes, the last started first, or one of them; what they were is returned."""
+        """End its processes, the last started first, or one of them; what they were is returned.
+
+        With all of it end the steps of its jobs, which outlive the daemon that began them.
+        """
         names = [only] if only else [*(f"slurmd-n{node}" for node in range(NODES)), "slurmctld", "munged"]
         ended = []
         for name in names:
@@ -104,12 +107,26 @@ class Cluster:
             _end(pid, kill=kill)
             (self.folder / f"{name}.started").unlink(missing_ok=True)
             ended.append(name)
-        return ended
+        return ended if only else ended + [_end_step(pid) for pid in self.steps()]
 
     def alive(self) -> list[str]:
         """Names of its processes that run."""
         names = ["munged", "slurmctld", *(f"slurmd-n{node}" for node in range(NODES))]
         return [name for name in names if self._alive(name) is not None]
+
+    def steps(self) -> list[int]:
+        """Process numbers of the daemons of its jobs' steps: known by SLURM_CONF, which they have from their slurmd.
+
+        Another program may have the same in its environment, such as the shell of whoever tries the cluster.
+        """
+        ours = f"SLURM_CONF={self.folder / 'slurm.conf'}".encode()
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it is gone, or somebody else's
+                is_step = (process / "comm").read_text() == "slurmstepd\n"
+                if is_step and ours in (process / "environ").read_bytes().split(b"\0"):
+                    found.append(int(process.name))
+        return sorted(found)
 
     def _prepare(self) -> None:
         controller, *nodes = _free_ports(1 + NODES)
@@ -238,6 +255,16 @@ def _end(pid: int, *, kill: bool) -> None:
                 os.kill(one, signal.SIGKILL)
     with suppress(ChildProcessError):
         os.waitpid(pid, 0)
+
+
+def _end_step(pid: int) -> str:
+    """End a step's daemon with all that it has started; its name, e.g. `slurmstepd: [12.batch]`."""
+    name, family = "slurmstepd", _children(pid)
+    with suppress(OSError):
+        name = Path(f"/proc/{pid}/cmdline").read_text().strip("\0 ")
+    for one in (pid, *family):
+        _end(one, kill=True)
+    return name
 
 
 def main(words: list[str]) -> int:

@@ -6,10 +6,6 @@ import importlib.util
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -19,12 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-START = ROOT / "slurm" / "jupyterhub" / "start.py"
-PROXY = Path(sys.prefix) / "node" / "node_modules" / ".bin" / "configurable-http-proxy"
+from tests.hubs import StartedHub, need, started_hub
+
 STUDENTS = {"dlojz-a": "fr", "dlojz-b": "en"}
 READY_S = 120
 CHROMIUM = (
@@ -36,16 +30,6 @@ CHROMIUM = (
     "--disable-component-update",
     "--disable-sync",
 )
-
-
-def need(found: object, what: str) -> None:
-    """As root on Debian `make test` has installed all of it: there nothing is skipped."""
-    if found:
-        return
-    reason = f"needs {what}: `make test` installs it when it is run by root on Debian"
-    if os.geteuid() == 0:
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 @pytest.fixture(scope="module")
@@ -63,33 +47,22 @@ def browser() -> Iterator[Any]:
 
 
 @dataclass(frozen=True)
-class Hub:
-    """A hub that is up.
+class Hub(StartedHub):
+    """A hub that is up."""
 
-    Args:
-        process: what has started proxy and hub.
-        folder: homes of the students, data base, log.
-        url: where one logs in.
-        passwords: of the students, by name.
-    """
+    @property
+    def url(self) -> str:
+        """Where one logs in."""
+        return str(self.told["url"])
 
-    process: subprocess.Popen[bytes]
-    folder: Path
-    url: str
-    passwords: dict[str, str]
+    @property
+    def passwords(self) -> dict[str, str]:
+        """Of the students, by name."""
+        return {name: one["password"] for name, one in self.told["users"].items()}
 
     def home(self, student: str) -> Path:
         """A student's own folder."""
         return self.folder / "home" / student
-
-    def part(self, words: str) -> psutil.Process:
-        """The process whose command line holds these words."""
-        found = [
-            process
-            for process in psutil.Process(self.process.pid).children(recursive=True)
-            if words in " ".join(process.cmdline())
-        ]
-        return found[0]
 
     def wait_until_up(self) -> None:
         """Until the page to log in is there."""
@@ -101,7 +74,7 @@ class Hub:
             if self.process.poll() is not None:
                 break
             time.sleep(0.3)
-        pytest.fail(f"the hub did not come up:\n{(self.folder / 'hub.log').read_text(errors='replace')[-3000:]}")
+        pytest.fail(f"the hub did not come up:\n{self.log()}")
 
 
 @pytest.fixture(scope="module")
@@ -109,40 +82,12 @@ def hub() -> Iterator[Hub]:
     """Proxy and hub, up."""
     if os.geteuid() != 0:
         pytest.skip("students that are users of the system are made by root only")
-    need(PROXY.exists(), "configurable-http-proxy, from the npm registry")
     need(importlib.util.find_spec("jupyterhub"), "jupyterhub (requirements-tests.txt)")
-    folder = Path(tempfile.mkdtemp(prefix="dlojz-hub-", dir="/tmp"))
-    folder.chmod(0o755)  # each home in it is closed
     users = ",".join(f"{name}:{language}" for name, language in STUDENTS.items())
-    with open(folder / "start.out", "wb") as out:
-        command = [sys.executable, str(START), f"--folder={folder}", f"--users={users}"]
-        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
-    started: list[psutil.Process] = []
-    try:
-        deadline_s = time.monotonic() + READY_S
-        while not (folder / "hub.json").exists():
-            if process.poll() is not None or time.monotonic() > deadline_s:
-                pytest.fail(f"the hub did not start:\n{(folder / 'start.out').read_text(errors='replace')}")
-            time.sleep(0.1)
-        told = json.loads((folder / "hub.json").read_text(encoding="utf-8"))
-        passwords = {name: one["password"] for name, one in told["users"].items()}
-        up = Hub(process, folder, told["url"], passwords)
+    with started_hub("dlojz-hub-", f"--users={users}", patience_s=READY_S) as started:
+        up = Hub(started.process, started.folder, started.told)
         up.wait_until_up()
         yield up
-        started = psutil.Process(process.pid).children(recursive=True)
-        assert started
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        _, left = psutil.wait_procs(started, timeout=20)
-        names = [one.name() for one in left]
-        for one in left:
-            one.kill()
-        shutil.rmtree(folder, ignore_errors=True)
-    assert names == [], "processes of the hub have outlived it"
 
 
 # Runs in the page, with the student's own cookies: what JupyterLab itself does to speak with a server and a kernel.

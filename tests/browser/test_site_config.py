@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import need
+from tests.hubs import need
 
 CONFIG = Path(__file__).resolve().parents[2] / "slurm" / "jupyterhub" / "site_config.py"
 

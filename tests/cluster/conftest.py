@@ -37,6 +37,14 @@ def cluster_module() -> Any:
     return module
 
 
+def reachable(folder: Path) -> Path:
+    """A folder, open as far as a cluster in it needs: munge refuses a socket that others cannot reach."""
+    for parent in (folder, *folder.parents):
+        if parent.owner() == "root" and str(parent).startswith("/tmp/"):
+            parent.chmod(0o755)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The cluster, up."""
@@ -46,11 +54,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         if os.geteuid() == 0:
             pytest.fail(obstacle)
         pytest.skip(obstacle)
-    folder = tmp_path_factory.mktemp("slurm")
-    for parent in (folder, *folder.parents):  # munge refuses a socket in a folder that others cannot reach
-        if parent.owner() == "root" and str(parent).startswith("/tmp/"):
-            parent.chmod(0o755)
-    cluster = module.Cluster(folder)
+    cluster = module.Cluster(reachable(tmp_path_factory.mktemp("slurm")))
     try:
         cluster.start()
         yield cluster

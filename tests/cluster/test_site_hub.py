@@ -6,24 +6,20 @@ Hub, proxy and cluster are started by `start.py --slurm`, in namespaces in which
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import pytest
 
-START = Path(__file__).resolve().parents[2] / "slurm" / "jupyterhub" / "start.py"
-PROXY = Path(sys.prefix) / "node" / "node_modules" / ".bin" / "configurable-http-proxy"
+from tests.hubs import START, StartedHub, need, started_hub
+
 LAB = "notebooks/fr/00_getting_started.ipynb"
 PATIENCE_S = 240
 pytestmark = pytest.mark.timeout(900)
@@ -36,20 +32,15 @@ Cluster(Path(sys.argv[2])).start(controller_only=True)
 """
 
 
-class Hub:
+@dataclass(frozen=True)
+class Hub(StartedHub):
     """A hub that is up, and the one student who is logged in to it.
 
     Args:
-        process: what has started all of it.
-        folder: homes, log, and the cluster's configuration.
+        web: the student's cookies.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
-        import requests
-
-        self.process, self.folder = process, folder
-        self.told = json.loads((folder / "hub.json").read_text(encoding="utf-8"))
-        self.web = requests.Session()
+    web: Any
 
     def ask(self, method: str, path: str, **more: Any) -> Any:
         """What hub or server answer the student; a page of another origin would have no `_xsrf`."""
@@ -79,14 +70,15 @@ class Hub:
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
         return done.stdout + done.stderr
 
-    def part(self, words: str) -> psutil.Process:
-        """The process whose command line holds these words."""
-        found = []
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            with suppress(psutil.Error):
-                if words in " ".join(process.cmdline()):
-                    found.append(process)
-        return found[0]
+    def keep_queue(self) -> None:
+        """Wait until the controller has written its jobs down: killed before, it comes back with a job that waits.
+
+        It does so within seconds of a change, so one is made.
+        """
+        asked_s = time.time()
+        [job] = self.scheduler("squeue", "-h", "-o", "%i").split()
+        assert self.scheduler("scontrol", "update", f"JobId={job}", "Comment=kept") == ""
+        until(lambda: (self.folder / "cluster" / "state" / "job_state").stat().st_mtime > asked_s, self)
 
     def controller_again(self) -> None:
         """Start slurmctld anew, where it was."""
@@ -100,7 +92,7 @@ def until(holds: Callable[[], Any], hub: Hub) -> Any:
     deadline_s = time.monotonic() + PATIENCE_S
     while not (found := holds()):
         if time.monotonic() > deadline_s:
-            pytest.fail(f"still not so:\n{(hub.folder / 'hub.log').read_text(errors='replace')[-3000:]}")
+            pytest.fail(f"still not so:\n{hub.log()}")
         time.sleep(0.2)
     return found
 
@@ -119,38 +111,14 @@ def hub() -> Iterator[Hub]:
     """Cluster, proxy and hub, up; all of it gone afterwards."""
     if os.geteuid() != 0:
         pytest.skip("a real SLURM, and students that are users of the system, are made by root only")
-    for found, what in (
-        (shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin:/sbin"), "slurm-wlm"),
-        (PROXY.exists(), "configurable-http-proxy"),
-        (importlib.util.find_spec("batchspawner"), "batchspawner"),
-    ):
-        if not found:
-            pytest.fail(f"needs {what}: `make test` installs it when it is run by root on Debian")
-    folder = Path(tempfile.mkdtemp(prefix="dlojz-site-", dir="/tmp"))
-    folder.chmod(0o755)  # each home in it is closed
-    command = [sys.executable, str(START), "--slurm", f"--folder={folder}", "--users=ada:en"]
-    with open(folder / "start.out", "wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
-    started: list[psutil.Process] = []
-    try:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not (folder / "hub.json").exists():
-            if process.poll() is not None or time.monotonic() > deadline_s:
-                pytest.fail(f"the hub did not start:\n{(folder / 'start.out').read_text(errors='replace')}")
-            time.sleep(0.1)
-        one = Hub(process, folder)
+    import requests
+
+    need(shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin:/sbin"), "slurm-wlm")
+    need(importlib.util.find_spec("batchspawner"), "batchspawner (requirements-tests.txt)")
+    with started_hub("dlojz-site-", "--slurm", "--users=ada:en", patience_s=PATIENCE_S) as started:
+        one = Hub(started.process, started.folder, started.told, requests.Session())
         until(lambda: up(one), one)
         yield one
-        started = psutil.Process(process.pid).children(recursive=True)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        _, left = psutil.wait_procs(started, timeout=20)
-        shutil.rmtree(folder, ignore_errors=True)
-    assert [one.name() for one in left] == [], "processes of the hub have outlived it"
 
 
 def test_a_server_is_a_job_and_outlives_hub_and_scheduler(hub: Hub) -> None:
@@ -171,6 +139,7 @@ def test_a_server_is_a_job_and_outlives_hub_and_scheduler(hub: Hub) -> None:
     opened = hub.ask("GET", f"/user/ada/api/contents/{LAB}")
     assert opened.json()["content"]["metadata"]["dlojz"]["language"] == "fr"
 
+    hub.keep_queue()
     hub.part("slurmctld").kill()
     killed = hub.part("-m jupyterhub")
     killed.kill()  # a hub that starts looks at every server that it had
