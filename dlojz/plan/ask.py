@@ -58,7 +58,7 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
         steps, hours: of the training, and within which time it must end; layouts that take longer are refused.
         limit: name of that limit, e.g. of a QoS.
         calibration: profile or file; by default that of the GPU's generation.
-        simulate: how many of the fastest layouts are played out at most.
+        simulate: how many of the fastest layouts are played out at most; 0 leaves the closed form.
 
     Raises:
         LabError: if the question is illegal, or the model fits in no layout: the sentence says what is missing and
@@ -90,7 +90,7 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
     found = search(question.space(), site, question.calibration, step_limit_s=question.step_limit_s)
     if not found.admitted.size:
         raise LabError(fits_nowhere(question, found))
-    return Plan(question, found, played_out(found, site, question.calibration, max(1, simulate)))
+    return Plan(question, found, played_out(found, site, question.calibration, max(0, simulate)))
 
 
 def _check_hours(steps: int | None, hours: float | None) -> None:

@@ -34,6 +34,7 @@ from dlojz.viz.grid_panel import still_grid
 from dlojz.viz.grid_svg import table_html
 from dlojz.viz.markup import markdown_safe, safe
 from dlojz.viz.pipeline_panel import still_panel
+from dlojz.viz.planner_widget import still_planner
 from dlojz.viz.run_panel import RunView, run_html
 
 ATTACKS = (
@@ -98,6 +99,7 @@ def pieces(attack: str) -> dict[str, str]:
         "grid refused": still_grid(axis=attack)._repr_html_() + still_grid(model=attack).html(),
         "pipeline refused": still_panel(csv=attack).html() + still_panel(stage_times=attack)._repr_html_(),
         "calculator refused": still_calculator(model=attack)._repr_html_(),
+        "planner refused": still_planner(model=attack)._repr_html_() + still_planner(cluster=attack).html(),
         "text": f"<p>{safe(attack)}</p>",
     }
 
