@@ -20,7 +20,7 @@ from typing import Any
 
 import nbformat
 
-from dlojz.labs.execute import execute
+from dlojz.labs.execute import execute, own_folders
 from dlojz.record import write_atomic
 from dlojz.runs.progress import QUIET
 from dlojz.train.lifeline import die_with_parent
@@ -60,7 +60,8 @@ def replay_solution(name: str, language: str, runs_root: Path, folder: Path) -> 
         text=True,
         check=False,
         cwd=ROOT,
-        env={**environment, "DLOJZ_RUNS": str(runs_root), QUIET: "off"},
+        # And a calibration of its own: the machine's owner keeps his.
+        env={**environment, **own_folders(runs_root), QUIET: "off"},
     )
     return {"returncode": done.returncode, "output": done.stdout[-6000:] + done.stderr[-2000:]}
 

@@ -24,6 +24,7 @@ _MODULES = {
     "05": "pipeline_parallelism",
     "06": "tensor_parallelism",
     "07": "hybrid",
+    "08": "best_compromise",
 }
 NUMBERS = tuple(_MODULES)
 

@@ -51,7 +51,7 @@ def execute(notebook: Any, path: Path, *, runs_root: Path, allow_errors: bool = 
         resources={"metadata": {"path": str(path.parent)}},
     )
     try:
-        own = {"JPY_SESSION_NAME": str(path.resolve()), "DLOJZ_RUNS": str(runs_root), QUIET: "off"}
+        own = {"JPY_SESSION_NAME": str(path.resolve()), **own_folders(runs_root), QUIET: "off"}
         client.execute(env={**os.environ, **own})
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         raise LabError(f"{path.parent.name}/{path.name} does not run to its end:\n{error}") from None
@@ -61,6 +61,11 @@ def execute(notebook: Any, path: Path, *, runs_root: Path, allow_errors: bool = 
             cell.outputs = [kept for output in cell.outputs if (kept := _without_widget(output))]
     done.metadata["dlojz"]["executed_sha256"] = code_sha256(notebook)
     return done
+
+
+def own_folders(runs_root: Path) -> dict[str, str]:
+    """Environment variables by which a notebook keeps its runs and its calibration apart from the user's."""
+    return {"DLOJZ_RUNS": str(runs_root), "XDG_CONFIG_HOME": str(runs_root.with_name(runs_root.name + "-config"))}
 
 
 def _without_widget(output: Any) -> Any | None:
