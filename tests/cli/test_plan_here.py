@@ -24,13 +24,14 @@ def test_predicted_then_measured(
     home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
-    words = "--cluster here --model coatnet_tiny --gpus 1 --batch 4 --measure --top 2 --json".split()
-    assert plan_command([*words, "--figure", str(tmp_path / "here.png")]) == cli.DONE
+    asked = ["--cluster", "here", "--model", "coatnet_tiny", "--gpus", "1", "--batch", "4"]
+    drawn = ["--figure", str(tmp_path / "here.png")]
+    assert plan_command([*asked, *drawn, "--measure", "--top", "2", "--json"]) == cli.DONE
     told = json.loads(capfd.readouterr().out)
     assert [row["layout"]["checkpointing"] for row in told["rows"]] == ["none", "full"]
     assert all(row["measured_s"] > 0 and row["step_s"] > 0 for row in told["rows"])
     assert (tmp_path / "here.png").stat().st_size > 10_000
-    assert plan_command("--cluster here --model coatnet_tiny --gpus 1 --batch 4".split()) == cli.DONE
+    assert plan_command(asked) == cli.DONE
     assert "one process, 1 × 4" in capfd.readouterr().out
 
 

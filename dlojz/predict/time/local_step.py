@@ -69,8 +69,8 @@ def local_parts(machine: Measured, config: RunConfig) -> Parts:
         raise LabError(
             say(
                 en=f"a step on this machine is predicted for the schedules {', '.join(SCHEDULES)} without offload, "
-                f"with engine torch or by_hand, but {schedule}, offload={layout.offload!r}, engine={layout.engine!r} was "
-                "received.",
+                f"with engine torch or by_hand, but {schedule}, offload={layout.offload!r}, "
+                f"engine={layout.engine!r} was received.",
                 fr=f"une itération sur cette machine se prédit pour les ordonnancements {', '.join(SCHEDULES)} sans "
                 f"offload, avec engine torch ou by_hand, mais {schedule}, offload={layout.offload!r}, "
                 f"engine={layout.engine!r} a été reçu.",
