@@ -11,6 +11,7 @@ from dlojz.cli.calibrate import calibrate_command
 from dlojz.launch.calibrating import gpu_name
 from dlojz.predict.time.measured import read_measured
 from dlojz.predict.time.measuring import ATTENTION, CONVOLUTIONS, HALF, MESSAGES, PASSES, PRODUCTS, UPDATES
+from dlojz.predict.time.measuring_engines import count_engines
 from dlojz.schema import LabError
 
 
@@ -23,7 +24,8 @@ def test_two_ranks_are_measured_kept_and_shown(tmp_path: Path, capfd: pytest.Cap
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     alone, two = read_measured(kept).setups
     computed = sum(map(len, (PRODUCTS, HALF, ATTENTION, CONVOLUTIONS, UPDATES))) + 3 * len(PASSES) + 1
-    assert (len(alone.timings), len(two.timings)) == (computed, computed + 2)
+    engines = [count_engines(ranks) for ranks in (1, 2)]
+    assert (len(alone.timings), len(two.timings)) == (computed + engines[0], computed + 2 + engines[1])
     assert not alone.points and len(two.points) == 6 * len(MESSAGES)
     assert calibrate_command(["--show", "--output", str(kept)]) == 0
     shown = capfd.readouterr().out

@@ -6,10 +6,9 @@ The answers are written the way a student would write them, not with the variant
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 
@@ -21,17 +20,9 @@ from dlojz.labs import (
     position_exercises,
     vision_exercises,
 )
-from dlojz.labs.exercise import judge
-from dlojz.text import use_language
+from tests.labs.bank import BankTests
 
 EXERCISES = {exercise.id: exercise for exercise in (*getting_started.EXERCISES, *big_models.EXERCISES)}
-
-
-@pytest.fixture(autouse=True)
-def english() -> Iterator[None]:
-    use_language("en")
-    yield
-    use_language("en")
 
 
 def forgot_return(*arguments: Any) -> None:
@@ -273,38 +264,9 @@ REFERENCES: dict[str, Callable[..., Any]] = {
 }
 
 
-def test_every_exercise_has_three_wrong_answers_and_a_right_one() -> None:
-    assert set(BANK) == set(REFERENCES) == set(EXERCISES)
-    assert all(len(answers) >= 3 for answers in BANK.values())
-
-
-@pytest.mark.parametrize(
-    ("exercise_id", "answer", "words"),
-    [(exercise_id, answer, words) for exercise_id, answers in BANK.items() for answer, words in answers],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_wrong_answer_is_refused_for_what_is_wrong_with_it(
-    exercise_id: str, answer: Callable[..., Any], words: str
-) -> None:
-    verdict = judge(EXERCISES[exercise_id], answer)
-    assert verdict.state == "wrong"
-    assert words in verdict.message
-
-
-@pytest.mark.parametrize("language", ["en", "fr"])
-@pytest.mark.parametrize("exercise_id", list(EXERCISES))
-def test_a_right_answer_is_accepted_in_both_languages(exercise_id: str, language: str) -> None:
-    use_language(language)
-    verdict = judge(EXERCISES[exercise_id], REFERENCES[exercise_id])
-    praise = EXERCISES[exercise_id].praise
-    assert (verdict.state, verdict.message) == ("right", praise.fr if language == "fr" else praise.en)
-
-
-@pytest.mark.parametrize("exercise_id", list(EXERCISES))
-def test_every_exercise_speaks_both_languages(exercise_id: str) -> None:
-    exercise = EXERCISES[exercise_id]
-    for said in (exercise.title, exercise.praise, *exercise.hints):
-        assert said.en and said.fr and said.en != said.fr
+class TestBank(BankTests):
+    exercises = EXERCISES
+    wrong, right = BANK, REFERENCES
 
 
 def test_the_references_are_what_the_models_do() -> None:

@@ -6,7 +6,7 @@ The answers are written the way a student would write them, not with the variant
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,13 +26,6 @@ from dlojz.text import use_language
 
 EXERCISES = {exercise.id: exercise for exercise in memory_footprint.EXERCISES}
 Answer = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def english() -> Iterator[None]:
-    use_language("en")
-    yield
-    use_language("en")
 
 
 def forgot_return(*arguments: Any) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,18 +20,10 @@ from dlojz.labs import data_parallelism
 from dlojz.labs.bucket_exercises import fill_buckets
 from dlojz.labs.calibration_exercises import fit_alpha_beta
 from dlojz.labs.collective_cost_exercises import ring_seconds
-from dlojz.labs.exercise import judge
-from dlojz.text import use_language
+from tests.labs.bank import BankTests
 
 EXERCISES = {exercise.id: exercise for exercise in data_parallelism.EXERCISES}
 Answer = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def english() -> Iterator[None]:
-    use_language("en")
-    yield
-    use_language("en")
 
 
 def neighbours() -> tuple[int, int, int, int]:
@@ -506,46 +498,9 @@ OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
 ]
 
 
-def test_every_exercise_has_three_wrong_answers_and_a_right_one() -> None:
-    assert set(BANK) == set(REFERENCES) == set(EXERCISES)
-    assert all(len(answers) >= 3 for answers in BANK.values())
-
-
-@pytest.mark.parametrize(
-    ("exercise_id", "answer", "words"),
-    [(exercise_id, answer, words) for exercise_id, answers in BANK.items() for answer, words in answers],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_wrong_answer_is_refused_for_what_is_wrong_with_it(exercise_id: str, answer: Answer, words: str) -> None:
-    verdict = judge(EXERCISES[exercise_id], answer)
-    assert verdict.state == "wrong"
-    assert words in verdict.message
-
-
-@pytest.mark.parametrize("language", ["en", "fr"])
-@pytest.mark.parametrize("exercise_id", list(EXERCISES))
-def test_a_right_answer_is_accepted_in_both_languages(exercise_id: str, language: str) -> None:
-    use_language(language)
-    verdict = judge(EXERCISES[exercise_id], REFERENCES[exercise_id])
-    praise = EXERCISES[exercise_id].praise
-    assert (verdict.state, verdict.message) == ("right", praise.fr if language == "fr" else praise.en)
-
-
-@pytest.mark.parametrize(("exercise_id", "answer"), OTHER_RIGHT_ANSWERS)
-def test_another_right_way_is_accepted(exercise_id: str, answer: Answer) -> None:
-    assert judge(EXERCISES[exercise_id], answer).state == "right"
-
-
-@pytest.mark.parametrize("exercise_id", list(EXERCISES))
-def test_every_exercise_speaks_both_languages(exercise_id: str) -> None:
-    exercise = EXERCISES[exercise_id]
-    for said in (exercise.title, exercise.praise, *exercise.hints):
-        assert said.en and said.fr and said.en != said.fr
-
-
-def test_a_prediction_of_the_lab_is_asked_for_in_both_languages() -> None:
-    for prediction in data_parallelism.PREDICTIONS:
-        assert prediction.question.en and prediction.question.fr and prediction.question.en != prediction.question.fr
+class TestBank(BankTests):
+    exercises, predictions = EXERCISES, data_parallelism.PREDICTIONS
+    wrong, right, others = BANK, REFERENCES, OTHER_RIGHT_ANSWERS
 
 
 def test_the_references_are_what_the_package_computes() -> None:

@@ -5,7 +5,7 @@ The answers are written the way a student would write them, not with the variant
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ import torch.nn.functional as F
 
 from dlojz.config import RunConfig
 from dlojz.labs import zero
-from dlojz.labs.exercise import judge
 from dlojz.labs.verdict import Verdict
 from dlojz.labs.zero_json_exercises import deepspeed_settings
 from dlojz.labs.zero_offload_exercises import offload_bytes
@@ -24,16 +23,10 @@ from dlojz.labs.zero_time_exercises import all_at_once_seconds, compare_with_com
 from dlojz.labs.zero_volume_exercises import sent_bytes
 from dlojz.labs.zero_weights_exercises import gather
 from dlojz.text import use_language
+from tests.labs.bank import BankTests
 
 EXERCISES = {exercise.id: exercise for exercise in zero.EXERCISES}
 Answer = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def english() -> Iterator[None]:
-    use_language("en")
-    yield
-    use_language("en")
 
 
 def states(p: float, n: int, stage: int) -> float:
@@ -557,46 +550,9 @@ OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
 ]
 
 
-def test_every_exercise_has_three_wrong_answers_and_a_right_one() -> None:
-    assert set(BANK) == set(REFERENCES) == set(EXERCISES)
-    assert all(len(answers) >= 3 for answers in BANK.values())
-
-
-@pytest.mark.parametrize(
-    ("exercise_id", "answer", "words"),
-    [(exercise_id, answer, words) for exercise_id, answers in BANK.items() for answer, words in answers],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_wrong_answer_is_refused_for_what_is_wrong_with_it(exercise_id: str, answer: Answer, words: str) -> None:
-    verdict = judge(EXERCISES[exercise_id], answer)
-    assert verdict.state == "wrong"
-    assert words in verdict.message
-
-
-@pytest.mark.parametrize("language", ["en", "fr"])
-@pytest.mark.parametrize("exercise_id", list(EXERCISES))
-def test_a_right_answer_is_accepted_in_both_languages(exercise_id: str, language: str) -> None:
-    use_language(language)
-    verdict = judge(EXERCISES[exercise_id], REFERENCES[exercise_id])
-    praise = EXERCISES[exercise_id].praise
-    assert (verdict.state, verdict.message) == ("right", praise.fr if language == "fr" else praise.en)
-
-
-@pytest.mark.parametrize(("exercise_id", "answer"), OTHER_RIGHT_ANSWERS)
-def test_another_right_way_is_accepted(exercise_id: str, answer: Answer) -> None:
-    assert judge(EXERCISES[exercise_id], answer).state == "right"
-
-
-@pytest.mark.parametrize("exercise_id", list(EXERCISES))
-def test_every_exercise_speaks_both_languages(exercise_id: str) -> None:
-    exercise = EXERCISES[exercise_id]
-    for said in (exercise.title, exercise.praise, *exercise.hints):
-        assert said.en and said.fr and said.en != said.fr
-
-
-def test_a_prediction_of_the_lab_is_asked_for_in_both_languages() -> None:
-    for prediction in zero.PREDICTIONS:
-        assert prediction.question.en and prediction.question.fr and prediction.question.en != prediction.question.fr
+class TestBank(BankTests):
+    exercises, predictions = EXERCISES, zero.PREDICTIONS
+    wrong, right, others = BANK, REFERENCES, OTHER_RIGHT_ANSWERS
 
 
 def test_the_references_are_what_the_package_computes() -> None:

@@ -5,10 +5,9 @@ The answers are written the way a student would write them, not with the variant
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 
@@ -16,7 +15,6 @@ from dlojz.config import Layout, RunConfig
 from dlojz.footprint import Traffic
 from dlojz.grid import AXES, Grid
 from dlojz.labs import hybrid as lab
-from dlojz.labs.exercise import judge
 from dlojz.labs.hybrid_grid_exercises import SIZES, missing_degree, place_of
 from dlojz.labs.hybrid_group_exercises import groups_of
 from dlojz.labs.hybrid_layout_exercises import CASES, layout_3d
@@ -25,17 +23,10 @@ from dlojz.labs.hybrid_step_exercises import RIGHT, hybrid_step
 from dlojz.labs.hybrid_trials import gradients, make_part
 from dlojz.predict.link_traffic import crossing
 from dlojz.tensor.operators import add_up, copy
-from dlojz.text import use_language
+from tests.labs.bank import BankTests
 
 EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES}
 Answer = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def english() -> Iterator[None]:
-    use_language("en")
-    yield
-    use_language("en")
 
 
 def derived(processes: int, dp: int | None, pp: int | None, tp: int | None) -> list[int]:
@@ -273,46 +264,10 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("exercise_id", "answer", "words"),
-    [(exercise_id, answer, words) for exercise_id, answers in BANK.items() for answer, words in answers],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_wrong_answer_is_refused_for_what_is_wrong_with_it(exercise_id: str, answer: Answer, words: str) -> None:
-    verdict = judge(EXERCISES[exercise_id], answer)
-    assert verdict.state == "wrong"
-    assert words in verdict.message
-
-
-def test_every_exercise_has_wrong_answers() -> None:
-    assert list(BANK) == list(REFERENCES) == list(EXERCISES)
-    assert all(len(answers) >= 4 for answers in BANK.values())
-
-
-@pytest.mark.parametrize("language", ["en", "fr"])
-@pytest.mark.parametrize("exercise_id", list(EXERCISES))
-def test_a_right_answer_is_accepted_in_both_languages(exercise_id: str, language: str) -> None:
-    use_language(language)  # type: ignore[arg-type]
-    verdict = judge(EXERCISES[exercise_id], REFERENCES[exercise_id])
-    praise = EXERCISES[exercise_id].praise
-    assert (verdict.state, verdict.message) == ("right", praise.fr if language == "fr" else praise.en)
-
-
-@pytest.mark.parametrize(("exercise_id", "answer"), OTHER_RIGHT_ANSWERS)
-def test_another_right_way_is_accepted(exercise_id: str, answer: Answer) -> None:
-    assert judge(EXERCISES[exercise_id], answer).state == "right"
-
-
-@pytest.mark.parametrize("exercise_id", list(EXERCISES))
-def test_every_exercise_speaks_both_languages(exercise_id: str) -> None:
-    exercise = EXERCISES[exercise_id]
-    for said in (exercise.title, exercise.praise, *exercise.hints):
-        assert said.en and said.fr and said.en != said.fr
-
-
-def test_a_prediction_of_the_lab_is_asked_for_in_both_languages() -> None:
-    for prediction in lab.PREDICTIONS:
-        assert prediction.question.en and prediction.question.fr and prediction.question.en != prediction.question.fr
+class TestBank(BankTests):
+    exercises, predictions = EXERCISES, lab.PREDICTIONS
+    wrong, right, others = BANK, REFERENCES, OTHER_RIGHT_ANSWERS
+    least = 4
 
 
 def test_the_references_are_the_grid_itself() -> None:

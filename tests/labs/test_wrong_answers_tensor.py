@@ -18,10 +18,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from dlojz.config import RunConfig
 from dlojz.labs import tensor_parallelism as lab
-from dlojz.labs.exercise import judge
 from dlojz.labs.tensor_volume_exercises import NETWORK, NVLINK, compute_seconds, layer_bytes, layer_seconds
 from dlojz.tensor.operators import add_up, copy, gather_tokens, scatter_tokens, take_tokens
-from dlojz.text import use_language
+from tests.labs.bank import BankTests
 
 EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES}
 Answer = Callable[..., Any]
@@ -380,35 +379,10 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("exercise_id", "answer", "words"),
-    [(exercise_id, answer, words) for exercise_id, answers in BANK.items() for answer, words in answers],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_wrong_answer_is_refused_for_what_is_wrong_with_it(exercise_id: str, answer: Answer, words: str) -> None:
-    verdict = judge(EXERCISES[exercise_id], answer)
-    assert verdict.state == "wrong"
-    assert words in verdict.message
-
-
-def test_every_exercise_has_wrong_answers() -> None:
-    assert list(BANK) == list(REFERENCES) == list(EXERCISES)
-    assert all(len(answers) >= 4 for answers in BANK.values())
-
-
-@pytest.mark.parametrize("exercise_id", list(EXERCISES))
-def test_a_right_answer_is_accepted(exercise_id: str) -> None:
-    use_language("fr")
-    verdict = judge(EXERCISES[exercise_id], REFERENCES[exercise_id])
-    assert (verdict.state, verdict.message) == ("right", EXERCISES[exercise_id].praise.fr)
-
-
-def test_every_sentence_is_there_in_both_languages() -> None:
-    for exercise in EXERCISES.values():
-        for said in (exercise.title, exercise.praise, *exercise.hints):
-            assert said.en and said.fr
-    for prediction in lab.PREDICTIONS:
-        assert prediction.question.en and prediction.question.fr != prediction.question.en
+class TestBank(BankTests):
+    exercises, predictions = EXERCISES, lab.PREDICTIONS
+    wrong, right = BANK, REFERENCES
+    least = 4
 
 
 def test_the_bytes_of_a_layer_are_those_predicted_for_a_model() -> None:

@@ -38,6 +38,7 @@ UPDATES: Final = ((8, 256), (64, 256), (8, 65536), (64, 16384))
 """Tensors and elements of each."""
 MESSAGES: Final = (2**10, 2**14, 2**17, 2**20, 2**22)
 COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+LEAST_REPEATS: Final = 11
 WINDOW_S: Final = 0.04
 WINDOWS: Final = 3
 CHAIN: Final = 12
@@ -103,8 +104,8 @@ def measure_rank(
         for number, collective in enumerate(COLLECTIVES):
             if tell:
                 tell(len(work) + engines + number, total)
-            points += measure(collective, MESSAGES, repeats=5 * windows, warmup=2)
-        points += _neighbours(device, 5 * windows)
+            points += measure(collective, MESSAGES, repeats=max(LEAST_REPEATS, 5 * windows), warmup=2)
+        points += _neighbours(device, max(LEAST_REPEATS, 5 * windows))
     if tell:
         tell(total, total)
     return found, points

@@ -35,7 +35,7 @@ LEAST_S: Final = 1e-7
 LEAST_CALLS: Final = 3
 MEETING_S: Final = 0.005
 """About what products and message take together."""
-LEAST_MEETINGS: Final = 15
+LEAST_MEETINGS: Final = 41
 
 Call = Callable[[], Any]
 

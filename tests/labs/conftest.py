@@ -1,0 +1,16 @@
+"""Labs speak English in their tests, unless a test chooses otherwise; what it chose ends with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from dlojz.text import use_language
+
+
+@pytest.fixture(autouse=True)
+def english() -> Iterator[None]:
+    use_language("en")
+    yield
+    use_language("en")
