@@ -43,6 +43,8 @@ NO_TORCH = (
     "dlojz.pipeline",
     "dlojz.pipeline.catalogue",
     "dlojz.pipeline.cuts",
+    "dlojz.optim.messages",
+    "dlojz.optim.stages",
     "dlojz.overlay",
     "dlojz.grid",
     "dlojz.predict.link_traffic",
