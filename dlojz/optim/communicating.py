@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlojz.optim.compressed_all_reduce import CompressedAllReduce
-from dlojz.optim.stages import check_stages, does_nothing
+from dlojz.optimizer_stages import check_stages, does_nothing
 from dlojz.schema import LabError
 from dlojz.text import say
 from dlojz.zero.flat import ranks_of

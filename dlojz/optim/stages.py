@@ -1,4 +1,4 @@
-"""When an optimizer sends what: the two stages, and 0/1 Adam's two sets of steps.
+"""When 0/1 Adam sends what: its two sets of steps.
 
 Layer 2, loads no torch. Invariant: every rank, and who predicts, counts the same steps; they are numbered from 0.
 """
@@ -7,52 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dlojz.schema import LabError
-from dlojz.text import say
-
 VARIANCE_SCALER = 16
 """κ: renewals of the variance after which the interval between two of them doubles."""
 LOCAL_SCALER = 16
 """Synchronisations after which the interval between two of them doubles, once the variance is frozen."""
 LOCAL_CLIPPER = 16
 """H: the longest interval between two synchronisations, in steps."""
-
-
-def check_stages(warmup_steps: int, total_steps: int | None) -> None:
-    """Refuse a first stage that is none, or that leaves no step to the second.
-
-    Raises:
-        LabError: in one sentence.
-    """
-    if warmup_steps < 1:
-        raise LabError(
-            say(
-                en=f"warmup_steps must be at least 1, but {warmup_steps} was received: the variance by which the "
-                "second stage divides is that of the first.",
-                fr=f"warmup_steps doit valoir au moins 1, mais {warmup_steps} a été reçu : la variance par laquelle "
-                "divise la seconde phase est celle de la première.",
-            )
-        )
-    if total_steps is not None and warmup_steps >= total_steps:
-        raise LabError(
-            say(
-                en=f"warmup_steps={warmup_steps} leaves nothing to compress in a run of {total_steps} steps: use at "
-                f"most {max(1, total_steps - 1)}, or more steps; 15 to 25 % of the run is usual.",
-                fr=f"warmup_steps={warmup_steps} ne laisse rien à compresser dans un entraînement de {total_steps} "
-                f"étapes : prenez au plus {max(1, total_steps - 1)}, ou davantage d’étapes ; 15 à 25 % de "
-                "l’entraînement est l’usage.",
-            )
-        )
-
-
-def does_nothing(name: str) -> str:
-    """What is said where there is nobody to send to."""
-    return say(
-        en=f"{name} has one process: it sends nothing, so compression does nothing but freeze the variance; use two "
-        "processes or more.",
-        fr=f"{name} n’a qu’un processus : il n’envoie rien, donc la compression ne fait rien d’autre que geler la "
-        "variance ; prenez deux processus ou plus.",
-    )
 
 
 def variance_steps(freeze_step: int, scaler: int = VARIANCE_SCALER) -> Iterator[int]:

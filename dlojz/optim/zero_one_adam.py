@@ -97,10 +97,12 @@ class ZeroOneAdam(Communicating):
 
     def own_states(self) -> dict[str, Tensor]:
         """With the errors, between two synchronisations, where this rank has gone since the last one."""
-        local = {f"{name}.{number}": state[name] for number, name, state in self._numbered() if name in state}
-        weights = {f"weights.{number}": parameter.detach() for number, parameter in enumerate(self.parameters)}
-        rates = {"rates": torch.tensor([state["rates"] for _, _, state in self.each()], dtype=torch.float64)}
-        return {**self._errors(), **local, **weights, **rates} if self._apart else self._errors()
+        own = self._errors()
+        if not self._apart:
+            return own
+        own |= {f"{name}.{number}": state[name] for number, name, state in self._numbered()}
+        own |= {f"weights.{number}": parameter.detach() for number, parameter in enumerate(self.parameters)}
+        return own | {"rates": torch.tensor([state["rates"] for _, _, state in self.each()], dtype=torch.float64)}
 
     @torch.no_grad()
     def take_own_states(self, kept: dict[str, Tensor]) -> None:
