@@ -15,6 +15,8 @@ With Ψ parameters over N ranks, what one rank hands to the collectives of a ste
 An all-reduce is itself a reduce-scatter, then an all-gather (`dlojz.zero`); the two messages of the second stage take
 their places, so that on the wire Ψ/8 stands for 4Ψ: one 32nd.
 
+`in_backward` sends nothing: it puts any optimizer into the backward pass, so that gradients are freed as they come.
+
 Source: Tang et al. 2021, "1-bit Adam" (arXiv 2102.02888); Li et al. 2021, "1-bit LAMB" (arXiv 2104.06069); Lu et al.
 2022, "0/1 Adam" (arXiv 2202.06009); You et al. 2020, "LAMB" (arXiv 1904.00962).
 """

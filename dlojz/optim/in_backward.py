@@ -70,7 +70,7 @@ class InBackward:
         self.optimizers[parameter].step()
         parameter.grad = None
 
-    def _before(self, own: list[Tensor], *_: Any) -> None:
+    def _before(self, own: Sequence[Tensor], *_: Any) -> None:
         for parameter in own:
             self._update(parameter)
 

@@ -39,6 +39,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "zero-one-adam": {**COATNET, "optimizer": "zero_one_adam", "warmup_steps": 3, **ACCUMULATED},
     # So long a first stage that the steps between the first and the second are not traced.
     "late": {**LLAMA, "optimizer": "one_bit_lamb", "warmup_steps": 7, "steps": 10},
+    "alone": {**LLAMA, "optimizer": "one_bit_adam", "warmup_steps": 2, "dp": 1},
     "lamb": {**LLAMA, "optimizer": "lamb"},
     "adamw": {**LLAMA, "optimizer": "adamw", "weight_decay": 0.1},
 }
@@ -48,7 +49,7 @@ CUT = {"one-bit-adam": 0, "one-bit-lamb-3": 3, "zero-one-adam": 3, "lamb": 2}
 
 
 def prepare(folder: Path) -> None:
-    made, jobs = Runs(folder), {2: [], 3: []}
+    made, jobs = Runs(folder), {1: [], 2: [], 3: []}
     for name, fields in RUNS.items():
         config = RunConfig.of(**fields)
         jobs[config.layout.dp].append({"train": made.prepare(f"whole/{name}", config)})
