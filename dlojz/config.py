@@ -17,6 +17,7 @@ from dlojz import data as datasets
 from dlojz import models
 from dlojz.layout import DEEPSPEED_BUCKET_ELEMENTS, LATER_FIELDS, MAX_COUNT, MAX_DEGREE, Layout, Strategy
 from dlojz.layout_tensor import tensor_misfit
+from dlojz.optimizer_stages import COMPRESSED, default_warmup_steps, optimizer_misfit
 from dlojz.schema import Contract, LabError, one_of
 from dlojz.text import say
 
@@ -46,11 +47,22 @@ class RunConfig(Contract):
     fp32_gradients: bool = Field(
         False, description="DeepSpeed in bf16 or fp16: gradients are kept in fp32 (predicted, not run)"
     )
-    optimizer: Literal["sgd", "momentum", "adamw", "lamb", "adamw_8bit"] = Field(
-        "adamw", description="update rule (lamb and adamw_8bit are predicted, not run)"
+    optimizer: Literal[
+        "sgd", "momentum", "adamw", "lamb", "one_bit_adam", "one_bit_lamb", "zero_one_adam", "adamw_8bit"
+    ] = Field(
+        "adamw",
+        description="update rule (one_bit_adam, one_bit_lamb and zero_one_adam send one bit per number, with engine "
+        "by_hand; adamw_8bit is predicted, not run)",
+    )
+    warmup_steps: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_COUNT,
+        description="steps before one_bit_adam and one_bit_lamb compress, and zero_one_adam goes local steps; by "
+        "default a quarter",
     )
     learning_rate: float = Field(1e-3, gt=0, description="constant learning rate")
-    weight_decay: float = Field(0.0, ge=0, description="decoupled for adamw, L2 for sgd")
+    weight_decay: float = Field(0.0, ge=0, description="decoupled; L2 for sgd and momentum")
     steps: int = Field(20, ge=1, le=MAX_COUNT, description="optimizer steps")
     seed: int = Field(0, ge=0, lt=2**31, description="seed of weights and of the order of the samples")
     keep_weights: bool = Field(False, description="keep the final weights in the run folder (safetensors)")
@@ -83,6 +95,9 @@ class RunConfig(Contract):
             return given
         spec = models.spec(given.get("model", cls.model_fields["model"].default))
         filled = dict(given)
+        steps = filled.get("steps", cls.model_fields["steps"].default)
+        if filled.get("optimizer") in COMPRESSED and filled.get("warmup_steps") is None and isinstance(steps, int):
+            filled["warmup_steps"] = default_warmup_steps(steps)
         if filled.get("data") is None:
             filled["data"] = datasets.default_for(spec.family)
         size = "image_size" if spec.family == "image" else "sequence_length"
@@ -106,7 +121,7 @@ class RunConfig(Contract):
         spec = models.spec(self.model)
         datasets.check(self.data_name, family=spec.family, model=self.model)
         models.check_input(self.model, image_size=self.image_size, sequence_length=self.sequence_length)
-        if (misfit := tensor_misfit(self)) is not None:
+        if (misfit := tensor_misfit(self) or optimizer_misfit(self)) is not None:
             raise LabError(misfit)
         return self
 
@@ -126,6 +141,8 @@ class RunConfig(Contract):
         content = self.to_dict()
         if not self.fp32_gradients:
             del content["fp32_gradients"]
+        if self.warmup_steps is None:
+            del content["warmup_steps"]
         for name in LATER_FIELDS:  # at its default, a field leaves the names of older runs as they are
             if content["layout"][name] == Layout.model_fields[name].default:
                 del content["layout"][name]

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "dlojz"
 LAYERS: dict[int, tuple[str, ...]] = {
     0: ("schema", "units", "text", "footprint", "faultpoint", "patience", "models", "data", "hardware"),
-    1: ("layout", "layout_pipeline", "layout_tensor", "config", "checkpoint_policy", "record", "grid", "evidence"),
+    1: ("layout", "layout_pipeline", "layout_tensor", "optimizer_stages", "config", "checkpoint_policy", "record", "grid", "evidence"),
     2: ("pipeline", "collectives", "data_parallel", "zero", "tensor", "optim", "compress"),
     3: ("predict", "checkpoint", "train"),
     4: ("comparison", "compare", "overlay", "viz", "plan"),
@@ -43,6 +43,8 @@ NO_TORCH = (
     "dlojz.pipeline",
     "dlojz.pipeline.catalogue",
     "dlojz.pipeline.cuts",
+    "dlojz.optim.messages",
+    "dlojz.optim.stages",
     "dlojz.overlay",
     "dlojz.grid",
     "dlojz.predict.link_traffic",

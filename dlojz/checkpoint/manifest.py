@@ -43,8 +43,8 @@ class Manifest(Contract):
     """All that a checkpoint holds.
 
     Tensors are named `KIND/NAME`: `weights/blocks.0.conv.weight`, `exp_avg/…`, `exp_avg_sq/…`, `momentum_buffer/…`;
-    `count/updates` is Adam's count of its updates, `buffers.1/…` are those of replica 1, `random.1/cpu` is rank 1's
-    generator.
+    `count/updates` is Adam's count of its updates, `buffers.1/…` are those of replica 1, `own.1/…` what the optimizer
+    of replica 1 has for itself (the errors of a compression), `random.1/cpu` is rank 1's generator.
     """
 
     schema_version: Literal[1] = 1

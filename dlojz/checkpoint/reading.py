@@ -57,6 +57,10 @@ class Source:
         """Whether there is a tensor of this name."""
         return name in self.manifest.tensors
 
+    def names(self, kind: str) -> list[str]:
+        """Names of all tensors of a kind, without the kind."""
+        return [name.partition("/")[2] for name in self.manifest.tensors if name.partition("/")[0] == kind]
+
     def tensor(self, name: str) -> Tensor:
         """A whole tensor, on the CPU.
 

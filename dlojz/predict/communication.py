@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 
 from dlojz.config import DEEPSPEED_BUCKET_ELEMENTS, RunConfig
 from dlojz.footprint import Collective, Traffic
+from dlojz.optim.messages import message_bytes
+from dlojz.optimizer_stages import COMPRESSED
 from dlojz.predict.parts import part_of
 from dlojz.predict.shapes import ModelShapes
 from dlojz.predict.states import FP32_BYTES, compute_bytes, padded_parameters, zero_by_hand_shares
@@ -64,6 +66,12 @@ def _by_hand(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     given_mib = config.layout.bucket_mib
     bucket_bytes = DDP_BUCKET_BYTES if given_mib is None else int(given_mib * MEBIBYTE)
     return [_dp(config, "all_reduce", ddp_buckets(sizes_bytes, bucket_bytes, bucket_bytes), sum(sizes_bytes))]
+
+
+def _compressed(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
+    """In the second stage, in a step that synchronises; in the first it is one all-reduce of all gradients in fp32."""
+    sent = message_bytes(shapes.num_parameters, config.layout.dp)
+    return [_dp(config, "all_to_all", 1, sent.all_to_all), _dp(config, "all_gather", 1, sent.all_gather)]
 
 
 def _zero_by_hand(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
@@ -188,7 +196,7 @@ def predict_communication(config: RunConfig, shapes: ModelShapes, rank: int = 0)
 
         rule += pipeline_traffic(config, shapes, rank)
     if layout.dp > 1 and (layout.pp == 1 or layout.engine == "deepspeed"):
-        rule += _RULES[layout.strategy](config, part)
+        rule += (_compressed if config.optimizer in COMPRESSED else _RULES[layout.strategy])(config, part)
     if layout.tp > 1:
         from dlojz.predict.tensor_communication import tensor_traffic
 

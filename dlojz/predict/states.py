@@ -19,13 +19,20 @@ from itertools import accumulate
 
 from dlojz.config import RunConfig
 from dlojz.footprint import Memory
+from dlojz.optim.messages import chunk_elements
+from dlojz.optimizer_stages import COMPRESSED
 from dlojz.predict.shapes import ModelShapes
 from dlojz.units import MEBIBYTE
 
 FP32_BYTES = 4
 HALF_BYTES = 2
-MOMENTS = {"sgd": 0, "momentum": 1, "adamw": 2, "lamb": 2, "adamw_8bit": 2}
+MOMENTS = {
+    **{"sgd": 0, "momentum": 1, "adamw": 2, "lamb": 2, "adamw_8bit": 2},
+    **{"one_bit_adam": 2, "one_bit_lamb": 3, "zero_one_adam": 2},
+}
 """Tensors of the parameter's size that an optimizer keeps."""
+NUMBERS = {"adamw": 1, "lamb": 1, "one_bit_adam": 1, "one_bit_lamb": 3, "zero_one_adam": 1}
+"""Tensors of one number that it keeps for each parameter: the count of steps; in 1-bit LAMB c_avg and r too."""
 QUANTISED_ELEMENTS = 256
 """Elements of an 8-bit moment that share one fp32 scale (bitsandbytes `F.quantize_blockwise`)."""
 ZERO_BUCKET_BYTES = 1 * MEBIBYTE
@@ -49,7 +56,8 @@ def gradient_bytes(config: RunConfig) -> int:
 def optimizer_bytes(config: RunConfig, sizes: Iterable[int]) -> int:
     """States of the optimizer over tensors of so many elements.
 
-    Adam and LAMB: two moments in fp32; torch's AdamW adds an fp32 step count per tensor, which others keep as a number.
+    Adam and LAMB: two moments in fp32; torch's AdamW adds an fp32 step count per tensor, and so do the lab's own; what
+    DeepSpeed brings keeps it as a number. 1-bit LAMB has a third moment, the fresh variance, in its second stage.
     8-bit Adam: the moments in one byte each, with one fp32 scale for every 256 elements of a tensor; of small tensors
     too, though bitsandbytes keeps those under 4096 elements in fp32.
 
@@ -62,8 +70,20 @@ def optimizer_bytes(config: RunConfig, sizes: Iterable[int]) -> int:
     if config.optimizer == "adamw_8bit":
         scales = sum(-(-size // QUANTISED_ELEMENTS) for size in sizes)
         return moments * (sum(sizes) + FP32_BYTES * scales)
-    step_bytes = FP32_BYTES * len(sizes) if config.optimizer == "adamw" else 0
-    return FP32_BYTES * moments * sum(sizes) + step_bytes
+    in_lab = config.optimizer == "adamw" or config.layout.engine != "deepspeed"
+    numbers = NUMBERS.get(config.optimizer, 0) * len(sizes) if in_lab else 0
+    return FP32_BYTES * (moments * sum(sizes) + numbers) + error_bytes(config, sum(sizes))
+
+
+def error_bytes(config: RunConfig, num_parameters: int) -> int:
+    """What a rank holds back in the second stage of an optimizer that compresses: 4Ψ as a worker, 4Ψ/N as a server.
+
+    Source: Tang et al. 2021 (arXiv 2102.02888), algorithm 1, lines 6 and 9; padding: `dlojz.optim.messages`.
+    """
+    dp = config.layout.dp
+    if config.optimizer not in COMPRESSED or dp == 1:
+        return 0
+    return FP32_BYTES * (dp + 1) * chunk_elements(num_parameters, dp)
 
 
 def padded_parameters(num_parameters: int, dp: int) -> int:

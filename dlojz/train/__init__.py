@@ -6,6 +6,7 @@ Layer 3. Invariant: `train` measures and never draws or predicts. Importing this
 from __future__ import annotations
 
 from dlojz.config import RunConfig
+from dlojz.optimizer_stages import COMPRESSED
 from dlojz.schema import LabError
 from dlojz.text import say
 
@@ -17,7 +18,10 @@ def check_runnable(config: RunConfig) -> None:
         LabError: naming the field and a value that runs; or why this machine cannot offload to the NVMe folder named.
     """
     runs: dict[str, tuple[object, ...]] = {"precision": ("fp32", "bf16")}
-    runs |= {"optimizer": ("adamw", "momentum", "sgd"), "fp32_gradients": (False,)}
+    optimizers: tuple[str, ...] = ("adamw", "momentum", "sgd", *COMPRESSED)
+    if not config.layout.zero and config.layout.tp == 1 and config.layout.engine != "deepspeed":
+        optimizers += ("lamb",)  # it needs whole layers
+    runs |= {"optimizer": optimizers, "fp32_gradients": (False,)}
     for name, values in runs.items():
         value = getattr(config if name in type(config).model_fields else config.layout, name)
         legal = values[0]

@@ -6,7 +6,9 @@ Layer 3. Invariant: one overlay per engine, each measured against in tests/predi
 from __future__ import annotations
 
 from dlojz.config import RunConfig
+from dlojz.optimizer_stages import COMPRESSED
 from dlojz.predict.overlays.base import Moments, Overlay
+from dlojz.predict.overlays.compressed import Compressed
 from dlojz.predict.overlays.deepspeed import DeepSpeed, DeepSpeed3, DeepSpeed12
 from dlojz.predict.overlays.fsdp2 import FSDP2
 from dlojz.predict.overlays.replicated import DDP, ByHand
@@ -30,7 +32,8 @@ _OVERLAYS: dict[str, type[Overlay]] = {
 
 def overlay(config: RunConfig, shapes: ModelShapes, *, dp_rank: int = 0, on_gpu: bool = False) -> Overlay:
     """The overlay of the engine that runs a layout, on one data-parallel rank."""
-    made = _OVERLAYS[config.layout.strategy](config, shapes)
+    kind = Compressed if config.optimizer in COMPRESSED else _OVERLAYS[config.layout.strategy]
+    made = kind(config, shapes)
     made.on_gpu, made.dp_rank = on_gpu, dp_rank
     return made
 

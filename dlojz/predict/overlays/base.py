@@ -96,7 +96,7 @@ class Overlay:
         step.ledger.drop("update")
 
     def update_bytes(self, sizes: list[int]) -> int:
-        """Temporaries of torch's AdamW over tensors of these sizes.
+        """Temporaries of torch's AdamW over tensors of these sizes; LAMB takes as much, one tensor after the other.
 
         One after the other (the CPU's way): a square root and its quotient, besides the last tensor's quotient; all at
         once (`foreach`, the GPU's way): a square root of all. Source: torch 2.13 `optim/adam.py`,
@@ -104,7 +104,7 @@ class Overlay:
         """
         if not self.config.optimizer.startswith(("adamw", "lamb")) or not sizes:
             return 0
-        if self.on_gpu:
+        if self.on_gpu and self.config.optimizer != "lamb":
             return FP32_BYTES * sum(sizes)
         return FP32_BYTES * max(2 * size + former for former, size in pairwise([0, *sizes]))
 

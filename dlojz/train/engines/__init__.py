@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from dlojz.config import RunConfig, Strategy
+from dlojz.optimizer_stages import COMPRESSED
 from dlojz.pipeline.executable import ASYNCHRONOUS
 from dlojz.train.engines.base import Engine
 
@@ -39,6 +40,8 @@ def build(config: RunConfig, model: nn.Module, device: torch.device) -> Engine:
     """The engine that runs the layout of `config`, around a model every rank has built with the same weights."""
     if config.layout.pp > 1:
         return _build_pipeline(config, model, device)
+    if config.optimizer in COMPRESSED:
+        return _engine("communicating.CommunicatingEngine")(config, model, device)
     return _engine(_ENGINES[config.layout.strategy])(config, model, device)
 
 

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from dlojz.checkpoint.reading import COUNT
 from dlojz.config import RunConfig
 from dlojz.footprint import Category, Overlap
+from dlojz.optim.lamb import Lamb
 from dlojz.train.axes import Axes
 from dlojz.train.engines.states import MOMENTS, WEIGHTS, Source, as_laid, begun, counted, put
 from dlojz.train.engines.tensor import TensorShare
@@ -27,11 +28,13 @@ Inventory = dict[Category, list[Tensor]]
 
 
 def make_optimizer(config: RunConfig, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-    """The optimizer of a run; every engine takes its update rule from here."""
+    """The optimizer of a run; every engine takes its update rule from here, but for those that communicate."""
     rate, decay = config.learning_rate, config.weight_decay
     held = by_mesh(parameters)
     if config.optimizer == "adamw":
         return torch.optim.AdamW(held, lr=rate, weight_decay=decay)
+    if config.optimizer == "lamb":
+        return Lamb(held, lr=rate, weight_decay=decay)
     momentum = 0.9 if config.optimizer == "momentum" else 0.0
     return torch.optim.SGD(held, lr=rate, momentum=momentum, weight_decay=decay)
 
@@ -95,12 +98,16 @@ class Engine:
         self.share = TensorShare(config, model, self.axes, mean_loss)
         self.module = model
         self.model = self.wrap(model)
-        self.optimizer = make_optimizer(config, self.model.parameters())
+        self.optimizer = self.make_optimizer()
         self.offload = make_offload(config, model)
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """Lay the model over the ranks, on the device; here it stays whole."""
         return module.to(self.device)
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """What updates the model once it is laid over the ranks."""
+        return make_optimizer(self.config, self.model.parameters())
 
     def autocast(self) -> AbstractContextManager[object]:
         """How forward computes in bf16 where the weights are fp32."""

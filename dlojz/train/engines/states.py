@@ -22,8 +22,14 @@ MOMENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "sgd": (),
     "momentum": ("momentum_buffer",),
     "adamw": ("exp_avg", "exp_avg_sq"),
+    "lamb": ("exp_avg", "exp_avg_sq"),
+    "one_bit_adam": ("exp_avg", "exp_avg_sq"),
+    "one_bit_lamb": ("exp_avg", "exp_avg_sq", "exp_avg_sq_fresh", "c_avg", "factor"),
+    "zero_one_adam": ("exp_avg", "exp_avg_sq"),
 }
-"""Tensors of the parameter's shape that torch's optimizers keep, by their keys."""
+"""Tensors that optimizers keep for each parameter, the same on all ranks, by their keys."""
+SCALARS: Final = ("c_avg", "factor")
+"""Those of them that are one number; the others are of the parameter's shape."""
 
 
 class Source(Protocol):
@@ -35,6 +41,9 @@ class Source(Protocol):
 
     def has(self, name: str) -> bool:
         """Whether there is a tensor of this name."""
+
+    def names(self, kind: str) -> list[str]:
+        """Names of all tensors of a kind, without the kind."""
 
     def tensor(self, name: str) -> Tensor:
         """A whole tensor, on the CPU."""
@@ -51,7 +60,8 @@ def begun(optimizer: Any, updated: Tensor, kinds: tuple[str, ...], updates: int)
     state: dict[str, Tensor] = optimizer.state[updated]
     for kind in kinds:
         if kind not in state:
-            state[kind] = torch.zeros_like(updated, memory_format=torch.preserve_format).detach()
+            like = updated.new_zeros(()) if kind in SCALARS else updated
+            state[kind] = torch.zeros_like(like, memory_format=torch.preserve_format).detach()
     if "exp_avg" in kinds:
         state["step"] = torch.tensor(float(updates))
     return state

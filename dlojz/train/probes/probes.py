@@ -23,7 +23,8 @@ from dlojz.train.probes.memory import MemoryProbe
 from dlojz.train.probes.trace import StorageTrace
 
 TRACED_STEPS = 3
-"""Step 0 makes the optimizer states, step 1 lets DDP and DeepSpeed settle their buckets, step 2 is the steady one."""
+"""Step 0 makes the optimizer states, step 1 lets DDP and DeepSpeed settle their buckets, step 2 is the steady one. Of
+an optimizer of two stages it is the second step of the second stage; what lies between is not traced."""
 NO_STEP = -1
 
 
@@ -46,9 +47,9 @@ class Probes:
         self.memory = MemoryProbe(self.trace)
         self.clock = PhaseClock(rank, device, on_phase=self._phase_begins)
         self.timeline: tuple[MemorySample, ...] = ()
-        self.steady_step = min(TRACED_STEPS, config.steps) - 1
+        self.steady_step = self._steady_from(0)
         """The step whose memory and communication are reported; the last one that is traced."""
-        self._tracing = False
+        self._tracing = self._pauses = False
         self._engine: Engine | None = None
         self._phase = "setup"
         self._measured: Footprint | None = None
@@ -70,12 +71,15 @@ class Probes:
 
         Where too few are left to reach a steady one, none is: what the first attempt has measured stands.
         """
-        left = self.config.steps - step
-        if step and left < TRACED_STEPS:
+        if step and self.config.steps - step < TRACED_STEPS:
             self.close()
             self.steady_step = NO_STEP
         else:
-            self.steady_step = step + min(TRACED_STEPS, left) - 1
+            self.steady_step = self._steady_from(step)
+
+    def _steady_from(self, step: int) -> int:
+        last = self.config.steps - 1
+        return min(max(step + TRACED_STEPS - 1, (self.config.warmup_steps or 0) + 1), last)
 
     def _phase_begins(self, phase: str) -> None:
         if not self._tracing or self._engine is None:
@@ -108,6 +112,9 @@ class Probes:
     def start_step(self, step: int) -> None:
         """A step begins."""
         self.trace.step = step
+        if self._pauses and step == self.steady_step - 1:
+            self._pauses = False
+            self.start()
         self.clock.start_step(step)
 
     def end_step(self) -> float:
@@ -117,6 +124,9 @@ class Probes:
             self.memory.after_step(self._engine.inventory())
             if self.trace.step == self.steady_step:
                 self._stop_tracing()
+            elif self.trace.step < self.steady_step - 2:
+                self._pauses = True  # all that outlives a step is seen, and is followed from a distance
+                self.close()
         elif self._engine is not None and (overlap := self._engine.communications()) is not None:
             self.clock.communicated(overlap)
         return step_s

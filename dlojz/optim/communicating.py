@@ -1,0 +1,168 @@
+"""What the optimizers that communicate have in common: the mean of the gradients, the compressed mean, what is kept.
+
+Layer 2, loads torch. Invariant: gradients come to the optimizer as each rank's own, and nobody else averages them; a
+parameter without a gradient on this rank counts as zeros, so that all ranks send the same in every step.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dlojz.optim.compressed_all_reduce import CompressedAllReduce
+from dlojz.optimizer_stages import check_stages, does_nothing
+from dlojz.schema import LabError
+from dlojz.text import say
+from dlojz.zero.flat import ranks_of
+
+OWN = "own"
+"""Key of a `state_dict` under which the tensors lie that differ from rank to rank."""
+
+
+class Communicating(torch.optim.Optimizer):
+    """An optimizer that averages over the ranks itself, first the gradients in full, later what it has compressed.
+
+    Give it the model's own gradients, not averaged: no DDP. Weights must be equal on all ranks at the start.
+
+    Args:
+        params: parameters, or groups of them, all trained, in fp32 and on one device.
+        defaults: of the groups, `lr` and `betas` among them.
+        warmup_steps: steps of the first stage, at least 1.
+        total_steps: steps of the run, where they are known.
+        group: the ranks; by default all.
+
+    Raises:
+        LabError: if the first stage lasts as long as the run, or not at all.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        defaults: dict[str, Any],
+        *,
+        warmup_steps: int,
+        total_steps: int | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        check_stages(warmup_steps, total_steps)
+        super().__init__(params, defaults)
+        self.warmup_steps, self.total_steps, self.group = warmup_steps, total_steps, group
+        self.size = ranks_of(group)[1]
+        self.compressor: CompressedAllReduce | None = None
+        """The errors of both sides; None before the first compressed step."""
+        if self.size == 1:
+            warnings.warn(does_nothing(type(self).__name__), stacklevel=3)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All parameters, group after group: the order in which they lie in a message."""
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    @property
+    def taken(self) -> int:
+        """Steps taken so far."""
+        state = self.state.get(self.parameters[0])
+        return int(state["step"]) if state else 0
+
+    @property
+    def compresses(self) -> bool:
+        """Whether the next step belongs to the second stage."""
+        return self.taken >= self.warmup_steps
+
+    def each(self) -> Iterator[tuple[dict[str, Any], Tensor, dict[str, Any]]]:
+        """Every parameter with its group before it and its state behind."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                yield group, parameter, self.state[parameter]
+
+    def pieces(self, flat: Tensor) -> Iterator[Tensor]:
+        """A flat tensor cut into views of the parameters' shapes, in their order."""
+        start = 0
+        for parameter in self.parameters:
+            yield flat[start : start + parameter.numel()].view(parameter.shape)
+            start += parameter.numel()
+
+    def begin(self) -> None:
+        """Give zeros to parameters without a gradient, and in the first step their states to all."""
+        for _, parameter, state in self.each():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            if not state:
+                state["step"] = torch.tensor(0.0)
+                for name in ("exp_avg", "exp_avg_sq"):
+                    state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+
+    def average_gradients(self) -> None:
+        """Put the mean over the ranks into the gradients; a collective call."""
+        if self.size == 1:
+            return
+        flat = torch.cat([parameter.grad.reshape(-1) for parameter in self.parameters if parameter.grad is not None])
+        # Who: all ranks. What: every gradient, end to end, (Ψ,) in fp32, summed. How much: 4Ψ bytes.
+        dist.all_reduce(flat, group=self.group)
+        flat.div_(self.size)
+        for parameter, piece in zip(self.parameters, self.pieces(flat), strict=True):
+            if parameter.grad is not None:
+                parameter.grad.copy_(piece)
+
+    def compressed_mean(self, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+        """The mean over the ranks of tensors of the parameters' shapes, by one bit per number; a collective call."""
+        return self.pieces(self._compressor()(tensors))
+
+    def _compressor(self) -> CompressedAllReduce:
+        if self.compressor is None:
+            numel = sum(parameter.numel() for parameter in self.parameters)
+            self.compressor = CompressedAllReduce(numel, self.parameters[0].device, self.group)
+        return self.compressor
+
+    def own_states(self) -> dict[str, Tensor]:
+        """The tensors that differ from rank to rank, by name: what a checkpoint keeps of every rank."""
+        return self._errors()
+
+    def _errors(self) -> dict[str, Tensor]:
+        if self.compressor is None or self.size == 1:
+            return {}
+        return {"worker_error": self.compressor.worker_error, "server_error": self.compressor.server_error}
+
+    def take_own_states(self, kept: dict[str, Tensor]) -> None:
+        """Go on with what the same rank of as many ranks has kept; without it, nothing is held back.
+
+        Raises:
+            LabError: if it is of another number of ranks.
+        """
+        self._take_errors(kept)
+
+    @torch.no_grad()
+    def _take_errors(self, kept: dict[str, Tensor]) -> None:
+        self.compressor = None
+        if not kept:
+            return
+        now = self._compressor()
+        for name, own in (("worker_error", now.worker_error), ("server_error", now.server_error)):
+            if name not in kept or kept[name].shape != own.shape:
+                raise LabError(
+                    say(
+                        en=f"the errors kept are of another number of ranks than {self.size} (or of another model): "
+                        f"leave {OWN!r} out of the state, and compression begins anew.",
+                        fr=f"les erreurs gardées sont celles d’un autre nombre de rangs que {self.size} (ou d’un "
+                        f"autre modèle) : retirez {OWN!r} de l’état, et la compression repart de zéro.",
+                    )
+                )
+            own.copy_(kept[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, with this rank's own tensors: keep one of every rank."""
+        return {**super().state_dict(), OWN: {name: tensor.clone() for name, tensor in self._errors().items()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, with this rank's own tensors.
+
+        Raises:
+            LabError: if they are of another number of ranks.
+        """
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != OWN})
+        self._take_errors(state_dict.get(OWN, {}))

@@ -1,0 +1,99 @@
+"""The mean of a tensor over the ranks, for one bit per number: signs and scales, with the errors kept on both sides.
+
+Layer 2, loads torch. Invariant: all ranks get the same bits, and nothing is lost but put off: over any number of calls,
+the sum of what came out + the mean over the ranks of what the workers hold back + what the servers hold back = the sum
+of the means of what went in.
+
+    worker i        C[xᵢ + δᵢ] in N chunks ──all-to-all──► server j: the mean of the N chunks j, C[mean + δ̄ⱼ]
+    every rank      the N chunks of the result ◄──all-gather──┘
+
+Every rank is a worker, and the server of one chunk.
+
+Source: Tang et al. 2021, "1-bit Adam" (arXiv 2102.02888), algorithm 1, lines 6 to 10, and §6 for the two collectives;
+double error feedback is Tang et al. 2019, "DoubleSqueeze" (arXiv 1905.05957).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dlojz.optim.messages import SIGNS_PER_BYTE, chunk_bytes, chunk_elements, message_bytes
+from dlojz.optim.signs import decompress, pack, scales_of
+from dlojz.zero.flat import ranks_of
+
+__all__ = ["CompressedAllReduce", "message_bytes"]
+
+
+class CompressedAllReduce:
+    """Averages tensors of one size over the ranks of a group, call after call.
+
+    Args:
+        numel: elements of the tensors.
+        device: where they are.
+        group: the ranks; by default all. One process gets back what it gave, and nothing is compressed.
+
+    Attributes:
+        worker_error: what this rank has not said yet of its own tensors, fp32, shape (ranks × chunk,).
+        server_error: what it has not said yet of the means of its chunk, fp32, shape (chunk,).
+    """
+
+    def __init__(self, numel: int, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
+        self.group, self.numel = group, numel
+        self.rank, self.size = ranks_of(group)
+        self.chunk = chunk_elements(numel, self.size) if self.size > 1 else 0
+        self.worker_error = torch.zeros(self.size * self.chunk, device=device)
+        self.server_error = torch.zeros(self.chunk, device=device)
+
+    def __call__(self, pieces: Iterable[Tensor]) -> Tensor:
+        """The mean over the ranks, as far as one bit per number tells it; a collective call.
+
+        Args:
+            pieces: this rank's tensor, cut in any way, of fp32: `numel` elements in all. Each is taken as it comes.
+
+        Returns:
+            fp32, shape (numel,), the same on all ranks.
+        """
+        if self.size == 1:
+            return torch.cat([piece.reshape(-1) for piece in pieces])
+        start = 0
+        for piece in pieces:
+            self.worker_error[start : start + piece.numel()] += piece.reshape(-1)  # x + δ
+            start += piece.numel()
+        chunks = self.worker_error.view(self.size, self.chunk)
+        told = torch.empty(self.size, chunk_bytes(self.chunk), dtype=torch.uint8, device=chunks.device)
+        for server in range(self.size):
+            self._tell(chunks[server], server, told[server])
+        received = torch.empty_like(told)
+        # Who: every rank to every server. What: the chunk it serves, as signs and scales, (ranks, chunk bytes) of
+        # uint8. How much: Ψ/8 bytes and 4 for every 2048 elements, as `messages.message_bytes` says.
+        dist.all_to_all_single(received, told, group=self.group)
+        for message in received:  # in the order of the ranks
+            self.server_error.add_(self._read(message), alpha=1 / self.size)
+        self._tell(self.server_error, self.rank, told[0])
+        # Who: every server to all ranks. What: the mean of its chunk, as signs and scales. How much: as above.
+        dist.all_gather_into_tensor(received.view(-1), told[0], group=self.group)
+        mean = torch.empty_like(self.worker_error)
+        for server in range(self.size):
+            mean[server * self.chunk : (server + 1) * self.chunk] = self._read(received[server])
+        return mean[: self.numel]
+
+    def _tell(self, values: Tensor, server: int, message: Tensor) -> None:
+        """Compress one chunk into a message of bytes; in its place the error is left."""
+        numel = min(max(self.numel - server * self.chunk, 0), self.chunk)
+        scales, packed = scales_of(values, numel), pack(values)
+        values -= decompress(packed, scales, self.chunk)  # δ = x − C[x]
+        values[numel:] = 0  # of the padding nothing is kept
+        message[: packed.numel()] = packed
+        message[packed.numel() :] = scales.view(torch.uint8)
+
+    def _read(self, message: Tensor) -> Tensor:
+        """One chunk again, fp32, shape (chunk,)."""
+        signs = self.chunk // SIGNS_PER_BYTE
+        # A copy: four bytes can be read as one number only where they begin at a multiple of four.
+        return decompress(
+            message[:signs], message[signs : chunk_bytes(self.chunk)].clone().view(torch.float32), self.chunk
+        )

@@ -1,0 +1,105 @@
+"""The mean over forked ranks by one bit per number: the same on all, nothing lost, and as many bytes as predicted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dlojz.optim.compressed_all_reduce import CompressedAllReduce
+from dlojz.optim.messages import message_bytes
+from dlojz.optim.signs import decompress, pack, scales_of
+from dlojz.ranks.forks import spmd
+from dlojz.train.probes.trace import StorageTrace
+
+CALLS = 6
+SIZES = {1: 10, 2: 5000, 3: 4999, 4: 13}
+"""Elements for each number of ranks: several blocks, a block cut short, and fewer elements than signs in the chunks."""
+
+
+def given_by(call: int, rank: int, numel: int) -> Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(100 * call + rank))
+
+
+@pytest.mark.parametrize(("size", "numel"), SIZES.items())
+def test_nothing_is_lost_but_put_off(size: int, numel: int) -> None:
+    """Sum of what came out + what the workers (mean) and the servers hold back = sum of the means of what went in."""
+
+    def ranks(rank: int, size: int) -> Any:
+        torch.set_num_threads(1)
+        reduce = CompressedAllReduce(numel, torch.device("cpu"))
+        outputs = []
+        for call in range(CALLS):
+            values = given_by(call, rank, numel)
+            outputs.append(reduce(values.split(7)))
+        return {}, {"out": torch.stack(outputs), "worker": reduce.worker_error, "server": reduce.server_error}
+
+    answers = spmd(ranks, size)
+    assert [answer.error for answer in answers] == [None] * size
+    first = answers[0].tensors["out"]
+    assert all(torch.equal(answer.tensors["out"], first) for answer in answers)
+    came_out = first.sum(dim=0)
+    went_in = torch.stack([given_by(call, rank, numel) for call in range(CALLS) for rank in range(size)]).sum(0) / size
+    if size == 1:
+        assert torch.equal(came_out, went_in)
+        return
+    workers = torch.stack([answer.tensors["worker"] for answer in answers])
+    servers = torch.cat([answer.tensors["server"] for answer in answers])
+    assert not workers[:, numel:].any() and not servers[numel:].any()  # nothing of the padding
+    told = came_out + workers.mean(dim=0)[:numel] + servers[:numel]
+    # Each call rounds some ten times, numbers of magnitude 8 at most: 6 × 10 × 8 × 2⁻²⁴.
+    torch.testing.assert_close(told, went_in, rtol=0, atol=CALLS * 10 * 8 * 2**-24)
+    assert float((came_out - went_in).abs().max()) > 0.1, "nothing was compressed"
+
+
+def test_equal_tensors_come_back_as_one_rank_compresses_them_and_in_the_mean_as_they_were() -> None:
+    numel, calls = 4096, 40
+    values = given_by(0, 0, numel)
+
+    def ranks(rank: int, size: int) -> Any:
+        torch.set_num_threads(1)
+        reduce = CompressedAllReduce(numel, torch.device("cpu"))
+        outputs = [reduce([values]) for _ in range(calls)]
+        return {}, {"first": outputs[0], "mean": torch.stack(outputs).mean(dim=0)}
+
+    answers = spmd(ranks, 2)
+    alone = torch.cat([decompress(pack(half), scales_of(half, 2048), 2048) for half in values.split(2048)])
+    # The servers find one magnitude in a block: compressed again it is the same, but for the rounding of its mean.
+    torch.testing.assert_close(answers[0].tensors["first"], alone, rtol=1e-5, atol=0)
+    off, off_at_first = answers[0].tensors["mean"] - values, alone - values
+    # What is held back stays bounded, and is divided by the number of calls; without feedback nothing would change.
+    assert off.norm() < off_at_first.norm() / 4
+
+
+@pytest.mark.parametrize(("size", "numel"), [(2, 5000), (3, 4999), (4, 13)])
+def test_the_bytes_are_those_predicted(size: int, numel: int) -> None:
+    """Counted at c10d by the probe of every run."""
+
+    def ranks(rank: int, size: int) -> Any:
+        torch.set_num_threads(1)
+        reduce = CompressedAllReduce(numel, torch.device("cpu"))
+        with StorageTrace({}) as trace:
+            reduce([given_by(0, rank, numel)])
+        return [[call.collective, call.group_size, call.message_bytes] for call in trace.trace.calls]
+
+    predicted = message_bytes(numel, size)
+    for answer in spmd(ranks, size):
+        assert answer.error is None
+        assert answer.value == [
+            ["all_to_all", size, predicted.all_to_all],
+            ["all_gather", size, predicted.all_gather],
+        ]
+
+
+def test_within_a_group_of_the_ranks() -> None:
+    def ranks(rank: int, size: int) -> Any:
+        torch.set_num_threads(1)
+        groups = [dist.new_group([0, 2]), dist.new_group([1])]
+        reduce = CompressedAllReduce(64, torch.device("cpu"), groups[rank % 2])
+        return {}, {"mean": reduce([torch.full((64,), float(rank))])}
+
+    means = [answer.tensors["mean"] for answer in spmd(ranks, 3)]
+    assert [float(mean.mean()) for mean in means] == [1.0, 1.0, 1.0]

@@ -1,0 +1,176 @@
+"""Optimizers that send one bit per number, under the lab's engine: as predicted, as the plain ones, and resumed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlojz import predict
+from dlojz.checkpoint import listing, verify
+from dlojz.checkpoint.reading import Source
+from dlojz.config import RunConfig
+from dlojz.footprint import STATES, Footprint
+from dlojz.optim.messages import saved_share
+from dlojz.predict.checkpoint_bytes import checkpoint_bytes
+from dlojz.predict.shapes import model_shapes
+from dlojz.predict.states import predict_states
+from dlojz.schema import LabError
+from dlojz.text import use_language
+from dlojz.train import check_runnable
+
+_SPEC = importlib.util.spec_from_file_location("resume_jobs", Path(__file__).with_name("test_resume.py"))
+assert _SPEC is not None and _SPEC.loader is not None
+_resume = importlib.util.module_from_spec(_SPEC)
+sys.modules["resume_jobs"] = _resume
+_SPEC.loader.exec_module(_resume)
+Runs = _resume.Runs
+
+SHORT: dict[str, Any] = {"learning_rate": 1e-3, "device": "cpu", "micro_batch": 2, "engine": "by_hand", "steps": 5}
+LLAMA = {**SHORT, "model": "llama_tiny", "sequence_length": 16, "dp": 2}
+ACCUMULATED = {"micro_batches": 2, "precision": "bf16"}
+COATNET = {**SHORT, "model": "coatnet_tiny", "image_size": 32, "dp": 2}
+RUNS: dict[str, dict[str, Any]] = {
+    "one-bit-adam": {**LLAMA, "optimizer": "one_bit_adam", "warmup_steps": 2, "weight_decay": 0.1},
+    "one-bit-lamb-3": {**LLAMA, "optimizer": "one_bit_lamb", "warmup_steps": 2, "dp": 3},
+    "zero-one-adam": {**COATNET, "optimizer": "zero_one_adam", "warmup_steps": 3, **ACCUMULATED},
+    # So long a first stage that the steps between the first and the second are not traced.
+    "late": {**LLAMA, "optimizer": "one_bit_lamb", "warmup_steps": 7, "steps": 10},
+    "alone": {**LLAMA, "optimizer": "one_bit_adam", "warmup_steps": 2, "dp": 1},
+    "lamb": {**LLAMA, "optimizer": "lamb"},
+    "adamw": {**LLAMA, "optimizer": "adamw", "weight_decay": 0.1},
+}
+PREDICTED = [name for name in RUNS if name != "adamw"]
+CUT = {"one-bit-adam": 0, "one-bit-lamb-3": 3, "zero-one-adam": 3, "lamb": 2}
+"""Cut off after a step of this number: in the first stage, or in the second."""
+
+
+def prepare(folder: Path) -> None:
+    made, jobs = Runs(folder), {1: [], 2: [], 3: []}
+    for name, fields in RUNS.items():
+        config = RunConfig.of(**fields)
+        jobs[config.layout.dp].append({"train": made.prepare(f"whole/{name}", config)})
+        if name in CUT:
+            cut = made.prepare(f"cut/{name}", config)
+            jobs[config.layout.dp] += [{"train": cut, "stop_after": CUT[name]}, {"train": cut}]
+    for processes, listed in jobs.items():
+        made.do(listed, processes)
+
+
+@pytest.fixture(scope="module")
+def runs(prepared: Path) -> Any:
+    return Runs(prepared)
+
+
+def footprint(runs: Any, name: str, rank: int) -> Footprint:
+    return Footprint.from_dict(runs.told(f"whole/{name}", "footprint", "footprint", rank)[-1])
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", PREDICTED)
+def test_predicted_equals_counted(runs: Any, name: str) -> None:
+    """States by category, bytes and calls of every collective, on every rank: exact; the peak to 2 %."""
+    config = RunConfig.of(**RUNS[name])
+    for rank in range(config.layout.dp):
+        counted, predicted = footprint(runs, name, rank), predict(config, rank)
+        for category in STATES:
+            assert counted.memory.category(category) == predicted.memory.category(category), (rank, category)
+        assert counted.communication == predicted.communication, rank
+        assert predicted.memory.peak_bytes == pytest.approx(counted.memory.peak_bytes, rel=0.02)
+
+
+@pytest.mark.timeout(600)
+def test_97_percent_of_the_bytes_are_saved_in_the_second_stage(runs: Any) -> None:
+    """Counted: what replaces an all-reduce of 4Ψ (on the wire a reduce-scatter and an all-gather of as much)."""
+    plain, compressed = (
+        {one.collective: one.message_bytes for one in footprint(runs, name, 0).communication if one.group == "dp"}
+        for name in ("adamw", "one-bit-adam")
+    )
+    saved = 1 - (compressed["all_to_all"] + compressed["all_gather"]) / (2 * plain["all_reduce"])
+    assert round(100 * saved) == 97
+    assert saved == pytest.approx(saved_share(plain["all_reduce"] // 4, 2), abs=1e-12)
+
+
+@pytest.mark.timeout(600)
+def test_the_first_stage_is_adamw_to_the_bit(runs: Any) -> None:
+    """Losses of the first two steps, and of the third, which both begin with the same weights; then they part."""
+    plain, compressed = (runs.told(f"whole/{name}", "step", "loss") for name in ("adamw", "one-bit-adam"))
+    assert compressed[:3] == plain[:3]
+    assert compressed[3:] != plain[3:]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", CUT)
+def test_what_goes_on_ends_as_what_was_not_cut_off(runs: Any, name: str) -> None:
+    """In either stage, bit for bit: the losses after the cut, and the checksum of the final weights."""
+    assert runs.told(f"cut/{name}", "checkpoint_failed", "reason") == []
+    assert runs.told(f"cut/{name}", "resumed", "step") == [CUT[name] + 1]
+    assert runs.told(f"cut/{name}", "step", "loss") == runs.told(f"whole/{name}", "step", "loss")
+    assert runs.told(f"cut/{name}", "weights", "sha256") == runs.told(f"whole/{name}", "weights", "sha256")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["one-bit-lamb-3", "zero-one-adam", "lamb"])
+def test_the_bytes_of_a_checkpoint_are_predicted(runs: Any, name: str) -> None:
+    """In the second stage, the errors of every rank among them."""
+    [one] = listing(runs.root / "cut" / name)
+    manifest = verify(one.folder)
+    with Source(one.folder, manifest) as source:
+        tensors = [source.tensor(kept) for kept in manifest.tensors]
+    assert sum(tensor.numel() * tensor.element_size() for tensor in tensors) == checkpoint_bytes(manifest.config)
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"warmup_steps": 20, "steps": 20}, "leaves nothing to compress in a run of 20 steps", "ne laisse rien à compress"),
+    ({"warmup_steps": 0}, "warmup_steps must be at least 1", "warmup_steps doit valoir au moins 1"),
+    ({"steps": 1}, "warmup_steps=1 leaves nothing to compress", "warmup_steps=1 ne laisse rien"),
+    ({"engine": "torch"}, "but DDP was received: use engine='by_hand'", "mais DDP a été reçu : prenez engine='by_hand"),
+    ({"zero": 2}, "averages over the ranks itself", "moyenne lui-même entre les rangs"),
+    ({"optimizer": "adamw", "warmup_steps": 3}, "adamw has no first stage", "adamw n’a pas de première phase"),
+]
+
+
+@pytest.mark.parametrize(("fields", "english", "french"), REFUSED)
+def test_what_cannot_be_is_refused_in_one_sentence(fields: dict[str, Any], english: str, french: str) -> None:
+    for language, sentence in (("en", english), ("fr", french)):
+        use_language(language)
+        try:
+            with pytest.raises(LabError, match=sentence) as refused:
+                RunConfig.of(**{"optimizer": "one_bit_adam", "engine": "by_hand", "dp": 2, **fields})
+        finally:
+            use_language("en")
+        assert str(refused.value).count(". ") == 0
+
+
+def test_the_first_stage_is_a_quarter_where_nothing_is_said_and_older_runs_keep_their_names() -> None:
+    config = RunConfig.of(optimizer="one_bit_adam", engine="by_hand", dp=2, steps=100)
+    assert config.warmup_steps == 25
+    assert config.hash == RunConfig.of(**{**config.to_dict(), "layout": config.layout}).hash
+    assert RunConfig.of(dp=2).hash == "404e1d80149c"
+
+
+def test_lamb_needs_whole_layers() -> None:
+    check_runnable(RunConfig.of(optimizer="lamb", dp=2))
+    for fields in ({"zero": 3}, {"engine": "deepspeed", "zero": 1}, {"tp": 2, "engine": "by_hand"}):
+        with pytest.raises(LabError, match="optimizer='lamb' cannot be run"):
+            check_runnable(RunConfig.of(optimizer="lamb", **{"dp": 2, **fields}))
+
+
+def test_errors_are_held_by_workers_and_servers() -> None:
+    """4Ψ + 4Ψ/N beside AdamW's 8Ψ, and nothing with one process; 1-bit LAMB has a fresh variance besides."""
+
+    def held(optimizer: str, dp: int) -> int:
+        engine = "by_hand" if optimizer != "adamw" else "torch"
+        config = RunConfig.of(**{**LLAMA, "optimizer": optimizer, "dp": dp, "engine": engine})
+        return predict_states(config, model_shapes(config)).optimizer_bytes or 0
+
+    parameters = model_shapes(RunConfig.of(**LLAMA)).num_parameters
+    for dp in (2, 4):
+        more = held("one_bit_adam", dp) - held("adamw", dp)
+        assert more == pytest.approx(4 * parameters * (1 + 1 / dp), abs=4 * 8 * (dp + 1))
+        assert held("zero_one_adam", dp) == held("one_bit_adam", dp)
+        assert held("one_bit_lamb", dp) - held("one_bit_adam", dp) == pytest.approx(4 * parameters, rel=1e-2)
+    assert held("one_bit_adam", 1) == held("adamw", 1)
