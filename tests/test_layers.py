@@ -14,7 +14,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "dlojz"
 LAYERS: dict[int, tuple[str, ...]] = {
     0: ("schema", "units", "text", "footprint", "faultpoint", "patience", "models", "data", "hardware"),
-    1: ("layout", "layout_pipeline", "layout_tensor", "optimizer_stages", "config", "checkpoint_policy", "record", "grid", "evidence"),
+    1: (
+        "layout", "layout_pipeline", "layout_tensor", "optimizer_stages", "config", "checkpoint_policy", "record",
+        "grid", "evidence",
+    ),
     2: ("pipeline", "collectives", "data_parallel", "zero", "tensor", "optim", "compress"),
     3: ("predict", "checkpoint", "train"),
     4: ("comparison", "compare", "overlay", "viz", "plan"),
