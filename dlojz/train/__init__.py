@@ -18,10 +18,18 @@ def check_runnable(config: RunConfig) -> None:
         LabError: naming the field and a value that runs; or why this machine cannot offload to the NVMe folder named.
     """
     runs: dict[str, tuple[object, ...]] = {"precision": ("fp32", "bf16")}
-    optimizers: tuple[str, ...] = ("adamw", "momentum", "sgd", *COMPRESSED)
-    if not config.layout.zero and config.layout.tp == 1 and config.layout.engine != "deepspeed":
-        optimizers += ("lamb",)  # it needs whole layers
+    optimizers = ("adamw", "momentum", "sgd", "lamb", *COMPRESSED)
     runs |= {"optimizer": optimizers, "fp32_gradients": (False,)}
+    layout = config.layout
+    if config.optimizer == "lamb" and (layout.zero or layout.tp > 1 or layout.engine == "deepspeed"):
+        raise LabError(
+            say(
+                en=f"optimizer='lamb' is run where each rank has whole layers, but {layout.title} was received: use "
+                "engine='torch' or 'by_hand' with zero=0, tp=1.",
+                fr=f"optimizer='lamb' s’exécute là où chaque rang a des couches entières, mais {layout.title} a été "
+                "reçu : prenez engine='torch' ou 'by_hand' avec zero=0, tp=1.",
+            )
+        )
     for name, values in runs.items():
         value = getattr(config if name in type(config).model_fields else config.layout, name)
         legal = values[0]

@@ -80,7 +80,7 @@ def test_memory_that_is_refused_is_a_result(tmp_path: Path) -> None:
     [
         ({"tp": 2, "engine": "deepspeed"}, "tp=2 is not run with engine 'deepspeed'"),
         ({"precision": "fp16"}, "precision='fp16' cannot be run yet by any engine: use precision='fp32'"),
-        ({"optimizer": "lamb"}, "use optimizer='adamw'"),
+        ({"optimizer": "adamw_8bit"}, "use optimizer='adamw'"),
     ],
 )
 def test_what_no_engine_runs_is_refused_before_anything_starts(fields: dict[str, object], words: str) -> None:
