@@ -2,10 +2,10 @@
 
     python benchmarks/planner_choice.py --rounds 8 --figure planner_choice.png --out planner_choice.json
 
-For each model and number of processes, the planner's best layouts of every kind (degrees, ZeRO stage, schedule,
-recomputation; two numbers of micro-batches) are built on the same forked ranks, and each round runs one step of each
-(forward, backward, update), in alternating order, so that the machine's noise falls on all alike; a step is over when
-its slowest rank is, and the median of the rounds counts. The micro-benchmark is run before and after them, and the
+For each model and number of processes, the planner's best layout of every kind (degrees, ZeRO stage, engine,
+recomputation) is built on the same forked ranks, and each round runs one step of each (forward, backward, update), in
+alternating order, so that the machine's noise falls on all alike; a step is over when its slowest rank is, and the
+median of the rounds counts. The micro-benchmark is run before and after them, and the
 prediction is the mean of what both say. The choice is the layout of the least predicted step; what it loses is its
 measured step over the best measured one.
 """
@@ -17,7 +17,7 @@ import os
 import statistics
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tyro
 
@@ -47,14 +47,9 @@ class Row(NamedTuple):
         return self.predicted_s / self.measured_s - 1
 
 
-def candidates(model: str, ranks: int, batch: int, machine: Measured) -> list[LocalChoice]:
-    """The best of every kind of layout by its prediction, and its next best number of micro-batches."""
-    found: dict[Any, list[LocalChoice]] = {}
-    for one in plan_here(model, ranks, batch, measured=machine).rows:
-        layout = one.config.layout
-        kind = (layout.dp, layout.tp, layout.pp, layout.zero, layout.schedule, layout.checkpointing)
-        found.setdefault(kind, []).append(one)
-    return [one for rows in found.values() for one in rows[: 2 if rows[0].config.layout.checkpointing == "none" else 1]]
+def candidates(model: str, ranks: int, batch: int, machine: Measured) -> tuple[LocalChoice, ...]:
+    """The planner's best layout of every kind."""
+    return plan_here(model, ranks, batch, measured=machine).kinds()
 
 
 def predicted_s(machines: list[Measured], config: RunConfig) -> float:

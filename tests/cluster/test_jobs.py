@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,7 @@ def test_stopped_by_its_limit_a_job_saves_goes_back_to_the_queue_and_goes_on(lim
 def test_the_controller_dies_while_a_job_runs(slurm: Any, stub: Send) -> None:
     one = stub("gated", seed=5)
     until(lambda: steps(one) and steps(one, 1))
+    _written_down(slurm, one)
     assert slurm.stop("slurmctld", kill=True) == ["slurmctld"]
     try:
         assert one.state == "running"
@@ -204,11 +206,23 @@ def test_the_controller_dies_while_a_job_runs(slurm: Any, stub: Send) -> None:
     job = read_job(one.folder)
     assert job is not None
     ask(slurm, "scancel", job.job_id)  # the controller may want to run it again
-    # It may also have lost count and give the number to the next job, which must not find the daemons of this one: they
-    # ask again once a minute whether the controller is there.
+    # Its daemons ask again only once a minute whether the controller is there.
     for daemon in _daemons(slurm, job.job_id):
         daemon.kill()
     until(lambda: not _daemons(slurm, job.job_id))
+
+
+def _written_down(slurm: Any, one: Run) -> None:
+    """Wait until the controller has written a job to its disk, which it does some seconds after a change.
+
+    Killed before, it would have lost count, and give the job's number to the next one: that one's first step is then
+    ended in the place of a step which a node still reports.
+    """
+    job = read_job(one.folder)
+    assert job is not None
+    asked_s = time.time()
+    assert ask(slurm, "scontrol", "update", f"JobId={job.job_id}", "AdminComment=kept") == ""
+    until(lambda: (slurm.folder / "state" / "job_state").stat().st_mtime > asked_s)
 
 
 def _daemons(slurm: Any, job_id: str) -> list[psutil.Process]:
