@@ -28,6 +28,10 @@ ENGINE = "megatron"
 """Whose habits the cost model takes: waits for its neighbours, reduces once per step."""
 
 
+COMPUTING = ("forward", "backward", "recompute", "bubble")
+"""Parts that take as long as operations do."""
+
+
 class Tensors(NamedTuple):
     """A model's parameters.
 
@@ -117,7 +121,8 @@ def _computed(machine: Measured, config: RunConfig, image: bool) -> Parts:
 
     def of(ranks: int) -> Parts:
         here = _site(machine, ranks, image)
-        return step_parts(work, here.cluster, columns, here.calibration)
+        made = step_parts(work, here.cluster, columns, here.calibration)
+        return replace(made, **{name: here.chained * getattr(made, name) for name in COMPUTING})
 
     all_busy = of(layout.world_size)
     slots = layout.micro_batches * _chunks(config)
@@ -130,11 +135,10 @@ def _computed(machine: Measured, config: RunConfig, image: bool) -> Parts:
         return all_busy
     share = (busy - below) / (above - below)
     few, many = of(below), of(above)
-    computing = ("forward", "backward", "recompute", "bubble")
     mixed = {
         field.name: (1 - share) * getattr(few, field.name) + share * getattr(many, field.name)
         for field in fields(Parts)
-        if field.name in computing
+        if field.name in COMPUTING
     }
     return replace(all_busy, **mixed)
 

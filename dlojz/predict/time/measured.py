@@ -24,7 +24,8 @@ from dlojz.text import say
 MOST_BYTES: Final = 4_000_000
 """A file of this kind has some tens of kilobytes."""
 KINDS: Final = {"product": 4, "attention": 4, "convolution": 4, "pass": 1, "launch": 0, "update": 2, "sharded": 2,
-                "checkpoint": 2, "ddp": 2, "fsdp2": 2, "fsdp3": 2, "dtensor": 1, "meeting": 0}  # fmt: skip
+                "checkpoint": 2, "ddp": 2, "fsdp2": 2, "fsdp3": 2, "dtensor": 1, "meeting": 0,
+                "chain": 3}  # fmt: skip
 """What is timed, and how many numbers its size has; `dlojz.predict.time.measuring` and `measuring_engines` say what."""
 NEEDED: Final = ("product", "pass", "launch", "update")
 

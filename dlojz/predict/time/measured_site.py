@@ -20,6 +20,7 @@ from dlojz.predict.time.calibration import BOUNDS, Calibration
 from dlojz.predict.time.local import from_measurements
 from dlojz.predict.time.measured import Measured, Setup
 from dlojz.predict.time.measuring import Timed
+from dlojz.predict.time.measuring_chain import chained
 from dlojz.predict.time.operators import Product, product_s
 from dlojz.schema import LabError
 from dlojz.text import say
@@ -34,6 +35,8 @@ LEAST_LEFT: Final = 0.1
 """Of a measured product, what is left at least once its launch is taken off."""
 
 
+MOST_CHAINED: Final = 2.0
+"""A chain that takes more than twice its parts, or less than half, was disturbed."""
 ENGINES: Final = ("checkpoint", "ddp", "fsdp2", "fsdp3", "dtensor")
 
 
@@ -82,6 +85,7 @@ class Site:
         sharded: the same of tensors split over the ranks.
         engines: seconds that each kind of `measuring_engines` adds per block and per tensor, `dtensor` per message.
         meeting_s: of an all-reduce between two computations.
+        chained: times that a chain of operations takes as long as its parts say; 1 where none was measured.
         residuals: of every measurement.
     """
 
@@ -92,6 +96,7 @@ class Site:
     sharded: Line
     engines: Mapping[str, Line]
     meeting_s: float
+    chained: float
     residuals: tuple[Residual, ...]
 
     def engine_s(self, kind: str, blocks: float, tensors: float = 0.0) -> float:
@@ -198,7 +203,8 @@ def site(measured: Measured, ranks: int = 1, *, image: bool = True, precision: P
         *_of_updates(setup, update),
         *_of_messages(setup, connection),
     )
-    return Site(setup.ranks, here, found, update, sharded, engines, meeting_s, residuals)
+    beyond = min(max(chained(setup.timings) or 1.0, 1 / MOST_CHAINED), MOST_CHAINED)
+    return Site(setup.ranks, here, found, update, sharded, engines, meeting_s, beyond, residuals)
 
 
 def _product(one: Timed) -> Product:

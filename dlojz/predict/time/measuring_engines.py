@@ -11,6 +11,8 @@ is left is the engine's own code and its messages' starts; every rank makes the 
     dtensor     a pair of layers split by columns and rows: two messages                 messages
     meeting     an all-reduce between two computations: ranks that waited for a message  nothing
                 wake up, and none begins before the last has come
+
+Before them the chain of `measuring_chain`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from dlojz.predict.time.measuring import Timed
+from dlojz.predict.time.measuring_chain import CHAIN, chain
 
 WIDTH: Final = 8
 TOYS: Final = ((2, 1), (8, 1), (8, 5))
@@ -51,6 +54,10 @@ def measure_engines(*, windows: int, window_s: float, tell: Call | None = None) 
     import torch.distributed as dist
 
     found = []
+    if tell:
+        tell()
+    whole = chain()
+    found.append(CHAIN._replace(seconds=statistics.median(_call_s(whole, window_s) for _ in range(windows))))
     for timed, bare, wrapped in _pairs():
         if tell:
             tell()
@@ -67,7 +74,7 @@ def measure_engines(*, windows: int, window_s: float, tell: Call | None = None) 
 
 def count_engines(ranks: int) -> int:
     """How many measurements `measure_engines` makes with so many ranks."""
-    return len(TOYS) if ranks == 1 else 4 * len(TOYS) + len(PAIRS) + 1
+    return 1 + (len(TOYS) if ranks == 1 else 4 * len(TOYS) + len(PAIRS) + 1)
 
 
 def _call_s(call: Call, window_s: float) -> float:

@@ -18,6 +18,7 @@ from dlojz.predict.time.local_step import Tensors, local_parts, local_step_s, up
 from dlojz.predict.time.measured import Measured, Setup, default_path, read_measured, write_measured
 from dlojz.predict.time.measured_site import line, site
 from dlojz.predict.time.measuring import COLLECTIVES, PRODUCTS, Timed
+from dlojz.predict.time.measuring_chain import CHAIN, LAYERS, ROWS, WIDER, WIDTH, chained
 from dlojz.predict.time.operators import Product, product_s
 from dlojz.schema import LabError
 
@@ -224,3 +225,28 @@ def test_stages_that_wait_leave_their_core_to_others(machine: Measured) -> None:
     assert float(local_parts(machine, wide).forward[0]) == pytest.approx(
         (4 / 3) * float(local_parts(machine, alone).forward[0])
     )
+
+
+@pytest.mark.parametrize("ratio", [0.8, 1.25, 1.5])
+def test_what_a_chain_takes_beyond_its_parts_is_taken_by_all_that_computes(machine: Measured, ratio: float) -> None:
+    parts = [
+        Timed("product", (ROWS, WIDER * WIDTH, WIDTH, 1), 4e-3, "product"),
+        Timed("product", (ROWS, WIDTH, WIDER * WIDTH, 1), 6e-3, "product"),
+        Timed("pass", (10**6,), 2e-3, f"norm {ROWS * WIDTH}"),
+        Timed("pass", (10**7,), 5e-3, f"gelu {ROWS * WIDER * WIDTH}"),
+    ]
+    assert chained(parts) is None
+    whole = CHAIN._replace(seconds=ratio * LAYERS * (3 * (4e-3 + 6e-3) + 2e-3 + 5e-3))
+    assert chained([*parts, whole]) == pytest.approx(ratio)
+    own = setup_of(2)
+    kept = [one for one in own.timings if one.size not in {part.size for part in parts}]
+    with_parts = Setup(ranks=2, timings=(*kept, *parts), points=own.points)
+    with_chain = Setup(ranks=2, timings=(*kept, *parts, whole), points=own.points)
+    config = RunConfig.of(model="gpt_tiny", dp=2, micro_batch=8)
+    bare, longer = (
+        local_parts(machine.model_copy(update={"setups": (setup_of(1), setup)}), config)
+        for setup in (with_parts, with_chain)
+    )
+    for name in ("forward", "backward"):
+        assert float(getattr(longer, name)[0]) == pytest.approx(ratio * float(getattr(bare, name)[0]))
+    assert float(longer.data[0]) == pytest.approx(float(bare.data[0]))
