@@ -7,6 +7,7 @@ else the machine does falls on all alike; a step is over when its slowest rank i
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -54,7 +55,8 @@ def calibrated(
                 en=f"Measuring this machine with {', '.join(map(str, asked))} process(es): some ten seconds each…",
                 fr=f"Mesure de cette machine avec {', '.join(map(str, asked))} processus : une dizaine de secondes "
                 "chacune…",
-            )
+            ),
+            file=sys.stderr,
         )
     found = measure_machine(asked, quick=quick, device="cpu")
     write_measured(path, found)

@@ -74,6 +74,33 @@ class Communicating(torch.optim.Optimizer):
         """Whether the next step belongs to the second stage."""
         return self.taken >= self.warmup_steps
 
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One update; a collective call. In the first stage gradients are averaged in full."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.begin()
+        self.update()
+        return loss
+
+    def update(self) -> None:
+        """One step of the stage that it belongs to; where there are more than two, an optimizer has its own."""
+        if self.compresses:
+            self.compressed_step()
+        else:
+            self.average_gradients()
+            self.full_step()
+
+    def full_step(self) -> None:
+        """A step of the first stage, on averaged gradients."""
+        raise NotImplementedError
+
+    def compressed_step(self) -> None:
+        """A step of the second stage."""
+        raise NotImplementedError
+
     def each(self) -> Iterator[tuple[dict[str, Any], Tensor, dict[str, Any]]]:
         """Every parameter with its group before it and its state behind."""
         for group in self.param_groups:

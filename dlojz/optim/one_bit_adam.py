@@ -55,23 +55,8 @@ class OneBitAdam(Communicating):
         options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, options, warmup_steps=warmup_steps, total_steps=total_steps, group=group)
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """One update; a collective call."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self.begin()
-        if self.compresses:
-            self._compressed_step()
-        else:  # line 2: the original Adam for T_w steps
-            self.average_gradients()
-            self._adam_step()
-        return loss
-
-    def _adam_step(self) -> None:
-        """torch's own, so that the first stage is AdamW to the bit."""
+    def full_step(self) -> None:
+        """Line 2, the original Adam for T_w steps: torch's own, so that the first stage is AdamW to the bit."""
         for group in self.param_groups:
             parameters = group["params"]
             states = [self.state[parameter] for parameter in parameters]
@@ -92,7 +77,8 @@ class OneBitAdam(Communicating):
                 maximize=False,
             )
 
-    def _compressed_step(self) -> None:
+    def compressed_step(self) -> None:
+        """Lines 5 to 13: the momentum averaged by one bit per number, the variance as it froze."""
         means = self.compressed_mean(self._told())  # lines 6 to 11
         for (group, parameter, state), mean in zip(self.each(), means, strict=True):
             beta1, variance = group["betas"][0], state["exp_avg_sq"]

@@ -65,22 +65,7 @@ class OneBitLamb(Communicating):
         super().__init__(params, defaults, warmup_steps=warmup_steps, total_steps=total_steps, group=group)
         self.coefficient_beta, self.factor_clip, self.threshold = coefficient_beta, factor_clip, factor_threshold
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """One update; a collective call."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self.begin()
-        if self.compresses:
-            self._compressed_step()
-        else:
-            self.average_gradients()
-            self._lamb_step()
-        return loss
-
-    def _lamb_step(self) -> None:
+    def full_step(self) -> None:
         """Line 2: the original LAMB for T_w steps, and the running mean of c."""
         beta3 = self.coefficient_beta
         for group, parameter, state in self.each():
@@ -100,7 +85,8 @@ class OneBitLamb(Communicating):
             state["c_avg"].mul_(beta3).add_(ratio, alpha=1 - beta3)  # line 2: c_avg = β3 c_avg + (1 − β3) c
             parameter.sub_(update.mul_(ratio), alpha=group["lr"])
 
-    def _compressed_step(self) -> None:
+    def compressed_step(self) -> None:
+        """Lines 7 to 14: the momentum averaged by one bit per number, then each layer by its scaled factor."""
         means = self.compressed_mean(self._told())  # lines 7 to 11
         for (group, parameter, state), mean in zip(self.each(), means, strict=True):  # line 14
             state["step"] += 1

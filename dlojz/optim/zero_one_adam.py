@@ -79,21 +79,14 @@ class ZeroOneAdam(Communicating):
         options = {"scaler": self._local_scaler, "clipper": self._local_clipper}
         return stages.synchronises(self.taken, self.warmup_steps, self.total_steps, **options)
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """One update; a collective call, but for a local step."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self.begin()
+    def update(self) -> None:
+        """One step of its set: in full, by one bit, or local."""
         if self.taken in self.renewals:
             self._adam_step()
         elif self.synchronises:
             self._one_bit_step()
         else:
             self._local_step()
-        return loss
 
     def own_states(self) -> dict[str, Tensor]:
         """With the errors, between two synchronisations, where this rank has gone since the last one."""

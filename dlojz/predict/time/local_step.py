@@ -7,7 +7,7 @@ a message between two computations waits for the ranks to wake up: all from meas
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -125,21 +125,15 @@ def _computed(machine: Measured, config: RunConfig, image: bool) -> Parts:
         return replace(made, **{name: here.chained * getattr(made, name) for name in COMPUTING})
 
     all_busy = of(layout.world_size)
+    if layout.pp == 1:
+        return all_busy
     slots = layout.micro_batches * _chunks(config)
     busy = layout.world_size * slots / (slots + layout.pp - 1)
-    above = machine.setup(layout.world_size).ranks
-    below = max((one.ranks for one in machine.setups if one.ranks <= busy), default=above)
-    between = [one.ranks for one in machine.setups if busy <= one.ranks]
-    above = min(between, default=above)
-    if layout.pp == 1 or above <= below:
-        return all_busy
-    share = (busy - below) / (above - below)
+    below = max(one.ranks for one in machine.setups if one.ranks <= busy)  # one rank alone was measured in any case
+    above = min(one.ranks for one in machine.setups if one.ranks >= busy)
+    share = (busy - below) / (above - below) if above > below else 0.0
     few, many = of(below), of(above)
-    mixed = {
-        field.name: (1 - share) * getattr(few, field.name) + share * getattr(many, field.name)
-        for field in fields(Parts)
-        if field.name in COMPUTING
-    }
+    mixed = {name: (1 - share) * getattr(few, name) + share * getattr(many, name) for name in COMPUTING}
     return replace(all_busy, **mixed)
 
 

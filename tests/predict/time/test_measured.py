@@ -250,3 +250,10 @@ def test_what_a_chain_takes_beyond_its_parts_is_taken_by_all_that_computes(machi
     for name in ("forward", "backward"):
         assert float(getattr(longer, name)[0]) == pytest.approx(ratio * float(getattr(bare, name)[0]))
     assert float(longer.data[0]) == pytest.approx(float(bare.data[0]))
+
+
+def test_where_as_many_compute_as_were_measured_they_are_as_fast(machine: Measured) -> None:
+    """One micro-batch through two stages: of four ranks two compute at a time, at full speed."""
+    wide = RunConfig.of(model="gpt_tiny", dp=2, pp=2, micro_batch=2)
+    alone = RunConfig.of(model="gpt_tiny", pp=2, micro_batch=2)
+    assert float(local_parts(machine, wide).forward[0]) == pytest.approx(float(local_parts(machine, alone).forward[0]))
