@@ -15,13 +15,22 @@ from pydantic import Field, model_validator
 
 from dlojz import data as datasets
 from dlojz import models
+from dlojz.curriculum import curriculum_misfit
 from dlojz.layout import DEEPSPEED_BUCKET_ELEMENTS, LATER_FIELDS, MAX_COUNT, MAX_DEGREE, Layout, Strategy
+from dlojz.layout_experts import ROUTING_FIELDS, fill_in_routing, routing_misfit
 from dlojz.layout_tensor import tensor_misfit
 from dlojz.optimizer_stages import COMPRESSED, default_warmup_steps, optimizer_misfit
 from dlojz.schema import Contract, LabError, one_of
 from dlojz.text import say
 
 __all__ = ["DEEPSPEED_BUCKET_ELEMENTS", "LATER_FIELDS", "MAX_COUNT", "MAX_DEGREE", "Layout", "RunConfig", "Strategy"]
+
+OWN_LATER_FIELDS = (
+    *("fp32_gradients", "warmup_steps", "update", "local_steps", *ROUTING_FIELDS),
+    *("curriculum", "curriculum_start", "curriculum_steps", "curriculum_root", "curriculum_multiple"),
+    "curriculum_lengths",
+)
+"""Fields that a run has got since runs were first kept, its layout's aside."""
 
 
 class RunConfig(Contract):
@@ -48,11 +57,27 @@ class RunConfig(Contract):
         False, description="DeepSpeed in bf16 or fp16: gradients are kept in fp32 (predicted, not run)"
     )
     optimizer: Literal[
-        "sgd", "momentum", "adamw", "lamb", "one_bit_adam", "one_bit_lamb", "zero_one_adam", "adamw_8bit"
+        "sgd",
+        "momentum",
+        "adamw",
+        "lamb",
+        "one_bit_adam",
+        "one_bit_lamb",
+        "zero_one_adam",
+        "local_sgd",
+        "diloco",
+        "adamw_8bit",
     ] = Field(
         "adamw",
-        description="update rule (one_bit_adam, one_bit_lamb and zero_one_adam send one bit per number, with engine "
-        "by_hand; adamw_8bit is predicted, not run)",
+        description="update rule (one_bit_adam, one_bit_lamb and zero_one_adam send one bit per number, local_sgd and "
+        "diloco average the weights every local_steps steps, all with engine by_hand; adamw_8bit is predicted, not "
+        "run)",
+    )
+    update: Literal["auto", "for_loop", "foreach", "fused", "in_backward", "in_forward"] = Field(
+        "auto",
+        description="how sgd, momentum and adamw go through the parameters: one by one, all at a stroke, in one "
+        "kernel, or each as soon as its gradient is there (in_backward) or as its module is used again (in_forward); "
+        "auto is torch's choice",
     )
     warmup_steps: int | None = Field(
         None,
@@ -61,10 +86,55 @@ class RunConfig(Contract):
         description="steps before one_bit_adam and one_bit_lamb compress, and zero_one_adam goes local steps; by "
         "default a quarter",
     )
+    local_steps: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="steps that each replica takes alone under local_sgd and diloco; by default 8",
+    )
     learning_rate: float = Field(1e-3, gt=0, description="constant learning rate")
     weight_decay: float = Field(0.0, ge=0, description="decoupled; L2 for sgd and momentum")
     steps: int = Field(20, ge=1, le=MAX_COUNT, description="optimizer steps")
     seed: int = Field(0, ge=0, lt=2**31, description="seed of weights and of the order of the samples")
+    experts: int | None = Field(
+        None, ge=1, le=MAX_COUNT, description="experts of each mixture, of a model that has some; by default its own"
+    )
+    top_k: int | None = Field(
+        None, ge=1, le=MAX_COUNT, description="experts that see each token; by default the model's"
+    )
+    capacity_factor: float | None = Field(
+        None,
+        description="tokens that an expert takes, in units of its fair share; those beyond are dropped "
+        "(experts/top_k or more: none); by default the model's",
+    )
+    balance_loss: float | None = Field(
+        None, ge=0, description="weight of the loss that balances the experts; by default 0.01"
+    )
+    z_loss: float | None = Field(
+        None, ge=0, description="weight of the loss that keeps the router's logits small; by default 0"
+    )
+    expert_groups: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="groups of experts among which a two-level gate chooses first; by default 1, a flat gate",
+    )
+    curriculum: Literal["none", "linear", "root", "discrete"] = Field(
+        "none", description="how the sequences of a text grow over the first steps: at once, or by this pacing function"
+    )
+    curriculum_start: int | None = Field(
+        None, ge=1, le=MAX_COUNT, description="tokens per sample at first; by default an eighth of sequence_length"
+    )
+    curriculum_steps: int | None = Field(
+        None, ge=1, le=MAX_COUNT, description="steps after which samples are whole; by default half of the run"
+    )
+    curriculum_root: int = Field(2, ge=1, le=64, description="degree of the root pacing function")
+    curriculum_multiple: int = Field(
+        8, ge=1, le=MAX_COUNT, description="lengths are multiples of this (tensor cores like 8 or 16)"
+    )
+    curriculum_lengths: str = Field(
+        "", description="the lengths of a discrete curriculum and their last steps, e.g. 16:100,32:200 (then whole)"
+    )
     keep_weights: bool = Field(False, description="keep the final weights in the run folder (safetensors)")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes CUDA where there is one")
     layout: Layout = Layout()
@@ -103,6 +173,7 @@ class RunConfig(Contract):
         size = "image_size" if spec.family == "image" else "sequence_length"
         if filled.get(size) is None:
             filled[size] = getattr(spec, size)
+        fill_in_routing(filled, spec.size)
         return filled
 
     @model_validator(mode="after")
@@ -121,9 +192,13 @@ class RunConfig(Contract):
         spec = models.spec(self.model)
         datasets.check(self.data_name, family=spec.family, model=self.model)
         models.check_input(self.model, image_size=self.image_size, sequence_length=self.sequence_length)
-        if (misfit := tensor_misfit(self) or optimizer_misfit(self)) is not None:
+        if (misfit := self._misfit()) is not None:
             raise LabError(misfit)
         return self
+
+    def _misfit(self) -> str | None:
+        """Why the parts of this run do not go together and what would work; None where they do."""
+        return tensor_misfit(self) or optimizer_misfit(self) or routing_misfit(self) or curriculum_misfit(self)
 
     @property
     def data_name(self) -> str:
@@ -139,10 +214,9 @@ class RunConfig(Contract):
     def hash(self) -> str:
         """Twelve hexadecimal digits that name this run: equal configurations have equal hashes."""
         content = self.to_dict()
-        if not self.fp32_gradients:
-            del content["fp32_gradients"]
-        if self.warmup_steps is None:
-            del content["warmup_steps"]
+        for name in OWN_LATER_FIELDS:
+            if content[name] == type(self).model_fields[name].default:
+                del content[name]
         for name in LATER_FIELDS:  # at its default, a field leaves the names of older runs as they are
             if content["layout"][name] == Layout.model_fields[name].default:
                 del content["layout"][name]

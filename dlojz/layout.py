@@ -10,6 +10,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from dlojz.layout_experts import experts_refusal
 from dlojz.layout_pipeline import pipeline_refusal, pipeline_title
 from dlojz.layout_tensor import tensor_refusal, tensor_title
 from dlojz.schema import Contract, LabError
@@ -60,7 +61,7 @@ MAX_COUNT = 2**31
 """Beyond these a number is a slip of the keyboard, and arithmetic on it only hides that."""
 LATER_FIELDS = (
     *("bucket_mib", "gradient_as_bucket_view", "nvme_path", "chunks", "partition"),
-    *("tensor_parts", "async_tensor_parallel"),
+    *("tensor_parts", "async_tensor_parallel", "ep", "gradient_compression", "powersgd_rank"),
 )
 """Fields that a layout has got since runs were first kept."""
 DEEPSPEED_BUCKET_ELEMENTS = 2_000_000
@@ -80,6 +81,12 @@ class Layout(Contract):
     dp: int = Field(1, ge=1, le=MAX_DEGREE, description="data-parallel replicas")
     tp: int = Field(1, ge=1, le=MAX_DEGREE, description="tensor-parallel ranks that share each layer")
     pp: int = Field(1, ge=1, le=MAX_DEGREE, description="pipeline ranks: the model is cut into stages, in order")
+    ep: int = Field(
+        1,
+        ge=1,
+        le=MAX_DEGREE,
+        description="expert-parallel ranks: so many of the dp replicas share out the experts of a mixture",
+    )
     zero: int = Field(
         0, ge=0, le=3, description="ZeRO stage: 1 shards optimizer states, 2 gradients too, 3 weights too"
     )
@@ -132,6 +139,12 @@ class Layout(Contract):
     gradient_as_bucket_view: bool = Field(
         False, description="DDP: gradients are views of the buckets, which saves a copy of them"
     )
+    gradient_compression: Literal["none", "fp16", "bf16", "powersgd"] = Field(
+        "none", description="DDP: what the gradients are sent as (torch's communication hooks)"
+    )
+    powersgd_rank: int = Field(
+        1, ge=1, le=1024, description="columns of the two thin matrices that PowerSGD sends for each gradient"
+    )
     nvme_path: str | None = Field(
         None,
         description="folder on an NVMe disk that takes what is offloaded, not host memory (DeepSpeed ZeRO-3)",
@@ -162,7 +175,7 @@ class Layout(Contract):
             )
         if (refusal := pipeline_refusal(self)) is not None:
             return refusal
-        if (refusal := tensor_refusal(self)) is not None:
+        if (refusal := tensor_refusal(self) or experts_refusal(self)) is not None:
             return refusal
         return self._bucket_refusal()
 

@@ -13,10 +13,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "dlojz"
 LAYERS: dict[int, tuple[str, ...]] = {
-    0: ("schema", "units", "text", "footprint", "faultpoint", "patience", "models", "data", "hardware"),
+    0: ("schema", "units", "text", "footprint", "faultpoint", "patience", "models", "moe", "data", "hardware"),
     1: (
-        "layout", "layout_pipeline", "layout_tensor", "optimizer_stages", "config", "checkpoint_policy", "record",
-        "grid", "evidence",
+        "layout", "layout_pipeline", "layout_tensor", "layout_experts", "optimizer_stages", "curriculum", "config",
+        "checkpoint_policy", "record", "grid", "evidence",
     ),
     2: ("pipeline", "collectives", "data_parallel", "zero", "tensor", "optim", "compress"),
     3: ("predict", "checkpoint", "train"),

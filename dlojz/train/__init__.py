@@ -19,7 +19,8 @@ def check_runnable(config: RunConfig) -> None:
     """
     runs: dict[str, tuple[object, ...]] = {"precision": ("fp32", "bf16")}
     optimizers = ("adamw", "momentum", "sgd", "lamb", *COMPRESSED)
-    runs |= {"optimizer": optimizers, "fp32_gradients": (False,)}
+    runs |= {"optimizer": optimizers, "fp32_gradients": (False,), "update": ("auto",), "curriculum": ("none",)}
+    runs |= {"gradient_compression": ("none",), "ep": (1,)}
     layout = config.layout
     if config.optimizer == "lamb" and (layout.zero or layout.tp > 1 or layout.engine == "deepspeed"):
         raise LabError(
