@@ -210,16 +210,30 @@ class RunConfig(Contract):
         """Classes the model tells apart (size of the vocabulary for text)."""
         return datasets.num_classes(self.data_name) or models.spec(self.model).num_classes
 
+    def in_use(self) -> dict[str, Any]:
+        """Plain data as `to_dict` gives it, without what this run leaves alone: rare options, None, False, nothing."""
+        content = self._without_later_fields()
+        content["layout"] = _said(content["layout"])
+        return _said(content)
+
+    def _without_later_fields(self) -> dict[str, Any]:
+        content = self.to_dict()
+        for one, fields, names in (
+            (content, type(self).model_fields, OWN_LATER_FIELDS),
+            (content["layout"], Layout.model_fields, LATER_FIELDS),
+        ):
+            for name in names:
+                if one[name] == fields[name].default:
+                    del one[name]
+        return content
+
     @property
     def hash(self) -> str:
-        """Twelve hexadecimal digits that name this run: equal configurations have equal hashes."""
-        content = self.to_dict()
-        for name in OWN_LATER_FIELDS:
-            if content[name] == type(self).model_fields[name].default:
-                del content[name]
-        for name in LATER_FIELDS:  # at its default, a field leaves the names of older runs as they are
-            if content["layout"][name] == Layout.model_fields[name].default:
-                del content["layout"][name]
+        """Twelve hexadecimal digits that name this run: equal configurations have equal hashes.
+
+        At its default, a field that came later leaves the names of older runs as they are.
+        """
+        content = self._without_later_fields()
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
@@ -228,3 +242,7 @@ class RunConfig(Contract):
         """Model and layout in words, e.g. `coatnet_tiny, DDP ×2`."""
         processes = f" ×{self.layout.world_size}" if self.layout.world_size > 1 else ""
         return f"{self.model}, {self.layout.title}{processes}"
+
+
+def _said(content: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in content.items() if value not in (None, "", "none") and value is not False}

@@ -98,7 +98,7 @@ lab.environment()
 
 # %% name="config" tags=["nbval-ignore-output"]
 config = dlojz.RunConfig.of(model="coatnet_tiny", dp=2, micro_batch=16, steps=10)
-config.to_dict()
+config.in_use()
 
 # %% [markdown] lang="fr"
 # Tous les champs laissés de côté ont été complétés. Une configuration illégale, elle, ne peut pas exister : elle est

@@ -77,6 +77,17 @@ def test_the_processes_must_be_the_product_of_the_degrees() -> None:
         Layout(tp=4).check_processes(3)
 
 
+def test_what_a_run_uses_is_shown_without_what_it_leaves_alone() -> None:
+    """Zeros are values, and stay; the same configuration comes back from it."""
+    config = RunConfig.of(dp=2, bucket_mib=4)
+    shown = config.in_use()
+    assert shown["seed"] == shown["layout"]["zero"] == 0
+    assert shown["layout"]["bucket_mib"] == 4
+    assert not {"sequence_length", "keep_weights", "update", "experts", "curriculum_root"} & set(shown)
+    assert not {"schedule", "offload", "ep"} & set(shown["layout"])
+    assert RunConfig(**shown) == config
+
+
 def test_what_is_left_out_is_filled_in_so_that_equal_runs_have_equal_hashes() -> None:
     bare, spelt = RunConfig.of(), RunConfig.of(model="coatnet_tiny", data="digits", image_size=64, dp=1)
     assert bare == spelt
