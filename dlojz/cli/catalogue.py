@@ -22,14 +22,16 @@ def models_command(words: list[str]) -> int:
     given = parse(
         "models",
         say(
-            en="""List the models: parameters, FLOPs of the forward pass of one sample, multiply-adds (what papers on
-vision print as FLOPs), input (pixels or tokens), blocks. Everything is counted, nothing is allocated.
+            en="""List the models: parameters, those of a mixture of experts that one token meets (active),
+FLOPs of the forward pass of one sample, multiply-adds (what papers on vision print as FLOPs), input (pixels or
+tokens), blocks. Everything is counted, nothing is allocated.
 
 Examples:
   dlojz models
   dlojz models --json""",
-            fr="""Lister les modèles : paramètres, FLOPs de la passe avant d'un exemple, multiplications-additions
-(ce que les articles de vision appellent FLOPs), entrée (pixels ou tokens), blocs. Tout est compté, rien n'est alloué.
+            fr="""Lister les modèles : paramètres, ceux d'un mélange d'experts que rencontre un token (actifs),
+FLOPs de la passe avant d'un exemple, multiplications-additions (ce que les articles de vision appellent FLOPs), entrée
+(pixels ou tokens), blocs. Tout est compté, rien n'est alloué.
 
 Exemples :
   dlojz models
@@ -47,6 +49,7 @@ Exemples :
         table.add_column(say(en="model", fr="modèle"), no_wrap=True)
         for title in (
             say(en="parameters", fr="paramètres"),
+            say(en="active", fr="actifs"),
             "FLOPs",
             say(en="multiply-adds", fr="mult.-additions"),
             say(en="input", fr="entrée"),
@@ -60,6 +63,7 @@ Exemples :
             table.add_row(
                 model.name,
                 format_count(model.parameters),
+                format_count(model.active_parameters) if model.active_parameters < model.parameters else DASH,
                 format_count(model.flops),
                 format_count(model.multiply_adds),
                 size,

@@ -6,55 +6,19 @@ before anything heavy is imported.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
-from dlojz.models import sizes
+from dlojz.models.entries import BYTES, ENTRIES, Family, ModelSpec
+from dlojz.moe.routing import Routing
 from dlojz.schema import LabError, one_of
+from dlojz.text import say
 
 if TYPE_CHECKING:
     from dlojz.models.blocks import BlockList, Checkpointing
 
-Family = Literal["image", "text"]
-BYTES = 256
+__all__ = ["BYTES", "Family", "ModelSpec", "build", "check_input", "names", "spec"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSpec:
-    """One entry of the catalogue: a model, its dimensions and its defaults.
-
-    Args:
-        name: What ``build`` and the command line call it.
-        family: ``image`` (pixels to classes) or ``text`` (tokens to tokens).
-        summary: What it is, in a few words.
-        source: The paper that describes it.
-        size: Its dimensions; plain data, no torch.
-        build: Makes it from the options that ``catalogue.build`` has checked.
-        num_classes: Default number of classes, or vocabulary of text.
-        image_size: Default side of the images in pixels; None for text.
-        image_multiple: Image sizes are multiples of this.
-        smallest_image: Image sizes are at least this.
-        sequence_length: Default tokens per sample; None for images.
-        in_channels: Default channels of the images; None for text.
-
-    Source: the paper in ``source``, for the dimensions in ``size``.
-    """
-
-    name: str
-    family: Family
-    summary: str
-    source: str
-    size: sizes.Size
-    build: Callable[..., BlockList]
-    num_classes: int
-    image_size: int | None = None
-    image_multiple: int = 1
-    smallest_image: int = 1
-    sequence_length: int | None = None
-    in_channels: int | None = None
+_CATALOGUE = {entry.name: entry for entry in ENTRIES}
 
 
 def names() -> list[str]:
@@ -105,6 +69,7 @@ def build(
     num_classes: int | None = None,
     in_channels: int | None = None,
     checkpointing: Checkpointing | bool = "none",
+    routing: Routing | None = None,
 ) -> BlockList:
     """Build a model of the catalogue, its weights drawn from torch's global generator.
 
@@ -115,16 +80,18 @@ def build(
         num_classes: Classes of images, or vocabulary of text; by default the catalogue's.
         in_channels: Channels of the images; by default 3.
         checkpointing: What the backward pass computes again: none, selective or full (False: none, True: full).
+        routing: Of a model's mixtures of experts; by default the catalogue's.
 
     Returns:
         A ``BlockList``: images ``(B, in_channels, image_size, image_size)`` to logits ``(B, num_classes)``, or integer
         tokens ``(B, T)`` to logits ``(B, T, num_classes)``.
 
     Raises:
-        LabError: unknown model, or a size that the model cannot have.
+        LabError: unknown model, a size that the model cannot have, or a routing for a model without experts.
     """
     check_input(name, image_size, sequence_length)
     entry = spec(name)
+    mixed = _routed(entry, routing)
     if num_classes is not None:
         _check_positive(entry, "num_classes", num_classes)
     classes = entry.num_classes if num_classes is None else num_classes
@@ -135,6 +102,7 @@ def build(
             sequence_length=sequence_length or entry.sequence_length,
             vocabulary_size=classes,
             checkpointing=checkpointing,
+            **mixed,
         )
     if in_channels is not None:
         _check_positive(entry, "in_channels", in_channels)
@@ -143,6 +111,23 @@ def build(
         num_classes=classes,
         in_channels=in_channels or entry.in_channels,
         checkpointing=checkpointing,
+    )
+
+
+def _routed(entry: ModelSpec, routing: Routing | None) -> dict[str, Routing]:
+    """The routing as an option of the model's constructor; nothing for a model that has no experts."""
+    experts = getattr(entry.size, "experts", None)
+    if experts is not None:
+        return {"routing": routing or experts.routing()}
+    if routing is None:
+        return {}
+    raise LabError(
+        say(
+            en=f"a routing over {routing.experts} experts was received, but {entry.name} has no experts: use a model "
+            "with a mixture of experts such as moe_tiny, or leave it out.",
+            fr=f"un routage entre {routing.experts} experts a été reçu, mais {entry.name} n’a pas d’experts : prenez "
+            "un modèle à mélange d’experts comme moe_tiny, ou retirez-le.",
+        )
     )
 
 
@@ -169,118 +154,3 @@ def _other_family(entry: ModelSpec, reads: str, what: str, value: object, instea
         f"{entry.name} reads {reads}: {what} has no meaning for it, but {value!r} was received: "
         f"give {instead}, or leave it out."
     )
-
-
-def _construct(module: str, class_name: str, size: sizes.Size, **options: Any) -> BlockList:
-    model: BlockList = getattr(importlib.import_module(f"dlojz.models.{module}"), class_name)(size, **options)
-    return model
-
-
-def _coatnet(name: str, image_size: int, summary: str, num_classes: int = 1000) -> ModelSpec:
-    size = sizes.COATNET_SIZES[name]
-    return ModelSpec(
-        name=name,
-        family="image",
-        summary=summary,
-        source="Dai et al. 2021, arXiv 2106.04803",
-        size=size,
-        build=partial(_construct, "coatnet", "CoAtNet", size),
-        num_classes=num_classes,
-        image_size=image_size,
-        image_multiple=32,
-        in_channels=3,
-    )
-
-
-def _vit(name: str, image_size: int, summary: str, num_classes: int = 1000) -> ModelSpec:
-    size = sizes.VIT_SIZES[name]
-    return ModelSpec(
-        name=name,
-        family="image",
-        summary=summary,
-        source="Dosovitskiy et al. 2020, arXiv 2010.11929",
-        size=size,
-        build=partial(_construct, "vit", "ViT", size),
-        num_classes=num_classes,
-        image_size=image_size,
-        image_multiple=size.patch,
-        in_channels=3,
-    )
-
-
-def _alexnet(name: str, image_size: int, summary: str, num_classes: int = 1000) -> ModelSpec:
-    size = sizes.ALEXNET_SIZES[name]
-    return ModelSpec(
-        name=name,
-        family="image",
-        summary=summary,
-        source="Krizhevsky 2014, arXiv 1404.5997",
-        size=size,
-        build=partial(_construct, "alexnet", "AlexNet", size),
-        num_classes=num_classes,
-        image_size=image_size,
-        smallest_image=63,  # below, the last pooling has nothing left to pool
-        in_channels=3,
-    )
-
-
-def _gpt(name: str, sequence_length: int, vocabulary_size: int, summary: str) -> ModelSpec:
-    size = sizes.GPT_SIZES[name]
-    return ModelSpec(
-        name=name,
-        family="text",
-        summary=summary,
-        source="Radford et al. 2019, Language Models are Unsupervised Multitask Learners",
-        size=size,
-        build=partial(_construct, "gpt", "GPT", size),
-        num_classes=vocabulary_size,
-        sequence_length=sequence_length,
-    )
-
-
-def _llama(name: str, sequence_length: int, vocabulary_size: int, summary: str) -> ModelSpec:
-    size = sizes.LLAMA_SIZES[name]
-    return ModelSpec(
-        name=name,
-        family="text",
-        summary=summary,
-        source="arXiv 2407.21783" if name.startswith("llama_3") else "Touvron et al. 2023, arXiv 2307.09288",
-        size=size,
-        build=partial(_construct, "llama", "Llama", size),
-        num_classes=vocabulary_size,
-        sequence_length=sequence_length,
-    )
-
-
-_ENTRIES = (
-    _coatnet("coatnet_tiny", 64, "CoAtNet for CPUs: every kind of block, a step in tens of milliseconds", 10),
-    _coatnet("coatnet_0", 224, "smallest CoAtNet of the paper"),
-    _coatnet("coatnet_1", 224, "CoAtNet-0's widths, twice as deep"),
-    _coatnet("coatnet_2", 224, "CoAtNet-1's depths, a third wider"),
-    _coatnet("coatnet_3", 224, "CoAtNet-1's depths, twice as wide"),
-    _coatnet("coatnet_4", 224, "CoAtNet-3's widths, twice as deep"),
-    _coatnet("coatnet_5", 512, "trained on JFT-300M; heads of 64"),
-    _coatnet("coatnet_6", 512, "trained on JFT-3B; convolution and attention share stage 3; heads of 128"),
-    _coatnet("coatnet_7", 512, "largest CoAtNet: the model that no single GPU trains without help"),
-    _vit("vit_tiny", 64, "ViT for CPUs: 4 blocks, patches of 8", 10),
-    _vit("vit_ti_16", 224, "ViT-Ti/16 (DeiT's tiny)"),
-    _vit("vit_s_16", 224, "ViT-S/16 (DeiT's small)"),
-    _vit("vit_b_16", 224, "ViT-B/16"),
-    _vit("vit_l_16", 224, "ViT-L/16"),
-    _vit("vit_h_14", 224, "ViT-H/14"),
-    _alexnet("alexnet_tiny", 64, "AlexNet for CPUs: eight narrow layers", 10),
-    _alexnet("alexnet", 224, "AlexNet, eight layers to cut into a pipeline"),
-    _gpt("gpt_tiny", 128, BYTES, "GPT for CPUs, byte by byte"),
-    _gpt("gpt2", 1024, 50257, "GPT-2 small, with an output layer of its own"),
-    _gpt("gpt2_medium", 1024, 50257, "GPT-2 medium, with an output layer of its own"),
-    _gpt("gpt2_large", 1024, 50257, "GPT-2 large, with an output layer of its own"),
-    _gpt("gpt2_xl", 1024, 50257, "GPT-2 XL, with an output layer of its own"),
-    _llama("llama_tiny", 128, BYTES, "Llama for CPUs, byte by byte: rotary positions, SwiGLU, grouped queries"),
-    _llama("llama_2_7b", 4096, 32000, "Llama 2 7B"),
-    _llama("llama_2_13b", 4096, 32000, "Llama 2 13B"),
-    _llama("llama_2_70b", 4096, 32000, "Llama 2 70B, with grouped queries"),
-    _llama("llama_3_8b", 8192, 128256, "Llama 3 8B"),
-    _llama("llama_3_70b", 8192, 128256, "Llama 3 70B"),
-    _llama("llama_3_1_405b", 8192, 128256, "Llama 3.1 405B"),
-)
-_CATALOGUE = {entry.name: entry for entry in _ENTRIES}

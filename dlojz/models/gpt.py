@@ -2,7 +2,9 @@
 
 Layer 1 (models), on ``blocks.BlockList``. Invariant: ``tokens_BT`` (integers) in, ``logits_BTV`` out, and the logits of
 a token depend on no later token. The output layer has its own weights, unlike GPT-2's, which reuses the embedding:
-a pipeline keeps first and last block on different devices, and nothing has to be synchronised between them.
+a pipeline keeps first and last block on different devices, and nothing has to be synchronised between them. A size
+with experts has mixtures in the place of some MLPs; where these send a token to several experts and drop some of its
+choices, a later token can be the cause (see `dlojz.moe.gate.rows`).
 
 Shape suffixes: B batch, T tokens, D width, V vocabulary.
 
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 from dlojz.models.blocks import BlockList, Checkpointing
 from dlojz.models.sizes import GPTSize
 from dlojz.models.transformer import TransformerBlock, initialise_transformer
+from dlojz.moe.routing import Routing
 
 NORM_EPS = 1e-5
 EXPANSION = 4
@@ -32,16 +35,29 @@ class GPT(BlockList):
         sequence_length: Longest sequence in tokens, at least 1; fixes the position table.
         vocabulary_size: Number of different tokens (256 for bytes).
         checkpointing: What the backward pass computes again: none, selective or full (see `BlockList`).
+        routing: Of the mixtures of experts, in the blocks that ``size.experts`` says; None for a model without.
     """
 
     def __init__(
-        self, size: GPTSize, *, sequence_length: int, vocabulary_size: int, checkpointing: Checkpointing | bool = "none"
+        self,
+        size: GPTSize,
+        *,
+        sequence_length: int,
+        vocabulary_size: int,
+        checkpointing: Checkpointing | bool = "none",
+        routing: Routing | None = None,
     ) -> None:
         decoder = [
             TransformerBlock(
-                size.width, size.num_heads, EXPANSION * size.width, causal=True, norm_eps=NORM_EPS, gelu="tanh"
+                size.width,
+                size.num_heads,
+                EXPANSION * size.width,
+                causal=True,
+                norm_eps=NORM_EPS,
+                gelu="tanh",
+                routing=routing if size.experts and size.experts.has_mixture(index) else None,
             )
-            for _ in range(size.depth)
+            for index in range(size.depth)
         ]
         blocks = [
             Embedding(vocabulary_size, sequence_length, size.width),
@@ -52,8 +68,9 @@ class GPT(BlockList):
         self.apply(initialise_transformer)
         for block in decoder:
             # Every block adds two terms to the stream: scaled so, their sum keeps the variance of one (section 2.3).
-            for projection in (block.attention_project, block.mlp_project):
-                nn.init.trunc_normal_(projection.weight, std=0.02 / math.sqrt(2 * size.depth))
+            second = block.mlp_project.weight if block.mixture is None else block.mixture.experts.down_EFD
+            for projection in (block.attention_project.weight, second):
+                nn.init.trunc_normal_(projection, std=0.02 / math.sqrt(2 * size.depth))
 
 
 class Embedding(nn.Module):

@@ -1,7 +1,9 @@
 """Llama-like decoder: rotary positions, gated MLP, RMS norms, grouped-query attention.
 
 Layer 1 (models), on ``blocks.BlockList``. Invariant: ``tokens_BT`` (integers) in, ``logits_BTV`` out, the logits of a
-token depend on no later token, and the sizes named after Llama have exactly its number of parameters.
+token depend on no later token, and the sizes named after Llama have exactly its number of parameters. A size with
+experts has mixtures in the place of its MLPs; where these drop choices, a later token can be the cause (see
+`dlojz.moe.gate.rows`).
 
 Shape suffixes: B batch, T tokens, D width, N heads, G key-value heads (G divides N), H width of a head, V vocabulary.
 
@@ -19,6 +21,8 @@ from torch import Tensor, nn
 from dlojz.models.blocks import BlockList, Checkpointing, merge_heads
 from dlojz.models.sizes import LlamaSize
 from dlojz.models.transformer import initialise_transformer
+from dlojz.moe.layer import MixtureOfExperts
+from dlojz.moe.routing import Routing
 
 
 class Llama(BlockList):
@@ -29,6 +33,7 @@ class Llama(BlockList):
         sequence_length: Kept for symmetry with the other models; rotary positions need no table.
         vocabulary_size: Number of different tokens (256 for bytes).
         checkpointing: What the backward pass computes again: none, selective or full (see `BlockList`).
+        routing: Of the mixtures of experts, in the blocks that ``size.experts`` says; None for a model without.
     """
 
     def __init__(
@@ -38,10 +43,12 @@ class Llama(BlockList):
         sequence_length: int,
         vocabulary_size: int,
         checkpointing: Checkpointing | bool = "none",
+        routing: Routing | None = None,
     ) -> None:
+        mixed = [size.experts is not None and size.experts.has_mixture(index) for index in range(size.depth)]
         blocks = [
             nn.Embedding(vocabulary_size, size.width),
-            *(LlamaBlock(size) for _ in range(size.depth)),
+            *(LlamaBlock(size, routing if has_mixture else None) for has_mixture in mixed),
             Head(size, vocabulary_size),
         ]
         super().__init__(blocks, checkpointing=checkpointing)
@@ -50,9 +57,12 @@ class Llama(BlockList):
 
 
 class LlamaBlock(nn.Module):
-    """Grouped-query attention, then a SwiGLU MLP, each normalised before and added to the stream; no biases."""
+    """Grouped-query attention, then a SwiGLU MLP, each normalised before and added to the stream; no biases.
 
-    def __init__(self, size: LlamaSize) -> None:
+    With a `routing`, a mixture of experts stands in the place of the MLP.
+    """
+
+    def __init__(self, size: LlamaSize, routing: Routing | None = None) -> None:
         super().__init__()
         self.head_dim = size.width // size.num_heads
         self.rope_theta = size.rope_theta
@@ -63,14 +73,21 @@ class LlamaBlock(nn.Module):
         self.value = nn.Linear(size.width, kv_width, bias=False)
         self.attention_project = nn.Linear(size.width, size.width, bias=False)
         self.norm2 = nn.RMSNorm(size.width, eps=size.norm_eps)
-        self.mlp_gate = nn.Linear(size.width, size.mlp_width, bias=False)
-        self.mlp_expand = nn.Linear(size.width, size.mlp_width, bias=False)
-        self.mlp_project = nn.Linear(size.mlp_width, size.width, bias=False)
+        self.mixture: MixtureOfExperts | None = None
+        if routing is None:
+            self.mlp_gate = nn.Linear(size.width, size.mlp_width, bias=False)
+            self.mlp_expand = nn.Linear(size.width, size.mlp_width, bias=False)
+            self.mlp_project = nn.Linear(size.mlp_width, size.width, bias=False)
+        else:
+            self.mixture = MixtureOfExperts(size.width, size.mlp_width, routing, "swiglu")
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """``(B, T, width)`` to the same shape."""
         x_BTD = x_BTD + self._attend(self.norm1(x_BTD))
         normed_BTD = self.norm2(x_BTD)
+        if self.mixture is not None:
+            mixed_BTD: Tensor = self.mixture(normed_BTD)
+            return x_BTD + mixed_BTD
         return x_BTD + self.mlp_project(F.silu(self.mlp_gate(normed_BTD)) * self.mlp_expand(normed_BTD))
 
     def _attend(self, x_BTD: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from dlojz.moe.routing import Routing
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
@@ -49,12 +51,57 @@ class AlexNetSize:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertsSize:
+    """Mixtures of experts in the place of a decoder's MLPs, and how they route unless a run says otherwise.
+
+    Args:
+        num_experts: feed-forward networks of each mixture.
+        top_k: experts that see each token.
+        every: of so many blocks the last has a mixture, the others an MLP; 1 is all of them.
+        capacity_factor: tokens that an expert takes, in units of its fair share.
+        balance_loss: weight of the loss that balances the load.
+    """
+
+    num_experts: int
+    top_k: int
+    every: int = 1
+    capacity_factor: float = 1.25
+    balance_loss: float = 0.01
+
+    def defaults(self) -> dict[str, int | float]:
+        """What a run of this model routes by, under the names of a run's fields."""
+        routing = self.routing()
+        return {
+            "experts": routing.experts,
+            "top_k": routing.top_k,
+            "capacity_factor": routing.capacity_factor,
+            "balance_loss": routing.balance_loss,
+            "z_loss": routing.z_loss,
+            "expert_groups": routing.groups,
+        }
+
+    def routing(self) -> Routing:
+        """The same, as what a mixture is told."""
+        return Routing(
+            experts=self.num_experts,
+            top_k=self.top_k,
+            capacity_factor=self.capacity_factor,
+            balance_loss=self.balance_loss,
+        )
+
+    def has_mixture(self, block: int) -> bool:
+        """Whether a block of the decoder, counted from 0, has a mixture."""
+        return (block + 1) % self.every == 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class GPTSize:
-    """Dimensions of a GPT; its MLP is four times as wide as its stream."""
+    """Dimensions of a GPT; its MLP is four times as wide as its stream, and so is each of its experts."""
 
     width: int
     depth: int
     num_heads: int
+    experts: ExpertsSize | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +115,7 @@ class LlamaSize:
     mlp_width: int
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
+    experts: ExpertsSize | None = None
 
 
 def _coatnet(
@@ -130,13 +178,17 @@ ALEXNET_SIZES: dict[str, AlexNetSize] = {
 # Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", table 2.
 GPT_SIZES: dict[str, GPTSize] = {
     "gpt_tiny": GPTSize(width=128, depth=4, num_heads=4),
+    # Ours, for CPUs: gpt_tiny with experts in every second block, a habit of Lepikhin et al. 2020 (arXiv 2006.16668).
+    "moe_tiny": GPTSize(width=128, depth=4, num_heads=4, experts=ExpertsSize(num_experts=8, top_k=1, every=2)),
     "gpt2": GPTSize(width=768, depth=12, num_heads=12),
     "gpt2_medium": GPTSize(width=1024, depth=24, num_heads=16),
     "gpt2_large": GPTSize(width=1280, depth=36, num_heads=20),
     "gpt2_xl": GPTSize(width=1600, depth=48, num_heads=25),
 }
 
-# Touvron et al. 2023 (arXiv 2307.09288), table 1 and appendix A.2.1; Llama Team 2024 (arXiv 2407.21783), table 3.
+# Touvron et al. 2023 (arXiv 2307.09288), table 1 and appendix A.2.1; Llama Team 2024 (arXiv 2407.21783), table 3; Jiang
+# et al. 2024 (arXiv 2401.04088), table 1, for 8x7B; the configuration released with the weights of 8x22B. Mixtral drops
+# no token, for which no capacity is large enough but that of all tokens: 1.25 is ours, and so is the balance loss.
 LLAMA_SIZES: dict[str, LlamaSize] = {
     "llama_tiny": LlamaSize(width=128, depth=4, num_heads=4, num_kv_heads=2, mlp_width=352),
     "llama_2_7b": LlamaSize(width=4096, depth=32, num_heads=32, num_kv_heads=32, mlp_width=11008),
@@ -146,6 +198,24 @@ LLAMA_SIZES: dict[str, LlamaSize] = {
     "llama_3_70b": LlamaSize(width=8192, depth=80, num_heads=64, num_kv_heads=8, mlp_width=28672, rope_theta=500_000.0),
     "llama_3_1_405b": LlamaSize(
         width=16384, depth=126, num_heads=128, num_kv_heads=8, mlp_width=53248, rope_theta=500_000.0
+    ),
+    "mixtral_8x7b": LlamaSize(
+        width=4096,
+        depth=32,
+        num_heads=32,
+        num_kv_heads=8,
+        mlp_width=14336,
+        rope_theta=1_000_000.0,
+        experts=ExpertsSize(num_experts=8, top_k=2),
+    ),
+    "mixtral_8x22b": LlamaSize(
+        width=6144,
+        depth=56,
+        num_heads=48,
+        num_kv_heads=8,
+        mlp_width=16384,
+        rope_theta=1_000_000.0,
+        experts=ExpertsSize(num_experts=8, top_k=2),
     ),
 }
 

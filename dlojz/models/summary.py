@@ -24,11 +24,14 @@ class ModelSummary:
 
     ``flops`` are the floating-point operations of one sample's forward pass in matrix products and convolutions,
     attention included, two per multiply-add; ``multiply_adds`` are half of them, the figure that papers on vision
-    print as "FLOPs". Causal attention is counted as full attention, as is the custom.
+    print as "FLOPs". Causal attention is counted as full attention, as is the custom. ``active_parameters`` are those
+    that one token meets: of the experts of a mixture its k; elsewhere they are all ``parameters``. The
+    operations of experts are those of their whole buffers, capacity factor included.
     """
 
     name: str
     parameters: int
+    active_parameters: int
     flops: int
     multiply_adds: int
     image_size: int | None
@@ -79,12 +82,24 @@ def describe(
     return ModelSummary(
         name=name,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
+        active_parameters=_met_by_a_token(model),
         flops=flops,
         multiply_adds=flops // 2,
         image_size=image_size,
         sequence_length=sequence_length,
         blocks=len(model.blocks),
     )
+
+
+def _met_by_a_token(model: BlockList) -> int:
+    from dlojz.moe.parallel import expert_parameters, mixtures
+
+    experts = set(expert_parameters(model))
+    total = sum(parameter.numel() for name, parameter in model.named_parameters() if name not in experts)
+    for _, layer in mixtures(model):
+        held = sum(parameter.numel() for parameter in layer.experts.parameters())
+        total += held // layer.routing.experts * layer.routing.top_k
+    return total
 
 
 def _forward_flops(model: BlockList, x: Tensor) -> int:

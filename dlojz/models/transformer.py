@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlojz.models.blocks import merge_heads, split_heads
+from dlojz.moe.layer import MixtureOfExperts
+from dlojz.moe.routing import Routing
 
 
 class TransformerBlock(nn.Module):
@@ -25,7 +27,8 @@ class TransformerBlock(nn.Module):
         mlp_width: Width of the MLP's hidden layer.
         causal: Let a token see only itself and earlier tokens.
         norm_eps: Term added to the variance in the layer norms.
-        gelu: ``"none"`` is the exact GELU, ``"tanh"`` the approximation that GPT-2 uses.
+        gelu: ``"none"`` is the exact GELU, ``"tanh"`` the approximation that GPT-2 uses, and experts always.
+        routing: of the mixture of experts that the block has in the place of its MLP; None: it has an MLP.
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), section 3; pre-norm: Xiong et al. 2020 (arXiv 2002.04745).
     """
@@ -39,6 +42,7 @@ class TransformerBlock(nn.Module):
         causal: bool,
         norm_eps: float,
         gelu: Literal["none", "tanh"] = "none",
+        routing: Routing | None = None,
     ) -> None:
         super().__init__()
         self.head_dim = width // num_heads
@@ -48,16 +52,26 @@ class TransformerBlock(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.attention_project = nn.Linear(width, width)
         self.norm2 = nn.LayerNorm(width, eps=norm_eps)
-        self.mlp_expand = nn.Linear(width, mlp_width)
-        self.mlp_project = nn.Linear(mlp_width, width)
+        self.mixture: MixtureOfExperts | None = None
+        if routing is None:
+            self.mlp_expand = nn.Linear(width, mlp_width)
+            self.mlp_project = nn.Linear(mlp_width, width)
+        else:
+            self.mixture = MixtureOfExperts(width, mlp_width, routing, "gelu")
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """``(B, T, width)`` to the same shape."""
         q_BNTH, k_BNTH, v_BNTH = split_heads(self.qkv(self.norm1(x_BTD)), self.head_dim)
         attended_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, is_causal=self.causal)
         x_BTD = x_BTD + self.attention_project(merge_heads(attended_BNTH))
-        hidden = F.gelu(self.mlp_expand(self.norm2(x_BTD)), approximate=self.gelu)
-        return x_BTD + self.mlp_project(hidden)
+        return x_BTD + self._feed_forward(self.norm2(x_BTD))
+
+    def _feed_forward(self, x_BTD: Tensor) -> Tensor:
+        if self.mixture is not None:
+            mixed_BTD: Tensor = self.mixture(x_BTD)
+            return mixed_BTD
+        projected_BTD: Tensor = self.mlp_project(F.gelu(self.mlp_expand(x_BTD), approximate=self.gelu))
+        return projected_BTD
 
 
 def initialise_transformer(module: nn.Module) -> None:

@@ -1,0 +1,181 @@
+"""The entries of the catalogue: each model's name, dimensions, defaults and source.
+
+Layer 1 (models). Invariant: importing this module loads no torch; a model's own module is imported when it is built.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from dlojz.models import sizes
+
+if TYPE_CHECKING:
+    from dlojz.models.blocks import BlockList
+
+Family = Literal["image", "text"]
+BYTES = 256
+
+_GPT_2 = "Radford et al. 2019, Language Models are Unsupervised Multitask Learners"
+_SWITCH = "Fedus et al. 2021, arXiv 2101.03961"
+_LLAMA_2 = "Touvron et al. 2023, arXiv 2307.09288"
+_LLAMA_3 = "arXiv 2407.21783"
+_MIXTRAL = "Jiang et al. 2024, arXiv 2401.04088"
+_MIXTRAL_22B = "Mistral AI 2024, configuration of the released weights"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """One entry of the catalogue: a model, its dimensions and its defaults.
+
+    Args:
+        name: What ``build`` and the command line call it.
+        family: ``image`` (pixels to classes) or ``text`` (tokens to tokens).
+        summary: What it is, in a few words.
+        source: The paper that describes it.
+        size: Its dimensions; plain data, no torch.
+        build: Makes it from the options that ``catalogue.build`` has checked.
+        num_classes: Default number of classes, or vocabulary of text.
+        image_size: Default side of the images in pixels; None for text.
+        image_multiple: Image sizes are multiples of this.
+        smallest_image: Image sizes are at least this.
+        sequence_length: Default tokens per sample; None for images.
+        in_channels: Default channels of the images; None for text.
+
+    Source: the paper in ``source``, for the dimensions in ``size``.
+    """
+
+    name: str
+    family: Family
+    summary: str
+    source: str
+    size: sizes.Size
+    build: Callable[..., BlockList]
+    num_classes: int
+    image_size: int | None = None
+    image_multiple: int = 1
+    smallest_image: int = 1
+    sequence_length: int | None = None
+    in_channels: int | None = None
+
+
+def _construct(module: str, class_name: str, size: sizes.Size, **options: Any) -> BlockList:
+    model: BlockList = getattr(importlib.import_module(f"dlojz.models.{module}"), class_name)(size, **options)
+    return model
+
+
+def _coatnet(name: str, image_size: int, summary: str, num_classes: int = 1000) -> ModelSpec:
+    size = sizes.COATNET_SIZES[name]
+    return ModelSpec(
+        name=name,
+        family="image",
+        summary=summary,
+        source="Dai et al. 2021, arXiv 2106.04803",
+        size=size,
+        build=partial(_construct, "coatnet", "CoAtNet", size),
+        num_classes=num_classes,
+        image_size=image_size,
+        image_multiple=32,
+        in_channels=3,
+    )
+
+
+def _vit(name: str, image_size: int, summary: str, num_classes: int = 1000) -> ModelSpec:
+    size = sizes.VIT_SIZES[name]
+    return ModelSpec(
+        name=name,
+        family="image",
+        summary=summary,
+        source="Dosovitskiy et al. 2020, arXiv 2010.11929",
+        size=size,
+        build=partial(_construct, "vit", "ViT", size),
+        num_classes=num_classes,
+        image_size=image_size,
+        image_multiple=size.patch,
+        in_channels=3,
+    )
+
+
+def _alexnet(name: str, image_size: int, summary: str, num_classes: int = 1000) -> ModelSpec:
+    size = sizes.ALEXNET_SIZES[name]
+    return ModelSpec(
+        name=name,
+        family="image",
+        summary=summary,
+        source="Krizhevsky 2014, arXiv 1404.5997",
+        size=size,
+        build=partial(_construct, "alexnet", "AlexNet", size),
+        num_classes=num_classes,
+        image_size=image_size,
+        smallest_image=63,  # below, the last pooling has nothing left to pool
+        in_channels=3,
+    )
+
+
+def _gpt(name: str, sequence_length: int, vocabulary_size: int, summary: str, source: str = _GPT_2) -> ModelSpec:
+    size = sizes.GPT_SIZES[name]
+    return ModelSpec(
+        name=name,
+        family="text",
+        summary=summary,
+        source=source,
+        size=size,
+        build=partial(_construct, "gpt", "GPT", size),
+        num_classes=vocabulary_size,
+        sequence_length=sequence_length,
+    )
+
+
+def _llama(name: str, sequence_length: int, vocabulary_size: int, summary: str, source: str = _LLAMA_2) -> ModelSpec:
+    size = sizes.LLAMA_SIZES[name]
+    return ModelSpec(
+        name=name,
+        family="text",
+        summary=summary,
+        source=source,
+        size=size,
+        build=partial(_construct, "llama", "Llama", size),
+        num_classes=vocabulary_size,
+        sequence_length=sequence_length,
+    )
+
+
+ENTRIES = (
+    _coatnet("coatnet_tiny", 64, "CoAtNet for CPUs: every kind of block, a step in tens of milliseconds", 10),
+    _coatnet("coatnet_0", 224, "smallest CoAtNet of the paper"),
+    _coatnet("coatnet_1", 224, "CoAtNet-0's widths, twice as deep"),
+    _coatnet("coatnet_2", 224, "CoAtNet-1's depths, a third wider"),
+    _coatnet("coatnet_3", 224, "CoAtNet-1's depths, twice as wide"),
+    _coatnet("coatnet_4", 224, "CoAtNet-3's widths, twice as deep"),
+    _coatnet("coatnet_5", 512, "trained on JFT-300M; heads of 64"),
+    _coatnet("coatnet_6", 512, "trained on JFT-3B; convolution and attention share stage 3; heads of 128"),
+    _coatnet("coatnet_7", 512, "largest CoAtNet: the model that no single GPU trains without help"),
+    _vit("vit_tiny", 64, "ViT for CPUs: 4 blocks, patches of 8", 10),
+    _vit("vit_ti_16", 224, "ViT-Ti/16 (DeiT's tiny)"),
+    _vit("vit_s_16", 224, "ViT-S/16 (DeiT's small)"),
+    _vit("vit_b_16", 224, "ViT-B/16"),
+    _vit("vit_l_16", 224, "ViT-L/16"),
+    _vit("vit_h_14", 224, "ViT-H/14"),
+    _alexnet("alexnet_tiny", 64, "AlexNet for CPUs: eight narrow layers", 10),
+    _alexnet("alexnet", 224, "AlexNet, eight layers to cut into a pipeline"),
+    _gpt("gpt_tiny", 128, BYTES, "GPT for CPUs, byte by byte"),
+    _gpt("moe_tiny", 128, BYTES, "gpt_tiny with 8 experts in every second block, 1 of which a token meets", _SWITCH),
+    _gpt("gpt2", 1024, 50257, "GPT-2 small, with an output layer of its own"),
+    _gpt("gpt2_medium", 1024, 50257, "GPT-2 medium, with an output layer of its own"),
+    _gpt("gpt2_large", 1024, 50257, "GPT-2 large, with an output layer of its own"),
+    _gpt("gpt2_xl", 1024, 50257, "GPT-2 XL, with an output layer of its own"),
+    _llama("llama_tiny", 128, BYTES, "Llama for CPUs, byte by byte: rotary positions, SwiGLU, grouped queries"),
+    _llama("llama_2_7b", 4096, 32000, "Llama 2 7B"),
+    _llama("llama_2_13b", 4096, 32000, "Llama 2 13B"),
+    _llama("llama_2_70b", 4096, 32000, "Llama 2 70B, with grouped queries"),
+    _llama("llama_3_8b", 8192, 128256, "Llama 3 8B", _LLAMA_3),
+    _llama("llama_3_70b", 8192, 128256, "Llama 3 70B", _LLAMA_3),
+    _llama("llama_3_1_405b", 8192, 128256, "Llama 3.1 405B", _LLAMA_3),
+    _llama("mixtral_8x7b", 32768, 32000, "Mixtral 8x7B: 8 experts in every block, 2 of which a token meets", _MIXTRAL),
+    _llama(
+        "mixtral_8x22b", 65536, 32000, "Mixtral 8x22B: 8 experts in every block, 2 of which a token meets", _MIXTRAL_22B
+    ),
+)
