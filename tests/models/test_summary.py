@@ -14,10 +14,10 @@ from dlojz import models
 
 def test_the_whole_catalogue_is_counted_in_seconds() -> None:
     models.describe.cache_clear()
-    started = time.perf_counter()
+    started = time.process_time()
     for name in models.names():
         assert models.describe(name).flops > 0
-    assert time.perf_counter() - started < 30  # about 4 s on a free core
+    assert time.process_time() - started < 30  # about 4 s on a free core
 
 
 @pytest.mark.parametrize("name", ["coatnet_tiny", "vit_tiny", "alexnet_tiny", "gpt_tiny", "llama_tiny"])
