@@ -16,6 +16,7 @@ from dlojz.comparison import Comparison, Pair, Row, TrafficPair
 from dlojz.config import RunConfig
 from dlojz.footprint import CATEGORIES, Collective, Footprint
 from dlojz.hardware import DEVICES, Device
+from dlojz.optimizer_stages import COMPRESSED, does_nothing
 from dlojz.overlay import overlay_of
 from dlojz.pipeline.cuts import schedule_of
 from dlojz.pipeline.measured import Overlay
@@ -113,6 +114,7 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> Row:
         status=record.status if record else str(getattr(run, "state", "running")),
         reason=record.reason if record else "",
         prediction_note=note,
+        run_note=does_nothing(config.optimizer) if config.optimizer in COMPRESSED and layout.dp == 1 else "",
         losses=losses,
         serial_losses=serial_losses if serial else None,
         first_loss=Pair(predicted=_at(serial_losses, 0), measured=_at(losses, 0)),

@@ -55,6 +55,7 @@ class Row(Contract):
     status: str = Field(description="a final status, or queued or running")
     reason: str = Field("", description="why the run ended so; empty for a completed run")
     prediction_note: str = Field("", description="why there is no prediction; empty where there is one")
+    run_note: str = Field("", description="what of the run does nothing, and why; mostly empty")
     losses: tuple[float, ...] = ()
     serial_losses: tuple[float, ...] | None = Field(
         None, description="of the same training on one process, if it is among the records: what parallel must give"

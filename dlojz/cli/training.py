@@ -22,6 +22,7 @@ from dlojz.cli.flags import (
     target_device,
 )
 from dlojz.config import RunConfig
+from dlojz.optimizer_stages import COMPRESSED, does_nothing
 from dlojz.text import say
 
 RUN_HELP = {
@@ -115,6 +116,8 @@ def run_command(words: list[str]) -> int:
     from dlojz.compare import compare
     from dlojz.launch import run as launch
 
+    if config.optimizer in COMPRESSED and config.layout.dp == 1:
+        tell(does_nothing(config.optimizer))
     with answering(given.get("json", False)) as answer:
         run = launch(
             config,

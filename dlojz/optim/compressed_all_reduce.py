@@ -9,8 +9,9 @@ of the means of what went in.
 
 Every rank is a worker, and the server of one chunk.
 
-Source: Tang et al. 2021, "1-bit Adam" (arXiv 2102.02888), algorithm 1, lines 6 to 10, and §6 for the two collectives;
-double error feedback is Tang et al. 2019, "DoubleSqueeze" (arXiv 1905.05957).
+Source: Li et al. 2021, "1-bit LAMB" (arXiv 2104.06069), algorithm 1, lines 7 to 11, as Tang et al. 2021, "1-bit Adam"
+(arXiv 2102.02888), algorithm 1; the two collectives are those of DeepSpeed's `NcclBackend.compressed_allreduce`; double
+error feedback is Tang et al. 2019, "DoubleSqueeze" (arXiv 1905.05957).
 """
 
 from __future__ import annotations
@@ -66,34 +67,53 @@ class CompressedAllReduce:
         chunks = self.worker_error.view(self.size, self.chunk)
         told = torch.empty(self.size, chunk_bytes(self.chunk), dtype=torch.uint8, device=chunks.device)
         for server in range(self.size):
-            self._tell(chunks[server], server, told[server])
+            write_message(chunks[server], self._share(server), told[server])
         received = torch.empty_like(told)
         # Who: every rank to every server. What: the chunk it serves, as signs and scales, (ranks, chunk bytes) of
         # uint8. How much: Ψ/8 bytes and 4 for every 2048 elements, as `messages.message_bytes` says.
         dist.all_to_all_single(received, told, group=self.group)
         for message in received:  # in the order of the ranks
-            self.server_error.add_(self._read(message), alpha=1 / self.size)
-        self._tell(self.server_error, self.rank, told[0])
+            self.server_error.add_(read_message(message, self.chunk), alpha=1 / self.size)
+        write_message(self.server_error, self._share(self.rank), told[0])
         # Who: every server to all ranks. What: the mean of its chunk, as signs and scales. How much: as above.
         dist.all_gather_into_tensor(received.view(-1), told[0], group=self.group)
         mean = torch.empty_like(self.worker_error)
         for server in range(self.size):
-            mean[server * self.chunk : (server + 1) * self.chunk] = self._read(received[server])
+            mean[server * self.chunk : (server + 1) * self.chunk] = read_message(received[server], self.chunk)
         return mean[: self.numel]
 
-    def _tell(self, values: Tensor, server: int, message: Tensor) -> None:
-        """Compress one chunk into a message of bytes; in its place the error is left."""
-        numel = min(max(self.numel - server * self.chunk, 0), self.chunk)
-        scales, packed = scales_of(values, numel), pack(values)
-        values -= decompress(packed, scales, self.chunk)  # δ = x − C[x]
-        values[numel:] = 0  # of the padding nothing is kept
-        message[: packed.numel()] = packed
-        message[packed.numel() :] = scales.view(torch.uint8)
+    def _share(self, server: int) -> int:
+        """Elements of a server's chunk that are no padding."""
+        return min(max(self.numel - server * self.chunk, 0), self.chunk)
 
-    def _read(self, message: Tensor) -> Tensor:
-        """One chunk again, fp32, shape (chunk,)."""
-        signs = self.chunk // SIGNS_PER_BYTE
-        # A copy: four bytes can be read as one number only where they begin at a multiple of four.
-        return decompress(
-            message[:signs], message[signs : chunk_bytes(self.chunk)].clone().view(torch.float32), self.chunk
-        )
+
+def write_message(values: Tensor, numel: int, message: Tensor) -> None:
+    """Compress one chunk into a message; in the chunk's place the error is left: compressed + error = original.
+
+    Args:
+        values: the chunk, fp32, shape (chunk,), a multiple of 8; becomes δ = x − C[x].
+        numel: numbers of it that count; beyond is padding, which takes no part in a scale and of which nothing is kept.
+        message: uint8, shape (`messages.chunk_bytes(chunk)`,), which is filled: the signs, then the scales.
+    """
+    values[numel:] = 0  # what workers have said of the padding: a sign can say nothing of a zero
+    scales, packed = scales_of(values, numel), pack(values)
+    values -= decompress(packed, scales, values.numel())
+    values[numel:] = 0
+    message[: packed.numel()] = packed
+    message[packed.numel() :] = scales.view(torch.uint8)
+
+
+def read_message(message: Tensor, chunk: int) -> Tensor:
+    """One chunk again, as far as its message tells it.
+
+    Args:
+        message: as `write_message` fills it.
+        chunk: elements, a multiple of 8.
+
+    Returns:
+        fp32, shape (chunk,).
+    """
+    signs = chunk // SIGNS_PER_BYTE
+    # A copy: four bytes can be read as one number only where they begin at a multiple of four.
+    scales = message[signs : chunk_bytes(chunk)].clone().view(torch.float32)
+    return decompress(message[:signs], scales, chunk)

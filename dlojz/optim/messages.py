@@ -53,7 +53,8 @@ def message_bytes(numel: int, ranks: int) -> MessageBytes:
         numel: elements of the tensor that is averaged.
         ranks: that average it.
 
-    Source: Tang et al. 2021 (arXiv 2102.02888), §6: "compressed_allreduce"; the count is ours.
+    Source: Tang et al. 2021 (arXiv 2102.02888) and DeepSpeed's `compressed_allreduce` for what is sent; the count is
+    ours.
     """
     if ranks == 1:
         return MessageBytes(0, 0)

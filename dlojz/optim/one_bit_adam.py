@@ -4,9 +4,10 @@ Layer 2, loads torch. Invariant: the first stage is torch's own AdamW on gradien
 `exp_avg_sq` is what the first has left; the momentum and the weights are the same bits on all ranks after every step.
 
 Source: Tang et al. 2021, "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed"
-(arXiv 2102.02888), algorithm 1, whose lines are named below. It corrects no bias of the moments; torch's Adam does, and
-so does the second stage: the momentum's as in every step, the variance's as of the step in which it froze. What is
-compressed is the momentum in units of √v: see `dlojz.optim.frozen`.
+(arXiv 2102.02888), algorithm 1, whose lines are named below by what they do; those of its second stage are lines 5 to
+13 of algorithm 1 of 1-bit LAMB too (Li et al. 2021, arXiv 2104.06069). It corrects no bias of the moments; torch's Adam
+does, and so does the second stage: the momentum's as in every step, the variance's as of the step in which it froze.
+What is compressed is the momentum in units of √v: see `dlojz.optim.frozen`.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class OneBitAdam(Communicating):
         super().__init__(params, options, warmup_steps=warmup_steps, total_steps=total_steps, group=group)
 
     def full_step(self) -> None:
-        """Line 2, the original Adam for T_w steps: torch's own, so that the first stage is AdamW to the bit."""
+        """The original Adam, for T_w steps: torch's own, so that the first stage is AdamW to the bit."""
         for group in self.param_groups:
             parameters = group["params"]
             states = [self.state[parameter] for parameter in parameters]
@@ -78,21 +79,21 @@ class OneBitAdam(Communicating):
             )
 
     def compressed_step(self) -> None:
-        """Lines 5 to 13: the momentum averaged by one bit per number, the variance as it froze."""
-        means = self.compressed_mean(self._told())  # lines 6 to 11
+        """For t ≥ T_w: the momentum averaged by one bit per number, the variance as it froze."""
+        means = self.compressed_mean(self._told())  # m̂ = C[m + δ] to the server; m̄ = C[mean + δ̄] to all
         for (group, parameter, state), mean in zip(self.each(), means, strict=True):
             beta1, variance = group["betas"][0], state["exp_avg_sq"]
             state["step"] += 1
             mean.masked_fill_(variance == 0, 0.0)
-            torch.mul(mean, self._root(group, state), out=state["exp_avg"])  # line 12: m = m̄
+            torch.mul(mean, self._root(group, state), out=state["exp_avg"])  # m = m̄
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            parameter.sub_(mean, alpha=group["lr"] / (1 - beta1 ** int(state["step"])))  # line 13: x = x − γ m / √v
+            parameter.sub_(mean, alpha=group["lr"] / (1 - beta1 ** int(state["step"])))  # x = x − γ m / √v
 
     def _told(self) -> Iterator[Tensor]:
         """What this rank has to say, parameter by parameter."""
         for group, parameter, state in self.each():
             assert parameter.grad is not None
-            momentum = torch.lerp(state["exp_avg"], parameter.grad, 1 - group["betas"][0])  # line 5
+            momentum = torch.lerp(state["exp_avg"], parameter.grad, 1 - group["betas"][0])  # m = β1 m + (1 − β1) g
             yield in_roots(momentum, state["exp_avg_sq"], self._root(group, state))
 
     def _root(self, group: dict[str, Any], state: dict[str, Any]) -> Tensor:

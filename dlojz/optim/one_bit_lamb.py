@@ -7,7 +7,8 @@ momentum, variances, c and the weights are the same bits on all ranks after ever
 Source: Li et al. 2021, "1-bit LAMB: Communication Efficient Large-Scale Large-Batch Training with LAMB's Convergence
 Speed" (arXiv 2104.06069), algorithm 1, whose lines are named below. What differs: the biases of the moments are
 corrected, as in LAMB itself (You et al. 2020); that of c_avg, a running mean that begins at 0, too, for a warm-up of
-few steps. What is compressed is the momentum in units of √v: see `dlojz.optim.frozen`.
+few steps. What is compressed is the momentum in units of √v: see `dlojz.optim.frozen`. (DeepSpeed's OnebitLamb takes in
+line 17 the quotient of the roots, and bounds it, line 19, before it limits its change, line 18; here it is as written.)
 """
 
 from __future__ import annotations

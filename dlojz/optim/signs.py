@@ -6,9 +6,9 @@ positive. What is lost is kept by who compresses: compressed + error = original.
 The scale of a block is the mean of its magnitudes: of all c, c × sign(x) is then the nearest to x, and the error is
 smaller than x by a factor that depends on no number of x: ‖x − c sign(x)‖² = ‖x‖² − ‖x‖₁²/n < ‖x‖².
 
-Source: Bernstein et al. 2018, "signSGD" (arXiv 1802.04434), §3 (scaled sign); Karimireddy et al. 2019, "Error Feedback
-Fixes SignSGD" (arXiv 1901.09847), §4.1 and lemma 8, for the scale and its bound. Tang et al. 2021 (arXiv 2102.02888)
-scale so that the norm is kept, ‖x‖₂/√n; that overshoots where few numbers are large, and has no such bound.
+Source: Bernstein et al. 2018, "signSGD" (arXiv 1802.04434), for the sign; Karimireddy et al. 2019, "Error Feedback
+Fixes SignSGD" (arXiv 1901.09847), for the scale and its bound. DeepSpeed's `compressed_allreduce` scales so that the
+norm is kept, ‖x‖₂/√n; that overshoots where few numbers are large, and has no such bound.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def pack(values: Tensor) -> Tensor:
         uint8, shape (⌈n/8⌉,); bit i of byte j is 1 where `values[8 j + i]` is not negative, or is not there.
     """
     bits = torch.ones(-(-values.numel() // SIGNS_PER_BYTE) * SIGNS_PER_BYTE, dtype=torch.uint8, device=values.device)
-    torch.ge(values, 0, out=bits[: values.numel()])
+    bits[: values.numel()] = values >= 0
     bits_J8 = bits.view(-1, SIGNS_PER_BYTE)  # noqa: N806 - J bytes of 8 signs
     packed = bits_J8[:, 0].clone()
     for place in range(1, SIGNS_PER_BYTE):

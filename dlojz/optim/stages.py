@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 VARIANCE_SCALER = 16
-"""κ: renewals of the variance after which the interval between two of them doubles."""
-LOCAL_SCALER = 16
-"""Synchronisations after which the interval between two of them doubles, once the variance is frozen."""
+"""κ: renewals of the variance after which the interval between two of them doubles; DeepSpeed's too."""
+LOCAL_SCALER = 1000
+"""Synchronisations after which the interval between two of them doubles, once the variance is frozen.
+
+In the paper it doubles as the learning rate halves, and the lab's is constant: a shorter run synchronises in every step
+unless it is told otherwise. 1000 is that of DeepSpeed's tutorial on 0/1 Adam; its ZeroOneAdam has 32,678.
+"""
 LOCAL_CLIPPER = 16
 """H: the longest interval between two synchronisations, in steps."""
 
@@ -20,7 +24,7 @@ def variance_steps(freeze_step: int, scaler: int = VARIANCE_SCALER) -> Iterator[
 
     The first, then each after an interval that doubles every `scaler` renewals: k_{j+1} − k_j = 2^⌊j/κ⌋.
 
-    Source: Lu et al. 2022 (arXiv 2202.06009), §5, "policy for T_v".
+    Source: Lu et al. 2022 (arXiv 2202.06009); DeepSpeed's ZeroOneAdam doubles `var_interval` so.
     """
     step = number = 0
     while step < freeze_step:
@@ -41,8 +45,8 @@ def synchronises(
     All up to the freezing of the variance; then the interval doubles every `scaler` synchronisations, up to `clipper`
     steps; and the last step of the run.
 
-    Source: Lu et al. 2022 (arXiv 2202.06009), §5, "policy for T_u": the interval doubles as the learning rate halves;
-    with a constant rate, as DeepSpeed's `local_step_scaler` and `local_step_clipper` have it.
+    Source: Lu et al. 2022 (arXiv 2202.06009), where the interval follows the learning rate; for a constant rate, as
+    DeepSpeed's `local_step_scaler` and `local_step_clipper` have it.
     """
     if step < freeze_step or step + 1 == total_steps:
         return True

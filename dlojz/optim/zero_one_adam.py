@@ -9,10 +9,10 @@ The steps, from 0 (`dlojz.optim.stages`):
     in none    a local step; nothing is sent
 
 Source: Lu et al. 2022, "Maximizing Communication Efficiency for Large-scale Training via 0/1 Adam" (arXiv 2202.06009),
-algorithm 1, whose lines are named below by what they do. What differs, as in DeepSpeed's: in a step of T_v the averaged
-gradient itself is what the momentum takes, so that there is a variance from the first step on; and the biases of the
-moments are corrected, the variance's by how often it was renewed. What is compressed is u in units of √v: see
-`dlojz.optim.frozen`.
+algorithm 1, whose lines are named below by what they do. What differs: in a step of T_v the averaged gradient itself is
+what the momentum takes, as in DeepSpeed's ZeroOneAdam, so that there is a variance from the first step on; the biases
+of the moments are corrected, the variance's by how often it was renewed; and what is compressed is u in units of √v:
+see `dlojz.optim.frozen`.
 """
 
 from __future__ import annotations

@@ -121,6 +121,7 @@ def _notes(rows: Sequence[Row]) -> Iterable[str]:
             yield f"{row.title} ({row.run_id}): {status_label(row.status)}" + (f" — {row.reason}" if row.reason else "")
     for note in dict.fromkeys(row.prediction_note for row in rows if row.prediction_note):
         yield say(en=f"not predicted: {note}", fr=f"non prédit : {note}")
+    yield from dict.fromkeys(row.run_note for row in rows if row.run_note)
 
 
 def _run_lines(rows: Sequence[Row]) -> tuple[Line, ...]:

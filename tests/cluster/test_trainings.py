@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from dlojz.optim.messages import message_bytes
 from dlojz.record import RunRecord, read_events
 from dlojz.runs import find
 
@@ -51,11 +52,19 @@ def trains_as_here(record: RunRecord, here: Path) -> None:
     assert record.weights_sha256 == weights_sha256
 
 
-@pytest.mark.parametrize("name", ["DDP", "ZeRO-2", "pipeline"])
+@pytest.mark.parametrize("name", ["DDP", "ZeRO-2", "pipeline", "1-bit Adam"])
 def test_on_two_nodes_it_trains_as_here(trainings: Path, name: str) -> None:
     record = record_of(trainings, name)
-    assert len(record.losses) == 3 and len(record.footprints) == 4
+    assert len(record.losses) == record.config.steps and len(record.footprints) == 4
     trains_as_here(record, trainings / "here" / "4" / name)
+
+
+def test_between_nodes_one_bit_of_each_number_is_sent(trainings: Path) -> None:
+    """The first of the four steps is sent in full; the traced one, of the second stage, as signs and scales."""
+    for footprint in record_of(trainings, "1-bit Adam").footprints:
+        sent = {one.collective: one.message_bytes for one in footprint.communication if one.group == "dp"}
+        expected = message_bytes(footprint.parameters or 0, 4)
+        assert sent == {"all_to_all": expected.all_to_all, "all_gather": expected.all_gather}
 
 
 def test_told_to_stop_a_training_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(trainings: Path) -> None:

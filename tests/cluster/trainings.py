@@ -28,6 +28,7 @@ CONFIGS: dict[str, RunConfig] = {
     "DDP": cluster_tests.config(dp=4),
     "ZeRO-2": cluster_tests.config(dp=4, zero=2, engine="deepspeed"),
     "pipeline": cluster_tests.config(pp=4, micro_batches=4),
+    "1-bit Adam": cluster_tests.config(dp=4, engine="by_hand", optimizer="one_bit_adam", warmup_steps=1, steps=4),
 }
 LONG: RunConfig = cluster_tests.config(dp=2, steps=120)
 FIRST_JOB = 501

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from dlojz.optim.compressed_all_reduce import CompressedAllReduce
-from dlojz.optim.messages import message_bytes
+from dlojz.optim.compressed_all_reduce import CompressedAllReduce, read_message, write_message
+from dlojz.optim.messages import chunk_bytes, chunk_elements, message_bytes
 from dlojz.optim.signs import decompress, pack, scales_of
 from dlojz.ranks.forks import spmd
 from dlojz.train.probes.trace import StorageTrace
@@ -22,6 +24,82 @@ SIZES = {1: 10, 2: 5000, 3: 4999, 4: 13}
 
 def given_by(call: int, rank: int, numel: int) -> Tensor:
     return torch.randn(numel, generator=torch.Generator().manual_seed(100 * call + rank))
+
+
+def told_and_kept(values: Tensor, numel: int) -> tuple[Tensor, Tensor]:
+    """What one message says of a chunk, and what is left in the chunk's place."""
+    kept, message = values.clone(), torch.full((chunk_bytes(values.numel()),), 255, dtype=torch.uint8)
+    write_message(kept, numel, message)
+    return read_message(message, values.numel()), kept
+
+
+def kinds(kind: str, numel: int, seed: int) -> Tensor:
+    """Numbers of a kind that is hard for one sign and one scale."""
+    normal = torch.randn(numel, generator=torch.Generator().manual_seed(seed))
+    return {
+        "normal": normal,
+        "none": torch.zeros(numel),
+        "negative zeros": torch.full((numel,), -0.0),
+        "one": torch.where(torch.arange(numel) == seed % max(1, numel), normal * 1e6, 0.0),
+        "of all sizes": normal * 10 ** (7 * torch.rand(numel, generator=torch.Generator().manual_seed(seed + 1)) - 5),
+        "equal": normal.sign() * 0.1,
+    }[kind]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(1, 5000) | st.sampled_from([1, 7, 8, 9, 2047, 2048, 2049]),
+    st.integers(2, 9),
+    st.sampled_from(["normal", "none", "negative zeros", "one", "of all sizes", "equal"]),
+    st.integers(0, 2**31 - 1),
+)
+def test_told_plus_kept_is_what_was_there_on_both_sides(numel: int, ranks: int, kind: str, seed: int) -> None:
+    """Of every worker's chunks, then of every server's mean: to the rounding of the difference."""
+    chunk = chunk_elements(numel, ranks)
+    workers = [torch.zeros(ranks * chunk) for _ in range(ranks)]
+    for rank, values in enumerate(workers):
+        values[:numel] = kinds(kind, numel, seed + rank)
+    for server in range(ranks):
+        counted = min(max(numel - server * chunk, 0), chunk)
+        mean = torch.zeros(chunk)
+        for values in workers:
+            mean += one_chunk(values[server * chunk : (server + 1) * chunk], counted) / ranks
+        one_chunk(mean, counted)
+
+
+def one_chunk(values: Tensor, counted: int) -> Tensor:
+    """Check one message of either side; what it says."""
+    told, kept = told_and_kept(values, counted)
+    lost = (told.double() + kept.double() - values.double()).abs()[:counted]
+    assert bool((lost <= 2.0**-24 * kept[:counted].double().abs()).all())
+    assert not kept[counted:].any(), "something is kept of the padding"
+    if not values[:counted].any():
+        assert not told[:counted].any() and not kept.any(), "nothing became something"
+    return told
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_none_one_and_few_elements(size: int) -> None:
+    """Fewer than ranks, fewer than a byte, one more than fills all bytes; one number, and zeros, come back exactly."""
+
+    def ranks(rank: int, size: int) -> Any:
+        torch.set_num_threads(1)
+        found = {}
+        for numel in (1, 2, 7, 8, 9, 8 * size - 1, 8 * size, 8 * size + 1):
+            reduce = CompressedAllReduce(numel, torch.device("cpu"))
+            zeros = reduce([torch.zeros(numel)])
+            found[f"{numel}"] = [bool(zeros.any()), bool(reduce.worker_error.any() or reduce.server_error.any())]
+            one = CompressedAllReduce(numel, torch.device("cpu"))
+            equal = one([torch.full((numel,), float(rank))])
+            found[f"{numel}"] += [equal.numel() == numel, float((equal - (size - 1) / 2).abs().max())]
+        return found
+
+    for answer in spmd(ranks, size):
+        assert answer.error is None
+        for came_back, held_back, complete, off in answer.value.values():
+            assert not came_back and not held_back and complete
+            # Ranks 0 … N − 1 say their number exactly; the server rounds N addends and a mean of 8 of them.
+            assert off <= 16 * 2**-24 * size
 
 
 @pytest.mark.parametrize(("size", "numel"), SIZES.items())

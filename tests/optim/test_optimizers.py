@@ -223,7 +223,7 @@ def test_own_states_hold_what_local_steps_have_made_different() -> None:
 
 
 def test_the_steps_of_0_1_adam() -> None:
-    """k_{j+1} − k_j = 2^⌊j/κ⌋ (Lu et al. 2022, §5); synchronisations at every step, then ever rarer, up to H."""
+    """k_{j+1} − k_j = 2^⌊j/κ⌋ (Lu et al. 2022); synchronisations at every step, then ever rarer, up to H."""
     assert list(variance_steps(20, scaler=2)) == [0, 1, 2, 4, 6, 10, 14]
     assert list(variance_steps(5)) == [0, 1, 2, 3, 4]
     steps = [step for step in range(60) if synchronises(step, 10, scaler=2, clipper=4)]

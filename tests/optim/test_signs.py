@@ -58,7 +58,7 @@ def test_the_scale_of_each_block_is_its_mean_magnitude_and_leaves_less_than_ther
     compressed = decompress(pack(values), scales, numel).split(BLOCK_ELEMENTS)
     for block, told in zip(blocks, compressed, strict=True):
         lost = (block - told).norm() ** 2
-        # ‖x‖² − ‖x‖₁² / n: Karimireddy et al. 2019, lemma 8.
+        # ‖x‖² − ‖x‖₁² / n: Karimireddy et al. 2019.
         bound = block.norm() ** 2 - block.abs().sum() ** 2 / block.numel()
         assert float(lost) == pytest.approx(float(bound), rel=1e-3, abs=1e-6)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dlojz import predict
 from dlojz.checkpoint import listing, verify
@@ -20,7 +22,7 @@ from dlojz.predict.shapes import model_shapes
 from dlojz.predict.states import predict_states
 from dlojz.schema import LabError
 from dlojz.text import use_language
-from dlojz.train import check_runnable
+from dlojz.train import check_runnable, engines, loop
 
 _SPEC = importlib.util.spec_from_file_location("resume_jobs", Path(__file__).with_name("test_resume.py"))
 assert _SPEC is not None and _SPEC.loader is not None
@@ -46,6 +48,9 @@ RUNS: dict[str, dict[str, Any]] = {
 PREDICTED = [name for name in RUNS if name != "adamw"]
 CUT = {"one-bit-adam": 0, "one-bit-lamb-3": 3, "zero-one-adam": 3, "lamb": 2}
 """Cut off after a step of this number: in the first stage, or in the second."""
+OTHERWISE = {1: 12, 3: 4}
+"""The micro-batch of each other number of ranks that goes on with what two ranks of 6 have kept."""
+ELASTIC = {**LLAMA, "optimizer": "one_bit_adam", "warmup_steps": 2, "micro_batch": 6}
 
 
 def prepare(folder: Path) -> None:
@@ -56,7 +61,14 @@ def prepare(folder: Path) -> None:
         if name in CUT:
             cut = made.prepare(f"cut/{name}", config)
             jobs[config.layout.dp] += [{"train": cut, "stop_after": CUT[name]}, {"train": cut}]
-    for processes, listed in jobs.items():
+    whole, cut = (made.prepare(f"{kind}/elastic", RunConfig.of(**ELASTIC)) for kind in ("whole", "cut"))
+    jobs[2] += [{"train": whole}, {"train": cut, "stop_after": 3}]
+    for processes, listed in sorted(jobs.items(), key=lambda job: job[0] != 2):
+        if (micro_batch := OTHERWISE.get(processes)) is not None:
+            fields = {**ELASTIC, "dp": processes, "micro_batch": micro_batch}
+            other = made.prepare(f"otherwise/{processes}", RunConfig.of(**fields))
+            shutil.copytree(Path(cut) / "checkpoints", Path(other) / "checkpoints")
+            listed.append({"train": other})
         made.do(listed, processes)
 
 
@@ -121,6 +133,34 @@ def test_the_bytes_of_a_checkpoint_are_predicted(runs: Any, name: str) -> None:
     with Source(one.folder, manifest) as source:
         tensors = [source.tensor(kept) for kept in manifest.tensors]
     assert sum(tensor.numel() * tensor.element_size() for tensor in tensors) == checkpoint_bytes(manifest.config)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("ranks", OTHERWISE)
+def test_another_number_of_ranks_goes_on_without_the_errors(runs: Any, ranks: int) -> None:
+    """The same weights and the same global batch: the first loss is equal to rounding."""
+    told, whole = runs.told(f"otherwise/{ranks}", "step", "loss"), runs.told("whole/elastic", "step", "loss")
+    assert runs.told(f"otherwise/{ranks}", "resumed", "step") == [4]
+    [said] = runs.told(f"otherwise/{ranks}", "resumed", "left_out")
+    assert said.startswith("one_bit_adam: the errors held back by 2 ranks are dropped")
+    assert runs.told(f"otherwise/{ranks}", "end", "status") == ["completed"]
+    # fp32 has 24 bits, and the 12 samples' losses are added up in another order.
+    assert told[0] == pytest.approx(whole[4], rel=1e-6)
+    assert runs.told(f"otherwise/{ranks}", "weights", "sha256") != runs.told("whole/elastic", "weights", "sha256")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("language", "said"), [("en", "the errors held back by 2"), ("fr", "retenues par 2 rangs")])
+def test_what_is_left_behind_is_said(runs: Any, language: str, said: str) -> None:
+    use_language(language)
+    config = RunConfig.of(**{**ELASTIC, "dp": 1, "micro_batch": 12})
+    with pytest.warns(UserWarning):  # one process: it says that it does nothing
+        engine = engines.build(config, loop.build_model(config), torch.device("cpu"))
+    [one] = listing(runs.root / "cut" / "elastic")
+    with Source(one.folder, verify(one.folder)) as source:
+        engine.restore_buffers(source)
+    assert said in engine.left_out
+    assert engine.optimizer.own_states() == {}
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
