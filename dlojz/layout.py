@@ -11,6 +11,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from dlojz.layout_experts import experts_refusal
+from dlojz.layout_gradients import gradients_refusal, gradients_title
 from dlojz.layout_pipeline import pipeline_refusal, pipeline_title
 from dlojz.layout_tensor import tensor_refusal, tensor_title
 from dlojz.schema import Contract, LabError
@@ -177,25 +178,7 @@ class Layout(Contract):
             return refusal
         if (refusal := tensor_refusal(self) or experts_refusal(self)) is not None:
             return refusal
-        return self._bucket_refusal()
-
-    def _bucket_refusal(self) -> str | None:
-        """The same, of buckets."""
-        if self.bucket_mib is not None and self.strategy not in ("ddp", "by_hand"):
-            return say(
-                en=f"bucket_mib={self.bucket_mib:g} was received, but {self.title} has no such buckets: use it with "
-                "DDP (engine 'torch', zero=0, dp=2 or more) or engine 'by_hand'.",
-                fr=f"bucket_mib={self.bucket_mib:g} a été reçu, mais {self.title} n’a pas de tels buckets : prenez-le "
-                "avec DDP (engine='torch', zero=0, dp=2 ou plus) ou engine='by_hand'.",
-            )
-        if self.gradient_as_bucket_view and self.strategy != "ddp":
-            return say(
-                en=f"gradient_as_bucket_view is an option of DDP, but {self.title} was received: use it with engine "
-                "'torch', zero=0, dp=2 or more.",
-                fr=f"gradient_as_bucket_view est une option de DDP, mais {self.title} a été reçu : prenez-la avec "
-                "engine='torch', zero=0, dp=2 ou plus.",
-            )
-        return self._offload_refusal()
+        return gradients_refusal(self) or self._offload_refusal()
 
     def _offload_refusal(self) -> str | None:
         """The same, of what is kept outside the device."""
@@ -231,7 +214,7 @@ class Layout(Contract):
     @property
     def degrees(self) -> str:
         """The degrees in words, e.g. `dp=2, tp=1, pp=1`."""
-        return f"dp={self.dp}, tp={self.tp}, pp={self.pp}"
+        return f"dp={self.dp}, tp={self.tp}, pp={self.pp}" + (f", ep={self.ep}" if self.ep > 1 else "")
 
     @property
     def strategy(self) -> Strategy:
@@ -250,6 +233,7 @@ class Layout(Contract):
     def title(self) -> str:
         """The name a person gives to this layout, e.g. `DeepSpeed ZeRO-2`."""
         rest = pipeline_title(self) if self.pp > 1 else self._data_parallel_title()
+        rest += f", EP × {self.ep}" if self.ep > 1 else ""
         return tensor_title(self, rest) if self.tp > 1 else rest
 
     def _data_parallel_title(self) -> str:
@@ -257,7 +241,7 @@ class Layout(Contract):
             return "FSDP2" if self.zero == 3 else "FSDP2 (ZeRO-2)"
         names = {
             "single": say(en="one process", fr="un processus"),
-            "ddp": "DDP",
+            "ddp": "DDP" + gradients_title(self),
             "by_hand": say(en="DDP by hand", fr="DDP à la main"),
         }
         if self.engine == "by_hand" and self.zero:

@@ -1,7 +1,7 @@
 """Optimizers that communicate: they average over the ranks themselves, and send one bit where others send 32.
 
-Layer 2. Invariant: after a step all ranks hold the same weights (0/1 Adam: after a step that synchronises), and what a
-rank sends in a step is known beforehand, by `messages`. Importing this package loads no torch.
+Layer 2. Invariant: after a step all ranks hold the same weights (0/1 Adam, local SGD, DiLoCo: after a step that
+synchronises), and what a rank sends in a step is known beforehand, by `messages`. Importing this loads no torch.
 
 With Ψ parameters over N ranks, what one rank hands to the collectives of a step:
 
@@ -11,6 +11,8 @@ With Ψ parameters over N ranks, what one rank hands to the collectives of a ste
     1-bit LAMB    the same                           the same
     0/1 Adam      4Ψ when the variance is renewed,   the same, in the steps that synchronise; nothing in the others
                   else as in the second stage
+    local SGD     4Ψ, all-reduce, `warmup_steps`     4Ψ, all-reduce, after every H-th step; nothing in the others
+    DiLoCo        none                               the same
 
 An all-reduce is itself a reduce-scatter, then an all-gather (`dlojz.zero`); the two messages of the second stage take
 their places, so that on the wire Ψ/8 stands for 4Ψ: one 32nd.

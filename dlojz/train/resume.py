@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -99,7 +100,11 @@ class Keeper:
             self._engine.restore_buffers(source)
             _restore_random(source, self._rank)
         self.newest_step = step
-        self._events.write("resumed", step=step, checkpoint=folder.name, layout=manifest.layout.title)
+        told = {"step": step, "checkpoint": folder.name, "layout": manifest.layout.title}
+        if self._engine.left_out:
+            warnings.warn(self._engine.left_out, stacklevel=2)
+            told["left_out"] = self._engine.left_out
+        self._events.write("resumed", **told)
         return step
 
     def save(self, step: int) -> bool:

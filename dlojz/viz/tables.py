@@ -120,7 +120,7 @@ def footprint_table(config: RunConfig, footprint: Footprint) -> Group:
         calls = "" if traffic.count is None else say(en=f", calls: {traffic.count}", fr=f", appels : {traffic.count}")
         table.add_row(
             f"{traffic.collective} ({traffic.group} ×{traffic.group_size}{calls})",
-            format_bytes(traffic.message_bytes) + say(en="/step", fr="/pas"),
+            format_bytes(traffic.message_bytes) + _how_often(traffic.every_steps),
         )
     table.add_row(say(en="parameters of the model", fr="paramètres du modèle"), format_count(footprint.parameters))
     table.add_row(
@@ -131,6 +131,13 @@ def footprint_table(config: RunConfig, footprint: Footprint) -> Group:
         fr=f"{config.title} : prédit pour le rang {footprint.rank}",
     )
     return Group(Text(visible(heading), style="bold"), table)
+
+
+def _how_often(every_steps: int) -> str:
+    """After the bytes of a message: in which steps it is sent."""
+    if every_steps == 1:
+        return say(en="/step", fr="/pas")
+    return say(en=f" every {every_steps} steps", fr=f" tous les {every_steps} pas")
 
 
 def parts_table(parts: Iterable[Part]) -> Group:

@@ -13,15 +13,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 from torch.nn.parallel import DistributedDataParallel
 
 from dlojz.footprint import Overlap
-from dlojz.train.engines.base import Engine
+from dlojz.layout_gradients import begins_anew
+from dlojz.train.engines.base import Engine, Inventory
+from dlojz.train.engines.gradient_hooks import attach_hook, held
+from dlojz.train.engines.states import Source
 from dlojz.train.engines.torch_tensor import PlainParameters
 
 
 class DDPEngine(Engine):
     """DDP over all ranks."""
+
+    powersgd: PowerSGDState | None
+    """What PowerSGD keeps from step to step, where gradients leave so."""
 
     def wrap(self, module: nn.Module) -> nn.Module:
         # BatchNorm statistics stay each rank's own, as in the sharded engines: broadcasting them would be one more
@@ -39,11 +46,12 @@ class DDPEngine(Engine):
             module = PlainParameters(module)
         model = DistributedDataParallel(module, process_group=group, broadcast_buffers=False, **options)
         model._set_ddp_runtime_logging_sample_rate(1)  # a few clock readings per step: it times every step
+        self.powersgd = attach_hook(model, layout, steps=self.config.steps, group=group)
         return model
 
     def forward(self, inputs: Tensor, targets: Tensor, *, last: bool) -> Tensor:
         # Who: all dp ranks, in the last micro-batch's backward only. What: every gradient, in buckets, all-reduced
-        # (mean). How much: 4 bytes per parameter and step.
+        # (mean). How much: 4 bytes per parameter and step, or what `gradient_hooks` makes of it.
         if isinstance(self.model, DistributedDataParallel):
             self.model.require_backward_grad_sync = last
         return super().forward(inputs, targets, last=last)
@@ -53,6 +61,23 @@ class DDPEngine(Engine):
         # A gradient that is a view of its bucket stays there, as zeros: forgotten, it would be made anew elsewhere by
         # the first micro-batch, and accumulated beside the bucket.
         self.optimizer.zero_grad(set_to_none=not self.config.layout.gradient_as_bucket_view)
+
+    def inventory(self) -> Inventory:
+        """With what PowerSGD holds back: errors, P and Q."""
+        found = super().inventory()
+        if self.powersgd is not None:
+            found["optimizer"] += held(self.powersgd)
+        return found
+
+    def restore_buffers(self, source: Source) -> None:
+        """As every engine; of PowerSGD nothing is kept, as its errors belong to buckets that DDP is yet to fill anew.
+
+        Raises:
+            LabError: if the buffers are another model's.
+        """
+        super().restore_buffers(source)
+        if self.powersgd is not None:
+            self.left_out = begins_anew(self.powersgd.start_powerSGD_iter)
 
     def named(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """As every engine; with tensor parallelism the optimizer updates plain tensors, which share their memory."""

@@ -1,0 +1,160 @@
+"""Local SGD and DiLoCo under the lab's engine: as predicted, when they send, and gone on with between two meetings."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dlojz import predict
+from dlojz.checkpoint import listing, verify
+from dlojz.checkpoint.reading import Source
+from dlojz.config import RunConfig
+from dlojz.footprint import STATES, Footprint
+from dlojz.optimizer_stages import meets, settled_step
+from dlojz.predict.checkpoint_bytes import checkpoint_bytes
+from dlojz.predict.shapes import model_shapes
+from dlojz.schema import LabError
+from dlojz.text import use_language
+from dlojz.train import check_runnable
+from dlojz.viz.tables import footprint_table
+
+_SPEC = importlib.util.spec_from_file_location("resume_jobs", Path(__file__).with_name("test_resume.py"))
+assert _SPEC is not None and _SPEC.loader is not None
+_resume = importlib.util.module_from_spec(_SPEC)
+sys.modules["resume_jobs"] = _resume
+_SPEC.loader.exec_module(_resume)
+Runs = _resume.Runs
+
+SHORT: dict[str, Any] = {"learning_rate": 1e-3, "device": "cpu", "micro_batch": 2, "engine": "by_hand", "steps": 8}
+LLAMA = {**SHORT, "model": "llama_tiny", "sequence_length": 16, "dp": 2}
+COATNET = {**SHORT, "model": "coatnet_tiny", "image_size": 32, "dp": 2}
+RUNS: dict[str, dict[str, Any]] = {
+    "local-sgd": {**LLAMA, "optimizer": "local_sgd", "local_steps": 3, "warmup_steps": 1, "weight_decay": 0.1},
+    "diloco": {**LLAMA, "optimizer": "diloco", "local_steps": 3, "weight_decay": 0.1, "micro_batch": 3},
+    "diloco-3": {**COATNET, "optimizer": "diloco", "local_steps": 4, "dp": 3, "precision": "bf16", "steps": 5},
+    "alone": {**LLAMA, "optimizer": "diloco", "local_steps": 4, "dp": 1, "steps": 4},
+}
+CUT = {"local-sgd": 4, "diloco": 4, "diloco-3": 3}
+"""Cut off after a step of this number: between two meetings, but the last, which is just after one."""
+AGAIN = {**RUNS["diloco"], "dp": 3, "micro_batch": 2}
+
+
+def prepare(folder: Path) -> None:
+    made, jobs = Runs(folder), {1: [], 2: [], 3: []}
+    for name, fields in RUNS.items():
+        config = RunConfig.of(**fields)
+        jobs[config.layout.dp].append({"train": made.prepare(f"whole/{name}", config)})
+        if name in CUT:
+            cut = made.prepare(f"cut/{name}", config)
+            jobs[config.layout.dp] += [{"train": cut, "stop_after": CUT[name]}, {"train": cut}]
+    for processes, listed in jobs.items():
+        made.do(listed, processes)
+    again = made.prepare("again/diloco", RunConfig.of(**AGAIN))
+    shutil.copytree(folder / "cut/diloco/checkpoints", Path(again) / "checkpoints")
+    made.do([{"train": again}], 3)
+
+
+@pytest.fixture(scope="module")
+def runs(prepared: Path) -> Any:
+    return Runs(prepared)
+
+
+def footprint(runs: Any, name: str, rank: int) -> Footprint:
+    return Footprint.from_dict(runs.told(f"whole/{name}", "footprint", "footprint", rank)[-1])
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", RUNS)
+def test_predicted_equals_counted_in_a_step_after_which_they_meet(runs: Any, name: str) -> None:
+    """States by category, bytes and calls of every collective, on every rank: exact; the peak to 2 %."""
+    config = RunConfig.of(**RUNS[name])
+    assert meets(settled_step(config), config.local_steps or 0, config.warmup_steps or 0, config.steps)
+    for rank in range(config.layout.dp):
+        counted, predicted = footprint(runs, name, rank), predict(config, rank)
+        for category in STATES:
+            assert counted.memory.category(category) == predicted.memory.category(category), (rank, category)
+        assert counted.communication == predicted.communication, rank
+        assert predicted.memory.peak_bytes == pytest.approx(counted.memory.peak_bytes, rel=0.02)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", CUT)
+def test_what_goes_on_ends_as_what_was_not_cut_off(runs: Any, name: str) -> None:
+    """Bit for bit, each replica with its own weights and moments: losses, and the checksum of the final weights."""
+    assert runs.told(f"cut/{name}", "checkpoint_failed", "reason") == []
+    assert runs.told(f"cut/{name}", "resumed", "step") == [CUT[name] + 1]
+    assert runs.told(f"cut/{name}", "step", "loss") == runs.told(f"whole/{name}", "step", "loss")
+    assert runs.told(f"cut/{name}", "weights", "sha256") == runs.told(f"whole/{name}", "weights", "sha256")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", CUT)
+def test_the_bytes_of_a_checkpoint_are_predicted(runs: Any, name: str) -> None:
+    """Between two meetings; just after one the weights of all but the first replica are not there twice."""
+    [one] = listing(runs.root / "cut" / name)
+    manifest = verify(one.folder)
+    with Source(one.folder, manifest) as source:
+        tensors = [source.tensor(kept) for kept in manifest.tensors]
+    kept = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    config = manifest.config
+    met = meets(CUT[name], config.local_steps or 0, config.warmup_steps or 0, config.steps)
+    assert met is (name == "diloco-3")
+    same = 4 * model_shapes(config).num_parameters * (config.layout.dp - 1) if met else 0
+    assert kept == checkpoint_bytes(config) - same
+
+
+@pytest.mark.timeout(600)
+def test_another_number_of_replicas_goes_on_from_the_first_one_and_says_so(runs: Any) -> None:
+    [said] = runs.told("again/diloco", "resumed", "left_out")
+    assert said == "diloco: with dp=3 every replica goes on from what the first of 2 had, as if they had just met."
+    assert runs.told("again/diloco", "step", "step") == [5, 6, 7]
+    assert runs.told("again/diloco", "end", "status") == ["completed"]
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    (
+        {"local_steps": 30},
+        "local_steps=30 is longer than the run of 20 steps: use at most 20, or more steps",
+        "local_steps=30 dépasse l’entraînement de 20 étapes : prenez au plus 20, ou davantage",
+    ),
+    ({"engine": "torch"}, "but DDP was received: use engine='by_hand'", "mais DDP a été reçu : prenez engine='by_hand"),
+    ({"zero": 2}, "averages over the ranks itself", "moyenne lui-même entre les rangs"),
+    ({"optimizer": "adamw", "local_steps": 3}, "replicas of adamw meet in every step", "répliques de adamw se rencont"),
+    ({"warmup_steps": 3}, "diloco has no first stage", "diloco n’a pas de première phase"),
+    (
+        {"optimizer": "local_sgd", "warmup_steps": 20},
+        "warmup_steps=20 leaves nothing",
+        "warmup_steps=20 ne laisse rien",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "english", "french"), REFUSED)
+def test_what_cannot_be_is_refused_in_one_sentence(fields: dict[str, Any], english: str, french: str) -> None:
+    for language, sentence in (("en", english), ("fr", french)):
+        use_language(language)
+        with pytest.raises(LabError, match=sentence) as refused:
+            RunConfig.of(**{"optimizer": "diloco", "engine": "by_hand", "dp": 2, "steps": 20, **fields})
+        assert str(refused.value).count(". ") == 0
+
+
+def test_a_prediction_says_how_often_its_message_is_sent() -> None:
+    config = RunConfig.of(**RUNS["diloco"])
+    shown = io.StringIO()
+    Console(file=shown, width=120).print(footprint_table(config, predict(config)))
+    assert [one.every_steps for one in predict(config).communication] == [1, 3]
+    assert " every 3 steps" in shown.getvalue()
+
+
+def test_eight_local_steps_where_nothing_is_said_and_never_more_than_the_run() -> None:
+    for steps, expected in ((20, 8), (5, 5)):
+        config = RunConfig.of(optimizer="diloco", engine="by_hand", dp=2, steps=steps)
+        assert config.local_steps == expected
+        check_runnable(config)
