@@ -4,8 +4,9 @@ Layer 2, loads torch. Invariant: the same weights, to the bit, as after `optimiz
 each parameter by itself; of 4Ψ bytes of gradients no more than those of one module are there at once.
 
 Source: Jiang et al. 2021, "Optimizer Fusion: Efficient Training with Better Locality and Parallelism"
-(arXiv 2104.00237), §3: backward-fusion, here, and forward-fusion, `when="forward"`, which updates a module's parameters
+(arXiv 2104.00237): backward-fusion, here, and forward-fusion, `when="forward"`, which updates a module's parameters
 just before they are used again: gradients stay, and nothing that needs all of them (clipping by their norm) is lost.
+PyTorch's tutorial "How to save memory by fusing the optimizer step into the backward pass" has the same hook.
 """
 
 from __future__ import annotations
@@ -35,23 +36,30 @@ def gradient_bytes_at_most(modules: Iterable[Iterable[int]]) -> int:
 class InBackward:
     """One optimizer per parameter, called by the passes themselves; there is no `step()` to call.
 
-    One backward pass makes one update: micro-batches cannot be accumulated.
+    One backward pass makes one update; to accumulate micro-batches, `when` is `forward` and `accumulates` is set.
 
     Args:
         module: the model; parameters that need no gradient are left alone.
         make_optimizer: makes the optimizer of the parameters it is given: `lambda p: torch.optim.AdamW(p, lr=1e-3)`.
         when: `backward`, as soon as the gradient is there; `forward`, as the module is next called.
+        accumulates: with `forward`: gradients add up until `step()` says that they are whole.
 
     Raises:
         LabError: if `when` is neither.
     """
 
     def __init__(
-        self, module: nn.Module, make_optimizer: MakeOptimizer, when: Literal["backward", "forward"] = "backward"
+        self,
+        module: nn.Module,
+        make_optimizer: MakeOptimizer,
+        when: Literal["backward", "forward"] = "backward",
+        *,
+        accumulates: bool = False,
     ) -> None:
         if when not in ("backward", "forward"):
             raise LabError(one_of("when", when, ("backward", "forward")))
         self.optimizers: dict[Tensor, torch.optim.Optimizer] = {}
+        self._due: set[Tensor] | None = set() if accumulates else None
         self._handles: list[Any] = []
         for child in module.modules():
             own = [one for one in child.parameters(recurse=False) if one.requires_grad]
@@ -60,11 +68,12 @@ class InBackward:
                     continue
                 self.optimizers[parameter] = make_optimizer([parameter])
                 if when == "backward":
-                    self._handles.append(parameter.register_post_accumulate_grad_hook(self._update))
+                    self._handles.append(parameter.register_post_accumulate_grad_hook(self.update))
             if when == "forward" and own:
                 self._handles.append(child.register_forward_pre_hook(partial(self._before, own)))
 
-    def _update(self, parameter: Tensor) -> None:
+    def update(self, parameter: Tensor) -> None:
+        """Update one parameter with its gradient and forget that; nothing happens where it has none."""
         if parameter.grad is None:
             return
         self.optimizers[parameter].step()
@@ -72,12 +81,24 @@ class InBackward:
 
     def _before(self, own: Sequence[Tensor], *_: Any) -> None:
         for parameter in own:
-            self._update(parameter)
+            if self._due is None:
+                self.update(parameter)
+            elif parameter in self._due:
+                self._due.discard(parameter)
+                self.update(parameter)
+
+    def step(self) -> None:
+        """With `accumulates`: the gradients are whole, so the next forward pass shall update; otherwise nothing."""
+        if self._due is not None:
+            self.finish()  # what the last forward pass has not used
+            self._due = {parameter for parameter in self.optimizers if parameter.grad is not None}
 
     def finish(self) -> None:
-        """Update what still has a gradient: after the last backward of a training, where `when` is `forward`."""
-        for parameter in self.optimizers:
-            self._update(parameter)
+        """Update what still has a gradient: after the last backward of a training, where `when` is `forward`.
+
+        With `accumulates`, what still has one that `step()` has called whole.
+        """
+        self._before(list(self.optimizers))
 
     def release(self) -> None:
         """Take the hooks off the module."""

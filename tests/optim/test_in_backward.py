@@ -55,6 +55,26 @@ def test_the_weights_are_those_of_an_optimizer_after_backward_to_the_bit(when: s
         assert torch.equal(weight, expected[name]), name
 
 
+def test_gradients_of_micro_batches_add_up_until_they_are_whole() -> None:
+    """With `accumulates`: as an optimizer after two backward passes; and what was never called whole is never used."""
+    expected, model = layers(), layers()
+    optimizer, fused = adamw(list(expected.parameters())), InBackward(model, adamw, "forward", accumulates=True)
+    for step in range(3):
+        for micro_batch in range(2):
+            loss_of(expected, 2 * step + micro_batch).backward()
+            loss_of(model, 2 * step + micro_batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        fused.step()
+    fused.finish()
+    for one, other in zip(model.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(one, other)
+    loss_of(model, 9).backward()
+    fused.finish()
+    for one, other in zip(model.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
 def most_bytes(fuse: bool) -> int:
     """The largest sum of all storages in a backward pass and its update, measured; the states are there before."""
     model = layers()

@@ -72,6 +72,10 @@ class Overlay:
         """Weights among the states that are there only while the step runs."""
         return 0
 
+    def renewed_bytes(self) -> int:
+        """Optimizer states that are there only while the step runs: new ones beside the old, for a moment."""
+        return 0
+
     def begin_step(self, step: Moments) -> None:
         """The step begins."""
 
@@ -96,15 +100,23 @@ class Overlay:
         step.ledger.drop("update")
 
     def update_bytes(self, sizes: list[int]) -> int:
-        """Temporaries of torch's AdamW over tensors of these sizes; LAMB takes as much, one tensor after the other.
+        """Temporaries of an update of tensors of these sizes; LAMB takes as much as AdamW, one after the other.
 
-        One after the other (the CPU's way): a square root and its quotient, besides the last tensor's quotient; all at
-        once (`foreach`, the GPU's way): a square root of all. Source: torch 2.13 `optim/adam.py`,
-        `_single_tensor_adam` and `_multi_tensor_adam`.
+        AdamW one after the other (`for_loop`, the CPU's way): a square root and its quotient, besides the last tensor's
+        quotient; all at once (`foreach`, the GPU's way): a square root of all. SGD with weight decay: a gradient with
+        the decay added, of one tensor or of all. A fused kernel needs none of these. Source: torch 2.13
+        `optim/adam.py`, `_single_tensor_adam` and `_multi_tensor_adam`; `optim/sgd.py`, likewise.
         """
-        if not self.config.optimizer.startswith(("adamw", "lamb")) or not sizes:
+        config = self.config
+        if not sizes or config.update == "fused":
             return 0
-        if self.on_gpu and self.config.optimizer != "lamb":
+        auto = "foreach" if self.on_gpu and config.optimizer != "lamb" else "for_loop"
+        at_once = (auto if config.update == "auto" else config.update) == "foreach"
+        if config.optimizer in ("sgd", "momentum"):
+            return FP32_BYTES * (sum(sizes) if at_once else max(sizes)) if config.weight_decay else 0
+        if not config.optimizer.startswith(("adamw", "lamb")):
+            return 0
+        if at_once:
             return FP32_BYTES * sum(sizes)
         return FP32_BYTES * max(2 * size + former for former, size in pairwise([0, *sizes]))
 

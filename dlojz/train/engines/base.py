@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,24 +20,34 @@ from dlojz.checkpoint.reading import COUNT
 from dlojz.config import RunConfig
 from dlojz.footprint import Category, Overlap
 from dlojz.optim.lamb import Lamb
+from dlojz.optimizer_update import IN_PASSES
 from dlojz.train.axes import Axes
+from dlojz.train.engines.passes import PassOptimizer
 from dlojz.train.engines.states import MOMENTS, WEIGHTS, Source, as_laid, begun, counted, put
 from dlojz.train.engines.tensor import TensorShare
 from dlojz.train.offload import ActivationOffload
 
 Inventory = dict[Category, list[Tensor]]
+FORMS: dict[str, dict[str, Any]] = {
+    "auto": {},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+    # One after the other; within the passes, one parameter at a time.
+    **{form: {"foreach": False, "fused": False} for form in ("for_loop", *IN_PASSES)},
+}
+"""How torch's optimizers are told the form of an update."""
 
 
 def make_optimizer(config: RunConfig, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
     """The optimizer of a run; every engine takes its update rule from here, but for those that communicate."""
-    rate, decay = config.learning_rate, config.weight_decay
+    rate, decay, form = config.learning_rate, config.weight_decay, FORMS[config.update]
     held = by_mesh(parameters)
     if config.optimizer == "adamw":
-        return torch.optim.AdamW(held, lr=rate, weight_decay=decay)
+        return torch.optim.AdamW(held, lr=rate, weight_decay=decay, **form)
     if config.optimizer == "lamb":
         return Lamb(held, lr=rate, weight_decay=decay)
     momentum = 0.9 if config.optimizer == "momentum" else 0.0
-    return torch.optim.SGD(held, lr=rate, momentum=momentum, weight_decay=decay)
+    return torch.optim.SGD(held, lr=rate, momentum=momentum, weight_decay=decay, **form)
 
 
 def by_mesh(parameters: Iterable[Tensor]) -> list[Any]:
@@ -91,6 +102,9 @@ class Engine:
         device: where to train.
     """
 
+    left_out = ""
+    """What this engine could not take up from the checkpoint that it went on from, in words."""
+
     def __init__(self, config: RunConfig, model: nn.Module, device: torch.device) -> None:
         self.config = config
         self.device = device
@@ -107,7 +121,14 @@ class Engine:
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """What updates the model once it is laid over the ranks."""
+        if self.config.update in IN_PASSES:
+            return PassOptimizer(self.module, self.config, partial(make_optimizer, self.config))
         return make_optimizer(self.config, self.model.parameters())
+
+    def finish(self) -> None:
+        """Make the updates that are left to the next forward pass: before weights or states are read."""
+        if isinstance(self.optimizer, PassOptimizer):
+            self.optimizer.finish()
 
     def autocast(self) -> AbstractContextManager[object]:
         """How forward computes in bf16 where the weights are fp32."""
@@ -171,6 +192,7 @@ class Engine:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Whole parameters by name, on the CPU, the same on every rank; a collective call where they are sharded."""
+        self.finish()
         for name, parameter in self.module.named_parameters():
             yield name, self.share.whole(name, parameter.detach()).cpu()
 
@@ -201,6 +223,7 @@ class Engine:
         Raises:
             LabError: if this layout cannot be kept; on all ranks, before anything is sent.
         """
+        self.finish()
         for kind in (WEIGHTS, *self.moments):
             for name, tensor in self.gathered(kind):
                 yield f"{kind}/{name}", tensor

@@ -26,8 +26,10 @@ MOMENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "one_bit_adam": ("exp_avg", "exp_avg_sq"),
     "one_bit_lamb": ("exp_avg", "exp_avg_sq", "exp_avg_sq_fresh", "c_avg", "factor"),
     "zero_one_adam": ("exp_avg", "exp_avg_sq"),
+    "local_sgd": (),
+    "diloco": ("exp_avg", "exp_avg_sq", "outer_weights", "outer_momentum"),
 }
-"""Tensors that optimizers keep for each parameter, the same on all ranks, by their keys."""
+"""Tensors that optimizers keep for each parameter, by their keys; DiLoCo's two first are the first replica's."""
 SCALARS: Final = ("c_avg", "factor")
 """Those of them that are one number; the others are of the parameter's shape."""
 
@@ -63,7 +65,8 @@ def begun(optimizer: Any, updated: Tensor, kinds: tuple[str, ...], updates: int)
             like = updated.new_zeros(()) if kind in SCALARS else updated
             state[kind] = torch.zeros_like(like, memory_format=torch.preserve_format).detach()
     if "exp_avg" in kinds:
-        state["step"] = torch.tensor(float(updates))
+        fused = getattr(optimizer, "defaults", {}).get("fused")  # its kernel reads the count where it computes
+        state["step"] = torch.tensor(float(updates), device=updated.device if fused else "cpu")
     return state
 
 
