@@ -29,7 +29,8 @@ def check_pipeline(config: RunConfig) -> None:
         raise LabError(refusal)
     if layout.engine == "by_hand":
         check_executable(schedule, asynchronous=True)
-    runs: dict[str, tuple[object, ...]] = {"offload": ("none",)}
+    # A stage's buffers for what it sends and receives are made once, for one shape.
+    runs: dict[str, tuple[object, ...]] = {"offload": ("none",), "curriculum": ("none",)}
     if layout.engine != "deepspeed":
         runs["zero"] = (0, 2) if layout.engine == "torch" else (0,)
     if layout.engine == "deepspeed":
