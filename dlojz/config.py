@@ -15,11 +15,12 @@ from pydantic import Field, model_validator
 
 from dlojz import data as datasets
 from dlojz import models
-from dlojz.curriculum import curriculum_misfit
+from dlojz.curriculum_misfit import PLAIN, curriculum_misfit, fill_in_curriculum
 from dlojz.layout import DEEPSPEED_BUCKET_ELEMENTS, LATER_FIELDS, MAX_COUNT, MAX_DEGREE, Layout, Strategy
 from dlojz.layout_experts import ROUTING_FIELDS, fill_in_routing, routing_misfit
 from dlojz.layout_tensor import tensor_misfit
-from dlojz.optimizer_stages import COMPRESSED, default_warmup_steps, optimizer_misfit
+from dlojz.optimizer_stages import fill_in_stages, optimizer_misfit
+from dlojz.optimizer_update import update_misfit
 from dlojz.schema import Contract, LabError, one_of
 from dlojz.text import say
 
@@ -27,8 +28,7 @@ __all__ = ["DEEPSPEED_BUCKET_ELEMENTS", "LATER_FIELDS", "MAX_COUNT", "MAX_DEGREE
 
 OWN_LATER_FIELDS = (
     *("fp32_gradients", "warmup_steps", "update", "local_steps", *ROUTING_FIELDS),
-    *("curriculum", "curriculum_start", "curriculum_steps", "curriculum_root", "curriculum_multiple"),
-    "curriculum_lengths",
+    *("curriculum", *PLAIN),
 )
 """Fields that a run has got since runs were first kept, its layout's aside."""
 
@@ -166,14 +166,15 @@ class RunConfig(Contract):
         spec = models.spec(given.get("model", cls.model_fields["model"].default))
         filled = dict(given)
         steps = filled.get("steps", cls.model_fields["steps"].default)
-        if filled.get("optimizer") in COMPRESSED and filled.get("warmup_steps") is None and isinstance(steps, int):
-            filled["warmup_steps"] = default_warmup_steps(steps)
+        if str(steps).isdecimal():  # a command line gives its numbers as texts; others are refused by their own field
+            fill_in_stages(filled, int(steps))
         if filled.get("data") is None:
             filled["data"] = datasets.default_for(spec.family)
         size = "image_size" if spec.family == "image" else "sequence_length"
         if filled.get(size) is None:
             filled[size] = getattr(spec, size)
         fill_in_routing(filled, spec.size)
+        fill_in_curriculum(filled, steps)
         return filled
 
     @model_validator(mode="after")
@@ -198,7 +199,8 @@ class RunConfig(Contract):
 
     def _misfit(self) -> str | None:
         """Why the parts of this run do not go together and what would work; None where they do."""
-        return tensor_misfit(self) or optimizer_misfit(self) or routing_misfit(self) or curriculum_misfit(self)
+        asked = (tensor_misfit, optimizer_misfit, update_misfit, routing_misfit, curriculum_misfit)
+        return next((misfit for ask in asked if (misfit := ask(self))), None)
 
     @property
     def data_name(self) -> str:

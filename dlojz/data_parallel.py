@@ -164,7 +164,7 @@ class DataParallel(nn.Module):
         self.module, self.overlap, self.group = module, overlap, group
         self.size = dist.get_world_size(group) if dist.is_initialized() else 1
         # Backward reaches the last layers first: in reverse order, the first buckets are full early.
-        self.buckets = fill_buckets(parameters[::-1], bucket_bytes)
+        self.buckets = self.fill(parameters[::-1], bucket_bytes)
         self._watch = _Stopwatch(parameters[0].device)
         self._compute_end = self._watch.now()
         self._arrived: list[tuple[int, int, Any, Any]] = []
@@ -179,6 +179,10 @@ class DataParallel(nn.Module):
         ]
         if self.size > 1:
             self._broadcast()
+
+    def fill(self, parameters: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
+        """The buckets, in the order in which they are sent."""
+        return fill_buckets(parameters, bucket_bytes)
 
     def _broadcast(self) -> None:
         """All ranks start from the weights of rank 0."""

@@ -74,10 +74,16 @@ class Traffic(Contract):
     """
 
     collective: Collective
-    group: str = Field(description="mesh axis the group runs along: dp, tp, pp, or control (the lab's own)")
+    group: str = Field(
+        description="mesh axis the group runs along: dp, tp, pp; ep (ranks that share the experts out) or edp (ranks "
+        "that hold the same experts); or control (the lab's own)"
+    )
     group_size: int = Field(ge=1, description="ranks in the group")
     count: int | None = Field(None, ge=0, description="calls per step")
     message_bytes: int = Field(ge=0, description="bytes per step")
+    every_steps: int = Field(
+        1, ge=1, repr=False, description="one step in so many sends this: more than 1 where replicas go several alone"
+    )
 
     @property
     def sent_bytes(self) -> float:

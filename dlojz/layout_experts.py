@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from dlojz.moe.routing import Routing, routing_refusal
 from dlojz.text import say
 
 if TYPE_CHECKING:
@@ -39,6 +40,20 @@ def experts_refusal(layout: Layout) -> str | None:
             fr=f"engine='torch' n’a pas d’Expert Parallelism, mais ep={layout.ep} a été reçu : prenez "
             "engine='by_hand' ou 'deepspeed'.",
         )
+    if layout.tp > 1 or layout.pp > 1:
+        return say(
+            en=f"expert parallelism is within the data axis alone here, but ep={layout.ep} was received with "
+            f"tp={layout.tp}, pp={layout.pp}: use tp=1, pp=1, or ep=1.",
+            fr=f"l’Expert Parallelism se fait ici dans le seul axe des données, mais ep={layout.ep} a été reçu avec "
+            f"tp={layout.tp}, pp={layout.pp} : prenez tp=1, pp=1, ou ep=1.",
+        )
+    if layout.zero:
+        return say(
+            en=f"ep={layout.ep} shares the experts out over ranks that keep their states whole, but zero={layout.zero} "
+            "was received: use zero=0, or ep=1.",
+            fr=f"ep={layout.ep} partage les experts entre des rangs qui gardent leurs états entiers, mais "
+            f"zero={layout.zero} a été reçu : prenez zero=0, ou ep=1.",
+        )
     return None
 
 
@@ -52,6 +67,20 @@ def fill_in_routing(filled: dict[str, Any], size: object) -> None:
             filled[name] = plain
 
 
+def routing_of(config: RunConfig) -> Routing | None:
+    """How the mixtures of a run's model route; None for a model without experts."""
+    if config.experts is None:
+        return None
+    return Routing(
+        experts=config.experts,
+        top_k=config.top_k or 1,
+        capacity_factor=config.capacity_factor or 1.0,
+        balance_loss=config.balance_loss or 0.0,
+        z_loss=config.z_loss or 0.0,
+        groups=config.expert_groups or 1,
+    )
+
+
 def routing_misfit(config: RunConfig) -> str | None:
     """Why the numbers of a mixture do not go together, or with the model, and what would work; None where they do."""
     from dlojz import models
@@ -59,36 +88,20 @@ def routing_misfit(config: RunConfig) -> str | None:
     experts = getattr(models.spec(config.model).size, "experts", None)
     if experts is None:
         return _without_experts(config)
-    num_experts, top_k = config.experts or 1, config.top_k or 1
-    groups, factor = config.expert_groups or 1, config.capacity_factor
-    if factor is not None and factor <= 0:
+    if config.layout.tp > 1:
         return say(
-            en=f"capacity_factor must be greater than 0, but {factor:g} was received: 1 is each expert's fair share, "
-            "1.25 is usual.",
-            fr=f"capacity_factor doit être plus grand que 0, mais {factor:g} a été reçu : 1 est la juste part de "
-            "chaque expert, 1,25 est l’usage.",
+            en=f"Tensor Parallelism cannot split a mixture of experts, but tp={config.layout.tp} was received with "
+            f"{config.model}: use tp=1; ep shares experts out.",
+            fr=f"le Tensor Parallelism ne sait pas découper un mélange d’experts, mais tp={config.layout.tp} a été "
+            f"reçu avec {config.model} : prenez tp=1 ; c’est ep qui partage les experts.",
         )
-    if top_k > num_experts:
-        return say(
-            en=f"top_k={top_k} sends a token to more experts than the {num_experts} that there are: use at most "
-            f"top_k={num_experts}.",
-            fr=f"top_k={top_k} envoie un token à plus d’experts que les {num_experts} qui existent : prenez au plus "
-            f"top_k={num_experts}.",
-        )
-    if num_experts % config.layout.ep:
-        works = ", ".join(f"ep={ep}" for ep in range(1, min(num_experts, 64) + 1) if num_experts % ep == 0)
-        return say(
-            en=f"ep={config.layout.ep} does not divide the {num_experts} experts: use {works}.",
-            fr=f"ep={config.layout.ep} ne divise pas les {num_experts} experts : prenez {works}.",
-        )
-    if num_experts % groups or top_k > num_experts // groups:
-        return say(
-            en=f"expert_groups={groups} does not cut {num_experts} experts into equal groups of at least "
-            f"top_k={top_k}: a two-level gate chooses one group, then top_k of its experts.",
-            fr=f"expert_groups={groups} ne découpe pas {num_experts} experts en groupes égaux d’au moins "
-            f"top_k={top_k} : une porte à deux niveaux choisit un groupe, puis top_k de ses experts.",
-        )
-    return None
+    return routing_refusal(
+        experts=config.experts or 1,
+        top_k=config.top_k or 1,
+        capacity_factor=1.0 if config.capacity_factor is None else config.capacity_factor,
+        groups=config.expert_groups or 1,
+        ep=config.layout.ep,
+    )
 
 
 def _without_experts(config: RunConfig) -> str | None:

@@ -14,6 +14,7 @@ import os
 import socket
 import stat
 import uuid
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -55,6 +56,16 @@ class MemorySample(Contract):
     bytes_by_category: dict[str, int]
 
 
+class ExpertLoad(Contract):
+    """What one mixture did with the tokens of one step, over all ranks and micro-batches."""
+
+    step: int = Field(ge=0)
+    layer: str = Field(description="name of the mixture in its model")
+    tokens: tuple[int, ...] = Field(description="choices that each expert has got, before its capacity cuts them")
+    capacity: int = Field(ge=0, description="choices that each expert could take")
+    dropped: float = Field(ge=0, le=1, description="share of all choices that found their expert full")
+
+
 class RunRecord(Contract):
     """One finished run: what was asked, how it ended, what was measured on every rank."""
 
@@ -64,10 +75,15 @@ class RunRecord(Contract):
     status: Status
     reason: str = Field("", description="why it ended so, in one sentence; empty for a completed run")
     losses: tuple[float, ...] = Field((), description="mean loss over the global batch, one per finished step")
+    step_tokens: tuple[int, ...] = Field((), description="tokens of the global batch, one per finished step of a text")
+    step_s: tuple[float, ...] = Field(
+        (), description="seconds of each finished step on its slowest rank; the steps that are traced take longer"
+    )
     weights_sha256: str | None = Field(None, description="checksum of the final weights")
     footprints: tuple[Footprint, ...] = Field((), description="measured, one per rank that got so far")
     spans: tuple[Span, ...] = Field((), description="timeline of the steps kept")
     memory_timeline: tuple[MemorySample, ...] = Field((), description="rank 0, last traced step")
+    expert_loads: tuple[ExpertLoad, ...] = Field((), description="of a model with experts: step by step, each mixture")
     environment: dict[str, str] = Field(default_factory=dict, description="versions and machine")
     started_utc: str = ""
     elapsed_s: float = Field(0.0, ge=0)
@@ -86,6 +102,16 @@ class RunRecord(Contract):
     def mark(self) -> str:
         """What follows the name of a replayed record wherever it is shown; empty for a measurement made here."""
         return say(en=" (replayed)", fr=" (rejoué)") if self.replayed_from else ""
+
+    @property
+    def tokens_read(self) -> tuple[int, ...]:
+        """Tokens that were read by the end of each finished step, over all replicas; none of images."""
+        return tuple(accumulate(self.step_tokens))
+
+    @property
+    def seconds_spent(self) -> tuple[float, ...]:
+        """Seconds that the steps took up to the end of each finished one, what lies between them aside."""
+        return tuple(accumulate(self.step_s))
 
     def footprint(self, rank: int = 0) -> Footprint | None:
         """Measured footprint of one rank, or None where the run did not get so far."""

@@ -54,7 +54,7 @@ Exemples :
 DEFAULT_MODEL, DEFAULT_MICRO_BATCHES = "gpt_tiny", 4
 RUN_OPTIONS = (
     *("sequence_length", "image_size", "precision", "engine", "zero", "schedule", "chunks", "partition"),
-    *("micro_batch", "sequence_parallel", "tensor_parts", "checkpointing"),
+    *("micro_batch", "sequence_parallel", "tensor_parts", "checkpointing", "ep"),
 )
 """Options of a run that change what it sends."""
 

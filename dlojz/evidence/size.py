@@ -6,7 +6,7 @@ one may think of it (most count attention whole, as if it were not causal).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
 from dlojz.schema import LabError, one_of
@@ -34,6 +34,10 @@ class DecoderSize:
         tied: whether embedding and logits share one matrix.
         biased: whether linear layers and norms have biases.
         positions: `learned` adds an embedding of positions; `none` is for rotary positions and ALiBi.
+        experts: feed-forward networks of each mixture that stands in the place of an MLP; 0 for a dense decoder.
+        top_k: experts that see each token.
+        every: of so many layers one has a mixture.
+        capacity_factor: rows that the experts compute, in units of what the tokens need.
 
     Raises:
         LabError: if a number is not positive, or the heads do not divide what they must.
@@ -50,6 +54,10 @@ class DecoderSize:
     tied: bool = True
     biased: bool = True
     positions: Positions = "learned"
+    experts: int = 0
+    top_k: int = 1
+    every: int = 1
+    capacity_factor: float = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mlp_width", self.mlp_width or 4 * self.hidden)
@@ -82,9 +90,22 @@ class DecoderSize:
 
     @property
     def layer_weights(self) -> int:
-        """Elements of the matrices of one layer: what its matrix products read; 12 h² of the classic decoder."""
+        """Elements of the matrices of one layer that a token meets: 12 h² of the classic decoder.
+
+        With experts, the mean over the layers, of which a token meets `top_k` and the gate in each mixture.
+        """
         attention = 2 * self.hidden**2 + 2 * self.hidden * self.kv_heads * self.head_size
-        return attention + (3 if self.gated else 2) * self.hidden * self.mlp_width
+        mlp = (3 if self.gated else 2) * self.hidden * self.mlp_width
+        if not self.experts:
+            return attention + mlp
+        return attention + (mlp * (self.every - 1 + self.top_k) + self.hidden * self.experts) // self.every
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of all experts of a layer, of the mean one where not each has a mixture; 0 for a dense decoder."""
+        biases = self.mlp_width + self.hidden if self.biased else 0
+        expert = (3 if self.gated else 2) * self.hidden * self.mlp_width + biases
+        return self.experts * expert // self.every
 
     @property
     def layer_parameters(self) -> int:
@@ -92,11 +113,21 @@ class DecoderSize:
 
         Source: Narayanan et al., SC21, "Efficient Large-Scale Language Model Training on GPU Clusters", section 5.1.
         """
+        if self.experts:
+            return self._mixed_parameters
         if not self.biased:
             return self.layer_weights + 2 * self.hidden
         attention = 2 * self.hidden + 2 * self.kv_heads * self.head_size
         mlp = (2 if self.gated else 1) * self.mlp_width + self.hidden
         return self.layer_weights + attention + mlp + 4 * self.hidden
+
+    @property
+    def _mixed_parameters(self) -> int:
+        """A layer's, of the mean one: of the dense decoder's, one in `every` changes its MLP for experts."""
+        dense = replace(self, experts=0).layer_parameters
+        own = (3 if self.gated else 2) * self.hidden * self.mlp_width
+        own += (2 if self.gated else 1) * self.mlp_width + self.hidden if self.biased else 0
+        return dense + (self.hidden * self.experts - own) // self.every + self.expert_parameters
 
     @property
     def embedding_parameters(self) -> int:

@@ -22,6 +22,7 @@ _NUMBERS: Final = (
     "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
     "num-virtual-stages-per-pipeline-rank",
     "micro-batch-size", "global-batch-size", "num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads",
+    "expert-model-parallel-size", "num-experts", "moe-router-topk", "moe-layer-freq",
     "num-query-groups", "seq-length", "max-position-embeddings", "recompute-num-layers", "train-iters", "zero-stage",
 )  # fmt: skip
 _SWITCHES: Final = (
@@ -34,6 +35,7 @@ _WORDS: Final[dict[str, tuple[str, ...]]] = {
     "recompute-method": ("uniform", "block"),
     "position-embedding-type": ("learned_absolute", "rope"),
     "normalization": ("LayerNorm", "RMSNorm"),
+    "moe-token-dispatcher-type": ("allgather", "alltoall", "flex"),
 }
 _TITAN_SCHEDULES: Final = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
 _TITAN: Final[dict[str, Any]] = {
@@ -108,6 +110,10 @@ def megatron_arguments(one: Candidate, size: DecoderSize, precision: str, flash:
     words += [f"--{precision}"] if precision in ("bf16", "fp16") else []
     words += ["--use-flash-attn"] * flash
     words += ["--context-parallel-size", one.cp] if one.cp > 1 else []
+    words += ["--expert-model-parallel-size", one.ep] if one.ep > 1 else []
+    if size.experts:
+        words += ["--num-experts", size.experts, "--moe-router-topk", size.top_k, "--moe-layer-freq", size.every]
+        words += ["--moe-token-dispatcher-type", "alltoall"]
     if one.chunks > 1:
         words += ["--num-virtual-stages-per-pipeline-rank", one.chunks]
     if one.engine == "megatron-deepspeed":

@@ -78,7 +78,9 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
     found_precision = check_precision(site, precision)
     asked = subject(model, image_size=image_size, sequence_length=sequence_length)
     names = chosen(
-        engines if engines is None or isinstance(engines, str) else tuple(engines), catalogue=bool(asked.catalogue)
+        engines if engines is None or isinstance(engines, str) else tuple(engines),
+        catalogue=bool(asked.catalogue),
+        experts=asked.num_experts > 0,
     )
     flash = site.gpu.name.split("-")[0] in FLASH_FROM if fused_attention is None else fused_attention
     question = Question(

@@ -20,6 +20,7 @@ FREE = (
     "tp",
     "pp",
     "cp",
+    "ep",
     "zero",
     "micro_batch",
     "schedule",
@@ -47,6 +48,7 @@ class Candidate:
         offload: what lies in the host's memory: none, optimizer or all.
         engine: of `dlojz.plan.engines.OFFERS`.
         cp: context-parallel ranks, which share each sample's tokens out.
+        ep: replicas that share the experts of a mixture out.
     """
 
     gpus: int
@@ -63,6 +65,7 @@ class Candidate:
     offload: str
     engine: str
     cp: int = 1
+    ep: int = 1
 
     @property
     def global_batch(self) -> int:
@@ -71,8 +74,9 @@ class Candidate:
 
     @property
     def degrees(self) -> str:
-        """Its degrees in a few words; cp where there is one."""
-        return f"dp {self.dp} · tp {self.tp} · pp {self.pp}" + (f" · cp {self.cp}" if self.cp > 1 else "")
+        """Its degrees in a few words; cp and ep where there are any."""
+        more = (f" · cp {self.cp}" if self.cp > 1 else "") + (f" · ep {self.ep}" if self.ep > 1 else "")
+        return f"dp {self.dp} · tp {self.tp} · pp {self.pp}{more}"
 
     @property
     def title(self) -> str:

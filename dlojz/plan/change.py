@@ -126,6 +126,8 @@ def lighter_neighbours(question: Question, one: Candidate) -> Iterator[Candidate
         number = question.batch // (one.dp // 2 * one.micro_batch)
         yield replace(one, tp=2 * one.tp, dp=one.dp // 2, micro_batches=number)
         yield replace(one, pp=2 * one.pp, dp=one.dp // 2, micro_batches=number)
+        if one.dp % (2 * one.ep) == 0 and max(1, question.subject.num_experts) % (2 * one.ep) == 0:
+            yield replace(one, ep=2 * one.ep)
         if 2 * one.cp in contexts_of(question.subject, 2 * one.cp):
             yield replace(one, cp=2 * one.cp, dp=one.dp // 2, micro_batches=number)
     if one.offload == "none":
@@ -136,7 +138,8 @@ def code_of(question: Question, one: Candidate) -> str:
     """The reason that is known of a layout without its bytes; empty if none."""
     names = {name: place for place, name in enumerate(question.engines)}
     given = {
-        "tp": (one.tp,), "pp": (one.pp,), "cp": (one.cp,), "micro_batch": (one.micro_batch,), "zero": (one.zero,),
+        "tp": (one.tp,), "pp": (one.pp,), "cp": (one.cp,), "ep": (one.ep,),
+        "micro_batch": (one.micro_batch,), "zero": (one.zero,),
         "engine": (names[one.engine],), "schedule": (SCHEDULES.index(one.schedule),), "chunks": (one.chunks,),
         "checkpointing": (CHECKPOINTING.index(one.checkpointing),), "offload": (OFFLOAD.index(one.offload),),
         "sequence_parallel": (int(one.sequence_parallel),),

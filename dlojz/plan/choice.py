@@ -162,9 +162,11 @@ class Choice:
 
     @property
     def is_run(self) -> bool:
-        """Whether `dlojz.run` runs it: a model of the catalogue, an engine of the lab, no context parallelism."""
+        """Whether `dlojz.run` runs it: a model of the catalogue, an engine of the lab, no context parallelism, and
+        experts shared out without ZeRO alone."""
         one = self.candidate
-        return bool(self.question.subject.catalogue) and one.engine in OF_THE_LAB and one.cp == 1
+        runs = bool(self.question.subject.catalogue) and one.engine in OF_THE_LAB and one.cp == 1
+        return runs and (one.ep == 1 or (one.zero == 0 and one.pp == 1))
 
     def config(self, **fields: Any) -> RunConfig:
         """The layout as a `RunConfig` that `dlojz.run` takes; see `dlojz.plan.emission.run_config`."""
@@ -204,6 +206,13 @@ class Choice:
             fr="aucune : pas de modèle d’images parmi les mesures publiées ; l’intervalle est celui des décodeurs",
         )
         told = none if self.evidence is None else self.evidence.words
+        if self.question.subject.num_experts:
+            told = told.rstrip(".") + say(
+                en="; no mixture of experts is among these measurements: the seconds of its exchanges and of its "
+                "experts' products are not validated",
+                fr=" ; aucun mélange d’experts parmi ces mesures : les secondes de ses échanges et des produits de ses "
+                "experts ne sont pas validées",
+            )
         rows.append((say(en="closest evidence", fr="mesure la plus proche"), told))
         rows += [(say(en="advice", fr="conseil"), one) for one in self.advice()]
         return rows

@@ -90,7 +90,7 @@ def run_config(choice: Choice, **others: Any) -> RunConfig:
             )
         )
     layout: dict[str, Any] = {
-        "dp": one.dp, "tp": one.tp, "pp": one.pp, "zero": one.zero, "engine": one.engine,
+        "dp": one.dp, "tp": one.tp, "pp": one.pp, "ep": one.ep, "zero": one.zero, "engine": one.engine,
         "micro_batch": one.micro_batch, "micro_batches": one.micro_batches, "checkpointing": one.checkpointing,
         "offload": _OFFLOAD[one.offload], "sequence_parallel": one.sequence_parallel,
     }  # fmt: skip

@@ -44,6 +44,8 @@ class Offer:
         fp32_gradients: precisions in which gradients are accumulated in fp32.
         context: ZeRO stages with which a sequence may be shared out (context parallelism of decoders whose attention
             is one kernel); none where it is not offered.
+        experts: ZeRO stages with which experts may be shared out (expert parallelism), without and with a pipeline;
+            none where it is not offered.
         source: where it says so.
     """
 
@@ -59,6 +61,7 @@ class Offer:
     overlap: bool
     fp32_gradients: tuple[Precision, ...]
     context: tuple[int, ...]
+    experts: tuple[tuple[int, ...], tuple[int, ...]]
     source: str
 
     def gradient_bytes(self, precision: Precision) -> int:
@@ -85,6 +88,7 @@ OFFERS: Final[dict[str, Offer]] = {
         True,
         _ALL_PRECISIONS,
         (0, 1),
+        ((0, 1), (0, 1)),
         "Megatron-LM, megatron/training/arguments.py: --use-distributed-optimizer is ZeRO-1; fp32 main gradients; "
         "--context-parallel-size, which Transformer Engine has for fused attention alone",
     ),
@@ -101,6 +105,7 @@ OFFERS: Final[dict[str, Offer]] = {
         False,
         ("bf16",),
         (),
+        ((), ()),
         "bigscience-workshop/Megatron-DeepSpeed; DeepSpeed's pipeline engine refuses ZeRO-2 and 3",
     ),
     "deepspeed": Offer(
@@ -116,7 +121,9 @@ OFFERS: Final[dict[str, Offer]] = {
         False,
         (),
         (),
-        "deepspeed.ai, configuration JSON: zero_optimization, offload_optimizer, offload_param; pipeline engine",
+        ((0, 1, 2), ()),
+        "deepspeed.ai, configuration JSON: zero_optimization, offload_optimizer, offload_param; pipeline engine; "
+        "tutorial on mixtures of experts: ZeRO-2 with expert parallelism; its ZeRO-3 refuses deepspeed.moe layers",
     ),
     "torch": Offer(
         ("torchtitan", "torchtitan"),
@@ -131,6 +138,7 @@ OFFERS: Final[dict[str, Offer]] = {
         True,
         _ALL_PRECISIONS,
         (2, 3),
+        ((), ()),
         "torch.distributed: DDP, fully_shard (FSDP2), tensor.parallel, pipelining; as torchtitan puts them together; "
         "its parallel_dims.py: fsdp_enabled = dp_shard_enabled or cp_enabled, so that states are sharded over cp too",
     ),
@@ -147,27 +155,34 @@ OFFERS: Final[dict[str, Offer]] = {
         True,
         _ALL_PRECISIONS,
         (),
+        ((0,), ()),
         "this package: tensor parallelism of convolutions too",
     ),
 }
 """Libraries by the name under which they are asked for."""
 OF_THE_LAB: Final = ("torch", "by_hand", "deepspeed")
 """Those that `dlojz.run` runs: searched for the catalogue's models."""
+OF_MIXTURES: Final = (*OF_THE_LAB, "megatron-core")
+"""Those searched for the catalogue's models with experts, which Megatron Core alone shares out in a pipeline too."""
 OF_GIANTS: Final = ("megatron-core", "megatron-deepspeed", "torch", "deepspeed")
 """Those searched for decoders given by their sizes."""
 
 
-def chosen(engines: str | tuple[str, ...] | list[str] | None, *, catalogue: bool) -> tuple[str, ...]:
+def chosen(
+    engines: str | tuple[str, ...] | list[str] | None, *, catalogue: bool, experts: bool = False
+) -> tuple[str, ...]:
     """The libraries to search, in the order of `OFFERS`.
 
     Args:
         engines: names, one or several; without them, those that suit the model.
         catalogue: whether the model is of the catalogue, so that the lab can run it.
+        experts: whether it has a mixture of experts.
 
     Raises:
         LabError: for an unknown name.
     """
-    wanted = (OF_THE_LAB if catalogue else OF_GIANTS) if engines is None else engines
+    usual = (OF_MIXTURES if experts else OF_THE_LAB) if catalogue else OF_GIANTS
+    wanted = usual if engines is None else engines
     names = tuple(one.strip() for one in wanted.split(",")) if isinstance(wanted, str) else tuple(wanted)
     legal = tuple(OFFERS) if catalogue else tuple(name for name in OFFERS if name != "by_hand")
     for name in names:

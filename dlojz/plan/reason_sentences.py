@@ -41,6 +41,21 @@ def _same(question: Question, one: Candidate) -> str:
 
 
 def _split(question: Question, one: Candidate) -> str:
+    experts = question.subject.num_experts
+    if max(1, experts) % one.ep:
+        return say(
+            en=f"ep={one.ep} does not divide the {experts} experts of a mixture."
+            if experts
+            else f"ep={one.ep} shares experts out, but {question.subject.name} has none.",
+            fr=f"ep={one.ep} ne divise pas les {experts} experts d’un mélange."
+            if experts
+            else f"ep={one.ep} partage des experts, mais {question.subject.name} n’en a pas.",
+        )
+    if one.dp % one.ep:
+        return say(
+            en=f"the replicas share the experts out, but ep={one.ep} does not divide dp={one.dp}.",
+            fr=f"ce sont les répliques qui se partagent les experts, mais ep={one.ep} ne divise pas dp={one.dp}.",
+        )
     return question.subject.misfit(one.tp)
 
 
@@ -128,6 +143,11 @@ def _not_offered(question: Question, one: Candidate) -> str:
         )
     elif one.cp > 1 and not (one.zero in offer.context and question.fused_attention and not question.subject.is_image):
         lacks = _no_context(question, one)
+    elif one.ep > 1 and one.zero not in offer.experts[one.pp > 1]:
+        lacks = say(
+            en=f"expert parallelism{with_pipeline} with ZeRO-{one.zero}",
+            fr=f"l’Expert Parallelism{with_pipeline} avec ZeRO-{one.zero}",
+        )
     elif one.sequence_parallel and not (offer.sequence and not question.subject.is_image):
         lacks = say(en="sequence parallelism for this model", fr="Sequence Parallelism pour ce modèle")
     elif one.offload != "none":

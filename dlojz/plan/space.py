@@ -25,7 +25,7 @@ REASONS: Final = (
 )  # fmt: skip
 """The closed list; `dlojz.plan.reasons` says each in words. `same` is no refusal: a plainer layout stands for it."""
 CODE: Final = {name: code for code, name in enumerate(REASONS)}
-DEGREES: Final = ("gpus", "dp", "tp", "pp", "cp", "micro_batch", "micro_batches")
+DEGREES: Final = ("gpus", "dp", "tp", "pp", "cp", "micro_batch", "micro_batches", "ep")
 OPTIONS: Final = ("engine", "zero", "schedule", "chunks", "checkpointing", "sequence_parallel", "offload")
 MOST_TENSOR: Final = 64
 LEAST_CONTEXT: Final = 8192
@@ -105,13 +105,21 @@ def contexts_of(subject: Subject, ranks: int) -> list[int]:
     return [one for one in divisors(ranks) if one <= most]
 
 
+def experts_of(subject: Subject, dp: int) -> list[int]:
+    """Expert-parallel degrees that are searched among so many replicas: 1 alone for a dense model.
+
+    They divide the experts, so that each rank holds as many, and the replicas, among which they are found.
+    """
+    return [one for one in divisors(dp) if max(1, subject.num_experts) % one == 0]
+
+
 def degrees_of(
     subject: Subject, gpus: Iterable[int], batch: int, given: Mapping[str, Sequence[int]]
 ) -> dict[str, Integers]:
     """Every way to deal GPUs out to replicas, tensor- and context-parallel ranks and stages, with every micro-batch.
 
     Args:
-        given: values to take of `tp`, `pp`, `cp`, `micro_batch` instead of all; of `dp`, those to keep.
+        given: values to take of `tp`, `pp`, `cp`, `ep`, `micro_batch` instead of all; of `dp`, those to keep.
     """
     usual = IMAGE_MICRO_BATCHES if subject.is_image else TEXT_MICRO_BATCHES
     sizes = given.get("micro_batch") or [one for one in usual if one <= batch]
@@ -127,7 +135,10 @@ def degrees_of(
                     dp = number // tp // pp // cp
                     if dp * cp * pp * tp != number or ("dp" in given and dp not in given["dp"]):
                         continue
-                    rows += [(number, dp, tp, pp, cp, size, batch // (dp * size)) for size in sizes]
+                    shared = given.get("ep") or experts_of(subject, dp)
+                    rows += [
+                        (number, dp, tp, pp, cp, size, batch // (dp * size), ep) for size in sizes for ep in shared
+                    ]
     table = np.array(rows, np.int64).reshape(-1, len(DEGREES))
     return dict(zip(DEGREES, table.T, strict=True))
 
@@ -206,7 +217,7 @@ def _rules(
     fused_attention: bool,
 ) -> Iterable[tuple[str, NDArray[np.bool_]]]:
     """Reason and whom it refuses, in order: the first that applies is told."""
-    dp, tp, pp, cp, size, number = (degrees[name][:, None] for name in DEGREES[1:])
+    dp, tp, pp, cp, size, number, ep = (degrees[name][:, None] for name in DEGREES[1:])
     engine, zero, schedule, chunks, _, sequence, offload = (options[name][None, :] for name in OPTIONS)
     first = SCHEDULES.index("1f1b")
     yield "same", (sequence > 0) & (tp == 1)
@@ -214,9 +225,10 @@ def _rules(
     yield "same", (zero > 0) & (dp * cp == 1) & (offload == 0)
     by_hand = np.array([one is OFFERS["by_hand"] for one in offers], bool)[engine]
     if OFFERS["torch"] in offers:
-        yield "same", by_hand & ((tp == 1) | (not subject.is_image))  # what torch runs too
+        yield "same", by_hand & (ep == 1) & ((tp == 1) | (not subject.is_image))  # what torch runs too
     yield "engine", _not_offered(subject, degrees, options, offers, fused_attention)
     fits = {int(one): not subject.misfit(int(one)) for one in np.unique(tp)}
+    yield "split", (max(1, subject.num_experts) % ep > 0) | (dp % ep > 0)
     yield "split", ~np.vectorize(fits.__getitem__, otypes=[bool])(tp) if tp.size else tp > 0
     tokens = subject.sequence_length
     parts = sequence_parts(tp, cp, sequence)
@@ -252,7 +264,7 @@ def _not_offered(
     offers: Sequence[Offer],
     fused_attention: bool,
 ) -> NDArray[np.bool_]:
-    tp, pp, cp = (degrees[name][:, None] for name in ("tp", "pp", "cp"))
+    tp, pp, cp, ep = (degrees[name][:, None] for name in ("tp", "pp", "cp", "ep"))
     engine, zero, schedule, _, kept, sequence, offload = (options[name][None, :] for name in OPTIONS)
 
     def table(of: Any, length: int) -> NDArray[np.bool_]:
@@ -265,6 +277,8 @@ def _not_offered(
     splits = np.array([one.tensor[subject.is_image] for one in offers])[engine]
     shares = np.array([one.sequence and not subject.is_image for one in offers])[engine]
     rings = table(lambda one, place: place in one.context, 4)[engine, zero] & (fused_attention and not subject.is_image)
+    shared = table(lambda one, place: place in one.experts[0], 4)[engine, zero]
+    piped_experts = table(lambda one, place: place in one.experts[1], 4)[engine, zero]
     lies = np.ones_like(stages)
     for place, what in enumerate(OFFLOAD[1:], start=1):
         never = 9
@@ -274,6 +288,7 @@ def _not_offered(
     refused: NDArray[np.bool_] = (
         np.where(pp > 1, ~(piped & order), ~stages)
         | ~keeps | split_backward | (~splits & (tp > 1)) | (~shares & (sequence > 0)) | ~lies | (~rings & (cp > 1))
+        | ((ep > 1) & (np.where(pp > 1, ~piped_experts, ~shared) | (offload > 0)))
         | ((offload > 0) & ((pp > 1) | (tp > 1)))
     )  # fmt: skip
     return refused

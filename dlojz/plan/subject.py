@@ -71,6 +71,11 @@ class Subject:
         """All parameters."""
         return self.workload.num_parameters
 
+    @property
+    def num_experts(self) -> int:
+        """Experts of each mixture; 0 of a dense model."""
+        return 0 if self.size is None else self.size.experts
+
     def shared_out(self) -> Mapping[str, int]:
         """What tensor parallelism shares out whole: its name, and how many; empty for an image model.
 
@@ -87,6 +92,13 @@ class Subject:
         """Why this model cannot be split over so many tensor-parallel ranks; empty where it can."""
         if tp == 1:
             return ""
+        if self.num_experts:
+            return say(
+                en=f"Tensor Parallelism is not planned for a mixture of experts, but tp={tp} was asked for: ep shares "
+                "its experts out.",
+                fr=f"le Tensor Parallelism d’un mélange d’experts n’est pas planifié, mais tp={tp} a été demandé : "
+                "c’est ep qui partage ses experts.",
+            )
         if self.catalogue:
             return _catalogue_misfit(self.catalogue, tp)
         for what, number in self.shared_out().items():

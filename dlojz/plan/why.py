@@ -30,10 +30,11 @@ _MOST: Final = {
     "tp": MOST_GPUS,
     "pp": MOST_GPUS,
     "cp": MOST_GPUS,
+    "ep": MOST_GPUS,
     "micro_batch": MOST_BATCH,
     "chunks": 1024,
 }
-FIELDS: Final = ("gpus", "dp", "tp", "pp", "cp", "zero", "micro_batch", "schedule", "chunks", "checkpointing",
+FIELDS: Final = ("gpus", "dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "schedule", "chunks", "checkpointing",
                  "sequence_parallel", "offload", "engine")  # fmt: skip
 """By which a layout is asked for."""
 
@@ -120,6 +121,7 @@ def _no_such_degrees(question: Question, wanted: Mapping[str, int]) -> Candidate
         question.batch // (dp * size), SCHEDULES[wanted.get("schedule", 0)], wanted.get("chunks", 1),
         CHECKPOINTING[wanted.get("checkpointing", 0)], bool(wanted.get("sequence_parallel", 0)),
         OFFLOAD[wanted.get("offload", 0)], question.engines[wanted.get("engine", 0)], cp,
+        wanted.get("ep", 1),
     )  # fmt: skip
 
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable
 from dlojz.config import DEEPSPEED_BUCKET_ELEMENTS, RunConfig
 from dlojz.footprint import Collective, Traffic
 from dlojz.optim.messages import message_bytes
-from dlojz.optimizer_stages import COMPRESSED
+from dlojz.optimizer_stages import COMPRESSED, LOCAL, sending_interval
+from dlojz.predict.experts import exchange_traffic, gradient_traffic
 from dlojz.predict.parts import part_of
 from dlojz.predict.shapes import ModelShapes
 from dlojz.predict.states import FP32_BYTES, compute_bytes, padded_parameters, zero_by_hand_shares
@@ -23,6 +24,8 @@ from dlojz.units import MEBIBYTE
 DDP_FIRST_BUCKET_BYTES = 1 * MEBIBYTE
 DDP_BUCKET_BYTES = 25 * MEBIBYTE
 """torch DDP closes a bucket once it holds so much (`bucket_cap_mb`); the first is small, so that it leaves early."""
+DEEPSPEED_REDUCED_ELEMENTS = 500_000_000
+"""Gradients that DeepSpeed's stage 0 reduces in one call (`buffered_allreduce_fallback`)."""
 LOSS_BYTES = 8
 """The lab's own bookkeeping: one fp64 loss per step, in its control group."""
 
@@ -50,6 +53,10 @@ def deepspeed_buckets(sizes: Iterable[int]) -> int:
 
 
 def _ddp(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
+    if config.layout.gradient_compression != "none":
+        from dlojz.predict.gradient_hooks import hook_traffic
+
+        return hook_traffic(config, shapes)
     from dlojz.predict.order import ready_order  # loads torch
 
     # After its first step DDP fills its buckets in the order in which backward has made the gradients ready.
@@ -68,10 +75,22 @@ def _by_hand(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     return [_dp(config, "all_reduce", ddp_buckets(sizes_bytes, bucket_bytes, bucket_bytes), sum(sizes_bytes))]
 
 
+def _experts(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
+    # DeepSpeed reduces at most so many elements at once, the engine by hand a bucket.
+    elements = DEEPSPEED_REDUCED_ELEMENTS if config.layout.engine == "deepspeed" else None
+    return [*gradient_traffic(config, shapes, elements), *exchange_traffic(config, shapes)]
+
+
 def _compressed(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     """In the second stage, in a step that synchronises; in the first it is one all-reduce of all gradients in fp32."""
     sent = message_bytes(shapes.num_parameters, config.layout.dp)
     return [_dp(config, "all_to_all", 1, sent.all_to_all), _dp(config, "all_gather", 1, sent.all_gather)]
+
+
+def _local_steps(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
+    """In a step after which the replicas meet: all weights, or how far they have come; in all others nothing."""
+    sent = _dp(config, "all_reduce", 1, FP32_BYTES * shapes.num_parameters)
+    return [sent.model_copy(update={"every_steps": sending_interval(config)})]
 
 
 def _zero_by_hand(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
@@ -102,8 +121,8 @@ def _fsdp2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
 
 
 def _zero_0(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
-    # All gradients of a step in one call: DeepSpeed's own limit for stage 0 is 5e8 elements.
-    calls = -(-shapes.num_parameters // 500_000_000)
+    # All gradients of a step in one call, unless there are too many.
+    calls = -(-shapes.num_parameters // DEEPSPEED_REDUCED_ELEMENTS)
     return [_dp(config, "all_reduce", calls, compute_bytes(config) * shapes.num_parameters)]
 
 
@@ -172,6 +191,15 @@ _RULES: dict[str, Callable[[RunConfig, ModelShapes], list[Traffic]]] = {
 }
 
 
+def _rule(config: RunConfig) -> Callable[[RunConfig, ModelShapes], list[Traffic]]:
+    """What says what the engine of a run sends along its data axis."""
+    if config.layout.ep > 1:
+        return _experts
+    if config.optimizer in LOCAL:
+        return _local_steps
+    return _compressed if config.optimizer in COMPRESSED else _RULES[config.layout.strategy]
+
+
 def predict_communication(config: RunConfig, shapes: ModelShapes, rank: int = 0) -> tuple[Traffic, ...]:
     """One rank's traffic in a steady step, sorted by collective and group; empty for one process.
 
@@ -196,7 +224,7 @@ def predict_communication(config: RunConfig, shapes: ModelShapes, rank: int = 0)
 
         rule += pipeline_traffic(config, shapes, rank)
     if layout.dp > 1 and (layout.pp == 1 or layout.engine == "deepspeed"):
-        rule += (_compressed if config.optimizer in COMPRESSED else _RULES[layout.strategy])(config, part)
+        rule += _rule(config)(config, part)
     if layout.tp > 1:
         from dlojz.predict.tensor_communication import tensor_traffic
 

@@ -9,6 +9,8 @@ from functools import lru_cache
 
 from dlojz import models
 from dlojz.config import RunConfig
+from dlojz.layout_experts import routing_of
+from dlojz.moe.routing import Routing
 from dlojz.pipeline.cuts import schedule_of
 from dlojz.predict.parts import axes_of, bounds_of, num_blocks, rank_stages
 from dlojz.predict.shapes import WHOLE, Split, build_on_meta, model_shapes, split_of
@@ -29,6 +31,8 @@ def step_flops(config: RunConfig, rank: int = 0) -> float:
     Source: Korthikanti et al. 2022 (arXiv 2205.05198), appendix A, for the factors 3 and, at most, 4.
     """
     layout = config.layout
+    if config.experts is not None:
+        return _mixed_flops(config, rank)
     if layout.tp > 1:
         return _split_flops(config, rank) * layout.micro_batch * layout.micro_batches
     summary = models.describe(
@@ -39,6 +43,29 @@ def step_flops(config: RunConfig, rank: int = 0) -> float:
         flops_of = _flops_by_module(config.model, config.image_size, config.sequence_length, config.num_classes, WHOLE)
         sample_flops += summary.flops - sum(flops_of.get(name, 0) for name in _not_recomputed(config))
     return float(sample_flops * layout.micro_batch * layout.micro_batches) * _share(config, rank)
+
+
+def _mixed_flops(config: RunConfig, rank: int) -> float:
+    """FLOPs of a model with mixtures, whose experts compute all rows of their buffers, also those that stay empty.
+
+    Counted for a whole micro-batch, as capacities are rounded up; shared out, an expert computes as many rows more as
+    there are fewer experts on a rank.
+    """
+    layout = config.layout
+    flops_of = _flops_by_module(
+        config.model,
+        None,
+        config.sequence_length,
+        config.num_classes,
+        WHOLE,
+        routing=routing_of(config),
+        samples=layout.micro_batch,
+    )
+    forward = flops_of[""]
+    again = 0
+    if layout.checkpointing == "full":
+        again = forward - sum(flops_of.get(name, 0) for name in _not_recomputed(config))
+    return float(3 * forward + again) * layout.micro_batches * _share(config, rank)
 
 
 def _split_flops(config: RunConfig, rank: int) -> float:
@@ -76,7 +103,9 @@ def _not_recomputed(config: RunConfig) -> tuple[str, ...]:
     Engines that gather weights (FSDP2, DeepSpeed stage 3) make a linear layer save its inputs after the product and
     not before it, so that they spare convolutions only; FSDP2 sometimes spares linear layers without bias too.
     """
-    last = [block[-1].module for block in model_shapes(config).blocks()]
+    # A mixture weighs what its experts give, and so needs all of it again.
+    mixed = {one.block for one in model_shapes(config).parameters if one.is_expert}
+    last = [block[-1].module for block in model_shapes(config).blocks() if block[-1].block not in mixed]
     if config.layout.strategy not in ("fsdp2", "zero-3"):
         return tuple(last)
     convolutions = {parameter.module for parameter in model_shapes(config).parameters if len(parameter.shape) == 4}
@@ -85,18 +114,25 @@ def _not_recomputed(config: RunConfig) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def _flops_by_module(
-    model: str, image_size: int | None, sequence_length: int | None, num_classes: int, split: Split
+    model: str,
+    image_size: int | None,
+    sequence_length: int | None,
+    num_classes: int,
+    split: Split,
+    *,
+    routing: Routing | None = None,
+    samples: int = 1,
 ) -> dict[str, int]:
-    """Forward FLOPs of one sample within each module of the model, or of one rank's part of it."""
+    """Forward FLOPs of so many samples within each module of the model, or of one rank's part of it."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    built = build_on_meta(model, image_size, sequence_length, num_classes, split).eval()
+    built = build_on_meta(model, image_size, sequence_length, num_classes, split, routing=routing).eval()
     if models.spec(model).family == "image":
-        sample = torch.empty(1, 3, image_size or 1, image_size or 1, device="meta")
+        sample = torch.empty(samples, 3, image_size or 1, image_size or 1, device="meta")
     else:
-        sample = torch.empty(1, sequence_length or 1, dtype=torch.long, device="meta")
+        sample = torch.empty(samples, sequence_length or 1, dtype=torch.long, device="meta")
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         built(sample)
     return {name.partition(".")[2]: sum(of_op.values()) for name, of_op in counter.get_flop_counts().items()}

@@ -33,6 +33,8 @@ from dlojz.text import say
 
 Destinations = Sequence[Mapping[int, Fraction]]
 """Per pipeline rank, to which pipeline ranks it sends, each with its share of the bytes sent."""
+EXPERT_GROUPS = ("ep", "edp")
+"""Groups within the data axis: ranks that share the experts out, and ranks that hold the same ones."""
 _ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 """How often a ring goes round, as a multiple of n − 1 messages."""
 
@@ -41,7 +43,8 @@ class Flow(NamedTuple):
     """What one rank sends to another in one step, for one collective.
 
     Args:
-        group: mesh axis (dp, tp, pp), `twins` (the two copies of a stage, along pp) or `control` (the lab's own).
+        group: mesh axis (dp, tp, pp), `ep` and `edp` (parts of dp, see `EXPERT_GROUPS`), `twins` (the two copies of a
+            stage, along pp) or `control` (the lab's own).
         collective: its name.
         source: the rank that sends.
         target: the rank that receives.
@@ -69,7 +72,7 @@ def flows_of(told: Traffic, rank: int, grid: Grid, destinations: Destinations) -
     Raises:
         LabError: if the grid has no such group, or gives it another size.
     """
-    group = _members(told.group, rank, grid)
+    group = _members(told.group, rank, grid, told.group_size)
     size, whole, count = len(group), Fraction(told.message_bytes), told.count or 0
     if told.group_size != size:
         raise LabError(
@@ -105,8 +108,18 @@ def flows_of(told: Traffic, rank: int, grid: Grid, destinations: Destinations) -
         yield flow(group[place - 1], whole)
 
 
-def _members(name: str, rank: int, grid: Grid) -> tuple[int, ...]:
-    """The ranks of a group, in the order in which a ring goes through them."""
+def _members(name: str, rank: int, grid: Grid, told_size: int) -> tuple[int, ...]:
+    """The ranks of a group, in the order in which a ring goes through them.
+
+    Groups of experts are parts of a data-parallel one: `ep` neighbours on the axis, or ranks as far apart (`edp`).
+    """
+    if name in EXPERT_GROUPS:
+        replicas, place = grid.group_of(rank, "dp"), grid.coordinates(rank).dp
+        if name == "ep":
+            first = place - place % told_size
+            return replicas[first : first + told_size]
+        apart = max(1, grid.dp // told_size)
+        return replicas[place % apart :: apart]
     if name in AXES:
         return grid.group_of(rank, name)
     if name == "twins":  # a bidirectional pipeline holds each stage on two ranks, as far from one end as from the other
@@ -116,7 +129,7 @@ def _members(name: str, rank: int, grid: Grid) -> tuple[int, ...]:
         return tuple(range(grid.world_size))
     raise LabError(
         say(
-            en=f"the group {name!r} is none of a grid: use pp, dp, tp, twins or control.",
-            fr=f"le groupe {name!r} n’est pas d’une grille : prenez pp, dp, tp, twins ou control.",
+            en=f"the group {name!r} is none of a grid: use pp, dp, tp, ep, edp, twins or control.",
+            fr=f"le groupe {name!r} n’est pas d’une grille : prenez pp, dp, tp, ep, edp, twins ou control.",
         )
     )

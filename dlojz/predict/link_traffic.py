@@ -19,9 +19,12 @@ from dlojz.collectives.cost import Link
 from dlojz.config import RunConfig
 from dlojz.footprint import Traffic
 from dlojz.grid import AXES, ORDERS, Grid
-from dlojz.predict.link_flows import Destinations, Flow, flows_of, plain_destinations
+from dlojz.predict.link_flows import EXPERT_GROUPS, Destinations, Flow, flows_of, plain_destinations
 from dlojz.schema import LabError
 from dlojz.text import say
+
+PARTS_OF = {"pp": ("twins",), "dp": EXPERT_GROUPS}
+"""Groups that are told by themselves and belong to an axis."""
 
 
 class LinkTraffic(NamedTuple):
@@ -58,7 +61,7 @@ class Crossing:
         sums: dict[tuple[str, str], list[Fraction]] = {}
         for flow in self.flows:
             sums.setdefault((flow.group, flow.collective), [Fraction(0)] * 2)[self.crosses(flow)] += flow.num_bytes
-        first = [*AXES, "twins", "control"]
+        first = [*AXES, *EXPERT_GROUPS, "twins", "control"]
         ranked = sorted(sums.items(), key=lambda item: (first.index(item[0][0]), item[0][1]))
         return tuple(LinkTraffic(*key, round(inside), round(between)) for key, (inside, between) in ranked)
 
@@ -76,8 +79,8 @@ class Crossing:
         return self.grid.node_of(flow.source) != self.grid.node_of(flow.target)
 
     def bytes_of(self, axis: str, *, between: bool) -> int:
-        """Bytes per step of one axis on links between nodes, or on those inside; `pp` includes the twins."""
-        names = (axis, "twins") if axis == "pp" else (axis,)
+        """Bytes per step of one axis on links between nodes, or on those inside, with the groups that belong to it."""
+        names = (axis, *PARTS_OF.get(axis, ()))
         rows = [row for row in self.rows if row.group in names]
         return sum(row.between_bytes if between else row.inside_bytes for row in rows)
 
@@ -100,7 +103,7 @@ class Crossing:
         worst: dict[tuple[str, str], float] = {}
         for (group, collective, _), took_s in busy.items():
             worst[group, collective] = max(took_s, worst.get((group, collective), 0.0))
-        names = {"twins": "pp"}
+        names = {part: axis for axis, parts in PARTS_OF.items() for part in parts}
         total_s: dict[str, float] = {axis: 0.0 for axis in AXES if self.grid.size(axis) > 1}
         for (group, _), took_s in worst.items():
             if (axis := names.get(group, group)) in total_s:

@@ -13,7 +13,9 @@ import torch
 
 from dlojz import models
 from dlojz.config import RunConfig
+from dlojz.layout_experts import routing_of
 from dlojz.models.blocks import Checkpointing
+from dlojz.moe.routing import Routing
 from dlojz.predict.parts import axes_of
 from dlojz.predict.repeats import trace_repeating
 from dlojz.predict.shapes import WHOLE, Split, build_on_meta, split_of
@@ -50,6 +52,8 @@ def trace_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False) -> Trace
         config.layout.offload == "activations",
         split_of(config, axes_of(config, rank)[1]),
         on_gpu,
+        routing_of(config),
+        config.layout.ep,
     )
 
 
@@ -65,8 +69,10 @@ def _traced(  # noqa: PLR0913, PLR0917 - all that a trace depends on
     offloaded: bool,
     split: Split,
     on_gpu: bool,
+    routing: Routing | None,
+    ep: int,
 ) -> Trace:
-    model = build_on_meta(name, image_size, sequence_length, num_classes, split, checkpointing)
+    model = build_on_meta(name, image_size, sequence_length, num_classes, split, checkpointing, routing=routing, ep=ep)
     with torch.device("meta"):
         if models.spec(name).family == "image":
             side = image_size or 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dlojz.config import RunConfig
 from dlojz.pipeline.cuts import schedule_of, stage_bounds
+from dlojz.predict.experts import share_experts
 from dlojz.predict.shapes import ModelShapes, share_shapes
 
 
@@ -65,6 +66,8 @@ def part_of(config: RunConfig, shapes: ModelShapes, rank: int) -> ModelShapes:
     layout = config.layout
     if layout.tp > 1:
         shapes = share_shapes(config, axes_of(config, rank)[1])
+    if layout.ep > 1:
+        shapes = share_experts(shapes, layout.ep)
     if layout.pp == 1:
         return shapes
     bounds = bounds_of(config, shapes)

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dlojz import models
 from dlojz.config import RunConfig
+from dlojz.layout_experts import routing_of
 from dlojz.models.sizes import CoAtNetSize
 
 if TYPE_CHECKING:
     from dlojz.models.blocks import BlockList, Checkpointing
+    from dlojz.moe.routing import Routing
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class ParameterShape:
     """Number of the model's block it belongs to."""
     module: str
     """Name of the module that owns it directly."""
+    is_expert: bool = False
+    """Whether its first dimension counts the experts of a mixture."""
 
     @property
     def numel(self) -> int:
@@ -111,7 +115,9 @@ def split_of(config: RunConfig, tp_rank: int = 0) -> Split:
 
 def model_shapes(config: RunConfig) -> ModelShapes:
     """Shapes of the whole model of a run."""
-    return _shapes(config.model, config.image_size, config.sequence_length, config.num_classes, WHOLE)
+    return _shapes(
+        config.model, config.image_size, config.sequence_length, config.num_classes, WHOLE, routing_of(config)
+    )
 
 
 def share_shapes(config: RunConfig, tp_rank: int) -> ModelShapes:
@@ -127,6 +133,9 @@ def build_on_meta(
     num_classes: int,
     split: Split = WHOLE,
     checkpointing: Checkpointing = "none",
+    *,
+    routing: Routing | None = None,
+    ep: int = 1,
 ) -> BlockList:
     """The model, or one rank's part of it, with shapes and without memory."""
     import torch
@@ -138,7 +147,12 @@ def build_on_meta(
             sequence_length=sequence_length,
             num_classes=num_classes,
             checkpointing=checkpointing,
+            routing=routing,
         )
+        if ep > 1:
+            from dlojz.moe.parallel import shard_experts
+
+            shard_experts(built, 0, ep)
         if split == WHOLE:
             return built
         from dlojz.tensor.axis import TensorAxis
@@ -150,11 +164,19 @@ def build_on_meta(
 
 @lru_cache(maxsize=64)
 def _shapes(
-    model: str, image_size: int | None, sequence_length: int | None, num_classes: int, split: Split
+    model: str,
+    image_size: int | None,
+    sequence_length: int | None,
+    num_classes: int,
+    split: Split,
+    routing: Routing | None = None,
 ) -> ModelShapes:
-    built = build_on_meta(model, image_size, sequence_length, num_classes, split)
+    from dlojz.moe.parallel import expert_parameters
+
+    built = build_on_meta(model, image_size, sequence_length, num_classes, split, routing=routing)
+    experts = frozenset(expert_parameters(built))
     parameters = tuple(
-        ParameterShape(name, tuple(parameter.shape), int(name.split(".")[1]), name.rpartition(".")[0])
+        ParameterShape(name, tuple(parameter.shape), int(name.split(".")[1]), name.rpartition(".")[0], name in experts)
         for name, parameter in built.named_parameters()
     )
     buffers = tuple(

@@ -29,9 +29,10 @@ HALF_BYTES = 2
 MOMENTS = {
     **{"sgd": 0, "momentum": 1, "adamw": 2, "lamb": 2, "adamw_8bit": 2},
     **{"one_bit_adam": 2, "one_bit_lamb": 3, "zero_one_adam": 2},
+    **{"local_sgd": 0, "diloco": 4},
 }
 """Tensors of the parameter's size that an optimizer keeps."""
-NUMBERS = {"adamw": 1, "lamb": 1, "one_bit_adam": 1, "one_bit_lamb": 3, "zero_one_adam": 1}
+NUMBERS = {"adamw": 1, "lamb": 1, "one_bit_adam": 1, "one_bit_lamb": 3, "zero_one_adam": 1, "diloco": 1}
 """Tensors of one number that it keeps for each parameter: the count of steps; in 1-bit LAMB c_avg and r too."""
 QUANTISED_ELEMENTS = 256
 """Elements of an 8-bit moment that share one fp32 scale (bitsandbytes `F.quantize_blockwise`)."""
@@ -116,12 +117,20 @@ def touching_elements(shapes: ModelShapes, dp: int, rank: int) -> int:
 
 
 def _replicated(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
-    """One process, or DDP, also by hand: everything whole on every rank; bf16 is autocast over fp32 weights."""
+    """One process, or DDP, also by hand: everything whole on every rank; bf16 is autocast over fp32 weights.
+
+    Where backward updates, a gradient is a temporary; PowerSGD's errors count with the optimizer's states, as those of
+    the optimizers that compress do.
+    """
+    from dlojz.predict import gradient_hooks
+
     whole_bytes = FP32_BYTES * shapes.num_parameters
     return Memory(
         weights_bytes=whole_bytes,
-        gradients_bytes=whole_bytes,
-        optimizer_bytes=optimizer_bytes(config, (parameter.numel for parameter in shapes.parameters)),
+        gradients_bytes=0 if config.update == "in_backward" else whole_bytes,
+        optimizer_bytes=optimizer_bytes(config, (parameter.numel for parameter in shapes.parameters))
+        + gradient_hooks.kept_bytes(config, shapes)
+        + gradient_hooks.renewed_bytes(config, shapes),
         master_bytes=0,
     )
 
@@ -140,11 +149,20 @@ def _fsdp2(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
     )
 
 
+def deepspeed_sizes(config: RunConfig, shapes: ModelShapes) -> list[int]:
+    """Elements of the tensors that DeepSpeed's stage 0 updates: its own experts are not stacked but one by one."""
+    sizes: list[int] = []
+    for parameter in shapes.parameters:
+        pieces = parameter.shape[0] if parameter.is_expert and config.layout.ep > 1 else 1
+        sizes += [parameter.numel // pieces] * pieces
+    return sizes
+
+
 def _zero_0(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
     return Memory(
         weights_bytes=compute_bytes(config) * shapes.num_parameters,
         gradients_bytes=gradient_bytes(config) * shapes.num_parameters,
-        optimizer_bytes=optimizer_bytes(config, (parameter.numel for parameter in shapes.parameters)),
+        optimizer_bytes=optimizer_bytes(config, deepspeed_sizes(config, shapes)),
         master_bytes=FP32_BYTES * shapes.num_parameters if config.precision != "fp32" else 0,
     )
 

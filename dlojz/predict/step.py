@@ -101,6 +101,8 @@ class Step:
             own = self._states.category(category) or 0
             if category == "weights":
                 own -= self.overlay.gathered_bytes()
+            if category == "optimizer":
+                own -= self.overlay.renewed_bytes()
             for number, piece in enumerate(self.overlay.pieces(category, own)):
                 self.ledger.hold(("state", category, number), category, piece)
         for name, (category, num_bytes) in self.overlay.standing().items():

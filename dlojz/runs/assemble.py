@@ -5,7 +5,8 @@ Layer 5. Invariant: what is damaged is left out, never guessed: losses stop at t
 
 from __future__ import annotations
 
-import math
+import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -13,26 +14,50 @@ from dlojz.config import RunConfig
 from dlojz.footprint import Footprint
 from dlojz.record import MemorySample, RunRecord, Span
 from dlojz.runs.ending import Ending
+from dlojz.runs.expert_loads import loads_of
 from dlojz.runs.logs import visible
 from dlojz.schema import Contract, LabError
 
 Event = Mapping[str, Any]
 Part = TypeVar("Part", bound=Contract)
+Number = TypeVar("Number", int, float)
+MOST = sys.float_info.max
+"""What is greater, or no number, is damaged."""
 
 
 def losses_of(events: Mapping[int, Sequence[Event]]) -> tuple[float, ...]:
     """Finite losses from the first step on; each is the same on all ranks, so any rank that tells it is believed."""
-    by_step: dict[int, float] = {}
-    for _, told in sorted(events.items(), reverse=True):
+    return tuple(told[0] for told in _of_steps(events, "loss", float))
+
+
+def tokens_of(events: Mapping[int, Sequence[Event]]) -> tuple[int, ...]:
+    """Tokens of each step's global batch, as any rank tells them; none of images, or of runs that told none."""
+    return tuple(told[0] for told in _of_steps(events, "tokens", int, least=1))
+
+
+def step_seconds_of(events: Mapping[int, Sequence[Event]]) -> tuple[float, ...]:
+    """Seconds of each step on the rank that took longest."""
+    return tuple(max(told) for told in _of_steps(events, "step_s", float, least=0.0))
+
+
+def _of_steps(
+    events: Mapping[int, Sequence[Event]], key: str, kind: type[Number], least: float = -MOST
+) -> list[list[Number]]:
+    """What the ranks told of each step, rank 0 first, up to the first step that none tells of.
+
+    A step that was done twice, before and after a checkpoint, is as it was done last.
+    """
+    by_step: dict[int, dict[int, Number]] = defaultdict(dict)
+    for rank, told in sorted(events.items()):
         for event in told:
-            step, loss = event.get("step"), event.get("loss")
+            step, value = event.get("step"), event.get(key)
             # An exact test: JSON's true is an int for isinstance.
-            if event["event"] == "step" and type(step) is int and type(loss) is float and math.isfinite(loss):
-                by_step[step] = loss
-    losses: list[float] = []
-    while len(losses) in by_step:
-        losses.append(by_step[len(losses)])
-    return tuple(losses)
+            if event["event"] == "step" and type(step) is int and type(value) is kind and least <= value <= MOST:
+                by_step[step][rank] = value
+    found: list[list[Number]] = []
+    while len(found) in by_step:
+        found.append(list(by_step[len(found)].values()))
+    return found
 
 
 def finished_steps(events: Sequence[Event]) -> int:
@@ -60,10 +85,13 @@ def assemble(
         status=ending.status,
         reason=ending.reason,
         losses=losses_of(events),
+        step_tokens=tokens_of(events),
+        step_s=step_seconds_of(events),
         weights_sha256=_text(_event(events.get(0, ()), "weights").get("sha256")) or None,
         footprints=tuple(footprint for footprint in footprints if footprint is not None),
         spans=tuple(span for rank in sorted(events) for span in _parts(Span, _latest(events[rank]), "spans", "spans")),
         memory_timeline=tuple(_parts(MemorySample, _latest(events.get(0, ())), "memory_timeline", "samples")),
+        expert_loads=loads_of(events),
         environment=_texts(first.get("environment")) | _texts(_event(events.get(0, ()), "device"), only=("device",)),
         started_utc=_text(first.get("time_utc")),
         elapsed_s=max(0.0, elapsed_s),

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Self
 
 from dlojz.config import RunConfig
 from dlojz.footprint import Footprint
-from dlojz.record import RunRecord
+from dlojz.record import ExpertLoad, RunRecord
 from dlojz.runs.assemble import losses_of
+from dlojz.runs.expert_loads import loads_of
 from dlojz.runs.job import read_job
-from dlojz.runs.logs import MAX_LOG_BYTES, read_tail
+from dlojz.runs.logs import read_tail, read_tails
 from dlojz.runs.progress import Progress, wanted
 from dlojz.runs.scheduler import cancel
 from dlojz.runs.state import CANCEL, LOGS, State, is_final, look, read_all_events, read_config
@@ -87,6 +88,11 @@ class Run:
     def losses(self) -> tuple[float, ...]:
         """Loss of every finished step so far."""
         return self.record.losses if self.record else losses_of(read_all_events(self.folder))
+
+    @property
+    def expert_loads(self) -> tuple[ExpertLoad, ...]:
+        """What each mixture of experts did with the tokens of every finished step so far; empty without experts."""
+        return self.record.expert_loads if self.record else loads_of(read_all_events(self.folder))
 
     @property
     def predicted(self) -> Footprint:
@@ -230,10 +236,7 @@ class Run:
             if not 0 <= rank < world_size:
                 raise LabError(f"the run {self.run_id} has ranks 0 to {world_size - 1}, but rank {rank} was received.")
             return read_tail(self.folder / LOGS / f"rank-{rank}.log")
-        names = ["launcher", "slurm", *(f"rank-{rank}" for rank in range(world_size))]
-        share = MAX_LOG_BYTES // len(names) - 32
-        tails = {name: read_tail(self.folder / LOGS / f"{name}.log", share) for name in names}
-        return "\n".join(f"── {name} ──\n{tail.rstrip()}" for name, tail in tails.items() if tail)
+        return read_tails(self.folder / LOGS, ["launcher", "slurm", *(f"rank-{rank}" for rank in range(world_size))])
 
     @property
     def checkpoints(self) -> list[Checkpoint]:

@@ -9,6 +9,7 @@ import errno
 import os
 import stat
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -82,3 +83,15 @@ def last_line(text: str) -> str:
     """The last line that says something, shortened to 300 characters."""
     line = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
     return line if len(line) <= _MAX_LINE_CHARS else f"{line[:_MAX_LINE_CHARS]}…"
+
+
+def read_tails(folder: Path, names: Sequence[str]) -> str:
+    """The ends of several logs under their names, one after the other, which share `MAX_LOG_BYTES` out.
+
+    Args:
+        folder: of the logs.
+        names: without `.log`; one that is empty or not there is left out.
+    """
+    share = MAX_LOG_BYTES // len(names) - 32
+    tails = {name: read_tail(folder / f"{name}.log", share) for name in names}
+    return "\n".join(f"── {name} ──\n{tail.rstrip()}" for name, tail in tails.items() if tail)

@@ -6,7 +6,7 @@ Layer 3. Invariant: `train` measures and never draws or predicts. Importing this
 from __future__ import annotations
 
 from dlojz.config import RunConfig
-from dlojz.optimizer_stages import COMPRESSED
+from dlojz.optimizer_stages import COMMUNICATING
 from dlojz.schema import LabError
 from dlojz.text import say
 
@@ -18,9 +18,8 @@ def check_runnable(config: RunConfig) -> None:
         LabError: naming the field and a value that runs; or why this machine cannot offload to the NVMe folder named.
     """
     runs: dict[str, tuple[object, ...]] = {"precision": ("fp32", "bf16")}
-    optimizers = ("adamw", "momentum", "sgd", "lamb", *COMPRESSED)
-    runs |= {"optimizer": optimizers, "fp32_gradients": (False,), "update": ("auto",), "curriculum": ("none",)}
-    runs |= {"gradient_compression": ("none",), "ep": (1,)}
+    optimizers = ("adamw", "momentum", "sgd", "lamb", *COMMUNICATING)
+    runs |= {"optimizer": optimizers, "fp32_gradients": (False,)}
     layout = config.layout
     if config.optimizer == "lamb" and (layout.zero or layout.tp > 1 or layout.engine == "deepspeed"):
         raise LabError(
@@ -41,6 +40,10 @@ def check_runnable(config: RunConfig) -> None:
                     fr=f"{name}={value!r} n'est encore exécutable par aucun moteur : prenez {name}={legal!r}.",
                 )
             )
+    if config.experts is not None:
+        from dlojz.train.mixtures import check_mixture
+
+        check_mixture(config)
     if config.layout.tp > 1:
         from dlojz.train.tensors import check_tensor
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -23,12 +24,17 @@ from dlojz import data as datasets
 from dlojz import models
 from dlojz.checkpoint_policy import read_policy
 from dlojz.config import RunConfig
+from dlojz.curriculum import length_at
+from dlojz.data.lengths import CutToLength
 from dlojz.data.sampling import MicroBatchSampler, micro_batches
+from dlojz.layout_experts import routing_of
+from dlojz.moe.parallel import mixtures
 from dlojz.record import EventLog, Status
 from dlojz.schema import LabError
 from dlojz.train import engines
 from dlojz.train.clocks import offset_to_first
 from dlojz.train.engines.pipeline import PipelineEngine
+from dlojz.train.mixtures import LoadWatch
 from dlojz.train.probes.probes import Probes
 from dlojz.train.resume import Keeper
 from dlojz.train.stop import StopRequest, ignore_stop_signal
@@ -85,8 +91,8 @@ class SamplerFrom(MicroBatchSampler):
         return islice(super().__iter__(), self._skipped, None)
 
 
-def open_batches(config: RunConfig, dp_rank: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-    """This replica's micro-batches from a step on, without end."""
+def open_batches(config: RunConfig, dp_rank: int, first_step: int = 0) -> CutToLength:
+    """This replica's micro-batches from a step on, without end, their samples as long as their step has them."""
     layout = config.layout
     dataset = datasets.load(
         config.data_name,
@@ -107,19 +113,25 @@ def open_batches(config: RunConfig, dp_rank: int, first_step: int = 0) -> Iterat
         seed=config.seed,
     )
     workers = 4 if config.data_name == "imagenet" else 0
-    return micro_batches(dataset, sampler, num_workers=workers, worker_init_fn=ignore_stop_signal)
+    whole = micro_batches(dataset, sampler, num_workers=workers, worker_init_fn=ignore_stop_signal)
+    length_of = partial(length_at, config) if config.sequence_length is not None else None
+    return CutToLength(whole, length_of, micro_batches=layout.micro_batches, first_step=first_step)
 
 
 def build_model(config: RunConfig) -> torch.nn.Module:
     """The model of a run, with the same weights on every rank and in every layout."""
     torch.manual_seed(config.seed)
-    return models.build(
+    model = models.build(
         config.model,
         image_size=config.image_size,
         sequence_length=config.sequence_length,
         num_classes=config.num_classes,
         checkpointing=config.layout.checkpointing,
+        routing=routing_of(config),
     )
+    for _, mixture in mixtures(model):
+        mixture.auxiliary_scale = 1 / config.layout.micro_batches
+    return model
 
 
 def accumulate(
@@ -200,6 +212,7 @@ def train(
         engine = engines.build(config, model, device)
         del model  # a pipeline rank keeps its stages only
         probes.attach(engine)
+        watch = LoadWatch(engine)
         keeper = Keeper(config, folder, read_policy(folder), events, engine, control)
         with probes.loading():
             first_step = keeper.resume()
@@ -215,17 +228,17 @@ def train(
             if not math.isfinite(loss):
                 ended = (
                     "diverged",
-                    f"the loss became {loss} at step {step}; the weights were not updated with it. "
+                    f"the loss became {loss} at step {step}; the weights were "
+                    f"{'' if config.update == 'in_backward' else 'not '}updated with it. "
                     f"Try a smaller learning rate than {config.learning_rate:g}.",
                 )
                 break
             engine.update()
             step_s = probes.end_step()
-            events.write("step", step=step, loss=loss, step_s=step_s)
-            if step == probes.steady_step and rank == 0:
-                events.write("memory_timeline", samples=[sample.to_dict() for sample in probes.timeline])
-            if step == probes.steady_step or step % FOOTPRINT_EVERY == FOOTPRINT_EVERY - 1:
-                _write_footprint(events, probes, parameters)
+            watch.tell(events, step)
+            tokens = batches.take_tokens() * layout.dp
+            events.write("step", step=step, loss=loss, step_s=step_s, **({"tokens": tokens} if tokens else {}))
+            _tell_measured(events, probes, step, rank, parameters)
             with probes.loading():
                 stopped = keeper.after_step(step + 1, stopping)
             if stopped:
@@ -254,9 +267,15 @@ def _align_clocks(probes: Probes, control: dist.ProcessGroup, events: EventLog) 
     events.write("clock", offset_s=clock.offset_s, uncertainty_s=clock.uncertainty_s)
 
 
+def _tell_measured(events: EventLog, probes: Probes, step: int, rank: int, parameters: int) -> None:
+    if step == probes.steady_step and rank == 0:
+        events.write("memory_timeline", samples=[sample.to_dict() for sample in probes.timeline])
+    if step == probes.steady_step or step % FOOTPRINT_EVERY == FOOTPRINT_EVERY - 1:
+        _write_footprint(events, probes, parameters)
+
+
 def _write_footprint(events: EventLog, probes: Probes, parameters: int) -> None:
-    footprint = probes.footprint(parameters)
-    if footprint is not None:
+    if (footprint := probes.footprint(parameters)) is not None:
         events.write("footprint", footprint=footprint.to_dict())
 
 

@@ -40,6 +40,7 @@ COLLECTIVE_STYLES: dict[str, Style] = {
     "reduce_scatter": Style(GREEN, "\\\\"),
     "broadcast": Style(YELLOW, "xx"),
     "reduce": Style(PURPLE, ".."),
+    "all_to_all": Style(SKY, "||"),
 }
 
 PHASE_STYLES: dict[str, Style] = {

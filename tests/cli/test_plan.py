@@ -95,7 +95,7 @@ def test_a_queue_limits_the_training(capfd: pytest.CaptureFixture[str]) -> None:
         (["--layers", "12"], "missing: --hidden, --heads, --vocabulary, --sequence-length"),
         ([*OWN, "--model", "gpt2"], "too many: --model"),
         (["--why", "tp"], "--why takes fields"),
-        (["--why", "ep=2"], "unknown field 'ep'"),
+        (["--why", "xp=2"], "unknown field 'xp'"),
         (["--cluster", "selene", "--script"], "names no machine file"),
         (["--qos", "qos_gpu_a100-dev"], "say with --steps"),
         (["--qos", "long", "--steps", "5"], "unknown QoS 'long'"),

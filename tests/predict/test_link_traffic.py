@@ -166,5 +166,5 @@ def test_refusals() -> None:
         crossing([], Grid(dp=2))
     with pytest.raises(LabError, match="has 2 ranks in this grid, but all_reduce was told of 4"):
         crossing([[told("all_reduce", "dp", 4)]] * 2, Grid(dp=2))
-    with pytest.raises(LabError, match="'ep' is none of a grid"):
-        crossing([[told("all_reduce", "ep", 2)]] * 2, Grid(dp=2))
+    with pytest.raises(LabError, match="'sp' is none of a grid"):
+        crossing([[told("all_reduce", "sp", 2)]] * 2, Grid(dp=2))

@@ -6,11 +6,16 @@ Layer 3. Invariant: one overlay per engine, each measured against in tests/predi
 from __future__ import annotations
 
 from dlojz.config import RunConfig
-from dlojz.optimizer_stages import COMPRESSED
+from dlojz.optimizer_stages import COMPRESSED, LOCAL
+from dlojz.optimizer_update import IN_PASSES
+from dlojz.predict.overlays import in_backward
 from dlojz.predict.overlays.base import Moments, Overlay
 from dlojz.predict.overlays.compressed import Compressed
 from dlojz.predict.overlays.deepspeed import DeepSpeed, DeepSpeed3, DeepSpeed12
+from dlojz.predict.overlays.experts import DeepSpeedExperts, Experts
 from dlojz.predict.overlays.fsdp2 import FSDP2
+from dlojz.predict.overlays.hooked import HookedDDP
+from dlojz.predict.overlays.local_steps import LocalSteps
 from dlojz.predict.overlays.replicated import DDP, ByHand
 from dlojz.predict.overlays.zero_by_hand import ZeroStage1, ZeroStage2, ZeroStage3
 from dlojz.predict.shapes import ModelShapes
@@ -33,6 +38,14 @@ _OVERLAYS: dict[str, type[Overlay]] = {
 def overlay(config: RunConfig, shapes: ModelShapes, *, dp_rank: int = 0, on_gpu: bool = False) -> Overlay:
     """The overlay of the engine that runs a layout, on one data-parallel rank."""
     kind = Compressed if config.optimizer in COMPRESSED else _OVERLAYS[config.layout.strategy]
+    if config.layout.gradient_compression != "none":
+        kind = HookedDDP
+    if config.optimizer in LOCAL:
+        kind = LocalSteps
+    if config.layout.ep > 1:
+        kind = DeepSpeedExperts if config.layout.engine == "deepspeed" else Experts
+    if config.update in IN_PASSES:
+        kind = in_backward.kind_of(config)
     made = kind(config, shapes)
     made.on_gpu, made.dp_rank = on_gpu, dp_rank
     return made

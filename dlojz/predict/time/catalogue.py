@@ -82,6 +82,9 @@ def _decoder_size(size: GPTSize | LlamaSize, vocabulary: int, tokens: int) -> De
         "heads": size.num_heads,
         "vocabulary": vocabulary,
     }
+    if size.experts is not None:
+        common |= {"experts": size.experts.num_experts, "top_k": size.experts.top_k, "every": size.experts.every}
+        common["capacity_factor"] = size.experts.capacity_factor
     if isinstance(size, GPTSize):
         return DecoderSize(**common, sequence_length=tokens, tied=False)
     return DecoderSize(

@@ -74,6 +74,32 @@ def collective_s(
     return np.where(ranks <= 1, 0.0, np.where(nodes > 1, np.maximum(across, local), local))
 
 
+def all_to_all_s(
+    cluster: Cluster, calibration: Calibration, message_bytes: ArrayLike, ranks: ArrayLike, stride: ArrayLike = 1
+) -> Reals:
+    """Seconds of an all-to-all over `ranks` GPUs that are `stride` apart, while all groups like it do the same.
+
+    Each rank keeps 1/n of its message; within a node (L − 1)/n of it goes over the node's links, and the (n − L)/n for
+    other nodes over the node's network interfaces, which all its GPUs share. The slower of the two sets the time.
+
+    Args:
+        message_bytes: the whole message that one rank hands over.
+        ranks, stride: of the group.
+
+    Source: counted; α and bandwidth of the link for an all-to-all, or across nodes for an all-gather, of `cluster`.
+    """
+    ranks, message = np.asarray(ranks, float), np.asarray(message_bytes, float)
+    inside, nodes = members(cluster, ranks, stride)
+    near = message * inside / np.maximum(ranks, 1)
+    link = cluster.intra.time_s("all_to_all", np.maximum(inside, 2), near) / calibration.intra_efficiency
+    local = np.where(inside > 1, link, 0.0)
+    far = message * (ranks - inside) / np.maximum(ranks, 1)
+    node = cluster.inter.bytes_per_s("all_gather", np.maximum(nodes, 2)) * calibration.inter_efficiency
+    alpha = cluster.inter.alpha_s("all_gather", np.maximum(nodes, 2))
+    across = alpha + cluster.gpus_per_node * far / node
+    return np.where(ranks <= 1, 0.0, np.where(nodes > 1, np.maximum(across, local), local))
+
+
 def neighbour_s(
     cluster: Cluster,
     calibration: Calibration,

@@ -38,6 +38,8 @@ SOFTMAX_BYTES: Final = (4, 6)
 DROPOUT_BYTES: Final = (5, 5)
 """Of the scores, in a kernel of its own."""
 TRANSPOSE_BYTES: Final = (4, 4)
+ROW_BYTES: Final = (8, 8)
+"""Rows set to zero and filled, or read and added up with their weights: written twice, or read twice; counted."""
 LOSS_BYTES: Final = (18, 10)
 """Logits are written in 16 bit, read into fp32 (6); maximum, exponential and sum pass over fp32 (12); backward writes
 fp32 and rounds (10)."""
@@ -85,6 +87,42 @@ def attention_core(size: DecoderSize, cut: Cut) -> tuple[Operator, ...]:
     )
 
 
+def routed_rows(size: DecoderSize) -> float:
+    """Rows that the experts of a layer compute for each token: f·k in a mixture, the mean over the layers.
+
+    Source: Fedus et al. 2021, "Switch Transformers" (arXiv 2101.03961), "expert capacity": f·k·N/E rows of each expert.
+    """
+    return size.capacity_factor * size.top_k / size.every
+
+
+def mixture_operators(size: DecoderSize, cut: Cut) -> tuple[Operator, ...]:
+    """What stands in the place of an MLP: gate, rows laid out for the experts and back, and the experts' products.
+
+    A rank holds E/ep experts, each with the rows of ep ranks. Where not each layer has a mixture, the MLP of the others
+    is here too, each with its share of the layers.
+    """
+    n, h, w, every = tokens(size, cut), size.hidden, size.mlp_width, size.every
+    rows = math.ceil(size.capacity_factor * size.top_k * n * cut.ep / size.experts)
+    held, mlp_in, share = size.experts // cut.ep, 2 * w if size.gated else w, 1 / every
+    routed, plain = routed_rows(size) * n, n * (every - 1) / every
+    of_element = (EAGER_GATE_BYTES if cut.eager else GATE_BYTES) if size.gated else GELU_BYTES
+    found = [
+        product_operator("gate", Product(n, size.experts, h, work=share), kernels=4),
+        _pass("dispatch", routed * h, ROW_BYTES, kernels=3),
+        product_operator("experts, up", Product(rows, mlp_in, h, held, work=share)),
+        _pass("gate of experts" if size.gated else "GeLU of experts", routed * w, of_element),
+        product_operator("experts, down", Product(rows, h, w, held, work=share), kernels=2),
+        _pass("combine", routed * h, ROW_BYTES, kernels=3),
+    ]
+    if every > 1:
+        found += [
+            product_operator("MLP, up", Product(n, mlp_in, h, work=1 - share)),
+            _pass("gate" if size.gated else "GeLU", plain * w, of_element),
+            product_operator("MLP, down", Product(n, h, w, work=1 - share), kernels=2),
+        ]
+    return tuple(found)
+
+
 def layer_operators(size: DecoderSize, cut: Cut) -> tuple[Operator, ...]:
     """One layer: norm, attention, residual, norm, MLP, residual."""
     n, h, w = tokens(size, cut), size.hidden, math.ceil(size.mlp_width / cut.tp)
@@ -93,11 +131,18 @@ def layer_operators(size: DecoderSize, cut: Cut) -> tuple[Operator, ...]:
     whole = n * h / (cut.tp if cut.sequence_parallel else 1)
     mlp_in = 2 * w if size.gated else w
     weights = h * (queries + 2 * keys) + queries * h + h * mlp_in + w * h
+    if size.experts:
+        weights = size.layer_parameters - size.expert_parameters * (cut.ep - 1) // cut.ep
     norm = _pass("norm", whole, EAGER_NORM_BYTES if cut.eager else NORM_BYTES, kernels=8 if cut.eager else 1)
     gate = EAGER_GATE_BYTES if cut.eager else GATE_BYTES
     activation = _pass("gate", n * w, gate) if size.gated else _pass("GeLU", n * w, GELU_BYTES)
     rotation = EAGER_ROTATION_BYTES if cut.eager else ROTATION_BYTES
     rotated = 0 if size.positions == "learned" else n * (queries + keys)
+    mlp: tuple[Operator, ...] = (
+        product_operator("MLP, up", Product(n, mlp_in, h)),
+        activation,
+        product_operator("MLP, down", Product(n, h, w), kernels=2),
+    )
     return (
         norm,
         product_operator("queries, keys, values", Product(n, queries + 2 * keys, h), kernels=2),
@@ -107,9 +152,7 @@ def layer_operators(size: DecoderSize, cut: Cut) -> tuple[Operator, ...]:
         product_operator("projection", Product(n, h, queries), kernels=2),
         _pass("residual", whole, RESIDUAL_BYTES),
         norm,
-        product_operator("MLP, up", Product(n, mlp_in, h)),
-        activation,
-        product_operator("MLP, down", Product(n, h, w), kernels=2),
+        *(mixture_operators(size, cut) if size.experts else mlp),
         _pass("residual", whole, RESIDUAL_BYTES),
         accumulation(weights, cut),
         Operator("collectives", kernels=COLLECTIVE_KERNELS if cut.tp > 1 else 0),

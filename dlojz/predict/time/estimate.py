@@ -63,12 +63,18 @@ def by_stages(layouts: Layouts) -> tuple[Layouts, Integers, list[tuple[int, bool
 def weights_of(workload: Workload, layouts: Layouts, stages: Stages) -> Reals:
     """Weights that one rank of each distinct stage (rows) holds; a tied matrix is on both its stages.
 
+    Experts are shared out over the ep ranks, all else over the tensor-parallel ones.
+
     Source: Narayanan et al. 2021, §2.3: the embedding's copy on the last stage.
     """
     each = np.array([kind.parameters for kind in workload.kinds], float)
     if workload.size is not None and workload.size.tied and stages.order.size > 1:
         each[-1] = workload.size.vocabulary * workload.size.hidden
-    return (stages.counts @ each)[:, None] / layouts.tp
+    experts = np.array([kind.expert_parameters for kind in workload.kinds], float)
+    if not experts.any():
+        return (stages.counts @ each)[:, None] / layouts.tp
+    shared = (stages.counts @ experts)[:, None]
+    return ((stages.counts @ each)[:, None] - shared) / layouts.tp + shared / layouts.ep
 
 
 def estimate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Estimates:

@@ -39,7 +39,7 @@ BLOCKED_FROM_GPUS: Final = 320
 Source: bigscience-workshop/bigscience, chronicles-prequel.md, "dealing with JZ hanging on the large model".
 """
 _DEFAULTS: Final[dict[str, Any]] = {
-    "dp": 1, "tp": 1, "pp": 1, "cp": 1, "zero": 0, "zero_shards": 0, "micro_batch": 1, "micro_batches": 1,
+    "dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "zero": 0, "zero_shards": 0, "micro_batch": 1, "micro_batches": 1,
     "chunks": 1, "sequence_parallel": 0, "fused_attention": 0, "embedding_slots": 0, "overlap": 0, "gradient_bytes": 2,
     "fused_accumulation": 1, "blocking": 0, "eager": 0, "asynchronous": 0,
     "checkpointing": "none", "schedule": "1f1b", "offload": "none", "engine": "megatron",
@@ -52,6 +52,7 @@ class Layouts:
 
     Attributes:
         dp, tp, pp, cp: degrees; their product is the number of GPUs.
+        ep: so many of the dp · cp ranks share the experts of a mixture out.
         zero: stage, 0 to 3.
         zero_shards: ranks that states are sharded over (0: dp · cp).
         micro_batch, micro_batches: samples of one forward; forwards of one replica in a step.
@@ -71,6 +72,7 @@ class Layouts:
     tp: Integers
     pp: Integers
     cp: Integers
+    ep: Integers
     zero: Integers
     zero_shards: Integers
     micro_batch: Integers
@@ -112,7 +114,7 @@ class Layouts:
                     fr=f"toutes les colonnes de layouts doivent avoir la même longueur, mais {lengths} a été reçu.",
                 )
             ) from None
-        for name in ("dp", "tp", "pp", "cp", "micro_batch", "micro_batches", "chunks"):
+        for name in ("dp", "tp", "pp", "cp", "ep", "micro_batch", "micro_batches", "chunks"):
             if arrays[name].size and arrays[name].min() < 1:
                 raise LabError(
                     say(

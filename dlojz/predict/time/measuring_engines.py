@@ -141,6 +141,7 @@ def _pairs() -> Iterator[tuple[Timed, Call, Call]]:
         messages = 2 * pairs
         yield Timed("dtensor", (messages,), 0.0, f"dtensor {messages}"), step(_layers(pairs)), step(_split(pairs))
 
+
 def _forward_twice(model: Any, x: Any) -> Call:
     """A step with a second forward: what recomputing computes, without what keeps its books."""
 

@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from dlojz.predict.time.decoder import routed_rows
 from dlojz.predict.time.engines import habit
 from dlojz.predict.time.layouts import CHECKPOINTING, ENGINES, OFFLOAD, SCHEDULES, Layouts, Reals
 from dlojz.predict.time.stages import Stages
@@ -96,14 +97,18 @@ def layer_activation_bytes(workload: Workload, layouts: Layouts) -> Reals:
     sbh(10 + 24/t + 5as/(ht)) for the classic layer, all over t with sequence parallelism; without the last term where
     attention's core is computed again or fused; 2sbh with full checkpointing.
 
-    Source: Korthikanti et al. 2022, table 2; for gated MLPs and grouped queries the same count of saved inputs.
+    Source: Korthikanti et al. 2022, table 2; for gated MLPs, grouped queries and experts the same count of saved
+    inputs.
     """
     size = workload.size
     assert size is not None
     t, tokens = layouts.tp, layouts.micro_batch * size.sequence_length / layouts.cp
     h, keys = size.hidden, size.kv_heads * size.head_size
     whole = (10 if size.biased else 8) * h / np.where(layouts.sequence_parallel > 0, t, 1)
-    split = (4 * h + 4 * keys + (6 if size.gated else 4) * size.mlp_width) / t
+    hidden: float = (6 if size.gated else 4) * size.mlp_width
+    if size.experts:  # of each row its input, the hidden layer, and the output that is weighed
+        hidden = routed_rows(size) * (hidden + 4 * h) + (1 - 1 / size.every) * hidden
+    split = (4 * h + 4 * keys + hidden) / t
     core = (layouts.fused_attention > 0) | (layouts.checkpointing == CHECKPOINTING.index("selective"))
     scores = np.where(core, 0.0, 5.0 * size.heads * size.sequence_length / t)
     full = 2 * h / np.where(layouts.sequence_parallel > 0, t, 1)
@@ -113,17 +118,22 @@ def layer_activation_bytes(workload: Workload, layouts: Layouts) -> Reals:
     return tokens * np.where(layouts.checkpointing == CHECKPOINTING.index("full"), full, kept)
 
 
-def states_of(weights: Reals, layouts: Layouts) -> tuple[Reals, Reals, Reals, Reals]:
+def states_of(weights: Reals, layouts: Layouts, spread: Reals | float = 1.0) -> tuple[Reals, Reals, Reals, Reals]:
     """Bytes of weights, gradients and optimizer on the device, and of what is in the host's memory.
 
     16-bit weights (or fp32 ones, which need no master copy), gradients of `gradient_bytes`, 12 of Adam; sharded from
     stage 3, 2 and 1 on. DeepSpeed's pipeline engine keeps an fp32 gradient of its shard; where it accumulates in fp32
     it keeps the 16-bit gradients too.
 
+    Args:
+        weights: on one rank, before ZeRO shares them out.
+        spread: over how many times as many the share of a rank is taken: experts that ep ranks have shared out already
+            are sharded over so many ranks fewer.
+
     Source: Rajbhandari et al. 2020, §5; DeepSpeed, `stage_1_and_2.py` and `bf16_optimizer.py`; offload as in
     `dlojz.predict.state_forms.bytes_per_parameter`.
     """
-    d = layouts.zero_shards
+    d = layouts.zero_shards / spread
     zero, moved = layouts.zero, layouts.offload
     is_deepspeed = layouts.engine == ENGINES.index("megatron-deepspeed")
     element = layouts.element_bytes
@@ -139,6 +149,12 @@ def states_of(weights: Reals, layouts: Layouts) -> tuple[Reals, Reals, Reals, Re
     of_gradient = np.where(offloaded & (zero >= 2), 0.0, of_gradient)
     of_weight = np.where(moved == OFFLOAD.index("all"), 0.0, of_weight)
     return weights * of_weight, weights * of_gradient, weights * of_adam, weights * host
+
+
+def spread_of(workload: Workload, layouts: Layouts, counts: Reals, weights: Reals) -> Reals | float:
+    """By how much what ZeRO shares out over dp · cp ranks exceeds what one rank of a stage holds; 1 without experts."""
+    experts = float(counts @ np.array([kind.expert_parameters for kind in workload.kinds], float))
+    return 1.0 + experts * (1 - 1 / layouts.ep) / weights if experts else 1.0
 
 
 def memories_of(workload: Workload, layouts: Layouts, stages: Stages, weights: Reals) -> Memories:
@@ -168,7 +184,7 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, held: Real
         held: micro-batches' worth of them that are kept at most.
         weights: of the stage, on one rank.
     """
-    own, gradients, adam, host = states_of(weights, layouts)
+    own, gradients, adam, host = states_of(weights, layouts, spread_of(workload, layouts, counts, weights))
     size = workload.size
     is_deepspeed = layouts.engine == ENGINES.index("megatron-deepspeed")
     temporary = np.minimum(TEMPORARY_BYTES, 2.0 * weights)

@@ -13,7 +13,7 @@ import numpy as np
 
 from dlojz.hardware import Cluster, Collective, Precision
 from dlojz.predict.time.calibration import Calibration
-from dlojz.predict.time.communication import collective_s
+from dlojz.predict.time.communication import all_to_all_s, collective_s
 from dlojz.predict.time.engines import habit
 from dlojz.predict.time.layouts import CHECKPOINTING, Integers, Layouts, Reals, element_bytes
 from dlojz.predict.time.operators import operators_s
@@ -46,7 +46,7 @@ def cuts_of(layouts: Layouts) -> tuple[list[Cut], Integers]:
     """The distinct cuts of many layouts, and which one each layout has."""
     names = (
         "micro_batch", "tp", "cp", "sequence_parallel", "fused_attention", "gradient_bytes", "fused_accumulation",
-        "blocking", "eager",
+        "blocking", "eager", "ep",
     )  # fmt: skip
     columns = [getattr(layouts, name) for name in names]
     key = np.zeros(len(layouts), np.int64)
@@ -54,8 +54,8 @@ def cuts_of(layouts: Layouts) -> tuple[list[Cut], Integers]:
         key = key * (int(column.max(initial=0)) + 1) + column
     _, first, place = np.unique(key, return_index=True, return_inverse=True)
     cuts = [
-        Cut(mb, tp, cp, bool(sp), bool(fused), size, bool(adds), bool(blocks), bool(eager))
-        for mb, tp, cp, sp, fused, size, adds, blocks, eager in zip(
+        Cut(mb, tp, cp, bool(sp), bool(fused), size, bool(adds), bool(blocks), bool(eager), ep)
+        for mb, tp, cp, sp, fused, size, adds, blocks, eager, ep in zip(
             *(column[first].tolist() for column in columns), strict=True
         )
     ]
@@ -84,10 +84,10 @@ def message_times(
 
     Tensor parallelism: `sums` all-reduces of the boundary tensor, with sequence parallelism as a reduce-scatter and an
     all-gather each. Context parallelism: keys and values go around the ring once forward, and twice (with their
-    gradients) backward.
+    gradients) backward. Expert parallelism: two all-to-alls of all rows forward, and two backward.
 
     Source: Shoeybi et al. 2019 (arXiv 1909.08053), §3; Korthikanti et al. 2022, §4.2.2; Liu et al. 2023 (arXiv
-    2310.01889), §3.
+    2310.01889), §3; Lepikhin et al. 2020 (arXiv 2006.16668), for dispatch and combine.
     """
     size = element_bytes(precision)
     message = size * kind.elements * cut.micro_batch / cut.cp
@@ -101,7 +101,11 @@ def message_times(
     if cut.cp > 1 and kind.ring_elements:
         keys = size * kind.ring_elements * cut.micro_batch / cut.tp
         ring = float(collective_s("all_gather", cluster, calibration, keys, cut.cp, cut.tp))
-    return kind.sums[0] * one + ring, kind.sums[1] * one + 2 * ring
+    exchanged = 0.0
+    if cut.ep > 1 and kind.exchange_elements:
+        rows = size * kind.exchange_elements * cut.micro_batch / cut.cp
+        exchanged = 2 * float(all_to_all_s(cluster, calibration, rows, cut.ep, cut.tp))
+    return kind.sums[0] * one + ring + exchanged, kind.sums[1] * one + 2 * ring + exchanged
 
 
 def passes_of(workload: Workload, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Passes:

@@ -16,7 +16,7 @@ from dlojz.hardware import Cluster, Collective
 from dlojz.predict.time.calibration import Calibration
 from dlojz.predict.time.communication import collective_s, neighbour_s
 from dlojz.predict.time.engines import habit, unlimited
-from dlojz.predict.time.layouts import OFFLOAD, SCHEDULES, Layouts, Reals
+from dlojz.predict.time.layouts import OFFLOAD, SCHEDULES, Integers, Layouts, Reals
 from dlojz.predict.time.passes import Passes
 from dlojz.predict.time.stages import Stages
 from dlojz.predict.time.workload import Workload
@@ -85,7 +85,7 @@ def boundary_s(workload: Workload, cluster: Cluster, layouts: Layouts, calibrati
 
 
 def gathered_s(
-    weights: Reals, cluster: Cluster, layouts: Layouts, calibration: Calibration
+    weights: Reals, cluster: Cluster, layouts: Layouts, calibration: Calibration, ep: Integers | int = 1
 ) -> tuple[Reals, Reals, Reals]:
     """Seconds of data parallelism: (once per step, before or after; per micro-batch, beside it; last backward's).
 
@@ -93,9 +93,13 @@ def gathered_s(
     weights (1 and 2; with 2, DeepSpeed does the former after every micro-batch), with 3 two all-gathers of the weights
     and one reduce-scatter for every micro-batch, unless a pipeline keeps the weights gathered (torchtitan, Llama 3).
 
+    Args:
+        weights: of the stage, on one rank.
+        ep: ranks that have shared these weights out already, neighbours on the data axis: only the others hold them.
+
     Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §7; ZeRO-2 under accumulation: DeepSpeed, `stage_1_and_2.py`.
     """
-    ranks, stride = layouts.dp * layouts.cp, layouts.tp
+    ranks, stride = layouts.dp * layouts.cp / ep, layouts.tp * ep
     gradients, halves = weights * layouts.gradient_bytes, layouts.element_bytes * weights
 
     def of(collective: Collective, message: Reals, interfaces: Reals | float = np.inf) -> Reals:
@@ -193,7 +197,13 @@ def parts_of(
         counts @ each
         for each in (passes.forward, passes.backward, passes.again, passes.tensor_forward + passes.tensor_backward)
     )
-    once, every, last = gathered_s(weights, cluster, layouts, calibration)
+    experts = float((counts @ np.array([kind.expert_parameters for kind in workload.kinds], float)).max()) / layouts.ep
+    once, every, last = gathered_s(weights - experts, cluster, layouts, calibration)
+    if experts.any():
+        of_experts = gathered_s(experts, cluster, layouts, calibration, layouts.ep)
+        once, every, last = (one + other for one, other in zip((once, every, last), of_experts, strict=True))
+    # What ZeRO shares out is shared over fewer ranks for experts: as if a rank held those of all ep ranks.
+    updated = weights + np.where(layouts.zero > 0, experts * (layouts.ep - 1), 0.0)
     every = every + fetched_s(weights, layouts)
     overlap = np.where((layouts.overlap > 0) | (layouts.zero == 3), calibration.overlap, 0.0)
     work = forward + backward + again + tensor + 2 * boundary
@@ -214,6 +224,6 @@ def parts_of(
         pipeline=2 * m * boundary,
         bubble=rest,
         data=before + m * exposed + after,
-        optimizer=update_s(weights, cluster, layouts, calibration),
+        optimizer=update_s(updated, cluster, layouts, calibration),
         constant=np.full(len(layouts), calibration.step_s),
     )

@@ -12,7 +12,7 @@ from functools import cache
 from typing import NamedTuple
 
 from dlojz.evidence import DecoderSize
-from dlojz.predict.time.decoder import embedding_operators, layer_operators, logit_operators
+from dlojz.predict.time.decoder import embedding_operators, layer_operators, logit_operators, routed_rows
 from dlojz.predict.time.operators import Operator
 from dlojz.schema import LabError
 from dlojz.text import say
@@ -30,6 +30,7 @@ class Cut(NamedTuple):
         fused_accumulation: the product of the weights' gradient adds to what is there, without a pass of its own.
         blocking: the host waits for each kernel (`CUDA_LAUNCH_BLOCKING=1`).
         eager: norms, rotations and gates are many kernels, in fp32.
+        ep: ranks that share the experts of a mixture out.
     """
 
     micro_batch: int
@@ -41,6 +42,7 @@ class Cut(NamedTuple):
     fused_accumulation: bool = True
     blocking: bool = False
     eager: bool = False
+    ep: int = 1
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Kind:
         ring_elements: keys and values of one sample, which context-parallel ranks hand on.
         sums: all-reduces of such a tensor per forward and per backward, with tensor parallelism.
         recomputed: whether full checkpointing computes it again.
+        expert_parameters: those of its parameters that expert parallelism shares out.
+        exchange_elements: of the buffer of rows that one sample hands to each all-to-all of its experts.
     """
 
     name: str
@@ -67,6 +71,8 @@ class Kind:
     sums: tuple[int, int] = (2, 2)
     ring_elements: int = 0
     recomputed: bool = True
+    expert_parameters: int = 0
+    exchange_elements: float = 0.0
 
     def repeated(self) -> Kind:
         """The same with one more."""
@@ -122,6 +128,8 @@ def decoder_workload(size: DecoderSize) -> Workload:
                 lambda cut: layer_operators(size, cut),
                 elements,
                 ring_elements=2 * size.sequence_length * size.kv_heads * size.head_size,
+                expert_parameters=size.expert_parameters,
+                exchange_elements=routed_rows(size) * elements if size.experts else 0.0,
             ),
             Kind("logits", 1, logits, lambda cut: logit_operators(size, cut), elements, (0, 1), recomputed=False),
         ),

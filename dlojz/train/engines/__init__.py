@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dlojz.config import RunConfig, Strategy
-from dlojz.optimizer_stages import COMPRESSED
+from dlojz.optimizer_stages import COMMUNICATING
 from dlojz.pipeline.executable import ASYNCHRONOUS
 from dlojz.train.engines.base import Engine
 
@@ -34,14 +34,19 @@ _PIPELINES = {
     "by_hand": "pipeline_by_hand.ByHandPipelineEngine",
     "deepspeed": "deepspeed_pipeline.DeepSpeedPipelineEngine",
 }
+_EXPERTS = {"by_hand": "experts.ExpertEngine", "deepspeed": "deepspeed_experts.DeepSpeedExpertEngine"}
 
 
 def build(config: RunConfig, model: nn.Module, device: torch.device) -> Engine:
     """The engine that runs the layout of `config`, around a model every rank has built with the same weights."""
     if config.layout.pp > 1:
         return _build_pipeline(config, model, device)
-    if config.optimizer in COMPRESSED:
+    if config.layout.ep > 1:
+        return _engine(_EXPERTS[config.layout.engine])(config, model, device)
+    if config.optimizer in COMMUNICATING:
         return _engine("communicating.CommunicatingEngine")(config, model, device)
+    if config.update == "in_backward" and config.layout.strategy == "by_hand":
+        return _engine("in_backward.ByHandInBackwardEngine")(config, model, device)
     return _engine(_ENGINES[config.layout.strategy])(config, model, device)
 
 

@@ -49,16 +49,22 @@ _HOST_BUFFERS = (
 """Attributes of DeepSpeed's optimizers that are in host memory once the optimizer is offloaded."""
 
 
+def load_deepspeed(device: torch.device) -> Any:
+    """The library, told where it trains."""
+    os.environ.setdefault("DS_ACCELERATOR", device.type)
+    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))  # DeepSpeed insists on it, whatever the launcher
+    import deepspeed
+
+    # An inference-only shared-memory operator that DeepSpeed would compile for 40 s at its first start.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
 class DeepSpeedEngine(Engine):
     """DeepSpeed with the ZeRO stage of the layout."""
 
     def __init__(self, config: RunConfig, model: nn.Module, device: torch.device) -> None:
-        os.environ.setdefault("DS_ACCELERATOR", device.type)
-        os.environ.setdefault("LOCAL_RANK", str(device.index or 0))  # DeepSpeed insists on it, whatever the launcher
-        import deepspeed
-
-        # An inference-only shared-memory operator that DeepSpeed would compile for 40 s at its first start.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        deepspeed = load_deepspeed(device)
         self.config, self.device, self.module = config, device, model.to(device)
         self.axes = Axes(config.layout, device)
         optimizer = make_optimizer(config, self.module.parameters())

@@ -14,7 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlojz.config import RunConfig
+from dlojz.curriculum import first_whole_step
 from dlojz.footprint import Footprint, Phases
+from dlojz.optimizer_stages import SETTLING_STEPS, sending_interval, settled_step
 from dlojz.record import MemorySample
 from dlojz.train.engines.base import Engine
 from dlojz.train.probes.clock import PhaseClock
@@ -22,9 +24,10 @@ from dlojz.train.probes.communication import traffic_of
 from dlojz.train.probes.memory import MemoryProbe
 from dlojz.train.probes.trace import StorageTrace
 
-TRACED_STEPS = 3
+TRACED_STEPS = SETTLING_STEPS + 1
 """Step 0 makes the optimizer states, step 1 lets DDP and DeepSpeed settle their buckets, step 2 is the steady one. Of
-an optimizer of two stages it is the second step of the second stage; what lies between is not traced."""
+an optimizer of two stages it is the second step of the second stage, of one whose replicas go alone a step after which
+they meet, of a curriculum the second with whole samples; what lies between is not traced."""
 NO_STEP = -1
 
 
@@ -78,8 +81,8 @@ class Probes:
             self.steady_step = self._steady_from(step)
 
     def _steady_from(self, step: int) -> int:
-        last = self.config.steps - 1
-        return min(max(step + TRACED_STEPS - 1, (self.config.warmup_steps or 0) + 1), last)
+        whole = first_whole_step(self.config) if self.config.curriculum != "none" else 0
+        return settled_step(self.config, step, at_least=whole + 1)
 
     def _phase_begins(self, phase: str) -> None:
         if not self._tracing or self._engine is None:
@@ -139,7 +142,9 @@ class Probes:
             source="measured",
             rank=self.rank,
             memory=memory,
-            communication=traffic_of(self.trace.trace.calls, self.steady_step),
+            communication=traffic_of(
+                self.trace.trace.calls, self.steady_step, dp_every_steps=sending_interval(self.config)
+            ),
             step_flops=self.trace.trace.flops_of_step.get(self.steady_step, 0),
         )
 

@@ -98,9 +98,9 @@ _FUNCTIONAL = {
 }
 
 _BETWEEN_STAGES = ("send", "recv")
-_OF_ACTIVATIONS = ("pp", "tp")
-"""What crosses from stage to stage, or between the ranks that share a layer, are activations, no buffers of the
-communication."""
+_OF_ACTIVATIONS = ("pp", "tp", "ep")
+"""What crosses from stage to stage, or between the ranks that share a layer or its experts, are activations, no buffers
+of the communication."""
 
 
 def _flash_for_cpu(query: Tensor, key: Tensor, value: Tensor, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
