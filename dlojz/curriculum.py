@@ -108,7 +108,7 @@ def stages_of(written: str) -> tuple[tuple[int, int], ...]:
             say(
                 en="curriculum_lengths is a list of lengths and their last steps such as 16:100,32:200, but "
                 f"{written[:60]!r} was received.",
-                fr="curriculum_lengths est une liste de longueurs et de leurs dernières étapes, comme 16:100,32:200, "
+                fr="curriculum_lengths est une liste de longueurs et de leurs derniers pas, comme 16:100,32:200, "
                 f"mais {written[:60]!r} a été reçu.",
             )
         )

@@ -149,8 +149,8 @@ def _pacing_misfit(config: RunConfig, whole: int) -> str | None:
         return say(
             en=f"curriculum_steps={steps} ends beyond the {config.steps} steps of the run, whose samples would never "
             f"be whole: use at most {config.steps}, or more steps.",
-            fr=f"curriculum_steps={steps} finit au-delà des {config.steps} étapes de l’entraînement, dont les "
-            f"échantillons ne seraient jamais entiers : prenez au plus {config.steps}, ou davantage d’étapes.",
+            fr=f"curriculum_steps={steps} finit au-delà des {config.steps} pas de l’entraînement, dont les "
+            f"échantillons ne seraient jamais entiers : prenez au plus {config.steps}, ou davantage de pas.",
         )
     return None
 
@@ -161,12 +161,12 @@ def _stages_misfit(config: RunConfig, whole: int) -> str | None:
         return say(
             en="curriculum='discrete' needs its lengths and their last steps: give curriculum_lengths, such as "
             "16:100,32:200.",
-            fr="curriculum='discrete' demande ses longueurs et leurs dernières étapes : donnez curriculum_lengths, "
+            fr="curriculum='discrete' demande ses longueurs et leurs derniers pas : donnez curriculum_lengths, "
             "par exemple 16:100,32:200.",
         )
     stages = stages_of(config.curriculum_lengths)
     lengths, last_steps = [0, *(length for length, _ in stages), whole], [0, *(last for _, last in stages)]
-    rising = {say(en="lengths", fr="les longueurs"): lengths, say(en="steps", fr="les étapes"): last_steps}
+    rising = {say(en="lengths", fr="les longueurs"): lengths, say(en="steps", fr="les pas"): last_steps}
     for what, values in rising.items():
         before, after = next((pair for pair in pairwise(values) if pair[1] <= pair[0]), (0, 1))
         if after <= before:
@@ -185,8 +185,8 @@ def _stages_misfit(config: RunConfig, whole: int) -> str | None:
         return say(
             en=f"curriculum_lengths={config.curriculum_lengths} ends beyond the {config.steps} steps of the run, whose "
             f"samples would never be whole: end it at step {config.steps - 1} at most, or take more steps.",
-            fr=f"curriculum_lengths={config.curriculum_lengths} finit au-delà des {config.steps} étapes de "
-            f"l’entraînement, dont les échantillons ne seraient jamais entiers : terminez-le à l’étape "
-            f"{config.steps - 1} au plus, ou prenez davantage d’étapes.",
+            fr=f"curriculum_lengths={config.curriculum_lengths} finit au-delà des {config.steps} pas de "
+            f"l’entraînement, dont les échantillons ne seraient jamais entiers : terminez-le au pas "
+            f"{config.steps - 1} au plus, ou prenez davantage de pas.",
         )
     return None

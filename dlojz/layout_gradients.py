@@ -36,7 +36,7 @@ def begins_anew(steps: int) -> str:
         en=f"a checkpoint keeps no errors of PowerSGD, as they belong to DDP's buckets: the next {steps} steps send "
         "their gradients in full, and compression then begins anew.",
         fr=f"un checkpoint ne garde pas les erreurs de PowerSGD, qui appartiennent aux buckets de DDP : les {steps} "
-        "prochaines étapes envoient leurs gradients en entier, puis la compression repart de zéro.",
+        "prochains pas envoient leurs gradients en entier, puis la compression repart de zéro.",
     )
 
 

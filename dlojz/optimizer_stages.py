@@ -118,7 +118,7 @@ def check_stages(warmup_steps: int, total_steps: int | None) -> None:
                 en=f"warmup_steps={warmup_steps} leaves nothing to compress in a run of {total_steps} steps: use at "
                 f"most {most}, or more steps; 15 to 25 % of the run is usual.",
                 fr=f"warmup_steps={warmup_steps} ne laisse rien à compresser dans un entraînement de {total_steps} "
-                f"étapes : prenez au plus {most}, ou davantage d’étapes ; 15 à 25 % de l’entraînement est l’usage.",
+                f"pas : prenez au plus {most}, ou davantage de pas ; 15 à 25 % de l’entraînement est l’usage.",
             )
         )
 
@@ -134,7 +134,7 @@ def check_local_steps(local_steps: int, total_steps: int | None) -> None:
             say(
                 en=f"local_steps must be at least 1, but {local_steps} was received: it is the steps from one meeting "
                 "of the replicas to the next.",
-                fr=f"local_steps doit valoir au moins 1, mais {local_steps} a été reçu : ce sont les étapes d’une "
+                fr=f"local_steps doit valoir au moins 1, mais {local_steps} a été reçu : ce sont les pas d’une "
                 "rencontre des répliques à la suivante.",
             )
         )
@@ -143,8 +143,8 @@ def check_local_steps(local_steps: int, total_steps: int | None) -> None:
             say(
                 en=f"local_steps={local_steps} is longer than the run of {total_steps} steps: use at most "
                 f"{total_steps}, or more steps.",
-                fr=f"local_steps={local_steps} dépasse l’entraînement de {total_steps} étapes : prenez au plus "
-                f"{total_steps}, ou davantage d’étapes.",
+                fr=f"local_steps={local_steps} dépasse l’entraînement de {total_steps} pas : prenez au plus "
+                f"{total_steps}, ou davantage de pas.",
             )
         )
 
@@ -203,7 +203,7 @@ def optimizer_misfit(config: RunConfig) -> str | None:
             en=f"local_steps={config.local_steps} was received, but the replicas of {name} meet in every step: use it "
             f"with {', '.join(LOCAL)}, or leave it out.",
             fr=f"local_steps={config.local_steps} a été reçu, mais les répliques de {name} se rencontrent à chaque "
-            f"étape : prenez-le avec {', '.join(LOCAL)}, ou retirez-le.",
+            f"pas : prenez-le avec {', '.join(LOCAL)}, ou retirez-le.",
         )
     if name not in COMMUNICATING:
         return None

@@ -54,7 +54,7 @@ class Trajectory(Contract):
                 raise LabError(
                     say(
                         en=f"a trajectory of {steps} losses has {entries} {name}: give one of each per step.",
-                        fr=f"une trajectoire de {steps} losses a {entries} {name} : donnez-en une par étape.",
+                        fr=f"une trajectoire de {steps} pertes a {entries} {name} : donnez-en une par pas.",
                     )
                 )
         return self

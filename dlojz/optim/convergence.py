@@ -48,8 +48,8 @@ class Curves:
                 say(
                     en=f"the curves of {self.optimizer!r} need at least one seed, and as many steps of each, but "
                     f"{counts} steps were received.",
-                    fr=f"les courbes de {self.optimizer!r} demandent au moins une graine, et autant d’étapes pour "
-                    f"chacune, mais {counts} étapes ont été reçues.",
+                    fr=f"les courbes de {self.optimizer!r} demandent au moins une graine, et autant de pas pour "
+                    f"chacune, mais {counts} pas ont été reçues.",
                 )
             )
 

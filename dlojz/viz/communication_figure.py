@@ -78,7 +78,7 @@ def communication_figure(
         6.4,
         say(
             en=f"Bytes sent per step against the gap of the final loss, and the step's time over links, of: {names}",
-            fr=f"Octets envoyés par étape et écart de la perte finale, durée de l’étape selon le lien, de : {names}",
+            fr=f"Octets envoyés par pas et écart de la perte finale, durée du pas selon le lien, de : {names}",
         ),
     )
     columns = figure.subplots(1, 2) if timed else [figure.subplots()]
@@ -124,7 +124,7 @@ def _pareto(axes: Axes, ways: Sequence[Way], judged: Mapping[str, Way]) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(
-        say(en="sent by each rank per step, mean of the run", fr="envoyé par rang et par étape, en moyenne")
+        say(en="sent by each rank per step, mean of the run", fr="envoyé par rang et par pas, en moyenne")
     )
     axes.set_ylabel(
         say(en="final loss: gap to sending everything (%)", fr="perte finale : écart à l’envoi complet (%)")
@@ -160,12 +160,12 @@ def _links(axes: Axes, ways: Sequence[Way], timed: Sequence[Way], latency_s: flo
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(say(en="bandwidth of the link (Gbit/s)", fr="débit du lien (Gbit/s)"))
-    axes.set_ylabel(say(en="step (ms)", fr="étape (ms)"))
+    axes.set_ylabel(say(en="step (ms)", fr="pas (ms)"))
     microseconds = f"{1e6 * latency_s:g}"
     axes.set_title(
         say(
             en=f"The step over slower links, predicted\n(measured here, plus α–β with α = {microseconds} µs)",
-            fr=f"L’étape sur des liens plus lents, prédite\n(mesurée ici, plus α–β avec α = {microseconds} µs)",
+            fr=f"Le pas sur des liens plus lents, prédit\n(mesuré ici, plus α–β avec α = {microseconds} µs)",
         ),
         fontsize=11,
     )

@@ -71,7 +71,7 @@ def convergence_figure(
         _losses(losses, title, curves)
         _gaps(gaps, curves, tolerance)
     for axes in panels[-1]:
-        axes.set_xlabel(say(en="step", fr="étape"))
+        axes.set_xlabel(say(en="step", fr="pas"))
     return finish(figure, path)
 
 
@@ -132,7 +132,7 @@ def _losses(axes: Axes, title: str, curves: Sequence[Curves]) -> None:
     _freeze(axes, curves, said=True)
     plain(axes)
     window = curves[0].window
-    axes.set_ylabel(say(en=f"loss, mean of {window} steps", fr=f"perte, moyenne de {window} étapes"))
+    axes.set_ylabel(say(en=f"loss, mean of {window} steps", fr=f"perte, moyenne de {window} pas"))
     axes.set_title(visible(title), loc="left", fontsize=10, fontweight="bold")
     heading = say(en="median over the seeds (at the end)", fr="médiane sur les graines (à la fin)")
     axes.legend(frameon=False, fontsize=8, title=heading, title_fontsize=8, alignment="left", handlelength=3.5)
@@ -182,7 +182,7 @@ def _freeze(axes: Axes, curves: Sequence[Curves], *, said: bool) -> None:
     for step in sorted({one.frozen_at for one in curves if one.frozen_at is not None}):
         axes.axvline(step, color="#666666", linewidth=1, linestyle=":")
         if said:
-            text = say(en=f" variance frozen\n from step {step}", fr=f" variance gelée\n dès l’étape {step}")
+            text = say(en=f" variance frozen\n from step {step}", fr=f" variance gelée\n dès le pas {step}")
             axes.text(step, 0.03, text, transform=axes.get_xaxis_transform(), fontsize=8, color="#444444")
 
 

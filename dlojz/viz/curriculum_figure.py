@@ -52,7 +52,7 @@ def curriculum_figure(
         raise LabError(
             say(
                 en="the figure needs one trial or more, each with a step: train first.",
-                fr="la figure demande au moins un essai, avec une étape chacun : entraînez d’abord.",
+                fr="la figure demande au moins un essai, avec un pas chacun : entraînez d’abord.",
             )
         )
     watched = all(one.variance_max for ones in trials.values() for one in ones)
@@ -70,10 +70,11 @@ def curriculum_figure(
         rest = rest[1:]
     for axes in rest:
         axes.set_visible(False)
-    handles = [
-        Line2D([], [], color=color, linestyle=dashes, marker=marker, label=visible(name))
+    looks: dict[str, dict[str, Any]] = {
+        name: {"color": color, "linestyle": dashes, "marker": marker}
         for name, (color, dashes, marker) in styles.items()
-    ]
+    }
+    handles = [Line2D([], [], label=visible(name), **look) for name, look in looks.items()]
     figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 4), frameon=False)
     return finish(figure, path)
 
@@ -93,7 +94,7 @@ def pacing_figure(runs: Mapping[str, RunConfig], path: str | Path | None = None)
     named = ", ".join(runs)
     alt = say(
         en=f"Tokens per sample and tokens read against the step, for {named}.",
-        fr=f"Tokens par échantillon et tokens lus selon l’étape, pour {named}.",
+        fr=f"Tokens par échantillon et tokens lus selon le pas, pour {named}.",
     )
     figure = new_figure(11.5, 3.8, alt)
     lengths, totals = figure.subplots(1, 2)
@@ -111,7 +112,7 @@ def pacing_figure(runs: Mapping[str, RunConfig], path: str | Path | None = None)
         (totals, say(en="tokens read (thousands)", fr="tokens lus (milliers)")),
     ):
         plain(axes)
-        axes.set_xlabel(say(en="step", fr="étape"))
+        axes.set_xlabel(say(en="step", fr="pas"))
         axes.set_ylabel(label)
         axes.set_ylim(bottom=0)
         decimal_marks(axes.yaxis)
@@ -127,7 +128,7 @@ def _alt(trials: Mapping[str, Sequence[Trajectory]]) -> str:
     listed = ", ".join(parts)
     return say(
         en=f"Loss against tokens and against time; median of the last losses: {listed}.",
-        fr=f"Loss selon les tokens et selon le temps ; médiane des dernières losses : {listed}.",
+        fr=f"Perte selon les tokens et selon le temps ; médiane des dernières pertes : {listed}.",
     )
 
 
@@ -146,8 +147,8 @@ def _seconds(one: Trajectory) -> list[float]:
 
 def _loss_label(trials: Mapping[str, Sequence[Trajectory]]) -> str:
     if all(one.held_out for ones in trials.values() for one in ones):
-        return say(en="loss on other text, whole samples", fr="loss sur d’autre texte, échantillons entiers")
-    return say(en="training loss", fr="loss d’entraînement")
+        return say(en="loss on other text, whole samples", fr="perte sur d’autre texte, échantillons entiers")
+    return say(en="training loss", fr="perte d’entraînement")
 
 
 def _loss_against_tokens(axes: Axes, trials: Mapping[str, Sequence[Trajectory]], styles: Mapping[str, Style]) -> None:
@@ -158,7 +159,7 @@ def _loss_against_tokens(axes: Axes, trials: Mapping[str, Sequence[Trajectory]],
 
 def _loss_against_time(axes: Axes, trials: Mapping[str, Sequence[Trajectory]], styles: Mapping[str, Style]) -> None:
     _curves(axes, trials, styles, lambda one: (_seconds(one), _losses(one)))
-    axes.set_xlabel(say(en="time of the steps (s)", fr="temps des étapes (s)"))
+    axes.set_xlabel(say(en="time of the steps (s)", fr="temps des pas (s)"))
     axes.set_ylabel(_loss_label(trials))
 
 
@@ -184,7 +185,7 @@ def _variance(axes: Axes, trials: Mapping[str, Sequence[Trajectory]], styles: Ma
     axes.set_xlabel(say(en="tokens read (thousands)", fr="tokens lus (milliers)"))
     axes.set_ylabel(say(en="largest √v of Adam", fr="plus grand √v d’Adam"))
     axes.set_ylim(bottom=0)
-    spike = say(en="spike of the loss", fr="pic de la loss")
+    spike = say(en="spike of the loss", fr="pic de la perte")
     crossed = Line2D([], [], color=VERMILION, linestyle="", marker="x", label=spike)
     axes.legend(handles=[crossed], frameon=False, loc="best")
 
@@ -216,7 +217,7 @@ def _costs(axes: Axes, trials: Mapping[str, Sequence[Trajectory]], predicted: Ma
         )
     plain(axes)
     axes.set_xlabel(say(en="tokens per sample", fr="tokens par échantillon"))
-    axes.set_ylabel(say(en="a step, over a whole one", fr="une étape, sur une entière"))
+    axes.set_ylabel(say(en="a step, over a whole one", fr="un pas, sur un pas entier"))
     axes.set_ylim(bottom=0)
     decimal_marks(axes.yaxis)
     axes.legend(frameon=False)

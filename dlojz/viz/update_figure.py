@@ -66,7 +66,7 @@ def description(measures: Sequence[FormMeasure]) -> str:
         say(
             en=f"{visible(one.model)}, {one.form}: step {_number(one.step_ratio, 2)} times the first form's, peak "
             f"{_number(one.measured_peak_bytes / MEGABYTE, 1)} MB",
-            fr=f"{visible(one.model)}, {one.form} : étape {_number(one.step_ratio, 2)} fois celle de la première "
+            fr=f"{visible(one.model)}, {one.form} : pas {_number(one.step_ratio, 2)} fois celui de la première "
             f"forme, pic {_number(one.measured_peak_bytes / MEGABYTE, 1)} Mo",
         )
         for one in measures
@@ -78,12 +78,12 @@ def _step_label(measures: Sequence[FormMeasure]) -> str:
     first = measures[0].form if measures else ""
     return say(
         en=f"seconds of a whole step, in those of {first} in the same round (median and quartiles)",
-        fr=f"durée d’une étape entière, en celles de {first} au même tour (médiane et quartiles)",
+        fr=f"durée d’un pas entier, en celles de {first} au même tour (médiane et quartiles)",
     )
 
 
 def _peak_label() -> str:
-    return say(en="peak of the step, MB: predicted (light), measured", fr="pic de l’étape, Mo : prédit (clair), mesuré")
+    return say(en="peak of the step, MB: predicted (light), measured", fr="pic du pas, Mo : prédit (clair), mesuré")
 
 
 def _times(axes: Axes, rows: Sequence[FormMeasure]) -> None:

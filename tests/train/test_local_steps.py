@@ -122,7 +122,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"local_steps": 30},
         "local_steps=30 is longer than the run of 20 steps: use at most 20, or more steps",
-        "local_steps=30 dépasse l’entraînement de 20 étapes : prenez au plus 20, ou davantage",
+        "local_steps=30 dépasse l’entraînement de 20 pas : prenez au plus 20, ou davantage",
     ),
     ({"engine": "torch"}, "but DDP was received: use engine='by_hand'", "mais DDP a été reçu : prenez engine='by_hand"),
     ({"zero": 2}, "averages over the ranks itself", "moyenne lui-même entre les rangs"),

@@ -56,7 +56,7 @@ def test_what_diverged_counts_as_infinite() -> None:
     ("language", "said"),
     [
         ("en", ["1-bit Adam beside AdamW: +3.0 %", "variance frozen\n from step 10", "band: ± 2 %"]),
-        ("fr", ["1-bit Adam face à AdamW : +3,0 %", "variance gelée\n dès l’étape 10", "bande : ± 2 %"]),
+        ("fr", ["1-bit Adam face à AdamW : +3,0 %", "variance gelée\n dès le pas 10", "bande : ± 2 %"]),
     ],
 )
 def test_a_row_for_each_task_with_every_seed_and_the_gap_in_words(

@@ -85,7 +85,7 @@ def test_predicted_costs_without_root_mean_squares_leave_no_empty_panel() -> Non
     ("language", "words"),
     [
         ("en", ["tokens read (thousands)", "largest √v of Adam", "spike of the loss", "predicted: FLOPs"]),
-        ("fr", ["tokens lus (milliers)", "plus grand √v d’Adam", "pic de la loss", "prévu : FLOPs"]),
+        ("fr", ["tokens lus (milliers)", "plus grand √v d’Adam", "pic de la perte", "prévu : FLOPs"]),
     ],
 )
 def test_the_reader_s_language_and_literal_names(language: str, words: list[str], tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ MEASURES = [
     ("language", "words"),
     [
         ("en", ["step 0.34 times the first form's, peak 325.6 MB", "(the update alone ×0.12)", "325.6 (−134.4)"]),
-        ("fr", ["étape 0,34 fois celle de la première forme, pic 325,6 Mo", "(la mise à jour seule ×0,12)"]),
+        ("fr", ["pas 0,34 fois celui de la première forme, pic 325,6 Mo", "(la mise à jour seule ×0,12)"]),
     ],
 )
 def test_it_says_what_is_saved_in_time_and_bytes(language: str, words: list[str], tmp_path: Path) -> None:
