@@ -25,6 +25,8 @@ _MODULES = {
     "06": "tensor_parallelism",
     "07": "hybrid",
     "08": "best_compromise",
+    "09": "distributed_optimizers",
+    "10": "moe_and_curriculum",
 }
 NUMBERS = tuple(_MODULES)
 

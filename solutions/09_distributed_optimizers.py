@@ -1,0 +1,979 @@
+# %% [markdown] lang="fr"
+# # TP 09 — Optimiseurs distribués
+#
+# En *Data Parallelism*, chaque pas se termine par un *all-reduce* : 4 octets par paramètre, à travers le réseau, avant
+# la mise à jour. Ce TP s’attaque aux deux. Côté réseau, les optimiseurs **1-bit** n’envoient plus qu’un bit par nombre,
+# et d’autres, *Local SGD* ou *DiLoCo*, n’envoient presque jamais rien. Côté mise à jour, les optimiseurs **fusionnés**
+# lisent et écrivent moins de mémoire, et peuvent travailler pendant la passe arrière. Vous écrivez les pièces
+# essentielles vous-même, puis vous vérifiez sur de vrais entraînements ce que l’on gagne, et ce que l’on perd.
+#
+# À la fin, vous saurez :
+#
+# - compresser un gradient en un bit par nombre, et dire ce que l’on perd en moyenne ;
+# - compenser l’erreur, et écrire l’*all-reduce* compressé sur de vrais rangs ;
+# - compter ses octets : d’où viennent les 97 % ;
+# - dire quand geler la variance d’Adam, et ce qui arrive si on le fait trop tôt ;
+# - fusionner une mise à jour, et la placer dans la passe arrière ;
+# - écrire le pas extérieur de DiLoCo, et choisir parmi les façons de moins envoyer.
+#
+# Comptez une heure et demie. Quatre rangs suffisent, sans GPU.
+
+# %% [markdown] lang="en"
+# # Lab 09 — Distributed optimizers
+#
+# In data parallelism each step ends with an all-reduce: 4 bytes per parameter, through the network, before the update.
+# This lab takes on both. On the network, the **1-bit** optimizers send no more than one bit per number, and others,
+# local SGD or DiLoCo, next to never send anything. In the update, **fused** optimizers read and write less memory, and
+# can work during the backward pass. You write the essential pieces yourself, then you check on real trainings what is
+# gained, and what is lost.
+#
+# By the end you can:
+#
+# - compress a gradient to one bit per number, and tell what is lost on average;
+# - feed the error back, and write the compressed all-reduce on real ranks;
+# - count its bytes: where the 97% come from;
+# - tell when Adam's variance may be frozen, and what happens if it is done too early;
+# - fuse an update, and put it into the backward pass;
+# - write the outer step of DiLoCo, and choose among the ways to send less.
+#
+# Allow an hour and a half. Four ranks are enough, without GPUs.
+
+# %% name="setup"
+import math
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import nn
+
+import dlojz
+from dlojz import labs, models
+from dlojz.labs import optimizer_figures as figures
+from dlojz.labs.optimizer_messages import read, write
+from dlojz.labs.optimizer_watch import watch_gradients
+
+lab = labs.start("09")
+torch.set_num_threads(1)  # as on the ranks
+
+# %% [markdown] lang="fr"
+# ## 1. Un bit par nombre
+#
+# D’un nombre en fp32, gardons le signe : un bit au lieu de 32. Il manque un ordre de grandeur ; un seul pour tout le
+# vecteur suffit, l’**échelle**. De tous les nombres c, celui qui rend ‖x − c signe(x)‖ minimal est la moyenne des |xᵢ|.
+#
+# ### Exercice 1 — compresser
+#
+# Renvoyez, pour le tenseur `values`, ce que le destinataire en saura : le signe de chaque nombre, multiplié par
+# l’échelle. Un bit ne distingue que deux cas : zéro compte comme positif.
+
+# %% [markdown] lang="en"
+# ## 1. One bit per number
+#
+# Of a number in fp32 let us keep the sign: one bit instead of 32. An order of magnitude is missing; one for the whole
+# vector is enough, the **scale**. Of all numbers c, the one that makes ‖x − c sign(x)‖ smallest is the mean of the
+# |xᵢ|.
+#
+# ### Exercise 1 — compressing
+#
+# Return, for the tensor `values`, what its receiver will know of it: the sign of each number, times the scale. A bit
+# tells two cases apart only: zero counts as positive.
+
+
+# %% name="compress-signs"
+def compress(values):
+    ### BEGIN SOLUTION
+    signs = torch.where(values >= 0, 1.0, -1.0)
+    return signs * values.abs().mean()
+    ### END SOLUTION
+
+
+lab.check("compress-signs", compress)
+
+# %% [markdown] lang="fr"
+# Bloqué ? Décommentez la ligne suivante ; exécutez-la deux fois pour le second indice.
+
+# %% [markdown] lang="en"
+# Stuck? Uncomment the next line; run it twice for the second hint.
+
+# %%
+# lab.hint("compress-signs")
+
+# %% [markdown] lang="fr"
+# Une erreur d’arrondi ordinaire tombe tantôt d’un côté, tantôt de l’autre : en moyenne, elle disparaît. Qu’en est-il
+# ici ? Voici huit gradients équiprobables de deux poids. Celui du premier poids vaut 4 une fois sur quatre, sinon −1 :
+# sa moyenne est +0,25, donc ce poids doit **diminuer**. Celui du second n’est que du bruit, ±2.
+
+# %% [markdown] lang="en"
+# An ordinary rounding error falls now to one side, now to the other: on average it vanishes. And here? Below are eight
+# equally likely gradients of two weights. That of the first weight is 4 one time in four, else −1: its mean is +0.25,
+# so this weight must **go down**. That of the second is mere noise, ±2.
+
+# %% name="draws"
+draws = torch.tensor([[first, second] for first in (4.0, -1.0, -1.0, -1.0) for second in (2.0, -2.0)])
+draws.mean(0).tolist()
+
+# %% [markdown] lang="fr"
+# **Votre prédiction.** L’échelle est la moyenne des deux valeurs absolues. Que reçoit-on en moyenne du gradient du
+# premier poids, une fois compressé ?
+
+# %% [markdown] lang="en"
+# **Your prediction.** The scale is the mean of both magnitudes. What arrives on average of the first weight's gradient,
+# once compressed?
+
+# %% name="predict-arrives" stub="value"
+lab.predict(
+    "what-arrives",
+    ### BEGIN SOLUTION
+    1 / 4 * (4 + 2) / 2 - 3 / 4 * (1 + 2) / 2,
+    ### END SOLUTION
+)
+
+# %% name="reveal-arrives"
+from dlojz.labs import optimizer_sign_exercises
+
+arrives = torch.stack([optimizer_sign_exercises.compress(draw) for draw in draws]).mean(0)
+lab.reveal("what-arrives", arrives[0].item())
+
+# %% [markdown] lang="fr"
+# Le signe s’est inversé : en moyenne, le premier poids ira dans le **mauvais sens**, et aucun nombre de pas n’y
+# changera rien. C’est un **biais**.
+#
+# ### Exercice 2 — le biais
+#
+# `draws` contient un gradient par ligne. Renvoyez, pour chaque poids, la moyenne de ce qui arrive, moins la moyenne de
+# ce qui aurait dû arriver. Chaque gradient est compressé séparément, avec votre `compress`.
+
+# %% [markdown] lang="en"
+# The sign has turned round: on average the first weight will go the **wrong way**, and no number of steps will change
+# that. It is a **bias**.
+#
+# ### Exercise 2 — the bias
+#
+# `draws` holds one gradient per row. Return, for each weight, the mean of what arrives, less the mean of what should
+# have arrived. Each gradient is compressed by itself, with your `compress`.
+
+
+# %% name="sign-bias"
+def bias(draws):
+    ### BEGIN SOLUTION
+    arriving = torch.stack([compress(draw) for draw in draws])
+    return arriving.mean(0) - draws.mean(0)
+    ### END SOLUTION
+
+
+lab.check("sign-bias", bias)
+
+# %% [markdown] lang="fr"
+# ## 2. Ne rien perdre
+#
+# Le remède tient en une idée : ce qu’un message n’a pas dit, le suivant le dira. On garde l’**erreur** de chaque
+# compression, et on l’ajoute à ce qu’il faut envoyer la fois d’après (*error feedback*).
+#
+# ### Exercice 3 — compenser l’erreur
+#
+# `values` est ce qu’il y a de nouveau à dire, `error` ce qui restait à dire, `compress` une compression (pas forcément
+# la vôtre). Renvoyez deux tenseurs : ce qui est dit (`told`), et ce qui reste maintenant à dire.
+
+# %% [markdown] lang="en"
+# ## 2. Losing nothing
+#
+# The remedy is one idea: what one message has not said, the next one will. One keeps the **error** of each compression,
+# and adds it to what is to be sent the next time (error feedback).
+#
+# ### Exercise 3 — feeding the error back
+#
+# `values` is what there is to say anew, `error` what was left to say, `compress` a compression (not necessarily yours).
+# Return two tensors: what is told, and what is left to say now.
+
+
+# %% name="error-feedback"
+def feed_back(values, error, compress):
+    ### BEGIN SOLUTION
+    meant = values + error
+    told = compress(meant)
+    return told, meant - told
+    ### END SOLUTION
+
+
+lab.check("error-feedback", feed_back)
+
+# %% [markdown] lang="fr"
+# Quatre cents pas, avec des gradients tirés parmi les huit, et vos deux fonctions :
+
+# %% [markdown] lang="en"
+# Four hundred steps, with gradients drawn among the eight, and your two functions:
+
+# %% name="walk"
+figures.walk(draws, compress, feed_back)
+
+# %% [markdown] lang="fr"
+# **Expliquez.** Pourquoi la courbe compensée ne s’éloigne-t-elle jamais de celle à 32 bits ? Parce que la somme de tout
+# ce qui a été dit, plus la dernière erreur, est **exactement** la somme de ce que l’on voulait dire ; et l’erreur reste
+# bornée. On se trompe à chaque pas, mais jamais deux fois sur la même chose.
+#
+# Cela vaut pour une somme : SGD, ou le momentum d’Adam. La variance d’Adam, elle, est une moyenne de **carrés** : le
+# carré d’une somme n’est pas la somme des carrés, et compenser l’erreur n’y peut rien. Nous y reviendrons.
+#
+# ## 3. L’*all-reduce* compressé
+#
+# Peut-on donner des bits à un *all-reduce* ? Non : il additionne en route, et une somme de signes n’est plus un signe.
+# 1-bit Adam (Tang et al., 2021) fait donc autrement, en deux échanges. Chaque rang est **travailleur**, et aussi
+# **serveur** d’un morceau du vecteur :
+#
+# 1. le travailleur coupe son vecteur en N morceaux, et envoie au serveur j le message du morceau j (*all-to-all*) ;
+# 2. le serveur fait la moyenne des N messages reçus, la compresse à son tour, et la rend à tous (*all-gather*).
+#
+# On compresse donc deux fois, et l’on compense deux fois : `worker_error` sur le vecteur entier, `server_error` sur le
+# morceau que l’on sert. `write(vecteur)` donne un message, des octets : huit signes par octet, et 4 octets d’échelle
+# pour 2048 nombres. `read(message)` rend le vecteur qu’il représente.
+
+# %% [markdown] lang="en"
+# **Explain.** Why does the curve with feedback never leave the one with 32 bits? Because the sum of all that was told,
+# plus the last error, is **exactly** the sum of what was meant; and the error stays bounded. Each step is wrong, but
+# never wrong twice about the same thing.
+#
+# That holds for a sum: SGD, or Adam's momentum. Adam's variance is a mean of **squares**: the square of a sum is not
+# the sum of squares, and feeding the error back does not help. We shall come back to it.
+#
+# ## 3. The compressed all-reduce
+#
+# Can an all-reduce be given bits? No: it adds on the way, and a sum of signs is no sign any more. So 1-bit Adam (Tang
+# et al., 2021) does otherwise, in two exchanges. Each rank is a **worker**, and also the **server** of one chunk of the
+# vector:
+#
+# 1. the worker cuts its vector into N chunks, and sends to server j the message of chunk j (all-to-all);
+# 2. the server takes the mean of the N messages that it receives, compresses it in turn, and gives it to all
+#    (all-gather).
+#
+# So there are two compressions, and two errors to feed back: `worker_error` for the whole vector, `server_error` for
+# the chunk that one serves. `write(vector)` gives a message, bytes: eight signs to a byte, and 4 bytes of scale for
+# 2048 numbers. `read(message)` gives the vector that it stands for.
+
+# %% name="message"
+numbers = torch.randn(2048, generator=torch.Generator().manual_seed(0))
+message = write(numbers)
+print(numbers.nbytes, message.nbytes, round(numbers.nbytes / message.nbytes, 1))
+print([round(number, 2) for number in read(message)[:8].tolist()])
+
+# %% [markdown] lang="fr"
+# ### Exercice 4 — l’*all-reduce* compressé, sur les rangs
+#
+# Renvoyez la moyenne sur les rangs de `values`, un vecteur dont la longueur est un multiple de 8 fois le nombre de
+# rangs. Mettez à jour les deux erreurs **en place** (`+=`, `-=`, `copy_`).
+#
+# - `worker_error.view(size, -1)` : un morceau par ligne, sans copie ;
+# - `dist.all_to_all_single(reçu, donné)` : la ligne j de `donné` part au rang j ; la ligne i de `reçu` vient du rang
+#   i ;
+# - `dist.all_gather_into_tensor(tout, message)` met bout à bout les messages de tous ; `tout` et `message` doivent
+#   avoir autant de dimensions (`message[None]` en ajoute une).
+
+# %% [markdown] lang="en"
+# ### Exercise 4 — the compressed all-reduce, on the ranks
+#
+# Return the mean over the ranks of `values`, a vector whose length is a multiple of 8 times the number of ranks. Update
+# both errors **in place** (`+=`, `-=`, `copy_`).
+#
+# - `worker_error.view(size, -1)`: one chunk per row, without a copy;
+# - `dist.all_to_all_single(received, given)`: row j of `given` leaves for rank j; row i of `received` comes from rank
+#   i;
+# - `dist.all_gather_into_tensor(everything, message)` lays the messages of all end to end; `everything` and `message`
+#   must have as many dimensions (`message[None]` adds one).
+
+
+# %% name="compressed-all-reduce"
+def compressed_mean(values, worker_error, server_error):
+    size = dist.get_world_size()
+    ### BEGIN SOLUTION
+    worker_error += values
+    chunks = worker_error.view(size, -1)
+    told = torch.stack([write(chunk) for chunk in chunks])
+    chunks -= torch.stack([read(message) for message in told])
+    received = torch.empty_like(told)
+    dist.all_to_all_single(received, told)
+    server_error += torch.stack([read(message) for message in received]).mean(0)
+    answer = write(server_error)
+    server_error -= read(answer)
+    dist.all_gather_into_tensor(received, answer[None])
+    return torch.cat([read(message) for message in received])
+    ### END SOLUTION
+
+
+lab.check("compressed-all-reduce", compressed_mean)
+
+# %% [markdown] lang="fr"
+# Sur quatre rangs, envoyons cent fois le même vecteur. Chaque ligne donne le nombre d’appels, puis l’écart relatif
+# entre la moyenne de tout ce qui est revenu et la vraie moyenne. La première fois, il faut quelques secondes pour
+# démarrer les rangs.
+
+# %% [markdown] lang="en"
+# On four ranks let us send the same vector a hundred times. Each line gives the number of calls, then the relative
+# distance between the mean of all that has come back and the true mean. The first time, starting the ranks takes a few
+# seconds.
+
+# %% name="hundred-calls" tags=["nbval-ignore-output"]
+# %%ranks 4 --with compressed_mean
+import warnings
+
+warnings.filterwarnings("ignore", category=FutureWarning)  # torch gives these collectives shorter names, too
+
+values = torch.randn(4096, generator=torch.Generator().manual_seed(rank))
+truth = values.clone()
+dist.all_reduce(truth)
+truth /= world_size
+worker_error, server_error, total = torch.zeros(4096), torch.zeros(1024), torch.zeros(4096)
+for call in range(1, 101):
+    total += compressed_mean(values, worker_error, server_error)
+    if rank == 0 and call in (1, 10, 100):
+        print(call, round(((total / call - truth).norm() / truth.norm()).item(), 3))
+
+# %% [markdown] lang="fr"
+# Un seul appel ne vaut pas grand-chose ; dix appels, déjà mieux ; cent, beaucoup mieux. Rien n’est perdu, tout est
+# seulement différé. La version du paquet, pour des vecteurs de longueur quelconque :
+# [compressed_all_reduce.py](../../dlojz/optim/compressed_all_reduce.py).
+#
+# ## 4. Les octets, à la main
+#
+# ### Exercice 5 — ce qu’un rang envoie
+#
+# Combien d’octets chaque rang **envoie-t-il** pendant un *all-reduce* compressé de `parameters` nombres ? Chaque
+# serveur sert autant de nombres, l’entier supérieur de `parameters` / N, complété jusqu’à un multiple de 8 ; son
+# message compte un octet pour 8 nombres, et 4 octets pour 2048 nombres, tout bloc commencé comptant. On ne s’envoie
+# rien à soi-même, et l’*all-gather* envoie autant que l’*all-to-all*.
+
+# %% [markdown] lang="en"
+# One single call is not worth much; ten are better; a hundred a good deal better. Nothing is lost, all is only put off.
+# The package's version, for vectors of any length:
+# [compressed_all_reduce.py](../../dlojz/optim/compressed_all_reduce.py).
+#
+# ## 4. The bytes, by hand
+#
+# ### Exercise 5 — what a rank sends
+#
+# How many bytes does each rank **send** in one compressed all-reduce of `parameters` numbers? Each server serves as
+# many numbers, rounded up, then filled up to a multiple of 8; its message has one byte for 8 numbers, and 4 bytes for
+# every 2048 numbers begun. Nobody sends anything to itself, and the all-gather sends as much as the all-to-all.
+
+
+# %% name="compressed-bytes"
+def compressed_bytes(parameters, ranks):
+    ### BEGIN SOLUTION
+    chunk = 8 * math.ceil(math.ceil(parameters / ranks) / 8)
+    message = chunk // 8 + 4 * math.ceil(chunk / 2048)
+    return 2 * (ranks - 1) * message
+    ### END SOLUTION
+
+
+lab.check("compressed-bytes", compressed_bytes)
+
+# %% [markdown] lang="fr"
+# Un *all-reduce* en fp32 envoie 2 (N − 1) / N × 4Ψ octets : on en économise 97 %, la valeur que donne le cours. Mais
+# l’optimiseur doit d’abord faire quelques pas ordinaires (le *warm-up* ; on verra pourquoi), qui envoient tout.
+#
+# **Votre prédiction.** Un *warm-up* d’un quart de l’entraînement : combien de fois moins d’octets l’entraînement entier
+# envoie-t-il ?
+
+# %% [markdown] lang="en"
+# An all-reduce in fp32 sends 2 (N − 1) / N × 4Ψ bytes: 97% of them are saved, the figure that the course gives. But the
+# optimizer must first make some ordinary steps (the warm-up; we shall see why), which send everything.
+#
+# **Your prediction.** A warm-up of one quarter of the training: how many times fewer bytes does the whole training
+# send?
+
+# %% name="predict-fewer" stub="value"
+lab.predict(
+    "times-fewer",
+    ### BEGIN SOLUTION
+    1 / (0.25 + 0.75 * 0.03),
+    ### END SOLUTION
+)
+
+# %% name="reveal-fewer"
+from dlojz.optim.messages import saved_share
+
+lab.reveal("times-fewer", 1 / (0.25 + 0.75 * (1 - saved_share(875_000, ranks=2))))
+
+# %% [markdown] lang="fr"
+# C’est le *warm-up* qui domine : à 15 %, on arrive aux « jusqu’à 5 fois moins » qu’annonce DeepSpeed.
+#
+# ## 5. Quand geler la variance
+#
+# Le momentum se compresse ; la variance, non. Mais au bout d’un moment elle ne change plus guère. D’où **1-bit Adam** :
+#
+# - d’abord Adam, sans rien changer, gradients envoyés en entier ;
+# - ensuite la variance est **gelée** ; chaque rang met à jour son momentum avec son propre gradient, et c’est le
+#   momentum que l’on moyenne, compressé.
+#
+# Quand passer de l’un à l’autre ? Une moyenne glissante de facteur β2 se souvient d’environ Δ = 1/(1 − β2) pas. On
+# compare donc sa norme à celle d’il y a Δ pas.
+#
+# ### Exercice 6 — le pas du gel
+#
+# `norms[t]` est la norme de la variance après le pas t. Renvoyez le premier pas t ≥ Δ, avec Δ = 1/(1 − `beta2`)
+# arrondi, où le rapport de la plus petite à la plus grande des normes des pas t − Δ et t vaut au moins `threshold`.
+# S’il n’y en a pas, renvoyez `len(norms)` : on ne gèle pas.
+
+# %% [markdown] lang="en"
+# It is the warm-up that matters: with 15% one comes to the “up to 5 times less” that DeepSpeed announces.
+#
+# ## 5. When the variance may be frozen
+#
+# The momentum can be compressed; the variance cannot. But after a while it hardly changes. Hence **1-bit Adam**:
+#
+# - first Adam, with nothing changed, gradients sent in full;
+# - then the variance is **frozen**; each rank updates its momentum with its own gradient, and it is the momentum that
+#   is averaged, compressed.
+#
+# When to go from one to the other? A moving average with decay β2 remembers some Δ = 1/(1 − β2) steps. So its norm is
+# compared with that of Δ steps ago.
+#
+# ### Exercise 6 — the step of freezing
+#
+# `norms[t]` is the norm of the variance after step t. Return the first step t ≥ Δ, with Δ = 1/(1 − `beta2`) rounded,
+# where the ratio of the smaller to the larger of the norms of steps t − Δ and t is at least `threshold`. Where there is
+# none, return `len(norms)`: nothing is frozen.
+
+
+# %% name="freeze-step"
+def freeze_step(norms, beta2, threshold):
+    ### BEGIN SOLUTION
+    delta = round(1 / (1 - beta2))
+    for step in range(delta, len(norms)):
+        before, now = norms[step - delta], norms[step]
+        if min(before, now) / max(before, now) >= threshold:
+            return step
+    return len(norms)
+    ### END SOLUTION
+
+
+lab.check("freeze-step", freeze_step)
+
+# %% [markdown] lang="fr"
+# Essayons pour de vrai : les chiffres manuscrits, un petit réseau, deux rangs, cinq graines. Une étiquette sur cinq est
+# tirée au hasard : ainsi les gradients restent bruités jusqu’au bout, comme sur de vraies données. La variance est
+# gelée au pas 5, 15 ou 60, ou jamais (c’est alors Adam). `OneBitAdam` est celui du paquet
+# ([one_bit_adam.py](../../dlojz/optim/one_bit_adam.py)) : lisez-le, les lignes de l’algorithme y sont nommées.
+
+# %% [markdown] lang="en"
+# Let us try it for real: handwritten digits, a small network, two ranks, five seeds. One label in five is drawn at
+# random: so the gradients stay noisy to the end, as on real data. The variance is frozen at step 5, 15 or 60, or never
+# (that is Adam then). `OneBitAdam` is the package's ([one_bit_adam.py](../../dlojz/optim/one_bit_adam.py)): read it,
+# the algorithm's lines are named there.
+
+# %% name="digits"
+digits = load_digits()
+images = torch.tensor(digits.data, dtype=torch.float32) / 16
+chance = torch.Generator().manual_seed(0)
+wrong = torch.rand(1797, generator=chance) < 0.2
+labels = torch.where(wrong, torch.randint(10, (1797,), generator=chance), torch.tensor(digits.target))
+STEPS, BETA2 = 120, 0.95
+
+
+def make_model(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+# %% name="freezing-runs" tags=["nbval-ignore-output"]
+# %%ranks 2 --with make_model,images,labels,STEPS,BETA2
+import warnings
+
+import torch.nn.functional as F
+
+from dlojz.optim.one_bit_adam import OneBitAdam
+
+warnings.filterwarnings("ignore")
+
+
+def train(seed, warmup_steps):
+    model, losses, norms = make_model(seed), [], []
+    optimizer = OneBitAdam(model.parameters(), lr=0.01, betas=(0.9, BETA2), warmup_steps=warmup_steps)
+    order = torch.Generator().manual_seed(seed)
+    for _ in range(STEPS):
+        batch = torch.randint(len(images), (64,), generator=order)[rank::world_size]
+        loss = F.cross_entropy(model(images[batch]), labels[batch])
+        model.zero_grad()
+        loss.backward()
+        optimizer.step()  # averages over the ranks itself
+        norms.append(sum(state["exp_avg_sq"].sum().item() for state in optimizer.state.values()))
+        mean = loss.detach()
+        dist.all_reduce(mean)
+        losses.append(mean.item() / world_size)
+    return losses, norms
+
+
+curves, norms = {}, []
+for warmup_steps in (5, 15, 60, STEPS):
+    found = [train(seed, warmup_steps) for seed in range(5)]
+    curves[warmup_steps] = torch.tensor([losses for losses, _ in found])
+    norms = torch.tensor([row for _, row in found])
+
+# %% name="freezing" tags=["nbval-ignore-output"]
+curves, norms = ranks["curves"][0], ranks["norms"][0]
+ends = {warmup_steps: losses[:, -12:].mean(1).tolist() for warmup_steps, losses in curves.items()}
+figures.freezing(norms.tolist(), ends, freeze_step, BETA2, threshold=0.9)
+
+# %% [markdown] lang="fr"
+# **Expliquez.** Gelée au pas 5, la variance est encore trop petite : les pas sont trop grands, et la plupart des
+# entraînements s’égarent, ou divergent. Au pas 15, ils aboutissent, parfois plus vite qu’Adam : une variance trop
+# petite, c’est aussi un taux d’apprentissage plus grand. C’est un pari, et une autre graine peut le perdre. Passé le
+# pas que désigne votre critère, la perte est à peu près celle d’Adam. Les voici pas à pas, face à face, avec la marge
+# de 2 % :
+
+# %% [markdown] lang="en"
+# **Explain.** Frozen at step 5, the variance is still too small: steps are too long, and most trainings go astray or
+# diverge. At step 15 they arrive, sometimes sooner than Adam: too small a variance is a larger learning rate, too. That
+# is a gamble, which another seed may lose. Past the step that your criterion names, the loss is about Adam's. Here they
+# are step by step, face to face, with the margin of 2%:
+
+# %% name="convergence" tags=["nbval-ignore-output"]
+from dlojz.optim.convergence import Curves
+from dlojz.viz.convergence_figure import convergence_figure
+
+rows = {steps: tuple(map(tuple, losses.tolist())) for steps, losses in curves.items()}
+convergence_figure({"digits": [Curves("adamw", rows[STEPS]), Curves("one_bit_adam", rows[60], frozen_at=60)]})
+
+# %% [markdown] lang="fr"
+# Cinq graines sur un réseau minuscule ne suffisent pas pour conclure à 2 % près. `python
+# benchmarks/compressed_convergence.py` refait la comparaison sur le décodeur et sur des images, pour les trois
+# optimiseurs compressés.
+#
+# ## 6. Un vrai entraînement
+#
+# Le décodeur `gpt_tiny`, sur du vrai texte, deux rangs : AdamW, puis 1-bit Adam. **Vos prédictions.** Quelle part des
+# octets un pas compressé économise-t-il ? Et la compensation a un prix : combien d’octets chaque rang garde-t-il de
+# plus qu’avec AdamW, pour les erreurs du travailleur (Ψ nombres) et du serveur (Ψ/N nombres) ?
+
+# %% [markdown] lang="en"
+# Five seeds on a tiny network are too little to conclude within 2%. `python benchmarks/compressed_convergence.py` makes
+# the comparison again on the decoder and on images, for the three compressed optimizers.
+#
+# ## 6. A real training
+#
+# The decoder `gpt_tiny`, on real text, two ranks: AdamW, then 1-bit Adam. **Your predictions.** What share of the bytes
+# does a compressed step save? And feeding back has its price: how many bytes does each rank keep more than with AdamW,
+# for the errors of the worker (Ψ numbers) and of the server (Ψ/N numbers)?
+
+# %% name="predict-saved" stub="value"
+config = dlojz.RunConfig.of(
+    model="gpt_tiny", sequence_length=64, engine="by_hand", dp=2, micro_batch=4, steps=24, device="cpu"
+)
+parameters = sum(parameter.numel() for parameter in models.build("gpt_tiny", sequence_length=64).parameters())
+lab.predict(
+    "share-saved",
+    ### BEGIN SOLUTION
+    1 - compressed_bytes(parameters, 2) / (4 * parameters),
+    ### END SOLUTION
+)
+
+# %% name="predict-errors" stub="value"
+lab.predict(
+    "error-bytes",
+    ### BEGIN SOLUTION
+    4 * (parameters + parameters / 2),
+    ### END SOLUTION
+)
+
+# %% name="run-compressed" tags=["nbval-ignore-output"]
+plain = dlojz.run(config, optimizer="adamw")
+one_bit = dlojz.run(config, optimizer="one_bit_adam")
+
+
+# %% name="reveal-saved"
+def sent_by(run):
+    return sum(traffic.sent_bytes for traffic in run.record.footprint().communication if traffic.group == "dp")
+
+
+lab.reveal("share-saved", 1 - sent_by(one_bit) / sent_by(plain))
+
+# %% name="reveal-errors"
+held = [run.record.footprint().memory.optimizer_bytes for run in (plain, one_bit)]
+lab.reveal("error-bytes", held[1] - held[0])
+
+# %% name="sent-and-kept"
+figures.sent_and_kept([plain, one_bit])
+
+# %% [markdown] lang="fr"
+# Le prix, en mémoire, est donc de 4Ψ (1 + 1/N) octets : compresser, c’est payer le réseau en mémoire. La cellule
+# suivante répond à trois questions, dans l’ordre. Chaque échange a-t-il déplacé exactement les octets prédits ? Les
+# pertes du *warm-up*, et celle du pas suivant, sont-elles celles d’AdamW **au bit près** ? Et après ?
+
+# %% [markdown] lang="en"
+# So the price in memory is 4Ψ (1 + 1/N) bytes: to compress is to pay for the network in memory. The next cell answers
+# three questions, in order. Has each exchange moved exactly the bytes predicted? Are the losses of the warm-up, and
+# that of the step after, those of AdamW **to the bit**? And afterwards?
+
+# %% name="compressed-seen"
+warm = one_bit.config.warmup_steps + 1
+print(dlojz.compare([plain, one_bit]).exact)
+print(one_bit.losses[:warm] == plain.losses[:warm], one_bit.losses[warm:] == plain.losses[warm:])
+
+# %% [markdown] lang="fr"
+# Deux parents de 1-bit Adam, dans le paquet :
+#
+# - **1-bit LAMB** (Li et al., 2021). LAMB règle le pas de chaque couche sur la norme de ses poids : x ← x − γ c u, avec
+#   c = ‖x‖/‖u‖. Une fois la variance gelée, ces c le seraient aussi ; l’algorithme les corrige donc couche par couche,
+#   en comparant la variance gelée à une variance reconstituée.
+# - **0/1 Adam** (Lu et al., 2022) n’attend pas la fin d’un *warm-up* pour compresser : la variance est renouvelée de
+#   plus en plus rarement, et entre deux synchronisations, elles aussi de plus en plus espacées, les rangs font des pas
+#   locaux, sans rien envoyer.
+#
+# Les versions actuelles de DeepSpeed ne proposent plus cette famille ; celle du paquet est dans
+# [dlojz/optim](../../dlojz/optim).
+#
+# ## 7. La mise à jour, en un seul noyau
+#
+# Restent les optimiseurs **fusionnés**. Adam fait une dizaine d’opérations par paramètre, mais déplace bien plus
+# d’octets : la mémoire fixe son rythme. Écrit opération par opération (`for_loop`), chacune lit et écrit des tenseurs
+# entiers, et lance un noyau par tenseur. `foreach` groupe les tenseurs : moins de lancements, mais autant de lectures.
+# `fused` fait tout en un seul noyau : chaque nombre est lu une fois, et écrit une fois.
+#
+# ### Exercice 7 — lectures et écritures
+#
+# `operations` est la liste, dans l’ordre, des opérations d’une mise à jour : des couples (tenseurs lus, tenseurs
+# écrits), désignés par leurs noms. `states` contient les noms des tenseurs présents avant et après ; les autres sont
+# temporaires. Renvoyez les octets déplacés **par paramètre**, en fp32 : un noyau par opération, puis un seul noyau pour
+# tout. Ce dernier lit un état la première fois qu’il en a besoin, sauf s’il vient de le calculer, et écrit à la fin
+# chaque état modifié ; les temporaires restent dans les registres.
+
+# %% [markdown] lang="en"
+# Two relatives of 1-bit Adam, in the package:
+#
+# - **1-bit LAMB** (Li et al., 2021). LAMB makes each layer's step as long as the norm of its weights asks for: x ← x −
+#   γ c u, with c = ‖x‖/‖u‖. Once the variance is frozen, these c would be so too; hence the algorithm corrects them
+#   layer by layer, comparing the frozen variance with one that it builds again.
+# - **0/1 Adam** (Lu et al., 2022) does not wait for the end of a warm-up to compress: the variance is renewed more and
+#   more seldom, and between two synchronisations, ever further apart too, the ranks make local steps and send nothing.
+#
+# Current versions of DeepSpeed no longer have this family: those of the package are in
+# [dlojz/optim](../../dlojz/optim).
+#
+# ## 7. The update, in one kernel
+#
+# There remain the **fused** optimizers. Adam makes some ten operations per parameter, but moves far more bytes: memory
+# sets its pace. Written operation by operation (`for_loop`), each reads and writes whole tensors, and launches a kernel
+# per tensor. `foreach` groups the tensors: fewer launches, but as many reads. `fused` does everything in one kernel:
+# each number is read once, and written once.
+#
+# ### Exercise 7 — reads and writes
+#
+# `operations` is the list, in order, of an update's operations: pairs (tensors read, tensors written), given by their
+# names. `states` holds the names of the tensors that are there before and after; the others are temporary. Return the
+# bytes moved **per parameter**, in fp32: one kernel per operation, then one kernel for all. The latter reads a state
+# the first time that it needs it, unless it has just computed it, and writes at the end each state that was changed;
+# temporaries stay in registers.
+
+
+# %% name="fused-traffic"
+def update_traffic(operations, states):
+    ### BEGIN SOLUTION
+    separate = 4 * sum(len(set(reads)) + len(set(writes)) for reads, writes in operations)
+    needed, changed = set(), set()
+    for reads, writes in operations:
+        needed |= (set(reads) & set(states)) - changed
+        changed |= set(writes) & set(states)
+    return separate, 4 * (len(needed) + len(changed))
+    ### END SOLUTION
+
+
+lab.check("fused-traffic", update_traffic)
+
+# %% [markdown] lang="fr"
+# Voici Adam, tel que PyTorch l’écrit pour un tenseur : `p` sont les poids, `g` le gradient, `m` et `v` les moments, `t`
+# un temporaire. **Votre prédiction.** Quand la mémoire fixe le rythme, combien de fois plus vite la mise à jour
+# fusionnée peut-elle aller, au mieux ?
+
+# %% [markdown] lang="en"
+# Here is Adam, as PyTorch writes it for one tensor: `p` are the weights, `g` the gradient, `m` and `v` the moments, `t`
+# a temporary tensor. **Your prediction.** Where memory sets the pace, how many times faster can the fused update be at
+# most?
+
+# %% name="adam-operations"
+from dlojz.labs import optimizer_kernel_exercises
+from dlojz.labs.optimizer_kernel_exercises import ADAM, ADAM_STATES
+
+for reads, writes in ADAM:
+    print(*reads, "→", *writes)
+
+# %% name="predict-fused" stub="value"
+lab.predict(
+    "fused-gain",
+    ### BEGIN SOLUTION
+    72 / 28,
+    ### END SOLUTION
+)
+
+# %% name="reveal-fused"
+separate, fused = optimizer_kernel_exercises.update_traffic(ADAM, ADAM_STATES)
+lab.reveal("fused-gain", separate / fused)
+
+# %% [markdown] lang="fr"
+# ## 8. L’optimiseur dans la passe arrière
+#
+# Jiang et al. (2021) vont plus loin : pourquoi attendre la fin de la passe arrière ? Dès que le gradient d’un paramètre
+# est prêt, on met ce paramètre à jour, et on libère le gradient. Les 4Ψ octets de gradients n’existent plus jamais tous
+# ensemble.
+#
+# ### Exercice 8 — mettre à jour dans la passe arrière
+#
+# Faites en sorte que `loss.backward()` mette lui-même à jour les paramètres de `model`, et libère leurs gradients.
+# `make_optimizer([tenseur])` crée un optimiseur pour ce tenseur. Ne renvoyez rien.
+#
+# - `parameter.register_post_accumulate_grad_hook(fonction)` : `fonction(parameter)` est appelée dès que
+#   `parameter.grad` est complet.
+
+# %% [markdown] lang="en"
+# ## 8. The optimizer in the backward pass
+#
+# Jiang et al. (2021) go further: why wait for the end of the backward pass? As soon as a parameter's gradient is there,
+# the parameter is updated, and the gradient freed. The 4Ψ bytes of gradients never exist all at once.
+#
+# ### Exercise 8 — updating in the backward pass
+#
+# See to it that `loss.backward()` itself updates the parameters of `model`, and frees their gradients.
+# `make_optimizer([tensor])` makes an optimizer for this tensor. Return nothing.
+#
+# - `parameter.register_post_accumulate_grad_hook(function)`: `function(parameter)` is called as soon as
+#   `parameter.grad` is complete.
+
+
+# %% name="update-in-backward"
+def update_in_backward(model, make_optimizer):
+    ### BEGIN SOLUTION
+    for parameter in model.parameters():
+        own = make_optimizer([parameter])
+
+        def update(parameter, own=own):
+            own.step()
+            parameter.grad = None
+
+        parameter.register_post_accumulate_grad_hook(update)
+    ### END SOLUTION
+
+
+lab.check("update-in-backward", update_in_backward)
+
+# %% [markdown] lang="fr"
+# **Votre prédiction.** Dans `gpt_tiny`, combien d’octets de gradients sont alors présents en même temps, au plus ? La
+# cellule donne le nombre de paramètres et les cinq plus grands tenseurs.
+
+# %% [markdown] lang="en"
+# **Your prediction.** In `gpt_tiny`, how many bytes of gradients are then there at once, at most? The cell gives the
+# number of parameters and the five largest tensors.
+
+# %% name="sizes"
+sizes = sorted((parameter.numel() for parameter in models.build("gpt_tiny").parameters()), reverse=True)
+sum(sizes), sizes[:5]
+
+# %% name="predict-at-once" stub="value"
+lab.predict(
+    "gradients-at-once",
+    ### BEGIN SOLUTION
+    4 * sizes[0],
+    ### END SOLUTION
+)
+
+# %% name="reveal-at-once"
+from dlojz.labs import optimizer_backward_exercises
+
+tokens = torch.randint(256, (2, 33), generator=torch.Generator().manual_seed(1))
+
+
+def decoder_loss(model):
+    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def watch(way=None):
+    attach = way and (lambda model: way(model, lambda tensors: torch.optim.AdamW(tensors, lr=1e-3)))
+    return watch_gradients(models.build("gpt_tiny"), decoder_loss, attach)
+
+
+lab.reveal("gradients-at-once", max(watch(optimizer_backward_exercises.update_in_backward)))
+
+# %% name="gradients-at-once"
+figures.gradients_at_once(watch(), lambda: watch(update_in_backward))
+
+# %% [markdown] lang="fr"
+# Le prix : plus de norme globale avant la mise à jour (donc plus d’écrêtage des gradients), ni d’accumulation de
+# micro-batches. La *forward-fusion* lève ce prix en attendant le pas suivant : chaque paramètre est mis à jour juste
+# avant de resservir, mais les gradients restent en mémoire.
+#
+# Les cinq formes se choisissent par `update` dans un `RunConfig`. Mesurons-les tour à tour, sur le même modèle et le
+# même batch : à gauche la durée du pas, rapportée à celle de `for_loop` ; à droite le pic de mémoire, prédit et mesuré.
+
+# %% [markdown] lang="en"
+# The price: no global norm before the update any more (so no clipping of gradients), nor accumulation of micro-batches.
+# Forward-fusion lifts this price by waiting for the next step: each parameter is updated just before it is used again,
+# but the gradients stay in memory.
+#
+# The five forms are chosen by `update` in a `RunConfig`. Let us measure them in turns, on the same model and the same
+# batch: on the left the time of a step, over that of `for_loop`; on the right the peak of memory, predicted and
+# measured.
+
+# %% name="forms" tags=["nbval-ignore-output"]
+from dlojz.train.update_forms import measure_forms
+from dlojz.viz.update_figure import update_figure
+
+forms = measure_forms(dlojz.RunConfig.of(model="gpt_tiny", sequence_length=32, micro_batch=1, device="cpu"), rounds=8)
+update_figure(forms)
+
+# %% [markdown] lang="fr"
+# **Expliquez.** Le gain en mémoire est exact ; celui en temps dépend de la machine. Le facteur 2,6 vaut quand la
+# mémoire fixe le rythme. Ici, les tenseurs sont petits : ce qui coûte, c’est de lancer chaque opération sur chacun
+# d’eux. `fused` en lance une au lieu de sept, et la mise à jour seule peut gagner bien davantage. Le pas entier gagne
+# selon ce qu’elle y pèse : beaucoup ici, avec un seul échantillon, presque rien avec un grand batch. Quant à la mise à
+# jour dans la passe arrière, elle s’écrit ici paramètre par paramètre, en Python
+# ([in_backward.py](../../dlojz/optim/in_backward.py)) : elle économise des octets ; pour le temps, seule la mesure
+# décide.
+#
+# ## 9. Ne presque plus envoyer : Local SGD et DiLoCo
+#
+# On peut aussi envoyer plus rarement. **Local SGD** (Stich, 2018) : chaque rang fait H pas seul, puis on moyenne les
+# poids. **DiLoCo** (Douillard et al., 2023) va plus loin : le chemin moyen parcouru pendant ces H pas est pris pour un
+# gradient, le **gradient extérieur**, avec lequel on fait un pas de SGD avec momentum de Nesterov. En notant θ l’ancre
+# (les poids au début du tour), wᵢ les poids du rang i après ses H pas :
+#
+# $$\Delta = \theta - \frac{1}{N}\sum_i w_i, \qquad u \leftarrow \mu u + \Delta, \qquad
+# \theta \leftarrow \theta - \eta\,(\Delta + \mu u)$$
+#
+# ### Exercice 9 — le pas extérieur
+#
+# Mettez à jour **en place** `anchor` (θ), `momentum` (u) et `weights` : à la fin, tous les rangs repartent de la
+# nouvelle ancre. `rate` est η, `decay` est μ. Ne renvoyez rien.
+
+# %% [markdown] lang="en"
+# **Explain.** The gain in memory is exact; that in time depends on the machine. The factor of 2.6 holds where memory
+# sets the pace. Here tensors are small: what takes time is to launch each operation on each of them. `fused` launches
+# one instead of seven, and the update alone may gain a good deal more. The whole step gains by what the update weighs
+# in it: much here, with one sample, next to nothing with a large batch. As to the update in the backward pass, it is
+# written here parameter by parameter, in Python ([in_backward.py](../../dlojz/optim/in_backward.py)): it saves bytes;
+# as to time, only measuring decides.
+#
+# ## 9. Hardly sending any more: local SGD and DiLoCo
+#
+# One can also send more seldom. **Local SGD** (Stich, 2018): each rank makes H steps alone, then the weights are
+# averaged. **DiLoCo** (Douillard et al., 2023) goes further: the mean way gone in these H steps is taken for a
+# gradient, the **outer gradient**, of which a step of SGD with Nesterov momentum is made. With θ the anchor (the
+# weights at the beginning of the round) and wᵢ the weights of rank i after its H steps:
+#
+# $$\Delta = \theta - \frac{1}{N}\sum_i w_i, \qquad u \leftarrow \mu u + \Delta, \qquad
+# \theta \leftarrow \theta - \eta\,(\Delta + \mu u)$$
+#
+# ### Exercise 9 — the outer step
+#
+# Update **in place** `anchor` (θ), `momentum` (u) and `weights`: at the end all ranks go on from the new anchor. `rate`
+# is η, `decay` is μ. Return nothing.
+
+
+# %% name="outer-step"
+def outer_step(weights, anchor, momentum, rate, decay):
+    size = dist.get_world_size()
+    ### BEGIN SOLUTION
+    gradient = anchor - weights
+    dist.all_reduce(gradient)
+    gradient /= size
+    momentum.mul_(decay).add_(gradient)
+    anchor -= rate * (gradient + decay * momentum)
+    weights.copy_(anchor)
+    ### END SOLUTION
+
+
+lab.check("outer-step", outer_step)
+
+# %% [markdown] lang="fr"
+# **Votre prédiction.** Le même décodeur, deux rangs, DiLoCo avec H = 4 : combien d’octets chaque rang envoie-t-il **par
+# pas**, en moyenne ?
+
+# %% [markdown] lang="en"
+# **Your prediction.** The same decoder, two ranks, DiLoCo with H = 4: how many bytes does each rank send **per step**,
+# on average?
+
+# %% name="predict-diloco" stub="value"
+lab.predict(
+    "diloco-bytes",
+    ### BEGIN SOLUTION
+    4 * parameters / 4,
+    ### END SOLUTION
+)
+
+# %% name="run-diloco" tags=["nbval-ignore-output"]
+diloco = dlojz.run(config, optimizer="diloco", local_steps=4)
+halved = dlojz.run(config, engine="torch", gradient_compression="fp16")
+
+# %% name="reveal-diloco"
+lab.reveal("diloco-bytes", sent_by(diloco) / diloco.config.local_steps)
+
+# %% [markdown] lang="fr"
+# Voici ces quatre entraînements sur un même tableau. Le quatrième est DDP avec un *hook* de PyTorch, qui envoie les
+# gradients en fp16. À gauche, les octets envoyés par pas, en moyenne, et l’écart de perte avec AdamW ; le trait
+# pointillé mène à ce que l’on enverrait après le *warm-up*. À droite, la durée d’un pas selon le débit du lien : celle
+# mesurée ici, plus celle des messages (les quatre ont été mesurés l’un après l’autre : une machine occupée à autre
+# chose les fausse).
+
+# %% [markdown] lang="en"
+# Here are these four trainings on one board. The fourth is DDP with one of PyTorch's hooks, which sends gradients in
+# fp16. On the left, the bytes sent per step, on average, and the gap of the loss to AdamW; the dotted line leads to
+# what would be sent after the warm-up. On the right, the time of a step by the bandwidth of the link: that measured
+# here, plus that of the messages (the four were measured one after the other: a machine that is busy otherwise distorts
+# them).
+
+# %% name="board" tags=["nbval-ignore-output"]
+figures.board([plain, halved, one_bit, diloco])
+
+# %% [markdown] lang="fr"
+# **Expliquez.** Où la compression est-elle rentable ? Là où le lien est lent : à droite, sur un réseau rapide,
+# empaqueter des bits coûte plus de temps que d’envoyer les nombres. Et 24 pas ne disent presque rien de la perte : ce
+# sont six tours pour DiLoCo, et un *warm-up* de six pas pour 1-bit Adam. Davantage de pas, plusieurs graines et toutes
+# les méthodes, PowerSGD compris : `python benchmarks/communication_board.py`.
+#
+# Sur un cluster, les mêmes cellules, avec `on="slurm"` :
+#
+# ```python
+# dlojz.run(config, optimizer="one_bit_adam", on="slurm", machine="jean_zay_v100_32", dp=16)
+# ```
+#
+# ## Bilan
+#
+# | | envoie par pas | garde en plus | condition |
+# |--|--|--|--|
+# | AdamW | 4Ψ, *all-reduce* | | |
+# | *hook* fp16 | 2Ψ, *all-reduce* | | aucune |
+# | 1-bit Adam, 1-bit LAMB | Ψ/8, *all-to-all* ; Ψ/8, *all-gather* | 4Ψ (1 + 1/N) | variance au repos avant le gel |
+# | 0/1 Adam | de même, et de plus en plus rarement | 4Ψ (1 + 1/N) | taux d’apprentissage prudent |
+# | Local SGD, DiLoCo | 4Ψ/H | l’ancre et son momentum : 8Ψ (DiLoCo) | tours assez courts |
+# | mise à jour dans la passe arrière | autant | moins de gradients : une couche | ni écrêtage, ni accumulation |
+#
+# Trois idées à retenir : un biais ne se moyenne pas, mais une erreur que l’on garde se rattrape ; on ne gèle que ce qui
+# est au repos ; et l’on ne compresse que ce qui voyage sur un lien lent.
+
+# %% [markdown] lang="en"
+# **Explain.** Where does compression pay? Where the link is slow: on the right, on a fast network, packing bits takes
+# more time than sending the numbers. And 24 steps tell next to nothing about the loss: they are six rounds of DiLoCo,
+# and a warm-up of six steps for 1-bit Adam. More steps, several seeds and all ways, PowerSGD among them: `python
+# benchmarks/communication_board.py`.
+#
+# On a cluster, the same cells, with `on="slurm"`:
+#
+# ```python
+# dlojz.run(config, optimizer="one_bit_adam", on="slurm", machine="jean_zay_v100_32", dp=16)
+# ```
+#
+# ## Summary
+#
+# | | sends per step | keeps besides | on condition |
+# |--|--|--|--|
+# | AdamW | 4Ψ, all-reduce | | |
+# | fp16 hook | 2Ψ, all-reduce | | none |
+# | 1-bit Adam, 1-bit LAMB | Ψ/8, all-to-all; Ψ/8, all-gather | 4Ψ (1 + 1/N) | variance at rest before it is frozen |
+# | 0/1 Adam | the same, and more and more seldom | 4Ψ (1 + 1/N) | a careful learning rate |
+# | local SGD, DiLoCo | 4Ψ/H | the anchor and its momentum: 8Ψ (DiLoCo) | rounds that are short enough |
+# | update in backward | as much | fewer gradients: one layer | no clipping, no accumulation |
+#
+# Three ideas to keep: a bias does not average out, but an error that is kept is made good; only what is at rest may be
+# frozen; and only what travels over a slow link is worth compressing.
+
+# %%
+lab.progress()
+
+# %% name="stop-ranks"
+# %ranks stop
