@@ -87,7 +87,7 @@ def description(rows: Mapping[str, Sequence[Curves]]) -> str:
                 )
     return say(
         en=f"Losses over {_seeds(rows)} seed(s), and gaps of the final loss (median): ",
-        fr=f"Pertes sur {_seeds(rows)} graine(s), et écarts de la perte finale (médiane) : ",
+        fr=f"Pertes sur {_seeds(rows)} graines, et écarts de la perte finale (médiane) : ",
     ) + ("; ".join(told) or say(en="none", fr="aucun"))
 
 
