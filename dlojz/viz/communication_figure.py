@@ -123,9 +123,7 @@ def _pareto(axes: Axes, ways: Sequence[Way], judged: Mapping[str, Way]) -> None:
     axes.xaxis.set_major_locator(LogLocator(base=4))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel(
-        say(en="sent by each rank per step, mean of the run", fr="envoyé par rang et par pas, en moyenne")
-    )
+    axes.set_xlabel(say(en="sent by each rank per step, mean of the run", fr="envoyé par rang et par pas, en moyenne"))
     axes.set_ylabel(
         say(en="final loss: gap to sending everything (%)", fr="perte finale : écart à l’envoi complet (%)")
     )

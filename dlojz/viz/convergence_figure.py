@@ -86,8 +86,8 @@ def description(rows: Mapping[str, Sequence[Curves]]) -> str:
                     f"{visible(title)}, {optimizer_label(one.optimizer)} {_percent(gap(one, reference).medians)}"
                 )
     return say(
-        en=f"Losses over {_seeds(rows)} seed(s), and gaps of the final loss (median): ",
-        fr=f"Pertes sur {_seeds(rows)} graines, et écarts de la perte finale (médiane) : ",
+        en=f"Losses by seed ({_seeds(rows)} in all), and gaps of the final loss (median): ",
+        fr=f"Pertes par graine ({_seeds(rows)} en tout), et écarts de la perte finale (médiane) : ",
     ) + ("; ".join(told) or say(en="none", fr="aucun"))
 
 

@@ -1,8 +1,8 @@
 """What every lab's bank of answers goes through: a class of tests that a lab's file inherits with its own bank.
 
-    class TestBank(BankTests):
-        exercises, predictions = EXERCISES, lab.PREDICTIONS
-        wrong, right, others = BANK, REFERENCES, OTHER_RIGHT_ANSWERS
+class TestBank(BankTests):
+    exercises, predictions = EXERCISES, lab.PREDICTIONS
+    wrong, right, others = BANK, REFERENCES, OTHER_RIGHT_ANSWERS
 """
 
 from __future__ import annotations
