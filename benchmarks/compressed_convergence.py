@@ -9,8 +9,8 @@ the steps, its median over the seeds against that of the optimizer that sends ev
 
 `digits` is three epochs of vit_tiny, 32 digits a step, down to a loss of about 0.4: near 0 no relative gap means
 anything. `text` is gpt_tiny, byte by byte, which sees no sample twice. The learning rates are those at which a first
-stage of a quarter is long enough. At three times these (digits, `--rate`), gradients still change much after it: what is
-lost then is lost by the frozen variance, whatever is sent.
+stage of a quarter is long enough. At three times these (digits, `--rate`), gradients still change much after it: what
+is lost then is lost by the frozen variance, whatever is sent.
 """
 
 from __future__ import annotations
