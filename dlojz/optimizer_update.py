@@ -97,7 +97,7 @@ def _backward_misfit(config: RunConfig) -> str | None:
             f"could add theirs, but micro_batches={layout.micro_batches} was received: use micro_batches=1, or "
             "update='in_forward'.",
             fr="update='in_backward' met un paramètre à jour dès que son gradient est là, avant que d’autres "
-            f"micro-batchs n’ajoutent le leur, mais micro_batches={layout.micro_batches} a été reçu : prenez "
+            f"micro-batches n’ajoutent le leur, mais micro_batches={layout.micro_batches} a été reçu : prenez "
             "micro_batches=1, ou update='in_forward'.",
         )
     if layout.strategy == "ddp":

@@ -80,7 +80,7 @@ def _batch_axis(points: Sequence[Point]) -> tuple[list[str], str]:
     if varying == ["micro_batches"] or (varying and len(totals) == 1):
         total = min(totals)
         whole = say(en=f" of {total} samples", fr=f" de {total} échantillons") if len(totals) == 1 else ""
-        return ["micro_batches"], say(en="micro-batches per step", fr="micro-batchs par pas") + whole
+        return ["micro_batches"], say(en="micro-batches per step", fr="micro-batches par pas") + whole
     if len(varying) > 1:
         return varying, say(en="samples per step (global batch)", fr="échantillons par pas (batch global)")
     return ["micro_batch"], say(en="micro-batch, samples", fr="micro-batch, échantillons")

@@ -78,7 +78,7 @@ def _step_label(measures: Sequence[FormMeasure]) -> str:
     first = measures[0].form if measures else ""
     return say(
         en=f"seconds of a whole step, in those of {first} in the same round (median and quartiles)",
-        fr=f"durée d’un pas entier, en celles de {first} au même tour (médiane et quartiles)",
+        fr=f"durée d’un pas entier, rapportée à celle de {first} au même tour (médiane et quartiles)",
     )
 
 
