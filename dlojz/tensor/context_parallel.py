@@ -39,6 +39,7 @@ class RingBlock(LlamaBlock):
     def __init__(self, whole: LlamaBlock, group: dist.ProcessGroup | None, order: Order) -> None:
         nn.Module.__init__(self)
         self.head_dim, self.rope_theta = whole.head_dim, whole.rope_theta
+        self.mixture = whole.mixture  # None is no child
         for name, child in whole.named_children():
             self.add_module(name, child)
         self.group, self.order = group, order
