@@ -8,20 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from matplotlib.axes import Axes
-
-from dlojz.footprint import CATEGORIES, Footprint
 from dlojz.labs.expert_trials import EXPERTS, Trial, train_mixture
 from dlojz.labs.pipeline_figures import Picture, Sheet, or_to_do, percent, pictured, plain_number
+from dlojz.labs.run_bars import memory_and_messages
 from dlojz.labs.tensor_volume_exercises import NETWORK, NVLINK
-from dlojz.labs.zero_published import decimal
-from dlojz.predict import predict
-from dlojz.schema import LabError
 from dlojz.text import say
-from dlojz.units import MEBIBYTE
-from dlojz.viz.canvas import LabFigure, finish, new_figure, plain
+from dlojz.viz.canvas import LabFigure
 from dlojz.viz.expert_load_figure import expert_load_figure
-from dlojz.viz.palette import CATEGORY_STYLES, COLLECTIVE_STYLES, PREDICTED_ALPHA, Style, category_label
 
 if TYPE_CHECKING:
     from dlojz.runs import Run
@@ -72,19 +65,6 @@ def _title(run: Run) -> str:
     return f"{layout.title} ×{layout.world_size}" if layout.ep == 1 else layout.title
 
 
-def _measured(run: Run) -> Footprint:
-    footprint = run.record.footprint() if run.record is not None else None
-    if footprint is None:
-        raise LabError(
-            say(
-                en=f"the run {run.config.title} was not measured to its end: look at its logs, then run it again.",
-                fr=f"l’exécution {run.config.title} n’a pas été mesurée jusqu’au bout : consultez ses journaux, puis "
-                "relancez-la.",
-            )
-        )
-    return footprint
-
-
 @pictured
 def side_by_side(runs: Sequence[Run]) -> LabFigure:
     """Rank 0 of runs: memory by category, and bytes sent by collective; predicted in pale above.
@@ -92,43 +72,12 @@ def side_by_side(runs: Sequence[Run]) -> LabFigure:
     Raises:
         LabError: if a run was not measured.
     """
-    pairs = [(predict(run.config), _measured(run)) for run in runs]
-    titles = [_title(run) for run in runs]
     opening = say(
         en="Memory by category and bytes sent by collective, predicted and measured, of: ",
         fr="Mémoire par catégorie et octets envoyés par communication, prédits et mesurés, pour : ",
     )
-    figure = new_figure(10.0, 1.5 + 0.62 * len(runs), alt=opening + ", ".join(titles))
-    memory, sent = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
-    for place, both in enumerate(pairs):
-        for footprint, shift, alpha in zip(both, (-0.2, 0.2), (PREDICTED_ALPHA, 1.0), strict=True):
-            categories = [(footprint.memory.category(name) or 0, CATEGORY_STYLES[name], category_label(name))
-                          for name in CATEGORIES]  # fmt: skip
-            messages = [(one.sent_bytes, COLLECTIVE_STYLES[one.collective], one.collective.replace("_", "-"))
-                        for one in footprint.communication if one.group != "control"]  # fmt: skip
-            _stack(memory, categories, place + shift, alpha)
-            _stack(sent, messages, place + shift, alpha)
-    memory.set_yticks(range(len(runs)), [title.replace(" (", "\n(") for title in titles])
-    memory.invert_yaxis()
-    memory.set_xlabel(say(en="rank 0 (MiB)", fr="rang 0 (Mio)"))
-    sent.set_xlabel(say(en="sent per step (MiB)", fr="envoyé par pas (Mio)"))
-    for axes in (memory, sent):
-        axes.xaxis.set_major_formatter(lambda value, position: decimal(f"{value:g}"))
-        plain(axes)
-        found = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-        axes.legend(found.values(), found.keys(), frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0),
-                    ncols=4, fontsize=8)  # fmt: skip
-    return finish(figure)
-
-
-def _stack(axes: Axes, parts: Sequence[tuple[float, Style, str]], place: float, alpha: float) -> None:
-    left = 0.0
-    for num_bytes, style, label in parts:
-        size = num_bytes / MEBIBYTE
-        if size:
-            axes.barh(place, size, left=left, height=0.36, color=style.color, hatch=style.hatch, alpha=alpha,
-                      edgecolor="#333333", linewidth=0.4, label=label if alpha == 1.0 else None)  # fmt: skip
-        left += size
+    titles = [_title(run) for run in runs]
+    return memory_and_messages(runs, titles, opening=opening, shown=lambda one: one.group != "control", ncols=4)
 
 
 def expert_seconds() -> float:

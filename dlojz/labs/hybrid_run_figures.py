@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from dlojz.config import RunConfig
-from dlojz.footprint import STATES, Category, Footprint, Traffic
+from dlojz.footprint import STATES, Category, Traffic
 from dlojz.grid import Grid
 from dlojz.labs.pipeline_figures import Sheet, pictured, plain_number
+from dlojz.labs.run_bars import measured_footprint
 from dlojz.labs.zero_published import decimal
 from dlojz.predict.communication import predict_communication
 from dlojz.predict.shapes import model_shapes
 from dlojz.runs import Run
-from dlojz.schema import LabError
 from dlojz.text import say
 from dlojz.units import byte_units, format_bytes
 from dlojz.viz.canvas import LabFigure, finish, new_figure, plain
@@ -31,24 +31,6 @@ def title_of(run: Run) -> str:
     layout = run.config.layout
     degrees = [f"{axis}={getattr(layout, axis)}" for axis in ("dp", "pp", "tp") if getattr(layout, axis) > 1]
     return " × ".join(degrees) or say(en="one process", fr="un processus")
-
-
-def measured(run: Run, rank: int = 0) -> Footprint:
-    """What a rank of a run was measured to cost.
-
-    Raises:
-        LabError: if the run was not measured to its end.
-    """
-    found = run.record.footprint(rank) if run.record is not None else None
-    if found is None:
-        raise LabError(
-            say(
-                en=f"the run {run.config.title} was not measured to its end: look at its logs, then run it again.",
-                fr=f"l’exécution {run.config.title} n’a pas été mesurée jusqu’au bout : consultez ses journaux, puis "
-                "relancez-la.",
-            )
-        )
-    return found
 
 
 @pictured
@@ -104,7 +86,7 @@ def volumes(runs: Sequence[Run]) -> Sheet:
     rows = []
     for run in runs:
         predicted = [_bytes(_of_rank(run.config, rank)) for rank in range(run.config.layout.world_size)]
-        counted = [_bytes(measured(run, rank).communication) for rank in range(run.config.layout.world_size)]
+        counted = [_bytes(measured_footprint(run, rank).communication) for rank in range(run.config.layout.world_size)]
         for key in sorted(predicted[0] | counted[0], key=lambda key: (AXES.index(key[0]), key[1])):
             ours, theirs = predicted[0].get(key, (0, 0)), counted[0].get(key, (0, 0))
             equal = all(one.get(key) == other.get(key) for one, other in zip(predicted, counted, strict=True))
@@ -145,13 +127,15 @@ def _of_rank(config: RunConfig, rank: int) -> tuple[Traffic, ...]:
 
 def dp_bytes(run: Run) -> int:
     """Bytes that rank 0 of a run handed to the collectives of dp in one step."""
-    return sum(each.message_bytes for each in measured(run).communication if each.group == "dp")
+    return sum(each.message_bytes for each in measured_footprint(run).communication if each.group == "dp")
 
 
 def weights_ratio(run: Run, alone: Run) -> float:
     """How many times fewer bytes of weights the fullest rank of a run holds than one process."""
     ranks = range(run.config.layout.world_size)
-    return (measured(alone).memory.weights_bytes or 0) / max(measured(run, r).memory.weights_bytes or 0 for r in ranks)
+    return (measured_footprint(alone).memory.weights_bytes or 0) / max(
+        measured_footprint(run, r).memory.weights_bytes or 0 for r in ranks
+    )
 
 
 @pictured
@@ -161,7 +145,7 @@ def memory(run: Run, alone: Run) -> LabFigure:
 
     layout = run.config.layout
     ranks = range(layout.world_size)
-    bars = [measured(alone), *(measured(run, rank) for rank in ranks)]
+    bars = [measured_footprint(alone), *(measured_footprint(run, rank) for rank in ranks)]
     # Replicas hold the same: one of them is predicted.
     grid = Grid(dp=layout.dp, pp=layout.pp, tp=layout.tp)
     firsts = {(grid.coordinates(rank).pp, grid.coordinates(rank).tp): rank for rank in reversed(ranks)}

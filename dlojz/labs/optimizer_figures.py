@@ -10,13 +10,13 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 
 from dlojz.footprint import STATES, Footprint
-from dlojz.labs.hybrid_run_figures import measured
 from dlojz.labs.pipeline_figures import pictured
+from dlojz.labs.run_bars import EDGE, bar, legend_above, measured_footprint
 from dlojz.labs.zero_published import decimal
 from dlojz.optim.convergence import LAST_SHARE
 from dlojz.predict import predict
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 STEPS, RATE, SEED = 400, 0.01, 9
 _MESSAGES = COLLECTIVE_STYLES | {"all_to_all": Style(GREEN, "xx")}
-_EDGE = "#333333"
 
 
 @pictured
@@ -110,7 +109,10 @@ def sent_and_kept(runs: Sequence[Run]) -> LabFigure:
     )
     sent, kept = figure.subplots(1, 2, sharey=True)
     for place, run in enumerate(runs):
-        for footprint, shift, alpha in ((predict(run.config), -0.2, PREDICTED_ALPHA), (measured(run), 0.2, 1.0)):
+        for footprint, shift, alpha in (
+            (predict(run.config), -0.2, PREDICTED_ALPHA),
+            (measured_footprint(run), 0.2, 1.0),
+        ):
             _traffic(sent, footprint, place + shift, alpha)
             _states(kept, footprint, place + shift, alpha)
     sent.set_yticks(range(len(runs)), [optimizer_label(run.config.optimizer) for run in runs])
@@ -121,9 +123,9 @@ def sent_and_kept(runs: Sequence[Run]) -> LabFigure:
     kept.set_xlabel(say(en="states kept by rank 0 (MiB)", fr="états gardés par le rang 0 (Mio)"))
     for axes in (sent, kept):
         axes.xaxis.set_major_formatter(lambda value, position: decimal(f"{value:g}"))
-        axes.set_title(say(en="pale: predicted", fr="en pâle : prédit"), loc="right", fontsize=9, color=_EDGE)
+        axes.set_title(say(en="pale: predicted", fr="en pâle : prédit"), loc="right", fontsize=9, color=EDGE)
         plain(axes)
-        _legend(axes)
+        legend_above(axes, ncols=5, loc="lower left")
     return finish(figure)
 
 
@@ -134,7 +136,7 @@ def _traffic(axes: Axes, footprint: Footprint, place: float, alpha: float) -> No
             continue
         size = traffic.sent_bytes / MEBIBYTE
         label = traffic.collective.replace("_", "-") if footprint.source == "measured" else None
-        _bar(axes, place, size, left, _MESSAGES.get(traffic.collective, OTHER), alpha, label)
+        bar(axes, place, size, left, _MESSAGES.get(traffic.collective, OTHER), alpha, label)
         left += size
     if footprint.source == "measured":
         axes.annotate(
@@ -148,32 +150,8 @@ def _states(axes: Axes, footprint: Footprint, place: float, alpha: float) -> Non
         size = (footprint.memory.category(category) or 0) / MEBIBYTE
         if size:
             label = category_label(category) if footprint.source == "measured" else None
-            _bar(axes, place, size, left, CATEGORY_STYLES[category], alpha, label)
+            bar(axes, place, size, left, CATEGORY_STYLES[category], alpha, label)
         left += size
-
-
-def _bar(axes: Axes, place: float, size: float, left: float, style: Style, alpha: float, label: str | None) -> None:
-    axes.barh(
-        place,
-        size,
-        left=left,
-        height=0.36,
-        color=style.color,
-        hatch=style.hatch,
-        alpha=alpha,
-        edgecolor=_EDGE,
-        linewidth=0.4,
-        label=label,
-    )
-
-
-def _legend(axes: Axes) -> None:
-    found: dict[str, Any] = {}
-    for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-        found.setdefault(label, handle)
-    axes.legend(
-        found.values(), found.keys(), frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=5, fontsize=8
-    )
 
 
 @pictured
@@ -288,7 +266,7 @@ def way_of(run: Run) -> Way:
     name = optimizer_label(run.config.optimizer) + ("" if compression == "none" else f", {compression}")
     last = run.losses[-max(1, len(run.losses) // LAST_SHARE) :]
     return replace(
-        predicted_way(name, run.config), losses=(statistics.fmean(last),), step_s=measured(run).phases.step_s
+        predicted_way(name, run.config), losses=(statistics.fmean(last),), step_s=measured_footprint(run).phases.step_s
     )
 
 

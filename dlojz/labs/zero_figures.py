@@ -7,19 +7,18 @@ predicts, or what a run measured; each figure tells in words (its `alt`) what it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from dlojz.footprint import CATEGORIES, Category, Footprint
 from dlojz.hardware import Device
+from dlojz.labs.run_bars import bar, legend_above, measured_footprint
 from dlojz.labs.verdict import NotDone, Verdict
 from dlojz.labs.zero_published import PublishedTable, decimal
 from dlojz.labs.zero_time_exercises import compare_with_compute
 from dlojz.predict import predict
 from dlojz.runs import Run
-from dlojz.schema import LabError
 from dlojz.text import say
 from dlojz.units import MEBIBYTE, format_count
 from dlojz.viz.canvas import LabFigure, finish, new_figure, plain
@@ -96,7 +95,7 @@ def stages(runs: Sequence[Run]) -> LabFigure:
     Raises:
         LabError: if a run was not measured.
     """
-    pairs = [(run, predict(run.config), _measured(run)) for run in runs]
+    pairs = [(run, predict(run.config), measured_footprint(run)) for run in runs]
     figure = new_figure(
         12.0,
         1.2 + 0.5 * len(runs),
@@ -122,22 +121,9 @@ def stages(runs: Sequence[Run]) -> LabFigure:
         say(en="states; peak ◇; pale: predicted", fr="états ; pic ◇ ; en pâle : prédit"), loc="left", fontsize=10
     )
     sent.set_title(say(en="communication", fr="communication"), loc="left", fontsize=10)
-    _legend(memory)
-    _legend(sent)
+    legend_above(memory, ncols=4, height=1.06)
+    legend_above(sent, ncols=4, height=1.06)
     return finish(figure)
-
-
-def _measured(run: Run) -> Footprint:
-    footprint = run.record.footprint() if run.record is not None else None
-    if footprint is None:
-        raise LabError(
-            say(
-                en=f"the run {run.config.title} was not measured to its end: look at its logs, then run it again.",
-                fr=f"l’exécution {run.config.title} n’a pas été mesurée jusqu’au bout : consultez ses journaux, puis "
-                "relancez-la.",
-            )
-        )
-    return footprint
 
 
 def _stack_states(axes: Axes, footprint: Footprint, place: float, alpha: float) -> None:
@@ -148,7 +134,7 @@ def _stack_states(axes: Axes, footprint: Footprint, place: float, alpha: float) 
         style = CATEGORY_STYLES[category]
         label = category_label(category) if measured else None
         if size:
-            _bar(axes, place, size, left, style.color, style.hatch, alpha, label)
+            bar(axes, place, size, left, style, alpha, label)
         left += size
     if footprint.memory.peak_bytes is not None:
         fill = "white" if measured else "none"
@@ -166,34 +152,8 @@ def _stack_traffic(axes: Axes, footprint: Footprint, place: float, alpha: float)
         size = traffic.sent_bytes / (whole_bytes * share)
         style = COLLECTIVE_STYLES[traffic.collective]
         label = traffic.collective.replace("_", "-") if footprint.source == "measured" and size > 1e-3 else None
-        _bar(axes, place, size, left, style.color, style.hatch, alpha, label)
+        bar(axes, place, size, left, style, alpha, label)
         left += size
-
-
-def _bar(
-    axes: Axes, place: float, size: float, left: float, color: str, hatch: str, alpha: float, label: str | None
-) -> None:
-    axes.barh(
-        place,
-        size,
-        left=left,
-        height=0.36,
-        color=color,
-        hatch=hatch,
-        alpha=alpha,
-        edgecolor="#333333",
-        linewidth=0.4,
-        label=label,
-    )
-
-
-def _legend(axes: Axes) -> None:
-    found: dict[str, Any] = {}
-    for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-        found.setdefault(label, handle)
-    axes.legend(
-        found.values(), found.keys(), frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.06), ncols=4, fontsize=8
-    )
 
 
 def offloading(
