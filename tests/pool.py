@@ -105,6 +105,7 @@ def work(tasks: list[Task], folder: Path) -> None:
 
 def main(folder: Path) -> None:
     die_with_parent()
+    sys.path.insert(0, str(ROOT))  # a test module that prepares imports what it shares with others as `tests.…`
     lists: list[list[Task]] = json.loads((folder / "tasks.json").read_text(encoding="utf-8"))
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         for done in [pool.submit(work, tasks, folder) for tasks in lists]:

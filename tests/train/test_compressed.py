@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from dlojz import predict
 from dlojz.checkpoint import listing, verify
 from dlojz.checkpoint.reading import Source
 from dlojz.config import RunConfig
-from dlojz.footprint import STATES, Footprint
 from dlojz.optim.messages import saved_share
-from dlojz.predict.checkpoint_bytes import checkpoint_bytes
 from dlojz.predict.shapes import model_shapes
 from dlojz.predict.states import predict_states
 from dlojz.schema import LabError
 from dlojz.text import use_language
 from dlojz.train import check_runnable, engines, loop
-
-_SPEC = importlib.util.spec_from_file_location("resume_jobs", Path(__file__).with_name("test_resume.py"))
-assert _SPEC is not None and _SPEC.loader is not None
-_resume = importlib.util.module_from_spec(_SPEC)
-sys.modules["resume_jobs"] = _resume
-_SPEC.loader.exec_module(_resume)
-Runs = _resume.Runs
+from tests.train.counted import (
+    Runs,
+    check_as_predicted,
+    check_checkpoint_bytes,
+    check_goes_on,
+    check_refused,
+    deal,
+    footprint,
+    going_on_from,
+)
 
 SHORT: dict[str, Any] = {"learning_rate": 1e-3, "device": "cpu", "micro_batch": 2, "engine": "by_hand", "steps": 5}
 LLAMA = {**SHORT, "model": "llama_tiny", "sequence_length": 16, "dp": 2}
@@ -54,21 +51,12 @@ ELASTIC = {**LLAMA, "optimizer": "one_bit_adam", "warmup_steps": 2, "micro_batch
 
 
 def prepare(folder: Path) -> None:
-    made, jobs = Runs(folder), {1: [], 2: [], 3: []}
-    for name, fields in RUNS.items():
-        config = RunConfig.of(**fields)
-        jobs[config.layout.dp].append({"train": made.prepare(f"whole/{name}", config)})
-        if name in CUT:
-            cut = made.prepare(f"cut/{name}", config)
-            jobs[config.layout.dp] += [{"train": cut, "stop_after": CUT[name]}, {"train": cut}]
-    whole, cut = (made.prepare(f"{kind}/elastic", RunConfig.of(**ELASTIC)) for kind in ("whole", "cut"))
-    jobs[2] += [{"train": whole}, {"train": cut, "stop_after": 3}]
+    made = Runs(folder)
+    jobs = deal(made, {**RUNS, "elastic": ELASTIC}, CUT, left={"elastic": 3})
     for processes, listed in sorted(jobs.items(), key=lambda job: job[0] != 2):
         if (micro_batch := OTHERWISE.get(processes)) is not None:
-            fields = {**ELASTIC, "dp": processes, "micro_batch": micro_batch}
-            other = made.prepare(f"otherwise/{processes}", RunConfig.of(**fields))
-            shutil.copytree(Path(cut) / "checkpoints", Path(other) / "checkpoints")
-            listed.append({"train": other})
+            config = RunConfig.of(**{**ELASTIC, "dp": processes, "micro_batch": micro_batch})
+            listed.append(going_on_from(made, "cut/elastic", f"otherwise/{processes}", config))
         made.do(listed, processes)
 
 
@@ -77,21 +65,11 @@ def runs(prepared: Path) -> Any:
     return Runs(prepared)
 
 
-def footprint(runs: Any, name: str, rank: int) -> Footprint:
-    return Footprint.from_dict(runs.told(f"whole/{name}", "footprint", "footprint", rank)[-1])
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", PREDICTED)
 def test_predicted_equals_counted(runs: Any, name: str) -> None:
     """States by category, bytes and calls of every collective, on every rank: exact; the peak to 2 %."""
-    config = RunConfig.of(**RUNS[name])
-    for rank in range(config.layout.dp):
-        counted, predicted = footprint(runs, name, rank), predict(config, rank)
-        for category in STATES:
-            assert counted.memory.category(category) == predicted.memory.category(category), (rank, category)
-        assert counted.communication == predicted.communication, rank
-        assert predicted.memory.peak_bytes == pytest.approx(counted.memory.peak_bytes, rel=0.02)
+    check_as_predicted(runs, name, RunConfig.of(**RUNS[name]))
 
 
 @pytest.mark.timeout(600)
@@ -118,21 +96,14 @@ def test_the_first_stage_is_adamw_to_the_bit(runs: Any) -> None:
 @pytest.mark.parametrize("name", CUT)
 def test_what_goes_on_ends_as_what_was_not_cut_off(runs: Any, name: str) -> None:
     """In either stage, bit for bit: the losses after the cut, and the checksum of the final weights."""
-    assert runs.told(f"cut/{name}", "checkpoint_failed", "reason") == []
-    assert runs.told(f"cut/{name}", "resumed", "step") == [CUT[name] + 1]
-    assert runs.told(f"cut/{name}", "step", "loss") == runs.told(f"whole/{name}", "step", "loss")
-    assert runs.told(f"cut/{name}", "weights", "sha256") == runs.told(f"whole/{name}", "weights", "sha256")
+    check_goes_on(runs, name, CUT[name] + 1)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["one-bit-lamb-3", "zero-one-adam", "lamb"])
 def test_the_bytes_of_a_checkpoint_are_predicted(runs: Any, name: str) -> None:
     """In the second stage, the errors of every rank among them."""
-    [one] = listing(runs.root / "cut" / name)
-    manifest = verify(one.folder)
-    with Source(one.folder, manifest) as source:
-        tensors = [source.tensor(kept) for kept in manifest.tensors]
-    assert sum(tensor.numel() * tensor.element_size() for tensor in tensors) == checkpoint_bytes(manifest.config)
+    check_checkpoint_bytes(runs, name)
 
 
 @pytest.mark.timeout(600)
@@ -175,14 +146,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("fields", "english", "french"), REFUSED)
 def test_what_cannot_be_is_refused_in_one_sentence(fields: dict[str, Any], english: str, french: str) -> None:
-    for language, sentence in (("en", english), ("fr", french)):
-        use_language(language)
-        try:
-            with pytest.raises(LabError, match=sentence) as refused:
-                RunConfig.of(**{"optimizer": "one_bit_adam", "engine": "by_hand", "dp": 2, **fields})
-        finally:
-            use_language("en")
-        assert str(refused.value).count(". ") == 0
+    check_refused({"optimizer": "one_bit_adam", "engine": "by_hand", "dp": 2, **fields}, english, french)
 
 
 def test_the_first_stage_is_a_quarter_where_nothing_is_said_and_older_runs_keep_their_names() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,14 +20,8 @@ from dlojz.runs.ending import Ending
 from dlojz.schema import LabError
 from dlojz.train.curriculum_trial import train_trial, variance_of
 from dlojz.trajectory import Trajectory
+from tests.train.counted import Runs, check_goes_on, deal
 
-_SPEC = importlib.util.spec_from_file_location("resume_jobs", Path(__file__).with_name("test_resume.py"))
-assert _SPEC is not None
-assert _SPEC.loader is not None
-_resume = importlib.util.module_from_spec(_SPEC)
-sys.modules["resume_jobs"] = _resume
-_SPEC.loader.exec_module(_resume)
-Runs = _resume.Runs
 PLAIN: dict[str, Any] = {"model": "gpt_tiny", "sequence_length": 32, "learning_rate": 0.01, "steps": 6, "device": "cpu"}
 GROWING = {**PLAIN, "curriculum": "linear", "curriculum_start": 8, "curriculum_steps": 4}
 TWO = {"micro_batch": 2, "dp": 2}
@@ -52,11 +44,7 @@ WHOLE = {"micro_batch": 2, "micro_batches": 2}
 
 def prepare(folder: Path) -> None:
     made = Runs(folder)
-    jobs: dict[int, list[dict[str, Any]]] = {1: [], 2: []}
-    for name, fields in RUNS.items():
-        config = RunConfig.of(**fields)
-        whole, cut = (made.prepare(f"{kind}/{name}", config) for kind in ("whole", "cut"))
-        jobs[config.layout.world_size] += [{"train": whole}, {"train": cut, "stop_after": 1}, {"train": cut}]
+    jobs = deal(made, RUNS, dict.fromkeys(RUNS, 1))
     jobs[1].append({"train": made.prepare("plain", RunConfig.of(**PLAIN, **WHOLE))})
     # A curriculum that is whole from its first step on changes nothing.
     at_once = {"curriculum": "linear", "curriculum_start": 8, "curriculum_steps": 1}
@@ -100,12 +88,9 @@ def test_every_engine_trains_as_one_process(runs: Any, name: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", RUNS)
 def test_what_was_cut_off_amid_the_pacing_goes_on_bit_for_bit(runs: Any, name: str) -> None:
-    assert runs.told(f"cut/{name}", "resumed", "step") == [2]
-    for key in ("loss", "tokens"):
-        assert runs.told(f"cut/{name}", "step", key) == runs.told(f"whole/{name}", "step", key)
-    weights = runs.told(f"whole/{name}", "weights", "sha256")
-    assert runs.told(f"cut/{name}", "weights", "sha256") == weights
-    assert len(weights) == 1
+    check_goes_on(runs, name, 2)
+    assert runs.told(f"cut/{name}", "step", "tokens") == runs.told(f"whole/{name}", "step", "tokens")
+    assert len(runs.told(f"whole/{name}", "weights", "sha256")) == 1
 
 
 @pytest.mark.timeout(600)

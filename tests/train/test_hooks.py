@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dlojz import predict
 from dlojz.config import RunConfig
-from dlojz.footprint import STATES, Footprint
 from dlojz.layout_gradients import powersgd_start
 from dlojz.optimizer_stages import settled_step
 from dlojz.predict.gradient_hooks import compressed
 from dlojz.predict.shapes import ParameterShape, model_shapes
-from dlojz.schema import LabError
-from dlojz.text import use_language
 from dlojz.train import check_runnable
-
-_SPEC = importlib.util.spec_from_file_location("resume_jobs", Path(__file__).with_name("test_resume.py"))
-assert _SPEC is not None and _SPEC.loader is not None
-_resume = importlib.util.module_from_spec(_SPEC)
-sys.modules["resume_jobs"] = _resume
-_SPEC.loader.exec_module(_resume)
-Runs = _resume.Runs
+from tests.train.counted import Runs, check_as_predicted, check_refused, footprint, prepare_runs
 
 LLAMA: dict[str, Any] = {
     **{"model": "llama_tiny", "sequence_length": 16, "learning_rate": 1e-3, "steps": 6},
@@ -49,15 +37,7 @@ CUT = {"powersgd-1": 3, "fp16": 2}
 
 
 def prepare(folder: Path) -> None:
-    made, jobs = Runs(folder), {2: [], 3: []}
-    for name, fields in RUNS.items():
-        config = RunConfig.of(**fields)
-        jobs[config.layout.dp].append({"train": made.prepare(f"whole/{name}", config)})
-        if name in CUT:
-            cut = made.prepare(f"cut/{name}", config)
-            jobs[config.layout.dp] += [{"train": cut, "stop_after": CUT[name]}, {"train": cut}]
-    for processes, listed in jobs.items():
-        made.do(listed, processes)
+    prepare_runs(folder, RUNS, CUT)
 
 
 @pytest.fixture(scope="module")
@@ -65,24 +45,17 @@ def runs(prepared: Path) -> Any:
     return Runs(prepared)
 
 
-def footprint(runs: Any, name: str, rank: int) -> Footprint:
-    return Footprint.from_dict(runs.told(f"whole/{name}", "footprint", "footprint", rank)[-1])
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", RUNS)
 def test_predicted_equals_counted(runs: Any, name: str) -> None:
     """States by category, bytes and calls of every collective, on every rank: exact; the peak to 3 %.
 
-    Half-precision buckets leave while backward computes: when the former one is given back is the thread's affair.
+    Half-precision buckets leave while backward computes, and when one is given back is the affair of gloo's threads: at
+    most all of them are under way, 2Ψ bytes, a tenth of so small a model's peak.
     """
     config = RunConfig.of(**RUNS[name])
-    for rank in range(config.layout.dp):
-        counted, predicted = footprint(runs, name, rank), predict(config, rank)
-        for category in STATES:
-            assert counted.memory.category(category) == predicted.memory.category(category), (rank, category)
-        assert counted.communication == predicted.communication, rank
-        assert predicted.memory.peak_bytes == pytest.approx(counted.memory.peak_bytes, rel=0.03)
+    halves = config.layout.gradient_compression in ("fp16", "bf16")
+    check_as_predicted(runs, name, config, peak=0.1 if halves else 0.03)
 
 
 def sent(runs: Any, name: str) -> int:
@@ -155,11 +128,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("fields", "english", "french"), REFUSED)
 def test_what_cannot_be_is_refused_in_one_sentence(fields: dict[str, Any], english: str, french: str) -> None:
-    for language, sentence in (("en", english), ("fr", french)):
-        use_language(language)
-        with pytest.raises(LabError, match=sentence) as refused:
-            RunConfig.of(**{"dp": 2, **POWERSGD, **fields})
-        assert str(refused.value).count(". ") == 0
+    check_refused({"dp": 2, **POWERSGD, **fields}, english, french)
 
 
 def test_all_ways_run_and_older_runs_keep_their_names() -> None:

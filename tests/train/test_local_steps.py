@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
-import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +10,21 @@ import pytest
 from rich.console import Console
 
 from dlojz import predict
-from dlojz.checkpoint import listing, verify
-from dlojz.checkpoint.reading import Source
 from dlojz.config import RunConfig
-from dlojz.footprint import STATES, Footprint
 from dlojz.optimizer_stages import meets, settled_step
 from dlojz.predict.checkpoint_bytes import checkpoint_bytes
 from dlojz.predict.shapes import model_shapes
-from dlojz.schema import LabError
-from dlojz.text import use_language
 from dlojz.train import check_runnable
 from dlojz.viz.tables import footprint_table
-
-_SPEC = importlib.util.spec_from_file_location("resume_jobs", Path(__file__).with_name("test_resume.py"))
-assert _SPEC is not None and _SPEC.loader is not None
-_resume = importlib.util.module_from_spec(_SPEC)
-sys.modules["resume_jobs"] = _resume
-_SPEC.loader.exec_module(_resume)
-Runs = _resume.Runs
+from tests.train.counted import (
+    Runs,
+    check_as_predicted,
+    check_goes_on,
+    check_refused,
+    going_on_from,
+    kept,
+    prepare_runs,
+)
 
 SHORT: dict[str, Any] = {"learning_rate": 1e-3, "device": "cpu", "micro_batch": 2, "engine": "by_hand", "steps": 8}
 LLAMA = {**SHORT, "model": "llama_tiny", "sequence_length": 16, "dp": 2}
@@ -47,27 +41,13 @@ AGAIN = {**RUNS["diloco"], "dp": 3, "micro_batch": 2}
 
 
 def prepare(folder: Path) -> None:
-    made, jobs = Runs(folder), {1: [], 2: [], 3: []}
-    for name, fields in RUNS.items():
-        config = RunConfig.of(**fields)
-        jobs[config.layout.dp].append({"train": made.prepare(f"whole/{name}", config)})
-        if name in CUT:
-            cut = made.prepare(f"cut/{name}", config)
-            jobs[config.layout.dp] += [{"train": cut, "stop_after": CUT[name]}, {"train": cut}]
-    for processes, listed in jobs.items():
-        made.do(listed, processes)
-    again = made.prepare("again/diloco", RunConfig.of(**AGAIN))
-    shutil.copytree(folder / "cut/diloco/checkpoints", Path(again) / "checkpoints")
-    made.do([{"train": again}], 3)
+    made = prepare_runs(folder, RUNS, CUT)
+    made.do([going_on_from(made, "cut/diloco", "again/diloco", RunConfig.of(**AGAIN))], 3)
 
 
 @pytest.fixture(scope="module")
 def runs(prepared: Path) -> Any:
     return Runs(prepared)
-
-
-def footprint(runs: Any, name: str, rank: int) -> Footprint:
-    return Footprint.from_dict(runs.told(f"whole/{name}", "footprint", "footprint", rank)[-1])
 
 
 @pytest.mark.timeout(600)
@@ -76,38 +56,25 @@ def test_predicted_equals_counted_in_a_step_after_which_they_meet(runs: Any, nam
     """States by category, bytes and calls of every collective, on every rank: exact; the peak to 2 %."""
     config = RunConfig.of(**RUNS[name])
     assert meets(settled_step(config), config.local_steps or 0, config.warmup_steps or 0, config.steps)
-    for rank in range(config.layout.dp):
-        counted, predicted = footprint(runs, name, rank), predict(config, rank)
-        for category in STATES:
-            assert counted.memory.category(category) == predicted.memory.category(category), (rank, category)
-        assert counted.communication == predicted.communication, rank
-        assert predicted.memory.peak_bytes == pytest.approx(counted.memory.peak_bytes, rel=0.02)
+    check_as_predicted(runs, name, config)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CUT)
 def test_what_goes_on_ends_as_what_was_not_cut_off(runs: Any, name: str) -> None:
     """Bit for bit, each replica with its own weights and moments: losses, and the checksum of the final weights."""
-    assert runs.told(f"cut/{name}", "checkpoint_failed", "reason") == []
-    assert runs.told(f"cut/{name}", "resumed", "step") == [CUT[name] + 1]
-    assert runs.told(f"cut/{name}", "step", "loss") == runs.told(f"whole/{name}", "step", "loss")
-    assert runs.told(f"cut/{name}", "weights", "sha256") == runs.told(f"whole/{name}", "weights", "sha256")
+    check_goes_on(runs, name, CUT[name] + 1)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CUT)
 def test_the_bytes_of_a_checkpoint_are_predicted(runs: Any, name: str) -> None:
     """Between two meetings; just after one the weights of all but the first replica are not there twice."""
-    [one] = listing(runs.root / "cut" / name)
-    manifest = verify(one.folder)
-    with Source(one.folder, manifest) as source:
-        tensors = [source.tensor(kept) for kept in manifest.tensors]
-    kept = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    config = manifest.config
+    config, found = kept(runs, name)
     met = meets(CUT[name], config.local_steps or 0, config.warmup_steps or 0, config.steps)
     assert met is (name == "diloco-3")
     same = 4 * model_shapes(config).num_parameters * (config.layout.dp - 1) if met else 0
-    assert kept == checkpoint_bytes(config) - same
+    assert found == checkpoint_bytes(config) - same
 
 
 @pytest.mark.timeout(600)
@@ -138,11 +105,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("fields", "english", "french"), REFUSED)
 def test_what_cannot_be_is_refused_in_one_sentence(fields: dict[str, Any], english: str, french: str) -> None:
-    for language, sentence in (("en", english), ("fr", french)):
-        use_language(language)
-        with pytest.raises(LabError, match=sentence) as refused:
-            RunConfig.of(**{"optimizer": "diloco", "engine": "by_hand", "dp": 2, "steps": 20, **fields})
-        assert str(refused.value).count(". ") == 0
+    check_refused({"optimizer": "diloco", "engine": "by_hand", "dp": 2, "steps": 20, **fields}, english, french)
 
 
 def test_a_prediction_says_how_often_its_message_is_sent() -> None:

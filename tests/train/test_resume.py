@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import cache
@@ -22,11 +19,11 @@ from dlojz.checkpoint import listing, verify
 from dlojz.checkpoint.reading import Source
 from dlojz.config import RunConfig
 from dlojz.predict.checkpoint_bytes import checkpoint_bytes
-from dlojz.record import read_events
 from dlojz.train import loop
 from dlojz.train.engines.states import MOMENTS
 from dlojz.train.stop import ignore_stop_signal
 from dlojz.train.worker import STOPPED_IN_TIME, main
+from tests.train.counted import Runs
 
 LLAMA = {"model": "llama_tiny", "sequence_length": 16, "learning_rate": 0.01, "steps": 3, "device": "cpu"}
 COATNET = {"model": "coatnet_tiny", "image_size": 32, "learning_rate": 0.01, "steps": 3, "device": "cpu"}
@@ -86,37 +83,6 @@ def config_of(layout: str) -> RunConfig:
     fields = LAYOUTS[layout]
     share = 4 // fields.get("dp", 1)
     return RunConfig.of(**SAME, **fields, micro_batch=1, micro_batches=share)
-
-
-class Runs:
-    """Folders of runs, and the jobs that make them: all of one number of ranks in one process."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def prepare(self, name: str, config: RunConfig) -> str:
-        folder = self.root / name
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text(config.to_json())
-        return str(folder)
-
-    def do(self, jobs: list[dict[str, Any]], processes: int) -> None:
-        listed = self.root / f"jobs-{processes}-{len(jobs)}-{len(list(self.root.iterdir()))}.json"
-        listed.write_text(json.dumps(jobs))
-        script = str(Path(__file__).with_name("resuming.py"))
-        done = subprocess.run(
-            [sys.executable, script, str(listed), str(processes)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=900,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-
-    def told(self, name: str, event: str, key: str, rank: int = 0) -> list[Any]:
-        found = read_events(self.root / name / "events" / f"rank-{rank}.jsonl")
-        return [one[key] for one in found if one["event"] == event]
 
 
 def prepare(folder: Path) -> None:

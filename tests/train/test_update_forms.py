@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from dlojz import predict
 from dlojz.config import RunConfig
-from dlojz.footprint import STATES, Footprint
 from dlojz.schema import LabError
-from dlojz.text import use_language
 from dlojz.train import check_runnable
 from dlojz.train.update_forms import measure_forms, read_measures, write_measures
-
-_SPEC = importlib.util.spec_from_file_location("resume_jobs", Path(__file__).with_name("test_resume.py"))
-assert _SPEC is not None and _SPEC.loader is not None
-_resume = importlib.util.module_from_spec(_SPEC)
-sys.modules["resume_jobs"] = _resume
-_SPEC.loader.exec_module(_resume)
-Runs = _resume.Runs
+from tests.train.counted import Runs, check_as_predicted, check_goes_on, check_refused, footprint, prepare_runs
 
 SHORT: dict[str, Any] = {"learning_rate": 1e-3, "weight_decay": 0.1, "device": "cpu", "micro_batch": 2, "steps": 5}
 LLAMA = {**SHORT, "model": "llama_tiny", "sequence_length": 16}
@@ -59,21 +48,18 @@ CUT = ("llama-in_forward", "coatnet-in_backward", "two-in_backward", "accumulate
 STOP_AFTER = 2
 
 
-def config_of(name: str) -> RunConfig:
+def fields_of(name: str) -> dict[str, Any]:
     base, form = name.rsplit("-", 1)
-    return RunConfig.of(**BASES[base], update=form)
+    return {**BASES[base], "update": form}
+
+
+def config_of(name: str) -> RunConfig:
+    return RunConfig.of(**fields_of(name))
 
 
 def prepare(folder: Path) -> None:
-    made, jobs = Runs(folder), {1: [], 2: []}
-    for name in [*(f"{base}-auto" for base in BASES), *NAMES]:
-        config = config_of(name)
-        jobs[config.layout.world_size].append({"train": made.prepare(f"whole/{name}", config)})
-        if name in CUT:
-            cut = made.prepare(f"cut/{name}", config)
-            jobs[config.layout.world_size] += [{"train": cut, "stop_after": STOP_AFTER}, {"train": cut}]
-    for processes, listed in jobs.items():
-        made.do(listed, processes)
+    names = [*(f"{base}-auto" for base in BASES), *NAMES]
+    prepare_runs(folder, {name: fields_of(name) for name in names}, dict.fromkeys(CUT, STOP_AFTER))
 
 
 @pytest.fixture(scope="module")
@@ -104,14 +90,7 @@ def test_a_fused_kernel_trains_alike_but_for_rounding(runs: Any, name: str) -> N
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(SPLIT)])
 def test_memory_is_as_predicted(runs: Any, name: str) -> None:
     """States by category, on every rank: exact; the peak to 2 %."""
-    config = config_of(name)
-    for rank in range(config.layout.world_size):
-        told = runs.told(f"whole/{name}", "footprint", "footprint", rank)[-1]
-        counted, predicted = Footprint.from_dict(told), predict(config, rank)
-        for category in STATES:
-            assert counted.memory.category(category) == predicted.memory.category(category), (rank, category)
-        assert counted.communication == predicted.communication, rank
-        assert predicted.memory.peak_bytes == pytest.approx(counted.memory.peak_bytes, rel=0.02)
+    check_as_predicted(runs, name, config_of(name))
 
 
 @pytest.mark.timeout(600)
@@ -119,18 +98,14 @@ def test_gradients_that_are_freed_as_they_come_are_saved(runs: Any) -> None:
     """With AdamW and a short sequence, where the peak is that of the states and their update."""
     peaks = {}
     for form in ("for_loop", "foreach", "fused", "in_backward"):
-        told = runs.told(f"whole/llama-{form}", "footprint", "footprint")[-1]
-        peaks[form] = Footprint.from_dict(told).memory.peak_bytes or 0
+        peaks[form] = footprint(runs, f"llama-{form}").memory.peak_bytes or 0
     assert peaks["in_backward"] < peaks["fused"] < peaks["for_loop"] < peaks["foreach"]
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CUT)
 def test_what_goes_on_ends_as_what_was_not_cut_off(runs: Any, name: str) -> None:
-    assert runs.told(f"cut/{name}", "checkpoint_failed", "reason") == []
-    assert runs.told(f"cut/{name}", "resumed", "step") == [STOP_AFTER + 1]
-    assert runs.told(f"cut/{name}", "step", "loss") == runs.told(f"whole/{name}", "step", "loss")
-    assert runs.told(f"cut/{name}", "weights", "sha256") == runs.told(f"whole/{name}", "weights", "sha256")
+    check_goes_on(runs, name, STOP_AFTER + 1)
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -151,14 +126,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("fields", "english", "french"), REFUSED)
 def test_what_cannot_be_is_refused_in_one_sentence(fields: dict[str, Any], english: str, french: str) -> None:
-    for language, sentence in (("en", english), ("fr", french)):
-        use_language(language)
-        try:
-            with pytest.raises(LabError, match=sentence) as refused:
-                RunConfig.of(**fields)
-        finally:
-            use_language("en")
-        assert str(refused.value).count(". ") == 0
+    check_refused(fields, english, french)
 
 
 def test_forms_are_measured_in_turns_and_kept(tmp_path: Path) -> None:
