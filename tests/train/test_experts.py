@@ -61,7 +61,7 @@ COUNTED: dict[str, dict[str, Any]] = {
 }
 RUNS = {**PARITY, **SIDE, **COUNTED}
 EXACT = [name for name in RUNS if name != "fsdp2"]
-"""Whose states and messages are those of the lab's rules; FSDP2's units are tested elsewhere."""
+"""All but FSDP2, whose peak is that of units which come and go while messages are under way."""
 CUT = {"adamw-bf16": 1, "adamw-deepspeed": 1}
 OTHERWISE = {"ep2-accumulated": "ddp", "ddp": "ep2-accumulated", "deepspeed-top2": "hand-top2"}
 """Cut off after two steps in one layout, gone on with in another."""
