@@ -641,7 +641,7 @@ def test_the_stages_are_drawn_as_they_were_predicted_and_measured() -> None:
 
     config = RunConfig.of(model="coatnet_tiny", engine="by_hand", dp=2, zero=2, micro_batch=2)
     measured = predict(config).model_copy(update={"source": "measured"})
-    run: Any = SimpleNamespace(config=config, record=SimpleNamespace(footprint=lambda: measured))
+    run: Any = SimpleNamespace(config=config, record=SimpleNamespace(footprint=lambda rank=0: measured))
     memory, sent = figures.stages([run]).axes
     rows = {round(bar.get_y() + bar.get_height() / 2, 1) for bar in memory.patches}
     assert rows == {-0.2, 0.2}
