@@ -16,7 +16,7 @@ from dlojz.config import RunConfig
 from dlojz.evidence import DecoderSize, table
 from dlojz.predict.time import Workload, workload
 from dlojz.schema import LabError, one_of
-from dlojz.text import say
+from dlojz.text import Language, language, say
 
 _ROWS: Final[dict[str, str]] = {
     "megatron-1.7b": "sc21-1/1.7",
@@ -100,7 +100,7 @@ class Subject:
                 "c’est ep qui partage ses experts.",
             )
         if self.catalogue:
-            return _catalogue_misfit(self.catalogue, tp)
+            return _catalogue_misfit(self.catalogue, tp, language())
         for what, number in self.shared_out().items():
             if number % tp:
                 return say(
@@ -110,7 +110,8 @@ class Subject:
 
 
 @cache
-def _catalogue_misfit(model: str, tp: int) -> str:
+def _catalogue_misfit(model: str, tp: int, _language: Language) -> str:
+    """The refusal in the language of the reader, who is therefore part of what is remembered."""
     try:
         RunConfig.of(model=model, tp=tp)
     except LabError as error:

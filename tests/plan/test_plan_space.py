@@ -15,6 +15,7 @@ from dlojz.plan.engines import OFFERS, chosen
 from dlojz.plan.space import CODE, LEAST_CONTEXT, REASONS, degrees_of, divisors, space_of
 from dlojz.plan.subject import published, subject
 from dlojz.schema import LabError
+from dlojz.text import use_language
 
 
 def _plainly(one: Candidate, size: DecoderSize, batch: int, fused: bool) -> str:  # noqa: PLR0911 - one rule a line
@@ -144,3 +145,14 @@ def test_an_image_model_is_split_by_what_the_catalogue_says() -> None:
     ones = [one for one in candidates_of(space, np.flatnonzero(space.codes.reshape(-1) == 0)) if one.tp > 1]
     assert {one.engine for one in ones} == {"by_hand"}, "convolutions are split by hand alone"
     assert CODE["same"] == 1
+
+
+def test_a_misfit_is_told_in_the_language_of_who_asks() -> None:
+    """One after the other: what is remembered of one reader is not given to the next."""
+    image = subject("coatnet_tiny")
+    told = []
+    for name in ("en", "fr", "en"):
+        use_language(name)
+        told.append(image.misfit(7))
+    assert told[0] == told[2] != told[1]
+    assert "ne divise pas" in told[1]
