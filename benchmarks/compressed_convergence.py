@@ -91,7 +91,7 @@ def table_of(rows: dict[str, list[Curves]]) -> Table:
 
 def main(
     seeds: int = 5,
-    steps: int = 440,
+    steps: int = 300,
     tasks: tuple[str, ...] = tuple(TASKS),
     families: tuple[str, ...] = tuple(FAMILIES),
     rate: float = 0.0,
@@ -102,7 +102,7 @@ def main(
 
     Args:
         seeds: trainings of each optimizer.
-        steps: of each training.
+        steps: of each training; digits takes 168 at most.
         tasks: digits, text.
         families: adam, lamb.
         rate: learning rate of all; 0 for each family's own.
