@@ -10,12 +10,13 @@ PROXY_VERSION := 5.3.0
 PROXY := $(VENV)/node/node_modules/.bin/configurable-http-proxy
 export DLOJZ_RUNS ?= $(CURDIR)/runs
 
-.PHONY: help demo test lint lab hub cluster cluster-stop clean
+.PHONY: help demo test lint lab libraries hub cluster cluster-stop clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   train CoAtNet under DDP, FSDP2 and ZeRO-0…3 on 2 processes; predicted beside measured (minutes)"
 	@echo "make lab    open JupyterLab on the notebooks"
+	@echo "make libraries  the optional extra of lab 12: Accelerate and Megatron-core beside torch and DeepSpeed"
 	@echo "make hub    a JupyterHub with two students on this machine, to see the labs as they do"
 	@echo "make cluster  a SLURM with two nodes on this machine, to try jobs on (root, Debian); make cluster-stop ends it"
 	@echo "make test   all checks: lint, types, tests on real processes, notebooks executed again"
@@ -55,8 +56,8 @@ $(SYSTEM): Makefile
 	@touch $(SYSTEM)
 
 # And of Python and Node.js: the optional extras, the hub and its proxy.
-$(PACKAGES): requirements-tests.txt | $(READY) $(SYSTEM)
-	@$(BIN)/python -m pip install -q -r requirements-tests.txt > $(VENV)/packages.log 2>&1 || \
+$(PACKAGES): requirements-tests.txt requirements-libraries.txt | $(READY) $(SYSTEM)
+	@$(BIN)/python -m pip install -q -r requirements-tests.txt -r requirements-libraries.txt > $(VENV)/packages.log 2>&1 || \
 	  { tail -n 20 $(VENV)/packages.log; exit 1; }
 	@if command -v npm > /dev/null && ! [ -x $(PROXY) ]; then \
 	  npm install --loglevel=error --no-fund --no-audit --no-update-notifier --fetch-retries=1 --prefix $(VENV)/node \
@@ -71,6 +72,14 @@ demo: $(READY)
 
 lab: $(READY)
 	@$(BIN)/jupyter lab --notebook-dir=notebooks $$([ "$$(id -u)" != 0 ] || echo --allow-root)
+
+LIBRARIES := $(VENV)/.libraries
+$(LIBRARIES): requirements-libraries.txt | $(READY)
+	@$(BIN)/python -m pip install -q -r requirements-libraries.txt > $(VENV)/libraries.log 2>&1 || \
+	  { tail -n 20 $(VENV)/libraries.log; exit 1; }
+	@touch $(LIBRARIES)
+
+libraries: $(LIBRARIES)
 
 hub: $(PACKAGES)
 	@$(BIN)/python slurm/jupyterhub/start.py

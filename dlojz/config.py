@@ -29,6 +29,7 @@ __all__ = ["DEEPSPEED_BUCKET_ELEMENTS", "LATER_FIELDS", "MAX_COUNT", "MAX_DEGREE
 OWN_LATER_FIELDS = (
     *("fp32_gradients", "warmup_steps", "update", "local_steps", *ROUTING_FIELDS),
     *("curriculum", *PLAIN),
+    "library",
 )
 """Fields that a run has got since runs were first kept, its layout's aside."""
 
@@ -134,6 +135,11 @@ class RunConfig(Contract):
     )
     curriculum_lengths: str = Field(
         "", description="the lengths of a discrete curriculum and their last steps, e.g. 16:100,32:200 (then whole)"
+    )
+    library: Literal["none", "torch", "deepspeed", "accelerate", "megatron", "colossalai"] = Field(
+        "none",
+        description="none: dlojz trains with its own engine; else the training as a user of this library writes it "
+        "(see `dlojz libraries`)",
     )
     keep_weights: bool = Field(False, description="keep the final weights in the run folder (safetensors)")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes CUDA where there is one")
