@@ -80,6 +80,6 @@ def latencies(models: Sequence[nn.Module], inputs: Tensor, rounds: int = 20) -> 
     found = []
     for own in seconds:
         ratios = [one / base for one, base in zip(own, seconds[0], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4) if rounds > 1 else (ratios[0],) * 3
+        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if rounds > 1 else (ratios[0],) * 3
         found.append(Latency(statistics.median(own), middle, low, high))
     return found

@@ -1,125 +1,24 @@
 """The catalogue of methods: what each is called, which family it is of, and the function that applies it.
 
-Layer 2. Invariant: a method gets a `Start` and gives a `Shrunk`; none of them changes the teacher. Importing this
-loads no torch.
+Layer 2. Invariant: each family tells its own methods in a module that loads no torch, and this one only collects them,
+in the order in which the board shows them.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
-
+from dlojz.compress import distillation_methods, pruning_methods, quantization_methods
+from dlojz.compress.method import Family, LayerError, Method, Shrunk, Start
 from dlojz.schema import LabError, one_of
 from dlojz.text import say
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
+__all__ = ["METHODS", "Family", "LayerError", "Method", "Shrunk", "Start", "method"]
 
-    from dlojz.compress.fitting import Progress
-    from dlojz.compress.task import Task
-
-Family = Literal["distillation", "quantization", "pruning"]
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where a method starts from.
-
-    Args:
-        teacher: trained, in evaluation mode; it is not changed.
-        teacher_name: in the catalogue of models.
-        task: what it was trained for.
-        seed: of whatever is drawn.
-        options: of the method, by name, over its defaults.
-        progress: told as long work goes on.
-    """
-
-    teacher: nn.Module
-    teacher_name: str
-    task: Task
-    seed: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)
-    progress: Progress | None = None
-
-
-@dataclass(frozen=True)
-class LayerError:
-    """How far one layer of a smaller model is from the teacher's.
-
-    Args:
-        name: of the layer.
-        predicted_sqnr_db: signal to noise in decibels, foreseen before it was computed; None where nothing foresees
-            it.
-        measured_sqnr_db: the same, measured.
-        bits: of a weight.
-    """
-
-    name: str
-    predicted_sqnr_db: float | None
-    measured_sqnr_db: float
-    bits: float
-
-
-@dataclass(frozen=True)
-class Shrunk:
-    """What a method gives.
-
-    Args:
-        model: what answers, in evaluation mode.
-        stored: the tensors that a file keeps of it.
-        predicted_bytes: of these tensors, from shapes and settings alone, before anything was computed.
-        parameters: weights that are left, zeros not counted.
-        layer_errors: layer by layer, where the method keeps the teacher's layers.
-        notes: what a reader must know of it, a sentence each.
-    """
-
-    model: nn.Module
-    stored: Mapping[str, Tensor]
-    predicted_bytes: int
-    parameters: int
-    layer_errors: tuple[LayerError, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Method:
-    """One way to make a model small.
-
-    Args:
-        name: on the command line and in the tables.
-        family: what kind of way it is.
-        function: `module:function` of `dlojz.compress`, from a `Start` to a `Shrunk`.
-        summary: in one line, in the reader's language.
-        options: its options with their defaults.
-    """
-
-    name: str
-    family: Family
-    function: str
-    summary: Callable[[], str]
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def __call__(self, start: Start) -> Shrunk:
-        """Apply it.
-
-        Raises:
-            LabError: if an option is unknown or illegal.
-        """
-        for name in start.options:
-            if name not in self.options:
-                raise LabError(
-                    one_of(say(en=f"option of {self.name}", fr=f"option de {self.name}"), name, self.options)
-                )
-        module, _, function = self.function.partition(":")
-        apply = getattr(importlib.import_module(f"dlojz.compress.{module}"), function)
-        shrunk: Shrunk = apply(start, **{**self.options, **start.options})
-        return shrunk
-
-
-METHODS: dict[str, Method] = {}
-"""Filled from the families: see `distillation_methods`, `quantization_methods`, `pruning_methods`."""
+METHODS: dict[str, Method] = {
+    method.name: method
+    for methods in (distillation_methods.METHODS, quantization_methods.METHODS, pruning_methods.METHODS)
+    for method in methods
+}
+"""Every method, by name."""
 
 
 def method(name: str) -> Method:

@@ -17,6 +17,8 @@ from dlojz import data as datasets
 from dlojz.schema import LabError
 from dlojz.text import say
 
+UNKNOWN = -1
+"""Label of an image of which nobody has said what it shows."""
 HELD_OUT = 360
 """Samples that judge: a fifth of the digits."""
 _SPLIT_SEED = 20260
@@ -32,7 +34,7 @@ class Task:
         name: of the data set.
         image_size: pixels of a side.
         inputs_NCHW: images that are learnt from.
-        labels_N: their classes.
+        labels_N: their classes; `UNKNOWN` where nobody has told it.
         held_out_NCHW: images that judge.
         held_out_labels_N: their classes.
     """
@@ -55,6 +57,21 @@ class Task:
         Raises:
             LabError: if there are not so many, or none is asked for.
         """
+        self._check(samples)
+        return replace(self, inputs_NCHW=self.inputs_NCHW[:samples], labels_N=self.labels_N[:samples])
+
+    def partly_labelled(self, samples: int) -> Task:
+        """The same images, of which only the first so many keep their label; the others get `UNKNOWN`.
+
+        Raises:
+            LabError: if there are not so many, or none is asked for.
+        """
+        self._check(samples)
+        labels_N = self.labels_N.clone()
+        labels_N[samples:] = UNKNOWN
+        return replace(self, labels_N=labels_N)
+
+    def _check(self, samples: int) -> None:
         if not 1 <= samples <= len(self.labels_N):
             raise LabError(
                 say(
@@ -64,7 +81,6 @@ class Task:
                     "été reçu.",
                 )
             )
-        return replace(self, inputs_NCHW=self.inputs_NCHW[:samples], labels_N=self.labels_N[:samples])
 
     def batches(self, batch_size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         """One epoch in an order of its own; a last batch that is not full is left out, unless it is the only one."""

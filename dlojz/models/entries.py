@@ -153,6 +153,7 @@ ENTRIES = (
     _coatnet("coatnet_5", 512, "trained on JFT-300M; heads of 64"),
     _coatnet("coatnet_6", 512, "trained on JFT-3B; convolution and attention share stage 3; heads of 128"),
     _coatnet("coatnet_7", 512, "largest CoAtNet: the model that no single GPU trains without help"),
+    _vit("vit_mini", 64, "vit_tiny with half of its blocks: the student of a distillation", 10),
     _vit("vit_tiny", 64, "ViT for CPUs: 4 blocks, patches of 8", 10),
     _vit("vit_ti_16", 224, "ViT-Ti/16 (DeiT's tiny)"),
     _vit("vit_s_16", 224, "ViT-S/16 (DeiT's small)"),

@@ -159,8 +159,10 @@ COATNET_SIZES: dict[str, CoAtNetSize] = {
     "coatnet_7": _coatnet_mixed((192, 256, 512, 1024, 2048, 3072)),
 }
 
-# Dosovitskiy et al. 2020 (arXiv 2010.11929), table 1; Ti and S: Touvron et al. 2020 (arXiv 2012.12877), table 1.
+# Dosovitskiy et al. 2020 (arXiv 2010.11929), table 1; Ti and S: Touvron et al. 2020 (arXiv 2012.12877), table 1. Tiny
+# is ours, for CPUs; mini is to tiny what DistilBERT is to BERT (Sanh et al. 2019, arXiv 1910.01108), half its blocks.
 VIT_SIZES: dict[str, ViTSize] = {
+    "vit_mini": ViTSize(patch=8, width=128, depth=2, num_heads=4, mlp_width=512),
     "vit_tiny": ViTSize(patch=8, width=128, depth=4, num_heads=4, mlp_width=512),
     "vit_ti_16": ViTSize(patch=16, width=192, depth=12, num_heads=3, mlp_width=768),
     "vit_s_16": ViTSize(patch=16, width=384, depth=12, num_heads=6, mlp_width=1536),

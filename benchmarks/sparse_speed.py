@@ -1,0 +1,62 @@
+"""What sparsity gains and does not gain in time: one dense layer, masked, as sparse rows, and 2:4 where a GPU has it.
+
+    python benchmarks/sparse_speed.py --rounds 50 --out sparse_speed
+
+Each form is timed in turns with the dense layer, ratios are within a round. Writes OUT.json and OUT-fr.png, OUT-en.png
+for the first layer, and prints the tables. With `--device cuda` the weights are in float16.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import tyro
+
+from dlojz.compress.dense_hardware import crossing, has_semi_structured, sparse_speed
+from dlojz.text import say, use_language
+from dlojz.viz.pruning_figure_speed import speed_figure
+
+LAYERS = ((512, 128, 320), (1024, 1024, 64), (1024, 1024, 1))
+"""Outputs, inputs, rows of the inputs: the MLP of vit_tiny on 64 images of 5 tokens, a wider layer, one row alone."""
+
+
+def main(rounds: int = 50, threads: int = 1, device: str = "cpu", out: str = "") -> None:
+    """Measure, print and keep.
+
+    Args:
+        rounds: of timing, each form beside the dense layer.
+        threads: of torch on the CPU.
+        device: cpu or cuda.
+        out: path without ending; nothing is written where it is empty.
+    """
+    torch.set_num_threads(threads)
+    kept = []
+    for outputs, inputs, batch in LAYERS:
+        speeds = sparse_speed(outputs, inputs, batch, rounds=rounds, device=device)
+        kept.append({"outputs": outputs, "inputs": inputs, "batch": batch, "speeds": [asdict(one) for one in speeds]})
+        print(f"\n{outputs} × {inputs}, {batch} row(s), {device}, {threads} thread(s), {rounds} rounds")
+        print("form              zeros  expected     ratio [quartiles]        bytes        ms")
+        for one in speeds:
+            quartiles = f"[{one.ratio_low:.3f}, {one.ratio_high:.3f}]"
+            print(f"{one.form:<16} {one.sparsity:6.0%}  {one.predicted_ratio:8.2f}  {one.ratio:8.3f} {quartiles:<16}"
+                  f"  {one.bytes_ratio:8.3f}  {1e3 * one.seconds:8.3f}")  # fmt: skip
+        print(f"sparse rows as fast as the dense layer from: {crossing(speeds)}")
+        if out and len(kept) == 1:
+            for language in ("fr", "en"):
+                use_language(language)
+                where = say(en=f"{outputs} × {inputs} layer, {batch} rows, {device}, {threads} thread(s)",
+                            fr=f"couche {outputs} × {inputs}, {batch} lignes, {device}, {threads} fil(s)")  # fmt: skip
+                speed_figure(speeds, where, f"{out}-{language}.png")
+    if not has_semi_structured(device):
+        print("\n2:4 in hardware was not run: it needs --device cuda on an NVIDIA GPU since Ampere")
+    if out:
+        machine = {"machine": platform.machine(), "torch": torch.__version__, "threads": threads, "device": device}
+        Path(f"{out}.json").write_text(json.dumps({**machine, "rounds": rounds, "layers": kept}, indent=1))
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -1,0 +1,244 @@
+"""What a board holds: one trial per method and seed, their medians, and which of them nothing else beats.
+
+Layer 2. Invariant: a board is written whole or not at all, with the checksum of its content; importing this loads no
+torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from dlojz.record import write_atomic
+from dlojz.schema import Contract, LabError, parse_json
+from dlojz.text import say
+
+MAX_BOARD_BYTES = 64 * 2**20
+DEFAULT_METHODS: tuple[str, ...] = (
+    "student_alone",
+    "distill_soft",
+    "distill_hidden",
+    "torch_int8_dynamic",
+    "int8_static",
+    "int4_weight_only",
+    "ptq_2bit",
+    "qat_2bit",
+    "magnitude_global",
+    "gradual",
+    "two_to_four",
+)
+"""One or more of each family, in about a minute: what is slower to make, or only another library's form, is left to be
+asked for."""
+TEACHER = "teacher"
+"""Name and family of the line that all others are compared with."""
+IMAGE_SIZE = 16
+"""Pixels of a side of the digits, unless a model reads larger ones only: twice what they were scanned with."""
+
+
+class LayerSnr(Contract):
+    """How far one layer of a smaller model is from the teacher's."""
+
+    name: str
+    predicted_sqnr_db: float | None = Field(None, description="signal to noise, foreseen; None: nothing foresees it")
+    measured_sqnr_db: float | None = Field(description="the same, measured; None: there is no noise at all")
+    bits: float = Field(ge=0, description="of a weight")
+
+
+class Trial(Contract):
+    """One method on the teacher of one seed."""
+
+    method: str
+    family: str
+    seed: int
+    options: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
+    accuracy: float = Field(ge=0, le=1, description="share of the held-out samples that it gets right")
+    parameters: int = Field(ge=0, description="weights that are left, zeros not counted")
+    predicted_bytes: int = Field(ge=0, description="of the numbers that a file keeps, foreseen")
+    payload_bytes: int = Field(ge=0, description="of the numbers that the file keeps")
+    file_bytes: int = Field(gt=0, description="of the file, header and names included")
+    latency_s: float = Field(gt=0, description="seconds of an answer, median over the rounds")
+    latency_ratio: float = Field(gt=0, description="to the teacher's in the same round, median over the rounds")
+    latency_ratio_low: float = Field(gt=0, description="a quarter of the rounds were below")
+    latency_ratio_high: float = Field(gt=0, description="a quarter of the rounds were above")
+    predicted_latency_ratio: float | None = Field(None, gt=0, description="foreseen; None: nothing foresees it")
+    made_in_s: float = Field(ge=0, description="seconds that the method took")
+    layer_errors: tuple[LayerSnr, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Line(Contract):
+    """A method over all seeds: medians; of two middle trials, the mean."""
+
+    method: str
+    family: str
+    seeds: int
+    accuracy: float
+    accuracy_low: float = Field(description="of the worst seed")
+    accuracy_high: float = Field(description="of the best seed")
+    kept: float = Field(description="its accuracy over that of the teacher of the same seed, median")
+    parameters: float
+    predicted_bytes: float
+    payload_bytes: float
+    file_bytes: float
+    ratio: float = Field(description="bytes of the teacher's file over those of its own")
+    latency_s: float
+    latency_ratio: float
+    latency_ratio_low: float
+    latency_ratio_high: float
+    predicted_latency_ratio: float | None
+    made_in_s: float
+    notes: tuple[str, ...] = ()
+
+    def beats(self, other: Line) -> bool:
+        """Whether it is at least as good in accuracy, size and latency, and better in one of them.
+
+        Two latencies differ only where the quartiles of their ratios do not overlap: what the machine's noise decides
+        makes nothing better.
+        """
+        slower = self.latency_ratio_low > other.latency_ratio_high
+        faster = self.latency_ratio_high < other.latency_ratio_low
+        if self.accuracy < other.accuracy or self.file_bytes > other.file_bytes or slower:
+            return False
+        return faster or self.accuracy > other.accuracy or self.file_bytes < other.file_bytes
+
+
+class Board(Contract):
+    """All trials of a board, and on what they were made."""
+
+    schema_version: Literal[1] = 1
+    task: str
+    image_size: int = Field(gt=0)
+    teacher: str
+    epochs: int = Field(ge=0, description="of the teacher's training")
+    batch: int = Field(gt=0, description="images of an answer that was timed")
+    rounds: int = Field(gt=0, description="answers that were timed of each model")
+    threads: int = Field(gt=0)
+    environment: dict[str, str] = Field(default_factory=dict, description="versions and machine")
+    made_utc: str = ""
+    trials: tuple[Trial, ...] = ()
+    left_out: dict[str, str] = Field(default_factory=dict, description="methods that gave nothing here, and why")
+
+    def lines(self) -> list[Line]:
+        """One per method, the teacher first, then as they were asked for."""
+        names = dict.fromkeys(trial.method for trial in self.trials)
+        return [_line(self, name) for name in sorted(names, key=lambda name: name != TEACHER)]
+
+    def front(self) -> list[Line]:
+        """The lines that no other one beats, the teacher's among them, from large to small."""
+        return pareto(self.lines())
+
+    def of(self, method: str) -> list[Trial]:
+        """The trials of a method, by seed."""
+        return sorted((one for one in self.trials if one.method == method), key=lambda one: one.seed)
+
+
+def pareto(lines: Iterable[Line]) -> list[Line]:
+    """The lines that no other one beats, from the largest file to the smallest."""
+    lines = list(lines)
+    front = [line for line in lines if not any(other.beats(line) for other in lines)]
+    return sorted(front, key=lambda line: -line.file_bytes)
+
+
+def _line(board: Board, name: str) -> Line:
+    trials = board.of(name)
+    teachers = {trial.seed: trial for trial in board.of(TEACHER)}
+
+    def middle(values: Sequence[float]) -> float:
+        return statistics.median(values)
+
+    def of(field: str) -> float:
+        return middle([getattr(trial, field) for trial in trials])
+
+    foreseen = [one.predicted_latency_ratio for one in trials if one.predicted_latency_ratio is not None]
+    pairs = [(one, teachers[one.seed]) for one in trials if one.seed in teachers]
+    return Line(
+        method=name,
+        family=trials[0].family,
+        seeds=len(trials),
+        accuracy_low=min(one.accuracy for one in trials),
+        accuracy_high=max(one.accuracy for one in trials),
+        kept=middle([one.accuracy / max(its.accuracy, 1e-9) for one, its in pairs] or [0.0]),
+        ratio=middle([its.file_bytes / one.file_bytes for one, its in pairs] or [0.0]),
+        predicted_latency_ratio=middle(foreseen) if foreseen else None,
+        notes=tuple(dict.fromkeys(note for one in trials for note in one.notes)),
+        **{field: of(field) for field in _MEDIANS},
+    )
+
+
+_MEDIANS = (
+    "accuracy",
+    "parameters",
+    "predicted_bytes",
+    "payload_bytes",
+    "file_bytes",
+    "latency_s",
+    "latency_ratio",
+    "latency_ratio_low",
+    "latency_ratio_high",
+    "made_in_s",
+)
+
+
+def write_board(path: Path, board: Board) -> None:
+    """Write a board atomically, with the checksum of its content under the key `sha256`.
+
+    Raises:
+        LabError: if the folder cannot be written.
+    """
+    content = board.to_dict()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps({**content, "sha256": _checksum(content)}, indent=1, ensure_ascii=False))
+    except OSError as error:
+        raise LabError(
+            say(
+                en=f"the board cannot be written to {path}: {error.strerror}; give another path.",
+                fr=f"le tableau ne peut pas être écrit dans {path} : {error.strerror} ; donnez un autre chemin.",
+            )
+        ) from None
+
+
+def read_board(path: Path) -> Board:
+    """Read a board and verify its checksum.
+
+    Raises:
+        LabError: if it cannot be read, was altered, or was written by a newer version.
+    """
+    try:
+        if path.stat().st_size > MAX_BOARD_BYTES:
+            raise LabError(say(en="it is too large", fr="il est trop gros"))
+        content = parse_json(path.read_bytes())
+        if not isinstance(content, dict):
+            raise LabError(say(en="it holds no JSON object", fr="il ne contient pas d’objet JSON"))
+        version = content.get("schema_version")
+        if isinstance(version, int) and version > 1:
+            raise LabError(
+                say(
+                    en=f"it has schema version {version}, newer than this dlojz knows: update dlojz",
+                    fr=f"il est d’une version {version} du schéma, plus récente que ce dlojz n’en connaît : mettez "
+                    "dlojz à jour",
+                )
+            )
+        if content.pop("sha256", None) != _checksum(content):
+            raise LabError(
+                say(
+                    en="its checksum does not match its content",
+                    fr="sa somme de contrôle ne correspond pas à son contenu",
+                )
+            )
+        return Board.from_dict(content)
+    except (OSError, LabError) as error:
+        why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error).rstrip(".")
+        raise LabError(
+            say(en=f"the board {path} cannot be used: {why}.", fr=f"le tableau {path} est inutilisable : {why}.")
+        ) from None
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()

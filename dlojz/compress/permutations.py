@@ -1,0 +1,253 @@
+"""Permutations that leave a transformer's output unchanged, chosen so that 2:4 keeps the most magnitude.
+
+Layer 2. Invariant: a permuted model computes the same function; only the order of its sums changes.
+
+    hidden        units of an MLP         rows of the first layer, its biases, columns of the second
+    value_output  dimensions of V, a head  rows of V, their biases, columns of the layer after the attention
+    query_key     dimensions of Q and K    the same rows of both, their biases: q · k is a sum over them
+    stream        dimensions of the whole residual stream: whatever writes to it, reads it or normalises it
+
+2:4 groups lie along a layer's inputs, so `hidden`, `value_output` and `stream` change what it keeps. `query_key` moves
+rows only: it changes what 2:4 keeps of the transposed weight, which the backward pass multiplies by, not of the weight.
+
+Shape suffixes: D width of the stream, H width of a head, O outputs, I inputs.
+
+Source: Pool and Yu 2021, "Channel permutations for N:M sparsity" (NeurIPS).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from dlojz.compress.permutation_search import best_permutation, kept_magnitude
+from dlojz.models import gpt, vit
+from dlojz.models.transformer import TransformerBlock
+from dlojz.schema import LabError, one_of
+from dlojz.text import say
+
+Kind = Literal["stream", "hidden", "value_output", "query_key"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+_QUERY, _KEY, _VALUE = range(3)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What 2:4 keeps of the weights that one permutation moves, as a share of their magnitude.
+
+    Args:
+        block: name of the block; empty: the whole model.
+        kind: of permutation; for `query_key` the weight is taken transposed.
+        before: share from 0.5 to 1, in the order that the model had.
+        after: in the order that was chosen.
+        magnitude: sum of the magnitudes of these weights.
+        head: of the attention, from 0; None: all of them, or none.
+    """
+
+    block: str
+    kind: Kind
+    before: float
+    after: float
+    magnitude: float
+    head: int | None = None
+
+
+def together(kept: Sequence[Kept], block: str = "") -> Kept:
+    """Several groups of weights as one, each weighing what its magnitude weighs; of the kind of the first."""
+    magnitude = sum(one.magnitude for one in kept)
+    before = sum(one.before * one.magnitude for one in kept) / magnitude
+    after = sum(one.after * one.magnitude for one in kept) / magnitude
+    return Kept(block, kept[0].kind, before, after, magnitude)
+
+
+def by_block(kept: Sequence[Kept]) -> tuple[Kept, ...]:
+    """The heads of a block as one, kind after kind."""
+    places = sorted({(KINDS.index(one.kind), one.block) for one in kept})
+    return tuple(
+        together([one for one in kept if (one.kind, one.block) == (KINDS[kind], block)], block)
+        for kind, block in places
+    )
+
+
+def permute_dense_pair(first: nn.Linear, second: nn.Linear, order: Tensor) -> None:
+    """Reorder the units between two consecutive dense layers in place: rows and biases of one, columns of the other.
+
+    What stands between them treats each unit alone (GELU, ReLU), so the second layer adds the same terms.
+
+    Args:
+        first: gives the units.
+        second: reads them.
+        order: new unit u is old unit order[u].
+    """
+    _take_rows(first, order)
+    _take_columns(second, order)
+
+
+def permute_query_key(block: TransformerBlock, head: int, order: Tensor) -> None:
+    """Reorder the dimensions in which one head compares queries and keys, in place.
+
+    Args:
+        block: whose head it is.
+        head: from 0.
+        order: of the H dimensions of a head.
+    """
+    for part in (_QUERY, _KEY):
+        _permute_rows(block.qkv, _rows(block, head, part), order)
+
+
+def permute_value_output(block: TransformerBlock, head: int, order: Tensor) -> None:
+    """Reorder the dimensions of one head's values in place, and what reads them after the attention.
+
+    Args:
+        block: whose head it is.
+        head: from 0.
+        order: of the H dimensions of a head.
+    """
+    _permute_rows(block.qkv, _rows(block, head, _VALUE), order)
+    _permute_columns(block.attention_project, _columns(block, head), order)
+
+
+def permute_stream(model: nn.Module, order: Tensor) -> None:
+    """Reorder the dimensions of the residual stream of a ViT or a GPT in place.
+
+    Args:
+        model: a ViT, or a GPT without experts.
+        order: of the D dimensions.
+
+    Raises:
+        LabError: if the model is another.
+    """
+    for block in _stream_blocks(model):
+        if isinstance(block, vit.PatchEmbedding):
+            _take_rows(block.project, order)
+            for parameter in (block.class_token, block.position):
+                parameter.data = parameter.data[..., order]
+        elif isinstance(block, gpt.Embedding):
+            for embedding in (block.token, block.position):
+                embedding.weight.data = embedding.weight.data[:, order]
+        for module in block.children():
+            if isinstance(module, nn.LayerNorm):
+                _take_rows(module, order)
+        for writer in _writers(block):
+            _take_rows(writer, order)
+        for reader in _readers(block):
+            _take_columns(reader, order)
+
+
+def permuted_for_2_of_4(
+    model: nn.Module, kinds: Sequence[Kind] = ("stream", "hidden", "value_output"), sweeps: int = 6
+) -> tuple[nn.Module, tuple[Kept, ...]]:
+    """A copy of a model that computes the same, its dimensions in an order of which 2:4 keeps more.
+
+    Args:
+        model: a ViT, or a GPT without experts.
+        kinds: of permutations, see the module.
+        sweeps: of each search, at most.
+
+    Returns:
+        The copy, and what 2:4 keeps of each group of weights before and after.
+
+    Raises:
+        LabError: if the model is another, or a kind is unknown.
+    """
+    for kind in kinds:
+        if kind not in KINDS:
+            raise LabError(one_of(say(en="permutation", fr="permutation"), kind, KINDS))
+    found = copy.deepcopy(model)
+    kept: list[Kept] = []
+    blocks = _stream_blocks(found)
+    if "stream" in kinds:
+        read = torch.cat([reader.weight.data for block in blocks for reader in _readers(block)])
+        order = best_permutation(read, sweeps)
+        kept.append(_kept("", "stream", read, order))
+        permute_stream(found, order)
+    for name, block in found.named_modules():
+        if isinstance(block, TransformerBlock):
+            kept += [one for kind in kinds if kind != "stream" for one in _improve(name, block, kind, sweeps)]
+    return found, tuple(kept)
+
+
+def _improve(name: str, block: TransformerBlock, kind: Kind, sweeps: int) -> Iterator[Kept]:
+    if kind == "hidden":
+        columns = block.mlp_project.weight.data
+        order = best_permutation(columns, sweeps)
+        yield _kept(name, kind, columns, order)
+        permute_dense_pair(block.mlp_expand, block.mlp_project, order)
+        return
+    for head in range(block.attention_project.in_features // block.head_dim):
+        if kind == "value_output":
+            columns = block.attention_project.weight.data[:, _columns(block, head)]
+        else:
+            rows = [block.qkv.weight.data[_rows(block, head, part)] for part in (_QUERY, _KEY)]
+            columns = torch.cat(rows, dim=1).T
+        order = best_permutation(columns, sweeps)
+        yield _kept(name, kind, columns, order, head)
+        (permute_value_output if kind == "value_output" else permute_query_key)(block, head, order)
+
+
+def _kept(block: str, kind: Kind, columns: Tensor, order: Tensor, head: int | None = None) -> Kept:
+    magnitude = float(columns.abs().double().sum()) or 1.0
+    before, after = kept_magnitude(columns), kept_magnitude(columns[:, order])
+    return Kept(block, kind, before / magnitude, after / magnitude, magnitude, head)
+
+
+def _stream_blocks(model: nn.Module) -> list[nn.Module]:
+    known = (TransformerBlock, vit.PatchEmbedding, vit.Head, gpt.Embedding, gpt.Head)
+    blocks = list(getattr(model, "blocks", ()))
+    others = [block for block in blocks if not isinstance(block, known) or getattr(block, "mixture", None) is not None]
+    if others or not blocks:
+        what = type(others[0] if others else model).__name__
+        raise LabError(
+            say(
+                en=f"permutations are written for ViT and for GPT without experts, but {what} was received; "
+                "permute_dense_pair takes any two consecutive dense layers.",
+                fr=f"les permutations sont écrites pour ViT et pour GPT sans experts, mais {what} a été reçu ; "
+                "permute_dense_pair prend deux couches denses consécutives quelconques.",
+            )
+        )
+    return blocks
+
+
+def _writers(block: nn.Module) -> list[nn.Linear]:
+    return [block.attention_project, block.mlp_project] if isinstance(block, TransformerBlock) else []
+
+
+def _readers(block: nn.Module) -> list[nn.Linear]:
+    if isinstance(block, TransformerBlock):
+        return [block.qkv, block.mlp_expand]
+    if isinstance(block, vit.Head):
+        return [block.classifier]
+    return [block.output] if isinstance(block, gpt.Head) else []
+
+
+def _rows(block: TransformerBlock, head: int, part: int) -> slice:
+    start = (3 * head + part) * block.head_dim  # see `dlojz.models.blocks.split_heads`: (head, 3, H)
+    return slice(start, start + block.head_dim)
+
+
+def _columns(block: TransformerBlock, head: int) -> slice:
+    return slice(head * block.head_dim, (head + 1) * block.head_dim)
+
+
+def _take_rows(module: nn.Linear | nn.Conv2d | nn.LayerNorm, order: Tensor) -> None:
+    module.weight.data = module.weight.data[order]
+    if (bias := module.bias) is not None:
+        bias.data = bias.data[order]
+
+
+def _take_columns(layer: nn.Linear, order: Tensor) -> None:
+    layer.weight.data = layer.weight.data[:, order].contiguous()
+
+
+def _permute_rows(layer: nn.Linear, rows: slice, order: Tensor) -> None:
+    layer.weight.data[rows] = layer.weight.data[rows][order]
+    layer.bias.data[rows] = layer.bias.data[rows][order]
+
+
+def _permute_columns(layer: nn.Linear, columns: slice, order: Tensor) -> None:
+    layer.weight.data[:, columns] = layer.weight.data[:, columns][:, order]

@@ -1,0 +1,255 @@
+"""The methods of quantization: ours, which can be read, and the libraries', which are fast.
+
+Layer 2. Invariant: the held-out images judge and nothing else: calibration and fine-tuning see training images only.
+
+Source: Jacob et al. 2018 (arXiv 1712.05877); Nagel et al. 2021 (arXiv 2106.08295); Bengio et al. 2013 (arXiv
+1308.3432) for the straight-through estimator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch import nn
+
+from dlojz.compress.calibration import Observed, linear_layers, observe, refuse_no_data
+from dlojz.compress.fitting import Settings, fit
+from dlojz.compress.int8_linear import Activations
+from dlojz.compress.measuring import parameters
+from dlojz.compress.method import LayerError, Shrunk, Start
+from dlojz.compress.qat import convert, prepare
+from dlojz.compress.quantization_error import layer_error, sqnr_db
+from dlojz.compress.quantized_model import (
+    predicted_quantized_bytes,
+    quantize_model,
+    quantized_layers,
+    stored_integers,
+)
+from dlojz.compress.quantized_speed import speed_forecast
+from dlojz.compress.quantizers import RangeChoice, Scheme
+from dlojz.compress.torchao_quantization import (
+    Form,
+    predicted_torchao_bytes,
+    stored_torch_dynamic,
+    stored_torchao,
+    torch_dynamic_model,
+    torchao_model,
+)
+from dlojz.text import say
+
+_ERROR_SAMPLES = 64
+
+
+def _calibrating(start: Start, samples: int) -> torch.Tensor:
+    if samples == 0:
+        refuse_no_data()
+    return start.task.few(samples).inputs_NCHW
+
+
+def _errors(
+    teacher: nn.Module, model: nn.Module, seen: Mapping[str, Observed], choice: RangeChoice
+) -> list[LayerError]:
+    originals = linear_layers(teacher)
+    return [
+        layer_error(name, originals[name], layer, seen[name].inputs_MI, choice)
+        for name, layer in quantized_layers(model).items()
+    ]
+
+
+def _shrunk(
+    start: Start,
+    model: nn.Module,
+    scheme: Scheme,
+    *,
+    activations: Activations = "float",
+    layer_errors: tuple[LayerError, ...] = (),
+) -> Shrunk:
+    return Shrunk(
+        model=model,
+        stored=stored_integers(model),
+        predicted_bytes=predicted_quantized_bytes(start.teacher, scheme, activations),
+        parameters=parameters(start.teacher),
+        layer_errors=layer_errors,
+        notes=(_note(activations),),
+        predicted_latency_ratio=speed_forecast(start.teacher, model, start.task.held_out_NCHW).latency_ratio,
+    )
+
+
+def _note(activations: Activations) -> str:
+    if activations == "float":
+        return say(
+            en="integers become real numbers again at every call: bytes are saved, no time.",
+            fr="les entiers redeviennent des réels à chaque appel : on gagne des octets, pas de temps.",
+        )
+    return say(
+        en="written to be read: the product is torch's integer kernel, but rounding its inputs takes several plain "
+        "operations, so that only wide layers gain time.",
+        fr="écrit pour être lu : le produit est le noyau entier de torch, mais arrondir ses entrées demande plusieurs "
+        "opérations ordinaires, si bien que seules les couches larges gagnent du temps.",
+    )
+
+
+def post_training(
+    start: Start,
+    *,
+    bits: int,
+    symmetric: bool,
+    per_channel: bool,
+    weight_range: RangeChoice,
+    activations: Activations,
+    activation_range: RangeChoice = "min_max",
+    samples: int = _ERROR_SAMPLES,
+) -> Shrunk:
+    """Quantize a trained model as it is, without any training.
+
+    Args:
+        start: the teacher and its task.
+        bits: of a weight, from 2 to 8.
+        symmetric: without zero points.
+        per_channel: a scale for each output of a layer.
+        weight_range: how the range of the weights is chosen.
+        activations: `float`, `dynamic` or `static`.
+        activation_range: how the range of static inputs is chosen.
+        samples: training images that calibrate, and that the errors of the layers are measured on.
+
+    Raises:
+        LabError: for static inputs with 0 samples, or illegal settings.
+    """
+    scheme = Scheme(bits, symmetric, per_channel)
+    seen = observe(start.teacher, _calibrating(start, samples))
+    model = quantize_model(
+        start.teacher,
+        scheme,
+        choice=weight_range,
+        activations=activations,
+        activation_choice=activation_range,
+        observed=seen,
+    )
+    errors = _errors(start.teacher, model, seen, weight_range)
+    return _shrunk(start, model, scheme, activations=activations, layer_errors=tuple(errors))
+
+
+def post_training_tuned(
+    start: Start, *, bits: int, per_channel: bool, weight_range: RangeChoice, epochs: int, learning_rate: float
+) -> Shrunk:
+    """Quantize, then train what is still real: scales, biases, norms, positions; the integers stay what they are.
+
+    Args:
+        start: the teacher and its task.
+        bits: of a weight, from 2 to 8.
+        per_channel: a scale for each output of a layer.
+        weight_range: how the range of the weights is chosen.
+        epochs: of training after.
+        learning_rate: of it.
+    """
+    scheme = Scheme(bits, True, per_channel)
+    model = quantize_model(start.teacher, scheme, choice=weight_range)
+    settings = Settings(epochs=epochs, learning_rate=learning_rate, seed=start.seed)
+    fit(model, start.task, settings, progress=start.progress)
+    return _shrunk(start, model, scheme)
+
+
+def aware_training(
+    start: Start, *, bits: int, per_channel: bool, weight_range: RangeChoice, epochs: int, learning_rate: float
+) -> Shrunk:
+    """Train on with rounded weights and straight-through gradients, then keep the integers.
+
+    Args:
+        start: the teacher, where the weights start, and its task.
+        bits: of a weight, from 2 to 8.
+        per_channel: a scale for each output of a layer.
+        weight_range: how the range of the weights is chosen.
+        epochs: of training.
+        learning_rate: of it.
+    """
+    scheme = Scheme(bits, True, per_channel)
+    learning = prepare(start.teacher, scheme, weight_range)
+    settings = Settings(epochs=epochs, learning_rate=learning_rate, seed=start.seed)
+    fit(learning, start.task, settings, progress=start.progress)
+    return _shrunk(start, convert(learning), scheme)
+
+
+def torch_dynamic(start: Start) -> Shrunk:
+    """INT8 with torch's own kernels for CPUs."""
+    model = torch_dynamic_model(start.teacher)
+    layers = linear_layers(start.teacher)
+    return Shrunk(
+        model=model,
+        stored=stored_torch_dynamic(model),
+        predicted_bytes=predicted_quantized_bytes(start.teacher, Scheme(8, True, per_channel=False)),
+        parameters=parameters(start.teacher),
+        layer_errors=_library_errors(start, model, dict.fromkeys(layers, 8.0)),
+        notes=(
+            say(
+                en="torch's kernels put the inputs on 7 bits, one grid for the whole batch: an image's answer depends, "
+                "in its last digits, on its neighbours.",
+                fr="les noyaux de torch mettent les entrées sur 7 bits, une grille pour tout le lot : la réponse à une "
+                "image dépend, dans ses dernières décimales, de ses voisines.",
+            ),
+        ),
+        predicted_latency_ratio=speed_forecast(start.teacher, model, start.task.held_out_NCHW).latency_ratio,
+    )
+
+
+def torchao(start: Start, form: Form) -> Shrunk:
+    """A form of torchao.
+
+    Args:
+        start: the teacher and its task.
+        form: one of `dlojz.compress.torchao_quantization.FORMS`.
+
+    Raises:
+        LabError: if torchao is not installed.
+    """
+    model = torchao_model(start.teacher, form)
+    bits = dict.fromkeys(linear_layers(start.teacher), 4.0 if form == "int4_weight_only" else 8.0)
+    notes = {
+        "fp8_weight_only": say(
+            en="FP8 saves bytes here, no time: this processor has no FP8 product, so weights become real numbers again "
+            "at every call.",
+            fr="FP8 économise ici des octets, pas du temps : ce processeur ne multiplie pas en FP8, les poids "
+            "redeviennent donc des réels à chaque appel.",
+        ),
+        "int4_weight_only": say(
+            en="torchao's public INT4 needs a GPU; this is its prototype for CPUs, with the rest of the model in "
+            "bfloat16, and the layers that its kernel does not take as well.",
+            fr="l’INT4 public de torchao demande un GPU ; voici son prototype pour CPU, le reste du modèle étant en "
+            "bfloat16, comme les couches que son noyau n’accepte pas.",
+        ),
+    }
+    forecast = (
+        None
+        if form == "int4_weight_only"
+        else speed_forecast(start.teacher, model, start.task.held_out_NCHW).latency_ratio
+    )
+    return Shrunk(
+        model=model,
+        stored=stored_torchao(model),
+        predicted_bytes=predicted_torchao_bytes(start.teacher, form),
+        parameters=parameters(start.teacher),
+        layer_errors=_library_errors(start, model, bits) if form != "int4_weight_only" else (),
+        notes=(notes[form],) if form in notes else (),
+        predicted_latency_ratio=forecast,
+    )
+
+
+@torch.inference_mode()
+def _library_errors(start: Start, model: nn.Module, bits: Mapping[str, float]) -> tuple[LayerError, ...]:
+    seen = observe(start.teacher, _calibrating(start, _ERROR_SAMPLES))
+    return tuple(
+        LayerError(
+            name=name,
+            predicted_sqnr_db=None,
+            measured_sqnr_db=sqnr_db(linear(seen[name].inputs_MI), model.get_submodule(name)(seen[name].inputs_MI)),
+            bits=bits[name],
+        )
+        for name, linear in linear_layers(start.teacher).items()
+    )
+
+
+torchao_int8_weight_only = partial(torchao, form="int8_weight_only")
+torchao_int8_dynamic = partial(torchao, form="int8_dynamic")
+torchao_fp8_weight_only = partial(torchao, form="fp8_weight_only")
+torchao_int4_weight_only = partial(torchao, form="int4_weight_only")

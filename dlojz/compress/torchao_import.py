@@ -1,0 +1,66 @@
+"""torchao without the lines that it prints on a machine that it has no kernels for.
+
+Layer 2. Invariant: only these lines are silenced, and only while it is imported; where torchao is missing, one
+sentence says the command.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dlojz.schema import LabError
+from dlojz.text import say
+
+VERSION = "0.18.0"
+_NOISE = {
+    "torchao": ("Failed to load ",),  # GPU kernels, built for another machine
+    "torchao.kernel.intmm": ("Warning: Detected no triton",),
+    "torch.utils._pytree": ("<enum 'KernelPreference'> is an Enum subclass",),  # torchao's own business with torch
+}
+
+
+@contextmanager
+def _without_noise() -> Iterator[None]:
+    def silence(beginnings: tuple[str, ...]) -> logging.Filter:
+        noise = logging.Filter()
+        noise.filter = lambda record: not record.getMessage().startswith(beginnings)  # type: ignore[method-assign]
+        return noise
+
+    filters = {logging.getLogger(name): silence(beginnings) for name, beginnings in _NOISE.items()}
+    for logger, noise in filters.items():
+        logger.addFilter(noise)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=DeprecationWarning)
+            warnings.filterwarnings("ignore", category=FutureWarning)
+            yield
+    finally:
+        for logger, noise in filters.items():
+            logger.removeFilter(noise)
+
+
+def torchao_module(name: str = "quantization") -> Any:
+    """A module of torchao, such as `quantization`.
+
+    Raises:
+        LabError: if torchao is not installed.
+    """
+    try:
+        with _without_noise():
+            return importlib.import_module(f"torchao.{name}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torchao":
+            raise
+        raise LabError(
+            say(
+                en="torchao is not installed, and this method is torchao's: pip install "
+                f"torchao=={VERSION} installs it, as does pip install -r requirements.txt.",
+                fr="torchao n’est pas installé, or cette méthode est la sienne : pip install "
+                f"torchao=={VERSION} l’installe, comme pip install -r requirements.txt.",
+            )
+        ) from None

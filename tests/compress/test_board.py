@@ -1,0 +1,221 @@
+"""The board: what is beaten, what is kept on disk, and a small one made from beginning to end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dlojz.compress import teachers
+from dlojz.compress.board import Request, make_board
+from dlojz.compress.board_record import TEACHER, Board, Trial, pareto, read_board, write_board
+from dlojz.compress.fitting import Settings
+from dlojz.compress.measuring import parameters, payload_bytes, saved_bytes, stored_weights
+from dlojz.compress.method import Method, Shrunk, Start
+from dlojz.compress.methods import METHODS
+from dlojz.compress.task import Task, digits
+from dlojz.schema import LabError
+
+SHORT = Settings(epochs=1, batch_size=32)
+
+
+def trial(method: str, accuracy: float, file_bytes: int, ratio: float, seed: int = 0, **changed: object) -> Trial:
+    fields = {
+        "method": method,
+        "family": TEACHER if method == TEACHER else "pruning",
+        "seed": seed,
+        "accuracy": accuracy,
+        "parameters": 10,
+        "predicted_bytes": file_bytes - 8,
+        "payload_bytes": file_bytes - 8,
+        "file_bytes": file_bytes,
+        "latency_s": 0.01 * ratio,
+        "latency_ratio": ratio,
+        "latency_ratio_low": 0.95 * ratio,
+        "latency_ratio_high": 1.05 * ratio,
+        "made_in_s": 1.0,
+    }
+    return Trial(**{**fields, **changed})  # type: ignore[arg-type]
+
+
+def board(*trials: Trial) -> Board:
+    return Board(task="digits", image_size=16, teacher="vit_tiny", epochs=1, batch=8, rounds=3, threads=1,
+                 trials=trials)  # fmt: skip
+
+
+def test_the_front_is_what_nothing_beats() -> None:
+    made = board(
+        trial(TEACHER, 0.98, 1000, 1.0),
+        trial("small", 0.97, 100, 1.0),
+        trial("smaller_and_better", 0.98, 90, 1.0),
+        trial("fast", 0.90, 500, 0.5),
+        trial("slow_and_worse", 0.90, 500, 0.8),
+    )
+    assert [line.method for line in made.front()] == ["fast", "smaller_and_better"]
+
+
+def test_noise_makes_nothing_better() -> None:
+    """2% of the time, within the quartiles, keep no line on the front; nor do they push one off."""
+    noisy = board(trial("a", 0.98, 100, 1.00), trial("b", 0.97, 100, 0.98), trial("c", 0.98, 100, 1.02))
+    assert [line.method for line in noisy.front()] == ["a", "c"]
+    clear = board(trial("a", 0.98, 100, 1.00), trial("b", 0.97, 100, 0.80))
+    assert [line.method for line in clear.front()] == ["a", "b"]
+
+
+def test_a_front_is_never_empty() -> None:
+    same = [trial(name, 0.9, 100, 1.0) for name in "abc"]
+    assert len(pareto(board(*same).lines())) == 3
+    assert pareto([]) == []
+
+
+def test_a_line_is_the_median_of_its_seeds_each_over_its_own_teacher() -> None:
+    teachers_of = [(0.90, 1000), (0.96, 1000), (1.00, 1000)]
+    made = board(
+        *(trial(TEACHER, share, size, 1.0, seed) for seed, (share, size) in enumerate(teachers_of)),
+        *(trial("m", share, 250, 0.5, seed, notes=("said once",)) for seed, share in enumerate((0.81, 0.96, 0.98))),
+    )
+    _, line = made.lines()
+    assert (line.seeds, line.accuracy, line.accuracy_low, line.accuracy_high) == (3, 0.96, 0.81, 0.98)
+    assert line.kept == pytest.approx(0.98) and line.ratio == 4 and line.notes == ("said once",)
+    assert line.predicted_latency_ratio is None
+
+
+def test_a_board_is_read_back_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    made, path = board(trial(TEACHER, 0.98, 1000, 1.0)), tmp_path / "deep" / "board.json"
+    write_board(path, made)
+    assert read_board(path) == made
+    content = json.loads(path.read_text())
+    for change, sentence in (
+        ({"teacher": "vit_mini"}, "its checksum does not match its content"),
+        ({"schema_version": 2}, "schema version 2, newer than this dlojz knows"),
+    ):
+        path.write_text(json.dumps({**content, **change}))
+        with pytest.raises(LabError, match=sentence):
+            read_board(path)
+    for text in ("", "[]", json.dumps(content)[:-20], '{"a": NaN}'):
+        path.write_text(text)
+        with pytest.raises(LabError, match="cannot be used"):
+            read_board(path)
+    with pytest.raises(LabError, match="No such file"):
+        read_board(tmp_path / "none.json")
+
+
+def test_a_number_that_means_nothing_is_no_trial() -> None:
+    for accuracy, ratio in ((1.2, 1.0), (0.9, 0.0), (float("nan"), 1.0)):
+        with pytest.raises(LabError):
+            trial("m", accuracy, 100, ratio)
+
+
+@pytest.fixture(scope="module")
+def task() -> Iterator[Task]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # weights of so few samples are not learnt faster by more
+    yield digits().few(64)
+    torch.set_num_threads(threads)
+
+
+def test_a_board_is_made_from_beginning_to_end(task: Task, tmp_path: Path) -> None:
+    told: dict[str, tuple[int, int]] = {}
+    request = Request(
+        teacher="vit_tiny",
+        methods=("student_alone", "distill_soft"),
+        options={name: {"epochs": 1} for name in ("student_alone", "distill_soft")},
+        seeds=(0, 1),
+        settings=SHORT,
+        rounds=2,
+        batch=8,
+        folder=tmp_path,
+    )
+    made = make_board(request, task, lambda label, done, total: told.update({label: (done, total)}))
+    assert [line.method for line in made.lines()] == [TEACHER, "student_alone", "distill_soft"]
+    teacher, student, _ = made.lines()
+    assert (teacher.parameters, student.parameters, teacher.kept, teacher.latency_ratio) == (820_106, 423_562, 1, 1)
+    assert student.predicted_bytes == student.payload_bytes < student.file_bytes < student.payload_bytes + 5000
+    assert student.ratio == pytest.approx(teacher.file_bytes / student.file_bytes)
+    assert student.predicted_latency_ratio == pytest.approx(0.512, abs=0.001)
+    assert [one.seed for one in made.of("distill_soft")] == [0, 1]
+    assert made.of("distill_soft")[0].options["temperature"] == 4.0
+    assert set(told) >= {"teacher, seed 0", "distill_soft, seed 1"}
+    assert all(done == total for done, total in told.values())
+    assert len(list(tmp_path.glob("*/weights.safetensors"))) == 2
+    again = make_board(request, task)
+    assert [line.accuracy for line in again.lines()] == [line.accuracy for line in made.lines()]
+
+
+def test_a_teacher_is_trained_once_and_again_if_it_was_damaged(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainings = []
+    train = teachers.fit
+
+    def counted(*arguments: object, **options: object) -> object:
+        trainings.append(1)
+        return train(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(teachers, "fit", counted)
+
+    def weights() -> dict[str, torch.Tensor]:
+        return stored_weights(teachers.trained_teacher("vit_mini", task, SHORT, folder=tmp_path))
+
+    first, second = weights(), weights()
+    assert len(trainings) == 1 and all(torch.equal(first[name], second[name]) for name in first)
+    (kept,) = tmp_path.glob("*/weights.safetensors")
+    good = kept.read_bytes()
+    others = {name: tensor + 1 for name, tensor in load_file(kept).items()}
+    damages = [
+        lambda: kept.write_bytes(good[:-1]),
+        lambda: kept.write_bytes(b""),
+        lambda: save_file(others, kept),
+        lambda: kept.with_name("teacher.json").write_text("{"),
+        lambda: kept.with_name("teacher.json").write_text('{"asked": {}}'),
+        kept.unlink,
+    ]
+    for number, damage in enumerate(damages):
+        damage()
+        found = weights()
+        assert len(trainings) == 2 + number
+        assert all(torch.equal(first[name], found[name]) for name in first)
+        assert kept.read_bytes() == good
+    teachers.trained_teacher("vit_mini", task, Settings(epochs=1, batch_size=32, seed=1), folder=tmp_path)
+    assert len(trainings) == 2 + len(damages) and len(list(tmp_path.iterdir())) == 2
+    assert not list(tmp_path.glob("*/.*.tmp"))
+
+
+def test_a_refusal_ends_a_strict_board_and_is_told_by_another(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(Method):
+        def __call__(self, start: Start) -> Shrunk:
+            raise LabError("not here.")
+
+    class Same(Method):
+        def __call__(self, start: Start) -> Shrunk:
+            stored = stored_weights(start.teacher)
+            return Shrunk(start.teacher, stored, payload_bytes(stored), parameters(start.teacher))
+
+    for kind, name in ((Refusing, "refusing"), (Same, "same")):
+        monkeypatch.setitem(METHODS, name, kind(name, "pruning", "m:f", lambda: ""))
+    asked = {"teacher": "vit_mini", "methods": ("refusing", "same"), "settings": SHORT, "rounds": 1, "batch": 2}
+    with pytest.raises(LabError, match="not here"):
+        make_board(Request(**asked), task)  # type: ignore[arg-type]
+    made = make_board(Request(**asked, seeds=(0, 1), strict=False), task)  # type: ignore[arg-type]
+    assert made.left_out == {"refusing": "not here."}
+    teacher, same = made.lines()
+    assert (same.accuracy, same.file_bytes, same.kept) == (teacher.accuracy, teacher.file_bytes, 1)
+
+
+def test_what_no_board_is_made_of_is_refused_before_anything_is_trained() -> None:
+    with pytest.raises(LabError, match="unknown method 'int7'"):
+        Request(methods=("int7",))
+    for seeds in ((), (1, 1)):
+        with pytest.raises(LabError, match="a board needs seeds, each of them once"):
+            Request(seeds=seeds)
+
+
+def test_the_file_is_heavier_than_its_numbers_by_its_header() -> None:
+    tensors = {"a": torch.zeros(100), "b": torch.zeros(3, dtype=torch.int8)}
+    assert payload_bytes(tensors) == 403
+    header = saved_bytes(tensors) - 403
+    assert 8 < header < 250  # eight bytes of length, then a line of JSON with names, types, shapes and offsets

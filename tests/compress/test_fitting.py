@@ -1,0 +1,54 @@
+"""The one training loop: the same seed the same weights, and each hook called when it should be."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dlojz.compress.fitting import Settings, accuracy, fit, logits, new_model
+from dlojz.compress.task import digits
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
+    task = digits().few(96)
+    found = []
+    for seed in (0, 0, 1):
+        model = new_model("vit_mini", task, seed)
+        fit(model, task, Settings(epochs=1, batch_size=32, seed=seed))
+        found.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+
+
+def test_it_learns_and_tells() -> None:
+    task, model = digits(), None
+    model = new_model("vit_mini", task, 0)
+    told: list[tuple[int, int]] = []
+    after: list[int] = []
+    settings = Settings(epochs=2)
+    losses = fit(model, task, settings, after_step=after.append, progress=lambda *at: told.append(at))
+    assert len(losses) == settings.steps(task) == 44
+    assert after == list(range(1, 45)) and told == [(step, 44) for step in after]
+    assert not model.training and accuracy(model, task) > 0.8 and losses[-1] < losses[0] / 2
+
+
+def test_what_does_not_learn_stays() -> None:
+    task, model = digits().few(64), new_model("vit_mini", digits(), 0)
+    frozen = model.blocks[0]
+    assert isinstance(frozen, nn.Module)
+    for parameter in frozen.parameters():
+        parameter.requires_grad_(False)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    fit(model, task, Settings(epochs=1))
+    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert changed == {name for name in before if not name.startswith("blocks.0.")}
+
+
+def test_accuracy_is_the_share_that_is_right() -> None:
+    task = digits()
+
+    class Always(nn.Module):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return torch.nn.functional.one_hot(torch.full((len(inputs),), 3), 10).float()
+
+    assert accuracy(Always(), task) == int((task.held_out_labels_N == 3).sum()) / 360
+    assert logits(Always(), task.held_out_NCHW, batch_size=100).shape == (360, 10)

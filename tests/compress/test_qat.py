@@ -1,0 +1,81 @@
+"""The straight-through estimator: its gradient, and that what was trained is what the integers answer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dlojz import models
+from dlojz.compress.int8_linear import QuantizedLinear
+from dlojz.compress.qat import QuantizationAwareLinear, convert, prepare, straight_through
+from dlojz.compress.quantizers import RangeChoice, Scheme, fake_quantize, parameters_from_range, weight_grid
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_value_and_gradient_are_torchs_to_the_last_bit(bits: int, symmetric: bool) -> None:
+    scheme = Scheme(bits, symmetric, per_channel=True)
+    generator = torch.Generator().manual_seed(bits)
+    ours = torch.randn(16, 24, generator=generator).requires_grad_()
+    theirs = ours.detach().clone().requires_grad_()
+    scale, zero = weight_grid(ours.detach() * 0.6, scheme)  # a grid too narrow, so that something is clamped
+    given = torch.randn(16, 24, generator=generator)
+    first = straight_through(ours, scale, zero, scheme)
+    second = torch.fake_quantize_per_channel_affine(
+        theirs, scale.flatten(), zero.flatten(), 0, scheme.quant_min, scheme.quant_max
+    )
+    (first * given).sum().backward()
+    (second * given).sum().backward()
+    assert torch.equal(first, second)
+    assert ours.grad is not None and torch.equal(ours.grad, theirs.grad)  # type: ignore[arg-type]
+    assert 0 < int((ours.grad == 0).sum()) < ours.numel()
+
+
+def test_rounding_alone_would_teach_nothing() -> None:
+    weight = torch.linspace(-1, 1, 9).requires_grad_()
+    scheme = Scheme(4, True, per_channel=False)
+    scale, zero = parameters_from_range(torch.tensor(-0.9), torch.tensor(0.9), scheme)
+    (torch.round(weight * (1 / scale)) * scale).sum().backward()
+    assert weight.grad is not None and not weight.grad.any()
+    weight.grad = None
+    straight_through(weight, scale, zero, scheme).sum().backward()
+    # 1 everywhere but at +1, whose integer would be 8 where 7 is the last; −1 is −8, which is one.
+    assert weight.grad is not None and weight.grad.tolist() == [1.0] * 8 + [0.0]
+
+
+@pytest.mark.parametrize("choice", ["min_max", "mse"])
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_a_layer_answers_as_its_integers_will(choice: RangeChoice, per_channel: bool) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(24, 16)
+    scheme = Scheme(3, True, per_channel)
+    layer = QuantizationAwareLinear(linear, scheme, choice)
+    x = torch.randn(5, 24)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        layer(x).square().sum().backward()
+        optimizer.step()
+    assert not torch.equal(layer.weight, linear.weight)
+    frozen = layer.frozen()
+    assert torch.equal(frozen.dequantized(), fake_quantize(layer.weight.detach(), *layer.grid(), scheme))
+    # The same products in another order: a scale is taken out of the sum.
+    torch.testing.assert_close(frozen(x), layer(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_whole_model_is_prepared_trained_and_converted() -> None:
+    torch.manual_seed(0)
+    model = models.build("vit_tiny", image_size=16, num_classes=10).eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    scheme = Scheme(4)
+    learning = prepare(model, scheme)
+    x = torch.randn(4, 3, 16, 16)
+    learning(x).square().mean().backward()
+    gradients = [layer.weight.grad for layer in learning.modules() if isinstance(layer, QuantizationAwareLinear)]
+    assert len(gradients) == 17 and all(one is not None and bool(one.any()) for one in gradients)
+    integers = convert(learning)
+    assert sum(isinstance(layer, QuantizedLinear) for layer in integers.modules()) == 17
+    with torch.no_grad():
+        torch.testing.assert_close(integers(x), learning(x), rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

@@ -1,0 +1,138 @@
+"""Layers and models of integers: exact sums, the bytes that were foreseen, and a way back from the file."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from dlojz import models
+from dlojz.compress import int8_linear
+from dlojz.compress.calibration import linear_layers, observe
+from dlojz.compress.int8_linear import STATIC_SCHEME, Activations, QuantizedLinear, integer_product
+from dlojz.compress.measuring import payload_bytes
+from dlojz.compress.quantized_model import (
+    load_integers,
+    predicted_quantized_bytes,
+    quantize_model,
+    quantized_layers,
+    stored_integers,
+)
+from dlojz.compress.quantizers import Scheme, dequantize
+from dlojz.schema import LabError
+from dlojz.text import use_language
+
+
+def built(name: str = "vit_tiny", image_size: int = 16) -> nn.Module:
+    torch.manual_seed(0)
+    return models.build(name, image_size=image_size, num_classes=10).eval()
+
+
+def images(samples: int, side: int = 16) -> torch.Tensor:
+    return torch.randn(samples, 3, side, side, generator=torch.Generator().manual_seed(1))
+
+
+def test_products_of_the_largest_integers_are_exact() -> None:
+    left = torch.full((3, 1024), -128, dtype=torch.int8)
+    right = torch.full((5, 1024), -128, dtype=torch.int8)
+    right[1] = 127
+    expected = left.to(torch.int64) @ right.to(torch.int64).t()
+    assert torch.equal(integer_product(left, right), expected.to(torch.int32))
+
+
+def test_products_are_exact_without_the_kernel_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    left = torch.randint(-128, 128, (9, 33), generator=generator, dtype=torch.int8)
+    right = torch.randint(-128, 128, (7, 33), generator=generator, dtype=torch.int8)
+    with_kernel = integer_product(left, right)
+    monkeypatch.setattr(int8_linear, "_kernel_is_exact", lambda: False)
+    assert torch.equal(integer_product(left, right), with_kernel)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("per_channel", [True, False])
+@pytest.mark.parametrize("activations", ["float", "dynamic", "static"])
+@pytest.mark.parametrize("bits", [8, 3])
+def test_a_layer_of_integers_computes_what_its_integers_stand_for(
+    symmetric: bool, per_channel: bool, activations: Activations, bits: int
+) -> None:
+    torch.manual_seed(bits)
+    linear = nn.Linear(40, 24)
+    x = torch.randn(2, 6, 40) + 0.5
+    allowed = (x.min().reshape(1, 1), x.max().reshape(1, 1)) if activations == "static" else None
+    scheme = Scheme(bits, symmetric, per_channel)
+    layer = QuantizedLinear(linear, scheme, activations=activations, activation_range=allowed)
+    inputs = x.reshape(-1, 40)
+    if activations != "float":
+        inputs = dequantize(*layer.quantized_inputs(inputs))
+    expected = inputs.double() @ layer.dequantized().double().t() + linear.bias.double()
+    # float64 against float32: the sum of integers is exact, so that a few roundings at the end are all there is.
+    torch.testing.assert_close(layer(x).double().reshape(-1, 24), expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_the_bytes_are_those_that_were_foreseen(bits: int, symmetric: bool, per_channel: bool) -> None:
+    model = nn.Sequential(nn.Linear(13, 7), nn.LayerNorm(7), nn.Linear(7, 5, bias=False))
+    scheme = Scheme(bits, symmetric, per_channel)
+    quantized = quantize_model(model, scheme)
+    assert payload_bytes(stored_integers(quantized)) == predicted_quantized_bytes(model, scheme)
+
+
+@pytest.mark.parametrize(("name", "side"), [("vit_tiny", 16), ("coatnet_tiny", 32), ("alexnet_tiny", 64)])
+def test_the_bytes_of_static_inputs_and_of_other_families_too(name: str, side: int) -> None:
+    model = built(name, side)
+    seen = observe(model, images(4, side))
+    quantized = quantize_model(model, Scheme(), activations="static", observed=seen)
+    assert payload_bytes(stored_integers(quantized)) == predicted_quantized_bytes(model, Scheme(), "static")
+    assert quantized(images(2, side)).shape == (2, 10)
+
+
+def test_int8_takes_a_quarter_of_the_weights_and_the_teacher_is_left_alone() -> None:
+    model = built()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    quantized = quantize_model(model, Scheme())
+    layers = linear_layers(model)
+    weights = sum(layer.weight.numel() for layer in layers.values())
+    kept = stored_integers(quantized)
+    assert sum(kept[f"{name}.weight"].numel() for name in layers) == weights
+    assert all(kept[f"{name}.weight"].dtype == torch.int8 for name in layers)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not linear_layers(quantized) and len(quantized_layers(quantized)) == len(layers)
+
+
+@pytest.mark.parametrize(("bits", "symmetric"), [(8, True), (5, False), (2, True)])
+def test_a_file_gives_back_the_same_answers_to_the_last_bit(bits: int, symmetric: bool, tmp_path: object) -> None:
+    model, scheme = built(), Scheme(bits, symmetric)
+    seen = observe(model, images(4))
+    quantized = quantize_model(model, scheme, activations="static", observed=seen)
+    save_file(stored_integers(quantized), f"{tmp_path}/model.safetensors")
+    torch.manual_seed(9)
+    other = models.build("vit_tiny", image_size=16, num_classes=10).eval()
+    again = quantize_model(other, scheme, activations="static", observed=observe(other, images(4)))
+    load_integers(again, load_file(f"{tmp_path}/model.safetensors"))
+    with torch.no_grad():
+        assert torch.equal(again(images(5)), quantized(images(5)))
+
+
+def test_static_inputs_without_calibration_are_refused() -> None:
+    use_language("en")
+    for observed in (None, {}):
+        with pytest.raises(LabError, match="calibration was given 0 images"):
+            quantize_model(built(), Scheme(), activations="static", observed=observed)
+    with pytest.raises(LabError, match="did you mean 'dynamic'"):
+        QuantizedLinear(nn.Linear(4, 4), Scheme(), activations="dynamics")  # type: ignore[arg-type]
+
+
+def test_the_grid_of_static_inputs_is_affine_and_holds_what_was_seen() -> None:
+    model = built()
+    seen = observe(model, images(8))
+    quantized = quantize_model(model, Scheme(), activations="static", observed=seen)
+    for name, layer in quantized_layers(quantized).items():
+        inputs = seen[name].inputs_MI
+        back = dequantize(*layer.quantized_inputs(inputs))
+        # Half a step for rounding, and the zero point was itself rounded by at most half a step.
+        assert float((back - inputs).abs().max()) <= float(layer.input_scale) * 1.01
+        assert STATIC_SCHEME.quant_min <= int(layer.input_zero) <= STATIC_SCHEME.quant_max

@@ -1,0 +1,113 @@
+"""2:4: the mask of brute force, a packed weight that is the weight, and the bytes that were predicted."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.sparse._semi_structured_conversions import sparse_semi_structured_from_dense_cutlass
+
+from dlojz.compress.two_to_four import (
+    check_groups,
+    linear_layers,
+    magnitude_kept,
+    mask_2_of_4,
+    masks_2_of_4,
+    pack,
+    packed_bytes,
+    unpack,
+)
+from dlojz.schema import LabError
+from dlojz.text import use_language
+
+
+def brute_force(weight: Tensor) -> Tensor:
+    """Try the six ways of taking two of four; the first of the best, in the order of combinations."""
+    mask = torch.zeros(weight.shape, dtype=torch.bool)
+    for row in range(weight.shape[0]):
+        for start in range(0, weight.shape[1], 4):
+            four = weight[row, start : start + 4].abs().tolist()
+            best = max(combinations(range(4), 2), key=lambda two: four[two[0]] + four[two[1]])
+            mask[row, [start + place for place in best]] = True
+    return mask
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 10_000), st.sampled_from([2, 5, 1000]))
+def test_the_mask_is_that_of_brute_force_equal_magnitudes_included(
+    rows: int, groups: int, seed: int, levels: int
+) -> None:
+    weight = torch.randint(-levels, levels + 1, (rows, 4 * groups), generator=torch.Generator().manual_seed(seed)) / 8
+    mask = mask_2_of_4(weight)
+    assert torch.equal(mask, brute_force(weight))
+    assert bool((mask.unflatten(1, (-1, 4)).sum(dim=-1) == 2).all())
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 10_000), st.sampled_from([1, 1000]))
+def test_a_packed_weight_is_the_weight_and_has_the_bytes_that_were_predicted(
+    rows: int, groups: int, seed: int, levels: int
+) -> None:
+    """With one level many groups have fewer than two weights that are not zero; odd numbers of groups fill a byte."""
+    weight = torch.randint(-levels, levels + 1, (rows, 4 * groups), generator=torch.Generator().manual_seed(seed)) / 8
+    for dtype in (torch.float32, torch.float16):
+        masked = (weight * mask_2_of_4(weight)).to(dtype)
+        packed = pack(masked)
+        assert torch.equal(unpack(packed), masked)
+        assert packed.num_bytes == packed_bytes(masked.shape, dtype.itemsize)
+
+
+def test_indices_are_two_bits_each_the_first_group_low() -> None:
+    packed = pack(torch.tensor([[0.0, 5.0, 0.0, -3.0, 7.0, 0.0, 2.0, 0.0]]))
+    assert packed.values_OK.tolist() == [[5.0, -3.0, 7.0, 2.0]]
+    assert packed.indices.tolist() == [(1 | 3 << 2) | (0 | 2 << 2) << 4]
+
+
+def test_values_and_bytes_are_those_of_the_format_of_torch() -> None:
+    """CUTLASS keeps the same values, and indices of the same size in another order."""
+    weight = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).half()
+    weight = weight * mask_2_of_4(weight)
+    values, indices = sparse_semi_structured_from_dense_cutlass(weight)
+    packed = pack(weight)
+    assert torch.equal(packed.values_OK, values)
+    assert packed.indices.numel() == indices.numel() * indices.element_size()
+
+
+def test_it_takes_17_of_32_bytes_in_float32_and_9_of_16_in_half_precision() -> None:
+    assert packed_bytes((128, 512)) * 32 == 17 * 128 * 512 * 4
+    assert packed_bytes((128, 512), 2) * 16 == 9 * 128 * 512 * 2
+
+
+def test_the_share_that_is_kept_is_counted_by_hand() -> None:
+    assert magnitude_kept(torch.tensor([[1.0, -2.0, 3.0, -4.0]])) == pytest.approx(0.7)
+    assert magnitude_kept(torch.ones(3, 8)) == 0.5
+    assert magnitude_kept(torch.zeros(2, 4)) == 1.0
+
+
+@pytest.mark.parametrize("shape", [(3, 6), (8,), (4, 3, 8), (2, 0), (10, 130)])
+def test_a_dimension_that_is_no_multiple_of_4_is_refused_in_one_sentence(shape: tuple[int, ...]) -> None:
+    said = " × ".join(str(length) for length in shape)
+    for language, words in (
+        ("en", f"a multiple of 4 in a matrix .* but weight is {said}"),
+        ("fr", f"un multiple de 4 dans une matrice .* mais weight mesure {said}"),
+    ):
+        use_language(language)
+        for ask in (lambda: check_groups(shape), lambda: packed_bytes(shape), lambda: mask_2_of_4(torch.ones(shape))):
+            with pytest.raises(LabError, match=words) as refused:
+                ask()
+            assert "\n" not in str(refused.value)
+
+
+def test_a_model_is_refused_by_the_name_of_its_layer() -> None:
+    with pytest.raises(LabError, match="but 1 is 3 × 6"):
+        masks_2_of_4(nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 3)))
+    assert set(linear_layers(nn.Sequential(nn.Conv1d(3, 3, 3), nn.Linear(8, 3)))) == {"1"}
+
+
+def test_more_than_two_of_four_cannot_be_packed() -> None:
+    for language, words in (("en", "but 2 groups have more"), ("fr", "mais 2 groupes en ont plus")):
+        use_language(language)
+        with pytest.raises(LabError, match=words):
+            pack(torch.tensor([[1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0]]))
