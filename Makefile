@@ -10,17 +10,19 @@ PROXY_VERSION := 5.3.0
 PROXY := $(VENV)/node/node_modules/.bin/configurable-http-proxy
 export DLOJZ_RUNS ?= $(CURDIR)/runs
 
-.PHONY: help demo test lint lab libraries hub cluster cluster-stop clean
+.PHONY: help demo test lint lab book libraries colossalai hub cluster cluster-stop clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   train CoAtNet under DDP, FSDP2 and ZeRO-0…3 on 2 processes; predicted beside measured (minutes)"
 	@echo "make lab    open JupyterLab on the notebooks"
+	@echo "make book   an HTML book of all solutions, French and English, in book/: no server, no network"
 	@echo "make libraries  the optional extra of lab 12: Accelerate and Megatron-core beside torch and DeepSpeed"
+	@echo "make colossalai  another extra of lab 12: Colossal-AI, in an environment of its own (6 GB)"
 	@echo "make hub    a JupyterHub with two students on this machine, to see the labs as they do"
 	@echo "make cluster  a SLURM with two nodes on this machine, to try jobs on (root, Debian); make cluster-stop ends it"
 	@echo "make test   all checks: lint, types, tests on real processes, notebooks executed again"
-	@echo "make clean  remove the environment (.venv); runs/ is kept"
+	@echo "make clean  remove the environments (.venv, .venv-colossalai); runs/ is kept"
 	@echo "All of them set up what they need on first use: Python 3.11 or newer is all that must be there."
 
 $(READY): requirements.txt pyproject.toml
@@ -70,6 +72,10 @@ $(PACKAGES): requirements-tests.txt requirements-libraries.txt | $(READY) $(SYST
 demo: $(READY)
 	@$(BIN)/dlojz demo
 
+# Nothing is executed: the pages show the outputs that the solutions hold.
+book: $(READY)
+	@$(BIN)/dlojz labs book --out book
+
 lab: $(READY)
 	@$(BIN)/jupyter lab --notebook-dir=notebooks $$([ "$$(id -u)" != 0 ] || echo --allow-root)
 
@@ -80,6 +86,23 @@ $(LIBRARIES): requirements-libraries.txt | $(READY)
 	@touch $(LIBRARIES)
 
 libraries: $(LIBRARIES)
+
+# Without it the lab lacks one of five libraries. What could be made of it is not left where the lab would look for it.
+COLOSSALAI := .venv-colossalai
+$(COLOSSALAI)/.ready: requirements-colossalai.txt
+	@echo "Set-up: Colossal-AI takes torch up to 2.5.1 only: creating $(COLOSSALAI), an environment of its own, and" \
+	  "installing requirements-colossalai.txt (6 GB, some minutes; log: $(COLOSSALAI)/install.log)"
+	@$(PYTHON) -m venv --clear $(COLOSSALAI)
+	@{ $(COLOSSALAI)/bin/python -m pip install -r requirements-colossalai.txt && \
+	  $(COLOSSALAI)/bin/python -m pip install --no-deps -e . && \
+	  $(COLOSSALAI)/bin/python -W ignore -c "import colossalai, dlojz.libraries.training" ; } \
+	  > $(COLOSSALAI)/install.log 2>&1 || { tail -n 20 $(COLOSSALAI)/install.log; rm -rf $(COLOSSALAI)/bin; \
+	  echo "Set-up: Colossal-AI could not be installed (the whole log is $(COLOSSALAI)/install.log); everything else" \
+	  "goes on without it: its row in lab 12 and in dlojz libraries says so."; exit 1; }
+	@touch $@
+	@echo "Set-up: done: dlojz libraries --run has one more row, and dlojz run --library colossalai works."
+
+colossalai: $(COLOSSALAI)/.ready
 
 hub: $(PACKAGES)
 	@$(BIN)/python slurm/jupyterhub/start.py
@@ -99,4 +122,4 @@ test:
 	@$(BIN)/python -m pytest
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(COLOSSALAI)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dlojz.labs.catalogue import NUMBERS, start
 from dlojz.labs.difference import Difference, diff
 from dlojz.labs.lab import Lab
+from dlojz.labs.progress_page import overview
 from dlojz.labs.verdict import NotDone
 
-__all__ = ["NUMBERS", "Difference", "Lab", "NotDone", "diff", "start"]
+__all__ = ["NUMBERS", "Difference", "Lab", "NotDone", "diff", "overview", "start"]

@@ -15,6 +15,9 @@ from typing import Any
 
 import dlojz
 from dlojz.labs.execute import code_sha256, execute, with_stored_outputs, without_outputs
+from dlojz.labs.instructors import PAGE, with_table
+from dlojz.labs.links import entry_of_file, linked
+from dlojz.labs.pages import pages
 from dlojz.labs.source import LabSource, compose, read_source
 from dlojz.record import write_atomic
 from dlojz.schema import LabError, one_of
@@ -32,7 +35,8 @@ class Target:
 
     def composed(self) -> Any:
         """The notebook as the source says it, without outputs."""
-        return compose(self.source, self.language, student=self.student)
+        notebook = compose(self.source, self.language, student=self.student)
+        return linked(notebook, self.source.path.stem, self.language, student=self.student)
 
 
 def build(
@@ -58,16 +62,21 @@ def build(
     root = root or Path(dlojz.__file__).parent.parent
     if language is not None and language not in LANGUAGES:
         raise LabError(one_of("language", language, LANGUAGES))
-    targets = list(_targets(root, _sources(root, labs), [name for name in LANGUAGES if language in (None, name)]))
+    chosen = [name for name in LANGUAGES if language in (None, name)]
+    targets = list(_targets(root, _sources(root, labs), chosen))
+    made = dict(_pages(root, targets, chosen)) if labs is None else {}
     if not check:
         # One folder of runs for all: what one notebook has trained, the same notebook in another language finds.
         with tempfile.TemporaryDirectory(prefix="dlojz-labs-") as runs_root:
             for target in targets:
                 _write(target, Path(runs_root), force=force)
+        for path, text in made.items():
+            _write_text(path, text)
         return 0
     problems = [problem for target in targets if (problem := _difference(target))]
+    problems += [problem for path, text in made.items() if (problem := _page_difference(path, text))]
     if labs is None:
-        problems += _strays(root, targets)
+        problems += _strays(root, targets, made)
     for problem in problems:
         print(problem, file=sys.stderr)
     if problems:
@@ -103,11 +112,31 @@ def _write(target: Target, runs_root: Path, *, force: bool) -> None:
         if kept is None:
             print(f"executing {_short(target.path)}", file=sys.stderr)
         notebook = kept if kept is not None else execute(notebook, target.path, runs_root=runs_root)
-    text = _serialised(notebook)
-    if not target.path.exists() or target.path.read_text(encoding="utf-8") != text:
-        target.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(target.path, text)
-        print(f"wrote {_short(target.path)}", file=sys.stderr)
+    _write_text(target.path, _serialised(notebook))
+
+
+def _write_text(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, text)
+        print(f"wrote {_short(path)}", file=sys.stderr)
+
+
+def _pages(root: Path, targets: list[Target], languages: Iterable[Language]) -> Iterator[tuple[Path, str]]:
+    """Contents, glossary and the instructor's table, where labs of the set are there to be listed."""
+    if not any(entry_of_file(target.source.path.stem) for target in targets):
+        return
+    for language in languages:
+        for path, notebook in pages(root, language):
+            yield path, _serialised(notebook)
+    instructors = root / PAGE
+    if instructors.is_file():
+        yield instructors, with_table(instructors.read_text(encoding="utf-8"))
+
+
+def _page_difference(path: Path, text: str) -> str | None:
+    same = path.is_file() and path.read_text(encoding="utf-8") == text
+    return None if same else f"{_short(path)} differs from what the labs and the glossary give."
 
 
 def _difference(target: Target) -> str | None:
@@ -129,8 +158,8 @@ def _difference(target: Target) -> str | None:
     return None
 
 
-def _strays(root: Path, targets: list[Target]) -> list[str]:
-    expected = {target.path for target in targets}
+def _strays(root: Path, targets: list[Target], made: Iterable[Path]) -> list[str]:
+    expected = {*(target.path for target in targets), *made}
     found = {path for folder in ("notebooks", "solutions") for path in (root / folder).glob("*/*.ipynb")}
     languages = {target.language for target in targets}
     return [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 from dlojz.labs.difference import diff_of_run
 from dlojz.labs.lab import Lab
@@ -27,6 +28,8 @@ _MODULES = {
     "08": "best_compromise",
     "09": "distributed_optimizers",
     "10": "moe_and_curriculum",
+    "11": "inference_fine_tuning",
+    "12": "the_libraries",
 }
 NUMBERS = tuple(_MODULES)
 
@@ -45,12 +48,23 @@ def start(number: str, *, root: Path | None = None) -> Lab:
         raise LabError(one_of("lab", number, _MODULES))
     use_language(notebook_language())
     _give_ranks()
-    content = importlib.import_module(f"dlojz.labs.{_MODULES[number]}")
+    content = content_of(number)
     lab = Lab(
         number, content.TITLE, exercises=content.EXERCISES, predictions=content.PREDICTIONS, root=root or _runs_root()
     )
     answer_with(lambda run, exercise: diff_of_run(lab, run, exercise))
     return lab
+
+
+def content_of(number: str) -> Any:
+    """The module of a lab: its `TITLE`, its `EXERCISES` and its `PREDICTIONS`, in the order of the notebook.
+
+    Raises:
+        LabError: if there is no such lab; the sentence lists those that exist.
+    """
+    if number not in _MODULES:
+        raise LabError(one_of("lab", number, _MODULES))
+    return importlib.import_module(f"dlojz.labs.{_MODULES[number]}")
 
 
 def _give_ranks() -> None:

@@ -133,6 +133,8 @@ class Lab:
                 )
             )
             return
+        if value is not None:
+            self._progress.predicted(prediction_id, self._predicted[prediction_id], float(value))
         show(prediction.laid_over(self._predicted[prediction_id], value))
 
     def progress(self) -> None:

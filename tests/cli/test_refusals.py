@@ -101,8 +101,9 @@ def test_run_refuses(line: str, refuse: Refuse, tmp_path: Path) -> None:
         ("compare", ["no run to compare"]),
         ("compare --figure", ["--figure needs a value"]),
         ("demo --steps 0", ["--steps must be at least 1"]),
-        ("labs", ["needs an action", "labs build"]),
         ("labs bild", ["did you mean 'build'?"]),
+        ("labs list --force", ["--force belongs to `dlojz labs build`"]),
+        ("labs glossary bubbel", ["no word 'bubbel'", "bubble"]),
         ("models --jsno", ["did you mean '--json'?"]),
     ],
 )

@@ -1,0 +1,199 @@
+"""The book of solutions: whole without a network or a script, links that lead somewhere, formulas drawn."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from dlojz.cli import DONE, REFUSED, main
+from dlojz.labs.book import make_book
+from dlojz.labs.book_math import formula_html
+from dlojz.labs.book_pages import Shelf, markdown_html, relinked
+from dlojz.labs.contents import LABS, LabEntry
+from dlojz.labs.source import Prose, read_source
+from dlojz.schema import LabError
+from dlojz.text import LANGUAGES, use_language
+
+ROOT = Path(__file__).resolve().parents[2]
+BOTH = Shelf("en", ("01_big_models.ipynb",), both=True)
+VOID = {"meta", "img", "br", "hr", "col", "input", "link", "path", "use"}
+
+
+class Reader(HTMLParser):
+    """Tags that are open, addresses, ids, pictures without a text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.loads: list[str] = []
+        self.scripts = 0
+        self.without_alt = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.scripts += tag == "script" or any(name.startswith("on") for name in given)
+        self.links += [given["href"] or ""] if tag == "a" and "href" in given else []
+        self.loads += [given[name] or "" for name in ("src", "data", "srcset") if name in given]
+        self.ids += [given["id"] or ""] if "id" in given else []
+        self.without_alt += tag == "img" and not given.get("alt")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID and tag in self.open:
+            while self.open.pop() != tag:
+                pass
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("somewhere") / "book"
+    made = make_book(folder, ["01", "07"])
+    assert made.pages == 9
+    assert made.first == folder / "index.html"
+    assert made.missing == ()
+    assert made.size_bytes == sum(path.stat().st_size for path in folder.rglob("*.html"))
+    return folder
+
+
+def pages(book: Path) -> dict[str, Reader]:
+    return {str(path.relative_to(book)): Reader(path.read_text(encoding="utf-8")) for path in book.rglob("*.html")}
+
+
+def test_the_pages_are_those_of_both_languages(book: Path) -> None:
+    names = {"index.html", "glossary.html", "01_big_models.html", "07_hybrid_3d.html"}
+    assert set(pages(book)) == {"index.html", *(f"{one}/{name}" for one in LANGUAGES for name in names)}
+
+
+def test_nothing_runs_and_nothing_comes_from_elsewhere(book: Path) -> None:
+    for name, page in pages(book).items():
+        assert page.scripts == 0, name
+        assert page.open == [], name
+        assert page.without_alt == 0, name
+        assert [load[:40] for load in page.loads if not load.startswith("data:image/")] == [], name
+        text = (book / name).read_text(encoding="utf-8")
+        assert "default-src 'none'" in text
+        assert "@import" not in text and "mathjax" not in text.lower()
+
+
+def test_every_link_leads_somewhere_and_no_formula_shares_an_id(book: Path) -> None:
+    read = pages(book)
+    for name, page in read.items():
+        for link in page.links:
+            if link.startswith(("http://", "https://")):
+                continue
+            target, _, anchor = link.partition("#")
+            other = (book / name).parent / target if target else book / name
+            assert other.is_file(), f"{name} links to {link}"
+            ids = read[str(other.resolve().relative_to(book.resolve()))].ids
+            assert not anchor or anchor in ids or unquote(anchor) in ids, f"{name} links to {link}"
+    for page in read.values():
+        assert all(page.ids.count(one) == 1 for one in page.ids if one.startswith("cell-id="))
+
+
+def test_a_page_has_text_code_output_and_figure_in_its_language(book: Path) -> None:
+    english, french = ((book / one / "01_big_models.html").read_text(encoding="utf-8") for one in LANGUAGES)
+    assert '<html lang="fr">' in french and "l’auto-attention" in french and "TP 01 — Gros modèles" in french
+    assert "Lab 01 — Big models" in english
+    for text in (english, french):
+        assert "celltag_solution" in text
+        assert "data:image/png;base64," in text
+        assert text.count('<span aria-label="') + text.count('class="math"') >= 6
+        assert "$$" not in text
+        assert "../../notebooks" not in text
+
+
+def test_a_lab_without_a_page_is_named_without_a_link(book: Path) -> None:
+    text = (book / "en" / "index.html").read_text(encoding="utf-8")
+    for entry in LABS:
+        assert entry.heading("en") in text
+        assert (f'href="{entry.file}.html"' in text) == (entry.number in ("01", "07"))
+
+
+@pytest.mark.parametrize(
+    ("link", "expected"),
+    [
+        ('<a href="01_big_models.ipynb">x</a>', '<a href="01_big_models.html">x</a>'),
+        ('<a href="../../notebooks/en/contents.ipynb">x</a>', '<a href="index.html">x</a>'),
+        ('<a href="glossary.ipynb">x</a>', '<a href="glossary.html">x</a>'),
+        ('<a href="02_memory_footprint.ipynb">x</a>', "x"),
+        ('<a href="https://example.org">x</a>', '<a href="https://example.org">x</a>'),
+        ('<a href="#part">x</a>', '<a href="#part">x</a>'),
+        ('<a href="../../dlojz/moe/layer.py">x</a>', '<span class="code-path" title="dlojz/moe/layer.py">x</span>'),
+    ],
+)
+def test_links_are_those_of_the_book(link: str, expected: str) -> None:
+    assert relinked(link, BOTH) == expected
+
+
+def test_formulas_are_drawn_with_their_tex_as_text() -> None:
+    shown = markdown_html(r"Before $\sqrt{D}$ and `a$b$`" + "\n\n" + r"$$t = \alpha + \frac{a}{b}\, n$$")
+    assert shown.count("<svg") == 2
+    assert r'aria-label="\sqrt{D}"' in shown
+    assert '<div class="formula">' in shown
+    assert "<code>a$b$</code>" in shown
+    assert "<style" not in shown and "fill: #000" not in shown
+
+
+FORMULA = re.compile(r"\$\$(.*?)\$\$|\$([^$]+)\$", re.DOTALL)
+
+
+@pytest.mark.parametrize("entry", [one for one in LABS if (ROOT / "solutions" / f"{one.file}.py").is_file()])
+def test_every_formula_of_the_labs_is_drawn(entry: LabEntry) -> None:
+    cells = read_source(ROOT / "solutions" / f"{entry.file}.py").cells
+    prose = [cell.text[language] for cell in cells if isinstance(cell, Prose) for language in LANGUAGES]
+    for text in prose:
+        for found in FORMULA.finditer(re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)):
+            tex = found[1] or found[2]
+            assert "<svg" in formula_html(tex, block=bool(found[1])), tex
+
+
+def test_a_formula_that_cannot_be_drawn_is_shown_as_its_tex() -> None:
+    shown = formula_html(r"\begin{cases} a < b \end{cases}", block=True)
+    assert shown == r'<div class="formula"><code class="tex">\begin{cases} a &lt; b \end{cases}</code></div>'
+
+
+def test_the_same_formula_is_the_same_picture() -> None:
+    assert formula_html(r"a^2", block=False) == formula_html(r"a^2", block=False)
+    ids = set(re.findall(r'id="([^"]+)"', formula_html(r"a^2", block=False)))
+    assert ids.isdisjoint(re.findall(r'id="([^"]+)"', formula_html(r"a^3", block=False)))
+
+
+def test_a_book_of_one_language_has_no_link_to_the_other(tmp_path: Path) -> None:
+    made = make_book(tmp_path / "livre", ["07"], "fr")
+    assert made.pages == 4
+    assert not (tmp_path / "livre" / "en").exists()
+    assert "English" not in (tmp_path / "livre" / "fr" / "index.html").read_text(encoding="utf-8")
+
+
+def test_what_cannot_be_made_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LabError, match="is no folder"):
+        make_book(tmp_path / "file", ["00"])
+    with pytest.raises(LabError, match="holds no executed solution"):
+        make_book(tmp_path / "book", root=tmp_path)
+    with pytest.raises(LabError, match="unknown lab '99'"):
+        make_book(tmp_path / "book", ["99"])
+    with pytest.raises(LabError, match="unknown language 'de'"):
+        make_book(tmp_path / "book", language="de")
+    (tmp_path / "solutions" / "en").mkdir(parents=True)
+    (tmp_path / "solutions" / "en" / "00_getting_started.ipynb").write_text("{")
+    with pytest.raises(LabError, match="cannot be read as a notebook"):
+        make_book(tmp_path / "book", ["00"], "en", root=tmp_path)
+    use_language("fr")
+    assert main(["labs", "book", "--out", str(tmp_path / "file")]) == REFUSED
+    assert "n’est pas un dossier" in capsys.readouterr().err
+
+
+def test_the_command_says_where_the_book_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["labs", "book", "07", "--out", str(tmp_path / "b"), "--language", "en"]) == DONE
+    told = capsys.readouterr()
+    assert told.out.startswith("4 pages, ") and told.out.endswith(f"{tmp_path / 'b' / 'index.html'}\n")
+    assert told.err == ""
