@@ -16,6 +16,7 @@ from dlojz.comparison import Comparison, Pair, Row, TrafficPair
 from dlojz.config import RunConfig
 from dlojz.footprint import CATEGORIES, Collective, Footprint
 from dlojz.hardware import DEVICES, Device
+from dlojz.libraries import laid_out_otherwise
 from dlojz.optimizer_stages import COMPRESSED, does_nothing
 from dlojz.overlay import overlay_of
 from dlojz.pipeline.cuts import schedule_of
@@ -28,7 +29,7 @@ from dlojz.schema import LabError
 from dlojz.text import say
 from dlojz.train.host import rank_limit_bytes
 
-NOT_TWINNED = ("layout", "steps", "device", "data_root", "keep_weights")
+NOT_TWINNED = ("layout", "steps", "device", "data_root", "keep_weights", "library")
 
 
 @runtime_checkable
@@ -73,6 +74,13 @@ def compare(runs: Iterable[Handle | RunRecord] | Handle | RunRecord) -> Comparis
     return Comparison(rows=tuple(_row(run, title, records) for run, title in zip(given, titles, strict=True)))
 
 
+def _run_note(config: RunConfig, record: RunRecord | None) -> str:
+    """What of a run does nothing, and why; empty where all of it does what was asked."""
+    if config.optimizer in COMPRESSED and config.layout.dp == 1:
+        return does_nothing(config.optimizer)
+    return laid_out_otherwise(config, record.environment.get("wrapped_in", "")) if record else ""
+
+
 def _titles(configs: list[RunConfig], run_ids: list[str]) -> list[str]:
     """The layouts' titles; where two are the same, what tells the runs apart is added."""
     flat = [{**config.to_dict(), **config.layout.to_dict(), "layout": None} for config in configs]
@@ -114,7 +122,7 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> Row:
         status=record.status if record else str(getattr(run, "state", "running")),
         reason=record.reason if record else "",
         prediction_note=note,
-        run_note=does_nothing(config.optimizer) if config.optimizer in COMPRESSED and layout.dp == 1 else "",
+        run_note=_run_note(config, record),
         losses=losses,
         serial_losses=serial_losses if serial else None,
         first_loss=Pair(predicted=_at(serial_losses, 0), measured=_at(losses, 0)),

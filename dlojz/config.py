@@ -19,6 +19,7 @@ from dlojz.curriculum_misfit import PLAIN, curriculum_misfit, fill_in_curriculum
 from dlojz.layout import DEEPSPEED_BUCKET_ELEMENTS, LATER_FIELDS, MAX_COUNT, MAX_DEGREE, Layout, Strategy
 from dlojz.layout_experts import ROUTING_FIELDS, fill_in_routing, routing_misfit
 from dlojz.layout_tensor import tensor_misfit
+from dlojz.library_misfit import engine_of, fill_in_library, library_misfit
 from dlojz.optimizer_stages import fill_in_stages, optimizer_misfit
 from dlojz.optimizer_update import update_misfit
 from dlojz.schema import Contract, LabError, one_of
@@ -154,6 +155,7 @@ class RunConfig(Contract):
         """
         own = {key: value for key, value in flat.items() if key in cls.model_fields}
         rest = {key: value for key, value in flat.items() if key not in cls.model_fields}
+        rest = engine_of(own) | rest
         legal = [*cls.model_fields, *Layout.model_fields]
         for key in rest:
             if key not in Layout.model_fields:
@@ -181,6 +183,7 @@ class RunConfig(Contract):
             filled[size] = getattr(spec, size)
         fill_in_routing(filled, spec.size)
         fill_in_curriculum(filled, steps)
+        fill_in_library(filled)
         return filled
 
     @model_validator(mode="after")
@@ -205,7 +208,7 @@ class RunConfig(Contract):
 
     def _misfit(self) -> str | None:
         """Why the parts of this run do not go together and what would work; None where they do."""
-        asked = (tensor_misfit, optimizer_misfit, update_misfit, routing_misfit, curriculum_misfit)
+        asked = (tensor_misfit, optimizer_misfit, update_misfit, routing_misfit, curriculum_misfit, library_misfit)
         return next((misfit for ask in asked if (misfit := ask(self))), None)
 
     @property
@@ -249,7 +252,8 @@ class RunConfig(Contract):
     def title(self) -> str:
         """Model and layout in words, e.g. `coatnet_tiny, DDP ×2`."""
         processes = f" ×{self.layout.world_size}" if self.layout.world_size > 1 else ""
-        return f"{self.model}, {self.layout.title}{processes}"
+        library = f", library={self.library}" if self.library != "none" else ""
+        return f"{self.model}, {self.layout.title}{processes}{library}"
 
 
 def _said(content: dict[str, Any]) -> dict[str, Any]:

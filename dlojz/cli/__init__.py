@@ -88,6 +88,13 @@ SUBCOMMANDS: dict[str, Entry] = {
             fr="mesurer cette machine en une minute : produits, mémoire, messages, pour prédire des durées",
         ),
     ),
+    "compress": Entry(
+        "compress",
+        lambda: say(
+            en="make a trained model smaller: distillation, quantization, pruning; accuracy, size and time compared",
+            fr="réduire un modèle entraîné : distillation, quantification, élagage ; exactitude, taille et temps",
+        ),
+    ),
     "validate": Entry(
         "validate",
         lambda: say(
@@ -170,6 +177,13 @@ SUBCOMMANDS: dict[str, Entry] = {
             fr="communication collective : dessiner, compter et chronométrer ses algorithmes",
         ),
     ),
+    "libraries": Entry(
+        "libraries",
+        lambda: say(
+            en="one training as users of torch, DeepSpeed, Accelerate, Megatron-core, Colossal-AI write it, compared",
+            fr="un entraînement écrit avec torch, DeepSpeed, Accelerate, Megatron-core, Colossal-AI, et comparé",
+        ),
+    ),
     "doctor": Entry(
         "doctor",
         lambda: say(
@@ -177,7 +191,13 @@ SUBCOMMANDS: dict[str, Entry] = {
             fr="examiner cette machine, ou une exécution à court de mémoire, et dire que faire",
         ),
     ),
-    "labs": Entry("labs", lambda: say(en="build the notebooks of the labs", fr="construire les notebooks des TP")),
+    "labs": Entry(
+        "labs",
+        lambda: say(
+            en="the labs: where you stand, their glossary and book; build and repair notebooks",
+            fr="les TP : où vous en êtes, leur glossaire, leur livre ; construire et réparer les notebooks",
+        ),
+    ),
 }
 
 

@@ -17,7 +17,7 @@ from dlojz.schema import LabError
 from dlojz.text import say
 from dlojz.units import MEBIBYTE
 from dlojz.viz.canvas import LabFigure, finish, new_figure, plain
-from dlojz.viz.palette import CATEGORY_STYLES, COLLECTIVE_STYLES, PREDICTED_ALPHA, Style, category_label
+from dlojz.viz.palette import CATEGORY_STYLES, COLLECTIVE_STYLES, OTHER, PREDICTED_ALPHA, Style, category_label
 
 if TYPE_CHECKING:
     from dlojz.runs import Run
@@ -126,7 +126,7 @@ def _categories(footprint: Footprint) -> list[Part]:
 
 def _messages(footprint: Footprint, shown: Callable[[Traffic], bool]) -> list[Part]:
     return [
-        (one.sent_bytes, COLLECTIVE_STYLES[one.collective], one.collective.replace("_", "-"))
+        (one.sent_bytes, COLLECTIVE_STYLES.get(one.collective, OTHER), one.collective.replace("_", "-"))
         for one in footprint.communication
         if shown(one)
     ]

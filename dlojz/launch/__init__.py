@@ -19,6 +19,7 @@ from dlojz.launch.limits import Request, admit
 from dlojz.launch.slurm_refusals import explain_refusal
 from dlojz.launch.sweep import submit_array
 from dlojz.launch.workers import cores_available
+from dlojz.libraries import check_checkpoints
 from dlojz.runs import Run
 from dlojz.runs.job import FILE_NAME as JOB_FILE
 from dlojz.runs.owner import DEFAULT_WORKER
@@ -91,6 +92,7 @@ def run(  # noqa: PLR0913 - one call is all that a student has to know
     if backend == "replay":
         return replay.run(wanted, base)
     check_runnable(wanted)
+    check_checkpoints(wanted, checkpoint_every)
     check_available(wanted.data_name, wanted.data_root, global_batch=wanted.layout.global_batch)
     request = Request(account=account, qos=qos, reservation=reservation, time_limit_s=time_limit_s)
     if backend == "slurm":
@@ -160,6 +162,7 @@ def submit_many(  # noqa: PLR0913 - as `run`
     asked = []
     for config in configs:
         check_runnable(config)
+        check_checkpoints(config, checkpoint_every)
         check_available(config.data_name, config.data_root, global_batch=config.layout.global_batch)
         asked.append(admit(site, config, request))
     base, folders, new = runs_root(root), [], []

@@ -107,7 +107,8 @@ def run_ranks(folder: Path, config: RunConfig, worker_module: str, stop: Callabl
     """
     processes, cpu = config.layout.world_size, on_cpu(config.device)
     prepare(os.environ, processes, "cpu" if cpu else config.device, cores_available())
-    forked = cpu and sys.platform.startswith("linux")
+    python = _own_python(config)
+    forked = cpu and sys.platform.startswith("linux") and python is None
     if forked and worker_module == DEFAULT_WORKER:
         load(config, stop)
     (folder / _STORE).unlink(missing_ok=True)
@@ -117,7 +118,7 @@ def run_ranks(folder: Path, config: RunConfig, worker_module: str, stop: Callabl
         for rank in range(processes):
             if stop():
                 break
-            pids[rank] = _start(folder, worker_module, rank, processes, forked)
+            pids[rank] = _start(folder, worker_module, rank, processes, forked, python or sys.executable)
         return watch(pids, stop)
     finally:
         with contextlib.suppress(OSError):
@@ -134,6 +135,10 @@ def load(config: RunConfig, stop: Callable[[], bool] = lambda: False) -> None:
     names = [*_COMMON, *_OF_DATA.get(config.data_name, ())]
     if config.layout.engine == "deepspeed":
         names += [*_OF_DEEPSPEED, *(_OF_ZERO if config.layout.zero else ())]
+    if config.library != "none":
+        from dlojz.libraries import LIBRARIES
+
+        names += ["dlojz.libraries.training", LIBRARIES[config.library].module]
     for name in names:
         if stop():
             return
@@ -142,14 +147,24 @@ def load(config: RunConfig, stop: Callable[[], bool] = lambda: False) -> None:
             importlib.import_module(name)
 
 
-def _start(folder: Path, worker_module: str, rank: int, processes: int, forked: bool) -> int:
+def _own_python(config: RunConfig) -> str | None:
+    """The interpreter of a library that has an environment of its own; None where this one is meant."""
+    if config.library == "none":
+        return None
+    from dlojz.libraries import LIBRARIES
+
+    python = LIBRARIES[config.library].python
+    return str(python) if python is not None else None
+
+
+def _start(folder: Path, worker_module: str, rank: int, processes: int, forked: bool, python: str) -> int:
     """Start one rank; returns its process number."""
     sys.stdout.flush()
     sys.stderr.flush()
     with _signals_held():
         pid = os.fork()
         if pid == 0:
-            _become(folder, worker_module, rank, processes, forked)
+            _become(folder, worker_module, rank, processes, forked, python)
     return pid
 
 
@@ -163,7 +178,7 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _become(folder: Path, worker_module: str, rank: int, processes: int, forked: bool) -> NoReturn:
+def _become(folder: Path, worker_module: str, rank: int, processes: int, forked: bool, python: str) -> NoReturn:
     """In the child: nothing of the launcher's but what it has imported."""
     try:
         os.environ.update(
@@ -181,7 +196,7 @@ def _become(folder: Path, worker_module: str, rank: int, processes: int, forked:
         if forked:
             rank_process.fork_main(str(folder), worker_module)
         # -P: a student's random.py in the current folder must not shadow the standard library's.
-        os.execv(sys.executable, [sys.executable, "-P", "-m", rank_process.__name__, str(folder), worker_module])
+        os.execv(python, [python, "-P", "-m", rank_process.__name__, str(folder), worker_module])
     finally:
         os._exit(1)
 

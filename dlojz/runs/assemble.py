@@ -68,6 +68,10 @@ def finished_steps(events: Sequence[Event]) -> int:
     )
 
 
+DEVICE_TEXTS = ("device", "library", "wrapped_in")
+"""What a rank tells of where it trains, once it knows: its device; a library, and what it put the model in."""
+
+
 def assemble(
     run_id: str, config: RunConfig, events: Mapping[int, Sequence[Event]], ending: Ending, elapsed_s: float
 ) -> RunRecord:
@@ -92,7 +96,7 @@ def assemble(
         spans=tuple(span for rank in sorted(events) for span in _parts(Span, _latest(events[rank]), "spans", "spans")),
         memory_timeline=tuple(_parts(MemorySample, _latest(events.get(0, ())), "memory_timeline", "samples")),
         expert_loads=loads_of(events),
-        environment=_texts(first.get("environment")) | _texts(_event(events.get(0, ()), "device"), only=("device",)),
+        environment=_texts(first.get("environment")) | _texts(_event(events.get(0, ()), "device"), only=DEVICE_TEXTS),
         started_utc=_text(first.get("time_utc")),
         elapsed_s=max(0.0, elapsed_s),
     )

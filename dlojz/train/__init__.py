@@ -15,7 +15,8 @@ def check_runnable(config: RunConfig) -> None:
     """Refuse a legal configuration that no engine of this version can run, though it can be predicted.
 
     Raises:
-        LabError: naming the field and a value that runs; or why this machine cannot offload to the NVMe folder named.
+        LabError: naming the field and a value that runs; why this machine cannot offload to the NVMe folder named; or
+            what installs the library named.
     """
     runs: dict[str, tuple[object, ...]] = {"precision": ("fp32", "bf16")}
     optimizers = ("adamw", "momentum", "sgd", "lamb", *COMMUNICATING)
@@ -40,6 +41,10 @@ def check_runnable(config: RunConfig) -> None:
                     fr=f"{name}={value!r} n'est encore exécutable par aucun moteur : prenez {name}={legal!r}.",
                 )
             )
+    if config.library != "none":
+        from dlojz.libraries import require
+
+        require(config.library)
     if config.experts is not None:
         from dlojz.train.mixtures import check_mixture
 

@@ -41,13 +41,13 @@ def offset_to_first(group: dist.ProcessGroup | None, now: Callable[[], float] = 
         for _ in range(ROUND_TRIPS):
             # Who: rank 0 and one other. What: a question and the time as the answer. How much: 8 bytes each way.
             if group.rank() == 0:
-                dist.recv(message, group=group, group_src=other)
+                dist.recv(message, other, group=group)  # of all ranks: each has the same number in it
                 message.fill_(now())
-                dist.send(message, group=group, group_dst=other)
+                dist.send(message, other, group=group)
             elif group.rank() == other:
                 asked_s = now()
-                dist.send(message, group=group, group_dst=0)
-                dist.recv(message, group=group, group_src=0)
+                dist.send(message, 0, group=group)
+                dist.recv(message, 0, group=group)
                 answered_s = now()
                 half_s = (answered_s - asked_s) / 2
                 if half_s < best.uncertainty_s:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import timedelta
@@ -32,17 +31,14 @@ from dlojz.moe.parallel import mixtures
 from dlojz.record import EventLog, Status
 from dlojz.schema import LabError
 from dlojz.train import engines
-from dlojz.train.clocks import offset_to_first
 from dlojz.train.engines.pipeline import PipelineEngine
 from dlojz.train.mixtures import LoadWatch
 from dlojz.train.probes.probes import Probes
 from dlojz.train.resume import Keeper
 from dlojz.train.stop import StopRequest, ignore_stop_signal
-from dlojz.train.weights import save_weights, weights_sha256
+from dlojz.train.telling import align_clocks, finish, leave, tell_measured, write_footprint
 
 GROUP_TIMEOUT = timedelta(minutes=5)
-FOOTPRINT_EVERY = 10
-"""Steps between two footprints in the event file: what a killed run still tells."""
 
 
 def choose_device(config: RunConfig, local_rank: int) -> torch.device:
@@ -198,7 +194,16 @@ def train(
     A run whose folder holds a checkpoint goes on from it. When `stop` is wanted on any rank, all of them finish the
     step, keep a checkpoint and end with status `timeout`.
     """
-    layout, stop = config.layout, stop or StopRequest()
+    train_so = _train_with_own_engine
+    if config.library != "none":  # then it is the library's loop that trains
+        from dlojz.libraries.training import train_as_written as train_so
+    return train_so(config, folder, events, rank=rank, local_rank=local_rank, stop=stop or StopRequest())
+
+
+def _train_with_own_engine(
+    config: RunConfig, folder: Path, events: EventLog, *, rank: int, local_rank: int, stop: StopRequest
+) -> tuple[Status, str]:
+    layout = config.layout
     device = choose_device(config, local_rank)
     init_process_group(folder, device, rank, layout.world_size)
     control = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT) if layout.world_size > 1 else None
@@ -220,7 +225,7 @@ def train(
         probes.begin_at(first_step)
         ended: tuple[Status, str] = ("completed", "")
         if control is not None:
-            _align_clocks(probes, control, events)
+            align_clocks(probes, control, events)
         for step in range(first_step, config.steps):
             probes.start_step(step)
             mean = accumulate(engine, batches, layout.micro_batches, probes)
@@ -238,7 +243,7 @@ def train(
             watch.tell(events, step)
             tokens = batches.take_tokens() * layout.dp
             events.write("step", step=step, loss=loss, step_s=step_s, **({"tokens": tokens} if tokens else {}))
-            _tell_measured(events, probes, step, rank, parameters)
+            tell_measured(events, probes, step, rank, parameters)
             with probes.loading():
                 stopped = keeper.after_step(step + 1, stopping)
             if stopped:
@@ -247,54 +252,10 @@ def train(
     finally:
         # However it ends, a stopped run included: what was measured is told.
         probes.close()
-        _write_footprint(events, probes, parameters)
+        write_footprint(events, probes, parameters)
         events.write("spans", spans=[span.to_dict() for span in probes.clock.spans()])
     if ended[0] == "timeout":
-        _leave(engine)  # there is no time to lose
+        leave(engine)  # there is no time to lose
     else:
-        _finish(config, folder, events, engine, rank)
+        finish(config, folder, events, engine, rank)
     return ended
-
-
-def _align_clocks(probes: Probes, control: dist.ProcessGroup, events: EventLog) -> None:
-    """Let the timelines of all ranks count from one moment of rank 0's clock."""
-    clock = offset_to_first(control)
-    # Who: all ranks, once, in the control group. What: that all are there, then rank 0's time. How much: 8 bytes.
-    dist.barrier(group=control)
-    origin_s = torch.tensor([time.perf_counter()], dtype=torch.float64)
-    dist.broadcast(origin_s, src=0, group=control)
-    probes.clock.align(float(origin_s) - clock.offset_s)
-    events.write("clock", offset_s=clock.offset_s, uncertainty_s=clock.uncertainty_s)
-
-
-def _tell_measured(events: EventLog, probes: Probes, step: int, rank: int, parameters: int) -> None:
-    if step == probes.steady_step and rank == 0:
-        events.write("memory_timeline", samples=[sample.to_dict() for sample in probes.timeline])
-    if step == probes.steady_step or step % FOOTPRINT_EVERY == FOOTPRINT_EVERY - 1:
-        _write_footprint(events, probes, parameters)
-
-
-def _write_footprint(events: EventLog, probes: Probes, parameters: int) -> None:
-    if (footprint := probes.footprint(parameters)) is not None:
-        events.write("footprint", footprint=footprint.to_dict())
-
-
-def _finish(config: RunConfig, folder: Path, events: EventLog, engine: engines.Engine, rank: int) -> None:
-    """Checksum (and, if asked, keep) the final weights, then leave."""
-    if rank == 0:
-        weights = dict(engine.weights())
-        events.write("weights", sha256=weights_sha256(weights))
-        if config.keep_weights:
-            save_weights(folder / "weights.safetensors", weights)
-    else:
-        # Gathering is a collective call: every rank takes part, rank 0 alone keeps the result.
-        for _ in engine.weights():
-            pass
-    _leave(engine)
-
-
-def _leave(engine: engines.Engine) -> None:
-    """Leave the group in good order."""
-    engine.close()
-    dist.barrier()
-    dist.destroy_process_group()

@@ -200,6 +200,13 @@ class StorageTrace(TorchDispatchMode):
             return None
         return self._see_storage(tensor.untyped_storage())
 
+    def release(self, *tensors: Tensor) -> None:
+        """Follow these no more: the training needs them no longer, though some variable may still hold them."""
+        for tensor in tensors:
+            key = tensor.untyped_storage()._cdata
+            if (number := self._id_of.get(key)) is not None:
+                self._forget(key, number)
+
     def _see_storage(self, storage: torch.UntypedStorage) -> int:
         key = storage._cdata
         number = self._id_of.get(key)

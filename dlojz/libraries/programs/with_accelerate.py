@@ -1,0 +1,52 @@
+"""The training with Accelerate: DDP; on GPUs also FSDP2 with --zero 2 or 3, DeepSpeed with its JSON file.
+
+torchrun --nproc-per-node 2 with_accelerate.py --model gpt_tiny -b 16 -s 20
+"""
+
+from collections.abc import Sequence
+
+import torch
+from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin
+from torch import nn
+
+from dlojz.libraries import course
+
+
+def main(words: Sequence[str] | None = None) -> nn.Module:
+    """Train as the command line says; returns the trained model."""
+    parser = course.parser()
+    parser.add_argument("--deepspeed_config")
+    args = parser.parse_args(words)
+    model = course.build_model(args)
+
+    plugins = {}
+    if args.deepspeed_config:
+        plugins["deepspeed_plugin"] = DeepSpeedPlugin(hf_ds_config=args.deepspeed_config)
+    elif args.zero:
+        plugins["fsdp_plugin"] = FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            reshard_after_forward=args.zero == 3,
+            auto_wrap_policy="transformer_based_wrap",
+            transformer_cls_names_to_wrap=sorted({type(block).__name__ for block in model.blocks}),
+        )
+    # Without cpu=True no process group is made where there is no GPU: each process would train alone, silently.
+    on_cpu = course.device(args).type == "cpu"
+    accelerator = Accelerator(cpu=on_cpu, gradient_accumulation_steps=args.accumulation, **plugins)
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
+    data_loader = course.data_loader(args)
+    model, optimizer, data_loader = accelerator.prepare(model, optimizer, data_loader)
+
+    for batch in data_loader:
+        with accelerator.accumulate(model):
+            loss = model(batch)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        course.report(loss)
+    return model
+
+
+if __name__ == "__main__":
+    main()
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,39 @@
+"""The training with DeepSpeed: ZeRO as its JSON file says.
+
+torchrun --nproc-per-node 2 with_deepspeed.py --model gpt_tiny -b 16 -s 20 --deepspeed --deepspeed_config ds_config.json
+"""
+
+from collections.abc import Sequence
+
+import deepspeed
+import torch
+import torch.distributed as dist
+
+from dlojz.libraries import course
+
+
+def main(words: Sequence[str] | None = None) -> deepspeed.DeepSpeedEngine:
+    """Train as the command line and DeepSpeed's JSON file say; returns the trained model."""
+    parser = course.parser()
+    parser = deepspeed.add_config_arguments(parser)
+    args = parser.parse_args(words)
+    deepspeed.init_distributed()
+
+    model = course.build_model(args)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
+    model_engine, optimizer, _, _ = deepspeed.initialize(
+        args=args, model=model, model_parameters=model.parameters(), optimizer=optimizer
+    )
+    data_loader = course.data_loader(args, dist.get_rank(), dist.get_world_size())
+
+    for batch in data_loader:
+        loss = model_engine([tensor.to(model_engine.device) for tensor in batch])
+        model_engine.backward(loss)
+        model_engine.step()
+        course.report(loss)
+    return model_engine
+
+
+if __name__ == "__main__":
+    main().destroy()
+    dist.destroy_process_group()

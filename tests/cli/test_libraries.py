@@ -1,0 +1,92 @@
+"""`dlojz libraries`: the catalogue, a program, runs side by side; and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlojz import libraries
+from dlojz.cli import DONE, REFUSED, main
+from dlojz.libraries import LIBRARIES
+from dlojz.libraries.lines import code_lines
+from dlojz.text import use_language
+
+
+def test_the_catalogue_tells_each_library_and_what_installs_it(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(libraries, "found", lambda module: module in ("torch", "deepspeed"))
+    monkeypatch.setattr(libraries.Library, "python", property(lambda self: None))
+    assert main(["libraries"]) == DONE
+    told = capfd.readouterr().out
+    assert all(one.title in told for one in LIBRARIES.values())
+    assert "Accelerate is not installed (Python package accelerate): install it by make libraries" in told
+    assert "make colossalai" in told
+
+
+def test_the_catalogue_as_json(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["libraries", "--json"]) == DONE
+    told = {one["library"]: one for one in json.loads(capfd.readouterr().out)}
+    assert list(told) == list(LIBRARIES) and told["torch"]["installed"]
+    assert told["deepspeed"]["lines"] == len(code_lines(LIBRARIES["deepspeed"].program.read_text()))
+
+
+def test_a_program_is_shown_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["libraries", "--show", "deepspeed"]) == DONE
+    assert capfd.readouterr().out.strip() == LIBRARIES["deepspeed"].program.read_text().strip()
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, Path]:
+    """Two libraries, really run; the third has a layout that its program has not."""
+    folder = tmp_path_factory.mktemp("libraries")
+    figure, answer = folder / "libraries.png", folder / "answer.json"
+    words = ["--only", "torch,deepspeed,colossalai", "--model", "coatnet_tiny", "--micro-batch", "4", "--steps", "4"]
+    words += ["--zero", "2", "--root", str(folder / "runs"), "--figure", str(figure), "--json"]
+    with pytest.MonkeyPatch.context() as patch:
+        told: list[str] = []
+        patch.setattr("dlojz.cli.answer._write", lambda descriptor, data: told.append(json.dumps(data)))
+        assert main(["libraries", "--run", *words]) == DONE
+    answer.write_text(told[0])
+    return json.loads(told[0]), figure, folder / "runs"
+
+
+def test_runs_side_by_side_are_runs_as_any_other(told: tuple[Any, Path, Path]) -> None:
+    rows, figure, root = told
+    torch, deepspeed, absent = rows
+    assert [row["ran"] for row in rows] == [True, True, False]
+    assert absent["note"], "not installed, or its program has no such layout"
+    assert deepspeed["largest_difference"] < 1e-5 and torch["largest_difference"] == 0
+    assert torch["bytes_equal"] and deepspeed["bytes_equal"]
+    assert {one["collective"] for one in torch["traffic_bytes"]} == {"all_gather", "reduce_scatter"}
+    assert deepspeed["step_ratio"] > 0 and deepspeed["version"] == LIBRARIES["deepspeed"].version
+    assert figure.stat().st_size > 10_000
+    assert len([one for one in root.iterdir() if (one / "record.json").is_file()]) == 2
+
+
+@pytest.mark.parametrize(("words", "english", "french"), [
+    (["--show", "deepsped"], "did you mean 'deepspeed'", "deepspeed"),
+    (["--run", "--only", "torch,acclerate"], "did you mean 'accelerate'", "accelerate"),
+    (["--steps", "3"], "--steps is for runs side by side: add --run", "ajoutez --run"),
+    (["--show", "torch", "--json"], "leave --run and --json out", "retirez --run et --json"),
+    (["--run", "--figure", "a.doc"], "needs an ending that names its format", "doit se terminer par son format"),
+    (["--run", "--rounds", "0"], "rounds", "rounds"),
+    (["--run", "--model", "gpt_tinny"], "gpt_tiny", "gpt_tiny"),
+    (["--run", "--only", "torch", "--zero", "1"], "use engine 'deepspeed'", "deepspeed"),
+    (["--run", "--dp", "x"], "--dp", "--dp"),
+])  # fmt: skip
+def test_what_cannot_be_is_refused_in_one_sentence(
+    words: list[str], english: str, french: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for language, sentence in (("en", english), ("fr", french)):
+        use_language(language)
+        try:
+            assert main(["libraries", *words]) == REFUSED
+        finally:
+            use_language("en")
+        told = capfd.readouterr().err
+        assert sentence in told and told.count("\n") == 1, told

@@ -1,0 +1,51 @@
+"""Starts a program as its user would, `python PROGRAM WORDS…`, on a machine that has been made ready for it.
+
+DeepSpeed compiles for 40 s, at its first start on a machine, a shared-memory operator that serves inference alone;
+`--forced-fsdp` lets Accelerate take its way of a GPU on a CPU, where by itself it leaves its plugins aside.
+"""
+
+from __future__ import annotations
+
+import importlib
+import runpy
+import sys
+from typing import Any
+
+
+def without_inference_operator() -> None:
+    deepspeed = importlib.import_module("deepspeed")
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def as_on_a_gpu() -> None:
+    state = importlib.import_module("accelerate.state")
+    kind = importlib.import_module("accelerate.utils").DistributedType
+    made = state.AcceleratorState.__init__
+
+    def init(self: Any, *args: Any, fsdp_plugin: Any = None, **options: Any) -> None:
+        made(self, *args, fsdp_plugin=fsdp_plugin, **options)
+        if fsdp_plugin is not None and self.distributed_type == kind.MULTI_CPU:
+            self.distributed_type, self.fsdp_plugin = kind.FSDP, fsdp_plugin
+            state.PartialState._shared_state["distributed_type"] = kind.FSDP
+
+    state.AcceleratorState.__init__ = init
+    fsdp = importlib.import_module("torch.distributed.fsdp")
+    shard = fsdp.fully_shard
+
+    def told(module: Any, **options: Any) -> Any:
+        sys.stdout.write(f"sharded {type(module).__name__}\n")
+        sys.stdout.flush()
+        return shard(module, **options)
+
+    fsdp.fully_shard = told  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    words = sys.argv[1:]
+    if "--forced-fsdp" in words:
+        words.remove("--forced-fsdp")
+        as_on_a_gpu()
+    if "deepspeed" in words[0]:
+        without_inference_operator()
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")

@@ -1,0 +1,142 @@
+"""The catalogue: what is installed, what is not, the lines that change, the command line of a program."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from dlojz import libraries
+from dlojz.config import RunConfig
+from dlojz.libraries import LIBRARIES, absence, check_checkpoints, laid_out_otherwise, library, lines_changed, require
+from dlojz.libraries.lines import change, code_lines
+from dlojz.libraries.words import words_of
+from dlojz.schema import LabError
+from dlojz.text import use_language
+from dlojz.train import check_runnable
+from tests.train.counted import check_refused
+
+
+def test_each_library_has_a_program_a_command_and_words_in_both_languages() -> None:
+    for one in LIBRARIES.values():
+        assert one.program.is_file(), one.name
+        assert one.command.startswith("make ")
+        english = (one.hides(), one.runs())
+        use_language("fr")
+        french = (one.hides(), one.runs())
+        use_language("en")
+        assert all(english) and all(french) and english[0] != french[0]
+
+
+@pytest.mark.parametrize("name", ["accelerate", "megatron", "colossalai"])
+def test_a_library_that_is_not_there_is_refused_with_the_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "found", lambda module: False)
+    monkeypatch.setattr(libraries.Library, "python", property(lambda self: None))
+    command = LIBRARIES[name].command
+    for language, words in (("en", "is not installed"), ("fr", "n’est pas installé")):
+        use_language(language)
+        said = absence(name) or ""
+        with pytest.raises(LabError, match=words):
+            require(name)
+        with pytest.raises(LabError, match=command):
+            check_runnable(RunConfig.of(model="gpt_tiny", dp=2, library=name))
+        use_language("en")
+        assert command in said and words in said and said.count(". ") == 0
+
+
+def test_what_is_not_asked_for_is_never_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "found", lambda module: pytest.fail("looked for"))
+    check_runnable(RunConfig.of(model="gpt_tiny", dp=2))
+
+
+def test_a_package_whose_parent_is_absent_is_not_found() -> None:
+    assert libraries.found("json") and not libraries.found("dlojz_absent") and not libraries.found("dlojz_absent.core")
+    assert importlib.util.find_spec("dlojz") is not None
+
+
+def test_an_unknown_library_is_refused_with_the_nearest() -> None:
+    with pytest.raises(LabError, match="did you mean 'accelerate'"):
+        library("accelerated")
+
+
+def test_an_environment_of_its_own_is_found_where_the_variable_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("")
+    monkeypatch.setenv("DLOJZ_COLOSSALAI", str(python))
+    assert LIBRARIES["colossalai"].python == python and LIBRARIES["colossalai"].installed
+    monkeypatch.setenv("DLOJZ_COLOSSALAI", str(tmp_path / "absent"))
+    assert LIBRARIES["colossalai"].python is None
+    assert LIBRARIES["torch"].python is None
+
+
+def test_only_code_counts_as_lines() -> None:
+    text = '"""Docs,\n\nlong."""\n\nimport os  # why\n\n\ndef f():\n    """Docs."""\n    # alone\n    return "# no"\n'
+    assert code_lines(text) == ["import os", "def f():", 'return "# no"']
+
+
+def test_lines_are_counted_from_the_plain_program() -> None:
+    assert change("a = 1\nb = 2\n", "a = 1\nc = 3\nd = 4\n") == (2, 1, 2, 3)
+    plain = lines_changed("torch")
+    assert (plain.added, plain.removed, plain.changed) == (0, 0, 0) and plain.lines == plain.reference_lines
+    for name in LIBRARIES:
+        one = lines_changed(name)
+        assert one.lines == one.reference_lines + one.added - one.removed
+    assert lines_changed("deepspeed").lines < plain.lines
+
+
+def test_a_programs_words_are_those_a_user_would_type() -> None:
+    config = RunConfig.of(model="gpt_tiny", dp=2, library="deepspeed", zero=2, micro_batches=2, steps=3)
+    words = words_of(config, Path("/run/ds_config.json"))
+    assert words[-3:] == ["--deepspeed", "--deepspeed_config", "/run/ds_config.json"]
+    assert words[words.index("--accumulation") + 1] == "2" and words[words.index("--zero") + 1] == "2"
+    plain = words_of(RunConfig.of(model="gpt_tiny", dp=2, library="torch"))
+    assert "--zero" not in plain and "--deepspeed" not in plain and "--tp" not in plain
+
+
+def test_deepspeeds_program_is_run_by_deepspeed() -> None:
+    assert RunConfig.of(model="gpt_tiny", dp=2, library="deepspeed").layout.engine == "deepspeed"
+    assert RunConfig(library="deepspeed").layout.engine == "deepspeed"
+    assert RunConfig.of(model="gpt_tiny", dp=2, library="torch").layout.engine == "torch"
+    one = RunConfig.of(model="gpt_tiny", dp=2, library="deepspeed", zero=1)
+    assert RunConfig.from_json(one.to_json()) == one
+
+
+def test_a_run_with_a_library_is_another_run_with_a_title_of_its_own() -> None:
+    plain, written = RunConfig.of(model="gpt_tiny", dp=2), RunConfig.of(model="gpt_tiny", dp=2, library="torch")
+    assert plain.hash != written.hash and written.title == plain.title + ", library=torch"
+
+
+TEXT = {"model": "gpt_tiny", "dp": 2}
+
+
+@pytest.mark.parametrize(("fields", "english", "french"), [
+    ({"library": "accelerate", "tp": 2}, "tp=2 was received, but .* splits no model", "ne découpe pas ainsi"),
+    ({"library": "torch", "precision": "bf16"}, "use precision='fp32'", "prenez precision='fp32'"),
+    ({"library": "torch", "optimizer": "sgd"}, "use optimizer='adamw'", "prenez optimizer='adamw'"),
+    ({"library": "deepspeed", "engine": "torch"}, "use engine='deepspeed', zero=0|1", "prenez engine='deepspeed'"),
+    ({"library": "torch", "engine": "by_hand"}, "has no such layout", "n’a pas cette répartition"),
+    ({"library": "torch", "checkpointing": "full"}, "use checkpointing='none'", "prenez checkpointing='none'"),
+])  # fmt: skip
+def test_what_a_program_does_not_do_is_refused_in_one_sentence(
+    fields: dict[str, object], english: str, french: str
+) -> None:
+    check_refused({**TEXT, **fields}, english, french)
+
+
+def test_checkpoints_of_a_program_are_refused() -> None:
+    config = RunConfig.of(**TEXT, library="torch")
+    with pytest.raises(LabError, match="checkpoint_every=5 was received with library='torch'"):
+        check_checkpoints(config, 5)
+    check_checkpoints(config, None)
+    check_checkpoints(RunConfig.of(**TEXT), 5)
+
+
+def test_a_sharding_that_was_left_aside_is_said() -> None:
+    config = RunConfig.of(**TEXT, library="accelerate", zero=3)
+    assert "trained with DDP" in laid_out_otherwise(config, "DistributedDataParallel")
+    assert laid_out_otherwise(config, "FSDPWithLoss") == ""
+    plain = RunConfig.of(**TEXT, library="accelerate")
+    assert laid_out_otherwise(plain, "DistributedDataParallel") == ""

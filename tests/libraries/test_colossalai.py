@@ -1,0 +1,97 @@
+"""Colossal-AI in an environment of its own: real runs where that is, and what bridges two versions of torch."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import dlojz
+from dlojz.config import RunConfig
+from dlojz.footprint import STATES
+from dlojz.libraries import LIBRARIES, absence
+from dlojz.libraries.colossalai_torch import trunc_normal_, weights_as_in_the_lab
+from dlojz.schema import LabError
+from dlojz.text import use_language
+
+TEXT = {"model": "gpt_tiny", "sequence_length": 32, "micro_batch": 4, "steps": 4, "dp": 2, "device": "cpu"}
+needs_environment = pytest.mark.skipif(
+    LIBRARIES["colossalai"].python is None, reason="Colossal-AI has no environment here: `make colossalai` makes it"
+)
+
+
+@needs_environment
+def test_it_trains_as_plain_torch_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Started from this environment, run in its own: the same losses, states and bytes, and a record that says so."""
+    monkeypatch.setenv("DLOJZ_RUNS", str(tmp_path))
+    records = {}
+    for library in ("torch", "colossalai"):
+        for micro_batches in (1, 2):
+            run = dlojz.run(RunConfig.of(**TEXT, micro_batches=micro_batches, library=library))
+            run.wait()
+            assert run.record is not None and run.record.status == "completed", run.logs()
+            records[library, micro_batches] = run.record
+    for micro_batches in (1, 2):
+        plain, own = (records[library, micro_batches] for library in ("torch", "colossalai"))
+        assert len(own.losses) == 4 and own.losses == pytest.approx(plain.losses, abs=1e-5)
+        for counted, expected in zip(own.footprints, plain.footprints, strict=True):
+            for category in STATES:
+                assert counted.memory.category(category) == expected.memory.category(category), category
+            sent, expected_sent = (
+                {(one.collective, one.group): one.message_bytes for one in side.communication}
+                for side in (counted, expected)
+            )
+            assert sent == expected_sent
+        assert own.environment["library"].startswith("Colossal-AI 0.")
+        assert own.environment["torch"] != plain.environment["torch"]
+        assert own.environment["wrapped_in"] == "TorchDDPModel"
+
+
+@pytest.mark.parametrize(("std", "a", "b"), [(0.02, -2.0, 2.0), (1.0, -1.0, 1.5), (1.0, -0.7, 0.6)])
+def test_the_older_torch_is_given_the_draws_of_this_one(std: float, a: float, b: float) -> None:
+    """To the bit, whether some numbers are drawn again or none is; and the generator is left at the same place."""
+    found = []
+    for function in (nn.init.trunc_normal_, trunc_normal_):
+        torch.manual_seed(3)
+        weight = torch.empty(50, 40)
+        assert function(weight, std=std, a=a, b=b) is weight
+        found.append((weight, torch.rand(3)))
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+    assert a <= float(found[0][0].min()) and float(found[0][0].max()) <= b
+
+
+def test_models_are_built_with_them_and_torch_is_left_as_it_was() -> None:
+    before = nn.init.trunc_normal_
+    with weights_as_in_the_lab():
+        assert nn.init.trunc_normal_ is trunc_normal_
+    assert nn.init.trunc_normal_ is before
+
+
+def test_its_environment_is_found_by_its_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And its version asked there, without starting its Python; a variable that leads nowhere is no environment."""
+    python = tmp_path / "bin" / "python"
+    packages = tmp_path / "lib" / "python3.11" / "site-packages" / "colossalai-9.8.7.dist-info"
+    for folder in (python.parent, packages):
+        folder.mkdir(parents=True)
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    (packages / "METADATA").write_text("Metadata-Version: 2.1\nName: colossalai\nVersion: 9.8.7\n")
+    monkeypatch.setenv("DLOJZ_COLOSSALAI", str(python))
+    one = LIBRARIES["colossalai"]
+    assert (one.python, one.installed, one.version) == (python, True, "9.8.7")
+    monkeypatch.setenv("DLOJZ_COLOSSALAI", str(tmp_path / "elsewhere"))
+    assert (one.python, one.version) == (None, "")
+    for language, words in (("en", "install it by make colossalai"), ("fr", "installez-le par make colossalai")):
+        use_language(language)
+        assert words in (absence("colossalai") or "")
+
+
+def test_a_model_with_batch_norm_is_refused() -> None:
+    for language, words in (("en", "use a vit, gpt or llama model"), ("fr", "prenez un modèle vit, gpt ou llama")):
+        use_language(language)
+        with pytest.raises(LabError, match=words):
+            RunConfig.of(model="coatnet_tiny", dp=2, library="colossalai")
+    assert RunConfig.of(model="vit_tiny", dp=2, library="colossalai").library == "colossalai"
