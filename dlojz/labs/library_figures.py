@@ -1,0 +1,253 @@
+"""Figures and tables of lab 12: the libraries' runs side by side, and the student's loops and rules applied to them.
+
+Layer 6 (labs), on `dlojz.viz`. Invariant: what was measured stands beside what the package predicts; a library that is
+not installed is told in one sentence, with the command that installs it, and the notebook goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dlojz.labs.library_listing import Listing, program
+from dlojz.labs.library_stand_ins import AcceleratorStandIn, EngineStandIn, make_batches, make_model, make_optimizer
+from dlojz.labs.library_traffic_exercises import messages_of
+from dlojz.labs.pipeline_figures import Picture, Sheet, or_to_do, pictured, plain_number
+from dlojz.labs.run_bars import measured_footprint, memory_and_messages
+from dlojz.labs.verdict import Verdict, show
+from dlojz.libraries import LIBRARIES, REFERENCE, absence
+from dlojz.libraries.side_by_side import CONTROL, rows
+from dlojz.text import say
+from dlojz.units import format_bytes
+from dlojz.viz.canvas import LabFigure, finish, new_figure, plain
+from dlojz.viz.library_tables import DASH, difference_words, lines_words, ratio_words
+from dlojz.viz.palette import LINE_STYLES
+
+if TYPE_CHECKING:
+    from dlojz.config import RunConfig
+    from dlojz.footprint import Traffic
+    from dlojz.record import RunRecord
+    from dlojz.runs import Run
+
+__all__ = ["Listing", "Picture", "catalogue", "loops", "losses", "program", "side_by_side", "table", "told", "train"]
+
+
+def catalogue() -> Sheet:
+    """The libraries: what is installed here, and what each hides."""
+    listed = []
+    for name, one in LIBRARIES.items():
+        here = one.version or say(en="yes", fr="oui") if one.installed else one.command
+        listed.append((one.title, here, lines_words(name), one.runs(), one.hides()))
+    head = (
+        say(en="library", fr="bibliothèque"),
+        say(en="installed, or by", fr="installée, ou par"),
+        say(en="lines of code", fr="lignes de code"),
+        say(en="its program runs", fr="son programme exécute"),
+        say(en="it hides", fr="elle cache"),
+    )
+    return Sheet(head, tuple(listed))
+
+
+def train(config: RunConfig, library: str, **changes: Any) -> Run | None:
+    """The training by a library's program; where it is not installed, None, and the sentence that says so."""
+    import dlojz
+
+    missing = absence(library)
+    if missing is not None:
+        show(Verdict("note", missing + say(en=" It was not run here.", fr=" Il n’a pas été exécuté ici.")))
+        return None
+    run = dlojz.run(config, library=library, **changes)
+    if not _completed(run):
+        show(
+            Verdict(
+                "wrong", f"{title(run)}{say(en=':', fr=' :')} {run.state}. {run.record.reason if run.record else ''}"
+            )
+        )
+    return run
+
+
+def _completed(run: Run) -> bool:
+    return run.record is not None and run.record.status == "completed"
+
+
+def title(run: Run) -> str:
+    """A run's library and layout, without the names of the lab's own engines."""
+    library = LIBRARIES.get(run.config.library)
+    layout = run.config.layout.title.removesuffix(" (torch)")
+    return f"{library.title} ({layout.removeprefix(library.title).strip()})" if library else f"dlojz ({layout})"
+
+
+def _there(runs: Sequence[Run | None]) -> list[Run]:
+    return [run for run in runs if run is not None and _completed(run)]
+
+
+@pictured
+def side_by_side(*runs: Run | None) -> LabFigure:
+    """Rank 0 of the runs that there are: memory by category, and bytes sent; predicted in pale above."""
+    there = _there(runs)
+    opening = say(
+        en="Memory by category and bytes sent by collective, predicted and measured, of: ",
+        fr="Mémoire par catégorie et octets envoyés par communication, prédits et mesurés, pour : ",
+    )
+    return memory_and_messages(there, [title(run) for run in there], opening=opening, shown=_leaves, ncols=4)
+
+
+def _leaves(one: Traffic) -> bool:
+    """Whether this is what a rank sends for the library: not the lab's own messages, nor what it receives."""
+    return one.group != CONTROL and one.collective != "recv"
+
+
+@pictured
+def losses(*runs: Run | None) -> LabFigure:
+    """Losses of the runs that there are, laid over each other; below, how far each is from the first."""
+    there = _there(runs)
+    first = there[0].losses
+    figure = new_figure(7.5, 4.6, alt=say(en="Loss by step, and gaps to the first: ",
+                        fr="Perte par pas, et écarts à la première : ") + ", ".join(map(title, there)))  # fmt: skip
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    for number, (run, (color, line, marker)) in enumerate(zip(there, LINE_STYLES, strict=False)):
+        look = {"color": color, "linestyle": line, "marker": marker, "markersize": 12 - 1.5 * number,
+                "markerfacecolor": "none"}  # fmt: skip
+        above.plot(run.losses, label=title(run), **look)
+        if number:
+            below.plot([abs(a - b) for a, b in zip(run.losses, first, strict=True)], **look)
+    below.axhline(1e-5, color="black", linestyle=":", linewidth=1)
+    below.set_yscale("symlog", linthresh=1e-7)
+    below.set_ylim(-2e-8, 1e-4)
+    below.set_yticks([0, 1e-7, 1e-6, 1e-5, 1e-4], ["0", "10⁻⁷", "10⁻⁶", "10⁻⁵", "10⁻⁴"])
+    below.set_xticks(range(len(first)), [str(step) for step in range(1, len(first) + 1)])
+    below.set_xlabel(say(en="step", fr="pas"))
+    above.set_ylabel(say(en="loss", fr="perte"))
+    below.set_ylabel(say(en="gap to PyTorch", fr="écart à PyTorch"))
+    above.yaxis.set_major_formatter(lambda value, position: plain_number(value))
+    above.legend(frameon=False, fontsize=8)
+    for axes in (above, below):
+        plain(axes)
+    return finish(figure)
+
+
+def gap(run: Run, other: Run) -> float:
+    """The largest difference between two runs' losses."""
+    return max(abs(a - b) for a, b in zip(run.losses, other.losses, strict=True))
+
+
+def table(*runs: Run | None) -> Sheet:
+    """One row per run, and one per library that has none, with the reason.
+
+    The time of a step is that of this machine, over plain torch's: it says what a library costs besides, not which is
+    faster on GPUs.
+    """
+    there = _there(runs)
+    first = next(run.record for run in there if run.config.library == REFERENCE)
+    done = []
+    for run in there:
+        name = run.config.library
+        (row,) = rows({REFERENCE: _records(first), name: _records(run.record)}, names=[name])
+        done.append(
+            (
+                title(run),
+                lines_words(name),
+                difference_words(row),
+                _pair(row.states_bytes),
+                _pair(row.peak_bytes),
+                _pair((_all_of(row.traffic_bytes, 1), _all_of(row.traffic_bytes, 2))),
+                ratio_words(row),
+            )
+        )
+    silent = [name for name in LIBRARIES if name not in {run.config.library for run in there}]
+    not_run = [(LIBRARIES[name].title, lines_words(name), absence(name) or DASH, *[DASH] * 4) for name in silent]
+    head = (
+        say(en="program", fr="programme"),
+        say(en="lines of code", fr="lignes de code"),
+        say(en="largest gap of a loss", fr="plus grand écart de perte"),
+        say(en="states, predicted | measured", fr="états, prédit | mesuré"),
+        say(en="peak, predicted | measured", fr="pic, prédit | mesuré"),
+        say(en="messages of a step, predicted | counted", fr="messages d’un pas, prédit | compté"),
+        say(en="step, over torch’s", fr="pas, rapporté à torch"),
+    )
+    return Sheet(head, (*done, *not_run))
+
+
+def _records(record: RunRecord | None) -> list[RunRecord]:
+    return [] if record is None else [record]
+
+
+def _all_of(traffic: Sequence[tuple[Any, ...]], place: int) -> int | None:
+    values = [one[place] for one in traffic]
+    return None if None in values else sum(values)
+
+
+def _pair(pair: tuple[int | None, int | None]) -> str:
+    return " | ".join(DASH if value is None else format_bytes(value) for value in pair)
+
+
+@or_to_do
+def told(stage: Callable[[Mapping[str, int], int], int], *runs: Run | None) -> Sheet:
+    """The messages of one step of each run, in units of the weights, and what the student's function reads off them."""
+    from dlojz import models
+
+    kept = {
+        0: say(en="everything is whole everywhere", fr="tout est entier partout"),
+        2: say(en="the optimizer is sharded", fr="l’optimiseur est réparti"),
+        3: say(en="the weights are sharded too", fr="les poids aussi sont répartis"),
+    }
+    names = ("all_reduce", "all_gather", "reduce_scatter")
+    read_off = []
+    for run in _there(runs):
+        weight_bytes = 4 * models.describe(run.config.model).parameters
+        messages = messages_of(measured_footprint(run))
+        read = stage(dict(messages), weight_bytes)
+        read_off.append(
+            (
+                title(run),
+                *(f"{plain_number(round(messages.get(name, 0) / weight_bytes, 2))} Ψ" for name in names),
+                kept.get(read, str(read)),
+            )
+        )
+    head = (say(en="program", fr="programme"), *(name.replace("_", "-") for name in names),
+            say(en="your function", fr="votre fonction"))  # fmt: skip
+    return Sheet(head, tuple(read_off))
+
+
+@or_to_do
+def loops(
+    plain_loop: Callable[..., Any],
+    deepspeed_loop: Callable[..., Any],
+    accelerate_loop: Callable[..., Any],
+    micro_batches: int,
+    accumulation: int,
+) -> Sheet:
+    """Updates that each loop makes of so many micro-batches, and how many of these wait for a next step."""
+    batches = make_batches(micro_batches, seed=1)
+
+    def counted(model: Any) -> tuple[Any, list[int]]:
+        optimizer, made = make_optimizer(model), [0]
+        update = optimizer.step
+
+        def step(*args: Any) -> Any:
+            made[0] += 1
+            return update(*args)
+
+        optimizer.step = step
+        return optimizer, made
+
+    plain_model = make_model(1)
+    optimizer, plain_made = counted(plain_model)
+    plain_loop(plain_model, optimizer, batches, accumulation)
+    engine = EngineStandIn(make_model(1), accumulation)
+    deepspeed_loop(engine, batches)
+    accelerated = make_model(1)
+    optimizer, accelerate_made = counted(accelerated)
+    accelerate_loop(AcceleratorStandIn(accumulation), accelerated, optimizer, batches)
+    made = (
+        (say(en="plain", fr="simple"), plain_made[0]),
+        ("DeepSpeed", engine.steps // accumulation),
+        ("Accelerate", accelerate_made[0]),
+    )
+    counts = tuple((name, str(updates), str(max(0, micro_batches - updates * accumulation))) for name, updates in made)
+    head = (
+        say(en="loop", fr="boucle"),
+        say(en="updates", fr="mises à jour"),
+        say(en="micro-batches that wait", fr="micro-batches en attente"),
+    )
+    return Sheet(head, counts)

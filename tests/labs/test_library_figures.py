@@ -1,0 +1,231 @@
+"""Figures and tables of lab 12: what is shown is what was given; what is missing, or still to do, is said."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlojz.config import RunConfig
+from dlojz.labs import NotDone, library_command
+from dlojz.labs import library_figures as figures
+from dlojz.labs.library_accelerator_exercises import accelerate_loop
+from dlojz.labs.library_course_json_exercises import COURSE, complete
+from dlojz.labs.library_engine_exercises import deepspeed_loop, plain_loop
+from dlojz.labs.library_listing import Listing, new_lines, program
+from dlojz.labs.library_traffic_exercises import cases, stage
+from dlojz.labs.pipeline_figures import Picture, Sheet
+from dlojz.labs.verdict import Verdict
+from dlojz.libraries import LIBRARIES, lines_changed
+from dlojz.predict import predict
+from dlojz.record import RunRecord
+from dlojz.text import use_language
+
+
+def undone(*_: Any, **__: Any) -> Any:
+    raise NotDone("read-traffic")
+
+
+class Ran:
+    """A run as the handle shows it, measured as predicted."""
+
+    def __init__(self, library: str, losses: tuple[float, ...] = (3.0, 2.0), status: Any = "completed", **fields: Any):
+        self.config = RunConfig.of(**{"model": "gpt_tiny", "dp": 2, "micro_batch": 4, "library": library, **fields})
+        self.record = RunRecord(
+            run_id="x",
+            config=self.config,
+            status=status,
+            reason="" if status == "completed" else "it ran out of luck",
+            losses=losses,
+            step_s=(0.5,) * len(losses),
+            footprints=(predict(self.config),),
+        )
+        self.losses, self.state = losses, status
+
+
+def drawn(picture: Any) -> Any:
+    assert isinstance(picture, Picture)
+    assert picture.figure.alt
+    return picture.figure
+
+
+def test_what_is_to_do_is_said() -> None:
+    plain = Ran("torch")
+    for made in (
+        figures.told(undone, plain),  # type: ignore[arg-type]
+        figures.loops(plain_loop, undone, accelerate_loop, 4, 2),
+        library_command.course_command(undone),
+    ):
+        assert isinstance(made, Verdict)
+        assert made.state == "todo"
+
+
+@pytest.mark.parametrize("name", list(LIBRARIES))
+def test_a_program_is_shown_whole_with_its_new_lines_marked(name: str) -> None:
+    text = LIBRARIES[name].program.read_text(encoding="utf-8")
+    listing = program(name)
+    assert "\n".join(listing.lines) + "\n" == text
+    assert len(listing.new) == lines_changed(name).added
+    shown = str(listing).split("\n")[1:]
+    assert [line[2:] for line in shown] == [line.rstrip() for line in text.splitlines()]
+    assert {number for number, line in enumerate(shown) if line.startswith("+")} == listing.new
+    block = re.search(r"<pre[^>]*>(.*)</pre>", listing._repr_html_(), re.DOTALL)
+    assert block is not None
+    plain = html.unescape(re.sub(r"<[^>]*>", "", block[1]))
+    assert [line[2:] for line in plain.split("\n")] == text.splitlines()
+
+
+def test_a_program_that_holds_markup_is_shown_letter_by_letter() -> None:
+    listing = Listing("x<y>.py", ('s = "<script>"  # <b>', '"""a', "<i>", '"""'), frozenset({0}))
+    shown = listing._repr_html_()
+    assert "<script>" not in shown and "<b># " not in shown and "<i>" not in shown
+    assert "&lt;script&gt;" in shown and "&lt;i&gt;" in shown and "x&lt;y&gt;" in shown
+
+
+def test_new_lines_are_lines_of_code_alone() -> None:
+    reference = '"""One."""\nx = 1\ny = 2\n'
+    text = '"""Two."""\n# why\nx = 1\n\nz = 3  # more\ny = 2\nx = 1\n'
+    assert new_lines(text, reference) == {4, 6}
+    assert new_lines(reference, reference) == frozenset()
+
+
+def test_the_catalogue_says_what_installs_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlojz.libraries.found", lambda name: name != "accelerate")
+    rows = {row[0]: row for row in figures.catalogue().rows}
+    assert list(rows) == [one.title for one in LIBRARIES.values()]
+    assert rows["Accelerate"][1] == "make libraries"
+    assert rows["DeepSpeed"][1] not in ("make lab", "")
+
+
+@pytest.mark.parametrize(("language", "words"), [("en", "It was not run here."), ("fr", "Il n’a pas été exécuté ici.")])
+def test_a_library_that_is_missing_stops_nothing(
+    language: Any, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_language(language)
+    monkeypatch.setattr("dlojz.libraries.found", lambda name: name != "accelerate")
+    assert figures.train(RunConfig.of(model="gpt_tiny", dp=2), "accelerate") is None
+    told = capsys.readouterr().out
+    assert words in told and "make libraries" in told
+
+
+def test_a_run_that_failed_is_told_and_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = Ran("accelerate", (3.0,), status="failed")
+    monkeypatch.setattr("dlojz.run", lambda config, **changes: failed)
+    monkeypatch.setattr(figures, "absence", lambda name: None)
+    made: Any = figures.train(failed.config, "accelerate")
+    assert made is failed
+    assert "it ran out of luck" in capsys.readouterr().out
+    (above, _) = drawn(figures.losses(Ran("torch"), failed, None)).axes  # type: ignore[arg-type]
+    assert len(above.lines) == 1
+
+
+def test_losses_are_laid_over_each_other() -> None:
+    runs = Ran("torch"), None, Ran("deepspeed", (3.0, 2.00001), zero=2)
+    above, below = drawn(figures.losses(*runs)).axes  # type: ignore[arg-type]
+    assert [list(line.get_ydata()) for line in above.lines] == [[3.0, 2.0], [3.0, 2.00001]]
+    assert list(below.lines[0].get_ydata()) == pytest.approx([0, 1e-5], rel=1e-3)
+    assert figures.gap(runs[2], runs[0]) == pytest.approx(1e-5, rel=1e-3)  # type: ignore[arg-type]
+
+
+def test_memory_and_messages_stand_beside_their_predictions() -> None:
+    pipeline = Ran("megatron", dp=1, pp=2, micro_batches=2)
+    runs: Any = Ran("torch"), None, Ran("torch", zero=3), pipeline
+    memory, sent = drawn(figures.side_by_side(*runs)).axes
+    for axes in (memory, sent):
+        pale = [patch.get_width() for patch in axes.patches if patch.get_alpha() != 1.0]
+        full = [patch.get_width() for patch in axes.patches if patch.get_alpha() == 1.0]
+        assert pale == full != []
+    assert {text.get_text() for text in sent.get_legend().get_texts()} >= {"all-reduce", "send"}
+    assert "recv" not in {text.get_text() for text in sent.get_legend().get_texts()}
+
+
+def test_the_table_has_a_row_for_each_run_and_for_each_library_without_one() -> None:
+    sheet = figures.table(Ran("torch"), None, Ran("deepspeed", (3.0, 2.5), zero=2))  # type: ignore[arg-type]
+    assert isinstance(sheet, Sheet)
+    assert [row[0] for row in sheet.rows] == [
+        "PyTorch (DDP)",
+        "DeepSpeed (ZeRO-2)",
+        "Accelerate",
+        "Megatron-core",
+        "Colossal-AI",
+    ]
+    plain, deepspeed, *silent = sheet.rows
+    assert plain[2] == "0" and deepspeed[2] == "5e-01"
+    for row in (plain, deepspeed):
+        assert all(cell.split(" | ")[0] == cell.split(" | ")[1] for cell in row[3:6])
+    assert all(row[-1] == "—" for row in silent)
+
+
+def test_messages_are_told_in_weights() -> None:
+    sheet = figures.told(stage, Ran("torch"), None, Ran("torch", zero=3), Ran("deepspeed", zero=2))  # type: ignore[arg-type]
+    assert isinstance(sheet, Sheet)
+    assert [row[1:] for row in sheet.rows] == [
+        ("1 Ψ", "0 Ψ", "0 Ψ", "everything is whole everywhere"),
+        ("0 Ψ", "2 Ψ", "1 Ψ", "the weights are sharded too"),
+        ("1 Ψ", "1 Ψ", "0 Ψ", "the optimizer is sharded"),
+    ]
+    other = figures.told(lambda messages, size: 7, Ran("torch"))  # type: ignore[arg-type]
+    assert isinstance(other, Sheet)
+    assert other.rows[0][-1] == "7"
+
+
+def test_the_cases_of_the_exercise_differ_in_what_they_send() -> None:
+    """No two answers share a signature, so that the messages alone tell the stages apart."""
+    for _, messages, weight_bytes, right in cases():
+        gathered = messages.get("all_gather", 0) / weight_bytes
+        assert (gathered == 0, 0.9 < gathered < 1.1, gathered > 1.9) == (right == 0, right == 2, right == 3)
+
+
+def test_loops_are_counted() -> None:
+    sheet = figures.loops(plain_loop, deepspeed_loop, accelerate_loop, 10, 4)
+    assert isinstance(sheet, Sheet)
+    assert [row[1:] for row in sheet.rows] == [("2", "2"), ("2", "2"), ("3", "0")]
+
+
+class Shell:
+    """Stands in for the process: keeps the command and the file, answers as told."""
+
+    def __init__(self, *, code: int = 0, out: str = "", err: str = "", late: bool = False) -> None:
+        self.code, self.out, self.err, self.late = code, out, err, late
+        self.command: list[str] = []
+        self.document: Any = None
+
+    def __call__(self, command: list[str], *, cwd: str, timeout: float, **rest: Any) -> Any:
+        assert not rest.get("shell")
+        self.command = command
+        self.document = json.loads(Path(cwd, library_command.FILE).read_text())
+        if self.late:
+            raise subprocess.TimeoutExpired(command, timeout)
+        return subprocess.CompletedProcess(command, self.code, self.out, self.err)
+
+
+def _ran(monkeypatch: pytest.MonkeyPatch, shell: Shell, answer: Any = complete) -> Any:
+    monkeypatch.setattr(subprocess, "run", shell)
+    return library_command.course_command(answer, global_batch=24, fits=4, steps=5)
+
+
+def test_the_courses_command_is_run_with_the_students_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = Shell(out="noise\nloss 5.5\nloss 5.25\n", err="warnings")
+    ran = _ran(monkeypatch, shell)
+    assert shell.document == json.loads(json.dumps(complete(COURSE, 24, 2, 4)))
+    words = " ".join(shell.command)
+    assert "--nproc-per-node 2" in words and words.endswith("--deepspeed --deepspeed_config ds_config_zero2.json")
+    assert "-b 4 -s 5 --accumulation 3" in words
+    assert ran.printed == "loss 5.5\nloss 5.25"
+    assert "torchrun --nproc-per-node 2 with_deepspeed.py -b 4" in str(ran)
+    assert "train_micro_batch_size_per_gpu" in ran._repr_html_()
+
+
+def test_what_the_command_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = Shell(code=1, err="Traceback\nAssertionError: Either <train_batch_size>\nAssertionError: again\n")
+    ran = _ran(monkeypatch, shell, lambda *case: COURSE)
+    assert ran.printed == "AssertionError: Either <train_batch_size>"
+    assert "<train_batch_size>" not in ran._repr_html_()
+    assert "was stopped after" in _ran(monkeypatch, Shell(late=True)).printed
