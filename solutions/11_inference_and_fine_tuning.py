@@ -233,7 +233,7 @@ distill_figures.helps(students)
 # Deux graines ne font pas une preuve. En voici cinq, avec les autres pertes :
 #
 # ```bash
-# python benchmarks/distillation.py --help
+# python benchmarks/distillation.py --seeds 5 --out distillation
 # ```
 #
 # ## 2. Quantifier
@@ -256,7 +256,7 @@ distill_figures.helps(students)
 # Two seeds prove nothing. Here are five, with the other losses:
 #
 # ```bash
-# python benchmarks/distillation.py --help
+# python benchmarks/distillation.py --seeds 5 --out distillation
 # ```
 #
 # ## 2. Quantize
@@ -714,7 +714,7 @@ prune_figures.tickets(next_ticket, task)
 # (Frankle et al., 2020). Plusieurs graines, et une exactitude selon la part de zéros :
 #
 # ```bash
-# python benchmarks/lottery_ticket.py --help
+# python benchmarks/lottery_ticket.py --seeds 5 --out lottery
 # ```
 #
 # ### Combien de temps gagné ?
@@ -728,7 +728,7 @@ prune_figures.tickets(next_ticket, task)
 # al., 2020). Several seeds, and accuracy by the share of zeros:
 #
 # ```bash
-# python benchmarks/lottery_ticket.py --help
+# python benchmarks/lottery_ticket.py --seeds 5 --out lottery
 # ```
 #
 # ### How much time is gained?
@@ -977,7 +977,7 @@ shown.files_as_predicted(board)
 # graines :
 #
 # ```bash
-# dlojz compress --help
+# dlojz compress --seeds 3 --figure board.png
 # ```
 #
 # ## 5. En vraie grandeur
@@ -997,7 +997,7 @@ shown.files_as_predicted(board)
 # nothing forbids to quantize a student. The same board, with other methods and several seeds:
 #
 # ```bash
-# dlojz compress --help
+# dlojz compress --seeds 3 --figure board.png
 # ```
 #
 # ## 5. At full size
@@ -1017,8 +1017,8 @@ picture
 # torchao (FP8 et INT4 aussi, là où ils existent) :
 #
 # ```bash
-# python benchmarks/int8_speed.py --help
-# python benchmarks/sparse_speed.py --help
+# python benchmarks/int8_speed.py --rounds 20
+# python benchmarks/sparse_speed.py --rounds 50
 # ```
 #
 # ## Bilan
@@ -1036,8 +1036,8 @@ picture
 # torchao (FP8 and INT4 too, where they exist):
 #
 # ```bash
-# python benchmarks/int8_speed.py --help
-# python benchmarks/sparse_speed.py --help
+# python benchmarks/int8_speed.py --rounds 20
+# python benchmarks/sparse_speed.py --rounds 50
 # ```
 #
 # ## Summary
