@@ -21,16 +21,13 @@ import torch
 from dlojz.compress.board_record import DEFAULT_METHODS, TEACHER, Board, LayerSnr, Trial
 from dlojz.compress.fitting import Settings, accuracy
 from dlojz.compress.measuring import Latency, latencies, parameters, payload_bytes, saved_bytes, stored_weights
-from dlojz.compress.method import Method, Shrunk, Start
+from dlojz.compress.method import TIMED_IMAGES, Method, Shrunk, Start
 from dlojz.compress.methods import method
 from dlojz.compress.task import Task, digits
 from dlojz.compress.teachers import trained_teacher
 from dlojz.schema import LabError
 from dlojz.text import say
 
-BATCH = 64
-"""Images of an answer that is timed: from 16 on an image takes vit_tiny no longer than among more, so that arithmetic
-is measured and not the calls; a latency of one image is mostly calls."""
 Watch = Callable[[str, int, int], None]
 """Called with (what is under way, done, total)."""
 
@@ -60,7 +57,7 @@ class Request:
     seeds: Sequence[int] = (0,)
     settings: Settings = field(default_factory=Settings)
     rounds: int = 20
-    batch: int = BATCH
+    batch: int = TIMED_IMAGES
     folder: Path | None = None
     strict: bool = True
 
@@ -132,7 +129,8 @@ def _of_seed(request: Request, task: Task, seed: int, left_out: dict[str, str], 
             continue
         chosen = method(name)
         options = {**chosen.options, **request.options.get(name, {})}
-        start = Start(teacher, request.teacher, task, seed, request.options.get(name, {}), telling(name))
+        given = request.options.get(name, {})
+        start = Start(teacher, request.teacher, task, seed, given, telling(name), request.batch)
         try:
             made.append(_make(chosen, start, options))
         except LabError as refusal:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 Family = Literal["distillation", "quantization", "pruning"]
 
+TIMED_IMAGES = 64
+"""Images of an answer that is timed: from 16 on an image takes vit_tiny no longer than among more, so that arithmetic
+is measured and not the calls; a latency of one image is mostly calls."""
+
 
 @dataclass(frozen=True)
 class Start:
@@ -35,6 +39,7 @@ class Start:
         seed: of whatever is drawn.
         options: of the method, by name, over its defaults.
         progress: told as long work goes on.
+        timed_images: of an answer that will be timed, for which a method foresees how long it takes.
     """
 
     teacher: nn.Module
@@ -43,6 +48,12 @@ class Start:
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     progress: Progress | None = None
+    timed_images: int = TIMED_IMAGES
+
+    @property
+    def timed_batch(self) -> Tensor:
+        """The images of that answer."""
+        return self.task.held_out_NCHW[: self.timed_images]
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def _shrunk(
         parameters=parameters(start.teacher),
         layer_errors=layer_errors,
         notes=(_note(activations),),
-        predicted_latency_ratio=speed_forecast(start.teacher, model, start.task.held_out_NCHW).latency_ratio,
+        predicted_latency_ratio=speed_forecast(start.teacher, model, start.timed_batch).latency_ratio,
     )
 
 
@@ -189,7 +189,7 @@ def torch_dynamic(start: Start) -> Shrunk:
                 "image dépend, dans ses dernières décimales, de ses voisines.",
             ),
         ),
-        predicted_latency_ratio=speed_forecast(start.teacher, model, start.task.held_out_NCHW).latency_ratio,
+        predicted_latency_ratio=speed_forecast(start.teacher, model, start.timed_batch).latency_ratio,
     )
 
 
@@ -220,9 +220,7 @@ def torchao(start: Start, form: Form) -> Shrunk:
         ),
     }
     forecast = (
-        None
-        if form == "int4_weight_only"
-        else speed_forecast(start.teacher, model, start.task.held_out_NCHW).latency_ratio
+        None if form == "int4_weight_only" else speed_forecast(start.teacher, model, start.timed_batch).latency_ratio
     )
     return Shrunk(
         model=model,

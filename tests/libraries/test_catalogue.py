@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,12 @@ def test_a_library_that_is_not_there_is_refused_with_the_command(name: str, monk
 def test_what_is_not_asked_for_is_never_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "found", lambda module: pytest.fail("looked for"))
     check_runnable(RunConfig.of(model="gpt_tiny", dp=2))
+
+
+@pytest.mark.skipif("CI" not in os.environ, reason="a student may leave the optional libraries out")
+@pytest.mark.parametrize("name", ["torch", "deepspeed", "accelerate", "megatron"])
+def test_in_ci_no_test_is_skipped_for_want_of_a_library(name: str) -> None:
+    assert library(name).installed, LIBRARIES[name].command
 
 
 def test_a_package_whose_parent_is_absent_is_not_found() -> None:
