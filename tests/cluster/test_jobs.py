@@ -180,8 +180,10 @@ def _job_gone(one: Run) -> bool:
 def test_stopped_by_its_limit_a_job_saves_goes_back_to_the_queue_and_goes_on(limited: Run) -> None:
     record = ended(limited)
     assert (record.status, record.reason) == ("completed", "")
-    saved = int((limited.folder / "saved-0").read_text())
-    assert len(record.losses) == saved + 3
+    # The stubs do not agree on a step as the trainer does: one may be a step further when the signal comes.
+    saved = [int((limited.folder / f"saved-{rank}").read_text()) for rank in range(2)]
+    assert min(saved) > 0
+    assert record.losses == tuple(4.0 - step / 1024 for step in range(max(saved) + 3))
     started = [
         event for event in read_events(limited.folder / "events" / "launcher.jsonl") if event["event"] == "started"
     ]
