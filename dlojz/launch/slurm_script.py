@@ -19,6 +19,7 @@ import dlojz
 from dlojz.config import RunConfig
 from dlojz.launch.limits import Allocation
 from dlojz.launch.machines import Machine
+from dlojz.libraries import own_python
 from dlojz.runs.owner import MODULE_PATTERN
 from dlojz.schema import LabError
 from dlojz.text import say
@@ -128,8 +129,16 @@ def _preparation(machine: Machine, config: RunConfig) -> list[str]:
         "set -u",
         f"export PYTHONPATH={_quoted(package)}${{PYTHONPATH:+:$PYTHONPATH}}",
         "export PYTHONUNBUFFERED=1",
-        f"PYTHON={_word(machine.python) if machine.python else _quoted(Path(sys.executable))}",
+        f"PYTHON={_python(machine, config)}",
     ]
+
+
+def _python(machine: Machine, config: RunConfig) -> str:
+    """The interpreter: of the environment that the run's library has of its own, else of the machine, else this one."""
+    own = own_python(config)
+    if own is None and machine.python:
+        return _word(machine.python)
+    return _quoted(own or Path(sys.executable))
 
 
 def _run(asked: Allocation, config: RunConfig, worker_module: str, requeues: int) -> list[str]:

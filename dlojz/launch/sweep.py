@@ -1,7 +1,7 @@
 """Several runs at once: one job array on a cluster, one after the other on this machine.
 
 Layer 5. Invariant: each run has its own folder and stays what it would be alone; only those that are new are sent, and
-what one array cannot hold (other nodes, another number of ranks) goes into another.
+what one array cannot hold (other nodes, another number of ranks, another interpreter) goes into another.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dlojz.launch.limits import Allocation, Request
 from dlojz.launch.machines import Machine
 from dlojz.launch.slurm import SCRIPT, prepare, recorded, send
 from dlojz.launch.slurm_script import Array, array_script, job_script
+from dlojz.libraries import own_python
 from dlojz.record import write_atomic
 from dlojz.runs.job import Job
 from dlojz.runs.state import LOGS
@@ -48,9 +49,10 @@ def submit_array(
             _submit_one(runs[first : first + MAX_TASKS], root, machine, request, worker_module, at_once)
 
 
-def _shape(run: New) -> tuple[int, int, int, str]:
-    asked = run[2]
-    return asked.nodes, asked.ranks_per_node, asked.minutes, asked.qos
+def _shape(run: New) -> tuple[int, int, int, str, str]:
+    """What the runs of one array have in common: nodes, time, and the interpreter."""
+    _, config, asked = run
+    return asked.nodes, asked.ranks_per_node, asked.minutes, asked.qos, str(own_python(config) or "")
 
 
 def _submit_one(

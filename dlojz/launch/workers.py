@@ -150,10 +150,10 @@ def load(config: RunConfig, stop: Callable[[], bool] = lambda: False) -> None:
 def _own_python(config: RunConfig) -> str | None:
     """The interpreter of a library that has an environment of its own; None where this one is meant."""
     if config.library == "none":
-        return None
-    from dlojz.libraries import LIBRARIES
+        return None  # the catalogue of libraries is not read for nothing
+    from dlojz.libraries import own_python
 
-    python = LIBRARIES[config.library].python
+    python = own_python(config)
     return str(python) if python is not None else None
 
 

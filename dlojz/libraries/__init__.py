@@ -235,6 +235,11 @@ def check_checkpoints(config: RunConfig, every_steps: int | None) -> None:
     )
 
 
+def own_python(config: RunConfig) -> Path | None:
+    """The interpreter of the environment that a run's library has of its own; None where the lab's is meant."""
+    return None if config.library == "none" else library(config.library).python
+
+
 def laid_out_otherwise(config: RunConfig, wrapped_in: str) -> str:
     """What a library did instead of what it was asked for, in one sentence; empty where it did that.
 

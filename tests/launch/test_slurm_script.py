@@ -95,8 +95,16 @@ exit "$code"
 """
 
 
-def script(machine: Machine, folder: str, *, dp: int = 8, module: str = "dlojz.train.worker", **request: Any) -> str:
-    config = RunConfig.of(model="vit_tiny", dp=dp)
+def script(
+    machine: Machine,
+    folder: str,
+    *,
+    dp: int = 8,
+    module: str = "dlojz.train.worker",
+    library: str = "none",
+    **request: Any,
+) -> str:
+    config = RunConfig.of(model="vit_tiny", dp=dp, library=library)
     wanted = Request(**request)
     asked, refusals = allocate(machine, config, wanted, environment={})
     assert not refusals
@@ -116,6 +124,16 @@ def test_what_a_machine_does_not_say_is_not_asked_for() -> None:
     assert "#SBATCH --ntasks-per-node=2\n" in text
     assert "export DS_ACCELERATOR=cpu\n" in text
     assert f"PYTHON={sys.executable}\n" in text
+
+
+def test_a_library_with_an_environment_of_its_own_is_given_its_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "its own"
+    own.touch()
+    monkeypatch.setenv("DLOJZ_COLOSSALAI", str(own))
+    assert "PYTHON=python\n" in script(FULL, "/runs/r", account="a@v100", library="torch")
+    assert f"PYTHON='{own}'\n" in script(FULL, "/runs/r", account="a@v100", library="colossalai")
 
 
 def test_a_part_of_a_node_takes_its_part_of_the_memory_and_whole_nodes_all() -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -167,6 +168,16 @@ def test_a_sweep_is_one_array_per_shape_and_sends_only_what_is_new(program: Prog
     assert len({(job.job_id, job.array_task) for job in jobs if job}) == 4
     assert submit_many([small, large, *others], on="slurm", machine="local") == runs
     assert len(list((tmp_path / "runs" / ".sweeps").iterdir())) == 2
+
+
+def test_runs_of_two_interpreters_are_two_arrays(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DLOJZ_COLOSSALAI", sys.executable)
+    program("sbatch", f'grep "^PYTHON=" job.sh >> {tmp_path}/sent; echo "$$"')
+    both = [CONFIG, RunConfig.of(model="vit_tiny", dp=2, device="cpu", library="colossalai")]
+    submit_many(both, on="slurm", machine="local", at_once=2)
+    assert len((tmp_path / "sent").read_text().splitlines()) == 2
 
 
 def test_a_sweep_of_which_one_cannot_run_sends_nothing(program: Program, tmp_path: Path) -> None:
