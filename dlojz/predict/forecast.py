@@ -78,7 +78,7 @@ class Forecast:
         if phase == "optimizer":
             return say(en="optimizer step", fr="mise à jour de l’optimiseur")
         if phase not in ("forward", "backward"):
-            return say(en="between two steps", fr="entre deux étapes")
+            return say(en="between two steps", fr="entre deux pas")
         where = say(en=f", in {self.peak_module}", fr=f", dans {self.peak_module}") if self.peak_module else ""
         if phase == "forward":
             return say(en=f"forward of micro-batch {number}{where}", fr=f"passe avant du micro-batch {number}{where}")

@@ -35,7 +35,7 @@ def validation_figure(results: Sequence[TableResult], path: str | Path | None = 
         6.2,
         alt=say(
             en="Predicted against measured seconds of a step, on logarithmic axes, and the mean error of each table: ",
-            fr="Durées d’une étape prédites et mesurées, en échelle logarithmique, et erreur moyenne par tableau : ",
+            fr="Durées d’un pas prédites et mesurées, en échelle logarithmique, et erreur moyenne par tableau : ",
         )
         + ", ".join(f"{one.name} {percent(one.mean)}" for one in results),
     )
@@ -64,8 +64,8 @@ def validation_figure(results: Sequence[TableResult], path: str | Path | None = 
     for axis in (points.xaxis, points.yaxis):
         axis.set_major_formatter(lambda value, place: f"{value:g}")
         axis.set_minor_formatter(NullFormatter())
-    points.set_xlabel(say(en="measured, seconds of a step", fr="mesuré, secondes par étape"))
-    points.set_ylabel(say(en="predicted, seconds of a step", fr="prédit, secondes par étape"))
+    points.set_xlabel(say(en="measured, seconds of a step", fr="mesuré, secondes par pas"))
+    points.set_ylabel(say(en="predicted, seconds of a step", fr="prédit, secondes par pas"))
     points.set_title(
         say(
             en="full: held out; hollow: fitted on; dotted: ±10 %",
@@ -123,7 +123,7 @@ def validation_table(results: Sequence[TableResult]) -> Table:
     made = Table(
         title=say(
             en="Seconds of a step: mean absolute error on rows not used in the fit",
-            fr="Durée d’une étape : erreur absolue moyenne sur les lignes que l’ajustement n’a pas vues",
+            fr="Durée d’un pas : erreur absolue moyenne sur les lignes que l’ajustement n’a pas vues",
         ),
         caption=say(
             en="trivial: constant FLOP/s per GPU, fitted on the same half; unseen model: fits without any of its rows",
