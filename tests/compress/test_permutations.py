@@ -16,6 +16,10 @@ from dlojz.models.transformer import TransformerBlock
 from dlojz.schema import LabError
 from dlojz.text import use_language
 
+ROUNDED = 5e-6
+"""Of the output's norm: float32 rounds to 6e-8, some twenty sums one after the other; how they are cut into vectors,
+and with it the rounding, hangs on the processor (8e-7 seen with AVX-512, 1.1e-6 without)."""
+
 
 def model_and_inputs(name: str) -> tuple[nn.Module, Tensor]:
     """With biases and norms that are not the 0 and 1 of the beginning, which hide a permutation that forgot them."""
@@ -55,13 +59,13 @@ def shuffled(model: nn.Module, kind: Kind) -> nn.Module:
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_the_output_is_unchanged(name: str, kind: Kind) -> None:
-    """To 1e-6 of the output in float32, where sums in another order round differently; in float64 to 1e-12."""
+    """In float64 to 1e-12 of the output; in float32 to what sums in another order round differently."""
     model, inputs = model_and_inputs(name)
     found = shuffled(model, kind)
     changed = [key for key, tensor in model.state_dict().items() if not torch.equal(tensor, found.state_dict()[key])]
     assert len(changed) >= 8
     before, after = model(inputs), found(inputs)
-    assert (after - before).norm() < 1e-6 * before.norm()
+    assert (after - before).norm() < ROUNDED * before.norm()
     if inputs.is_floating_point():
         inputs = inputs.double()
     before, after = model.double()(inputs), found.double()(inputs)
@@ -84,12 +88,12 @@ def test_an_order_that_is_applied_to_one_side_only_changes_the_output() -> None:
 def test_consecutive_dense_layers_of_another_model() -> None:
     torch.manual_seed(0)
     model = models.build("alexnet_tiny", image_size=64, num_classes=10).eval()
-    inputs = torch.randn(2, 3, 64, 64)
+    model, inputs = model.double(), torch.randn(2, 3, 64, 64, dtype=torch.float64)
     before = model(inputs)
     first, second, last = model.blocks[-3].dense, model.blocks[-2].dense, model.blocks[-1]
     permutations.permute_dense_pair(first, second, torch.randperm(first.out_features))
     permutations.permute_dense_pair(second, last, torch.randperm(second.out_features))
-    assert (model(inputs) - before).norm() < 1e-6 * before.norm()
+    assert (model(inputs) - before).norm() < 1e-12 * before.norm()
 
 
 @torch.no_grad()
@@ -97,7 +101,8 @@ def test_the_orders_chosen_keep_more_and_the_layers_really_keep_what_is_said() -
     model, inputs = model_and_inputs("vit_tiny")
     weights = {name: layer.weight.clone() for name, layer in linear_layers(model).items()}
     found, kept = permuted_for_2_of_4(model, sweeps=1)
-    assert (found(inputs) - model(inputs)).norm() < 1e-6 * model(inputs).norm()
+    both = copy.deepcopy(model).double()(inputs.double()), copy.deepcopy(found).double()(inputs.double())
+    assert (both[1] - both[0]).norm() < 1e-12 * both[0].norm()
     assert all(torch.equal(layer.weight, weights[name]) for name, layer in linear_layers(model).items())
     assert all(one.after > one.before >= 0.5 for one in kept)
     layers = linear_layers(found)
