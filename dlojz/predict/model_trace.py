@@ -54,6 +54,7 @@ def trace_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False) -> Trace
         on_gpu,
         routing_of(config),
         config.layout.ep,
+        config.library == "megatron",
     )
 
 
@@ -71,6 +72,7 @@ def _traced(  # noqa: PLR0913, PLR0917 - all that a trace depends on
     on_gpu: bool,
     routing: Routing | None,
     ep: int,
+    in_megatron: bool,
 ) -> Trace:
     model = build_on_meta(name, image_size, sequence_length, num_classes, split, checkpointing, routing=routing, ep=ep)
     with torch.device("meta"):
@@ -88,5 +90,6 @@ def _traced(  # noqa: PLR0913, PLR0917 - all that a trace depends on
         loss=mean_loss if split == WHOLE else parallel_loss(model),
         around_forward=ActivationOffload if offloaded else None,
         on_gpu=on_gpu,
+        in_megatron=in_megatron,
     )
     return trace_repeating(model, lambda shortened: how(shortened, inputs))

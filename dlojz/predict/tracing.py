@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from dlojz.predict.following import Allocation, Follower, Mark, Trace
+from dlojz.predict.megatron_ways import megatron_ways
 from dlojz.predict.on_gpu import cuda_ways
 from dlojz.schema import LabError
 from dlojz.text import say
@@ -37,6 +38,7 @@ def trace(
     loss: Callable[..., Tensor] | None = None,
     around_forward: Callable[[nn.Module], AbstractContextManager[Any]] | None = None,
     on_gpu: bool = False,
+    in_megatron: bool = False,
 ) -> Trace:
     """What forward and backward of a module allocate, without allocating it.
 
@@ -49,12 +51,14 @@ def trace(
         around_forward: made of the module, and entered around its forward pass; what its `host_copies` lists after it
             counts as host memory.
         on_gpu: correct what a GPU does otherwise (see `dlojz.predict.on_gpu`).
+        in_megatron: and what Megatron-core does (see `dlojz.predict.megatron_ways`).
 
     Raises:
         LabError: if forward depends on the values of its data, or does not fit the inputs.
     """
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, _as_fake(module, mode, compute):
-        return _traced(module, inputs, targets, compute, loss or _sum_of_all, around_forward, on_gpu)
+        ways = _ways(compute, on_gpu, in_megatron)
+        return _traced(module, inputs, targets, compute, loss or _sum_of_all, around_forward, on_gpu, ways)
 
 
 def _traced(
@@ -65,11 +69,11 @@ def _traced(
     loss: Callable[..., Tensor],
     around_forward: Callable[[nn.Module], AbstractContextManager[Any]] | None,
     on_gpu: bool,
+    ways: AbstractContextManager[Any],
 ) -> Trace:
     parameters = dict(module.named_parameters())
     follower = Follower()
     follower.on_gpu = on_gpu
-    ways: AbstractContextManager[Any] = cuda_ways(compute) if on_gpu else nullcontext()
     around = nullcontext() if around_forward is None else around_forward(module)
     follower.ignore([*parameters.values(), *module.buffers()])
     with ExitStack() as stack:
@@ -107,6 +111,12 @@ def _traced(
         follower.module_of,
         follower.output_of,
     )
+
+
+def _ways(compute: Compute, on_gpu: bool, in_megatron: bool) -> AbstractContextManager[Any]:
+    if in_megatron:
+        return megatron_ways(compute, on_gpu=on_gpu)
+    return cuda_ways(compute) if on_gpu else nullcontext()
 
 
 def _sum_of_all(output: Any) -> Tensor:

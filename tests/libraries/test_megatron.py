@@ -29,10 +29,13 @@ FIELDS: dict[str, Fields] = {
     "two": {**TEXT, "dp": 2},
     "unmoved": {**TEXT, **UNMOVED},
     **{name: {**TEXT, **layout, "library": "megatron"} for name, layout in LAYOUTS.items()},
+    "long": {**TEXT, "sequence_length": 256, "micro_batch": 2, "library": "megatron"},
     "unmoved-tp-pp": {**TEXT, **LAYOUTS["tp-pp"], **UNMOVED, "library": "megatron"},
 }
 TOLERANCE = 1e-5
 """On losses near 5: the sums of attention and of the ranks' parts are in another order."""
+PEAK = 0.02
+"""Of the peak: the mask, the positions and the schedule's losses are in no forecast."""
 ABSENT = "megatron-core is not installed here: `make libraries` installs it"
 
 needs_megatron = pytest.mark.skipif(not found("megatron.core"), reason=ABSENT)
@@ -99,6 +102,18 @@ def test_each_rank_sends_the_bytes_that_were_predicted(runs: Runs, name: str) ->
         if layout.dp > 1:
             expected_calls["all_reduce", "dp"] = 1
         assert calls == expected_calls, rank
+
+
+@needs_megatron
+@pytest.mark.parametrize("name", [*LAYOUTS, "long"])
+def test_the_peak_is_the_one_that_was_predicted(runs: Runs, name: str) -> None:
+    """With its one buffer of gradients, its one of attention scores, and an attention that is written out: of short
+    sequences the peak is in the backward of an MLP, of long ones in that of attention."""
+    config = RunConfig.of(**FIELDS[name])
+    for rank in range(config.layout.world_size):
+        counted, predicted = footprint(runs, name, rank).memory, predict(config, rank).memory
+        assert predicted.peak_bytes == pytest.approx(counted.peak_bytes, rel=PEAK), rank
+        assert predicted.peak_moment == counted.peak_moment == "backward", rank
 
 
 @needs_megatron

@@ -55,6 +55,8 @@ def known_to_all(losses: Sequence[Tensor], number: int, device: torch.device) ->
 def main(words: Sequence[str] | None = None) -> nn.Module:
     """Train as the command line says; returns the trained model of this rank."""
     parser = course.parser()
+    parser.add_argument("--tp", type=int, help="ranks that share each layer")
+    parser.add_argument("--pp", type=int, help="stages of the pipeline")
     args = parser.parse_args(words)
     device = course.device(args)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
@@ -84,6 +86,7 @@ def train(args: Any, device: torch.device) -> nn.Module:
         post_process=parallel_state.is_pipeline_last_stage(),
     )
     load_weights(model, whole)
+    del whole
     model = DistributedDataParallel(config, DistributedDataParallelConfig(), model.to(device))
     optimizer = get_megatron_optimizer(
         OptimizerConfig(lr=args.lr, weight_decay=args.weight_decay, clip_grad=0.0), [model]
@@ -101,7 +104,7 @@ def train(args: Any, device: torch.device) -> nn.Module:
             data_iterator=batches,
             model=model,
             num_microbatches=args.accumulation,
-            seq_length=args.sequence_length or table_options(whole)["max_sequence_length"],
+            seq_length=args.sequence_length or model.module.max_sequence_length,
             micro_batch_size=args.batch_size,
             forward_only=False,
         )

@@ -16,6 +16,7 @@ from dlojz.predict.overlays.experts import DeepSpeedExperts, Experts
 from dlojz.predict.overlays.fsdp2 import FSDP2
 from dlojz.predict.overlays.hooked import HookedDDP
 from dlojz.predict.overlays.local_steps import LocalSteps
+from dlojz.predict.overlays.megatron import Megatron
 from dlojz.predict.overlays.replicated import DDP, ByHand
 from dlojz.predict.overlays.zero_by_hand import ZeroStage1, ZeroStage2, ZeroStage3
 from dlojz.predict.shapes import ModelShapes
@@ -44,6 +45,8 @@ def overlay(config: RunConfig, shapes: ModelShapes, *, dp_rank: int = 0, on_gpu:
         kind = LocalSteps
     if config.layout.ep > 1:
         kind = DeepSpeedExperts if config.layout.engine == "deepspeed" else Experts
+    if config.library == "megatron":
+        kind = Megatron
     if config.update in IN_PASSES:
         kind = in_backward.kind_of(config)
     made = kind(config, shapes)
