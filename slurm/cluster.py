@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -210,7 +211,8 @@ def _program(name: str) -> str:
 
 def _free_ports(count: int) -> list[int]:
     """Consecutive free ports, below those that the system gives to clients."""
-    for first in range(17000, 30000, 50):
+    begin = 17000 + 50 * secrets.randbelow(200)  # another cluster may be looking at this moment
+    for first in range(begin, 30000, 50):
         ports = list(range(first, first + count))
         try:
             for port in ports:

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from dlojz.text import use_language
 
@@ -28,6 +29,8 @@ KIND_OF_TEST = {
 WAIT_S = 2400
 """How long a test may wait for the pool, whatever its module says of the others."""
 _POOL = pytest.StashKey["Pool"]()
+settings.register_profile("dlojz", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("dlojz")  # how long an example takes says how busy the machine is
 
 
 @pytest.fixture(autouse=True)

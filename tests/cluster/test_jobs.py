@@ -210,7 +210,8 @@ def test_the_controller_dies_while_a_job_runs(slurm: Any, stub: Send) -> None:
     ask(slurm, "scancel", job.job_id)  # the controller may want to run it again
     # Its daemons ask again only once a minute whether the controller is there.
     for daemon in _daemons(slurm, job.job_id):
-        daemon.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            daemon.kill()
     until(lambda: not _daemons(slurm, job.job_id))
 
 

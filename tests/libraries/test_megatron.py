@@ -32,6 +32,7 @@ FIELDS: dict[str, Fields] = {
     "long": {**TEXT, "sequence_length": 256, "micro_batch": 2, "library": "megatron"},
     "unmoved-tp-pp": {**TEXT, **LAYOUTS["tp-pp"], **UNMOVED, "library": "megatron"},
 }
+pytestmark = pytest.mark.timeout(1200)  # the first test waits for the runs of all
 TOLERANCE = 1e-5
 """On losses near 5: the sums of attention and of the ranks' parts are in another order."""
 PEAK = 0.02

@@ -48,9 +48,12 @@ ACCELERATED: dict[str, tuple[str, Fields]] = {
 if found("accelerate"):
     WRITTEN |= ACCELERATED
 FIELDS: dict[str, Fields] = {**OWN, **{name: {**OWN[own], **more} for name, (own, more) in WRITTEN.items()}}
+pytestmark = pytest.mark.timeout(1200)  # the first test waits for the runs of all
 TOLERANCE = 1e-5
 """On losses near 5: the arithmetic is the same, its order in a sum of three or more is not always."""
 BROADCASTING = ("accelerate-images",)
+SAME_WEIGHTS = tuple(WRITTEN)
+"""Those whose arithmetic is the lab's own, in the same order."""
 FALLEN_BACK = ("accelerate-fsdp2",)
 ONE_IN_DDP = ("accelerate-images-alone",)
 
@@ -71,6 +74,13 @@ def test_a_program_gives_the_losses_of_the_labs_own_engine(runs: Runs, name: str
     own, written = (runs.told(f"whole/{one}", "step", "loss") for one in (WRITTEN[name][0], name))
     assert len(written) == 4 and written == pytest.approx(own, abs=TOLERANCE)
     assert written[0] != written[-1]
+
+
+@pytest.mark.parametrize("name", [name for name in SAME_WEIGHTS if name in WRITTEN])
+def test_a_program_ends_with_the_weights_of_the_labs_own_engine(runs: Runs, name: str) -> None:
+    """To the bit: what losses cannot tell, as AdamW divides a constant factor of the gradients away again."""
+    own, written = (runs.told(f"whole/{one}", "weights", "sha256") for one in (WRITTEN[name][0], name))
+    assert len(own) == 1 and written == own
 
 
 def test_all_programs_give_the_same_losses(runs: Runs) -> None:

@@ -19,6 +19,12 @@ from dlojz.ranks.wrapping import COLLECTIVES, MESSAGES
 from dlojz.text import use_language
 
 
+@pytest.fixture(autouse=True)
+def all_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks of a busy machine may come later than what a student waits for; once all have come, nobody waits."""
+    monkeypatch.setattr("dlojz.ranks.guard._GATHER_S", 20.0)
+
+
 def faults(function: Callable[[int, int], Any], size: int = 4, **limits: float) -> list[tuple[str, str] | None]:
     return [one.error and (one.error.kind, one.error.message) for one in spmd(function, size, **limits)]
 

@@ -95,7 +95,7 @@ def test_the_tasks_of_a_step_are_the_ranks(ranks: Ranks) -> None:
     assert answers[1].trouble is not None
     assert answers[1].trouble.kind == "missing"
 
-    answers = ranks.execute("if rank:\n    while True: pass", limit_s=1)
+    answers = ranks.execute("if rank:\n    while True: pass", limit_s=3)
     assert [answer.trouble and answer.trouble.kind for answer in answers] == [None, "limit"]
     assert ranks["rank"] == [0, 1]
 
