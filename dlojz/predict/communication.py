@@ -65,6 +65,8 @@ def _ddp(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     first_bytes, bucket_bytes = DDP_FIRST_BUCKET_BYTES, DDP_BUCKET_BYTES
     if given_mib is not None:
         first_bytes = bucket_bytes = int(given_mib * MEBIBYTE)
+    if config.library == "colossalai":  # its plugin names the size, which then holds for the first bucket too
+        first_bytes = bucket_bytes
     return [_dp(config, "all_reduce", ddp_buckets(sizes_bytes, first_bytes, bucket_bytes), sum(sizes_bytes))]
 
 

@@ -14,6 +14,7 @@ from dlojz.config import RunConfig
 from dlojz.footprint import STATES
 from dlojz.libraries import LIBRARIES, absence
 from dlojz.libraries.colossalai_torch import trunc_normal_, weights_as_in_the_lab
+from dlojz.predict import predict
 from dlojz.schema import LabError
 from dlojz.text import use_language
 
@@ -45,6 +46,8 @@ def test_it_trains_as_plain_torch_does(monkeypatch: pytest.MonkeyPatch, tmp_path
                 for side in (counted, expected)
             )
             assert sent == expected_sent
+        counts = [one.count for one in own.footprints[0].communication if one.group == "dp"]
+        assert counts == [one.count for one in predict(own.config).communication if one.group == "dp"] == [1]
         assert own.environment["library"].startswith("Colossal-AI 0.")
         assert own.environment["torch"] != plain.environment["torch"]
         assert own.environment["wrapped_in"] == "TorchDDPModel"
