@@ -18,7 +18,7 @@
 # - dire ce que coûtent les gradients en retard des pipelines asynchrones ;
 # - configurer le pipeline de DeepSpeed.
 #
-# Comptez deux heures. Deux rangs suffisent, sans GPU.
+# Comptez deux heures. Quatre rangs au plus, sans GPU.
 
 # %% [markdown] lang="en"
 # # Lab 05 — Pipeline parallelism
@@ -40,7 +40,7 @@
 # - tell what the stale gradients of asynchronous pipelines cost;
 # - configure DeepSpeed's pipeline.
 #
-# Allow two hours. Two ranks are enough, without GPUs.
+# Allow two hours. At most four ranks, without GPUs.
 
 # %% name="setup"
 import json

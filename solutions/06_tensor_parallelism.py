@@ -18,7 +18,7 @@
 # - écrire le plan de `parallelize_module`, dans PyTorch ;
 # - compter les octets d’une couche, et dire pourquoi tout cela reste dans un nœud.
 #
-# Comptez une heure et demie. Deux rangs suffisent, sans GPU.
+# Comptez une heure et demie. Trois rangs au plus, sans GPU.
 
 # %% [markdown] lang="en"
 # # Lab 06 — Tensor parallelism
@@ -39,7 +39,7 @@
 # - write the plan of PyTorch's `parallelize_module`;
 # - count the bytes of a layer, and tell why all this stays within a node.
 #
-# Allow an hour and a half. Two ranks are enough, without GPUs.
+# Allow an hour and a half. At most three ranks, without GPUs.
 
 # %% name="setup"
 import torch

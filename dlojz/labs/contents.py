@@ -6,6 +6,7 @@ page of progress, the book and the instructor's table are made from it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dlojz.labs.verdict import Said
@@ -27,9 +28,10 @@ class LabEntry:
         number: Two digits, e.g. `01`.
         file: Stem of its source and of its notebooks, in every language.
         title: As the lab itself gives it.
-        minutes: What a student needs, as the lab's introduction says.
+        minutes: What a student needs, as the lab's introduction says: an estimate.
         after: Numbers of the labs whose results it builds on.
-        processes: The most processes that one of its cells runs on.
+        processes: The most ranks that one of its cells or checks runs on; a notebook has more processes than these,
+            see `dlojz.labs.durations.Room`.
         teaches: What it is about, in one line.
         chapter: Of the course that the lab goes with.
         campaigns: Campaigns of measurements that show the same at full size on a cluster, see `dlojz bench`.
@@ -88,7 +90,7 @@ LABS = (
         title=Said("Memory footprint", "Empreinte mémoire"),
         minutes=60,
         after=("01",),
-        processes=2,
+        processes=1,
         teaches=Said(
             "what fills the memory of a training, and how to know it before it runs",
             "ce qui remplit la mémoire d’un entraînement, et comment le savoir avant de le lancer",
@@ -126,7 +128,7 @@ LABS = (
         title=Said("Pipeline parallelism", "Le parallélisme de pipeline"),
         minutes=120,
         after=("02", "03"),
-        processes=2,
+        processes=4,
         teaches=Said(
             "schedules written, simulated, proven and run: bubble, memory, deadlocks, balanced stages",
             "des ordonnancements écrits, simulés, prouvés, exécutés : bulle, mémoire, interblocages, étages équilibrés",
@@ -139,7 +141,7 @@ LABS = (
         title=Said("Tensor parallelism", "Le parallélisme de tenseur"),
         minutes=90,
         after=("01", "03"),
-        processes=2,
+        processes=3,
         teaches=Said(
             "a layer cut by columns and by rows, a whole Transformer block with two all-reduces",
             "une couche coupée par colonne et par ligne, un bloc de Transformer entier avec deux all-reduces",
@@ -213,8 +215,8 @@ LABS = (
         file="12_libraries",
         title=Said("The libraries", "Les bibliothèques"),
         minutes=75,
-        after=("03", "04", "06"),
-        processes=2,
+        after=("03", "04", "05", "06"),
+        processes=4,
         teaches=Said(
             "one training written for torch, DeepSpeed, Accelerate, Megatron and Colossal-AI: what each hides",
             "un entraînement écrit pour torch, DeepSpeed, Accelerate, Megatron et Colossal-AI : ce que chacune cache",
@@ -250,6 +252,42 @@ def duration(minutes: int) -> str:
     return f"{hours}\u00a0h" + (f"\u00a0{rest:02d}" if rest else "")
 
 
-def total_minutes() -> int:
-    """What the whole set takes."""
-    return sum(entry.minutes for entry in LABS)
+def total_minutes(numbers: Iterable[str] | None = None) -> int:
+    """What some labs take, or the whole set.
+
+    Raises:
+        LabError: if there is no lab of a number.
+    """
+    return sum(entry.minutes for entry in (LABS if numbers is None else map(entry_of, numbers)))
+
+
+@dataclass(frozen=True)
+class Programme:
+    """A choice of labs for some days.
+
+    Args:
+        days: How long, as a heading says it.
+        numbers: Its labs.
+        without: Those that its labs build on and that it leaves out, for who knows what they teach.
+    """
+
+    days: Said
+    numbers: tuple[str, ...]
+    without: tuple[str, ...] = ()
+
+    @property
+    def minutes(self) -> int:
+        """What its labs take."""
+        return total_minutes(self.numbers)
+
+
+def _up_to(number: str, but: tuple[str, ...] = ()) -> tuple[str, ...]:
+    return tuple(entry.number for entry in LABS if entry.number <= number and entry.number not in but)
+
+
+PROGRAMMES = (
+    Programme(Said("half a day", "une demi-journée"), ("00", "02", "03"), without=("01",)),
+    Programme(Said("two days", "deux jours"), _up_to("08", but=("01",)), without=("01",)),
+    Programme(Said("four days", "quatre jours"), _up_to("12")),
+)
+"""From short to long; a day has about six hours of lab. Who does not know attention begins with lab 01."""

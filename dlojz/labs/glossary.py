@@ -1,7 +1,7 @@
-"""The words of the labs in both languages: one sentence each, and the lab where one first needs them.
+"""The words of the labs in both languages: one sentence each, and the lab that explains them.
 
-Layer 6 (labs). Invariant: one source, `data/glossary.toml`; every term occurs in the prose of the lab it names, in both
-languages (tested), so that the glossary speaks as the labs do.
+Layer 6 (labs). Invariant: one source, `data/glossary.toml`; every term, or what its entry says to look for instead,
+occurs as a whole word in the prose of the lab it names, in both languages (tested).
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from dlojz.schema import LabError
 from dlojz.text import Language, say
 
 SOURCE = Path(__file__).with_name("data") / "glossary.toml"
+WITHIN = 4
+"""Letters from which a word is also looked for inside others: a shorter one would be found anywhere."""
+_IN_PARENTHESES = re.compile(r" \([^)]*\)$")
 
 
 @dataclass(frozen=True)
@@ -30,16 +33,24 @@ class Term:
     """One word of the field.
 
     Args:
-        term: In both languages, as the labs write it.
+        term: In both languages; what ends it in parentheses tells two senses apart, or is its abbreviation.
         meaning: One sentence.
-        lab: Two digits: where a student first needs it.
-        seen: What to look for in the prose of that lab.
+        lab: Two digits: the lab that explains it, which need not be the first where it is met.
+        seen: What to look for in the prose of that lab: the term without its parentheses, unless the lab says it
+            otherwise.
+        also: Other names by which it is looked up, of either language.
     """
 
     term: Said
     meaning: Said
     lab: str
     seen: Said
+    also: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that it is called: in both languages, with and without its parentheses, and its other names."""
+        return (*(bare(name) for name in self.term), *self.also, *self.term)
 
     def data(self) -> dict[str, str]:
         """The term as plain JSON data."""
@@ -61,7 +72,8 @@ def terms() -> tuple[Term, ...]:
             term=Said(one["en"], one["fr"]),
             meaning=Said(one["en_is"], one["fr_is"]),
             lab=entry_of(one["lab"]).number,
-            seen=Said(**one["seen"]) if "seen" in one else Said(one["en"], one["fr"]),
+            seen=Said(**one["seen"]) if "seen" in one else Said(bare(one["en"]), bare(one["fr"])),
+            also=tuple(one.get("also", ())),
         )
         for one in content["term"]
     )
@@ -79,11 +91,11 @@ def in_order(language: Language) -> list[Term]:
 
 
 def look_up(words: str) -> list[Term]:
-    """The terms that a word names, in either language: the one called so, else those in whose name a word
-    begins so, else those whose name holds it.
+    """The terms that a word names, in either language: those called so, else those in whose name a word begins so,
+    else, from `WITHIN` letters on, those whose name holds it.
 
     Raises:
-        LabError: if there is none; the sentence tells the nearest ones.
+        LabError: if there is none; the sentence tells those that are called nearly so, where there are.
     """
     wanted = plainly(words.strip())
     if not wanted:
@@ -93,24 +105,33 @@ def look_up(words: str) -> list[Term]:
                 fr="aucun mot n’a été donné : écrivez-en un, comme dans `dlojz labs glossary bulle`.",
             )
         )
-    names = {one: tuple(plainly(name) for name in one.term) for one in terms()}
     begins = re.compile(rf"\b{re.escape(wanted)}")
-    ways: tuple[Callable[[str], bool], ...] = (
-        lambda name: name == wanted,
-        lambda name: begins.search(name) is not None,
-        lambda name: wanted in name,
-    )
+    ways: list[Callable[[str], bool]] = [lambda name: name == wanted, lambda name: begins.search(name) is not None]
+    if len(wanted) >= WITHIN:
+        ways.append(lambda name: wanted in name)
     for way in ways:
-        if found := [one for one, both in names.items() if any(map(way, both))]:
+        if found := [one for one in terms() if any(way(plainly(name)) for name in one.names)]:
             return found
-    known = sorted({name for both in names.values() for name in both})
-    near = ", ".join(get_close_matches(wanted, known, n=3)) or ", ".join(known[:5])
+    known = {plainly(name): name for one in terms() for name in reversed(one.names)}
+    near = ", ".join(known[name] for name in get_close_matches(wanted, known, n=3))
+    if near:
+        raise LabError(
+            say(
+                en=f"the glossary has no word {words!r}; near it: {near}.",
+                fr=f"le glossaire n’a pas de mot {words!r} ; voyez plutôt : {near}.",
+            )
+        )
     raise LabError(
         say(
-            en=f"the glossary has no word {words!r}; near it: {near}.",
-            fr=f"le glossaire n’a pas de mot {words!r} ; les plus proches : {near}.",
+            en=f"the glossary has no word {words!r}, nor one near it: `dlojz labs glossary` shows all of them.",
+            fr=f"le glossaire n’a ni le mot {words!r} ni un mot proche : `dlojz labs glossary` les montre tous.",
         )
     )
+
+
+def bare(name: str) -> str:
+    """A name without what ends it in parentheses."""
+    return _IN_PARENTHESES.sub("", name)
 
 
 def plainly(text: str) -> str:
@@ -137,11 +158,11 @@ def glossary_markdown(language: Language) -> list[str]:
 def _introduction(language: Language, count: int) -> str:
     if language == "fr":
         return (
-            f"# Glossaire\n\nLes {count} mots du cours, en français et *en anglais*, chacun avec le TP où l’on en a "
-            "besoin pour la première fois. Certains mots anglais n’ont pas de traduction en usage : ils sont donnés "
-            f"tels que les chercheurs les emploient. [Sommaire]({CONTENTS})"
+            f"# Glossaire\n\nLes {count} mots du cours, en français et *en anglais*, chacun avec le TP qui "
+            "l’explique ; on peut l’avoir rencontré avant. Certains mots anglais n’ont pas de traduction en usage : "
+            f"ils sont donnés tels que les chercheurs les emploient. [Sommaire]({CONTENTS})"
         )
     return (
-        f"# Glossary\n\nThe {count} words of the course, in English and *in French*, each with the lab where one first "
-        f"needs it. [Contents]({CONTENTS})"
+        f"# Glossary\n\nThe {count} words of the course, in English and *in French*, each with the lab that explains "
+        f"it, though one may meet it before. [Contents]({CONTENTS})"
     )

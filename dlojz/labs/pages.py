@@ -6,11 +6,11 @@ metadata of their own, so that building them twice changes no byte.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dlojz.labs.contents import LABS, LabEntry, duration, total_minutes
+from dlojz.labs.contents import LABS, PROGRAMMES, duration, total_minutes
 from dlojz.labs.glossary import glossary_markdown
 from dlojz.labs.links import CONTENTS, GLOSSARY
 from dlojz.labs.source import french_spaces
@@ -90,17 +90,21 @@ def labs_table(language: Language) -> str:
 
 
 def _english() -> tuple[str, str]:
-    first = _first()
+    first, half, two = LABS[0], *PROGRAMMES[:2]
+    added, rest = _added()
     before = f"""# Contents
 
-{len(LABS)} labs on model parallelism, {duration(total_minutes())} in all. Each has four beats: you **predict** a \
-figure, **run** the training for real on several processes, **compare**, and **explain** the difference. No lab needs \
-a GPU.
+{len(LABS)} labs on model parallelism, about {duration(total_minutes())} in all. Each has four beats: you **predict** \
+a figure, **run** it for real, most often on several processes, **compare**, and **explain** the difference. No lab \
+needs a GPU.
 
 {labs_table("en")}
 
-New here? Begin with [{first.heading("en")}]({first.notebook}). *After* names the labs that a lab builds on. With half \
-a day, take 00, 02 and 03; with two days, add 04 to 08; 09 to 12 can be taken in any order.
+*After* names the labs that a lab builds on; *processes* is the most ranks that one of its cells or checks needs.
+
+New here? Begin with [{first.heading("en")}]({first.notebook}). With {half.days.en}, take \
+{listed(half.numbers, "en")}; with {two.days.en}, add {listed(added, "en")}; {listed(rest, "en")} can be taken in any \
+order. If attention is new to you, take 01 first: the other labs use it without explaining it again.
 
 ## Where you stand
 
@@ -117,18 +121,23 @@ keeps your answers.
 
 
 def _french() -> tuple[str, str]:
-    first = _first()
+    first, half, two = LABS[0], *PROGRAMMES[:2]
+    added, rest = _added()
     before = f"""# Sommaire
 
-{len(LABS)} TP sur les parallélismes de modèle, {duration(total_minutes())} en tout. Chacun suit quatre temps : vous \
-**prédisez** un chiffre, vous **exécutez** l’entraînement pour de vrai, sur plusieurs processus, vous **comparez**, \
-puis vous **expliquez** l’écart. Aucun ne demande de GPU.
+{len(LABS)} TP sur les parallélismes de modèle, environ {duration(total_minutes())} en tout. Chacun suit quatre \
+temps : vous **prédisez** un chiffre, vous **exécutez** pour de vrai, le plus souvent sur plusieurs processus, vous \
+**comparez**, puis vous **expliquez** l’écart. Aucun ne demande de GPU.
 
 {labs_table("fr")}
 
-Vous commencez ? Ouvrez [{first.heading("fr")}]({first.notebook}). La colonne *après* donne les TP sur lesquels un \
-autre s’appuie. En une demi-journée, faites 00, 02 et 03 ; en deux jours, ajoutez 04 à 08 ; les TP 09 à \
-12 se font dans l’ordre que l’on veut.
+La colonne *après* donne les TP sur lesquels un autre s’appuie ; la colonne *processus*, le plus grand nombre de rangs \
+dont une cellule ou une vérification a besoin.
+
+Vous commencez ? Ouvrez [{first.heading("fr")}]({first.notebook}). En {half.days.fr}, faites \
+{listed(half.numbers, "fr")} ; en {two.days.fr}, ajoutez {listed(added, "fr")} ; les TP {listed(rest, "fr")} se \
+font dans l’ordre que l’on veut. Si l’attention vous est inconnue, faites d’abord le 01 : les autres TP s’en servent \
+sans la réexpliquer.
 
 ## Où en êtes-vous ?
 
@@ -144,5 +153,23 @@ vos réponses.
     return before, after
 
 
-def _first() -> LabEntry:
-    return LABS[0]
+def _added() -> tuple[list[str], list[str]]:
+    """What two days add to half a day, and what comes after them."""
+    half, two = (programme.numbers for programme in PROGRAMMES[:2])
+    return [number for number in two if number not in half], [one.number for one in LABS if one.number > max(two)]
+
+
+def listed(numbers: Sequence[str], language: Language) -> str:
+    """Numbers of labs as one says them, e.g. `00, 02 and 03`; three and more that follow one another as `04 to 08`."""
+    french = language == "fr"
+    parts: list[list[str]] = []
+    for number in numbers:
+        if parts and int(number) == int(parts[-1][-1]) + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    said: list[str] = []
+    for part in parts:
+        said += [f"{part[0]} {'à' if french else 'to'} {part[-1]}"] if len(part) > 2 else part
+    *first, last = said
+    return f"{', '.join(first)} {'et' if french else 'and'} {last}" if first else last

@@ -12,8 +12,15 @@ import pytest
 
 from dlojz.campaign.contract import campaigns_folder
 from dlojz.labs.catalogue import NUMBERS, content_of
-from dlojz.labs.contents import BY_NUMBER, LABS, LabEntry, duration, entry_of, neighbours, total_minutes
-from dlojz.labs.instructors import PAGE, labs_table, with_table
+from dlojz.labs.contents import (
+    BY_NUMBER,
+    LABS,
+    LabEntry,
+    duration,
+    entry_of,
+    neighbours,
+    total_minutes,
+)
 from dlojz.labs.links import CONTENTS, END, GLOSSARY, TOP, link_line
 from dlojz.labs.pages import contents_notebook
 from dlojz.schema import LabError
@@ -134,12 +141,3 @@ def test_the_readme_names_the_lab_as_it_is_called(entry: LabEntry) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"[{entry.heading('en')}](notebooks/en/{entry.notebook})" in text
     assert f"[{entry.title.fr}](notebooks/fr/{entry.notebook})" in text
-
-
-def test_the_instructors_page_holds_the_table_and_nothing_else_is_touched() -> None:
-    text = (ROOT / PAGE).read_text(encoding="utf-8")
-    assert labs_table() in text
-    assert with_table(text) == text
-    assert with_table("# no place\n") == "# no place\n"
-    for entry in LABS:
-        assert re.search(rf"^\| {re.escape(entry.heading('en'))} \| {duration(entry.minutes)} \|", text, re.MULTILINE)

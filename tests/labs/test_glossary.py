@@ -1,4 +1,4 @@
-"""The glossary speaks as the labs do: every term occurs, in both languages, in the lab it names."""
+"""The glossary speaks as the labs do: every term, or what its entry says for it, occurs in the lab it names."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 
 from dlojz.cli import DONE, main
 from dlojz.labs.contents import LABS, entry_of
-from dlojz.labs.glossary import Term, glossary_markdown, in_order, look_up, plainly, terms
+from dlojz.labs.glossary import Term, bare, glossary_markdown, in_order, look_up, plainly, terms
 from dlojz.labs.source import Prose, read_source
+from dlojz.labs.verdict import Said
 from dlojz.schema import LabError
 from dlojz.text import LANGUAGES, Language, use_language
 
@@ -32,15 +33,34 @@ def test_every_term_occurs_in_its_lab(lab: str, language: Language) -> None:
     text = prose(lab, language)
     here = [one for one in terms() if one.lab == lab]
     assert here
-    wanted = [re.sub(r"[*_`]", "", plainly(one.seen[language == "fr"])) for one in here]
-    assert [word for word in wanted if not re.search(rf"(?<!\w){re.escape(word)}", text)] == []
+    wanted = [one.seen[language == "fr"] for one in here]
+    assert [words for words in wanted if not whole(words).search(text)] == []
+
+
+def whole(words: str) -> re.Pattern[str]:
+    """Finds whole words, each as it is or in the plural."""
+    each = re.sub(r"[*_`]", "", plainly(words)).split()
+    return re.compile(r"(?<!\w)" + r"\s".join(rf"{re.escape(word)}(?:s|es|x)?" for word in each) + r"(?!\w)")
+
+
+def test_whole_words_are_not_found_inside_others() -> None:
+    assert whole("row").search("two rows") and not whole("row").search("it grows or is rowed")
+    assert whole("état de l’optimiseur").search(plainly("les états de l’optimiseur"))
+
+
+@pytest.mark.parametrize(
+    "one", [one for one in terms() if one.seen != Said(*map(bare, one.term))], ids=lambda one: one.term.en
+)
+def test_other_words_are_looked_for_only_where_a_lab_has_not_the_term_itself(one: Term) -> None:
+    found = [whole(bare(one.term[language == "fr"])).search(prose(one.lab, language)) for language in LANGUAGES]
+    assert not all(found)
 
 
 def test_no_term_stands_twice() -> None:
     for index in (0, 1):
         names = [plainly(one.term[index]) for one in terms()]
         assert sorted(set(names)) == sorted(names)
-    assert 80 <= len(terms()) <= 150
+    assert 80 <= len(terms()) <= 180
 
 
 @pytest.mark.parametrize("one", terms(), ids=lambda one: one.term.en)
@@ -68,11 +88,53 @@ def test_a_word_is_found_in_either_language_and_by_its_beginning() -> None:
     assert [one.term.en for one in look_up("étage")] == ["stage (of a pipeline)"]
 
 
+def test_a_word_of_two_senses_gives_both() -> None:
+    assert {one.term.en for one in look_up("débit")} == {"throughput", "bandwidth"}
+    assert {one.term.en for one in look_up("stage")} == {"stage (of ZeRO)", "stage (of a pipeline)"}
+    assert {one.term.fr for one in look_up("biais")} == {"biais (d’une couche)", "biais (d’une estimation)"}
+
+
+@pytest.mark.parametrize(
+    "words", ["dp", "tp", "pp", "ep", "MFU", "MLP", "INT8", "FP8", "FP16", "inférence", "sparsity"]
+)
+def test_a_short_word_is_not_found_inside_others(words: str) -> None:
+    assert [plainly(words) in map(plainly, one.term) for one in look_up(words)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("words", "term"), [("router", "gate (or router)"), ("bande passante", "bandwidth"), ("lottery", "winning ticket")]
+)
+def test_another_name_is_found_too(words: str, term: str) -> None:
+    assert [one.term.en for one in look_up(words)] == [term]
+
+
 @pytest.mark.parametrize("words", ["bubbel", "<script>", "x" * 500])
 def test_an_unknown_word_is_one_sentence(words: str) -> None:
     with pytest.raises(LabError, match="the glossary has no word") as caught:
         look_up(words)
     assert "\n" not in str(caught.value)
+
+
+def test_near_words_are_told_as_they_are_written() -> None:
+    with pytest.raises(LabError, match=r"near it: perte d’équilibrage\.$"):
+        look_up("perte d'equilibre")
+    with pytest.raises(LabError, match=r"near it: bubble\.$"):
+        look_up("bubbel")
+
+
+def test_few_letters_are_not_looked_for_inside_words() -> None:
+    assert [one.term.en for one in look_up("ubbl")] == ["bubble"]
+    with pytest.raises(LabError, match=r"near it: bulle\.$"):
+        look_up("ull")
+
+
+@pytest.mark.parametrize("words", ["xyz", "qqqq"])
+def test_where_nothing_is_near_no_word_is_named(words: str) -> None:
+    with pytest.raises(LabError) as caught:
+        look_up(words)
+    assert str(caught.value) == (
+        f"the glossary has no word {words!r}, nor one near it: `dlojz labs glossary` shows all of them."
+    )
 
 
 def test_no_word_at_all_is_told() -> None:
