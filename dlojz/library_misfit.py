@@ -22,7 +22,6 @@ PLAIN_FIELDS: Final[dict[str, object]] = {
     "optimizer": "adamw",
     "update": "auto",
     "curriculum": "none",
-    "experts": None,
 }
 """What the programs have one way of, and which."""
 PLAIN_LAYOUT: Final[dict[str, object]] = {
@@ -62,14 +61,21 @@ def library_misfit(config: RunConfig) -> str | None:
     name = config.library
     if name == NO_LIBRARY:
         return None
+    if config.experts is not None:
+        return say(
+            en=f"model={config.model!r} has a mixture of experts, which no library's program here trains: use a dense "
+            f"model such as gpt_tiny{or_none()}",
+            fr=f"model={config.model!r} a un mélange d’experts, qu’aucun programme de bibliothèque n’entraîne ici : "
+            f"prenez un modèle dense comme gpt_tiny{or_none()}",
+        )
     for fields, one in ((PLAIN_FIELDS, config), (PLAIN_LAYOUT, config.layout)):
         for field, plain in fields.items():
             if (value := getattr(one, field)) != plain:
                 return say(
                     en=f"{field}={value!r} is none of what the program of library={name!r} does: use {field}="
-                    f"{plain!r}, or library='none'.",
+                    f"{plain!r}{or_none()}",
                     fr=f"{field}={value!r} n’est pas dans ce que fait le programme de library={name!r} : prenez "
-                    f"{field}={plain!r}, ou library='none'.",
+                    f"{field}={plain!r}{or_none()}",
                 )
     layout = config.layout
     for axis in ("tp", "pp"):
@@ -77,11 +83,33 @@ def library_misfit(config: RunConfig) -> str | None:
         if degree > 1 and axis not in SPLITS.get(name, ()):
             return say(
                 en=f"{axis}={degree} was received, but the program of library={name!r} splits no model that way: use "
-                f"{axis}=1, or library='none'.",
+                f"{axis}=1{or_none()}",
                 fr=f"{axis}={degree} a été reçu, mais le programme de library={name!r} ne découpe pas ainsi le "
-                f"modèle : prenez {axis}=1, ou library='none'.",
+                f"modèle : prenez {axis}=1{or_none()}",
             )
     return _own_misfit(config) or _engine_misfit(config)
+
+
+def or_none() -> str:
+    """How a sentence ends that may be answered by the lab's own training, instead of a library's program."""
+    return say(en=", or library='none'.", fr=", ou library='none'.")
+
+
+def stage_misfit(name: str, zero: object) -> str | None:
+    """Why a library's program is not asked for this ZeRO stage, whatever the engine; None where it can be.
+
+    Args:
+        name: of the library.
+        zero: stage; None where none is asked for.
+    """
+    stages = sorted({stage for _, known in LAID_OUT[name] for stage in known})
+    if zero is None or zero in stages:
+        return None
+    works = ", ".join(map(str, stages))
+    return say(
+        en=f"zero={zero} was received, but the program of library={name!r} has zero={works} only.",
+        fr=f"zero={zero} a été reçu, mais le programme de library={name!r} n’a que zero={works}.",
+    )
 
 
 def _own_misfit(config: RunConfig) -> str | None:
@@ -95,25 +123,24 @@ def _megatron_misfit(config: RunConfig) -> str | None:
     if not isinstance(size, GPTSize):  # its mixtures are refused with the routing of their experts
         return say(
             en=f"model={config.model!r} was received, but the program of library='megatron' trains Megatron-core's own "
-            "GPT: use a model of the gpt family such as gpt_tiny, or library='none'.",
+            f"GPT: use a model of the gpt family such as gpt_tiny{or_none()}",
             fr=f"model={config.model!r} a été reçu, mais le programme de library='megatron' entraîne le GPT de "
-            "Megatron-core : prenez un modèle de la famille gpt comme gpt_tiny, ou library='none'.",
+            f"Megatron-core : prenez un modèle de la famille gpt comme gpt_tiny{or_none()}",
         )
     if layout.sequence_parallel:
         return say(
             en="sequence_parallel=True was received, but without NVIDIA's Apex or Transformer Engine Megatron-core's "
-            "GPT has torch's layer norm, which it refuses to combine with it: use sequence_parallel=False, or "
-            "library='none'.",
+            f"GPT has torch's layer norm, which it refuses to combine with it: use sequence_parallel=False{or_none()}",
             fr="sequence_parallel=True a été reçu, mais sans Apex ni Transformer Engine de NVIDIA le GPT de "
             "Megatron-core prend la layer norm de torch, qu’il refuse de combiner avec : prenez "
-            "sequence_parallel=False, ou library='none'.",
+            f"sequence_parallel=False{or_none()}",
         )
     if layout.pp > 1 and layout.schedule not in (None, "1f1b"):
         return say(
             en=f"schedule={layout.schedule!r} was received, but the program of library='megatron' asks Megatron-core "
-            "for 1f1b: use schedule='1f1b', or library='none'.",
+            f"for 1f1b: use schedule='1f1b'{or_none()}",
             fr=f"schedule={layout.schedule!r} a été reçu, mais le programme de library='megatron' demande 1f1b à "
-            "Megatron-core : prenez schedule='1f1b', ou library='none'.",
+            f"Megatron-core : prenez schedule='1f1b'{or_none()}",
         )
     if size.depth % layout.pp:
         return say(
@@ -130,11 +157,11 @@ def _colossalai_misfit(config: RunConfig) -> str | None:
         return None
     return say(
         en=f"model={config.model!r} has BatchNorm, which Colossal-AI turns into SyncBatchNorm: that computes on GPUs "
-        "only and over the samples of all replicas, which is another training: use a vit, gpt or llama model, or "
-        "library='none'.",
+        f"only and over the samples of all replicas, which is another training: use a vit, gpt or llama "
+        f"model{or_none()}",
         fr=f"model={config.model!r} a des BatchNorm, que Colossal-AI change en SyncBatchNorm : celle-ci ne calcule que "
         "sur GPU et sur les échantillons de toutes les répliques, ce qui est un autre entraînement : prenez un modèle "
-        "vit, gpt ou llama, ou library='none'.",
+        f"vit, gpt ou llama{or_none()}",
     )
 
 

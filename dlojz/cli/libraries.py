@@ -5,15 +5,17 @@ Layer 6. Invariant: a library that is not installed has a row that says what ins
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dlojz import cli
-from dlojz.cli.answer import answering, console
+from dlojz.cli.answer import answering, console, tell
 from dlojz.cli.flags import Flag, json_flag, number, parse
-from dlojz.libraries import LIBRARIES, absence, library, lines_changed
+from dlojz.libraries import LIBRARIES, PROGRAMS, absence, bridge_lines, library, lines_changed
+from dlojz.libraries.words import command_alone
 from dlojz.schema import LabError
 from dlojz.text import say
 
@@ -25,40 +27,52 @@ HELP = {
 Colossal-AI.
 
 Without --run: a table of the libraries: which are here, what installs the others, how many lines of their program
-differ from plain torch's, and what their user no longer writes. --show prints a program; it also runs alone, by
-torchrun --nproc-per-node 2 FILE --model gpt_tiny -s 20.
+differ from plain torch's, and what their user no longer writes. --show prints a program, and on stderr the command by
+which it runs alone, with no lab around it.
 
 With --run: each program that can be run is run on real processes, one after the other, --rounds times, with the lab's
 probes attached from outside; then one table: lines, losses, memory, bytes predicted and counted, time of a step over
-plain torch's of the same round. One such run alone: dlojz run --library accelerate --model gpt_tiny --dp 2.
+plain torch's of the same round (one round alone is mostly noise). One such run alone: dlojz run --library accelerate
+--model gpt_tiny --dp 2.
 
 Examples:
   dlojz libraries
   dlojz libraries --show deepspeed
   dlojz libraries --run --model gpt_tiny --dp 2 --steps 20
-  dlojz libraries --run --model coatnet_tiny --dp 2 --rounds 3 --figure libraries.png
+  dlojz libraries --run --model coatnet_tiny --dp 2 --rounds 5 --figure libraries.png
   dlojz libraries --run --only torch,deepspeed,accelerate --zero 3 --json""",
     "fr": """Le même entraînement, écrit comme l’écrit l’utilisateur de chaque bibliothèque : torch seul, DeepSpeed,
 Accelerate, Megatron-core, Colossal-AI.
 
 Sans --run : un tableau des bibliothèques : lesquelles sont ici, ce qui installe les autres, combien de lignes de leur
-programme diffèrent de celui de torch seul, et ce que l’on n’écrit plus. --show affiche un programme ; il s’exécute
-aussi seul, par torchrun --nproc-per-node 2 FICHIER --model gpt_tiny -s 20.
+programme diffèrent de celui de torch seul, et ce que l’on n’écrit plus. --show affiche un programme et, sur stderr, la
+commande par laquelle il s’exécute seul, sans le TP autour.
 
 Avec --run : chaque programme exécutable l’est sur de vrais processus, l’un après l’autre, --rounds fois, avec les
 sondes du TP posées de l’extérieur ; puis un tableau : lignes, pertes, mémoire, octets prédits et comptés, durée d’un
-pas rapportée à celle de torch seul au même tour. Une seule de ces exécutions : dlojz run --library accelerate
---model gpt_tiny --dp 2.
+pas rapportée à celle de torch seul au même tour (un tour seul n’est guère que du bruit). Une seule de ces
+exécutions : dlojz run --library accelerate --model gpt_tiny --dp 2.
 
 Exemples :
   dlojz libraries
   dlojz libraries --show deepspeed
   dlojz libraries --run --model gpt_tiny --dp 2 --steps 20
-  dlojz libraries --run --model coatnet_tiny --dp 2 --rounds 3 --figure bibliotheques.png
+  dlojz libraries --run --model coatnet_tiny --dp 2 --rounds 5 --figure bibliotheques.png
   dlojz libraries --run --only torch,deepspeed,accelerate --zero 3 --json""",
 }
-DEFAULTS = {"model": "gpt_tiny", "dp": 2, "tp": 1, "zero": 0, "steps": 20, "micro_batch": 16, "micro_batches": 1}
-DEFAULT_ROUNDS = 1
+DEFAULTS = {
+    "model": "gpt_tiny",
+    "dp": 2,
+    "tp": 1,
+    "pp": 1,
+    "zero": 0,
+    "steps": 20,
+    "micro_batch": 16,
+    "micro_batches": 1,
+}
+DEFAULT_ROUNDS = 3
+WIDE = 100
+"""Columns below which the catalogue's last column stands under the table."""
 _RUNNING = (*DEFAULTS, "rounds", "only", "figure", "root")
 
 
@@ -69,6 +83,7 @@ def libraries_command(words: list[str]) -> int:
     with answering(given.get("json", False)) as answer:
         if given.get("show"):
             answer(library(given["show"]).program.read_text(encoding="utf-8").rstrip())
+            tell(say(en="\nIt runs alone, by:\n", fr="\nIl s’exécute seul, par :\n") + command_alone(given["show"]))
             return cli.DONE
         return _run(given, answer) if given.get("run") else _list(given, answer)
 
@@ -79,6 +94,7 @@ def _flags() -> list[Flag]:
         "tp": say(
             en="ranks that share each layer (Megatron-core)", fr="rangs qui se partagent chaque couche (Megatron-core)"
         ),
+        "pp": say(en="pipeline stages (Megatron-core)", fr="étages de pipeline (Megatron-core)"),
         "zero": say(en="ZeRO stage: what is sharded, 0 to 3", fr="étage de ZeRO : ce qui est partagé, de 0 à 3"),
         "steps": say(en="optimizer steps", fr="pas de l’optimiseur"),
         "micro_batch": say(en="samples per micro-batch", fr="échantillons par micro-batch"),
@@ -140,20 +156,38 @@ def _check(given: dict[str, Any]) -> None:
 
 def _names(given: dict[str, Any]) -> list[str] | None:
     text = given.get("only")
-    return [name.strip() for name in text.split(",") if name.strip()] if text else None
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise LabError(
+            say(
+                en=f"--only {text!r} names no library: use some of {', '.join(LIBRARIES)}, or leave it out.",
+                fr=f"--only {text!r} ne nomme aucune bibliothèque : prenez-en parmi {', '.join(LIBRARIES)}, "
+                "ou retirez-le.",
+            )
+        )
+    return names
 
 
 def _list(given: dict[str, Any], answer: Any) -> int:
-    from dlojz.viz.library_tables import catalogue_table
+    from dlojz.viz.library_tables import catalogue_sentences, catalogue_table
 
     if given.get("json"):
         answer([_entry(name) for name in LIBRARIES])
         return cli.DONE
-    answer(catalogue_table())
+    wide = console(stderr=False).width >= WIDE
+    answer(catalogue_table(hides=wide))
+    if not wide:
+        answer("")
+        for sentence in catalogue_sentences():
+            answer(sentence)
     answer(
         say(
-            en="\nlines: of code, without comments; (+ new, − gone) compared with plain torch.",
-            fr="\nlignes : de code, sans commentaires ; (+ nouvelles, − disparues) par rapport à torch seul.",
+            en="\nlines: of code, without comments; (+ new, − gone) compared with plain torch; of bridge: modules "
+            f"beside the program.\nprograms: {PROGRAMS}",
+            fr="\nlignes : de code, sans commentaires ; (+ nouvelles, − disparues) par rapport à torch seul ; "
+            f"d’adaptation : modules à côté du programme.\nprogrammes : {PROGRAMS}",
         )
     )
     for name in LIBRARIES:
@@ -177,6 +211,7 @@ def _entry(name: str) -> dict[str, Any]:
         "lines": change.lines,
         "lines_added": change.added,
         "lines_removed": change.removed,
+        "bridge_lines": bridge_lines(name),
     }
 
 
@@ -201,15 +236,15 @@ def _run(given: dict[str, Any], answer: Any) -> int:
             begun = True
 
         found = run_libraries(names, rounds=rounds, again=rounds > 1, root=given.get("root"), on_run=on_run, **fields)
-    if given.get("figure"):
-        from dlojz.viz.libraries_figure import libraries_figure
-
-        libraries_figure(found, given["figure"])
     if given.get("json"):
         answer([row.to_dict() for row in found])
     else:
         _print(found, answer)
-        if given.get("figure"):
+    if given.get("figure") and any(row.ran for row in found):
+        from dlojz.viz.libraries_figure import libraries_figure
+
+        libraries_figure(found, given["figure"])
+        if not given.get("json"):
             answer(say(en=f"figure: {given['figure']}", fr=f"figure : {given['figure']}"))
     return cli.DONE if all(row.ran for row in found if row.name in runnable) else cli.FAILED
 
@@ -218,9 +253,20 @@ def _check_figure(given: dict[str, Any]) -> None:
     """Refuse a figure that could not be written, before minutes are spent.
 
     Raises:
-        LabError: if its ending names no format.
+        LabError: if its ending names no format, or its folder takes no file.
     """
-    if (path := given.get("figure")) and Path(path).suffix.lower() not in (".png", ".svg", ".pdf"):
+    if not (path := given.get("figure")):
+        return
+    folder = Path(path).resolve().parent
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise LabError(
+            say(
+                en=f"--figure {path} cannot be written: {folder} is no folder that takes files; name one that does.",
+                fr=f"--figure {path} ne peut pas être écrit : {folder} n’est pas un dossier où écrire ; nommez-en "
+                "un autre.",
+            )
+        )
+    if Path(path).suffix.lower() not in (".png", ".svg", ".pdf"):
         raise LabError(
             say(
                 en=f"--figure {path} needs an ending that names its format: .png, .svg or .pdf.",
@@ -232,8 +278,11 @@ def _check_figure(given: dict[str, Any]) -> None:
 def _print(found: list[LibraryRow], answer: Any) -> None:
     from dlojz.viz import library_tables as tables
 
-    first = next(row for row in found if row.ran)
-    assert first.config is not None  # at least one was run
+    first = next((row for row in found if row.config is not None), None)
+    if first is None or first.config is None:
+        for sentence in tables.notes(found):
+            answer(sentence)
+        return
     layout = first.config.layout
     answer(
         say(

@@ -14,6 +14,7 @@ from dlojz.config import RunConfig
 from dlojz.launch import run
 from dlojz.libraries import LIBRARIES, library, require
 from dlojz.libraries.side_by_side import LibraryRow, rows
+from dlojz.library_misfit import or_none, stage_misfit
 from dlojz.record import RunRecord
 from dlojz.schema import LabError
 from dlojz.text import say
@@ -39,9 +40,11 @@ def configurations(names: Sequence[str] | None = None, **fields: Any) -> tuple[d
         library(name)
         try:
             require(name)
+            if (misfit := stage_misfit(name, fields.get("zero"))) is not None:
+                raise LabError(misfit)
             asked[name] = RunConfig.of(**{**fields, "library": name})
         except LabError as error:
-            refused[name] = str(error)
+            refused[name] = str(error).removesuffix(or_none()) + "." * str(error).endswith(or_none())
     if not asked:
         raise LabError(next(iter(refused.values())))
     return asked, refused
@@ -80,12 +83,11 @@ def run_libraries(
             )
         )
     asked, refused = configurations(names, **fields)
-    records: dict[str, list[RunRecord]] = {name: [] for name in asked}
+    records: dict[str, list[RunRecord | None]] = {name: [] for name in asked}
     for number, name in _turns(asked, rounds):
         on_run(name, number)
         made = run(asked[name], on="local", again=again or number > 0, root=root, progress=False)
-        if made.record is not None:
-            records[name].append(made.record)
+        records[name].append(made.record)
     return rows(records, names=names, refused=refused)
 
 

@@ -6,6 +6,7 @@ command that installs it, and nothing else stops working for it.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import sys
@@ -21,6 +22,9 @@ from dlojz.schema import LabError, one_of
 from dlojz.text import say
 
 PROGRAMS = Path(__file__).parent / "programs"
+REPOSITORY = Path(__file__).parents[2]
+READY = ".ready"
+"""File that the Makefile puts into an environment when all of it is installed."""
 REFERENCE = "torch"
 """The library from which the lines that change are counted."""
 
@@ -47,7 +51,7 @@ class Library:
     environment: str = ""
     """Folder of an environment of its own, in the repository; empty where it lives beside torch."""
     environment_variable: str = ""
-    """Which variable names the Python of that environment, instead of the folder."""
+    """Which variable names the Python of an environment made by other means, instead of the folder."""
 
     @property
     def program(self) -> Path:
@@ -60,23 +64,33 @@ class Library:
         return f"{__name__}.programs.with_{self.name}"
 
     @property
+    def given(self) -> str:
+        """The Python that the variable names; empty where it names none."""
+        return os.environ.get(self.environment_variable, "") if self.environment_variable else ""
+
+    @property
     def python(self) -> Path | None:
-        """The interpreter of its own environment, where it has one that is there; None without."""
-        given = os.environ.get(self.environment_variable, "") if self.environment_variable else ""
-        here = Path(__file__).parents[2] / self.environment / "bin" / "python"
-        found = Path(given) if given else here
-        return found if self.environment and found.is_file() else None
+        """The interpreter of its own environment; None without, or where `command` has not come to its end."""
+        if not self.environment:
+            return None
+        if self.given:
+            return Path(self.given) if Path(self.given).is_file() else None
+        folder = REPOSITORY / self.environment
+        here = folder / "bin" / "python"
+        return here if here.is_file() and (folder / READY).is_file() else None
 
     @property
     def installed(self) -> bool:
         """Whether it can be imported, here or in its own environment; nothing is imported to know."""
-        return self.python is not None or found(self.import_name)
+        if self.python is not None:
+            return bool(self.version)
+        return not self.given and found(self.import_name)
 
     @property
     def version(self) -> str:
         """Its version, here or in its own environment; empty where it is not installed."""
         own = self.python
-        where = [str(path) for path in own.parents[1].glob("lib/python*/site-packages")] if own else sys.path
+        where = [str(path) for path in own.parents[1].glob("lib/python*/*-packages")] if own else sys.path
         return next((one.version for one in distributions(name=self.package, path=where)), "")
 
 
@@ -199,11 +213,15 @@ def absence(name: str) -> str | None:
     one = library(name)
     if one.installed:
         return None
+    there, first, la, puis = "", "", "", ""
+    if one.given:
+        there, first = f" where {one.environment_variable} says, {one.given}", "unset this variable, then "
+        la, puis = f" là où le dit {one.environment_variable}, {one.given}", "retirez cette variable, puis "
     return say(
-        en=f"{one.title} is not installed (Python package {one.package}): install it by {one.command}, in the folder "
-        "of the lab.",
-        fr=f"{one.title} n’est pas installé (paquet Python {one.package}) : installez-le par {one.command}, dans le "
-        "dossier du TP.",
+        en=f"{one.title} is not installed{there} (Python package {one.package}): {first}install it by {one.command}, "
+        "in the folder of the lab.",
+        fr=f"{one.title} n’est pas installé{la} (paquet Python {one.package}) : {puis}installez-le par {one.command}, "
+        "dans le dossier du TP.",
     )
 
 
@@ -247,14 +265,15 @@ def laid_out_otherwise(config: RunConfig, wrapped_in: str) -> str:
         config: the run.
         wrapped_in: class that the library has put the model in, as a record tells it.
     """
-    if not config.layout.zero or wrapped_in != "DistributedDataParallel":
+    sharded = config.layout.zero or config.layout.engine == "deepspeed"
+    if not sharded or wrapped_in != "DistributedDataParallel":
         return ""
     title = LIBRARIES[config.library].title
     return say(
-        en=f"asked for {config.layout.title}, {title} trained with DDP: it leaves its plugins for sharding aside "
-        "where there is no GPU, and does not say so.",
-        fr=f"au lieu de {config.layout.title}, {title} a entraîné avec DDP : sans GPU, il laisse de côté ses plugins "
-        "de partage, sans le dire.",
+        en=f"asked for {config.layout.title}, {title} trained with DDP: it leaves its plugins aside where "
+        "there is no GPU, and does not say so.",
+        fr=f"au lieu de {config.layout.title}, {title} a entraîné avec DDP : sans GPU, il laisse ses plugins de "
+        "côté, sans le dire.",
     )
 
 
@@ -262,3 +281,18 @@ def lines_changed(name: str, reference: str = REFERENCE) -> Change:
     """The lines of code by which a library's program differs from the reference's."""
     before, after = (library(one).program.read_text(encoding="utf-8") for one in (reference, name))
     return change(before, after)
+
+
+def bridge_lines(name: str) -> int:
+    """The lines of code of what stands between the lab and a library: other names of weights, its options, a CPU.
+
+    Those of the modules beside the programs that its own imports, but for the course's, which are common to all.
+    """
+    tree = ast.parse(library(name).program.read_text(encoding="utf-8"))
+    modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    own = [module.removeprefix(f"{__name__}.") for module in modules if module.startswith(f"{__name__}.")]
+    return sum(
+        len(code_lines((PROGRAMS.parent / f"{module}.py").read_text(encoding="utf-8")))
+        for module in own
+        if not module.startswith("course")
+    )

@@ -10,6 +10,7 @@ import argparse
 import os
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from dlojz import data as datasets
 from dlojz import models
 from dlojz.config import RunConfig
 from dlojz.data.sampling import MicroBatchSampler
+from dlojz.text import say
 from dlojz.train import loop
 from dlojz.train.engines.base import mean_loss
 from dlojz.train.stop import ignore_stop_signal
@@ -27,9 +29,30 @@ Batch = Sequence[Tensor]
 """A micro-batch: (inputs, targets)."""
 
 
+class OneSentence(argparse.ArgumentParser):
+    """A command line that ends the program with one sentence where it cannot be followed."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """The options' values; a word that is none of them ends the program."""
+        given, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            options = " ".join(option for action in self._actions for option in action.option_strings[-1:])
+            self.error(
+                say(
+                    en=f"{' '.join(unknown)} was received, which this program does not do; its options are {options}.",
+                    fr=f"{' '.join(unknown)} a été reçu, ce que ce programme ne fait pas ; ses options sont {options}.",
+                )
+            )
+        return given
+
+    def error(self, message: str) -> NoReturn:
+        """End the program with this sentence."""
+        self.exit(2, f"{self.prog}{say(en=':', fr=' :')} {message}\n")
+
+
 def parser() -> argparse.ArgumentParser:
-    """The command line of every program; the short options are the course's."""
-    made = argparse.ArgumentParser()
+    """The command line of every program; the short options are the course's, and a program adds its own."""
+    made = OneSentence(allow_abbrev=False)
     made.add_argument("--model", default="coatnet_tiny")
     made.add_argument("--data", default=None)
     made.add_argument("--data-root", default=None)
@@ -41,10 +64,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--lr", type=float, default=1e-3)
     made.add_argument("--weight-decay", type=float, default=0.0)
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--zero", type=int, default=0, help="what is sharded: 0 nothing, 3 weights, gradients, states")
-    made.add_argument("--tp", type=int, default=1, help="ranks that share each layer")
-    made.add_argument("--pp", type=int, default=1, help="stages of the pipeline")
     made.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    made.set_defaults(zero=0, tp=1, pp=1)  # a program adds those of them that it has
     return made
 
 
@@ -61,10 +82,12 @@ def _config(args: argparse.Namespace) -> RunConfig:
 
 
 def device(args: argparse.Namespace) -> torch.device:
-    """The device of this rank: the GPU of its number on this node, or the CPU where there is none."""
+    """The device of this rank, from here on its current one: the GPU of its number on this node, or the CPU."""
     if args.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    found = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(found)  # what asks for "cuda" alone, NCCL's barrier too, would else meet on the first GPU
+    return found
 
 
 class WithLoss(nn.Module):

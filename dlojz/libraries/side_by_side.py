@@ -13,14 +13,17 @@ from itertools import zip_longest
 from typing import Any
 
 from dlojz.config import RunConfig
-from dlojz.footprint import Footprint
+from dlojz.footprint import Footprint, Traffic
 from dlojz.libraries import LIBRARIES, REFERENCE, absence, laid_out_otherwise, lines_changed
 from dlojz.libraries.lines import Change
 from dlojz.optimizer_stages import settled_step
 from dlojz.predict import predict
 from dlojz.record import RunRecord
 from dlojz.schema import LabError
+from dlojz.text import say
 
+Rounds = Sequence[RunRecord | None]
+"""The records of a library's runs, round by round; None where a round has left none."""
 CONTROL = "control"
 """The lab's own group, whose few bytes are no library's."""
 
@@ -48,7 +51,9 @@ class LibraryRow:
     peak_bytes: tuple[int | None, int | None] = (None, None)
     """Predicted and measured."""
     traffic_bytes: tuple[tuple[str, int | None, int | None], ...] = ()
-    """Each collective, with its bytes predicted and measured."""
+    """Each collective, with the bytes of its messages predicted and measured."""
+    sent_bytes: tuple[float | None, float | None] = (None, None)
+    """What leaves the rank for all of them, predicted and measured; see `sent`."""
     step_s: float | None = None
     """Median over the steps that were timed, of the rounds' medians."""
     step_ratio: float | None = None
@@ -56,6 +61,11 @@ class LibraryRow:
     step_ratio_low: float | None = None
     step_ratio_high: float | None = None
     rounds: int = 0
+    """Those whose step time stands in the ratio; without plain torch's, those that were timed."""
+    steps_timed: int = 0
+    """Steps of a round in that median: the first ones, which are traced, are not."""
+    otherwise: bool = False
+    """Whether the library did something else than it was asked, which `note` tells: another training is timed."""
 
     @property
     def ran(self) -> bool:
@@ -91,43 +101,69 @@ class LibraryRow:
                 {"collective": name, "predicted": predicted, "measured": measured}
                 for name, predicted, measured in self.traffic_bytes
             ],
+            "sent_bytes": dict(zip(("predicted", "measured"), self.sent_bytes, strict=True)),
             "bytes_equal": self.bytes_equal,
             "step_s": self.step_s,
             "step_ratio": self.step_ratio,
             "step_ratio_low": self.step_ratio_low,
             "step_ratio_high": self.step_ratio_high,
             "rounds": self.rounds,
+            "steps_timed": self.steps_timed,
+            "otherwise": self.otherwise,
         }
 
 
 def rows(
-    records: Mapping[str, Sequence[RunRecord]] | Sequence[RunRecord],
+    records: Mapping[str, Rounds] | Sequence[RunRecord],
     names: Sequence[str] | None = None,
     refused: Mapping[str, str] | None = None,
 ) -> list[LibraryRow]:
     """The libraries side by side, each with what its records tell.
 
     Args:
-        records: of runs with a library, of the same training: by library the record of each round, or, for one round,
-            records alone.
+        records: of runs with a library, of the same training: by library the record of each round, None where a round
+            has left none; or, for one round, records alone.
         names: libraries to have a row; by default all of the catalogue.
         refused: why some were not run.
     """
     if not isinstance(records, Mapping):
         records = {record.config.library: [record] for record in records}
-    done = {name: [one for one in told if one.losses] for name, told in records.items()}
-    base = done.get(REFERENCE, [])
+    base: Rounds = records.get(REFERENCE, ())
     found = []
     for name in names or tuple(LIBRARIES):
-        own = done.get(name, [])
-        why = (refused or {}).get(name) or _why(name, records.get(name, ()))
-        found.append(_measured(name, own, base) if own else _silent(name, why))
+        told: Rounds = records.get(name, ())
+        why = (refused or {}).get(name) or _why(name, told)
+        found.append(_measured(name, told, base) if any(map(_has_losses, told)) else _silent(name, why))
     return found
 
 
-def _why(name: str, told: Sequence[RunRecord]) -> str:
-    ended = next((f"{one.status}: {one.reason}" for one in told), "")
-    return ended or absence(name) or ""
+def _has_losses(record: RunRecord | None) -> bool:
+    return record is not None and bool(record.losses)
+
+
+def _last(told: Rounds) -> RunRecord | None:
+    return next((one for one in reversed(told) if one is not None and one.losses), None)
+
+
+def _why(name: str, told: Rounds) -> str:
+    return next((_ended(one) for one in told if one is not None), "") or absence(name) or ""
+
+
+def _ended(record: RunRecord) -> str:
+    return f"{status_words(record.status)}{say(en=':', fr=' :')} {record.reason}"
+
+
+def status_words(status: str) -> str:
+    """How a run ended, in the reader's language."""
+    french = {
+        "completed": "terminé",
+        "oom": "mémoire insuffisante",
+        "timeout": "temps dépassé",
+        "cancelled": "annulé",
+        "failed": "échec",
+        "diverged": "divergence",
+    }
+    return say(en=status, fr=french.get(status, status))
 
 
 def _silent(name: str, why: str) -> LibraryRow:
@@ -135,16 +171,19 @@ def _silent(name: str, why: str) -> LibraryRow:
     return LibraryRow(name, one.title, one.version, lines_changed(name), one.hides(), None, why)
 
 
-def _measured(name: str, own: Sequence[RunRecord], base: Sequence[RunRecord]) -> LibraryRow:
-    one, last = LIBRARIES[name], own[-1]
+def _measured(name: str, told: Rounds, base: Rounds) -> LibraryRow:
+    one, last, plain = LIBRARIES[name], _last(told), _last(base)
+    assert last is not None  # whoever asks has seen its losses
     measured, predicted = last.footprint(), _predicted(last.config)
-    step_s = [_step_s(record) for record in own]
+    step_s = [_step_s(record) for record in told]
     ratios = [
         mine / other
-        for mine, record in zip(step_s, base, strict=False)
+        for mine, record in zip(step_s, base, strict=False)  # round by round: one that failed leaves its place
         if mine is not None and (other := _step_s(record)) is not None
     ]
     low, high = _quartiles(ratios)
+    known = [seconds for seconds in step_s if seconds is not None]
+    otherwise = laid_out_otherwise(last.config, last.environment.get("wrapped_in", ""))
     version = last.environment.get("library", "").removeprefix(one.title).strip()
     return LibraryRow(
         name=name,
@@ -153,22 +192,38 @@ def _measured(name: str, own: Sequence[RunRecord], base: Sequence[RunRecord]) ->
         change=lines_changed(name),
         hides=one.hides(),
         config=last.config,
-        note=laid_out_otherwise(last.config, last.environment.get("wrapped_in", ""))
-        or ("" if last.status == "completed" else f"{last.status}: {last.reason}"),
+        note=" ".join(sentence for sentence in (otherwise, _not_done(told)) if sentence),
         losses=last.losses,
-        difference=largest_difference(last.losses, base[-1].losses) if base else None,
-        same_weights=_same(last.weights_sha256, base[-1].weights_sha256) if base else None,
+        difference=largest_difference(last.losses, plain.losses) if plain else None,
+        same_weights=_same(last.weights_sha256, plain.weights_sha256) if plain else None,
         states_bytes=(_states(predicted), _states(measured)),
         peak_bytes=(
             predicted.memory.peak_bytes if predicted else None,
             measured.memory.peak_bytes if measured else None,
         ),
         traffic_bytes=traffic_pairs(predicted, measured),
-        step_s=statistics.median(known) if (known := [one for one in step_s if one is not None]) else None,
+        sent_bytes=(sent(predicted), sent(measured)),
+        step_s=statistics.median(known) if known else None,
         step_ratio=statistics.median(ratios) if ratios else None,
         step_ratio_low=low,
         step_ratio_high=high,
-        rounds=len(own),
+        rounds=len(ratios) if plain else len(known),
+        steps_timed=len(_timed(last)),
+        otherwise=bool(otherwise),
+    )
+
+
+def _not_done(told: Rounds) -> str:
+    """The rounds that were not run to their end, and how the first of them ended; empty where all were."""
+    short = [one for one in told if one is None or one.status != "completed"]
+    if not short:
+        return ""
+    ended = next((_ended(one) for one in short if one is not None), say(en="no record.", fr="aucun enregistrement."))
+    if len(told) == 1:
+        return ended
+    return say(
+        en=f"{len(short)} of {len(told)} rounds: {ended}",
+        fr=f"{len(short)} tour{'s' * (len(short) > 1)} sur {len(told)} : {ended}",
     )
 
 
@@ -187,9 +242,14 @@ def _same(mine: str | None, other: str | None) -> bool | None:
     return mine == other if mine and other else None
 
 
-def _step_s(record: RunRecord) -> float | None:
-    """Median of the steps behind those that are traced."""
-    timed = record.step_s[settled_step(record.config, 0) + 1 :]
+def _timed(record: RunRecord) -> Sequence[float]:
+    """The seconds of the steps behind those that are traced."""
+    return record.step_s[settled_step(record.config, 0) + 1 :]
+
+
+def _step_s(record: RunRecord | None) -> float | None:
+    """Their median; None of a run that did not come to its end."""
+    timed = _timed(record) if record is not None and record.status == "completed" else ()
     return statistics.median(timed) if timed else None
 
 
@@ -205,6 +265,16 @@ def _quartiles(ratios: Sequence[float]) -> tuple[float | None, float | None]:
 def largest_difference(losses: Sequence[float], others: Sequence[float]) -> float | None:
     """The largest difference of two losses of the same step; None where no step is common."""
     return max((abs(one - other) for one, other in zip(losses, others, strict=False)), default=None)
+
+
+def leaves(one: Traffic) -> bool:
+    """Whether this is what a rank sends for the library: not the lab's own messages, nor what it receives."""
+    return one.group != CONTROL and one.collective != "recv"
+
+
+def sent(footprint: Footprint | None) -> float | None:
+    """Bytes that leave a rank in one step, of all groups but the lab's own, as `Traffic.sent_bytes` counts them."""
+    return None if footprint is None else sum(one.sent_bytes for one in footprint.communication if leaves(one))
 
 
 def traffic_pairs(

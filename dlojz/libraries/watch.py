@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import get_worker_info
 from torch.utils.data._utils import fetch
 
 from dlojz.config import RunConfig
@@ -82,6 +83,8 @@ class Watch:
 
     def called(self, module: nn.Module, inputs: Any) -> None:
         """A module is called: the outermost one, where a forward pass has not begun yet."""
+        if get_worker_info() is not None:  # a forked process that loads: what transforms an image is a module too
+            return
         if self._module is None:
             self._module = module
             self.engine = seen(self.config, module, self._device)

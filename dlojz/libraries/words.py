@@ -6,9 +6,12 @@ otherwise.
 
 from __future__ import annotations
 
+import ast
+import shlex
 from pathlib import Path
 
 from dlojz.config import RunConfig
+from dlojz.libraries import library
 
 PLACEHOLDER = Path("ds_config.json")
 
@@ -33,7 +36,7 @@ def words_of(config: RunConfig, deepspeed_file: Path = PLACEHOLDER) -> list[str]
         ("--lr", config.learning_rate, 1e-3),
         ("--weight-decay", config.weight_decay, 0.0),
         ("--seed", config.seed, 0),
-        ("--zero", layout.zero, 0),
+        ("--zero", 0 if layout.engine == "deepspeed" else layout.zero, 0),  # then it is in the JSON file
         ("--tp", layout.tp, 1),
         ("--pp", layout.pp, 1),
         ("--device", config.device, "auto"),
@@ -44,3 +47,14 @@ def words_of(config: RunConfig, deepspeed_file: Path = PLACEHOLDER) -> list[str]
     if layout.engine == "deepspeed":
         words += ["--deepspeed_config", str(deepspeed_file)]
     return words
+
+
+def command_alone(name: str) -> str:
+    """The command line that a library's program is headed with, as it can be typed here: with whole paths."""
+    one = library(name)
+    said = ast.get_docstring(ast.parse(one.program.read_text(encoding="utf-8"))) or ""
+    words = shlex.split(said.splitlines()[-1])
+    folder = one.program.parent
+    words = [str(folder / word) if (folder / word).is_file() else word for word in words]
+    own = [str(one.python), "-m", "torch.distributed.run"] if one.python else [words[0]]
+    return shlex.join([*own, *words[1:]])

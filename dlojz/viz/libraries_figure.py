@@ -30,7 +30,7 @@ LOOKS = {
 }
 """Colour and hatch of a library."""
 OTHER = (SKY, "++")
-MEGABYTE = 1e6
+MEBIBYTE = 2**20
 HEIGHT = 0.36
 Pair = tuple[int | None, int | None]
 """Bytes predicted and measured."""
@@ -40,7 +40,7 @@ def libraries_figure(rows: Sequence[LibraryRow], path: str | Path | None = None)
     """Draw the libraries side by side: four panels, a line of each for every library.
 
     Lines of code, those that are not plain torch's in full colour; the peak of memory of rank 0, predicted (light)
-    above measured, in MB; the bytes that a step communicates, likewise; the time of a step over plain torch's in the
+    above measured, in MiB; the bytes that a step communicates, likewise; the time of a step over plain torch's in the
     same round, a dot for the median, a bar for the quartiles. Beneath each name: the largest difference of a loss.
 
     Args:
@@ -65,10 +65,10 @@ def libraries_figure(rows: Sequence[LibraryRow], path: str | Path | None = None)
     _times(panels[3], rows)
     titles = (
         say(en="lines of code\n(full: not plain torch's)", fr="lignes de code\n(plein : pas celles de torch)"),
-        say(en="peak of rank 0, MB\npredicted (light), measured", fr="pic du rang 0, Mo\nprédit (clair), mesuré"),
+        say(en="peak of rank 0, MiB\npredicted (light), measured", fr="pic du rang 0, Mio\nprédit (clair), mesuré"),
         say(
-            en="messages of a step, MB\npredicted (light), measured",
-            fr="messages par pas, Mo\nprédits (clair), mesurés",
+            en="messages of a step, MiB\npredicted (light), measured",
+            fr="messages par pas, Mio\nprédits (clair), mesurés",
         ),
         say(en="time of a step, over\nplain torch's", fr="durée d’un pas,\nrapportée à torch seul"),
     )
@@ -125,19 +125,19 @@ def _pairs(axes: Axes, rows: Sequence[LibraryRow], pair_of: Callable[[LibraryRow
         for shift, value, alpha in ((-HEIGHT / 2, predicted, PREDICTED_ALPHA), (HEIGHT / 2, measured, 1.0)):
             if value is None:
                 continue
-            axes.barh(place + shift, value / MEGABYTE, HEIGHT, alpha=alpha, **_looks(row))
-            most = max(most, value / MEGABYTE)
-        if predicted is not None and measured is not None and _megabytes(predicted) != _megabytes(measured):
-            _beside(axes, _megabytes(predicted), predicted / MEGABYTE, place - HEIGHT / 2)
-            _beside(axes, _megabytes(measured), measured / MEGABYTE, place + HEIGHT / 2)
+            axes.barh(place + shift, value / MEBIBYTE, HEIGHT, alpha=alpha, **_looks(row))
+            most = max(most, value / MEBIBYTE)
+        if predicted is not None and measured is not None and _mebibytes(predicted) != _mebibytes(measured):
+            _beside(axes, _mebibytes(predicted), predicted / MEBIBYTE, place - HEIGHT / 2)
+            _beside(axes, _mebibytes(measured), measured / MEBIBYTE, place + HEIGHT / 2)
         elif measured is not None:
             shift = HEIGHT / 2 if predicted is None else 0
-            _beside(axes, _megabytes(measured), max(measured, predicted or 0) / MEGABYTE, place + shift)
+            _beside(axes, _mebibytes(measured), max(measured, predicted or 0) / MEBIBYTE, place + shift)
     axes.set_xlim(0, 1.35 * most or 1)
 
 
-def _megabytes(num_bytes: int) -> str:
-    return number(num_bytes / MEGABYTE, 2 if num_bytes < 100 * MEGABYTE else 0)
+def _mebibytes(num_bytes: int) -> str:
+    return number(num_bytes / MEBIBYTE, 2 if num_bytes < 100 * MEBIBYTE else 0)
 
 
 def _times(axes: Axes, rows: Sequence[LibraryRow]) -> None:
@@ -175,6 +175,6 @@ def _described(row: LibraryRow) -> str:
 
 
 def _of(pair: tuple[int | None, int | None]) -> str:
-    unit = say(en="MB", fr="Mo")
-    before, after = ("—" if value is None else f"{_megabytes(value)} {unit}" for value in pair)
+    unit = say(en="MiB", fr="Mio")
+    before, after = ("—" if value is None else f"{_mebibytes(value)} {unit}" for value in pair)
     return say(en=f"{after} (predicted {before})", fr=f"{after} (prédit : {before})")

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from dlojz import libraries
-from dlojz.cli import DONE, REFUSED, main
+from dlojz.cli import DONE, FAILED, REFUSED, main
 from dlojz.libraries import LIBRARIES
 from dlojz.libraries.lines import code_lines
+from dlojz.libraries.words import command_alone
 from dlojz.text import use_language
 
 
@@ -37,7 +38,41 @@ def test_the_catalogue_as_json(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_a_program_is_shown_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["libraries", "--show", "deepspeed"]) == DONE
-    assert capfd.readouterr().out.strip() == LIBRARIES["deepspeed"].program.read_text().strip()
+    told = capfd.readouterr()
+    assert told.out.strip() == LIBRARIES["deepspeed"].program.read_text().strip()
+    assert told.err.splitlines()[-1] == command_alone("deepspeed")
+
+
+@pytest.mark.parametrize(("columns", "beside"), [("80", False), ("160", True)])
+def test_the_catalogue_breaks_no_word(
+    columns: str, beside: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a narrow terminal, what is hidden stands below the table."""
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["libraries"]) == DONE
+    told = capfd.readouterr().out
+    assert ("DeepSpeed hides: " in told) is not beside
+    words = set(told.split())
+    assert {word for one in LIBRARIES.values() for word in one.runs().split()} <= words
+
+
+def test_where_nothing_could_be_run_the_reason_is_told(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An environment of its own that holds the library, and whose Python does not start."""
+    python = tmp_path / "bin" / "python"
+    packages = tmp_path / "lib" / "python3.11" / "site-packages" / "colossalai-9.8.7.dist-info"
+    for folder in (python.parent, packages):
+        folder.mkdir(parents=True)
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    (packages / "METADATA").write_text("Metadata-Version: 2.1\nName: colossalai\nVersion: 9.8.7\n")
+    monkeypatch.setenv("DLOJZ_COLOSSALAI", str(python))
+    words = ["--only", "colossalai", "--steps", "2", "--rounds", "1", "--root", str(tmp_path / "runs"), "--figure"]
+    assert main(["libraries", "--run", *words, str(tmp_path / "a.png")]) == FAILED
+    told = capfd.readouterr()
+    assert told.out.startswith("Colossal-AI: not run. ") and told.out.count("\n") == 1
+    assert "Traceback" not in told.err and not (tmp_path / "a.png").exists()
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +81,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, Path]:
     folder = tmp_path_factory.mktemp("libraries")
     figure, answer = folder / "libraries.png", folder / "answer.json"
     words = ["--only", "torch,deepspeed,colossalai", "--model", "coatnet_tiny", "--micro-batch", "4", "--steps", "4"]
-    words += ["--zero", "2", "--root", str(folder / "runs"), "--figure", str(figure), "--json"]
+    words += ["--rounds", "1", "--zero", "2", "--root", str(folder / "runs"), "--figure", str(figure), "--json"]
     with pytest.MonkeyPatch.context() as patch:
         told: list[str] = []
         patch.setattr("dlojz.cli.answer._write", lambda descriptor, data: told.append(json.dumps(data)))
@@ -76,7 +111,11 @@ def test_runs_side_by_side_are_runs_as_any_other(told: tuple[Any, Path, Path]) -
     (["--run", "--figure", "a.doc"], "needs an ending that names its format", "doit se terminer par son format"),
     (["--run", "--rounds", "0"], "rounds", "rounds"),
     (["--run", "--model", "gpt_tinny"], "gpt_tiny", "gpt_tiny"),
-    (["--run", "--only", "torch", "--zero", "1"], "use engine 'deepspeed'", "deepspeed"),
+    (["--run", "--only", "torch", "--zero", "1"], "the program of library='torch' has zero=0, 2, 3 only", "n’a que"),
+    (["--run", "--model", "moe_tiny"], "use a dense model such as gpt_tiny.", "un modèle dense comme gpt_tiny."),
+    (["--run", "--only", "megatron", "--model", "vit_tiny"], "family such as gpt_tiny.", "gpt comme gpt_tiny."),
+    (["--run", "--only", ","], "--only ',' names no library", "ne nomme aucune bibliothèque"),
+    (["--run", "--figure", "/absent/a.png"], "/absent is no folder that takes files", "n’est pas un dossier où écrire"),
     (["--run", "--dp", "x"], "--dp", "--dp"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_sentence(

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -173,7 +172,13 @@ def test_a_sweep_is_one_array_per_shape_and_sends_only_what_is_new(program: Prog
 def test_runs_of_two_interpreters_are_two_arrays(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DLOJZ_COLOSSALAI", sys.executable)
+    packages = tmp_path / "own" / "lib" / "python3.11" / "site-packages" / "colossalai-0.5.0.dist-info"
+    own = tmp_path / "own" / "bin" / "python"
+    for folder in (packages, own.parent):
+        folder.mkdir(parents=True)
+    (packages / "METADATA").write_text("Metadata-Version: 2.1\nName: colossalai\nVersion: 0.5.0\n")
+    own.touch()
+    monkeypatch.setenv("DLOJZ_COLOSSALAI", str(own))
     program("sbatch", f'grep "^PYTHON=" job.sh >> {tmp_path}/sent; echo "$$"')
     both = [CONFIG, RunConfig.of(model="vit_tiny", dp=2, device="cpu", library="colossalai")]
     submit_many(both, on="slurm", machine="local", at_once=2)

@@ -10,7 +10,16 @@ import pytest
 
 from dlojz import libraries
 from dlojz.config import RunConfig
-from dlojz.libraries import LIBRARIES, absence, check_checkpoints, laid_out_otherwise, library, lines_changed, require
+from dlojz.libraries import (
+    LIBRARIES,
+    absence,
+    bridge_lines,
+    check_checkpoints,
+    laid_out_otherwise,
+    library,
+    lines_changed,
+    require,
+)
 from dlojz.libraries.lines import change, code_lines
 from dlojz.libraries.words import words_of
 from dlojz.schema import LabError
@@ -73,10 +82,48 @@ def test_an_environment_of_its_own_is_found_where_the_variable_says(
     python = tmp_path / "python"
     python.write_text("")
     monkeypatch.setenv("DLOJZ_COLOSSALAI", str(python))
-    assert LIBRARIES["colossalai"].python == python and LIBRARIES["colossalai"].installed
+    assert LIBRARIES["colossalai"].python == python
     monkeypatch.setenv("DLOJZ_COLOSSALAI", str(tmp_path / "absent"))
-    assert LIBRARIES["colossalai"].python is None
+    assert library("colossalai").python is None
     assert LIBRARIES["torch"].python is None
+
+
+@pytest.mark.parametrize("named", ["/bin/false", "/bin/no_such_python"])
+def test_a_python_without_the_library_is_no_environment_of_it(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the sentence names the variable: installing alone would change nothing."""
+    monkeypatch.setenv("DLOJZ_COLOSSALAI", named)
+    for language, words in (("en", "unset this variable, then"), ("fr", "retirez cette variable, puis")):
+        use_language(language)
+        said = absence("colossalai") or ""
+        assert words in said and "DLOJZ_COLOSSALAI" in said and named in said
+        assert "make colossalai" in said and said.count(". ") == 0
+    use_language("en")
+
+
+def test_an_environment_that_was_given_up_half_way_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation that was interrupted leaves a Python alone; the Makefile marks an environment that is whole."""
+    monkeypatch.delenv("DLOJZ_COLOSSALAI", raising=False)
+    monkeypatch.setattr(libraries, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(libraries, "found", lambda module: False)
+    one = LIBRARIES["colossalai"]
+    folder = tmp_path / one.environment
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").write_text("")
+    assert "make colossalai" in (absence("colossalai") or "")
+    packages = folder / "lib" / "python3.11" / "site-packages" / "colossalai-0.5.0.dist-info"
+    packages.mkdir(parents=True)
+    (packages / "METADATA").write_text("Metadata-Version: 2.1\nName: colossalai\nVersion: 0.5.0\n")
+    assert "make colossalai" in (absence("colossalai") or ""), "what comes behind it may still be missing"
+    (folder / libraries.READY).touch()
+    assert (absence("colossalai"), one.python, one.version) == (None, folder / "bin" / "python", "0.5.0")
+    (folder / "bin" / "python").unlink()
+    assert absence("colossalai"), "the Makefile takes it away where nothing could be made of it"
+
+
+def test_the_makefile_marks_what_is_looked_for() -> None:
+    text = (Path(libraries.__file__).parents[2] / "Makefile").read_text(encoding="utf-8")
+    assert f"COLOSSALAI := {LIBRARIES['colossalai'].environment}\n" in text
+    assert f"$(COLOSSALAI)/{libraries.READY}: " in text
 
 
 def test_only_code_counts_as_lines() -> None:
@@ -94,11 +141,22 @@ def test_lines_are_counted_from_the_plain_program() -> None:
     assert lines_changed("deepspeed").lines < plain.lines
 
 
+def test_what_bridges_the_lab_and_a_library_is_counted_too() -> None:
+    """Other names of weights, what stands in for CUDA, an older torch: but not the course's, which all have."""
+    beside = {"megatron": ("megatron_weights", "megatron_cpu"), "colossalai": ("colossalai_torch",)}
+    for name in LIBRARIES:
+        files = [libraries.PROGRAMS.parent / f"{one}.py" for one in beside.get(name, ())]
+        assert bridge_lines(name) == sum(len(code_lines(file.read_text())) for file in files), name
+    assert bridge_lines("megatron") > 50
+
+
 def test_a_programs_words_are_those_a_user_would_type() -> None:
     config = RunConfig.of(model="gpt_tiny", dp=2, library="deepspeed", zero=2, micro_batches=2, steps=3)
     words = words_of(config, Path("/run/ds_config.json"))
     assert words[-3:] == ["--deepspeed", "--deepspeed_config", "/run/ds_config.json"]
-    assert words[words.index("--accumulation") + 1] == "2" and words[words.index("--zero") + 1] == "2"
+    assert words[words.index("--accumulation") + 1] == "2" and "--zero" not in words, "the stage is in the JSON file"
+    sharded = words_of(RunConfig.of(model="gpt_tiny", dp=2, library="torch", zero=2))
+    assert sharded[sharded.index("--zero") + 1] == "2"
     plain = words_of(RunConfig.of(model="gpt_tiny", dp=2, library="torch"))
     assert "--zero" not in plain and "--deepspeed" not in plain and "--tp" not in plain
 
@@ -145,5 +203,7 @@ def test_a_sharding_that_was_left_aside_is_said() -> None:
     config = RunConfig.of(**TEXT, library="accelerate", zero=3)
     assert "trained with DDP" in laid_out_otherwise(config, "DistributedDataParallel")
     assert laid_out_otherwise(config, "FSDPWithLoss") == ""
+    stage_0 = RunConfig.of(**TEXT, library="accelerate", engine="deepspeed")
+    assert "trained with DDP" in laid_out_otherwise(stage_0, "DistributedDataParallel")
     plain = RunConfig.of(**TEXT, library="accelerate")
     assert laid_out_otherwise(plain, "DistributedDataParallel") == ""

@@ -127,7 +127,7 @@ def test_its_slices_and_stages_are_the_labs_model_again(runs: Runs) -> None:
 REFUSED = [
     ({"model": "coatnet_tiny"}, "model='coatnet_tiny' was received", "un modèle de la famille gpt"),
     ({"model": "llama_tiny"}, "trains Megatron-core's own GPT", "un modèle de la famille gpt"),
-    ({"model": "moe_tiny"}, "use experts=None", "prenez experts=None"),
+    ({"model": "moe_tiny"}, "use a dense model such as gpt_tiny", "prenez un modèle dense comme gpt_tiny"),
     ({"tp": 2, "engine": "by_hand", "sequence_parallel": True}, "torch's layer norm", "la layer norm de torch"),
     ({"pp": 2, "micro_batches": 2, "schedule": "gpipe"}, "use schedule='1f1b'", "prenez schedule='1f1b'"),
     ({"pp": 3, "micro_batches": 3}, "gpt_tiny has 4: use a pp that divides 4", "un pp qui divise 4"),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import io
+from typing import Any, get_args
 
 import pytest
+from rich.console import Console
 
 from dlojz import predict
 from dlojz.config import RunConfig
 from dlojz.footprint import Footprint
 from dlojz.libraries import LIBRARIES
-from dlojz.libraries.side_by_side import LibraryRow, largest_difference, rows, traffic_pairs
-from dlojz.record import RunRecord
+from dlojz.libraries.side_by_side import LibraryRow, largest_difference, rows, sent, status_words, traffic_pairs
+from dlojz.record import RunRecord, Status
+from dlojz.text import use_language
+from dlojz.viz.library_tables import measured_table, notes, ratio_words
 
 STEPS = 6
 
@@ -48,6 +52,31 @@ def test_a_row_reads_the_record_and_the_prediction() -> None:
     assert plain.same_weights and deepspeed.same_weights
 
 
+def test_what_is_sent_is_not_what_is_received_nor_the_labs_own() -> None:
+    """A stage of a pipeline sends its activations on and receives as many bytes of gradients."""
+    piped = by_name(rows([record("torch"), _piped()]))
+    assert piped["torch"].sent_bytes == (3_501_056.0,) * 2
+    activations = 4 * 4 * 128 * 128  # of two micro-batches of 2 samples: tokens × width × 4 bytes
+    assert piped["megatron"].sent_bytes == (float(activations),) * 2
+    assert sum(one for _, one, _ in piped["megatron"].traffic_bytes if one is not None) >= 2 * activations
+    assert sent(None) is None
+
+
+def _piped() -> RunRecord:
+    config = RunConfig.of(model="gpt_tiny", dp=1, pp=2, micro_batch=2, micro_batches=2, library="megatron", steps=STEPS)
+    measured = predict(config).model_copy(update={"source": "measured"})
+    return record("torch").model_copy(update={"config": config, "footprints": (measured,)})
+
+
+def test_how_a_run_ended_is_said_in_the_readers_language() -> None:
+    use_language("fr")
+    said = {status: status_words(status) for status in get_args(Status)}
+    failed = RunRecord(run_id="f", config=record("deepspeed").config, status="failed", reason="rang 0 : cassé.")
+    assert by_name(rows([record("torch"), failed]))["deepspeed"].note == "échec : rang 0 : cassé."
+    use_language("en")
+    assert all(status != words for status, words in said.items()) and status_words("oom") == "oom"
+
+
 def test_ratios_are_taken_within_a_round() -> None:
     """The machine was twice as slow in the second round: of which a ratio of medians would know nothing."""
     rounds = {
@@ -59,6 +88,49 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert (row.step_ratio_low, row.step_ratio_high) == (pytest.approx(1.15), pytest.approx(1.3))
 
 
+def failed(library: str) -> RunRecord:
+    return RunRecord(run_id="f", config=record(library).config, status="failed", reason="rank 0: it broke.")
+
+
+@pytest.mark.parametrize("lost", [None, failed("deepspeed"), record("deepspeed", losses=(3.0,)).model_copy(
+    update={"status": "failed", "reason": "rank 0: it broke.", "step_s": (9.0, 9.0, 9.0, 5.0)})])  # fmt: skip
+def test_a_round_that_failed_leaves_its_place_and_is_told(lost: RunRecord | None) -> None:
+    """The first of DeepSpeed's; plain torch's second round is the one that its own second is held against."""
+    found = rows({
+        "torch": [record("torch", step_s=one) for one in (1.0, 2.0, 4.0)],
+        "deepspeed": [lost, record("deepspeed", step_s=2.0), record("deepspeed", step_s=4.0)],
+    })  # fmt: skip
+    plain, row = by_name(found)["torch"], by_name(found)["deepspeed"]
+    assert (row.step_ratio, row.step_ratio_low, row.step_ratio_high) == (1.0, 1.0, 1.0)
+    assert (row.rounds, plain.rounds, row.steps_timed) == (2, 3, STEPS - 3)
+    assert row.note.startswith("1 of 3 rounds: ") and ("it broke" in row.note or lost is None) and plain.note == ""
+
+
+def test_without_the_reference_of_a_round_there_is_no_ratio_of_it() -> None:
+    found = rows({"torch": [None, record("torch")], "deepspeed": [record("deepspeed", step_s=1.5)] * 2})
+    row = by_name(found)["deepspeed"]
+    assert (row.step_ratio, row.rounds, row.difference) == (3.0, 1, 0.0)
+
+
+def test_what_a_library_did_otherwise_is_marked_at_its_ratio() -> None:
+    """It is the ratio of two trainings that are not the same; and one round alone is said to be one."""
+    wrapped = {"library": "Accelerate 1.2.3", "wrapped_in": "DistributedDataParallel"}
+    other = record("accelerate", zero=3).model_copy(update={"environment": wrapped})
+    sharded, accelerate = rows([record("torch", zero=3), other], names=["torch", "accelerate"])
+    assert (sharded.otherwise, accelerate.otherwise) == (False, True)
+    assert ratio_words(sharded) == "×1.00 (1 round)" and ratio_words(accelerate) == "×1.00 (1 round) *"
+    assert notes([sharded, accelerate])[0].startswith("Accelerate *: ")
+
+
+def test_the_table_says_whether_final_weights_are_equal_and_what_was_timed() -> None:
+    changed = record("deepspeed").model_copy(update={"weights_sha256": "01"})
+    shown = Console(width=200, record=True, file=io.StringIO())
+    shown.print(measured_table(rows({"torch": [record("torch")] * 3, "deepspeed": [changed] * 3})))
+    told = {line[:20].strip(): line[20:].split() for line in shown.export_text().splitlines()}
+    assert told["final weights equal"] == ["yes", "no"]
+    assert told["steps timed"] == ["3", "×", "3"] * 2
+
+
 def test_what_was_not_run_says_why_and_has_no_figures() -> None:
     found = by_name(rows([record("torch")], refused={"megatron": "it is refused."}))
     assert not found["megatron"].ran and found["megatron"].note == "it is refused."
@@ -68,8 +140,7 @@ def test_what_was_not_run_says_why_and_has_no_figures() -> None:
 
 
 def test_a_run_that_failed_says_so() -> None:
-    failed = RunRecord(run_id="f", config=record("deepspeed").config, status="failed", reason="rank 0: it broke.")
-    row = by_name(rows([record("torch"), failed]))["deepspeed"]
+    row = by_name(rows([record("torch"), failed("deepspeed")]))["deepspeed"]
     assert not row.ran and row.note == "failed: rank 0: it broke."
 
 

@@ -14,6 +14,9 @@ from dlojz.viz.libraries_figure import libraries_figure
 
 from .overlap import overlapping
 
+MIB = 2**20 / 1e6
+"""In millions of bytes, as the rows have them."""
+
 
 def row(name: str, **changed: object) -> LibraryRow:
     fields: dict[str, object] = {
@@ -43,8 +46,12 @@ def test_each_panel_has_what_was_measured_and_nothing_of_what_was_not() -> None:
     assert [bar.get_width() for bar in lines.patches] == [
         width for one in own for width in (one.lines - one.added, one.added)
     ]
-    assert [bar.get_width() for bar in peak.patches] == pytest.approx([90, 90, 86, 87.5, 90, 90, 80])
-    assert [bar.get_width() for bar in sent.patches] == pytest.approx([3.5, 3.5, 3.5, 3.5, 3.5, 4.5, 4.0])
+    assert [bar.get_width() for bar in peak.patches] == pytest.approx(
+        [one / MIB for one in (90, 90, 86, 87.5, 90, 90, 80)]
+    )
+    assert [bar.get_width() for bar in sent.patches] == pytest.approx(
+        [one / MIB for one in (3.5, 3.5, 3.5, 3.5, 3.5, 4.5, 4.0)]
+    )
     dots = [line.get_xdata()[0] for line in times.lines if line.get_marker() == "o"]  # type: ignore[index]
     assert dots == pytest.approx([1.0, 1.2, 1.0, 1.0])
 
@@ -52,10 +59,10 @@ def test_each_panel_has_what_was_measured_and_nothing_of_what_was_not() -> None:
 @pytest.mark.parametrize(
     ("language", "words"),
     [
-        ("en", ["DeepSpeed: ", "losses within 2e-07 of torch's", "peak 87.50 MB (predicted 86.00 MB)", "not run"]),
+        ("en", ["DeepSpeed: ", "losses within 2e-07 of torch's", "peak 83.45 MiB (predicted 82.02 MiB)", "not run"]),
         (
             "fr",
-            ["DeepSpeed : ", "pertes à 2e-07 près de celles de torch", "(prédit : 86,00 Mo)", "pas exécuté", "×1,20"],
+            ["DeepSpeed : ", "pertes à 2e-07 près de celles de torch", "(prédit : 82,02 Mio)", "pas exécuté", "×1,20"],
         ),
     ],
 )

@@ -10,18 +10,20 @@ from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlu
 from torch import nn
 
 from dlojz.libraries import course
+from dlojz.libraries.course_json import completed
 
 
 def main(words: Sequence[str] | None = None) -> nn.Module:
     """Train as the command line says; returns the trained model."""
     parser = course.parser()
+    parser.add_argument("--zero", type=int, choices=(0, 2, 3), help="what is sharded: 0 nothing, 3 weights too")
     parser.add_argument("--deepspeed_config")
     args = parser.parse_args(words)
     model = course.build_model(args)
 
     plugins = {}
     if args.deepspeed_config:
-        plugins["deepspeed_plugin"] = DeepSpeedPlugin(hf_ds_config=args.deepspeed_config)
+        plugins["deepspeed_plugin"] = DeepSpeedPlugin(hf_ds_config=completed(args))
     elif args.zero:
         plugins["fsdp_plugin"] = FullyShardedDataParallelPlugin(
             fsdp_version=2,

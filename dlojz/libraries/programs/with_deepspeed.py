@@ -1,6 +1,6 @@
 """The training with DeepSpeed: ZeRO as its JSON file says.
 
-torchrun --nproc-per-node 2 with_deepspeed.py --model gpt_tiny -b 16 -s 20 --deepspeed --deepspeed_config ds_config.json
+torchrun --nproc-per-node 2 with_deepspeed.py -b 4 -s 20 --deepspeed --deepspeed_config ds_config_zero2.json
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dlojz.libraries import course
+from dlojz.libraries.course_json import completed
 
 
 def main(words: Sequence[str] | None = None) -> deepspeed.DeepSpeedEngine:
@@ -17,6 +18,7 @@ def main(words: Sequence[str] | None = None) -> deepspeed.DeepSpeedEngine:
     parser = course.parser()
     parser = deepspeed.add_config_arguments(parser)
     args = parser.parse_args(words)
+    args.deepspeed_config = completed(args)  # with -b and --accumulation, which the course's file leaves out
     deepspeed.init_distributed()
 
     model = course.build_model(args)

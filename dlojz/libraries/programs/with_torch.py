@@ -17,6 +17,7 @@ from dlojz.libraries import course
 def main(words: Sequence[str] | None = None) -> nn.Module:
     """Train as the command line says; returns the trained model."""
     parser = course.parser()
+    parser.add_argument("--zero", type=int, choices=(0, 2, 3), help="what is sharded: 0 nothing, 3 weights too")
     args = parser.parse_args(words)
     device = course.device(args)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
