@@ -320,14 +320,14 @@ lab.check("course-json", complete)
 # lab.hint("course-json")
 
 # %% [markdown] lang="fr"
-# Et maintenant la commande du cours, telle quelle, avec votre fichier (`torchrun` à la place de `srun`, un modèle plus
-# petit que celui de la diapositive). Le micro-batch y figure deux fois, en `-b` pour le chargeur de données et dans le
+# Et maintenant la commande du cours, avec votre fichier (`torchrun` à la place de `srun`, et un modèle plus petit que
+# celui de la diapositive). Le micro-batch y figure deux fois, en `-b` pour le chargeur de données et dans le
 # JSON pour le moteur : c’est à vous qu’il revient de les accorder. Au bout de chaque micro-batch, le rang 0 affiche sa
 # perte. Le fichier du cours ne dit rien de l’écrêtage : DeepSpeed écrête donc. (La toute première fois, il compile un
 # opérateur : jusqu’à une minute.)
 
 # %% [markdown] lang="en"
-# And now the course's command as it is, with your file (`torchrun` in the place of `srun`, a smaller model than the
+# And now the course's command, with your file (`torchrun` in the place of `srun`, and a smaller model than the
 # slide's). The micro-batch is in it twice, as `-b` for the data loader and in the JSON for the engine: it is up to you
 # that they agree. At the end of each micro-batch, rank 0 prints its loss. The course's file says nothing of clipping:
 # so DeepSpeed clips. (The very first time, it compiles an operator: up to a minute.)
@@ -464,33 +464,41 @@ lab.predict(
     ### END SOLUTION
 )
 
-# %% name="reveal-updates"
-from dlojz.labs.library_accelerator_exercises import updates
-
-lab.reveal("accelerate-updates", updates(10, 4))
-
 # %% [markdown] lang="fr"
-# Vos trois boucles, sur ces 10 micro-batches :
+# Accelerate les fait pour de bon, dans un processus à part, et l’on compte (s’il manque, c’est une maquette qui compte,
+# et la cellule le dit) :
 
 # %% [markdown] lang="en"
-# Your three loops, on these 10 micro-batches:
+# Accelerate really makes them, in a process of its own, and they are counted (where it is missing a stand-in is
+# counted, and the cell says so):
+
+# %% name="reveal-updates"
+lab.reveal("accelerate-updates", figures.updates_made(micro_batches=10, accumulation=4))
+
+# %% [markdown] lang="fr"
+# Vos trois boucles, sur ces 10 micro-batches, avec le vrai moteur de DeepSpeed et le vrai Accelerate :
+
+# %% [markdown] lang="en"
+# Your three loops, on these 10 micro-batches, with DeepSpeed's real engine and the real Accelerate:
 
 # %% name="three-loops"
 figures.loops(plain_loop, deepspeed_loop, accelerate_loop, micro_batches=10, accumulation=4)
 
 # %% [markdown] lang="fr"
-# À la fin du chargeur, Accelerate met à jour avec ce qu’il a. Mais il divise toujours par 4 : ce dernier pas, fait de
-# deux micro-batches, est deux fois plus petit. Chez DeepSpeed, les deux micro-batches attendent l’époque suivante.
-# Aucune des deux réponses n’est fausse ; encore faut-il savoir laquelle on a.
+# À la fin du chargeur, Accelerate met à jour avec ce qu’il a. Mais il divise toujours par 4 : pour ce dernier pas, fait
+# de deux micro-batches, le gradient est deux fois trop petit (en SGD, le pas aussi ; Adam le compense presque). Chez
+# DeepSpeed, les deux micro-batches attendent l’époque suivante. Aucune des deux réponses n’est fausse ; encore faut-il
+# savoir laquelle on a.
 #
-# Le programme, puis son exécution. Il passe par des greffons (*plugins*) pour déléguer à FSDP2 ou à DeepSpeed :
-# quelques lignes de réglage, la même boucle. Notez `cpu=True` : sans lui, là où il n’y a pas de GPU, `Accelerator()` ne
-# forme aucun groupe, et chaque processus s’entraîne seul, sur toutes les données, sans rien en dire.
+# Le programme, puis son exécution. Il passe par des *plugins* pour déléguer à FSDP2 ou à DeepSpeed : quelques lignes de
+# réglage, la même boucle. Notez `cpu=True` : sans lui, là où il n’y a pas de GPU, `Accelerator()` ne forme aucun
+# groupe, et chaque processus s’entraîne seul, sur toutes les données, sans rien en dire.
 
 # %% [markdown] lang="en"
-# At the end of the loader, Accelerate updates with what it has. But it still divides by 4: that last step, made of two
-# micro-batches, is half as long. With DeepSpeed the two micro-batches wait for the next epoch. Neither answer is wrong,
-# but one should know which it is.
+# At the end of the loader, Accelerate updates with what it has. But it still divides by 4: for that last step, made of
+# two micro-batches, the gradient is half of what it should be (with SGD, so is the step; Adam nearly makes up for it).
+# With DeepSpeed the two micro-batches wait for the next epoch. Neither answer is wrong, but one should know which it
+# is.
 #
 # The program, then a run of it. It has plugins to hand the work over to FSDP2 or DeepSpeed: a few lines of settings,
 # the same loop. Note `cpu=True`: without it, where there is no GPU, `Accelerator()` makes no group at all, and each
@@ -617,7 +625,7 @@ sharded = dlojz.run(config, library="torch", zero=3)
 figures.told(stage, plain, sharded, deepspeed_run)
 
 # %% [markdown] lang="fr"
-# À Accelerate, demandons maintenant la même chose qu’à FSDP2 : `zero=3`, par son greffon FSDP. **Avant de regarder** :
+# À Accelerate, demandons maintenant la même chose qu’à FSDP2 : `zero=3`, par son *plugin* FSDP. **Avant de regarder** :
 # que dira votre fonction ?
 
 # %% [markdown] lang="en"
@@ -630,7 +638,7 @@ figures.told(stage, accelerate_run, asked_for_fsdp)
 
 # %% [markdown] lang="fr"
 # Sans GPU, Accelerate se rabat sur DDP, **sans erreur ni avertissement** : rien n’est réparti, et sur un modèle qui ne
-# tient pas, vous l’apprendriez par un dépassement de mémoire. (Avec un GPU, le greffon fait bien du FSDP2.) Les
+# tient pas, vous l’apprendriez par un dépassement de mémoire. (Avec un GPU, le *plugin* fait bien du FSDP2.) Les
 # messages comptés, eux, ne trompent pas.
 #
 # ## 5. Megatron-core
@@ -685,7 +693,7 @@ lab.check("megatron-qkv", megatron_qkv)
 # lab.hint("megatron-qkv")
 
 # %% [markdown] lang="fr"
-# Le programme. Presque rien n’y reste du programme simple : c’est Megatron qui mène la boucle, et `forward_step` ne
+# Le programme. Il n’y reste presque rien du programme simple : c’est Megatron qui mène la boucle, et `forward_step` ne
 # décrit qu’un micro-batch, pour que son ordonnanceur puisse en faire un pipeline. Ses couches par colonnes et par
 # lignes sont celles du TP 06 : un [test](../../tests/tensor/test_megatron_oracle.py) les compare aux nôtres, nombres et
 # messages.
@@ -707,9 +715,8 @@ figures.program("megatron")
 # (`tp=2`); a pipeline of two stages, two micro-batches by 1F1B (`pp=2`).
 
 # %% name="run-megatron" tags=["nbval-ignore-output"]
-replicas = figures.train(config, "megatron")
-split = figures.train(config, "megatron", dp=1, tp=2, micro_batch=8)
-piped = figures.train(config, "megatron", dp=1, pp=2, micro_batches=2)
+layouts = {}, {"dp": 1, "tp": 2, "micro_batch": 8}, {"dp": 1, "pp": 2, "micro_batches": 2}
+replicas, split, piped = figures.train_each(config, "megatron", *layouts)
 figures.told(stage, replicas, split)
 
 # %% [markdown] lang="fr"
@@ -717,10 +724,10 @@ figures.told(stage, replicas, split)
 # matrices, et ce sont des **activations** qui voyagent par *all-reduce*, d’autant plus que le batch est grand. Une
 # signature se lit au sein d’une famille. Le groupe aide (`dp` ou `tp`), le nombre d’appels aussi.
 #
-# ### Exercice 7 — la répartition que dit une ligne de commande
+# ### Exercice 7 — la répartition qu’indique une ligne de commande
 #
-# Megatron-LM se règle par des options. En voici d’un exemple de NVIDIA, pour GPT-3 (175 milliards de paramètres) sur
-# 128 nœuds de 8 GPU :
+# Megatron-LM se règle par des options. Voici une partie de celles d’un exemple de NVIDIA, pour GPT-3 (175 milliards de
+# paramètres) sur 128 nœuds de 8 GPU :
 
 # %% [markdown] lang="en"
 # For `tp=2`, your function says that everything is whole everywhere. It is wrong: each rank has half of the matrices,
@@ -794,9 +801,10 @@ lab.reveal("gpt3-micro-batches", arguments.megatron_layout(GPT3.split(), argumen
 #
 # ## 6. Colossal-AI
 #
-# Colossal-AI réunit les parallélismes derrière un `Booster`, et un greffon par façon de répartir. Elle en propose que
-# le cours ne traite pas, dont des *Tensor Parallelism* à plusieurs dimensions. Son revers : la version 0.5.0 demande un
-# PyTorch d’une autre époque (2.5.1 au plus), donc un environnement à part, et son ZeRO refuse les processeurs.
+# Colossal-AI réunit les parallélismes derrière un `Booster`, et un *plugin* par façon de répartir. Elle en connaît
+# d’autres, que le cours ne traite pas, comme des *Tensor Parallelism* à plusieurs dimensions ; mais ce ne sont pas des
+# *plugins* : en 0.5.0, ils sont rangés dans `colossalai.legacy`. Son revers : cette version demande un PyTorch d’une
+# autre époque (2.5.1 au plus), donc un environnement à part, et son ZeRO refuse les processeurs.
 
 # %% [markdown] lang="en"
 # Enough to fill a pipeline of 16 stages well (lab 05). The giants that were trained in this way, from 1.7 to 1,000
@@ -804,9 +812,10 @@ lab.reveal("gpt3-micro-batches", arguments.megatron_layout(GPT3.split(), argumen
 #
 # ## 6. Colossal-AI
 #
-# Colossal-AI puts all kinds of parallelism behind a `Booster`, and one plugin per layout. It has some that the course
-# does not treat, among them tensor parallelism in several dimensions. The other side of it: version 0.5.0 asks for a
-# PyTorch of another age (2.5.1 at most), so for an environment of its own, and its ZeRO refuses CPUs.
+# Colossal-AI puts all kinds of parallelism behind a `Booster`, and one plugin per layout. It also knows some that the
+# course does not treat, such as tensor parallelism in several dimensions; but these are no plugins: in 0.5.0 they are
+# kept in `colossalai.legacy`. The other side of it: that version asks for a PyTorch of another age (2.5.1 at most), so
+# for an environment of its own, and its ZeRO refuses CPUs.
 
 # %% name="program-colossalai" tags=["nbval-ignore-output"]
 figures.program("colossalai")
@@ -829,10 +838,14 @@ everything = [plain, deepspeed_run, accelerate_run, replicas, split, piped, colo
 figures.losses(*everything)
 
 # %% [markdown] lang="fr"
-# La mémoire du rang 0 et ce qu’il envoie : en pâle ce qui était prédit, dessous ce qui est mesuré.
+# La mémoire du rang 0 au moment du pic, et ce qu’il envoie par pas : en pâle ce qui était prédit, dessous ce qui est
+# mesuré. Le tableau qui suit donne les mêmes pics et les mêmes octets ; ses états, eux, sont chacun à son maximum, qui
+# n’est pas toujours celui du pic (à celui de PyTorch, par exemple, les gradients ne sont pas encore là).
 
 # %% [markdown] lang="en"
-# The memory of rank 0 and what it sends: in pale what was predicted, below it what is measured.
+# The memory of rank 0 at the moment of its peak, and what it sends per step: in pale what was predicted, below it what
+# is measured. The table that follows gives the same peaks and the same bytes; its states are each at their own largest,
+# which need not be at the peak (at that of PyTorch, for one, the gradients are not there yet).
 
 # %% name="side-by-side" tags=["nbval-ignore-output"]
 figures.side_by_side(*everything)
@@ -849,15 +862,15 @@ figures.table(*everything)
 # keeps fewer optimizer states per rank? Which one sends fewer bytes per step?
 
 # %% name="seen"
-print(figures.gap(deepspeed_run, plain) < 1e-5)
-for run in (plain, deepspeed_run):
-    print(run.config.library, run.record.footprint().memory.optimizer_bytes, int(sent_by(run)))
+figures.two_choices(plain, deepspeed_run)
 
 # %% [markdown] lang="fr"
-# Même calcul, autres choix : ZeRO-2 échange des octets contre de la mémoire. Chez Megatron-core, les états sont ceux
-# que l’on prédit, le pic non : sans son noyau fusionné, qui demande un GPU, son attention garde la matrice des scores,
-# couche après couche. Quant à la durée d’un pas, elle ne vaut qu’ici : deux processus d’un petit processeur, et un
-# modèle minuscule. Retenez plutôt les autres colonnes.
+# Même calcul, autres choix : ZeRO-2 garde moins d’états, pour plus d’octets. Mais son pic, ici, est plus haut : sur un
+# modèle minuscule, ses tampons pèsent plus que ce qu’il économise. (Leur taille est bornée, celle des états ne l’est
+# pas : sur un grand modèle, c’est l’inverse.) Avec deux répliques, le pic de Megatron-core est plus haut, lui aussi :
+# son tampon de gradients est là d’un bout à l’autre ; et sans son noyau fusionné, qui demande un GPU, son attention
+# garde une matrice par tête, couche après couche. Quant à la durée d’un pas, elle ne vaut qu’ici, pour deux processus
+# d’un petit processeur et un modèle minuscule, et change d’une exécution à l’autre. Retenez plutôt les autres colonnes.
 #
 # ## Bilan : comment choisir ?
 #
@@ -881,10 +894,12 @@ for run in (plain, deepspeed_run):
 # `model="coatnet_tiny"`, sur des images, avec PyTorch, DeepSpeed ou Accelerate.
 
 # %% [markdown] lang="en"
-# The same computation, other choices: ZeRO-2 trades bytes for memory. With Megatron-core the states are those
-# predicted, the peak is not: without its fused kernel, which wants a GPU, its attention keeps the matrix of scores,
-# layer after layer. As for the time of a step, it holds here only: two processes on a small CPU, and a tiny model.
-# Remember the other columns.
+# The same computation, other choices: ZeRO-2 keeps fewer states, for more bytes. But its peak is higher here: with a
+# tiny model its buffers weigh more than what it saves. (Their size is bounded, that of the states is not: with a large
+# model it is the other way round.) With two replicas, Megatron-core's peak is higher too: its buffer of gradients is
+# there from beginning to end; and without its fused kernel, which wants a GPU, its attention keeps a matrix per head,
+# layer after layer. As for the time of a step, it holds here only, for two processes on a small CPU and a tiny model,
+# and changes from one run to the next. Remember the other columns.
 #
 # ## Summary: how to choose?
 #

@@ -180,7 +180,7 @@ def _numbers(given: Any) -> Numbers:
 
 MEGATRON_ARGUMENTS = Exercise(
     id="megatron-arguments",
-    title=Said("the layout of a command line", "la répartition que dit une ligne de commande"),
+    title=Said("the layout that a command line tells", "la répartition qu’indique une ligne de commande"),
     judge=_judge,
     praise=Said(
         "Right: nobody gives dp on the line; it is what is left of the GPUs.",

@@ -10,17 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlojz.labs.library_listing import Listing, program
-from dlojz.labs.library_stand_ins import AcceleratorStandIn, EngineStandIn, make_batches, make_model, make_optimizer
+from dlojz.labs.library_loops import loops, updates_made
 from dlojz.labs.library_traffic_exercises import messages_of
 from dlojz.labs.pipeline_figures import Picture, Sheet, or_to_do, pictured, plain_number
 from dlojz.labs.run_bars import measured_footprint, memory_and_messages
 from dlojz.labs.verdict import Verdict, show
 from dlojz.libraries import LIBRARIES, REFERENCE, absence
-from dlojz.libraries.side_by_side import CONTROL, rows
+from dlojz.libraries.side_by_side import leaves, rows, sent, status_words
 from dlojz.text import say
 from dlojz.units import format_bytes
 from dlojz.viz.canvas import LabFigure, finish, new_figure, plain
-from dlojz.viz.library_tables import DASH, difference_words, lines_words, ratio_words
+from dlojz.viz.library_tables import DASH, difference_words, lines_words, number
 from dlojz.viz.palette import LINE_STYLES
 
 if TYPE_CHECKING:
@@ -29,7 +29,27 @@ if TYPE_CHECKING:
     from dlojz.record import RunRecord
     from dlojz.runs import Run
 
-__all__ = ["Listing", "Picture", "catalogue", "loops", "losses", "program", "side_by_side", "table", "told", "train"]
+__all__ = [
+    "Listing",
+    "Picture",
+    "catalogue",
+    "gap",
+    "loops",
+    "losses",
+    "program",
+    "side_by_side",
+    "table",
+    "told",
+    "train",
+    "train_each",
+    "two_choices",
+    "updates_made",
+]
+
+SAME_LOSS = 1e-5
+"""Losses closer than this are those of the same training, rounded otherwise."""
+HAIRLINE_BYTES = 2**14
+"""Less than this is thinner than a line, on an axis of MiB."""
 
 
 def catalogue() -> Sheet:
@@ -60,10 +80,19 @@ def train(config: RunConfig, library: str, **changes: Any) -> Run | None:
     if not _completed(run):
         show(
             Verdict(
-                "wrong", f"{title(run)}{say(en=':', fr=' :')} {run.state}. {run.record.reason if run.record else ''}"
+                "wrong",
+                f"{title(run)}{say(en=':', fr=' :')} {status_words(run.state)}. "
+                f"{run.record.reason if run.record else ''}",
             )
         )
     return run
+
+
+def train_each(config: RunConfig, library: str, *changes: Mapping[str, Any]) -> list[Run | None]:
+    """The same for several layouts; what is missing is said once."""
+    if absence(library) is None:
+        return [train(config, library, **each) for each in changes]
+    return [train(config, library), *[None] * (len(changes) - 1)]
 
 
 def _completed(run: Run) -> bool:
@@ -86,15 +115,16 @@ def side_by_side(*runs: Run | None) -> LabFigure:
     """Rank 0 of the runs that there are: memory by category, and bytes sent; predicted in pale above."""
     there = _there(runs)
     opening = say(
-        en="Memory by category and bytes sent by collective, predicted and measured, of: ",
-        fr="Mémoire par catégorie et octets envoyés par communication, prédits et mesurés, pour : ",
+        en="Memory by category at the moment of the peak, and bytes sent by collective, predicted and measured, of: ",
+        fr="Mémoire par catégorie au moment du pic, et octets envoyés par communication, prédits et mesurés, pour : ",
     )
-    return memory_and_messages(there, [title(run) for run in there], opening=opening, shown=_leaves, ncols=4)
+    titles = [title(run) for run in there]
+    return memory_and_messages(there, titles, opening=opening, shown=_can_be_seen, ncols=4, at_peak=True)
 
 
-def _leaves(one: Traffic) -> bool:
-    """Whether this is what a rank sends for the library: not the lab's own messages, nor what it receives."""
-    return one.group != CONTROL and one.collective != "recv"
+def _can_be_seen(one: Traffic) -> bool:
+    """Whether a rank sends this for the library, and enough of it for a bar: else a legend would name none."""
+    return leaves(one) and one.sent_bytes >= HAIRLINE_BYTES
 
 
 @pictured
@@ -105,13 +135,13 @@ def losses(*runs: Run | None) -> LabFigure:
     figure = new_figure(7.5, 4.6, alt=say(en="Loss by step, and gaps to the first: ",
                         fr="Perte par pas, et écarts à la première : ") + ", ".join(map(title, there)))  # fmt: skip
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    for number, (run, (color, line, marker)) in enumerate(zip(there, LINE_STYLES, strict=False)):
-        look = {"color": color, "linestyle": line, "marker": marker, "markersize": 12 - 1.5 * number,
+    for place, (run, (color, line, marker)) in enumerate(zip(there, LINE_STYLES, strict=False)):
+        look = {"color": color, "linestyle": line, "marker": marker, "markersize": 12 - 1.5 * place,
                 "markerfacecolor": "none"}  # fmt: skip
         above.plot(run.losses, label=title(run), **look)
-        if number:
+        if place:
             below.plot([abs(a - b) for a, b in zip(run.losses, first, strict=True)], **look)
-    below.axhline(1e-5, color="black", linestyle=":", linewidth=1)
+    below.axhline(SAME_LOSS, color="black", linestyle=":", linewidth=1)
     below.set_yscale("symlog", linthresh=1e-7)
     below.set_ylim(-2e-8, 1e-4)
     below.set_yticks([0, 1e-7, 1e-6, 1e-5, 1e-4], ["0", "10⁻⁷", "10⁻⁶", "10⁻⁵", "10⁻⁴"])
@@ -150,8 +180,8 @@ def table(*runs: Run | None) -> Sheet:
                 difference_words(row),
                 _pair(row.states_bytes),
                 _pair(row.peak_bytes),
-                _pair((_all_of(row.traffic_bytes, 1), _all_of(row.traffic_bytes, 2))),
-                ratio_words(row),
+                _pair(row.sent_bytes),
+                DASH if row.step_ratio is None else f"×{number(row.step_ratio, 2)}",
             )
         )
     silent = [name for name in LIBRARIES if name not in {run.config.library for run in there}]
@@ -162,8 +192,8 @@ def table(*runs: Run | None) -> Sheet:
         say(en="largest gap of a loss", fr="plus grand écart de perte"),
         say(en="states, predicted | measured", fr="états, prédit | mesuré"),
         say(en="peak, predicted | measured", fr="pic, prédit | mesuré"),
-        say(en="messages of a step, predicted | counted", fr="messages d’un pas, prédit | compté"),
-        say(en="step, over torch’s", fr="pas, rapporté à torch"),
+        say(en="sent per step, predicted | counted", fr="envoyé par pas, prédit | compté"),
+        say(en="step, over torch’s (one run)", fr="pas, rapporté à torch (une seule exécution)"),
     )
     return Sheet(head, (*done, *not_run))
 
@@ -172,17 +202,34 @@ def _records(record: RunRecord | None) -> list[RunRecord]:
     return [] if record is None else [record]
 
 
-def _all_of(traffic: Sequence[tuple[Any, ...]], place: int) -> int | None:
-    values = [one[place] for one in traffic]
-    return None if None in values else sum(values)
+def two_choices(run: Run, other: Run) -> Sheet:
+    """What two runs of one training have chosen otherwise, as measured on rank 0; the first is the reference."""
+    same = say(en="yes", fr="oui") if gap(other, run) < SAME_LOSS else say(en="no", fr="non")
+    measured = []
+    for one, answer in ((run, DASH), (other, same)):
+        footprint = measured_footprint(one)
+        memory = footprint.memory
+        held = (memory.optimizer_bytes, memory.states_bytes, (memory.at_peak_bytes or {}).get("workspace"),
+                memory.peak_bytes, sent(footprint))  # fmt: skip
+        measured.append((title(one), answer, *map(format_bytes, held)))
+    head = (
+        say(en="program", fr="programme"),
+        say(en="the same losses, to 10⁻⁵", fr="mêmes pertes, à 10⁻⁵ près"),
+        say(en="optimizer states", fr="états d’optimiseur"),
+        say(en="all states", fr="tous les états"),
+        say(en="temporaries and buckets, at the peak", fr="temporaires et tampons, au moment du pic"),
+        say(en="peak", fr="pic"),
+        say(en="sent per step", fr="envoyé par pas"),
+    )
+    return Sheet(head, tuple(measured))
 
 
-def _pair(pair: tuple[int | None, int | None]) -> str:
-    return " | ".join(DASH if value is None else format_bytes(value) for value in pair)
+def _pair(pair: tuple[float | None, float | None]) -> str:
+    return " | ".join(map(format_bytes, pair))
 
 
 @or_to_do
-def told(stage: Callable[[Mapping[str, int], int], int], *runs: Run | None) -> Sheet:
+def told(stage: Callable[[Mapping[str, int], int], int], *runs: Run | None) -> Sheet | Verdict:
     """The messages of one step of each run, in units of the weights, and what the student's function reads off them."""
     from dlojz import models
 
@@ -191,6 +238,9 @@ def told(stage: Callable[[Mapping[str, int], int], int], *runs: Run | None) -> S
         2: say(en="the optimizer is sharded", fr="l’optimiseur est réparti"),
         3: say(en="the weights are sharded too", fr="les poids aussi sont répartis"),
     }
+    if not _there(runs):
+        return Verdict("note", say(en="None of these runs took place here: there is no message to read.",
+                                   fr="Aucune de ces exécutions n’a eu lieu ici : pas de message à lire."))  # fmt: skip
     names = ("all_reduce", "all_gather", "reduce_scatter")
     read_off = []
     for run in _there(runs):
@@ -207,47 +257,3 @@ def told(stage: Callable[[Mapping[str, int], int], int], *runs: Run | None) -> S
     head = (say(en="program", fr="programme"), *(name.replace("_", "-") for name in names),
             say(en="your function", fr="votre fonction"))  # fmt: skip
     return Sheet(head, tuple(read_off))
-
-
-@or_to_do
-def loops(
-    plain_loop: Callable[..., Any],
-    deepspeed_loop: Callable[..., Any],
-    accelerate_loop: Callable[..., Any],
-    micro_batches: int,
-    accumulation: int,
-) -> Sheet:
-    """Updates that each loop makes of so many micro-batches, and how many of these wait for a next step."""
-    batches = make_batches(micro_batches, seed=1)
-
-    def counted(model: Any) -> tuple[Any, list[int]]:
-        optimizer, made = make_optimizer(model), [0]
-        update = optimizer.step
-
-        def step(*args: Any) -> Any:
-            made[0] += 1
-            return update(*args)
-
-        optimizer.step = step
-        return optimizer, made
-
-    plain_model = make_model(1)
-    optimizer, plain_made = counted(plain_model)
-    plain_loop(plain_model, optimizer, batches, accumulation)
-    engine = EngineStandIn(make_model(1), accumulation)
-    deepspeed_loop(engine, batches)
-    accelerated = make_model(1)
-    optimizer, accelerate_made = counted(accelerated)
-    accelerate_loop(AcceleratorStandIn(accumulation), accelerated, optimizer, batches)
-    made = (
-        (say(en="plain", fr="simple"), plain_made[0]),
-        ("DeepSpeed", engine.steps // accumulation),
-        ("Accelerate", accelerate_made[0]),
-    )
-    counts = tuple((name, str(updates), str(max(0, micro_batches - updates * accumulation))) for name, updates in made)
-    head = (
-        say(en="loop", fr="boucle"),
-        say(en="updates", fr="mises à jour"),
-        say(en="micro-batches that wait", fr="micro-batches en attente"),
-    )
-    return Sheet(head, counts)

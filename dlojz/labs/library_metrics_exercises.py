@@ -123,7 +123,7 @@ def _stacked(values: Tensor, real: int) -> Tensor:
 
 GATHER_METRICS = Exercise(
     id="gather-metrics",
-    title=Said("values of all ranks, each sample once", "les valeurs de tous les rangs, chaque échantillon une fois"),
+    title=Said("a metric over all ranks", "une mesure sur tous les rangs"),
     judge=by_ranks(
         trial=_trial,
         expected=_expected,

@@ -137,7 +137,7 @@ def _why(given: int, right: int, messages: Messages) -> Said:
 
 READ_TRAFFIC = Exercise(
     id="read-traffic",
-    title=Said("what the messages tell", "ce que disent les messages"),
+    title=Said("read the messages of a step", "lire les messages d’un pas"),
     judge=_judge,
     praise=Said(
         "Right: eight layouts of four programs, told apart by their messages alone.",

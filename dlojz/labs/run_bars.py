@@ -87,7 +87,13 @@ def legend_above(axes: Axes, *, ncols: int, height: float = 1.0, loc: Corner = "
 
 
 def memory_and_messages(
-    runs: Sequence[Run], titles: Sequence[str], *, opening: str, shown: Callable[[Traffic], bool], ncols: int
+    runs: Sequence[Run],
+    titles: Sequence[str],
+    *,
+    opening: str,
+    shown: Callable[[Traffic], bool],
+    ncols: int,
+    at_peak: bool = False,
 ) -> LabFigure:
     """Rank 0 of runs: memory by category, and bytes sent by collective; predicted in pale above.
 
@@ -97,6 +103,8 @@ def memory_and_messages(
         opening: how the figure told in words begins.
         shown: which traffic is drawn.
         ncols: columns of the legends.
+        at_peak: what each category holds at the moment of the peak, so that a bar is as long as the peak is high;
+            by default the largest that each one takes, which need not be at one moment.
 
     Raises:
         LabError: if a run was not measured.
@@ -106,11 +114,14 @@ def memory_and_messages(
     memory, sent = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     for place, both in enumerate(pairs):
         for footprint, shift, alpha in zip(both, (-0.2, 0.2), (PREDICTED_ALPHA, 1.0), strict=True):
-            _stack(memory, _categories(footprint), place + shift, alpha)
+            _stack(memory, _categories(footprint, at_peak), place + shift, alpha)
             _stack(sent, _messages(footprint, shown), place + shift, alpha)
     memory.set_yticks(range(len(runs)), [title.replace(" (", "\n(") for title in titles])
     memory.invert_yaxis()
-    memory.set_xlabel(say(en="rank 0 (MiB)", fr="rang 0 (Mio)"))
+    if at_peak:
+        memory.set_xlabel(say(en="rank 0, at its peak (MiB)", fr="rang 0, au moment du pic (Mio)"))
+    else:
+        memory.set_xlabel(say(en="rank 0 (MiB)", fr="rang 0 (Mio)"))
     sent.set_xlabel(say(en="sent per step (MiB)", fr="envoyé par pas (Mio)"))
     for axes in (memory, sent):
         axes.xaxis.set_major_formatter(lambda value, position: decimal(f"{value:g}"))
@@ -119,9 +130,10 @@ def memory_and_messages(
     return finish(figure)
 
 
-def _categories(footprint: Footprint) -> list[Part]:
+def _categories(footprint: Footprint, at_peak: bool) -> list[Part]:
     memory = footprint.memory
-    return [(memory.category(name) or 0, CATEGORY_STYLES[name], category_label(name)) for name in CATEGORIES]
+    held = (memory.at_peak_bytes or {}) if at_peak else {name: memory.category(name) or 0 for name in CATEGORIES}
+    return [(held.get(name, 0), CATEGORY_STYLES[name], category_label(name)) for name in CATEGORIES]
 
 
 def _messages(footprint: Footprint, shown: Callable[[Traffic], bool]) -> list[Part]:

@@ -50,7 +50,7 @@ PREDICTIONS = (
         id="accelerate-updates",
         question=Said(
             "How many updates does Accelerate make of 10 micro-batches, with an accumulation of 4?",
-            "Combien de mises à jour Accelerate fait-il de 10 micro-batches, avec une accumulation de 4 ?",
+            "Combien de mises à jour Accelerate fait-il avec 10 micro-batches, avec une accumulation de 4 ?",
         ),
         kind="count",
         tolerance=0.0,

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from dlojz.config import RunConfig
-from dlojz.labs import NotDone, library_command
+from dlojz.footprint import Traffic
+from dlojz.labs import NotDone, library_command, library_loops, the_libraries
 from dlojz.labs import library_figures as figures
 from dlojz.labs.library_accelerator_exercises import accelerate_loop
 from dlojz.labs.library_course_json_exercises import COURSE, complete
@@ -21,10 +22,13 @@ from dlojz.labs.library_listing import Listing, new_lines, program
 from dlojz.labs.library_traffic_exercises import cases, stage
 from dlojz.labs.pipeline_figures import Picture, Sheet
 from dlojz.labs.verdict import Verdict
-from dlojz.libraries import LIBRARIES, lines_changed
+from dlojz.libraries import LIBRARIES, absence, lines_changed
 from dlojz.predict import predict
 from dlojz.record import RunRecord
 from dlojz.text import use_language
+from dlojz.units import MEBIBYTE, format_bytes
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def undone(*_: Any, **__: Any) -> Any:
@@ -111,6 +115,20 @@ def test_a_library_that_is_missing_stops_nothing(
     assert figures.train(RunConfig.of(model="gpt_tiny", dp=2), "accelerate") is None
     told = capsys.readouterr().out
     assert words in told and "make libraries" in told
+    assert figures.train_each(RunConfig.of(model="gpt_tiny", dp=2), "accelerate", {}, {"dp": 1}, {}) == [None] * 3
+    assert capsys.readouterr().out.count("make libraries") == 1
+
+
+def test_each_layout_of_a_library_that_is_there_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def run(config: RunConfig, **changes: Any) -> Any:
+        asked.append(changes)
+        return Ran("torch")
+
+    monkeypatch.setattr("dlojz.run", run)
+    made = figures.train_each(RunConfig.of(model="gpt_tiny", dp=2), "torch", {}, {"zero": 3})
+    assert len(made) == 2 and asked == [{"library": "torch"}, {"library": "torch", "zero": 3}]
 
 
 def test_a_run_that_failed_is_told_and_left_out(
@@ -121,7 +139,11 @@ def test_a_run_that_failed_is_told_and_left_out(
     monkeypatch.setattr(figures, "absence", lambda name: None)
     made: Any = figures.train(failed.config, "accelerate")
     assert made is failed
-    assert "it ran out of luck" in capsys.readouterr().out
+    assert "Accelerate (DDP): failed. it ran out of luck" in capsys.readouterr().out
+    use_language("fr")
+    figures.train(failed.config, "accelerate")
+    assert "Accelerate (DDP) : échec." in capsys.readouterr().out
+    use_language("en")
     (above, _) = drawn(figures.losses(Ran("torch"), failed, None)).axes  # type: ignore[arg-type]
     assert len(above.lines) == 1
 
@@ -142,8 +164,68 @@ def test_memory_and_messages_stand_beside_their_predictions() -> None:
         pale = [patch.get_width() for patch in axes.patches if patch.get_alpha() != 1.0]
         full = [patch.get_width() for patch in axes.patches if patch.get_alpha() == 1.0]
         assert pale == full != []
+    peaks = [run.record.footprint().memory.peak_bytes / MEBIBYTE for run in runs if run is not None]
+    assert _lengths(memory) == pytest.approx(peaks), "the bars are as long as the peaks of the table are high"
+    table = [row[5].split(" | ")[1] for row in figures.table(*runs).rows[:3]]
+    assert [format_bytes(round(length * MEBIBYTE)) for length in _lengths(sent)] == table, "and the same bytes are sent"
     assert {text.get_text() for text in sent.get_legend().get_texts()} >= {"all-reduce", "send"}
     assert "recv" not in {text.get_text() for text in sent.get_legend().get_texts()}
+
+
+def _lengths(axes: Any) -> list[float]:
+    """The measured bar of each run, all its pieces together."""
+    pieces = [patch for patch in axes.patches if patch.get_alpha() == 1.0]
+    places = sorted({round(patch.get_y(), 3) for patch in pieces})
+    return [sum(patch.get_width() for patch in pieces if round(patch.get_y(), 3) == place) for place in places]
+
+
+def test_a_legend_names_only_what_can_be_seen() -> None:
+    """The losses of a pipeline go to all stages: 4 bytes each, which no bar could show."""
+    run: Any = Ran("megatron", dp=1, pp=2, micro_batches=2)
+    losses = Traffic(collective="broadcast", group="pp", group_size=2, count=1, message_bytes=8)
+    footprint = run.record.footprint()
+    more = footprint.model_copy(update={"communication": (*footprint.communication, losses)})
+    run.record = run.record.model_copy(update={"footprints": (more,)})
+    _, sent = drawn(figures.side_by_side(run)).axes
+    assert [text.get_text() for text in sent.get_legend().get_texts()] == ["send"]
+
+
+def test_two_choices_are_told_by_their_measured_bytes() -> None:
+    plain, other = Ran("torch", (3.0, 2.0)), Ran("deepspeed", (3.0, 2.000001), zero=2)
+    sheet = figures.two_choices(plain, other)  # type: ignore[arg-type]
+    assert [row[1] for row in sheet.rows] == ["—", "yes"]
+    for row, run in zip(sheet.rows, (plain, other), strict=True):
+        memory = predict(run.config).memory
+        assert row[2] == format_bytes(memory.optimizer_bytes) and row[5] == format_bytes(memory.peak_bytes)
+        assert row[3] == format_bytes(memory.states_bytes)
+        assert row[4] == format_bytes((memory.at_peak_bytes or {})["workspace"])
+    assert [row[6] for row in sheet.rows] == ["3.34 MiB", "5.01 MiB"], "as the student has predicted"
+    far = figures.two_choices(plain, Ran("deepspeed", (3.0, 2.5), zero=2))  # type: ignore[arg-type]
+    assert far.rows[1][1] == "no"
+
+
+def test_what_the_lab_says_of_zero_2_is_what_is_measured() -> None:
+    """Fewer states; larger buffers and a higher peak with the tiny model, a lower peak with a large one."""
+    peaks = {}
+    for model, samples in (("gpt_tiny", 4), ("gpt2_xl", 1)):
+        fields: Any = {"model": model, "dp": 2, "micro_batch": samples}
+        plain, zero = (
+            predict(RunConfig.of(**fields, **more)).memory for more in ({}, {"engine": "deepspeed", "zero": 2})
+        )
+        assert zero.states_bytes < plain.states_bytes
+        if model == "gpt_tiny":
+            assert (zero.at_peak_bytes or {})["workspace"] > (plain.at_peak_bytes or {})["workspace"]
+        peaks[model] = (plain.peak_bytes or 0, zero.peak_bytes or 0)
+    assert peaks["gpt_tiny"][1] > peaks["gpt_tiny"][0] and peaks["gpt2_xl"][1] < peaks["gpt2_xl"][0]
+
+
+@pytest.mark.parametrize("language", ["en", "fr"])
+def test_exercises_are_called_alike_in_the_notebook_and_in_the_progress(language: Any) -> None:
+    text = (ROOT / "solutions" / "12_libraries.py").read_text(encoding="utf-8")
+    word = {"en": "Exercise", "fr": "Exercice"}[language]
+    use_language(language)
+    headings = re.findall(rf"^# ### {word} \d+ — (.+)$", text, flags=re.MULTILINE)
+    assert headings == [str(exercise.title) for exercise in the_libraries.EXERCISES]
 
 
 def test_the_table_has_a_row_for_each_run_and_for_each_library_without_one() -> None:
@@ -171,6 +253,8 @@ def test_messages_are_told_in_weights() -> None:
         ("0 Ψ", "2 Ψ", "1 Ψ", "the weights are sharded too"),
         ("1 Ψ", "1 Ψ", "0 Ψ", "the optimizer is sharded"),
     ]
+    for made in (figures.told(stage, None, None), figures.told(stage)):
+        assert isinstance(made, Verdict) and made.state == "note", "no table without rows"
     other = figures.told(lambda messages, size: 7, Ran("torch"))  # type: ignore[arg-type]
     assert isinstance(other, Sheet)
     assert other.rows[0][-1] == "7"
@@ -183,10 +267,44 @@ def test_the_cases_of_the_exercise_differ_in_what_they_send() -> None:
         assert (gathered == 0, 0.9 < gathered < 1.1, gathered > 1.9) == (right == 0, right == 2, right == 3)
 
 
-def test_loops_are_counted() -> None:
+def never(*_: Any, **__: Any) -> Any:
+    raise AssertionError("a stand-in was used")
+
+
+def test_loops_are_counted_on_the_libraries_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    if absence("accelerate") is not None:
+        pytest.skip("Accelerate is not installed here: make libraries")
+    monkeypatch.setattr(library_loops, "AcceleratorStandIn", never)
     sheet = figures.loops(plain_loop, deepspeed_loop, accelerate_loop, 10, 4)
     assert isinstance(sheet, Sheet)
-    assert [row[1:] for row in sheet.rows] == [("2", "2"), ("2", "2"), ("3", "0")]
+    assert sheet.rows == (("plain", "2", "2"), ("DeepSpeed", "2", "2"), ("Accelerate", "3", "0"))
+    assert figures.updates_made(7, 2) == 4, "the last one is of what is left"
+
+
+def test_where_accelerate_is_missing_a_stand_in_is_called_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dlojz.libraries.found", lambda name: name != "accelerate")
+    monkeypatch.setattr(library_loops, "_apart", lambda title, count: 2 if title == "DeepSpeed" else never())
+    assert figures.updates_made(10, 4) == 3
+    assert "A stand-in counts here" in capsys.readouterr().out
+    sheet = figures.loops(plain_loop, deepspeed_loop, accelerate_loop, 10, 4)
+    assert isinstance(sheet, Sheet)
+    assert sheet.rows[-1] == ("Accelerate (stand-in)", "3", "0")
+
+
+def test_a_loop_that_breaks_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(engine: Any, batches: Any) -> None:
+        raise ValueError("no such batch")
+
+    for language, words in (("en", "did not come to its end: ValueError: no such batch."), ("fr", "n’est pas allée")):
+        use_language(language)
+        made = figures.loops(plain_loop, broken, accelerate_loop, 4, 2)
+        assert isinstance(made, Verdict) and made.state == "wrong" and words in str(made)
+    use_language("en")
+    monkeypatch.setattr(library_loops, "WALL_S", 0.01)
+    made = figures.loops(plain_loop, deepspeed_loop, accelerate_loop, 4, 2)
+    assert isinstance(made, Verdict) and "was stopped after" in str(made)
 
 
 class Shell:
