@@ -2,7 +2,7 @@
 
     python benchmarks/int8_speed.py --rounds 20 --out int8_speed.json
     python benchmarks/int8_speed.py --compile           # torchao's INT8 through torch.compile too: needs a C++ compiler
-    python benchmarks/int8_speed.py --device cuda       # the same on a GPU
+    python benchmarks/int8_speed.py --device cuda       # the same on a GPU: written for it, never run on one
 
 All forms answer in turns, each round beginning with another; ratios are to `fp32` in the same round, with their median
 and quartiles: below 1 is faster. `fp32_onednn` is the same product by another library (with the conversions that it
@@ -30,7 +30,7 @@ from dlojz.compress.measuring import latencies
 from dlojz.compress.quantized_model import quantize_model
 from dlojz.compress.quantized_speed import speed_forecast
 from dlojz.compress.quantizers import Scheme
-from dlojz.compress.torchao_quantization import Narrow, fits_int4, torch_dynamic_model, torchao_model
+from dlojz.compress.torchao_quantization import Narrow, fits_int4, public_int4, torch_dynamic_model, torchao_model
 
 WIDTHS = {"vit_tiny": (128, 5), "vit_s_16": (384, 197), "vit_b_16": (768, 197)}
 """Width and tokens: 16×16 pixels with patches of 8, 224×224 with patches of 16."""
@@ -97,8 +97,8 @@ def layer_forms(outputs: int, inputs: int, device: str, compiled: bool) -> dict[
     forms["torchao_weight_only"] = torchao_model(linear, "int8_weight_only")
     forms["torchao_dynamic"] = torchao_model(linear, "int8_dynamic")
     forms["torchao_fp8_weight_only"] = torchao_model(linear, "fp8_weight_only")
-    if device == "cpu" and fits_int4(outputs, inputs):
-        forms["torchao_int4"] = torchao_model(linear, "int4_weight_only")
+    if fits_int4(outputs, inputs):
+        forms["torchao_int4"] = torchao_model(linear, "int4_weight_only") if device == "cpu" else public_int4(plain)
     if compiled:
         for name in ("fp32", "torchao_weight_only", "torchao_dynamic"):
             forms[f"{name}_compiled"] = torch.compile(forms[name])  # type: ignore[assignment]
@@ -198,6 +198,8 @@ def main(
         compile: torch.compile's forms too; each takes some seconds to be made.
         out: JSON file; nothing is written where it is empty.
     """
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise SystemExit(f"--device takes cpu, or cuda where torch sees a CUDA GPU, but {device!r} was received.")
     torch.set_num_threads(threads)
     rows: list[Row] = []
     for batch in batches:

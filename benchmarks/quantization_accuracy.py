@@ -81,9 +81,14 @@ def main(
     cells: dict[tuple[int, bool, RangeChoice], Cell] = {}
     static: dict[str, list[float]] = {choice: [] for choice in RANGES}
     teachers = []
-    for seed in tqdm(range(seeds), desc="seeds"):
+    per_seed = Settings(teacher_epochs).steps(task) + 2 * sum(grid[0] < 8 for grid in GRIDS) * Settings(epochs).steps(
+        task
+    )
+    bar = tqdm(total=seeds * per_seed, unit=" steps")
+    for seed in range(seeds):
+        bar.set_description(f"seed {seed}: teacher")
         teacher = new_model("vit_tiny", task, seed)
-        fit(teacher, task, Settings(epochs=teacher_epochs, seed=seed))
+        fit(teacher, task, Settings(epochs=teacher_epochs, seed=seed), progress=lambda done, total: bar.update())
         teachers.append(accuracy(teacher, task))
         seen = observe(teacher, task.few(256).inputs_NCHW)
         for choice in RANGES:
@@ -96,16 +101,18 @@ def main(
             scheme = Scheme(bits, True, per_channel)
             model = quantize_model(teacher, scheme, choice=choice)
             grid = f"{bits} bits, per {'channel' if per_channel else 'tensor'}, {choice}"
+            bar.set_description(f"seed {seed}: {grid}")
             cell = cells.setdefault(
                 (bits, per_channel, choice), Cell(grid, payload_bytes(stored_integers(model)), [], [], [])
             )
             cell.ptq.append(accuracy(model, task))
             if bits < 8:
-                fit(model, task, settings)
+                fit(model, task, settings, progress=lambda done, total: bar.update())
                 cell.tuned.append(accuracy(model, task))
                 learning = prepare(teacher, scheme, choice)
-                fit(learning, task, settings)
+                fit(learning, task, settings, progress=lambda done, total: bar.update())
                 cell.qat.append(accuracy(convert(learning), task))
+    bar.close()
     print(f"\nteacher {told(teachers)}; {seeds} seeds, {time.perf_counter() - begin:.0f} s")
     for choice, values in static.items():
         print(f"INT8 weights and static inputs, {choice:<12}{told(values)}")

@@ -19,15 +19,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dlojz import cli
 from dlojz.cli.answer import answering, console, tell
 from dlojz.cli.compress_flags import HELP, flags, methods_of, options_of, positive, seeds_of
+from dlojz.cli.compress_settings import joined
 from dlojz.cli.flags import parse
 from dlojz.compress.methods import METHODS
-from dlojz.schema import LabError
+from dlojz.schema import LabError, one_of
 from dlojz.text import say
 
 if TYPE_CHECKING:
     from dlojz.compress.board import Request, Watch
     from dlojz.compress.board_record import Board
     from dlojz.compress.task import Task
+    from dlojz.models import ModelSpec
 
 DEFAULT_MODEL = "vit_tiny"
 MOST_PARAMETERS = 30e6
@@ -36,7 +38,7 @@ MOST_PARAMETERS = 30e6
 
 def compress_command(words: list[str]) -> int:
     """Make the board, show it, and say what to conclude."""
-    given = parse("compress", say(**HELP), flags(), words)
+    given = parse("compress", say(**HELP), flags(), joined(words))
     with answering(given.get("json", False)) as answer:
         if given.get("list"):
             from dlojz.cli.compress_words import catalogue, catalogue_document
@@ -44,15 +46,15 @@ def compress_command(words: list[str]) -> int:
             answer(catalogue_document() if given.get("json") else catalogue())
             return cli.DONE
         board = _board(given)
-        _keep(board, given)
         from dlojz.cli.compress_words import conclusion, document, remarks, table
 
-        answer(document(board) if given.get("json") else table(board))
+        answer(document(board) if given.get("json") else table(board, console(stderr=False).width))
         if not given.get("json"):
             answer(conclusion(board))
         for sentence in remarks(board):
             tell(sentence)
-    for name in ("figure", "output"):
+        _keep(board, given)  # last: what cannot be written after all takes no answer away
+    for name in ("figure", "layers", "output"):
         if given.get(name):
             tell(say(en=f"written: {given[name]}", fr=f"écrit : {given[name]}"))
     return cli.DONE
@@ -66,6 +68,10 @@ def _board(given: dict[str, Any]) -> Board:
     model = given.get("model", DEFAULT_MODEL)
     size = image_size(model, *_students(methods, options))
     _check_paths(given)
+    if given.get("layers"):
+        from dlojz.cli.compress_layers import check_layers
+
+        check_layers(methods)
 
     import torch
 
@@ -105,9 +111,10 @@ def image_size(*names: str) -> int:
         LabError: for a model that is unknown, that reads text, or that is too large to be trained here.
     """
     from dlojz import models
-    from dlojz.compress.board_record import IMAGE_SIZE
 
     for name in names:
+        if name not in models.names():
+            raise LabError(one_of(say(en="model", fr="modèle"), name, _trainable()))
         entry = models.spec(name)
         if entry.family != "image":
             raise LabError(
@@ -118,10 +125,7 @@ def image_size(*names: str) -> int:
                     "modèle d’images comme vit_tiny, coatnet_tiny ou alexnet_tiny.",
                 )
             )
-    entries = [models.spec(name) for name in names]
-    multiple = math.lcm(*(entry.image_multiple for entry in entries))
-    least = max(IMAGE_SIZE, *(entry.smallest_image for entry in entries))
-    size = -(-least // multiple) * multiple
+    size = _common_size([models.spec(name) for name in names])
     for name in names:
         found = models.describe(name, size, num_classes=10).parameters
         if found > MOST_PARAMETERS:
@@ -137,24 +141,64 @@ def image_size(*names: str) -> int:
     return size
 
 
+def _common_size(entries: Sequence[ModelSpec]) -> int:
+    from dlojz.compress.board_record import IMAGE_SIZE
+
+    multiple = math.lcm(*(entry.image_multiple for entry in entries))
+    least = max(IMAGE_SIZE, *(entry.smallest_image for entry in entries))
+    return -(-least // multiple) * multiple
+
+
+def _trainable() -> list[str]:
+    """The models of images that are small enough."""
+    from dlojz import models
+
+    return [
+        entry.name
+        for entry in map(models.spec, models.names())
+        if entry.family == "image"
+        and models.describe(entry.name, _common_size([entry]), num_classes=10).parameters <= MOST_PARAMETERS
+    ]
+
+
 def _check_paths(given: Mapping[str, Any]) -> None:
     """Refuse a picture or a file that could not be written, before minutes are spent on it.
 
     Raises:
-        LabError: for an ending that is no picture's, or a folder that cannot be made.
+        LabError: for an ending that is no picture's, a folder, or a place that may not be written to.
+        OSError: for a folder that cannot be made.
     """
-    figure = given.get("figure")
-    if figure and Path(figure).suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise LabError(
-            say(
-                en=f"--figure needs a name that ends in .png, .svg or .pdf, but {figure!r} was received.",
-                fr=f"--figure attend un nom qui finit par .png, .svg ou .pdf, mais {figure!r} a été reçu.",
+    for name in ("figure", "layers"):
+        picture = given.get(name)
+        if picture and Path(picture).suffix.lower() not in (".png", ".svg", ".pdf"):
+            raise LabError(
+                say(
+                    en=f"--{name} needs a name that ends in .png, .svg or .pdf, but {picture!r} was received.",
+                    fr=f"--{name} attend un nom qui finit par .png, .svg ou .pdf, mais {picture!r} a été reçu.",
+                )
             )
-        )
-    for name in ("figure", "output"):
+    for name in ("figure", "layers", "output"):
         if given.get(name):
-            folder = Path(given[name]).expanduser().absolute().parent
-            folder.mkdir(parents=True, exist_ok=True)  # what the system refuses is told by `dlojz` itself
+            path = Path(given[name]).expanduser().absolute()
+            if path.is_dir():
+                raise LabError(
+                    say(
+                        en=f"--{name} takes the name of a file, but {given[name]!r} is a folder: add a name to it.",
+                        fr=f"--{name} attend un nom de fichier, mais {given[name]!r} est un dossier : ajoutez-y un "
+                        "nom.",
+                    )
+                )
+            path.parent.mkdir(parents=True, exist_ok=True)  # what the system refuses is told by `dlojz` itself
+            # A picture is written in place; a board replaces the file, for which the folder counts.
+            in_place = name != "output" and path.exists()
+            if not os.access(path if in_place else path.parent, os.W_OK):
+                raise LabError(
+                    say(
+                        en=f"--{name} cannot be written to {given[name]!r}, which is read-only: give another path.",
+                        fr=f"--{name} ne peut pas être écrit dans {given[name]!r}, en lecture seule : donnez un autre "
+                        "chemin.",
+                    )
+                )
 
 
 def _warn_of_students(request: Request, task: Task) -> None:
@@ -200,3 +244,7 @@ def _keep(board: Board, given: Mapping[str, Any]) -> None:
         from dlojz.viz.compress_figure import compress_figure
 
         compress_figure(board, Path(given["figure"]).expanduser())
+    if given.get("layers"):
+        from dlojz.cli.compress_layers import draw_layers
+
+        draw_layers(board, Path(given["layers"]).expanduser())

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dlojz.cli.compress_settings import settings_of
 from dlojz.cli.flags import Flag, json_flag, number, root_flag
 from dlojz.compress.methods import METHODS, method
 from dlojz.schema import LabError
@@ -24,9 +25,9 @@ with the teacher's.
 
 How to read the board: accuracy is that on 360 images that nobody learnt from, so one image is 0.3%; "kept" is it over
 the teacher's; size is predicted | measured (the file adds a header of names); time is that of an answer over the
-teacher's, predicted | measured [half of the rounds]. A star marks the front: no other line is at least as good in
-accuracy, size and time, and better in one. Zeros make a file small, but a dense product multiplies by them all the
-same.
+teacher's, predicted | measured [half of the rounds], which a narrow terminal leaves out. A star marks the front: no
+other line is at least as good in accuracy, size and time, and better in one. Zeros make a file small, but a dense
+product multiplies by them all the same.
 
 Examples:
   dlojz compress                                              (the default set, about a minute)
@@ -34,6 +35,7 @@ Examples:
   dlojz compress --methods distill_soft --temperature 2 --seeds 5
   dlojz compress --methods magnitude_global,gradual --sparsity 0.95
   dlojz compress --methods int8_static,torch_int8_dynamic --figure board.png
+  dlojz compress --methods int8_static --set int8_static.symmetric=false,int8_static.samples=64
   dlojz compress --model coatnet_tiny --methods student_alone,distill_logits --student vit_mini""",
     "fr": """Réduire un modèle entraîné de plusieurs façons, et mettre ce que chacune donne face à ce qu’elle prend.
 
@@ -45,9 +47,10 @@ et pesés, les réponses chronométrées tour à tour avec celles du professeur.
 
 Comment lire le tableau : l’exactitude est mesurée sur 360 images dont personne n’a rien appris, donc une image vaut
 0,3 % ; « gardé » la rapporte à celle du professeur ; la taille est prédite | mesurée (le fichier ajoute un en-tête de
-noms) ; le temps est celui d’une réponse rapporté à celui du professeur, prédit | mesuré [la moitié des tours]. Une
-étoile marque le front : aucune autre ligne n’est au moins aussi bonne en exactitude, taille et temps, et meilleure sur
-l’un d’eux. Des zéros rendent un fichier petit, mais un produit dense multiplie quand même par eux.
+noms) ; le temps est celui d’une réponse rapporté à celui du professeur, prédit | mesuré [la moitié des tours], cette
+moitié étant omise dans un terminal étroit. Une étoile marque le front : aucune autre ligne n’est au moins aussi bonne
+en exactitude, taille et temps, et meilleure sur l’un d’eux. Des zéros rendent un fichier petit, mais un produit dense
+multiplie quand même par eux.
 
 Exemples :
   dlojz compress                                              (le choix par défaut, une minute environ)
@@ -55,6 +58,7 @@ Exemples :
   dlojz compress --methods distill_soft --temperature 2 --seeds 5
   dlojz compress --methods magnitude_global,gradual --sparsity 0.95
   dlojz compress --methods int8_static,torch_int8_dynamic --figure tableau.png
+  dlojz compress --methods int8_static --set int8_static.symmetric=false,int8_static.samples=64
   dlojz compress --model coatnet_tiny --methods student_alone,distill_logits --student vit_mini""",
 }
 MOST_SEEDS, MOST_EPOCHS, MOST_ROUNDS = 50, 1000, 10_000
@@ -76,11 +80,16 @@ def flags() -> list[Flag]:
         value("temperature", "by which logits are divided", "par laquelle les logits sont divisés", "FLOAT", "4"),
         value("sparsity", "share of zeros, from 0 to below 1; by default each method's own",
               "part de zéros, de 0 à moins de 1 ; par défaut celle de chaque méthode", "FLOAT"),
+        value("set", "another option of --list, of one method; repeatable, or with commas between",
+              "autre option de --list, d’une méthode ; à répéter, ou séparées par des virgules",
+              "METHOD.OPTION=VALUE"),
         value("seeds", "teachers; the board shows medians", "professeurs ; le tableau donne les médianes", default="1"),
         value("epochs", "of the teacher and of the students", "du professeur et des étudiants", default="12"),
         value("rounds", "answers that are timed", "réponses chronométrées", default="20"),
         value("threads", "of torch", "de torch", default="1"),
         value("figure", "picture to write (.png, .svg)", "image à écrire (.png, .svg)", "FILE"),
+        value("layers", "picture of each quantized layer's error", "image de l’erreur de chaque couche quantifiée",
+              "FILE"),
         value("output", "file of the board, to read again", "fichier du tableau, à relire", "FILE"),
         Flag("list", say(en="show the methods; train nothing", fr="montrer les méthodes, sans entraîner"),
              kind="switch"),
@@ -121,12 +130,12 @@ def options_of(given: dict[str, Any], methods: Sequence[str], chosen: bool) -> d
     Raises:
         LabError: for a value that is not legal, or one that no method asked for by name takes.
     """
-    asked = {
+    maybe = {
         "student": given.get("student"),
-        "temperature": number(given, "temperature", float, least=float("-inf")),
-        "sparsity": number(given, "sparsity", float, least=float("-inf")),
+        "temperature": _real(given, "temperature"),
+        "sparsity": _real(given, "sparsity"),
     }
-    asked = {name: value for name, value in asked.items() if value is not None}
+    asked: dict[str, Any] = {name: value for name, value in maybe.items() if value is not None}
     if "temperature" in asked:
         from dlojz.compress.distillation_losses import check_temperature
 
@@ -150,7 +159,22 @@ def options_of(given: dict[str, Any], methods: Sequence[str], chosen: bool) -> d
         for name in methods:
             if METHODS[name].family == STUDENTS:
                 found[name]["epochs"] = positive(given, "epochs", 12)
+    for name, own in settings_of(given.get("set"), methods).items():
+        found[name].update(own)
     return found
+
+
+def _real(given: Mapping[str, Any], name: str) -> float | None:
+    """A number of any size, infinite or none at all: whoever takes it says its range."""
+    try:
+        return float(given[name]) if name in given else None
+    except ValueError:
+        raise LabError(
+            say(
+                en=f"--{name} takes a number, but {given[name]!r} was received.",
+                fr=f"--{name} attend un nombre, mais {given[name]!r} a été reçu.",
+            )
+        ) from None
 
 
 def seeds_of(given: Mapping[str, Any]) -> int:

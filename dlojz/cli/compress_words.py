@@ -5,11 +5,14 @@ Layer 6. Invariant: nothing is measured here; what is concluded is computed from
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.table import Table
+from rich.text import Text
 
-from dlojz.compress.board_record import TEACHER, Board, Line
+from dlojz.compress.board_record import TEACHER, Board, Line, family_title
 from dlojz.compress.methods import METHODS
 from dlojz.text import say
 from dlojz.units import byte_units, format_count, format_seconds
@@ -18,50 +21,58 @@ KEPT = 0.97
 """Of the teacher's accuracy: what DistilBERT kept of BERT's. Source: Sanh et al. 2019 (arXiv 1910.01108), abstract."""
 STAR = "★"
 KIBIBYTE = 1024
+WEIGHTS, SPREAD, FORESEEN = "weights", "spread", "foreseen"
+"""Columns, or parts of one, that a narrow table leaves out, in this order."""
 
 
-def table(board: Board) -> Table:
-    """One line per method, the teacher first."""
-    shown = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", title=title(board), title_justify="left")
-    unit = byte_units()[1]
-    titles = (
-        "",
-        say(en="method", fr="méthode"),
-        say(en="accuracy", fr="exactitude"),
-        say(en="kept", fr="gardé"),
-        say(en="weights", fr="poids"),
-        say(en=f"{unit}: pred.|file", fr=f"{unit} : préd.|fichier"),
-        "÷",
-        say(en="time: pred.|meas. [half]", fr="temps : préd.|mes. [moitié]"),
-    )
-    for place, name in enumerate(titles):
-        shown.add_column(name, justify="left" if place < 2 else "right", no_wrap=True)
-    front = {line.method for line in board.front()}
-    for line in board.lines():
-        shown.add_row(STAR if line.method in front else "", *_cells(line))
+def table(board: Board, width: int = 100) -> Table:
+    """One line per method, the teacher first, a star before those of the front.
+
+    Args:
+        board: what is shown.
+        width: characters of a line; where they are too few, the weights are left out, then what was foreseen of time
+            and the rounds' spread, so that nothing of what stays is cut.
+    """
+    lines, front = board.lines(), {line.method for line in board.front()}
+    for dropped in ((), (WEIGHTS,), (WEIGHTS, SPREAD), (WEIGHTS, SPREAD, FORESEEN)):
+        rows = [_titles(dropped), *(_cells(line, line.method in front, dropped) for line in lines)]
+        if sum(max(cell_len(cell) for cell in column) + 1 for column in zip(*rows, strict=True)) <= width:
+            break
+    shown = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", title=board.title(), title_justify="left")
+    for place, name in enumerate(rows[0]):
+        shown.add_column(Text(name), justify="left" if place == 0 else "right", no_wrap=True)
+    for row in rows[1:]:
+        shown.add_row(*(Text(cell) for cell in row))  # [0.95–1.10] is no markup
     return shown
 
 
-def title(board: Board) -> str:
-    """On what the board was made."""
-    seeds = len(board.of(TEACHER))
-    return say(
-        en=f"{board.teacher} on {board.task} at {board.image_size}×{board.image_size}, {seeds} seed(s); answers of "
-        f"{board.batch} images on {board.threads} thread(s)",
-        fr=f"{board.teacher} sur {board.task} en {board.image_size}×{board.image_size}, {seeds} graine(s) ; réponses "
-        f"de {board.batch} images sur {board.threads} thread(s)",
+def _titles(dropped: Sequence[str]) -> tuple[str, ...]:
+    time = say(en="time", fr="temps")
+    if FORESEEN not in dropped:
+        time = say(en="pred.|time", fr="préd.|temps")
+    if SPREAD not in dropped:
+        time += say(en=" [half]", fr=" [moitié]")
+    return (
+        say(en="  method", fr="  méthode"),
+        say(en="accuracy", fr="exact."),
+        say(en="kept", fr="gardé"),
+        *(() if WEIGHTS in dropped else (say(en="weights", fr="poids"),)),
+        say(en=f"{byte_units()[1]}: pred.|file", fr=f"{byte_units()[1]} : préd.|fich."),
+        "÷",
+        time,
     )
 
 
-def _cells(line: Line) -> tuple[str, ...]:
+def _cells(line: Line, on_front: bool, dropped: Sequence[str]) -> tuple[str, ...]:
     foreseen = "—" if line.predicted_latency_ratio is None else _ratio(line.predicted_latency_ratio)
-    spread = f"[{_ratio(line.latency_ratio_low)}–{_ratio(line.latency_ratio_high)}]"
-    time = f"{foreseen}|{_ratio(line.latency_ratio)} {spread}"
+    time = _ratio(line.latency_ratio) if FORESEEN in dropped else f"{foreseen}|{_ratio(line.latency_ratio)}"
+    if SPREAD not in dropped:
+        time += f" [{_ratio(line.latency_ratio_low)}–{_ratio(line.latency_ratio_high)}]"
     return (
-        family_title(TEACHER) if line.method == TEACHER else line.method,
+        f"{STAR if on_front else ' '} {family_title(TEACHER) if line.method == TEACHER else line.method}",
         _percent(line.accuracy),
         _percent(line.kept),
-        format_count(line.parameters),
+        *(() if WEIGHTS in dropped else (format_count(line.parameters),)),
         f"{line.predicted_bytes / KIBIBYTE:.0f}|{line.file_bytes / KIBIBYTE:.0f}",
         _number(line.ratio, 1),
         format_seconds(line.latency_s) if line.method == TEACHER else time,
@@ -83,7 +94,7 @@ def conclusion(board: Board) -> str:
             f"qui en garde {_percent(best.kept)}.",
         )
     small = min(good, key=lambda line: line.file_bytes)
-    fast = min(good, key=lambda line: line.latency_ratio)
+    faster = [line for line in good if line.latency_ratio_high < 1]
     sentences = [
         say(
             en=f"Smallest that keeps {_percent(KEPT, 0)} of the teacher's accuracy: {small.method}, a file "
@@ -94,7 +105,8 @@ def conclusion(board: Board) -> str:
             "fois le temps du professeur.",
         )
     ]
-    if fast.latency_ratio_high < 1:
+    if faster:
+        fast = min(faster, key=lambda line: line.latency_ratio)
         sentences.append(
             say(
                 en=f"Fastest of these: {fast.method}, in {_number(fast.latency_ratio, 2)} times the teacher's time.",
@@ -105,8 +117,9 @@ def conclusion(board: Board) -> str:
     else:
         sentences.append(
             say(
-                en="None of these answers faster than its teacher.",
-                fr="Aucune d’elles ne répond plus vite que son professeur.",
+                en="None of these is clearly faster than its teacher: in a quarter of the rounds or more, it is not.",
+                fr="Aucune d’elles n’est nettement plus rapide que son professeur : dans un quart des tours au moins, "
+                "elle ne l’est pas.",
             )
         )
     return "\n".join(sentences)
@@ -158,16 +171,6 @@ def catalogue_document() -> list[dict[str, Any]]:
         {"name": one.name, "family": one.family, "summary": one.summary(), "options": dict(one.options)}
         for one in METHODS.values()
     ]
-
-
-def family_title(family: str) -> str:
-    """A family in the reader's language."""
-    return {
-        "distillation": say(en="distillation", fr="distillation"),
-        "quantization": say(en="quantization", fr="quantification"),
-        "pruning": say(en="pruning", fr="élagage"),
-        TEACHER: say(en="teacher", fr="professeur"),
-    }.get(family, family)
 
 
 def _number(value: float, digits: int) -> str:

@@ -193,10 +193,14 @@ def _refused(command: str, flags: Sequence[Flag], unknown: Sequence[str]) -> str
     legal = [*(flag.option for flag in flags if flag.kind != "words"), "--help"]
     first = unknown[0]
     if first.startswith("-"):
-        return one_of(f"flag of `dlojz {command}`", first.split("=")[0], legal)
-    return (
-        f"`dlojz {command}` does not know what to do with the word {first!r}: an option is written --name VALUE. "
-        f"Legal values: {', '.join(legal)}."
+        return one_of(
+            say(en=f"flag of `dlojz {command}`", fr=f"option de `dlojz {command}`"), first.split("=")[0], legal
+        )
+    return say(
+        en=f"`dlojz {command}` does not know what to do with the word {first!r}: an option is written --name VALUE. "
+        f"Legal values: {', '.join(legal)}.",
+        fr=f"`dlojz {command}` ne sait que faire du mot {first!r} : une option s’écrit --nom VALEUR. "
+        f"Valeurs permises : {', '.join(legal)}.",
     )
 
 
@@ -205,10 +209,17 @@ def _no_value(flags: Sequence[Flag], words: Sequence[str]) -> str:
     for word, after in zip(words, [*words[1:], "--"], strict=True):
         flag = options.get(word.replace("_", "-"))
         if flag and after.startswith("--"):
-            return (
-                f"{word} needs a value after it ({flag.metavar}), but none was received: write {word} {flag.metavar}."
+            return say(
+                en=f"{word} needs a value after it ({flag.metavar}), but none was received: write {word} "
+                f"{flag.metavar}.",
+                fr=f"{word} demande une valeur ({flag.metavar}), mais aucune n’a été reçue : écrivez {word} "
+                f"{flag.metavar}.",
             )
-    return f"the options {' '.join(words)!r} could not be read: see --help for how they are written."
+    typed = " ".join(words)
+    return say(
+        en=f"the options {typed!r} could not be read: see --help for how they are written.",
+        fr=f"les options {typed!r} n’ont pas pu être lues : --help dit comment elles s’écrivent.",
+    )
 
 
 def scheduler_flags() -> list[Flag]:

@@ -63,7 +63,8 @@ class Action(NamedTuple):
 
 def labs_command(words: list[str]) -> int:
     """Show the labs, a student's progress, the glossary; make the book; build, check or repair notebooks."""
-    given = parse("labs", say(**HELP), _flags(), words)
+    flags = _flags()
+    given = parse("labs", say(**HELP), flags, _words_first(flags, words))
     named = list(given.pop("words", ()))
     name = named.pop(0) if named else "list"
     if name not in ACTIONS:
@@ -79,6 +80,18 @@ def labs_command(words: list[str]) -> int:
                 )
             )
     return action.call(named, given)
+
+
+def _words_first(flags: list[Flag], words: list[str]) -> list[str]:
+    """The words that stand alone before the options, since the parser takes them in one piece only."""
+    takes_value = {flag.option for flag in flags if flag.kind == "value"}
+    alone: list[str] = []
+    options: list[str] = []
+    before = ""
+    for word in words:
+        (options if word.startswith("-") or before in takes_value else alone).append(word)
+        before = word
+    return alone + options
 
 
 def _flags() -> list[Flag]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from dlojz.compress.board_checks import check_fit
 from dlojz.compress.board_record import DEFAULT_METHODS, TEACHER, Board, LayerSnr, Trial
 from dlojz.compress.fitting import Settings, accuracy
 from dlojz.compress.measuring import Latency, latencies, parameters, payload_bytes, saved_bytes, stored_weights
@@ -25,7 +26,7 @@ from dlojz.compress.method import TIMED_IMAGES, Method, Shrunk, Start
 from dlojz.compress.methods import method
 from dlojz.compress.task import Task, digits
 from dlojz.compress.teachers import trained_teacher
-from dlojz.schema import LabError
+from dlojz.schema import LabError, one_of
 from dlojz.text import say
 
 Watch = Callable[[str, int, int], None]
@@ -48,7 +49,8 @@ class Request:
         strict: whether a method that is refused ends the board; otherwise it is left out, and the board says why.
 
     Raises:
-        LabError: if a method is unknown, or an option of it, or there is no seed.
+        LabError: if a method is unknown, or an option of it, if options are given for a method that is not asked for,
+            or if there is no seed, no round or no image.
     """
 
     teacher: str = "vit_tiny"
@@ -64,6 +66,18 @@ class Request:
     def __post_init__(self) -> None:
         for name in self.methods:
             method(name)
+        for name, given in self.options.items():
+            if name not in self.methods:
+                raise LabError(one_of(say(en="method with options", fr="méthode à options"), name, self.methods))
+            method(name).check_options(given)
+        for name, value in (("rounds", self.rounds), ("batch", self.batch)):
+            if value < 1:
+                raise LabError(
+                    say(
+                        en=f"{name} must be at least 1, but {value} was received.",
+                        fr=f"{name} doit être au moins égal à 1, mais {value} a été reçu.",
+                    )
+                )
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise LabError(
                 say(
@@ -82,10 +96,18 @@ def make_board(request: Request, task: Task | None = None, watch: Watch | None =
         watch: told what is under way.
 
     Raises:
-        LabError: if a method is refused, unless the request is not strict.
+        LabError: if a method is refused, unless the request is not strict; what does not fit the model is refused
+            before anything is trained.
     """
     task = task or digits()
     left_out: dict[str, str] = {}
+    for name in request.methods:
+        try:
+            check_fit(method(name), request.options.get(name, {}), request.teacher, task)
+        except LabError as refusal:
+            if request.strict:
+                raise
+            left_out[name] = str(refusal)
     trials: list[Trial] = []
     for seed in request.seeds:
         trials += _of_seed(request, task, seed, left_out, watch)

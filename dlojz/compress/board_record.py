@@ -124,6 +124,16 @@ class Board(Contract):
     trials: tuple[Trial, ...] = ()
     left_out: dict[str, str] = Field(default_factory=dict, description="methods that gave nothing here, and why")
 
+    def title(self) -> str:
+        """On what the board was made, in the reader's language."""
+        seeds = len(self.of(TEACHER))
+        return say(
+            en=f"{self.teacher} on {self.task} at {self.image_size}×{self.image_size}, {seeds} seed(s); answers of "
+            f"{self.batch} images on {self.threads} thread(s)",
+            fr=f"{self.teacher} sur {self.task} en {self.image_size}×{self.image_size}, {seeds} graine(s) ; réponses "
+            f"de {self.batch} images sur {self.threads} thread(s)",
+        )
+
     def lines(self) -> list[Line]:
         """One per method, the teacher first, then as they were asked for."""
         names = dict.fromkeys(trial.method for trial in self.trials)
@@ -136,6 +146,16 @@ class Board(Contract):
     def of(self, method: str) -> list[Trial]:
         """The trials of a method, by seed."""
         return sorted((one for one in self.trials if one.method == method), key=lambda one: one.seed)
+
+
+def family_title(family: str) -> str:
+    """A family, or the teacher, in the reader's language."""
+    return {
+        "distillation": say(en="distillation", fr="distillation"),
+        "quantization": say(en="quantization", fr="quantification"),
+        "pruning": say(en="pruning", fr="élagage"),
+        TEACHER: say(en="teacher", fr="professeur"),
+    }.get(family, family)
 
 
 def pareto(lines: Iterable[Line]) -> list[Line]:

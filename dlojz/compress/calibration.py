@@ -68,7 +68,7 @@ def observe(model: nn.Module, images_NCHW: Tensor | None, names: Iterable[str] |
     """Run images through a model and keep what enters its layers, by hooks that are taken off again.
 
     Args:
-        model: in evaluation mode.
+        model: watched in evaluation mode, whatever the mode that it comes in and is left in.
         images_NCHW: what it is shown; all inputs are kept in memory, so a few hundred images are plenty.
         names: of the layers to watch; all linear ones without it.
 
@@ -87,6 +87,7 @@ def observe(model: nn.Module, images_NCHW: Tensor | None, names: Iterable[str] |
 
     watched = linear_layers(model) if names is None else {name: model.get_submodule(name) for name in names}
     hooks = [watch(name, module) for name, module in watched.items()]
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         for batch_BCHW in images_NCHW.split(_BATCH):  # type: ignore[union-attr]
@@ -94,4 +95,6 @@ def observe(model: nn.Module, images_NCHW: Tensor | None, names: Iterable[str] |
     finally:
         for hook in hooks:
             hook.remove()
+        for module, training in modes:
+            module.training = training
     return {name: Observed(torch.cat(rows)) for name, rows in seen.items()}

@@ -101,16 +101,26 @@ def copy_blocks(student: nn.Module, teacher: nn.Module) -> list[int]:
     replaces.
 
     Raises:
-        LabError: if the two are not of the same widths.
+        LabError: if the two are not of the same widths, or the student has more blocks.
 
     Source: Sanh et al. 2019 (arXiv 1910.01108), DistilBERT: one layer out of two.
     """
     own, others = middle_blocks(student), middle_blocks(teacher)
-    ends = [index * len(others) // len(own) for index in range(len(own))] if len(own) <= len(others) else []
+    if len(own) > len(others):
+        raise LabError(
+            say(
+                en=f"the student cannot begin with its teacher's blocks: it has {len(own)} middle blocks, its teacher "
+                f"only {len(others)}: use initialise=random, or a student of no more blocks than its teacher.",
+                fr=f"l’étudiant ne peut pas partir des blocs de son professeur : il a {len(own)} blocs intermédiaires, "
+                f"son professeur seulement {len(others)} ; prenez initialise=random, ou un étudiant qui n’a pas plus "
+                "de blocs que son professeur.",
+            )
+        )
+    ends = [index * len(others) // len(own) for index in range(len(own))]
     pairs = [(own[place], others[index]) for place, index in enumerate(ends)]
     if isinstance(student, BlockList) and isinstance(teacher, BlockList):
         pairs += [(student.blocks[end], teacher.blocks[end]) for end in (0, -1)]
-    if not ends or any(_shapes(one) != _shapes(other) for one, other in pairs):
+    if any(_shapes(one) != _shapes(other) for one, other in pairs):
         raise LabError(
             say(
                 en="the student cannot begin with its teacher's blocks, which are of other shapes than its own: use "
@@ -266,7 +276,7 @@ def _projection(own_BTD: Tensor, other_BTD: Tensor) -> nn.Module:
             )
         )
     same = own_BTD.shape[-1] == other_BTD.shape[-1]
-    return nn.Identity() if same else nn.Linear(own_BTD.shape[-1], other_BTD.shape[-1])
+    return nn.Identity() if same else nn.Linear(own_BTD.shape[-1], other_BTD.shape[-1], device=own_BTD.device)
 
 
 @contextmanager

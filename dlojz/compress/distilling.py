@@ -17,6 +17,8 @@ from dlojz.compress.fitting import Settings
 from dlojz.compress.measuring import parameters, payload_bytes, stored_weights
 from dlojz.compress.method import Shrunk, Start
 from dlojz.compress.task import Task
+from dlojz.schema import LabError
+from dlojz.text import say
 
 STUDENT_SEED = 100
 """Added to the seed of a start: a student does not begin with the weights that its teacher began with."""
@@ -29,20 +31,41 @@ def student_alone(start: Start, **shared: Any) -> Shrunk:
 
 def soft(start: Start, *, temperature: float, labels: float, **shared: Any) -> Shrunk:
     """Softened probabilities, and labels of a weight; the two weights add up to 1."""
-    return _shrunk(start, Mixture(soft=1 - labels, labels=labels, temperature=temperature), **shared)
+    mixture = Mixture(soft=_rest_of(labels), labels=labels, temperature=temperature)
+    return _shrunk(start, mixture, **shared)
 
 
 def logits(start: Start, *, labels: float, **shared: Any) -> Shrunk:
     """Mean square of the logits, and labels of a weight; the two weights add up to 1."""
-    return _shrunk(start, Mixture(soft=0.0, logits=1 - labels, labels=labels), **shared)
+    return _shrunk(start, Mixture(soft=0.0, logits=_rest_of(labels), labels=labels), **shared)
 
 
 def hidden(
     start: Start, *, temperature: float, labels: float, hidden: float, hidden_kind: HiddenKind, **shared: Any
 ) -> Shrunk:
     """Softened probabilities and labels whose weights add up to 1, and hidden states of a weight of their own."""
-    mixture = Mixture(soft=1 - labels, labels=labels, hidden=hidden, temperature=temperature, hidden_kind=hidden_kind)
+    mixture = Mixture(
+        soft=_rest_of(labels), labels=labels, hidden=hidden, temperature=temperature, hidden_kind=hidden_kind
+    )
     return _shrunk(start, mixture, **shared)
+
+
+def _rest_of(labels: float) -> float:
+    """What is left of 1 for the teacher's part.
+
+    Raises:
+        LabError: for a share of the labels that is none.
+    """
+    if not 0 <= labels <= 1:
+        raise LabError(
+            say(
+                en=f"labels is their share of the loss, from 0 to 1 (the teacher's part is the rest), but {labels!r} "
+                "was received.",
+                fr="labels est leur part dans la perte, de 0 à 1 (le reste est celle du professeur), mais "
+                f"{labels!r} a été reçu.",
+            )
+        )
+    return 1 - labels
 
 
 def foreseen(student: str, teacher: str, task: Task) -> tuple[int, float | None]:

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from dlojz import models
 from dlojz.compress.task import Task
+from dlojz.schema import LabError
+from dlojz.text import say
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """(model, inputs, labels) → a scalar."""
@@ -33,12 +35,32 @@ class Settings:
         learning_rate: of AdamW at the beginning; it falls to 0 along half a cosine.
         batch_size: samples of a step.
         seed: of the order of the samples.
+
+    Raises:
+        LabError: unless there is an epoch, a sample in a batch and a finite learning rate above 0.
     """
 
     epochs: int = 12
     learning_rate: float = 1e-3
     batch_size: int = 64
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size)):
+            if value < 1:
+                raise LabError(
+                    say(
+                        en=f"{name} must be at least 1, but {value} was received.",
+                        fr=f"{name} doit être au moins égal à 1, mais {value} a été reçu.",
+                    )
+                )
+        if not 0 < self.learning_rate < math.inf:  # false for NaN too
+            raise LabError(
+                say(
+                    en=f"learning_rate must be finite and above 0, but {self.learning_rate} was received.",
+                    fr=f"learning_rate doit être fini et strictement positif, mais {self.learning_rate} a été reçu.",
+                )
+            )
 
     def steps(self, task: Task) -> int:
         """Updates that this makes."""

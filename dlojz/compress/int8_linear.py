@@ -3,6 +3,9 @@
 Layer 2. Invariant: the sum of products of integers is exact in int32; reals appear only in the last line, where two
 scales turn it into an output. Nothing else of the layer is real but its bias.
 
+Written for CPUs and GPUs, but run and tested on CPUs only: what is said here of CUDA was read in torch's own checks of
+`_int_mm`, and nothing of it has ever run on a GPU.
+
 Shape suffixes: M rows (samples × tokens), O outputs, I inputs; 1 stands for a grid shared along that dimension.
 
 Source: Jacob et al. 2018 (arXiv 1712.05877), for integer-arithmetic-only products and the terms of the zero points.
@@ -19,6 +22,7 @@ from torch import Tensor, nn
 from dlojz.compress.calibration import refuse_no_data
 from dlojz.compress.quantizers import RangeChoice, Scheme, parameters_from_range, quantize, value_range, weight_grid
 from dlojz.schema import LabError, one_of
+from dlojz.text import say
 
 Activations = Literal["float", "dynamic", "static"]
 ACTIVATIONS: tuple[Activations, ...] = get_args(Activations)
@@ -28,29 +32,45 @@ ROW_SCHEME = Scheme(bits=8, symmetric=True, per_channel=True)
 """Of inputs whose grid is found row by row."""
 STATIC_SCHEME = Scheme(bits=8, symmetric=False, per_channel=False)
 """Of inputs whose grid was calibrated: affine, for what leaves a GELU lies mostly on one side of zero."""
+_LEAST_CUDA_ROWS = 17
+_CUDA_MULTIPLE = 8
 
 
 @lru_cache(maxsize=1)
-def _kernel_is_exact() -> bool:
-    # CPUs without VNNI instructions sum pairs of 8-bit products in 16 bits, where two of the largest do not fit.
-    extreme = torch.full((16, 64), -128, dtype=torch.int8)
+def kernel_is_exact() -> bool:
+    """Whether torch's integer kernel for this CPU sums products of 8 bits without losing any.
+
+    A CPU without VNNI sums pairs of products in 16 bits, after adding 128 to the left side: 127 becomes 255, and two
+    products of 255 with 127 or −128 do not fit, while −128 becomes 0 and always does.
+    """
+    largest_MI = (
+        torch.tensor([127, -128], dtype=torch.int8).repeat_interleave(8).unsqueeze(1).expand(16, 64).contiguous()
+    )
+    expected_MM = largest_MI.int() @ largest_MI.int().t()
     try:
-        return bool((torch._int_mm(extreme, extreme.t()) == 64 * 128 * 128).all())
+        return torch.equal(torch._int_mm(largest_MI, largest_MI.t()), expected_MM)
     except RuntimeError:
         return False
 
 
-def integer_product(left_MI: Tensor, right_OI: Tensor) -> Tensor:
-    """``left @ right.T`` of int8 matrices, exact in int32.
-
-    On a CPU by torch's integer kernel, if it is exact there; else by int32 products, or in float64 on a GPU (whose 53
-    bits hold every sum of up to 2³⁸ products).
+def takes_integer_kernel(left_MI: Tensor, right_OI: Tensor) -> bool:
+    """Whether `integer_product` multiplies integers as such: on a CPU if its kernel is exact, on a GPU if M > 16 and I
+    and O are multiples of 8, as its kernel demands.
     """
     if left_MI.is_cuda:
-        return (left_MI.double() @ right_OI.double().t()).to(torch.int32)
-    if _kernel_is_exact():
-        return torch._int_mm(left_MI.contiguous(), right_OI.t())
-    return left_MI.to(torch.int32) @ right_OI.to(torch.int32).t()
+        shape = (*left_MI.shape[1:], len(right_OI))
+        return len(left_MI) >= _LEAST_CUDA_ROWS and not any(length % _CUDA_MULTIPLE for length in shape)
+    return left_MI.device.type == "cpu" and kernel_is_exact()
+
+
+def integer_product(left_MI: Tensor, right_OI: Tensor) -> Tensor:
+    """``left @ right.T`` of int8 matrices, exact in int32 for up to 131,071 products a sum.
+
+    By torch's integer kernel where `takes_integer_kernel` says so; else in float64, whose 53 bits hold all of them.
+    """
+    if takes_integer_kernel(left_MI, right_OI):
+        return torch._int_mm(left_MI.contiguous(), right_OI.contiguous().t())
+    return (left_MI.double() @ right_OI.double().t()).to(torch.int32)
 
 
 class QuantizedLinear(nn.Module):
@@ -67,7 +87,7 @@ class QuantizedLinear(nn.Module):
         grid: scale and zero point of the weights where they are known already, in the place of `choice`.
 
     Raises:
-        LabError: for another kind of activations, or `static` without a range.
+        LabError: for another kind of activations, `static` without a range, or a range without `static`.
 
     Source: Jacob et al. 2018 (arXiv 1712.05877).
     """
@@ -85,8 +105,17 @@ class QuantizedLinear(nn.Module):
         super().__init__()
         if activations not in ACTIVATIONS:
             raise LabError(one_of("activations", activations, ACTIVATIONS))
-        if (activations == "static") != (activation_range is not None):
+        if activations == "static" and activation_range is None:
             refuse_no_data()
+        if activations != "static" and activation_range is not None:
+            raise LabError(
+                say(
+                    en="activation_range was given, but only static inputs have a grid fixed beforehand, and "
+                    f"activations is {activations!r}: leave it out, or use activations='static'.",
+                    fr="activation_range a été donné, or seules des entrées statiques ont une grille fixée d’avance, "
+                    f"et activations vaut {activations!r} : retirez-le, ou prenez activations='static'.",
+                )
+            )
         self.scheme, self.activations = scheme, activations
         self.out_features, self.in_features = linear.weight.shape
         scale_O1, zero_O1 = grid or weight_grid(linear.weight, scheme, choice)

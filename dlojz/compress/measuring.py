@@ -17,6 +17,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from dlojz.schema import LabError
+from dlojz.text import say
+
 
 def parameters(model: nn.Module) -> int:
     """Weights of a model, zeros included."""
@@ -59,27 +62,50 @@ class Latency:
 
 
 @torch.inference_mode()
-def latencies(models: Sequence[nn.Module], inputs: Tensor, rounds: int = 20) -> list[Latency]:
+def latencies(models: Sequence[nn.Module], inputs: Tensor, rounds: int = 20, calls: int = 1) -> list[Latency]:
     """Time models in turns on the same inputs; ratios are to the first of them.
+
+    A GPU is waited for once, after all the calls of a turn: with many of them the time is the device's, while a single
+    short one would be timed with the Python that launches it.
 
     Args:
         models: in evaluation mode.
         inputs: one batch.
-        rounds: how often each of them answers, after two answers that are not timed.
+        rounds: how often each of them has its turn, after two answers that are not timed; at least 1.
+        calls: answers of a turn, of which the mean is taken; at least 1.
+
+    Raises:
+        LabError: without a round or a call.
     """
+    for name, value in (("rounds", rounds), ("calls", calls)):
+        if value < 1:
+            raise LabError(
+                say(
+                    en=f"{name} must be at least 1, but {value} was received.",
+                    fr=f"{name} doit être au moins égal à 1, mais {value} a été reçu.",
+                )
+            )
     for model in models:
         model.eval()
         model(inputs)
         model(inputs)
+    _wait_for(inputs)
     seconds: list[list[float]] = [[] for _ in models]
     for turn in range(rounds):
         for index in (*range(turn % len(models), len(models)), *range(turn % len(models))):
             start_s = time.perf_counter()
-            models[index](inputs)
-            seconds[index].append(time.perf_counter() - start_s)
+            for _ in range(calls):
+                models[index](inputs)
+            _wait_for(inputs)
+            seconds[index].append((time.perf_counter() - start_s) / calls)
     found = []
     for own in seconds:
         ratios = [one / base for one, base in zip(own, seconds[0], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if rounds > 1 else (ratios[0],) * 3
         found.append(Latency(statistics.median(own), middle, low, high))
     return found
+
+
+def _wait_for(inputs: Tensor) -> None:
+    if inputs.is_cuda:
+        torch.cuda.synchronize(inputs.device)

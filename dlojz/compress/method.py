@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -108,7 +108,7 @@ class Method:
         function: `module:function` of `dlojz.compress`, from a `Start` to a `Shrunk`.
         summary: in one line, in the reader's language.
         options: its options with their defaults.
-        needs: packages that it imports and that may be missing.
+        needs: packages that it imports and that may be missing, with `==` and a version where only that one will do.
     """
 
     name: str
@@ -120,13 +120,33 @@ class Method:
 
     def missing(self) -> str | None:
         """The sentence that says which package it lacks here, and the command that installs it; None if it has all."""
-        for package in self.needs:
+        for need in self.needs:
+            package = need.partition("==")[0]
             if importlib.util.find_spec(package) is None:
                 return say(
-                    en=f"the method {self.name} needs {package}, which is not installed: pip install {package}.",
-                    fr=f"la méthode {self.name} demande {package}, qui n’est pas installé : pip install {package}.",
+                    en=f"the method {self.name} needs {package}, which is not installed: pip install {need}.",
+                    fr=f"la méthode {self.name} demande {package}, qui n’est pas installé : pip install {need}.",
                 )
         return None
+
+    def check_options(self, given: Iterable[str]) -> None:
+        """Refuse a name that is no option of this method.
+
+        Raises:
+            LabError: the sentence lists those that it has.
+        """
+        for name in given:
+            if not self.options:
+                raise LabError(
+                    say(
+                        en=f"{self.name} has no options, but {name!r} was received: leave it out.",
+                        fr=f"{self.name} n’a pas d’option, mais {name!r} a été reçu : retirez-la.",
+                    )
+                )
+            if name not in self.options:
+                raise LabError(
+                    one_of(say(en=f"option of {self.name}", fr=f"option de {self.name}"), name, self.options)
+                )
 
     def __call__(self, start: Start) -> Shrunk:
         """Apply it.
@@ -137,11 +157,7 @@ class Method:
         lacking = self.missing()
         if lacking is not None:
             raise LabError(lacking)
-        for name in start.options:
-            if name not in self.options:
-                raise LabError(
-                    one_of(say(en=f"option of {self.name}", fr=f"option de {self.name}"), name, self.options)
-                )
+        self.check_options(start.options)
         module, _, function = self.function.partition(":")
         apply = getattr(importlib.import_module(f"dlojz.compress.{module}"), function)
         shrunk: Shrunk = apply(start, **{**self.options, **start.options})

@@ -139,6 +139,15 @@ def permute_stream(model: nn.Module, order: Tensor) -> None:
             _take_columns(reader, order)
 
 
+def check_permutable(model: nn.Module) -> None:
+    """Refuse a model whose residual stream cannot be reordered; its shapes are enough.
+
+    Raises:
+        LabError: unless it is a ViT, or a GPT without experts.
+    """
+    _stream_blocks(model)
+
+
 def permuted_for_2_of_4(
     model: nn.Module, kinds: Sequence[Kind] = ("stream", "hidden", "value_output"), sweeps: int = 6
 ) -> tuple[nn.Module, tuple[Kept, ...]]:

@@ -59,7 +59,7 @@ class QuantizationAwareLinear(nn.Module):
     """A linear layer whose weights are real and whose products see them rounded.
 
     The grid follows the weights: its range is the fraction of their extremes that was best for the teacher's weights
-    (1 for `min_max`), taken anew at every step.
+    (1 for `min_max`, and for an end that was 0), taken anew at every step.
 
     Args:
         linear: where its weights start; not changed.
@@ -74,14 +74,18 @@ class QuantizationAwareLinear(nn.Module):
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone())
         values_CV = channels(linear.weight.detach(), scheme)
         whole, chosen = value_range(values_CV, scheme), value_range(values_CV, scheme, choice)
-        self.fractions = [
-            part / all_of_it.where(all_of_it != 0, 1.0) for part, all_of_it in zip(chosen, whole, strict=True)
+        # An end at 0 has no fraction: 1 lets a channel that is nothing yet become something.
+        fractions = [
+            torch.where(all_of_it == 0, 1.0, part / all_of_it) for part, all_of_it in zip(chosen, whole, strict=True)
         ]
+        self.register_buffer("fractions_2C1", torch.stack(fractions), persistent=False)
+
+    fractions_2C1: Tensor
 
     def grid(self) -> tuple[Tensor, Tensor]:
         """Scale and zero point for the weights as they are now."""
         low_C1, high_C1 = value_range(channels(self.weight.detach(), self.scheme), self.scheme)
-        return parameters_from_range(low_C1 * self.fractions[0], high_C1 * self.fractions[1], self.scheme)
+        return parameters_from_range(low_C1 * self.fractions_2C1[0], high_C1 * self.fractions_2C1[1], self.scheme)
 
     def forward(self, x: Tensor) -> Tensor:
         """``(…, in_features)`` to ``(…, out_features)``."""

@@ -16,7 +16,7 @@ from torch import nn
 
 from dlojz.compress.calibration import Observed, linear_layers, observe, refuse_no_data
 from dlojz.compress.fitting import Settings, fit
-from dlojz.compress.int8_linear import Activations
+from dlojz.compress.int8_linear import Activations, kernel_is_exact
 from dlojz.compress.measuring import parameters
 from dlojz.compress.method import LayerError, Shrunk, Start
 from dlojz.compress.qat import convert, prepare
@@ -31,6 +31,8 @@ from dlojz.compress.quantized_speed import speed_forecast
 from dlojz.compress.quantizers import RangeChoice, Scheme
 from dlojz.compress.torchao_quantization import (
     Form,
+    Narrow,
+    fits_int4,
     predicted_torchao_bytes,
     stored_torch_dynamic,
     stored_torchao,
@@ -82,6 +84,13 @@ def _note(activations: Activations) -> str:
         return say(
             en="integers become real numbers again at every call: bytes are saved, no time.",
             fr="les entiers redeviennent des réels à chaque appel : on gagne des octets, pas de temps.",
+        )
+    if not kernel_is_exact():
+        return say(
+            en="torch's integer kernel loses sums on this processor, which has no VNNI instructions: the products are "
+            "taken in float64, exact and slower, and no time is saved.",
+            fr="sur ce processeur sans instructions VNNI, le noyau entier de torch perd des sommes : les produits se "
+            "font en float64, exacts mais plus lents, et on ne gagne pas de temps.",
         )
     return say(
         en="written to be read: the product is torch's integer kernel, but rounding its inputs takes several plain "
@@ -148,7 +157,7 @@ def post_training_tuned(
     model = quantize_model(start.teacher, scheme, choice=weight_range)
     settings = Settings(epochs=epochs, learning_rate=learning_rate, seed=start.seed)
     fit(model, start.task, settings, progress=start.progress)
-    return _shrunk(start, model, scheme)
+    return _shrunk(start, model, scheme, layer_errors=_trained_errors(start, model, bits))
 
 
 def aware_training(
@@ -168,7 +177,8 @@ def aware_training(
     learning = prepare(start.teacher, scheme, weight_range)
     settings = Settings(epochs=epochs, learning_rate=learning_rate, seed=start.seed)
     fit(learning, start.task, settings, progress=start.progress)
-    return _shrunk(start, convert(learning), scheme)
+    model = convert(learning)
+    return _shrunk(start, model, scheme, layer_errors=_trained_errors(start, model, bits))
 
 
 def torch_dynamic(start: Start) -> Shrunk:
@@ -180,7 +190,7 @@ def torch_dynamic(start: Start) -> Shrunk:
         stored=stored_torch_dynamic(model),
         predicted_bytes=predicted_quantized_bytes(start.teacher, Scheme(8, True, per_channel=False)),
         parameters=parameters(start.teacher),
-        layer_errors=_library_errors(start, model, dict.fromkeys(layers, 8.0)),
+        layer_errors=_measured_errors(start, model, dict.fromkeys(layers, 8.0)),
         notes=(
             say(
                 en="torch's kernels put the inputs on 7 bits, one grid for the whole batch: an image's answer depends, "
@@ -204,7 +214,10 @@ def torchao(start: Start, form: Form) -> Shrunk:
         LabError: if torchao is not installed.
     """
     model = torchao_model(start.teacher, form)
-    bits = dict.fromkeys(linear_layers(start.teacher), 4.0 if form == "int4_weight_only" else 8.0)
+    bits = {
+        name: 8.0 if form != "int4_weight_only" else 4.0 if fits_int4(*linear.weight.shape) else 16.0
+        for name, linear in linear_layers(start.teacher).items()
+    }
     notes = {
         "fp8_weight_only": say(
             en="FP8 saves bytes here, no time: this processor has no FP8 product, so weights become real numbers again "
@@ -227,20 +240,28 @@ def torchao(start: Start, form: Form) -> Shrunk:
         stored=stored_torchao(model),
         predicted_bytes=predicted_torchao_bytes(start.teacher, form),
         parameters=parameters(start.teacher),
-        layer_errors=_library_errors(start, model, bits) if form != "int4_weight_only" else (),
+        layer_errors=_measured_errors(start, model, bits),
         notes=(notes[form],) if form in notes else (),
         predicted_latency_ratio=forecast,
     )
 
 
+def _trained_errors(start: Start, model: nn.Module, bits: float) -> tuple[LayerError, ...]:
+    return _measured_errors(start, model, dict.fromkeys(linear_layers(start.teacher), bits))
+
+
 @torch.inference_mode()
-def _library_errors(start: Start, model: nn.Module, bits: Mapping[str, float]) -> tuple[LayerError, ...]:
-    seen = observe(start.teacher, _calibrating(start, _ERROR_SAMPLES))
+def _measured_errors(start: Start, model: nn.Module, bits: Mapping[str, float]) -> tuple[LayerError, ...]:
+    """Each layer fed by the teacher; nothing foresees what a library rounds, nor what training moves away."""
+    seen = observe(start.teacher, start.task.inputs_NCHW[:_ERROR_SAMPLES])
+    inner, dtype = (model.model, torch.bfloat16) if isinstance(model, Narrow) else (model, torch.float32)
     return tuple(
         LayerError(
             name=name,
             predicted_sqnr_db=None,
-            measured_sqnr_db=sqnr_db(linear(seen[name].inputs_MI), model.get_submodule(name)(seen[name].inputs_MI)),
+            measured_sqnr_db=sqnr_db(
+                linear(seen[name].inputs_MI), inner.get_submodule(name)(seen[name].inputs_MI.to(dtype)).float()
+            ),
             bits=bits[name],
         )
         for name, linear in linear_layers(start.teacher).items()

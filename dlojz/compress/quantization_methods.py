@@ -6,6 +6,7 @@ Layer 2. Invariant: importing this loads no torch.
 from __future__ import annotations
 
 from dlojz.compress.method import Method
+from dlojz.compress.torchao_import import VERSION
 from dlojz.text import say
 
 _INT8 = {"bits": 8, "symmetric": True, "per_channel": True, "weight_range": "min_max"}
@@ -96,7 +97,7 @@ METHODS: tuple[Method, ...] = (
             family="quantization",
             function=f"quantization:torchao_{form}",
             summary=summary,
-            needs=("torchao",),
+            needs=(f"torchao=={VERSION}",),
         )
         for form, summary in (
             (
@@ -106,8 +107,10 @@ METHODS: tuple[Method, ...] = (
             (
                 "int8_dynamic",
                 lambda: say(
-                    en="torchao's INT8 weights and inputs: our numbers, faster kernels",
-                    fr="poids et entrées INT8 de torchao : nos nombres, des noyaux plus rapides",
+                    en="torchao's INT8 weights and inputs: our numbers; made for torch.compile: called as here, "
+                    "slower than torch's kernels",
+                    fr="poids et entrées INT8 de torchao : nos nombres ; conçu pour torch.compile : appelé comme ici, "
+                    "plus lent que les noyaux de torch",
                 ),
             ),
             (

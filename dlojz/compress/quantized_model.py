@@ -7,15 +7,17 @@ the byte; whatever is no linear layer (norms, positions, convolutions) stays as 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from dlojz.compress.calibration import Observed, linear_layers
+from dlojz.compress.calibration import Observed, linear_layers, refuse_no_data
 from dlojz.compress.int8_linear import STATIC_SCHEME, Activations, QuantizedLinear
 from dlojz.compress.quantized_packing import pack, packed_bytes, unpack
 from dlojz.compress.quantizers import RangeChoice, Scheme
+from dlojz.schema import LabError
+from dlojz.text import say
 
 
 def replace_layers(model: nn.Module, layers: Mapping[str, nn.Module]) -> nn.Module:
@@ -52,8 +54,10 @@ def quantize_model(
         observed: what calibration has seen; needed for static inputs.
 
     Raises:
-        LabError: for static inputs without calibration.
+        LabError: for static inputs without calibration, or with one that has not seen all layers.
     """
+    if activations == "static":
+        _check_seen(linear_layers(model), observed)
     return replace_layers(
         model,
         {
@@ -63,12 +67,27 @@ def quantize_model(
                 choice=choice,
                 activations=activations,
                 activation_range=observed[name].range(STATIC_SCHEME, activation_choice)
-                if activations == "static" and observed
+                if activations == "static" and observed is not None
                 else None,
             )
             for name, linear in linear_layers(model).items()
         },
     )
+
+
+def _check_seen(layers: Iterable[str], observed: Mapping[str, Observed] | None) -> None:
+    if not observed:
+        refuse_no_data()
+    unseen = [name for name in layers if name not in (observed or {})]
+    if unseen:
+        raise LabError(
+            say(
+                en=f"calibration has not seen {len(unseen)} of the linear layers, {unseen[0]} first, and their static "
+                "grid is fixed by what it sees: observe(model, images) without names watches all of them.",
+                fr=f"le calibrage n’a pas observé {len(unseen)} des couches linéaires, à commencer par {unseen[0]}, or "
+                "leur grille statique se fixe d’après lui : observe(model, images) sans noms les observe toutes.",
+            )
+        )
 
 
 def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:

@@ -1,7 +1,9 @@
 """A few integers in the place of real numbers: scale, zero point, rounding, and the way back.
 
 Layer 2. Invariant: zero is one of the values that the integers can say, so that padding and pruned weights stay zero;
-rounding is to the nearest, halves to the even one, as torch and torchao do it, and equal to theirs to the last bit.
+rounding is to the nearest, halves to the even one, and then the zero point is added, as `torch.fake_quantize_*` and
+torchao do it, and equal to theirs to the last bit. `torch.quantize_per_tensor` and `torch.quantize_per_channel` add the
+zero point first on an affine grid: exactly between two integers, with an odd zero point, they take the other one.
 
 Shape suffixes: C channels that have a grid each (1: one grid for all), V values of a channel, O and I outputs and
 inputs of a layer.
@@ -30,6 +32,7 @@ PERCENTILE = 99.9
 _CANDIDATES = 40
 _LEAST_SCALE = torch.finfo(torch.float32).eps
 _QUANTILE_VALUES = 2**20
+_SAMPLE_SEED = 20260
 
 
 @dataclass(frozen=True)
@@ -131,9 +134,10 @@ def value_range(values_CV: Tensor, scheme: Scheme, choice: RangeChoice = "min_ma
     """The two ends of each channel's grid, ``(C, 1)`` each.
 
     `min_max` loses nothing to clamping and lets one outlier widen every step; `percentile` leaves 0.1 % of the values
-    outside; `mse` tries 40 fractions of the extremes, the same for both ends, and keeps the one with the least mean
-    square error. Both ends are narrowed together; torch's HistogramObserver narrows each on its own, which is better
-    where the values lie to one side, as after a GELU.
+    outside (of a channel of more than 2²⁰ values, so many are drawn, and tell the ends); `mse` tries 40 fractions of
+    the extremes, the same for both ends, and keeps the one with the least mean square error. Both ends are narrowed
+    together; torch's HistogramObserver narrows each on its own, which is better where the values lie to one side, as
+    after a GELU.
 
     Args:
         values_CV: what the grid is to hold.
@@ -150,7 +154,7 @@ def value_range(values_CV: Tensor, scheme: Scheme, choice: RangeChoice = "min_ma
         return low_C1, high_C1
     if choice == "percentile":
         outside = (1 - PERCENTILE / 100) / 2
-        kept_CV = values_CV[:, :: max(values_CV.shape[1] // _QUANTILE_VALUES, 1)]
+        kept_CV = _drawn(values_CV, _QUANTILE_VALUES)
         return (
             torch.quantile(kept_CV, outside, dim=1, keepdim=True),
             torch.quantile(kept_CV, 1 - outside, dim=1, keepdim=True),
@@ -166,6 +170,17 @@ def value_range(values_CV: Tensor, scheme: Scheme, choice: RangeChoice = "min_ma
         fraction_C1 = torch.where(error_C1 < best_C1, fraction, fraction_C1)
         best_C1 = torch.minimum(error_C1, best_C1)
     return low_C1 * fraction_C1, high_C1 * fraction_C1
+
+
+def _drawn(values_CV: Tensor, most: int) -> Tensor:
+    """So many values of each channel, drawn with a seed of its own: every n-th would see some inputs of a layer never
+    and others always, where n and their number have a divisor in common.
+    """
+    count = values_CV.shape[1]
+    if count <= most:
+        return values_CV
+    places = torch.randint(count, (most,), generator=torch.Generator().manual_seed(_SAMPLE_SEED))
+    return values_CV[:, places.to(values_CV.device)]
 
 
 def weight_grid(weight_OI: Tensor, scheme: Scheme, choice: RangeChoice = "min_max") -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load, save
-from torch import nn
+from torch import Tensor, nn
 
 from dlojz.compress.fitting import Progress, Settings, accuracy, fit, new_model
 from dlojz.compress.measuring import stored_weights
@@ -67,11 +67,16 @@ def _asked(name: str, task: Task, settings: Settings) -> dict[str, Any]:
         "model": name,
         "task": task.name,
         "image_size": task.image_size,
-        "samples": hashlib.sha256(task.labels_N.numpy().tobytes()).hexdigest(),
+        "images": _checksum(task.inputs_NCHW),
+        "labels": _checksum(task.labels_N),
         "settings": asdict(settings),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),  # sums are taken in another order: other weights
     }
+
+
+def _checksum(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
 def _read_into(model: nn.Module, folder: Path, asked: Mapping[str, Any]) -> bool:

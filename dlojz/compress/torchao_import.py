@@ -7,6 +7,7 @@ sentence says the command.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import logging
 import warnings
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ def torchao_module(name: str = "quantization") -> Any:
     """A module of torchao, such as `quantization`.
 
     Raises:
-        LabError: if torchao is not installed.
+        LabError: if torchao is not installed, or is another version, without this module.
     """
     try:
         with _without_noise():
@@ -56,6 +57,8 @@ def torchao_module(name: str = "quantization") -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torchao":
             raise
+        if error.name != "torchao":
+            raise other_version() from None
         raise LabError(
             say(
                 en="torchao is not installed, and this method is torchao's: pip install "
@@ -64,3 +67,17 @@ def torchao_module(name: str = "quantization") -> Any:
                 f"torchao=={VERSION} l’installe, comme pip install -r requirements.txt.",
             )
         ) from None
+
+
+def other_version() -> LabError:
+    """The sentence that says which version of torchao is here, and which one is needed."""
+    try:
+        here = importlib.metadata.version("torchao")
+    except importlib.metadata.PackageNotFoundError:
+        here = say(en="without a version", fr="sans version")
+    return LabError(
+        say(
+            en=f"torchao {here} is here, {VERSION} is needed: pip install torchao=={VERSION} replaces it.",
+            fr=f"torchao {here} est ici, il faut {VERSION} : pip install torchao=={VERSION} le remplace.",
+        )
+    )

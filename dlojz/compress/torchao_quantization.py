@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dlojz.compress.calibration import linear_layers
-from dlojz.compress.torchao_import import torchao_module
+from dlojz.compress.torchao_import import other_version, torchao_module
 from dlojz.schema import LabError, one_of
 from dlojz.text import say
 
@@ -30,6 +30,13 @@ _INT4_ROWS = 16
 
 
 def _configuration(form: Form) -> Any:
+    try:
+        return _chosen(form)
+    except (AttributeError, TypeError) as error:  # a name or an argument that another version does not have
+        raise other_version() from error
+
+
+def _chosen(form: Form) -> Any:
     quantization = torchao_module()
     if form == "int8_weight_only":
         return quantization.Int8WeightOnlyConfig(set_inductor_config=False)
@@ -40,6 +47,26 @@ def _configuration(form: Form) -> Any:
     # torchao's public INT4 wants a GPU (its mslk kernels, or CUDA); its prototype packs for torch's kernel for CPUs.
     prototype = torchao_module("prototype.quantization.int4.inference_workflow")
     return prototype.PrototypeInt4WeightOnlyConfig(group_size=INT4_GROUP, set_inductor_config=False)
+
+
+def public_int4(linear: nn.Linear) -> nn.Module:
+    """torchao's public INT4 of a layer that is on a GPU, for torch's own kernel there; asked and answering in float32.
+
+    Written from torchao's sources: it has never run on a GPU.
+
+    Raises:
+        LabError: if torchao is not installed or too different a version.
+    """
+    quantization = torchao_module()
+    try:
+        configuration = quantization.Int4WeightOnlyConfig(
+            group_size=INT4_GROUP, int4_packing_format="tile_packed_to_4d", set_inductor_config=False
+        )
+    except (AttributeError, TypeError) as error:
+        raise other_version() from error
+    changed = nn.Sequential(copy.deepcopy(linear)).eval().to(torch.bfloat16)
+    quantization.quantize_(changed, configuration)
+    return Narrow(changed).eval()
 
 
 def fits_int4(outputs: int, inputs: int) -> bool:
@@ -71,7 +98,7 @@ def torchao_model(model: nn.Module, form: Form) -> nn.Module:
     slower), so that the whole model becomes bfloat16; layers that the kernel does not take are left so.
 
     Raises:
-        LabError: for another form, or if torchao is not installed.
+        LabError: for another form, or if torchao is not installed or too different a version.
     """
     if form not in FORMS:
         raise LabError(one_of(say(en="form of torchao", fr="forme de torchao"), form, FORMS))

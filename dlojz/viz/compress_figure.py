@@ -12,7 +12,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from dlojz.compress.board_record import TEACHER, Board, Line
+from dlojz.compress.board_record import TEACHER, Board, Line, family_title
 from dlojz.text import say
 from dlojz.units import byte_units
 from dlojz.viz.canvas import LabFigure, finish, new_figure, plain
@@ -28,10 +28,15 @@ LOOKS = {
 }
 """Colour and marker of a family."""
 OTHER = (ORANGE, "D")
+QUIET = "#555555"
+"""Of what explains the signs."""
 KIBIBYTE = 1024
 HELD_OUT_HALF = 0.5 / 360
 """Half an image of the digits: where a model without any error is drawn, as its logarithm is not."""
 TICKS = (0.5, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995)
+FINE_TICKS = (0.93, 0.94, 0.95, 0.96, 0.965, 0.97, 0.975, 0.98, 0.985, 0.99, 0.995)
+"""Where fewer than `LEAST_TICKS` of the others would be shown, because accuracies are close to one another."""
+LEAST_TICKS = 4
 
 
 def compress_figure(board: Board, path: str | Path | None = None) -> LabFigure:
@@ -49,7 +54,8 @@ def compress_figure(board: Board, path: str | Path | None = None) -> LabFigure:
         LabError: if the picture cannot be written.
     """
     lines = board.lines()
-    figure = new_figure(12.0, max(4.6, 1.2 + 0.25 * len(lines)), alt=description(board))
+    figure = new_figure(12.0, max(4.9, 1.5 + 0.25 * (len(lines) + len(_families(lines)))), alt=description(board))
+    figure.suptitle(visible(board.title()), x=0.008, ha="left", fontsize=10.5)
     size, time, names = figure.subplots(1, 3, width_ratios=(1, 1, 0.52))
     front = {line.method for line in board.front()}
     unit = byte_units()[1]
@@ -92,8 +98,8 @@ def description(board: Board) -> str:
     )
     front = ", ".join(visible(line.method) for line in board.front())
     return say(
-        en=f"Accuracy against size and time. {each}. On the front: {front}.",
-        fr=f"Exactitude, taille et temps. {each}. Sur le front : {front}.",
+        en=f"Accuracy against size and time: {visible(board.title())}. {each}. On the front: {front}.",
+        fr=f"Exactitude, taille et temps : {visible(board.title())}. {each}. Sur le front : {front}.",
     )
 
 
@@ -136,7 +142,9 @@ def _accuracies(axes: Axes, lines: Sequence[Line]) -> None:
     axes.set_yscale("log")
     errors = [max(1 - share, HELD_OUT_HALF) for line in lines for share in (line.accuracy_low, line.accuracy_high)]
     axes.set_ylim(max(errors) * 1.35, min(errors) / 1.35)
-    shown = [tick for tick in TICKS if min(errors) / 1.35 <= 1 - tick <= max(errors) * 1.35]
+    inside = [[tick for tick in ticks if min(errors) / 1.35 <= 1 - tick <= max(errors) * 1.35]
+              for ticks in (TICKS, FINE_TICKS)]  # fmt: skip
+    shown = inside[0] if len(inside[0]) >= LEAST_TICKS else max(inside, key=len)
     axes.yaxis.set_major_locator(FixedLocator([1 - tick for tick in shown]))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda error, _: _percent(1 - error)))
@@ -155,10 +163,11 @@ def _sizes(axes: Axes, lines: Sequence[Line]) -> None:
 
 
 def _names(axes: Axes, board: Board, lines: Sequence[Line], front: set[str]) -> None:
-    """Which number is which method; the ones on the front have their ring here too."""
+    """Which number is which method; the ones on the front have their ring here too. Below, what the signs mean."""
     axes.set_axis_off()
     axes.set_xlim(0, 1)
-    axes.set_ylim(len(lines) + 0.2, -1.2)
+    families = _families(lines)
+    axes.set_ylim(len(lines) + len(families) + 2.2, -0.6)
     for number, line in enumerate(lines):
         color, marker = _look(line)
         axes.plot([0.16], [number], color=color, marker=marker, markersize=7, linestyle="", clip_on=False)
@@ -167,8 +176,24 @@ def _names(axes: Axes, board: Board, lines: Sequence[Line], front: set[str]) -> 
                       markeredgewidth=1.1, linestyle="", clip_on=False)  # fmt: skip
         axes.text(0.07, number, str(number), ha="right", va="center", fontsize=8.5)
         axes.text(0.25, number, _title(board, line), va="center", fontsize=8.5)
-    axes.text(0.0, -1.0, say(en="ring: on the front of all three", fr="cercle : sur le front des trois"), fontsize=8,
-              color="#555555")  # fmt: skip
+    below = len(lines) + 0.3
+    for number, family in enumerate(families):
+        color, marker = LOOKS.get(family, OTHER)
+        axes.plot([0.16], [below + number], color=color, marker=marker, markersize=6, linestyle="", clip_on=False)
+        axes.text(0.25, below + number, visible(family_title(family)), va="center", fontsize=8, color=QUIET)
+    below += len(families)
+    axes.plot([0.16], [below], marker="o", markersize=11, markerfacecolor="none", markeredgecolor=BLACK,
+              markeredgewidth=1.1, linestyle="", clip_on=False)  # fmt: skip
+    axes.text(0.25, below, say(en="on the front of all three", fr="sur le front des trois"), va="center",
+              fontsize=8, color=QUIET)  # fmt: skip
+    axes.plot([0.08, 0.21], [below + 1] * 2, color="#777777", linewidth=1, linestyle="--", clip_on=False)
+    axes.text(0.25, below + 1, say(en="front of the panel", fr="front du panneau"), va="center", fontsize=8,
+              color=QUIET)  # fmt: skip
+
+
+def _families(lines: Sequence[Line]) -> list[str]:
+    """Those that are there, the teacher's apart: its line names it."""
+    return list(dict.fromkeys(line.family for line in lines if line.method != TEACHER))
 
 
 def _title(board: Board, line: Line) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -12,10 +13,13 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from dlojz.cli import main
 from dlojz.cli.compress import image_size
-from dlojz.compress.board_record import read_board
+from dlojz.cli.compress_settings import joined, settings_of
+from dlojz.cli.compress_words import conclusion, table
+from dlojz.compress.board_record import TEACHER, Board, Trial, read_board
 from dlojz.compress.methods import METHODS
 from dlojz.schema import LabError
 from dlojz.text import use_language
@@ -25,7 +29,29 @@ REFUSED_EN = {
     "--temperature 0": ["temperature must be greater than 0", "but 0.0 was received"],
     "--temperature -2": ["temperature must be greater than 0", "-2.0"],
     "--temperature hot": ["--temperature takes a number, but 'hot' was received"],
-    "--temperature nan": ["--temperature must be", "'nan' was received"],
+    "--temperature nan": ["temperature must be greater than 0 (from 0.01 to 1000)", "nan was received"],
+    "--temperature inf": ["temperature must be greater than 0 (from 0.01 to 1000)", "inf was received"],
+    "--sparsity nan": ["from 0 to below 1", "nan was received"],
+    "--sparsity much": ["--sparsity takes a number, but 'much' was received"],
+    "--figure FOLDER.png": ["--figure takes the name of a file, but", "is a folder"],
+    "--output FOLDER.png": ["--output takes the name of a file, but", "is a folder"],
+    "--methods gradual --set gradual": ["--set takes METHOD.OPTION=VALUE", "'gradual' was received"],
+    "--methods gradual --set gradual.evry=2": ["unknown option of gradual 'evry': did you mean 'every'?"],
+    "--methods gradual --set gradual.every=2.5": ["gradual.every takes a whole number such as 5, but '2.5'"],
+    "--methods gradual --set gradual.sparsity=inf": ["gradual.sparsity takes a finite number", "'inf'"],
+    "--methods gradual --set gradual.per_layer=1": ["unknown gradual.per_layer '1': legal values: true, false"],
+    "--methods gradual --set gradual.every=2 --set gradual.every=3": ["--set gives gradual.every twice"],
+    "--methods gradual --set lottery.rounds=2": ["lottery is not on the board: add it to --methods"],
+    "--methods torch_int8_dynamic --set torch_int8_dynamic.bits=4": ["torch_int8_dynamic has no options, but 'bits'"],
+    "--methods gradual --set gradual.epochs=0": ["epochs must be at least 1, but 0 was received"],
+    "--methods int8_static --set int8_static.samples=0": ["calibration was given 0 images"],
+    "--set": ["--set needs a value after it"],
+    "--model alexnet_tiny --methods two_to_four_permuted": [
+        "two_to_four_permuted cannot be applied to alexnet_tiny",
+        "use magnitude_global",
+        "two_to_four, two_to_four_sr_ste.",
+    ],
+    "extra": ["does not know what to do with the word 'extra'"],
     "--sparsity 1": ["sparsity", "1.0"],
     "--sparsity -0.1": ["sparsity", "-0.1"],
     "--methods int7_static": ["unknown method 'int7_static': did you mean 'int8_static'?", "distill_soft"],
@@ -43,6 +69,14 @@ REFUSED_EN = {
     "--methdos x": ["did you mean '--methods'?"],
 }
 REFUSED_FR = {
+    "--temperature inf": ["strictement positive (de 0,01 à 1000)", "inf a été reçu"],
+    "--figure FOLDER.png": ["--figure attend un nom de fichier", "est un dossier"],
+    "--methods gradual --set gradual": ["--set attend MÉTHODE.OPTION=VALEUR", "'gradual' a été reçu"],
+    "--methods gradual --set gradual.every=2.5": ["gradual.every attend un nombre entier comme 5, mais '2.5'"],
+    "--model alexnet_tiny --methods two_to_four_permuted": ["two_to_four_permuted ne s’applique pas à alexnet_tiny"],
+    "extra": ["ne sait que faire du mot 'extra'", "Valeurs permises"],
+    "--root_ x": ["option de `dlojz compress` '--root_' : valeur inconnue, peut-être '--root' ?"],
+    "--set": ["--set demande une valeur", "aucune n’a été reçue"],
     "--temperature 0": ["temperature doit être strictement positive", "mais 0.0 a été reçu"],
     "--sparsity 1.5": ["sparsity", "1.5", "reçu"],
     "--methods int7_static": ["méthode 'int7_static' : valeur inconnue, peut-être 'int8_static' ?"],
@@ -63,12 +97,104 @@ def test_what_is_refused_is_refused_before_anything_is_trained(
     language: str, words: str, expected: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     use_language(language)
-    assert main(["compress", *words.split(), "--root", str(tmp_path)]) == 2
+    runs, folder = tmp_path / "runs", tmp_path / "folder.png"
+    folder.mkdir()
+    words = words.replace("FOLDER.png", str(folder))
+    assert main(["compress", "--root", str(runs), *words.split()]) == 2
     told = capsys.readouterr()
     assert told.out == "" and told.err.startswith("dlojz: ") and told.err.count("\n") == 1
     for part in expected:
         assert part in told.err
-    assert not list(tmp_path.iterdir())
+    assert not runs.exists()
+
+
+def test_an_unknown_model_is_answered_with_those_that_can_be_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compress", "--model", "vit_tny"]) == 2
+    told = capsys.readouterr().err
+    assert "vit_mini, vit_tiny" in told and "alexnet_tiny" in told
+    assert not any(name in told for name in ("gpt_tiny", "llama_tiny", "vit_l_16"))
+
+
+def test_a_place_that_may_not_be_written_to_is_refused_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert main(["compress", "--output", str(tmp_path / "b.json"), "--root", str(tmp_path / "runs")]) == 2
+    assert "which is read-only: give another path" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_board_that_cannot_be_kept_after_all_is_answered(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dlojz.cli.compress._board", lambda given: a_board(("gradual", 0.9, 0.9, 0.9)))
+
+    def full(path: Path, board: Board) -> None:
+        raise LabError("the disk is full.")
+
+    monkeypatch.setattr("dlojz.compress.board_record.write_board", full)
+    assert main(["compress", "--output", str(tmp_path / "b.json")]) == 2
+    told = capfd.readouterr()
+    assert "gradual" in told.out and told.err.endswith("dlojz: the disk is full.\n")
+    assert main(["compress", "--json", "--output", str(tmp_path / "b.json")]) == 2
+    assert json.loads(capfd.readouterr().out)["lines"][1]["method"] == "gradual"
+
+
+def a_trial(method: str, accuracy: float, ratio: float, high: float) -> Trial:
+    return Trial(method=method, family=TEACHER if method == TEACHER else METHODS[method].family, seed=0,
+                 accuracy=accuracy, parameters=820_106, predicted_bytes=3_280_424, payload_bytes=3_280_424,
+                 file_bytes=3_285_000, latency_s=0.0123, latency_ratio=ratio, latency_ratio_low=0.8 * ratio,
+                 latency_ratio_high=high, predicted_latency_ratio=1.23, made_in_s=1)  # fmt: skip
+
+
+def a_board(*lines: tuple[str, float, float, float]) -> Board:
+    trials = (a_trial(TEACHER, 1.0, 1.0, 1.0), *(a_trial(*line) for line in lines))
+    return Board(task="digits", image_size=16, teacher="vit_tiny", epochs=1, batch=64, rounds=20, threads=1,
+                 trials=trials)  # fmt: skip
+
+
+@pytest.mark.parametrize("language", ["en", "fr"])
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_narrow_terminal_cuts_nothing_and_keeps_every_star(language: str, width: int) -> None:
+    use_language(language)
+    board = a_board(*((name, 1.0, 1.0, 1.0) for name in METHODS))
+    assert len(board.front()) == 1 + len(METHODS)
+    shown = Console(width=width, file=io.StringIO())
+    shown.print(table(board, width))
+    text = shown.file.getvalue()  # type: ignore[attr-defined]
+    rows = text.splitlines()
+    assert "…" not in text and max(map(len, rows)) <= width
+    assert sum(row.startswith("★ ") for row in rows) == 1 + len(METHODS)
+    assert "★ torchao_int8_weight_only" in text and "1.23|1.00".replace(".", {"en": ".", "fr": ","}[language]) in text
+    assert ({"en": "[half]", "fr": "[moitié]"}[language] in text) == (width == 100)
+
+
+def test_a_method_that_is_steadily_faster_is_not_hidden_by_one_that_is_faster_at_times() -> None:
+    steady, unsteady, slow = ("gradual", 1.0, 0.6, 0.7), ("two_to_four", 1.0, 0.5, 1.2), ("lottery", 1.0, 1.1, 1.2)
+    assert "Fastest of these: gradual, in 0.60 times" in conclusion(a_board(steady, unsteady))
+    assert "None of these is clearly faster" in conclusion(a_board(unsteady, slow))
+    use_language("fr")
+    assert "La plus rapide d’entre elles : gradual" in conclusion(a_board(steady, unsteady))
+    assert "Aucune d’elles n’est nettement plus rapide" in conclusion(a_board(unsteady, slow))
+
+
+def test_a_setting_is_read_as_its_default_is_typed_and_may_be_repeated() -> None:
+    words = joined(["--set", "gradual.every=2", "--json", "--set=int8_static.symmetric=False,int8_static.bits=4"])
+    assert words == ["--json", "--set", "gradual.every=2,int8_static.symmetric=False,int8_static.bits=4"]
+    found = settings_of(words[-1] + ", gradual.sparsity=1e-1,int8_static.activation_range=min_max", tuple(METHODS))
+    assert found == {
+        "gradual": {"every": 2, "sparsity": 0.1},
+        "int8_static": {"symmetric": False, "bits": 4, "activation_range": "min_max"},
+    }
+    assert [type(value) for value in found["int8_static"].values()] == [bool, int, str]
+    assert settings_of(None, ()) == {}
+
+
+def test_every_option_of_the_list_can_be_set_to_its_default() -> None:
+    text = ",".join(f"{name}.{key}={value}" for name, one in METHODS.items() for key, value in one.options.items())
+    assert settings_of(text, tuple(METHODS)) == {
+        name: dict(one.options) for name, one in METHODS.items() if one.options
+    }
 
 
 def test_a_library_that_is_missing_is_told_with_its_command(
@@ -78,10 +204,12 @@ def test_a_library_that_is_missing_is_told_with_its_command(
 
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "torchao" else found(name))
-    needing = next(name for name, one in METHODS.items() if "torchao" in one.needs)
+    needing = next(name for name, one in METHODS.items() if one.needs)
+    (pinned,) = METHODS[needing].needs
+    assert pinned.startswith("torchao==")
     for language, sentence in (
-        ("en", f"dlojz: the method {needing} needs torchao, which is not installed: pip install torchao.\n"),
-        ("fr", f"dlojz: la méthode {needing} demande torchao, qui n’est pas installé : pip install torchao.\n"),
+        ("en", f"dlojz: the method {needing} needs torchao, which is not installed: pip install {pinned}.\n"),
+        ("fr", f"dlojz: la méthode {needing} demande torchao, qui n’est pas installé : pip install {pinned}.\n"),
     ):
         use_language(language)
         assert main(["compress", "--methods", needing]) == 2

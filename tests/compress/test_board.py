@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from dlojz.compress import teachers
 from dlojz.compress.board import Request, make_board
+from dlojz.compress.board_checks import check_fit
 from dlojz.compress.board_record import TEACHER, Board, Trial, pareto, read_board, write_board
 from dlojz.compress.fitting import Settings
 from dlojz.compress.measuring import parameters, payload_bytes, saved_bytes, stored_weights
@@ -212,6 +213,50 @@ def test_what_no_board_is_made_of_is_refused_before_anything_is_trained() -> Non
     for seeds in ((), (1, 1)):
         with pytest.raises(LabError, match="a board needs seeds, each of them once"):
             Request(seeds=seeds)
+    for asked, sentence in (
+        ({"options": {"gradul": {"every": 2}}}, "unknown method with options 'gradul': did you mean 'gradual'"),
+        ({"options": {"lottery": {"rounds": 2}}}, "unknown method with options 'lottery'"),
+        ({"options": {"gradual": {"evry": 2}}}, "unknown option of gradual 'evry': did you mean 'every'"),
+        ({"rounds": 0}, "rounds must be at least 1, but 0 was received"),
+        ({"batch": 0}, "batch must be at least 1, but 0 was received"),
+    ):
+        with pytest.raises(LabError, match=sentence):
+            Request(**asked)  # type: ignore[arg-type]
+
+
+def test_what_does_not_fit_the_model_is_refused_before_anything_is_trained(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(*_: object, **__: object) -> object:
+        raise AssertionError("a teacher was trained")
+
+    monkeypatch.setattr("dlojz.compress.board.trained_teacher", trained)
+    wide = digits(64).few(8)
+    for name, others in (
+        ("two_to_four_permuted", "use magnitude_global, magnitude_layer, gradual, lottery, two_to_four, "),
+        ("distill_hidden", "use student_alone, distill_soft, distill_logits."),
+    ):
+        with pytest.raises(LabError, match=f"{name} cannot be applied to alexnet_tiny .*{others}"):
+            make_board(Request(teacher="alexnet_tiny", methods=(name,)), wide)
+    for name, options, sentence in (
+        ("gradual", {"epochs": 0}, "epochs must be at least 1"),
+        ("lottery", {"rewind_epochs": 6}, "rewind_step must be from 0 to"),
+        ("int8_dynamic", {"bits": 99}, "bits must be a whole number from 2 to 8"),
+        ("int8_static", {"samples": 65}, "samples must be from 1 to 64"),
+        ("distill_soft", {"temperature": float("nan")}, "temperature must be greater than 0"),
+    ):
+        with pytest.raises(LabError, match=sentence):
+            make_board(Request(methods=(name,), options={name: options}), task)
+
+
+def test_a_rehearsal_refuses_no_method_that_works(task: Task) -> None:
+    """Each with options of its own: the defaults, said again."""
+    before = torch.random.get_rng_state()
+    for one in METHODS.values():
+        if one.missing() is None:
+            options = {**one.options, **({"samples": 64} if "samples" in one.options else {})}
+            check_fit(one, options, "vit_mini", task)
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_the_file_is_heavier_than_its_numbers_by_its_header() -> None:

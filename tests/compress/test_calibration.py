@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -46,6 +48,20 @@ def test_the_model_is_left_as_it_was(model: nn.Module) -> None:
     observe(model, images(4))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("side", [3, 5])  # channels: 5 fail
+def test_a_model_in_training_is_watched_without_dropout_and_goes_on_in_training(side: int) -> None:
+    torch.manual_seed(0)
+    model = models.build("vit_tiny", image_size=16, num_classes=10).train()
+    frozen = model.get_submodule(next(iter(linear_layers(model)))).eval()
+    seen: list[bool] = []
+    hook = model.register_forward_pre_hook(lambda module, _: seen.append(module.training))
+    with contextlib.suppress(RuntimeError):
+        observe(model, torch.zeros(2, side, 16, 16))
+    hook.remove()
+    assert seen == [False]
+    assert not frozen.training and all(module.training for module in model.modules() if module is not frozen)
 
 
 def test_hooks_are_taken_off_after_a_failure(model: nn.Module) -> None:

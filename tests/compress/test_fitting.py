@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor, nn
 
 from dlojz.compress.fitting import Settings, accuracy, fit, logits, new_model
+from dlojz.compress.measuring import latencies
 from dlojz.compress.task import digits
+from dlojz.schema import LabError
+from dlojz.text import use_language
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
@@ -41,6 +48,45 @@ def test_what_does_not_learn_stays() -> None:
     fit(model, task, Settings(epochs=1))
     changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
     assert changed == {name for name in before if not name.startswith("blocks.0.")}
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1, but 0 was received"),
+        ({"epochs": -3}, "epochs must be at least 1, but -3 was received"),
+        ({"batch_size": 0}, "batch_size must be at least 1, but 0 was received"),
+        ({"learning_rate": 0.0}, "learning_rate must be finite and above 0, but 0.0 was received"),
+        ({"learning_rate": float("nan")}, "learning_rate must be finite and above 0, but nan was received"),
+        ({"learning_rate": float("inf")}, "learning_rate must be finite and above 0, but inf was received"),
+    ],
+)
+def test_settings_that_train_nothing_are_refused(asked: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(LabError, match=sentence):
+        Settings(**asked)
+    use_language("fr")
+    with pytest.raises(LabError, match="mais .* a été reçu"):
+        Settings(**asked)
+
+
+def test_a_turn_may_be_of_several_calls_and_its_seconds_are_of_one() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.calls += 1
+            time.sleep(0.002)
+            return inputs
+
+    counted = [Counting(), Counting()]
+    found = latencies(counted, torch.zeros(1), rounds=3, calls=5)
+    assert [one.calls for one in counted] == [2 + 3 * 5] * 2
+    assert all(one.seconds >= 0.002 for one in found)
+    for asked in ({"rounds": 0}, {"calls": 0}):
+        with pytest.raises(LabError, match="must be at least 1, but 0 was received"):
+            latencies(counted, torch.zeros(1), **asked)
 
 
 def test_accuracy_is_the_share_that_is_right() -> None:

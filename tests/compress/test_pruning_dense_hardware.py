@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dlojz.compress import dense_hardware
 from dlojz.compress.dense_hardware import SparseSpeed, crossing, has_semi_structured, semi_structured, sparse_speed
 from dlojz.compress.dense_hardware import _csr as csr
 from dlojz.compress.dense_hardware import _csr_bytes as csr_bytes
@@ -67,6 +68,32 @@ def test_the_processor_has_no_units_for_2_of_4_and_it_is_said() -> None:
         use_language(language)
         with pytest.raises(LabError, match=words):
             semi_structured(torch.zeros(64, 64))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_told_in_one_sentence() -> None:
+    assert not has_semi_structured("cuda")
+    for language, words in (("en", "needs an NVIDIA GPU that torch can use"), ("fr", "demande un GPU NVIDIA")):
+        use_language(language)
+        with pytest.raises(LabError, match=words):
+            sparse_speed(16, 16, 2, device="cuda")
+
+
+def test_a_form_that_torch_refuses_is_left_out_and_the_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor that is said to have the units: torch's own packing refuses it."""
+    monkeypatch.setattr(dense_hardware, "has_semi_structured", lambda device: True)
+    with pytest.raises(LabError, match="torch cannot pack this 2:4 weight, 16 × 16 in torch.float32: "):
+        semi_structured(torch.zeros(16, 16))
+    with pytest.warns(UserWarning, match="semi_structured with 50% of zeros was left out: torch cannot pack"):
+        found = sparse_speed(16, 16, 2, (0.5,), rounds=1)
+    assert [one.form for one in found] == ["masked", "csr"]
+
+
+def test_the_bytes_of_2_of_4_are_those_of_its_packing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense_hardware, "has_semi_structured", lambda device: True)
+    monkeypatch.setattr(dense_hardware, "semi_structured", lambda weight: weight)
+    (found,) = (one for one in sparse_speed(16, 16, 2, (), rounds=1))
+    assert (found.form, found.sparsity, found.bytes_ratio) == ("semi_structured", 0.5, 17 / 32)
 
 
 @pytest.mark.skipif(

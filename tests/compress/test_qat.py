@@ -79,3 +79,33 @@ def test_a_whole_model_is_prepared_trained_and_converted() -> None:
     with torch.no_grad():
         torch.testing.assert_close(integers(x), learning(x), rtol=1e-4, atol=1e-4)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("choice", ["min_max", "mse"])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_a_channel_of_zeros_learns(choice: RangeChoice, symmetric: bool) -> None:
+    torch.manual_seed(0)
+    linear, target = nn.Linear(8, 4), torch.randn(4, 8)
+    with torch.no_grad():
+        linear.weight[1:].zero_()
+    layer = QuantizationAwareLinear(linear, Scheme(8, symmetric), choice)
+    x = torch.randn(64, 8)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=2e-2)
+    began = (layer(x) - x @ target.t()).square().mean(0).detach()
+    for _ in range(200):
+        optimizer.zero_grad()
+        (layer(x) - x @ target.t()).square().mean().backward()
+        optimizer.step()
+    ended = (layer(x) - x @ target.t()).square().mean(0).detach()
+    assert bool((ended < 0.1 * began).all())
+
+
+def test_what_is_prepared_moves_to_another_device_whole_and_keeps_nothing_more() -> None:
+    torch.manual_seed(0)
+    model = models.build("vit_tiny", image_size=16, num_classes=10)
+    learning = prepare(model, Scheme(2), "mse")
+    assert list(learning.state_dict()) == list(model.state_dict())
+    moved = learning.to("meta")
+    answer = moved(torch.empty(2, 3, 16, 16, device="meta"))
+    answer.sum().backward()
+    assert answer.shape == (2, 10)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import nn
 
-from dlojz.compress import quantization_methods
+from dlojz.compress import quantization, quantization_methods
+from dlojz.compress.calibration import linear_layers
 from dlojz.compress.fitting import Settings, accuracy, fit, new_model
 from dlojz.compress.measuring import payload_bytes, saved_bytes
 from dlojz.compress.method import Method, Shrunk, Start
@@ -64,6 +66,10 @@ def test_every_method_gives_a_model_of_the_bytes_that_it_foresaw(
     if "2bit" not in method.name:
         assert accuracy(shrunk.model, task) >= accuracy(teacher, task) - 0.02
         assert all(one.measured_sqnr_db > 15 for one in shrunk.layer_errors)
+    assert [one.name for one in shrunk.layer_errors] == list(linear_layers(teacher))
+    assert all(math.isfinite(one.measured_sqnr_db) for one in shrunk.layer_errors)
+    bits = {one.bits for one in shrunk.layer_errors}
+    assert bits == ({2} if "2bit" in method.name else {4, 16} if "torchao_int4" in method.name else bits & {4, 8})
 
 
 def test_two_bits_break_the_model_and_training_mends_it(teacher: nn.Module, task: Task) -> None:
@@ -113,3 +119,14 @@ def test_every_summary_is_written_in_both_languages() -> None:
         english = method.summary()
         use_language("fr")
         assert english and method.summary() and english != method.summary()
+
+
+def test_what_is_said_of_the_products_is_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    for language, kernel, without in (
+        ("en", "the product is torch's integer kernel", "taken in float64, exact and slower"),
+        ("fr", "le produit est le noyau entier de torch", "en float64, exacts mais plus lents"),
+    ):
+        use_language(language)
+        for exact, words in ((True, kernel), (False, without)):
+            monkeypatch.setattr(quantization, "kernel_is_exact", lambda exact=exact: exact)
+            assert words in quantization._note("dynamic")

@@ -10,7 +10,13 @@ from torch import nn
 from dlojz import models
 from dlojz.compress import int8_linear
 from dlojz.compress.calibration import linear_layers, observe
-from dlojz.compress.int8_linear import STATIC_SCHEME, Activations, QuantizedLinear, integer_product
+from dlojz.compress.int8_linear import (
+    STATIC_SCHEME,
+    Activations,
+    QuantizedLinear,
+    integer_product,
+    takes_integer_kernel,
+)
 from dlojz.compress.measuring import payload_bytes
 from dlojz.compress.quantized_model import (
     load_integers,
@@ -34,20 +40,74 @@ def images(samples: int, side: int = 16) -> torch.Tensor:
 
 
 def test_products_of_the_largest_integers_are_exact() -> None:
-    left = torch.full((3, 1024), -128, dtype=torch.int8)
-    right = torch.full((5, 1024), -128, dtype=torch.int8)
-    right[1] = 127
+    """127 on the left saturates kernels that sum pairs of products in 16 bits; −128 alone never does."""
+    left = torch.full((20, 1024), -128, dtype=torch.int8)
+    left[1::2] = 127
+    right = torch.full((16, 1024), -128, dtype=torch.int8)
+    right[1::2] = 127
     expected = left.to(torch.int64) @ right.to(torch.int64).t()
     assert torch.equal(integer_product(left, right), expected.to(torch.int32))
 
 
-def test_products_are_exact_without_the_kernel_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = torch.Generator().manual_seed(0)
-    left = torch.randint(-128, 128, (9, 33), generator=generator, dtype=torch.int8)
-    right = torch.randint(-128, 128, (7, 33), generator=generator, dtype=torch.int8)
-    with_kernel = integer_product(left, right)
-    monkeypatch.setattr(int8_linear, "_kernel_is_exact", lambda: False)
-    assert torch.equal(integer_product(left, right), with_kernel)
+def integers(rows: int, columns: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-128, 128, (rows, columns), generator=generator, dtype=torch.int8)
+
+
+@pytest.mark.parametrize("shape", [(9, 33, 7), (64, 128, 32), (1, 1024, 10)])
+def test_products_are_exact_whatever_the_kernel(shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, inputs, outputs = shape
+    left, right = integers(rows, inputs, 0), integers(outputs, inputs, 1)
+    expected = (left.to(torch.int64) @ right.to(torch.int64).t()).to(torch.int32)
+    assert torch.equal(integer_product(left, right), expected)
+    monkeypatch.setattr(int8_linear, "kernel_is_exact", lambda: False)
+    assert not takes_integer_kernel(left, right)
+    assert torch.equal(integer_product(left, right), expected)
+
+
+@pytest.mark.parametrize(("left", "right"), [(127, 127), (127, -128)])
+def test_a_kernel_that_saturates_is_found_out(left: int, right: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without VNNI: right for every pair of integers but one."""
+
+    def saturating(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        sums = first.int() @ second.int()
+        pairs = ((first == left).int() @ (second == right).int()) > 1
+        return torch.where(pairs, sums - 1, sums)
+
+    int8_linear.kernel_is_exact.cache_clear()
+    monkeypatch.setattr(torch, "_int_mm", saturating)
+    assert not int8_linear.kernel_is_exact()
+    monkeypatch.undo()
+    int8_linear.kernel_is_exact.cache_clear()
+
+
+def test_a_gpus_kernel_is_taken_where_its_shapes_allow() -> None:
+    """Without a GPU: only the decision. Source: the checks of `_int_mm_out_cuda` in torch."""
+
+    class OnGpu:
+        is_cuda = True
+
+        def __init__(self, *shape: int) -> None:
+            self.shape = shape
+
+        def __len__(self) -> int:
+            return self.shape[0]
+
+    def taken(rows: int, inputs: int, outputs: int) -> bool:
+        return takes_integer_kernel(OnGpu(rows, inputs), OnGpu(outputs, inputs))  # type: ignore[arg-type]
+
+    assert taken(17, 128, 384)
+    assert not taken(16, 128, 384) and not taken(64, 33, 384) and not taken(64, 128, 10)
+
+
+@pytest.mark.parametrize("activations", ["float", "dynamic", "static"])
+def test_a_model_of_integers_moves_to_another_device_whole(activations: Activations) -> None:
+    """The meta device refuses any product with a tensor that stayed behind."""
+    model = built()
+    moved = quantize_model(model, Scheme(8, False), activations=activations, observed=observe(model, images(2))).to(
+        "meta"
+    )
+    assert moved(torch.empty(2, 3, 16, 16, device="meta")).shape == (2, 10)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -122,6 +182,14 @@ def test_static_inputs_without_calibration_are_refused() -> None:
     for observed in (None, {}):
         with pytest.raises(LabError, match="calibration was given 0 images"):
             quantize_model(built(), Scheme(), activations="static", observed=observed)
+    name = next(iter(linear_layers(built())))
+    with pytest.raises(LabError, match="calibration has not seen 16 of the linear layers, .* first"):
+        quantize_model(built(), Scheme(), activations="static", observed=observe(built(), images(2), [name]))
+    allowed = (torch.zeros(1, 1), torch.ones(1, 1))
+    with pytest.raises(
+        LabError, match="activation_range was given, but only static inputs .* is 'float': leave it out"
+    ):
+        QuantizedLinear(nn.Linear(4, 4), Scheme(), activation_range=allowed)
     with pytest.raises(LabError, match="did you mean 'dynamic'"):
         QuantizedLinear(nn.Linear(4, 4), Scheme(), activations="dynamics")  # type: ignore[arg-type]
 

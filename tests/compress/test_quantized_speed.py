@@ -54,3 +54,47 @@ def test_it_is_really_timed_and_leaves_no_hook() -> None:
     found = speed_forecast(teacher, quantize_model(teacher, Scheme()), torch.randn(5, 8), rounds=2)
     assert 0 < found.share < 1 and found.latency_ratio > 0
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in teacher.modules())
+
+
+def test_what_is_made_of_one_teacher_is_foreseen_from_the_same_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    timed = layer_shares
+
+    def counted(*given: object) -> object:
+        asked.append(1)
+        return timed(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(quantized_speed, "layer_shares", counted)
+    teacher, images = model(), torch.randn(5, 8)
+    forms = [quantize_model(teacher, Scheme(bits)) for bits in (8, 4)]
+    first, second = (speed_forecast(teacher, form, images, rounds=2) for form in forms)
+    assert len(asked) == 1 and first.share == second.share
+    speed_forecast(teacher, forms[0], torch.randn(6, 8), rounds=2)
+    speed_forecast(model(), forms[0], images, rounds=2)
+    assert len(asked) == 3
+
+
+def test_a_round_that_was_interrupted_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two layers, a hundred times as long as an answer; and within one, in another round."""
+    clock = [0.0]
+    monkeypatch.setattr(quantized_speed.time, "perf_counter", lambda: clock[0])
+
+    class Ticking(nn.Linear):
+        after = 1.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            clock[0] += self.after
+            return super().forward(x)
+
+    class Between(nn.Module):
+        turn = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            Between.turn += 1
+            Ticking.after = 500.0 if Between.turn == 5 else 1.0
+            clock[0] += 300.0 if Between.turn == 3 else 3.0
+            return x
+
+    teacher = nn.Sequential(Between(), Ticking(4, 4))
+    shares, _ = layer_shares(teacher, torch.zeros(1, 4), rounds=5)
+    assert shares == {"1": 0.25}

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.ao.quantization import HistogramObserver, MinMaxObserver, PerChannelMinMaxObserver
 
+from dlojz.compress import quantizers
 from dlojz.compress.quantized_packing import pack, packed_bytes, unpack
 from dlojz.compress.quantizers import (
     RANGES,
@@ -76,6 +77,19 @@ def test_a_grid_per_channel_is_torchs_to_the_last_bit(shape: tuple[int, int], sy
     assert torch.equal(quantize(weight, scale, zero, scheme), theirs.int_repr())
 
 
+def test_exactly_between_two_integers_torchs_two_ways_differ_and_ours_is_that_of_its_fake_quantization() -> None:
+    """1.5 at a zero point of 1: rounded first it is 2 + 1; the zero point added first, 2.5 is rounded to 2."""
+    values, scale, zero = torch.tensor([1.5, 0.5, -0.5]), torch.tensor(1.0), torch.tensor(1, dtype=torch.int32)
+    scheme = Scheme(8, False, per_channel=False)
+    assert quantize(values, scale, zero, scheme).tolist() == [3, 1, 1]
+    passed = torch.fake_quantize_per_tensor_affine(values, 1.0, 1, -128, 127)
+    assert torch.equal(fake_quantize(values, scale, zero, scheme), passed)
+    of_a_channel = torch.quantize_per_channel(
+        values[None], scale[None].double(), zero[None].long(), 0, torch.qint8
+    ).int_repr()
+    assert of_a_channel.tolist() == [[2, 2, 0]]
+
+
 @pytest.mark.parametrize("bits", range(2, 9))
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_values_that_only_pass_by_the_integers_are_torchs_to_the_last_bit(bits: int, symmetric: bool) -> None:
@@ -127,6 +141,18 @@ def test_each_choice_of_a_range_loses_less_than_the_last_where_outliers_are(choi
     low, high = value_range(values, scheme, "percentile")
     inside = ((values >= low) & (values <= high)).float().mean()
     assert float(inside) == pytest.approx(0.999, abs=2e-4)
+
+
+@pytest.mark.parametrize("where", [0, 1, 2])
+def test_percentiles_of_very_many_values_know_all_inputs(where: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of 768 inputs lies at 50: every third value, or any step that has a divisor with 768, may never see it."""
+    monkeypatch.setattr(quantizers, "_QUANTILE_VALUES", 2**15)
+    values = torch.randn(3 * 2**15 // 768, 768, generator=torch.Generator().manual_seed(4))
+    values[:, where] = 50.0
+    low, high = value_range(values.reshape(1, -1), Scheme(8, False, False), "percentile")
+    assert float(high) == 50.0 and -4.5 < float(low) < -2.5
+    again = value_range(values.reshape(1, -1), Scheme(8, False, False), "percentile")
+    assert torch.equal(torch.cat([low, high]), torch.cat(again))
 
 
 def test_the_least_error_is_near_what_torchs_histogram_finds() -> None:

@@ -61,6 +61,9 @@ def test_no_text_of_a_board_lies_on_another(language: str, seeds: int, tmp_path:
     names = [text.get_text() for text in figure.axes[2].texts]
     assert all(method in names for method, *_ in LINES[1:])
     assert {"en": "teacher (vit_tiny)", "fr": "professeur (vit_tiny)"}[language] in names
+    families = {"en": {"pruning", "front of the panel"}, "fr": {"élagage", "quantification", "front du panneau"}}
+    assert families[language] <= set(names)
+    assert figure.get_suptitle() == board(seeds).title()
 
 
 def test_what_is_measured_is_full_and_what_is_predicted_hollow() -> None:
