@@ -48,7 +48,7 @@ import torch.nn.functional as F
 
 from dlojz import labs
 from dlojz.compress.calibration import observe
-from dlojz.compress.fitting import Settings, accuracy
+from dlojz.compress.fitting import Settings
 from dlojz.compress.measuring import parameters, payload_bytes
 from dlojz.compress.task import digits
 from dlojz.compress.teachers import trained_teacher
@@ -73,7 +73,7 @@ torch.set_num_threads(1)  # a training depends on it, to the last bit
 # %% name="teacher"
 task = digits()
 teacher = trained_teacher("vit_tiny", task, Settings(epochs=5), folder=runs_root() / "teachers")
-print(accuracy(teacher, task) > 0.95)
+shown.teacher_seen(teacher, task)
 
 # %% [markdown] lang="fr"
 # ## 1. Distiller
@@ -98,9 +98,10 @@ distill_figures.softened(teacher, task, (1, 2, 4))
 # La perte compare les deux distributions adoucies, p pour le professeur et q pour l’étudiant, par leur divergence de
 # Kullback-Leibler :
 #
-# $$T^2 \times \frac{1}{B} \sum_{\text{échantillons}} \sum_{\text{classes}} p \, (\log p - \log q)$$
+# $$\frac{T^2}{B} \sum_{i=1}^{B} \sum_{c} p_{i,c} \, (\log p_{i,c} - \log q_{i,c})$$
 #
-# Les gradients de logits adoucis sont environ T² fois plus petits : le facteur T² les remet à l’échelle.
+# pour les B échantillons i et toutes les classes c. Les gradients de logits adoucis sont environ T² fois plus petits :
+# le facteur T² les remet à l’échelle.
 #
 # `student` et `teacher` sont des logits, de forme (échantillons, classes). Renvoyez la perte. L’étudiant en reçoit un
 # gradient ; le professeur, aucun.
@@ -111,9 +112,10 @@ distill_figures.softened(teacher, task, (1, 2, 4))
 # The loss compares the two softened distributions, p of the teacher and q of the student, by their Kullback-Leibler
 # divergence:
 #
-# $$T^2 \times \frac{1}{B} \sum_{\text{samples}} \sum_{\text{classes}} p \, (\log p - \log q)$$
+# $$\frac{T^2}{B} \sum_{i=1}^{B} \sum_{c} p_{i,c} \, (\log p_{i,c} - \log q_{i,c})$$
 #
-# Gradients of softened logits are about T² times as small: the factor T² brings them back to scale.
+# for the B samples i and all classes c. Gradients of softened logits are about T² times as small: the factor T² brings
+# them back to scale.
 #
 # `student` and `teacher` are logits, of shape (samples, classes). Return the loss. The student gets a gradient from it;
 # the teacher gets none.
@@ -140,22 +142,22 @@ lab.check("soft-loss", soft_loss)
 # lab.hint("soft-loss")
 
 # %% [markdown] lang="fr"
-# D’autres pertes se défendent : quand T est grand, celle-ci devient l’écart quadratique des logits (centrés), que l’on
-# peut aussi prendre directement ; DistilBERT y ajoute l’angle entre les états cachés.
+# D’autres pertes se défendent : quand T est grand, celle-ci devient, à un facteur près, l’écart quadratique des logits
+# (centrés), que l’on peut aussi prendre directement ; DistilBERT y ajoute l’angle entre les états cachés.
 #
 # ### Exercice 2 — avec et sans vraies étiquettes
 #
 # Le professeur peut répondre à des images que personne n’a étiquetées. Dans `labels`, -1 veut dire « inconnue ».
 # Renvoyez
 #
-# $$\alpha \times \text{perte du professeur} + (1 - \alpha) \times \text{entropie croisée}$$
+# $$\alpha \times \text{perte de distillation} + (1 - \alpha) \times \text{entropie croisée}$$
 #
-# la première sur **tous** les échantillons, la seconde, sans température, sur ceux qui ont une étiquette. Si aucun n’en
-# a, le second terme est nul.
+# la première, celle de l’exercice 1, sur **tous** les échantillons ; la seconde, sans température, sur ceux qui ont une
+# étiquette. Si aucun n’en a, le second terme est nul.
 
 # %% [markdown] lang="en"
-# Other losses have their merits: where T is large this one becomes the square difference of the (centred) logits, which
-# can also be taken as it is; DistilBERT adds the angle between hidden states.
+# Other losses have their merits: where T is large this one becomes, up to a factor, the square difference of the
+# (centred) logits, which can also be taken as it is; DistilBERT adds the angle between hidden states.
 #
 # ### Exercise 2 — with and without true labels
 #
@@ -163,8 +165,8 @@ lab.check("soft-loss", soft_loss)
 #
 # $$\alpha \times \text{soft loss} + (1 - \alpha) \times \text{cross-entropy}$$
 #
-# the first over **all** samples, the second, without temperature, over those that have a label. Where none has one, the
-# second term is zero.
+# the first, that of exercise 1, over **all** samples; the second, without temperature, over those that have a label.
+# Where none has one, the second term is zero.
 
 
 # %% name="mixed-loss"
@@ -208,14 +210,15 @@ from dlojz.compress.fitting import new_model
 lab.reveal("student-share", parameters(new_model("vit_mini", task, seed=0)) / whole)
 
 # %% [markdown] lang="fr"
-# Entraînons-le de quatre façons, avec autant de mises à jour : seul, avec toutes les étiquettes ; seul, avec 60
-# étiquettes ; puis avec votre perte (T = 4), le professeur voyant toutes les images : 60 étiquettes (α = 0,9), et enfin
-# aucune (α = 1). **Avant de regarder** : de combien le professeur améliore-t-il l’étudiant qui n’a que 60 étiquettes ?
+# Entraînons-le de cinq façons, avec autant de mises à jour. Toutes les étiquettes : seul, puis avec votre perte (T = 4,
+# α = 0,9). 60 étiquettes : seul, puis avec votre perte, le professeur voyant toutes les images. Aucune étiquette, enfin
+# (α = 1). **Avant de regarder** : de combien le professeur améliore-t-il l’étudiant qui a toutes les étiquettes, et
+# celui qui n’en a que 60 ?
 
 # %% [markdown] lang="en"
-# Let us train it in four ways, with as many updates: alone, with all labels; alone, with 60 labels; then with your loss
-# (T = 4), the teacher seeing all images: 60 labels (α = 0.9), and finally none (α = 1). **Before you look**: by how
-# much does the teacher improve the student that has 60 labels only?
+# Let us train it in five ways, with as many updates. All labels: alone, then with your loss (T = 4, α = 0.9). 60
+# labels: alone, then with your loss, the teacher seeing all images. Finally no label (α = 1). **Before you look**: by
+# how much does the teacher improve the student that has all labels, and the one that has 60 only?
 
 # %% name="students" tags=["nbval-ignore-output"]
 students = distill_figures.students(teacher, task, mixed_loss)
@@ -403,7 +406,7 @@ lab.check("affine", quantize_affine)
 # %% name="observed"
 name = "blocks.1.mlp_project"
 seen = observe(teacher, task.inputs_NCHW[:64], [name])[name].inputs_MI
-print(tuple(seen.shape), seen.min().item() < 0 < seen.max().item())
+quantize_figures.observed(seen, images=64)
 
 # %% name="calibrated-eight" tags=["nbval-ignore-output"]
 quantize_figures.calibrated(quantize_affine, seen, bits=8)
@@ -602,39 +605,54 @@ pruned
 prune_figures.pruned_seen(pruned)
 
 # %% [markdown] lang="fr"
-# Un tiers des poids ne manque à personne. Mais pourquoi le seuil commun échoue-t-il à 80 %, même après fine-tuning ?
-# Regardez ce que chaque sorte de couche garde :
+# D’un coup, 30 % des poids ne manquent à personne. Mais pourquoi le seuil commun échoue-t-il à 80 %, même après
+# fine-tuning ? Regardez ce que chaque sorte de couche garde :
 
 # %% [markdown] lang="en"
-# Nobody misses a third of the weights. But why does the common threshold fail at 80%, even fine-tuned? Look at what
-# each kind of layer keeps:
+# At once, nobody misses 30% of the weights. But why does the common threshold fail at 80%, even fine-tuned? Look at
+# what each kind of layer keeps:
 
 # %% name="who-keeps" tags=["nbval-ignore-output"]
 prune_figures.who_keeps(global_masks, teacher)
 
 # %% [markdown] lang="fr"
-# Le classifieur perd **tout** : ses poids sont petits par leur initialisation, non parce qu’ils sont inutiles, et le
-# seuil commun compare ce qui n’est pas comparable. La magnitude ne dit l’importance qu’entre poids de même échelle.
+# Le classifieur perd presque **tout** : ses poids sont petits par leur initialisation, non parce qu’ils sont inutiles,
+# et le seuil commun compare ce qui n’est pas comparable. La preuve : 80 % de nouveau, avec le même fine-tuning, le
+# classifieur compris, puis laissé dense.
+
+# %% [markdown] lang="en"
+# The classifier loses nearly **everything**: its weights are small because of how they began, not because they are
+# useless, and the common threshold compares what cannot be compared. The proof: 80% again, with the same fine-tuning,
+# the classifier included, then left dense.
+
+# %% name="spared"
+prune_figures.spared(global_masks, teacher, task)
+
+# %% [markdown] lang="fr"
+# La magnitude ne dit l’importance qu’entre poids de même échelle.
 #
 # On peut aussi enlever peu à peu, pendant que le modèle apprend. Zhu et Gupta (2017) proposent une cubique, rapide au
 # début, quand il y a beaucoup de poids superflus, puis de plus en plus lente :
 #
 # $$s_t = s_f + (s_i - s_f) \left(1 - \frac{t - t_0}{n \, \Delta t}\right)^3$$
 #
-# Jusqu’à 90 % de zéros, couche par couche, en trois époques ([gradual.py](../../dlojz/compress/gradual.py)). **Avant de
-# regarder** : fera-t-on mieux qu’en enlevant les mêmes 90 % d’un coup, avant ces trois époques ?
+# La part de zéros va de $s_i$ à $s_f$, en $n$ renouvellements des masques espacés de $\Delta t$ pas, à partir du pas
+# $t_0$. Jusqu’à 90 %, couche par couche, en trois époques, puis en neuf
+# ([gradual.py](../../dlojz/compress/gradual.py)) ; la figure montre la plus courte. **Avant de regarder** : fera-t-on
+# mieux qu’en enlevant les mêmes 90 % d’un coup, avant autant d’époques ?
 
 # %% [markdown] lang="en"
-# The classifier loses **everything**: its weights are small because of how they began, not because they are useless,
-# and the common threshold compares what cannot be compared. Magnitude tells importance among weights of one scale only.
+# Magnitude tells importance among weights of one scale only.
 #
 # One can also remove little by little, while the model learns. Zhu and Gupta (2017) suggest a cubic, fast at first,
 # while there are many superfluous weights, then slower and slower:
 #
 # $$s_t = s_f + (s_i - s_f) \left(1 - \frac{t - t_0}{n \, \Delta t}\right)^3$$
 #
-# Up to 90% of zeros, layer by layer, within three epochs ([gradual.py](../../dlojz/compress/gradual.py)). **Before you
-# look**: will it do better than to remove the same 90% at once, before these three epochs?
+# The share of zeros goes from $s_i$ to $s_f$, in $n$ renewals of the masks that are $\Delta t$ steps apart, from step
+# $t_0$ on. Up to 90%, layer by layer, within three epochs, then within nine
+# ([gradual.py](../../dlojz/compress/gradual.py)); the figure shows the shorter one. **Before you look**: will it do
+# better than to remove the same 90% at once, before as many epochs?
 
 # %% name="gradual" tags=["nbval-ignore-output"]
 gradual = patterns.gradual(teacher, task)
@@ -647,9 +665,9 @@ gradual.table()
 gradual.seen()
 
 # %% [markdown] lang="fr"
-# Non, pas ici : les derniers masques arrivent quand le taux d’apprentissage est déjà retombé, et il reste trop peu de
-# pas pour se remettre. Zhu et Gupta laissent bien plus de temps. Une bonne méthode hors de ses conditions
-# n’en est plus une ; d’où l’intérêt d’un témoin.
+# Pas en trois époques : elles ne laissent pas assez de pas pour se remettre de chaque coupe. Avec trois fois plus de
+# pas, l’écart est comblé ; et Zhu et Gupta en laissent bien davantage. Une bonne méthode hors de ses conditions n’en
+# est plus une ; d’où l’intérêt d’un témoin.
 #
 # ### Exercice 8 — le ticket gagnant
 #
@@ -664,9 +682,9 @@ gradual.seen()
 # (`trained` n’est pas forcément nul là où `mask` l’est.)
 
 # %% [markdown] lang="en"
-# No, not here: the last masks come when the learning rate has fallen already, and too few steps are left to recover.
-# Zhu and Gupta leave far more time. A good method outside of its conditions is no longer one; hence the
-# worth of a control.
+# Not in three epochs: they leave too few steps to recover from each cut. With three times as many steps the gap is
+# closed; and Zhu and Gupta leave far more. A good method outside of its conditions is no longer one; hence the worth of
+# a control.
 #
 # ### Exercise 8 — the winning ticket
 #
@@ -709,9 +727,10 @@ lab.check("ticket", next_ticket)
 prune_figures.tickets(next_ticket, task)
 
 # %% [markdown] lang="fr"
-# Le ticket fait mieux que les deux témoins : ni le masque seul, ni les poids seuls n’expliquent sa chance. Une graine
-# ne prouve rien, et sur de plus grands modèles il faut ramener les poids non au départ, mais à un pas proche du départ
-# (Frankle et al., 2020). Plusieurs graines, et une exactitude selon la part de zéros :
+# Le ticket fait mieux que les deux témoins : ni le masque seul, ni les poids seuls n’expliquent sa chance. Il n’égale
+# pas tout à fait le réseau entier (une image vaut 0,3 point) : deux tours qui enlèvent chacun 60 %, c’est brutal. Une
+# graine ne prouve rien, et sur de plus grands modèles il faut ramener les poids non au départ, mais à un pas proche du
+# départ (Frankle et al., 2020). Plusieurs graines, et une exactitude selon la part de zéros :
 #
 # ```bash
 # python benchmarks/lottery_ticket.py --seeds 5 --out lottery
@@ -723,8 +742,9 @@ prune_figures.tickets(next_ticket, task)
 # sur dix. Si la couche pleine prend 1, combien prend celle-ci ?
 
 # %% [markdown] lang="en"
-# The ticket does better than both controls: neither the mask alone nor the weights alone explain its luck. One seed
-# proves nothing, and in larger models weights must be brought back not to the start, but to a step near it (Frankle et
+# The ticket does better than both controls: neither the mask alone nor the weights alone explain its luck. It does not
+# quite equal the whole network (one image is 0.3 points): two rounds that remove 60% each are brutal. One seed proves
+# nothing, and in larger models weights must be brought back not to the start, but to a step near it (Frankle et
 # al., 2020). Several seeds, and accuracy by the share of zeros:
 #
 # ```bash
@@ -744,17 +764,32 @@ lab.predict(
     ### END SOLUTION
 )
 
-# %% name="masked" tags=["nbval-ignore-output"]
+# %% name="masked"
 picture, measured = patterns.masked_ratio()
-picture
 
 # %% name="reveal-masked" tags=["nbval-ignore-output"]
 lab.reveal("masked-time", measured)
 
 # %% [markdown] lang="fr"
-# Rien. Le processeur multiplie par zéro comme par n’importe quoi. Un format creux (CSR) saute les zéros, mais il doit
-# lire où sont les autres : il ne gagne qu’au-delà d’une bonne moitié de zéros, et sur un GPU il en faut bien davantage.
-# Des zéros au hasard font gagner de la place sur le disque, pas du temps.
+# On ne gagne rien : le processeur multiplie par zéro comme par n’importe quoi. Un format creux (CSR) saute les zéros,
+# mais il doit lire où sont les autres poids. Voici la même couche dans les deux formats ; le titre dit à partir de
+# quelle part de zéros CSR l’emporte. La petite table le dit pour **une seule** ligne à multiplier, au lieu de 64.
+
+# %% [markdown] lang="en"
+# Nothing is gained: the processor multiplies by zero as by anything else. A sparse format (CSR) skips the zeros, but
+# must read where the other weights are. Here is the same layer in both formats; the title says from which share of
+# zeros on CSR wins. The small table says it for **a single** row to multiply, instead of 64.
+
+# %% name="masked-figure" tags=["nbval-ignore-output"]
+picture
+
+# %% name="break-even" tags=["nbval-ignore-output"]
+patterns.break_even()
+
+# %% [markdown] lang="fr"
+# Laissés dans un tenseur dense, des zéros au hasard ne font gagner que de la place sur le disque. En CSR, sur ce
+# processeur, ils font gagner du temps au-delà de ce seuil ; et il en faut davantage quand il n’y a qu’une ligne à
+# multiplier.
 #
 # ### Exercice 9 — deux sur quatre
 #
@@ -765,9 +800,8 @@ lab.reveal("masked-time", measured)
 # garde dans chaque groupe les deux plus grandes valeurs absolues, exactement deux, même à égalité.
 
 # %% [markdown] lang="en"
-# Nothing. The processor multiplies by zero as by anything else. A sparse format (CSR) skips the zeros, but must read
-# where the others are: it only gains beyond a good half of zeros, and on a GPU it takes far more. Zeros at random save
-# room on the disk, not time.
+# Left in a dense tensor, zeros at random save room on the disk only. In CSR, on this processor, they gain time beyond
+# that share; and it takes more of them where there is only one row to multiply.
 #
 # ### Exercise 9 — two of four
 #
@@ -924,7 +958,7 @@ permute_query_key(both.get_submodule("blocks.1"), 0, order)
 with torch.no_grad():
     rows = alone.get_submodule("blocks.1").qkv.weight  # head by head: 32 rows of Q, 32 of K, 32 of V
     rows[:32] = rows[:32][order]
-    print([bool((model(images) - teacher(images)).abs().max() < 1e-4) for model in (both, alone)])
+patterns.same_outputs(teacher, both, alone, images)
 
 # %% [markdown] lang="fr"
 # ## 4. Tout sur un même tableau
@@ -972,9 +1006,9 @@ shown.files_as_predicted(board)
 # - en **place** seulement : INT4 et 2 bits reviennent en flottants avant chaque produit, et les zéros se multiplient
 #   comme le reste. Le motif 2:4 attend, lui, un GPU qui sache s’en servir.
 #
-# Sur le **front de Pareto**, aucune autre méthode n’est à la fois aussi exacte, aussi petite et aussi rapide. Elles se
-# composent aussi : rien n’interdit de quantifier un étudiant. Le même tableau, avec d’autres méthodes et plusieurs
-# graines :
+# Une méthode est sur le **front de Pareto** quand aucune autre n’est à la fois aussi exacte, aussi petite et aussi
+# rapide. Les méthodes se composent aussi : rien n’interdit de quantifier un étudiant. Le même tableau, avec d’autres
+# méthodes et plusieurs graines :
 #
 # ```bash
 # dlojz compress --seeds 3 --figure board.png
@@ -993,8 +1027,8 @@ shown.files_as_predicted(board)
 # - in **room** only: INT4 and 2 bits return to floats before each product, and zeros are multiplied like the rest. The
 #   2:4 pattern waits for a GPU that can use it.
 #
-# On the **Pareto front** no other method is as accurate, as small and as fast at once. They can be combined, too:
-# nothing forbids to quantize a student. The same board, with other methods and several seeds:
+# A method is on the **Pareto front** where no other one is as accurate, as small and as fast at once. Methods can be
+# combined, too: nothing forbids to quantize a student. The same board, with other methods and several seeds:
 #
 # ```bash
 # dlojz compress --seeds 3 --figure board.png
@@ -1027,9 +1061,12 @@ picture
 # |--|--|--|--|
 # | on change | l’architecture | le nombre de bits | le nombre de poids non nuls |
 # | il faut | un entraînement, le professeur, des images | rien, ou du calibrage ; QAT à peu de bits | un fine-tuning |
-# | on gagne du temps | toujours | avec des noyaux entiers | avec 2:4 et le bon GPU ; sinon, non |
-# | on gagne de la place | oui | 4 fois en INT8, 8 en INT4, 16 en 2 bits | selon la part de zéros, places comprises |
+# | gain de temps | moins de couches, comme ici | noyaux entiers | 2:4 et le bon GPU, ou CSR si presque tout est nul |
+# | gain de place | oui | par poids, ÷ 4 (INT8), 8 (INT4), 16 (2 bits) | selon la part de zéros, places comprises |
 # | le piège | oublier le témoin : l’étudiant seul | un extrême qui élargit tous les pas | un seuil pour deux échelles |
+#
+# Le fichier entier d’un modèle quantifié gagne moins que ses poids : échelles, biais et positions y restent en fp32
+# (voyez le tableau de la partie 4).
 
 # %% [markdown] lang="en"
 # For quantization, the same measurements on the layers of ViT-S/16 and ViT-B/16, with the INT8 kernels of torch and of
@@ -1046,9 +1083,12 @@ picture
 # |--|--|--|--|
 # | what changes | the architecture | the number of bits | the number of weights that are not zero |
 # | what it takes | a training, the teacher, images | nothing, or calibration; QAT with few bits | a fine-tuning |
-# | time is gained | always | with integer kernels | with 2:4 and the right GPU; else not |
-# | room is gained | yes | 4 times in INT8, 8 in INT4, 16 in 2 bits | by the share of zeros, their places included |
+# | gain in time | fewer layers, as here | integer kernels | 2:4 and the right GPU, or CSR if nearly all is zero |
+# | gain in room | yes | per weight, ÷ 4 (INT8), 8 (INT4), 16 (2 bits) | by the share of zeros, their places included |
 # | the trap | to forget the control: the student alone | one extreme widens all steps | one threshold for two scales |
+#
+# The whole file of a quantized model gains less than its weights: scales, biases and positions stay in fp32 there (see
+# the table of part 4).
 
 # %%
 lab.progress()

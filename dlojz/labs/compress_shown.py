@@ -14,7 +14,10 @@ from dlojz.text import say
 from dlojz.units import format_bytes
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from dlojz.compress.board_record import Board
+    from dlojz.compress.task import Task
 
 
 def answered(questions: Iterable[tuple[str, bool]]) -> Sheet:
@@ -22,6 +25,14 @@ def answered(questions: Iterable[tuple[str, bool]]) -> Sheet:
     yes, no = say(en="yes", fr="oui"), say(en="no", fr="non")
     rows = tuple((question, yes if holds else no) for question, holds in questions)
     return Sheet((say(en="question", fr="question"), say(en="answer", fr="réponse")), rows)
+
+
+def teacher_seen(teacher: nn.Module, task: Task) -> Sheet:
+    """Yes or no: whether the teacher is worth learning from."""
+    from dlojz.compress.fitting import accuracy
+
+    question = say(en="the teacher's accuracy is above 95%", fr="l’exactitude du professeur dépasse 95 %")
+    return answered([(question, accuracy(teacher, task) > 0.95)])
 
 
 def board_table(board: Board) -> Sheet:
@@ -52,5 +63,5 @@ def board_table(board: Board) -> Sheet:
 def files_as_predicted(board: Board) -> Sheet:
     """Yes or no: the bytes of every method's numbers are those that were predicted."""
     same: Sequence[bool] = [line.payload_bytes == line.predicted_bytes for line in board.lines()]
-    return answered([(say(en="bytes as predicted, for every method", fr="octets conformes, pour chaque méthode"),
+    return answered([(say(en="bytes as predicted, for every method", fr="octets comme prédits, pour chaque méthode"),
                       all(same))])  # fmt: skip

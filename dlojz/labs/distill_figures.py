@@ -47,9 +47,10 @@ def softened(teacher: nn.Module, task: Task, temperatures: Sequence[float]) -> L
     figure = new_figure(
         2.0 + 2.6 * len(temperatures), 2.6,
         alt=say(
-            en=f"A handwritten {label}, and the teacher's probabilities for it at {told}: the higher T, the flatter.",
+            en=f"A handwritten {label}, and the teacher's probabilities for it at {told}: the higher T, the flatter. "
+            "The dark bar is the true class.",
             fr=f"Un {label} manuscrit, et les probabilités du professeur à {told} : plus T est haut, plus elles "
-            "s’aplatissent.",
+            "s’aplatissent. La barre foncée est la vraie classe.",
         ),
     )  # fmt: skip
     first, *others = figure.subplots(1, 1 + len(temperatures), width_ratios=[0.7, *[1] * len(temperatures)])
@@ -63,7 +64,7 @@ def softened(teacher: nn.Module, task: Task, temperatures: Sequence[float]) -> L
         axes.set_title(f"T = {plain_number(temperature)}")
         axes.set_ylim(0, 100)
         axes.set_xticks(list(places))
-        axes.set_xlabel(say(en="class", fr="classe"))
+        axes.set_xlabel(say(en="class (dark: the true one)", fr="classe (foncé : la vraie)"))
         plain(axes)
     others[0].set_ylabel(say(en="probability (%)", fr="probabilité (%)"))
     return finish(figure)
@@ -71,6 +72,7 @@ def softened(teacher: nn.Module, task: Task, temperatures: Sequence[float]) -> L
 
 _ARMS = {
     "labels": Said("student alone, all labels", "étudiant seul, toutes les étiquettes"),
+    "both": Said("student and teacher, all labels", "étudiant et professeur, toutes les étiquettes"),
     "few": Said("student alone, {labels} labels", "étudiant seul, {labels} étiquettes"),
     "taught": Said("student and teacher, {labels} labels", "étudiant et professeur, {labels} étiquettes"),
     "unlabelled": Said("student and teacher, no label", "étudiant et professeur, aucune étiquette"),
@@ -110,7 +112,7 @@ class Students:
         published = percent(DISTILBERT_SHARE), percent(DISTILBERT_KEPT), "–"
         rows.append((say(en="DistilBERT (published)", fr="DistilBERT (publié)"), *published))
         head = (
-            say(en="what is learnt from", fr="ce dont on apprend"),
+            say(en="what is learnt from", fr="données d’apprentissage"),
             say(en="parameters", fr="paramètres"),
             say(en="accuracy kept, median", fr="exactitude gardée, médiane"),
             say(en="lowest – highest", fr="min – max"),
@@ -155,6 +157,7 @@ def students(
     updates = Settings(epochs=EPOCHS).steps(task)
     arms = {
         "labels": (task, cross_entropy, EPOCHS),
+        "both": (task, taught(ALPHA), EPOCHS),
         "few": (few, cross_entropy, round(updates / few.batches_per_epoch(64))),
         "taught": (partly, taught(ALPHA), EPOCHS),
         "unlabelled": (replace(task, labels_N=torch.full_like(task.labels_N, UNKNOWN)), taught(1.0), EPOCHS),
@@ -177,16 +180,23 @@ def _count(model: nn.Module) -> int:
 
 
 def helps(trained: Students | Verdict) -> Sheet | Verdict:
-    """Yes or no: few labels are worth 5 points more with the teacher; DistilBERT's mark is reached."""
+    """Yes or no: the teacher brings much where labels are few, little where there are all; DistilBERT's mark."""
     if isinstance(trained, Verdict):
         return trained
     questions = (
         (
             say(
-                en=f"with the teacher, {trained.labels} labels are worth 5 points more",
-                fr=f"avec le professeur, {trained.labels} étiquettes valent 5 points de plus",
+                en=f"with {trained.labels} labels, the teacher brings more than 5 points",
+                fr=f"avec {trained.labels} étiquettes, le professeur apporte plus de 5 points",
             ),
             trained.median("taught") > trained.median("few") + 0.05,
+        ),
+        (
+            say(
+                en="with all labels, the teacher brings more than 5 points",
+                fr="avec toutes les étiquettes, le professeur apporte plus de 5 points",
+            ),
+            trained.median("both") > trained.median("labels") + 0.05,
         ),
         (
             say(en="97% kept by 60% of the parameters or less", fr="97 % gardés par 60 % des paramètres au plus"),

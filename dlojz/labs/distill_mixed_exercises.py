@@ -87,7 +87,7 @@ _MIXED_BY_VALUE = by_reference(
         Mistake(
             lambda s, t, y, temperature, alpha: mixed_loss(s, t, y, temperature, 1 - alpha),
             Said("Alpha weighs the soft loss, 1 − alpha the true labels: you have swapped them.",
-                 "Alpha pondère la perte du professeur, 1 − alpha les vraies étiquettes : vous les avez échangés."),
+                 "Alpha pondère la perte de distillation, 1 − alpha les vraies étiquettes : vous les avez échangés."),
         ),
         Mistake(
             lambda s, t, y, temperature, alpha: alpha * soft_loss(s, t, temperature)
@@ -112,7 +112,7 @@ _MIXED_BY_VALUE = by_reference(
         Mistake(
             lambda s, t, y, temperature, alpha: soft_loss(s, t, temperature) + (1 - alpha) * _hard(s, y),
             Said("The soft loss is not weighed: multiply it by alpha.",
-                 "La perte du professeur n’est pas pondérée : multipliez-la par alpha."),
+                 "La perte de distillation n’est pas pondérée : multipliez-la par alpha."),
         ),
         Mistake(
             lambda s, t, y, temperature, alpha: alpha * soft_loss(s, t, temperature) + _hard(s, y),

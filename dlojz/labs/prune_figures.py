@@ -46,7 +46,8 @@ class Pruned:
 
     def figure(self) -> LabFigure:
         """Two lines over sparsity."""
-        told = ", ".join(f"{percent(one)}: {percent(found)}" for one, found in self.at_once.items())
+        colon = say(en=":", fr=" :")
+        told = ", ".join(f"{percent(one)}{colon} {percent(found)}" for one, found in self.at_once.items())
         alt = say(
             en=f"Accuracy by share of zeros, at once: {told}.",
             fr=f"Exactitude selon la part de zéros, d’un coup : {told}.",
@@ -122,6 +123,43 @@ def who_keeps(global_masks: GlobalMasks, teacher: nn.Module, sparsities: Sequenc
     return Sheet(head, rows)
 
 
+@or_to_do
+def spared(
+    global_masks: GlobalMasks, teacher: nn.Module, task: Task, *, layer: str = "classifier", sparsity: float = 0.8
+) -> Sheet:
+    """Yes or no: whether one threshold costs little after fine-tuning, with a kind of layer pruned and with it spared.
+
+    Args:
+        global_masks: the student's.
+        teacher: trained; it stays as it is.
+        task: what it was trained for.
+        layer: what is spared, by the end of its name.
+        sparsity: share of zeros, of those weights that are pruned.
+    """
+    from dlojz.compress import masks
+    from dlojz.compress.fitting import Settings, accuracy
+
+    def tuned(names: Sequence[str]) -> float:
+        found = global_masks([own[name] for name in names], sparsity)
+        named = {name: mask.bool() for name, mask in zip(names, found, strict=True)}
+        model = copy.deepcopy(teacher)
+        masks.fine_tune(model, named, task, Settings(epochs=TUNING_EPOCHS, learning_rate=TUNING_RATE))
+        return accuracy(model, task)
+
+    own, whole = masks.weights(teacher), accuracy(teacher, task)
+    others = [name for name in own if name.rpartition(".")[2] != layer]
+    zeros = say(en=f"{sparsity:.0%}", fr=f"{100 * sparsity:.0f} %")
+    questions = (
+        say(en=f"{zeros} of zeros, {layer} pruned too: less than 10 points lost",
+            fr=f"{zeros} de zéros, {layer} compris : moins de 10 points perdus"),
+        say(en=f"{zeros} of zeros, {layer} left dense: less than 10 points lost",
+            fr=f"{zeros} de zéros, {layer} laissé dense : moins de 10 points perdus"),
+    )  # fmt: skip
+    return answered(
+        (question, tuned(names) > whole - 0.1) for question, names in zip(questions, (list(own), others), strict=True)
+    )
+
+
 def pruned_seen(found: Pruned | Verdict) -> Sheet | Verdict:
     """Yes or no: how far one comes without training, and with a little."""
     if isinstance(found, Verdict):
@@ -191,7 +229,7 @@ def tickets(next_ticket: NextTicket, task: Task, *, rounds: int = ROUNDS, rate: 
     chance = trained(new_model(TICKET_MODEL, task, seed), drawn)
     rows.append(
         (
-            say(en="same weights, mask drawn", fr="mêmes poids, masque tiré au sort"),
+            say(en="same weights, random mask", fr="mêmes poids, masque tiré au sort"),
             share,
             percent(accuracy(chance, task)),
         )

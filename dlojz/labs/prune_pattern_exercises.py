@@ -16,6 +16,7 @@ from dlojz.labs.exercise import Exercise
 from dlojz.labs.judging import Mistake, by_reference
 from dlojz.labs.optimizer_trials import by_trial
 from dlojz.labs.verdict import Said
+from dlojz.text import say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +59,7 @@ def _kept(answer: Callable[..., Any], weight_OI: Tensor) -> Tensor:
     """How many of each group of four, and how much magnitude."""
     import torch
 
-    mask_OI = masks_of(answer(weight_OI.clone()), "the mask", weight_OI.shape)
+    mask_OI = masks_of(answer(weight_OI.clone()), say(en="The mask", fr="Le masque"), weight_OI.shape)
     sizes_OI = mask_OI * weight_OI.abs().double()
     counts, magnitudes = (one.unflatten(1, (-1, 4)).sum(2).flatten() for one in (mask_OI, sizes_OI))
     return torch.cat([counts, magnitudes])

@@ -7,7 +7,7 @@ the gradual pruning, which is the package's.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlojz.labs.compress_shown import answered
@@ -23,29 +23,40 @@ if TYPE_CHECKING:
 TwoOfFour = Callable[["Tensor"], "Tensor"]
 SrSte = Callable[["Tensor", "Tensor", "Tensor", float], "Tensor"]
 Reorder = Callable[["Tensor", "Tensor", "Tensor", "Tensor"], tuple["Tensor", "Tensor", "Tensor"]]
-SPARSITY, EPOCHS, RATE, EVERY, PRUNED_SHARE = 0.9, 3, 1e-3, 4, 0.5
-DECAY, REFINING_EPOCHS, SWEEPS = 2e-4, 2, 2
-SPEED_SPARSITIES = (0.0, 0.5, 0.9, 0.99)
+SPARSITY, EPOCHS, LONGER_EPOCHS, RATE, EVERY, PRUNED_SHARE = 0.9, 3, 9, 1e-3, 4, 0.5
+DECAY, REFINING_EPOCHS, SWEEPS, TOLERANCE = 2e-4, 2, 2, 1e-4
+SPEED_SPARSITIES, CROSSING_SPARSITIES = (0.0, 0.5, 0.9, 0.99), (0.5, 0.75, 0.9, 0.95, 0.99)
 
 
-def gradual(teacher: nn.Module, task: Task) -> Gradual:
-    """Prune the teacher along the cubic of Zhu and Gupta while it goes on learning; and at once, for as many epochs."""
+def gradual(teacher: nn.Module, task: Task, epochs: Sequence[int] = (EPOCHS, LONGER_EPOCHS)) -> Gradual:
+    """Prune the teacher along the cubic of Zhu and Gupta while it goes on learning; and at once, for as many epochs.
+
+    Args:
+        teacher: trained; it stays as it is.
+        task: what it was trained for.
+        epochs: of the trainings, the first of which is drawn; masks are renewed during the same share of each.
+    """
     from dlojz.compress import masks
     from dlojz.compress.fitting import Settings, accuracy, fit
     from dlojz.compress.gradual import CubicSchedule, GradualPruning
     from dlojz.viz.pruning_figure import schedule_figure
 
-    settings = Settings(epochs=EPOCHS, learning_rate=RATE)
-    steps = settings.steps(task)
-    schedule = CubicSchedule.over(steps, SPARSITY, every=EVERY, pruned_share=PRUNED_SHARE)
-    model, other = copy.deepcopy(teacher), copy.deepcopy(teacher)
-    masks.hold(model)
-    pruning = GradualPruning(model, schedule, per_layer=True)
-    losses = fit(model, task, settings, after_step=pruning)
-    masks.release(model)
-    masks.fine_tune(other, masks.magnitude_masks(masks.weights(other), SPARSITY, per_layer=True), task, settings)
-    picture = Picture(schedule_figure(schedule, pruning.measured, steps, losses))
-    return Gradual(picture, *(accuracy(one, task) for one in (teacher, model, other)))
+    pictures: list[Picture] = []
+    found: dict[int, tuple[float, float]] = {}
+    for count in epochs:
+        settings = Settings(epochs=count, learning_rate=RATE)
+        steps = settings.steps(task)
+        schedule = CubicSchedule.over(steps, SPARSITY, every=EVERY, pruned_share=PRUNED_SHARE)
+        model, other = copy.deepcopy(teacher), copy.deepcopy(teacher)
+        masks.hold(model)
+        pruning = GradualPruning(model, schedule, per_layer=True)
+        losses = fit(model, task, settings, after_step=pruning)
+        masks.release(model)
+        masks.fine_tune(other, masks.magnitude_masks(masks.weights(other), SPARSITY, per_layer=True), task, settings)
+        found[count] = (accuracy(model, task), accuracy(other, task))
+        if not pictures:
+            pictures.append(Picture(schedule_figure(schedule, pruning.measured, steps, losses)))
+    return Gradual(pictures[0], accuracy(teacher, task), found)
 
 
 class Gradual:
@@ -54,34 +65,40 @@ class Gradual:
     Args:
         picture: sparsity and loss by step.
         teacher: accuracy without zeros.
-        gradually: accuracy with the zeros that came one after the other.
-        at_once: accuracy with as many zeros that came first of all.
+        found: by number of epochs, accuracy with zeros that came one after the other, and with as many that came first
+            of all.
     """
 
-    def __init__(self, picture: Picture, teacher: float, gradually: float, at_once: float) -> None:
-        self.picture, self.teacher, self.gradually, self.at_once = picture, teacher, gradually, at_once
+    def __init__(self, picture: Picture, teacher: float, found: Mapping[int, tuple[float, float]]) -> None:
+        self.picture, self.teacher, self.found = picture, teacher, dict(found)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         return self.picture._repr_mimebundle_()
 
     def table(self) -> Sheet:
-        """The three accuracies."""
+        """One row per number of epochs, below that of the teacher."""
         head = (
-            say(en="teacher", fr="professeur"),
+            say(en="training", fr="entraînement"),
             say(en=f"{percent(SPARSITY)} of zeros, gradually", fr=f"{percent(SPARSITY)} de zéros, peu à peu"),
-            say(en="at once, as many epochs", fr="d’un coup, autant d’époques"),
+            say(en=f"{percent(SPARSITY)} at once", fr=f"{percent(SPARSITY)} d’un coup"),
         )
-        return Sheet(head, (tuple(percent(one) for one in (self.teacher, self.gradually, self.at_once)),))
+        rows = [(say(en="none (the teacher, without zeros)", fr="aucun (le professeur, sans zéro)"),
+                 percent(self.teacher), percent(self.teacher))]  # fmt: skip
+        for epochs, pair in self.found.items():
+            rows.append((say(en=f"{epochs} epochs", fr=f"{epochs} époques"), percent(pair[0]), percent(pair[1])))
+        return Sheet(head, tuple(rows))
 
     def seen(self) -> Sheet:
-        """Yes or no: whether it was worth waiting."""
+        """Yes or no: whether it costs to go gradually, by number of epochs."""
         return answered(
-            [
-                (
-                    say(en="gradually does better than at once", fr="peu à peu fait mieux que d’un coup"),
-                    self.gradually > self.at_once,
-                )
-            ]
+            (
+                say(
+                    en=f"in {epochs} epochs, gradually loses more than 2 points to at once",
+                    fr=f"en {epochs} époques, peu à peu fait moins bien que d’un coup, de plus de 2 points",
+                ),
+                at_once - gradually > 0.02,
+            )
+            for epochs, (gradually, at_once) in self.found.items()
         )
 
 
@@ -139,7 +156,7 @@ def refined(two_of_four: TwoOfFour, sr_ste: SrSte, teacher: nn.Module, task: Tas
     head = (
         say(en="weights", fr="poids"),
         say(en="accuracy", fr="exactitude"),
-        say(en="kept weights that are others now", fr="poids gardés qui ont changé"),
+        say(en="kept places that are new", fr="places gardées qui sont nouvelles"),
     )
     return Sheet(head, tuple(rows))
 
@@ -168,6 +185,53 @@ def masked_ratio(
     return Picture(speed_figure(speeds, where)), found
 
 
+def break_even(rows: Sequence[int] = (1,), *, size: int = 1024, rounds: int = 60) -> Sheet:
+    """From which share of zeros on sparse rows (CSR) are as fast as the dense layer here, measured.
+
+    Args:
+        rows: that the layer multiplies at once, one column each.
+        size: of the layer: its outputs, and its inputs.
+        rounds: of the timing.
+    """
+    from dlojz.compress.dense_hardware import crossing, sparse_speed
+
+    found = [crossing(sparse_speed(size, size, one, CROSSING_SPARSITIES, rounds=rounds)) for one in rows]
+    head = (
+        say(en="rows multiplied at once", fr="lignes multipliées à la fois"),
+        *(str(one) for one in rows),
+    )
+    never = say(en="never", fr="jamais")
+    cells = (never if one is None else say(en=f"{one:.0%}", fr=f"{100 * one:.0f} %") for one in found)
+    return Sheet(head, ((say(en="CSR gains time from", fr="CSR gagne du temps à partir de"), *cells),))
+
+
+def same_outputs(teacher: nn.Module, both: nn.Module, alone: nn.Module, images: Tensor) -> Sheet:
+    """Yes or no: whether models with columns of Q and of K in another order answer as before.
+
+    Args:
+        teacher: as it was.
+        both: columns of Q and of K moved in the same way.
+        alone: those of Q only.
+        images: that they are asked about.
+    """
+    import torch
+
+    with torch.no_grad():
+        same = [bool((model(images) - teacher(images)).abs().max() < TOLERANCE) for model in (both, alone)]
+    return answered(
+        zip(
+            (
+                say(
+                    en="Q and K in the same new order: same output", fr="Q et K dans le même nouvel ordre : même sortie"
+                ),
+                say(en="Q alone in a new order: same output", fr="Q seul dans un nouvel ordre : même sortie"),
+            ),
+            same,
+            strict=True,
+        )
+    )
+
+
 @or_to_do
 def in_order(two_of_four: TwoOfFour, reorder: Reorder, teacher: nn.Module, images: Tensor) -> Sheet:
     """For each MLP: what 2:4 keeps of its second matrix as it is and in a better order, and whether outputs differ."""
@@ -190,11 +254,11 @@ def in_order(two_of_four: TwoOfFour, reorder: Reorder, teacher: nn.Module, image
             for own, new in zip((expand.weight, expand.bias, project.weight), moved, strict=True):
                 own.copy_(new)
             apart = float((model(images) - teacher(images)).abs().max())
-        same = say(en="yes", fr="oui") if apart < 1e-4 else say(en="no", fr="non")
+        same = say(en="yes", fr="oui") if apart < TOLERANCE else say(en="no", fr="non")
         rows.append((str(number), percent(before), percent(kept(project.weight.detach())), same))
     head = (
         say(en="block", fr="bloc"),
-        say(en="magnitude kept by 2:4", fr="grandeur gardée par 2:4"),
+        say(en="magnitude kept by 2:4", fr="magnitude gardée par 2:4"),
         say(en="in a better order", fr="dans un meilleur ordre"),
         say(en="same output", fr="même sortie"),
     )

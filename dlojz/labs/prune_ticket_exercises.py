@@ -14,6 +14,7 @@ from dlojz.labs.exercise import Exercise
 from dlojz.labs.judging import Mistake
 from dlojz.labs.optimizer_trials import by_trial
 from dlojz.labs.verdict import Said
+from dlojz.text import say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +57,9 @@ def _trial(answer: Callable[..., Any], start: Tensor, trained: Tensor, mask: Ten
     import torch
 
     found, weights = several(answer(start.clone(), trained.clone(), mask.clone(), rate), "(mask, weights)", 2)
-    read = masks_of(found, "the mask", mask.shape), shaped(weights, "the weights", mask.shape).double()
+    # A name that is singular in both languages: it is the subject of the sentences that refuse a shape.
+    names = say(en="The mask", fr="Le masque"), say(en="The tensor of weights", fr="Le tenseur des poids")
+    read = masks_of(found, names[0], mask.shape), shaped(weights, names[1], mask.shape).double()
     return torch.cat([one.flatten() for one in read])
 
 

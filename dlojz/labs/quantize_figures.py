@@ -119,6 +119,24 @@ def _least_error(seen: Tensor, bits: int) -> tuple[float, float]:
     return min(tried, key=error)
 
 
+def observed(seen: Tensor, images: int) -> Sheet:
+    """What has been seen of a layer's inputs: how many there are, and on which sides of zero.
+
+    Args:
+        seen: (rows, inputs), the rows being the positions of all images.
+        images: how many were run through.
+    """
+    rows, inputs = seen.shape
+    head = (
+        say(en="images × positions", fr="images × positions"),
+        say(en="values per position", fr="valeurs par position"),
+        say(en="below zero", fr="négatives"),
+        say(en="above zero", fr="positives"),
+    )
+    some = [say(en="yes", fr="oui") if bool(side.any()) else say(en="no", fr="non") for side in (seen < 0, seen > 0)]
+    return Sheet(head, ((f"{images} × {rows // images}", str(inputs), *some),))
+
+
 @or_to_do
 def calibrated(affine: Affine, seen: Tensor, bits: int) -> Sheet:
     """Three ways to choose a range for the same activations, and what each of them loses by the student's function."""
@@ -272,8 +290,11 @@ def aware_training_seen(found: tuple[float, float, float] | Verdict) -> Sheet | 
     teacher, before, after = found
     return answered(
         [
-            (say(en="without training, 9 tenths are kept", fr="sans entraînement, on garde 9 dixièmes"),
+            (say(en="without training, nine tenths of the accuracy are kept",
+                 fr="sans entraînement, on garde neuf dixièmes de l’exactitude"),
              before > 0.9 * teacher),
-            (say(en="trained, 9 tenths are kept", fr="entraîné, on garde 9 dixièmes"), after > 0.9 * teacher),
+            (say(en="after training, nine tenths of the accuracy are kept",
+                 fr="après entraînement, on garde neuf dixièmes de l’exactitude"),
+             after > 0.9 * teacher),
         ]
     )  # fmt: skip

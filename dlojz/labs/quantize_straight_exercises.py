@@ -53,7 +53,7 @@ def _trial(answer: Callable[..., Any], weight_OI: Tensor, scale_O1: Tensor, bits
     import torch
 
     leaf_OI = weight_OI.clone().requires_grad_()
-    value = shaped(answer(leaf_OI, scale_O1, bits), "the result", weight_OI.shape)
+    value = shaped(answer(leaf_OI, scale_O1, bits), say(en="The result", fr="Le résultat"), weight_OI.shape)
     gradient = gradient_of((value * weighting_OI).sum(), leaf_OI)
     gradient = torch.zeros_like(leaf_OI) if gradient is None else gradient
     return torch.cat([(value.detach() / scale_O1).flatten(), gradient.flatten()]).double()
@@ -145,7 +145,7 @@ _BY_TRIAL = by_trial(
 def _judge(answer: Callable[..., Any]) -> None:
     for weight_OI, scale_O1, bits, _ in _cases():
         leaf_OI = weight_OI.clone().requires_grad_()
-        value = shaped(answer(leaf_OI, scale_O1, bits), "the result", weight_OI.shape)
+        value = shaped(answer(leaf_OI, scale_O1, bits), say(en="The result", fr="Le résultat"), weight_OI.shape)
         if not value.requires_grad:
             raise Wrong(
                 say(

@@ -12,7 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from dlojz.compress import masks  # noqa: F401 - before any test puts something in the place of the training
+from dlojz.compress import (
+    dense_hardware,
+    masks,  # before any test puts something in the place of the training
+)
 from dlojz.compress.board_record import TEACHER, Board, Trial
 from dlojz.compress.fitting import Settings, fit, new_model
 from dlojz.compress.task import Task, digits
@@ -33,6 +36,7 @@ from dlojz.labs.quantize_rows_exercises import quantize_rows
 from dlojz.labs.quantize_straight_exercises import fake_quantize
 from dlojz.labs.verdict import Verdict
 from dlojz.text import use_language
+from dlojz.viz.compress_figure import compress_figure
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +96,7 @@ def test_what_is_to_do_is_said_at_once(teacher: nn.Module, small: Task, monkeypa
         quantize_figures.aware_training(quantize_rows, undone, teacher, small),
         prune_figures.pruned(undone, teacher, small),
         prune_figures.who_keeps(undone, teacher),
+        prune_figures.spared(undone, teacher, small),
         prune_figures.tickets(undone, small),
         patterns.refined(undone, sr_ste, teacher, small),
         patterns.refined(two_of_four, undone, teacher, small),
@@ -116,6 +121,15 @@ def test_probabilities_are_softened(teacher: nn.Module, task: Task) -> None:
     for found in heights:
         assert sum(found) == pytest.approx(100, rel=1e-4)
     assert max(heights[0]) > max(heights[1])
+    assert all("the true one" in axes.get_xlabel() for axes in panels)
+
+
+def test_a_teacher_is_judged_by_its_threshold(teacher: nn.Module, task: Task) -> None:
+    with torch.no_grad():
+        taught = replace(task, held_out_labels_N=teacher(task.held_out_NCHW).argmax(1))
+    assert answers(compress_shown.teacher_seen(teacher, taught)) == ["yes"]
+    other = replace(taught, held_out_labels_N=(taught.held_out_labels_N + 1) % 10)
+    assert answers(compress_shown.teacher_seen(teacher, other)) == ["no"]
 
 
 def test_a_student_that_is_given_no_label_learns_from_none(
@@ -130,6 +144,7 @@ def test_a_student_that_is_given_no_label_learns_from_none(
     assert isinstance(one, Students) and isinstance(other, Students)
     assert one.kept["unlabelled"] == other.kept["unlabelled"]
     assert one.kept["labels"] != other.kept["labels"]
+    assert one.kept["both"] != other.kept["both"]
     assert one.share == pytest.approx(0.516, abs=1e-3)
     assert torch.equal(weights(teacher), before)
 
@@ -139,14 +154,15 @@ def _students(**kept: float) -> Students:
 
 
 def test_students_are_summed_up_beside_distilbert() -> None:
-    good = _students(labels=0.99, few=0.85, taught=0.98, unlabelled=0.97)
-    assert answers(distill_figures.helps(good)) == ["yes", "yes"]
-    assert answers(distill_figures.helps(_students(few=0.95, taught=0.96))) == ["no", "no"]
-    assert good.sheet.rows[1] == ("student alone, 60 labels", "50.0%", "85.0%", "85.0% – 85.0%")
+    good = _students(labels=0.99, both=1.0, few=0.85, taught=0.98, unlabelled=0.97)
+    assert answers(distill_figures.helps(good)) == ["yes", "no", "yes"]
+    other = _students(labels=0.9, both=0.96, few=0.95, taught=0.96)
+    assert answers(distill_figures.helps(other)) == ["no", "yes", "no"]
+    assert good.sheet.rows[2] == ("student alone, 60 labels", "50.0%", "85.0%", "85.0% – 85.0%")
     assert good.sheet.rows[-1][1:3] == ("60.0%", "97.0%")
     use_language("fr")
     assert good.sheet.rows[-1][0] == "DistilBERT (publié)"
-    assert answers(distill_figures.helps(good)) == ["oui", "oui"]
+    assert answers(distill_figures.helps(good)) == ["oui", "non", "oui"]
 
 
 def test_noise_is_what_a_uniform_error_foresees() -> None:
@@ -157,6 +173,11 @@ def test_noise_is_what_a_uniform_error_foresees() -> None:
     assert whole_predicted == pytest.approx(whole_measured, abs=0.3)
     assert all(row > whole for row, whole in zip(measured, whole_measured, strict=True))
     assert quantize_figures.noise_ratio(weight_OI, 8, 7) == pytest.approx((127 / 63) ** 2, rel=0.05)
+
+
+def test_inputs_are_counted_by_image() -> None:
+    sheet = quantize_figures.observed(normal(4, 10, 3).abs(), images=5)
+    assert sheet.rows == (("5 × 2", "3", "no", "yes"),)
 
 
 def test_the_least_error_is_the_least() -> None:
@@ -221,6 +242,24 @@ def test_shares_that_layers_keep_are_those_of_the_masks(teacher: nn.Module) -> N
     assert float(by_name["classifier"].removesuffix("%")) < 50
 
 
+def test_a_layer_that_is_spared_keeps_its_weights(
+    teacher: nn.Module, small: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, given, before = masks.weights(teacher), [], weights(teacher)
+    (classifier,) = (name for name in own if name.endswith("classifier"))
+
+    def noted(model: nn.Module, found: masks.Masks, *_: Any) -> None:
+        given.append(set(found))
+        for parameter in model.parameters() if classifier in found else ():
+            parameter.data.zero_()
+
+    monkeypatch.setattr(masks, "fine_tune", noted)
+    right = replace(small, held_out_labels_N=teacher(small.held_out_NCHW).argmax(1))
+    assert answers(prune_figures.spared(global_masks, teacher, right)) == ["no", "yes"]
+    assert given == [set(own), set(own) - {classifier}]
+    assert torch.equal(weights(teacher), before)
+
+
 def test_tickets_and_their_controls_are_as_sparse(small: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prune_figures, "TICKET_EPOCHS", 1)
     sheet = prune_figures.tickets(next_ticket, small, rounds=2, rate=0.5)
@@ -231,11 +270,14 @@ def test_tickets_and_their_controls_are_as_sparse(small: Task, monkeypatch: pyte
 def test_gradual_pruning_is_laid_beside_that_at_once(
     teacher: nn.Module, small: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = patterns.gradual(teacher, small)
+    before = weights(teacher)
+    found = patterns.gradual(teacher, small, (1, 2))
+    assert torch.equal(weights(teacher), before)
     assert drawn(found.picture).axes
-    assert len(found.table().rows[0]) == 3
-    assert answers(patterns.Gradual(found.picture, 0.9, 0.8, 0.85).seen()) == ["no"]
-    assert answers(patterns.Gradual(found.picture, 0.9, 0.88, 0.85).seen()) == ["yes"]
+    assert [row[0] for row in found.table().rows] == ["none (the teacher, without zeros)", "1 epochs", "2 epochs"]
+    other = patterns.Gradual(found.picture, 0.9, {3: (0.8, 0.85), 9: (0.84, 0.85), 12: (0.9, 0.85)})
+    assert answers(other.seen()) == ["yes", "no", "no"]
+    assert other.table().rows[1] == ("3 epochs", "80.0%", "85.0%")
 
 
 def test_a_mask_that_stays_keeps_its_places(teacher: nn.Module, small: Task, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,12 +309,52 @@ def test_zeros_are_timed_in_both_languages() -> None:
     assert drawn(picture).axes
 
 
+def test_sparse_rows_are_timed_for_one_row_and_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def timed(outputs: int, inputs: int, batch: int, sparsities: Any, **_: Any) -> list[Any]:
+        asked.append((outputs, inputs, batch))
+        ratios = (2.0, 0.5) if batch > 1 else (2.0, 1.5)
+        return [
+            dense_hardware.SparseSpeed("csr", zeros, 1 - zeros, 1.0, ratio, ratio, ratio, 1.0)
+            for zeros, ratio in zip((0.5, 0.8), ratios, strict=True)
+        ]
+
+    monkeypatch.setattr(dense_hardware, "sparse_speed", timed)
+    sheet = patterns.break_even((64, 1), size=32)
+    assert asked == [(32, 32, 64), (32, 32, 1)]
+    assert sheet.rows[0][1:] == ("70%", "never")
+    use_language("fr")
+    assert patterns.break_even((64,), size=32).head == ("lignes multipliées à la fois", "64")
+
+
+def test_queries_moved_with_keys_change_nothing(teacher: nn.Module, small: Task) -> None:
+    images, other = small.held_out_NCHW[:4], copy.deepcopy(teacher)
+    with torch.no_grad():
+        next(other.parameters()).mul_(2)
+    assert answers(patterns.same_outputs(teacher, copy.deepcopy(teacher), other, images)) == ["yes", "no"]
+
+
 def _trial(method: str, accuracy: float, payload_bytes: int, latency: float) -> Trial:
     return Trial(
         method=method, family="pruning", seed=0, accuracy=accuracy, parameters=1, predicted_bytes=1000,
         payload_bytes=payload_bytes, file_bytes=payload_bytes + 24, latency_s=latency, latency_ratio=latency,
         latency_ratio_low=latency, latency_ratio_high=latency, made_in_s=0.0,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("least", "ticks"),
+    [(0.964, ["96%", "96.5%", "97%", "97.5%", "98%", "98.5%"]), (0.4, ["50%", "80%", "90%", "95%", "97%", "98%"])],
+)
+def test_accuracies_that_are_close_get_finer_ticks(least: float, ticks: list[str]) -> None:
+    board = Board(
+        task="digits", image_size=16, teacher="vit_tiny", epochs=1, batch=1, rounds=1, threads=1,
+        trials=(_trial(TEACHER, 0.986, 1000, 1.0), _trial("worse", least, 1000, 1.5)),
+    )  # fmt: skip
+    axes = compress_figure(board).axes[0]
+    shown = [axes.yaxis.get_major_formatter()(at, 0) for at in axes.get_yticks()]
+    assert shown == ticks
 
 
 def test_the_board_tells_the_front_and_the_bytes() -> None:

@@ -459,6 +459,36 @@ def test_a_wrong_answer_is_told_in_french_too(exercise_id: str) -> None:
     assert len(french) == len(english) and not french & english
 
 
+@pytest.mark.parametrize(
+    ("exercise_id", "answer", "in_english", "in_french"),
+    [
+        ("two-of-four", lambda weight: weight[:1], "The mask has the shape", "Le masque est de forme"),
+        ("two-of-four", lambda weight: weight, "The mask holds other values", "Le masque contient d’autres valeurs"),
+        (
+            "ticket",
+            lambda start, trained, mask, rate: (mask, start[:1]),
+            "The tensor of weights has the shape",
+            "Le tenseur des poids est de forme",
+        ),
+        (
+            "straight-through",
+            lambda weight, scale, bits: weight[:1],
+            "The result has the shape",
+            "Le résultat est de forme",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_named_in_the_readers_language(
+    exercise_id: str, answer: Answer, in_english: str, in_french: str
+) -> None:
+    from dlojz.labs.exercise import judge
+    from dlojz.text import use_language
+
+    assert judge(EXERCISES[exercise_id], answer).message.startswith(in_english)
+    use_language("fr")
+    assert judge(EXERCISES[exercise_id], answer).message.startswith(in_french)
+
+
 def test_the_soft_loss_is_torchs() -> None:
     student_BK, teacher_BK = normal(1, 6, 5), normal(2, 6, 5)
     expected = 9 * F.kl_div((student_BK / 3).log_softmax(1), (teacher_BK / 3).softmax(1), reduction="batchmean")
