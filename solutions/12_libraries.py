@@ -22,7 +22,7 @@
 # - convertir des poids vers Megatron, et lire sa ligne de commande ;
 # - choisir.
 #
-# Comptez une heure et quart. Deux processus suffisent, sans GPU. Accelerate et Megatron-core sont facultatifs
+# Comptez une heure et quart. Quatre processus au plus, sans GPU. Accelerate et Megatron-core sont facultatifs
 # (`make libraries`), Colossal-AI aussi (`make colossalai`) : sans eux, le TP montre leur code et continue.
 
 # %% [markdown] lang="en"
@@ -49,7 +49,7 @@
 # - convert weights for Megatron, and read its command line;
 # - choose.
 #
-# Allow an hour and a quarter. Two processes are enough, without GPUs. Accelerate and Megatron-core are optional (`make
+# Allow an hour and a quarter. At most four processes, without GPUs. Accelerate and Megatron-core are optional (`make
 # libraries`), and so is Colossal-AI (`make colossalai`): without them the lab shows their code and goes on.
 
 # %% name="setup"
@@ -70,12 +70,14 @@ torch.set_num_threads(1)  # as on the ranks
 # %% [markdown] lang="fr"
 # ## 1. Le point de départ : PyTorch
 #
-# Ce qui est installé ici, et ce que chacune promet de faire à votre place :
+# Ce qui est installé ici, et ce que chacune promet de faire à votre place. Les lignes « d’adaptation » sont dans un
+# autre fichier : elles font de notre modèle celui de la bibliothèque.
 
 # %% [markdown] lang="en"
 # ## 1. Where we start: PyTorch
 #
-# What is installed here, and what each of them promises to do for you:
+# What is installed here, and what each of them promises to do for you. The lines “of bridge” are in another file: they
+# make of our model the library's own.
 
 # %% name="catalogue" tags=["nbval-ignore-output"]
 figures.catalogue()

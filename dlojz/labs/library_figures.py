@@ -20,7 +20,7 @@ from dlojz.libraries.side_by_side import leaves, rows, sent, status_words
 from dlojz.text import say
 from dlojz.units import format_bytes
 from dlojz.viz.canvas import LabFigure, finish, new_figure, plain
-from dlojz.viz.library_tables import DASH, difference_words, lines_words, number
+from dlojz.viz.library_tables import DASH, all_lines_words, difference_words, number
 from dlojz.viz.palette import LINE_STYLES
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def catalogue() -> Sheet:
     listed = []
     for name, one in LIBRARIES.items():
         here = one.version or say(en="yes", fr="oui") if one.installed else one.command
-        listed.append((one.title, here, lines_words(name), one.runs(), one.hides()))
+        listed.append((one.title, here, all_lines_words(name), one.runs(), one.hides()))
     head = (
         say(en="library", fr="bibliothèque"),
         say(en="installed, or by", fr="installée, ou par"),
@@ -176,7 +176,7 @@ def table(*runs: Run | None) -> Sheet:
         done.append(
             (
                 title(run),
-                lines_words(name),
+                all_lines_words(name),
                 difference_words(row),
                 _pair(row.states_bytes),
                 _pair(row.peak_bytes),
@@ -185,7 +185,7 @@ def table(*runs: Run | None) -> Sheet:
             )
         )
     silent = [name for name in LIBRARIES if name not in {run.config.library for run in there}]
-    not_run = [(LIBRARIES[name].title, lines_words(name), absence(name) or DASH, *[DASH] * 4) for name in silent]
+    not_run = [(LIBRARIES[name].title, all_lines_words(name), absence(name) or DASH, *[DASH] * 4) for name in silent]
     head = (
         say(en="program", fr="programme"),
         say(en="lines of code", fr="lignes de code"),
