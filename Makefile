@@ -76,8 +76,11 @@ demo: $(READY)
 book: $(READY)
 	@$(BIN)/dlojz labs book --out book
 
+# All of the course is served, since the labs link to the code that they are about.
 lab: $(READY)
-	@$(BIN)/jupyter lab --notebook-dir=notebooks $$([ "$$(id -u)" != 0 ] || echo --allow-root)
+	@case "$$DLOJZ_LANG" in [Ff][Rr]*) language=fr ;; *) language=en ;; esac; \
+	  $(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/$$language/contents.ipynb \
+	  $$([ "$$(id -u)" != 0 ] || echo --allow-root)
 
 LIBRARIES := $(VENV)/.libraries
 $(LIBRARIES): requirements-libraries.txt | $(READY)

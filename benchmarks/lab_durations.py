@@ -85,7 +85,7 @@ def held_bytes(processes: list[psutil.Process]) -> int:
     """Memory that processes hold together, see `Room.memory_bytes`."""
     own, files = 0, defaultdict[str, int](int)
     for process in processes:
-        with suppress(psutil.Error, OSError, IndexError):
+        with suppress(psutil.Error, OSError, LookupError):  # one that ends holds nothing any more
             pages = kibibytes(Path(f"/proc/{process.pid}/smaps_rollup"))
             of_files = kibibytes(Path(f"/proc/{process.pid}/status"))["RssFile"]
             own += pages["Pss_Anon"] + pages["Pss_Shmem"]

@@ -619,7 +619,7 @@ print(one_bit.losses[:warm] == plain.losses[:warm], one_bit.losses[warm:] == pla
 #   locaux, sans rien envoyer.
 #
 # Les versions actuelles de DeepSpeed ne proposent plus cette famille ; celle du paquet est dans
-# [dlojz/optim](../../dlojz/optim).
+# [dlojz/optim](../../dlojz/optim/__init__.py).
 #
 # ## 7. La mise à jour, en un seul noyau
 #
@@ -646,7 +646,7 @@ print(one_bit.losses[:warm] == plain.losses[:warm], one_bit.losses[warm:] == pla
 #   more seldom, and between two synchronisations, ever further apart too, the ranks make local steps and send nothing.
 #
 # Current versions of DeepSpeed no longer have this family: those of the package are in
-# [dlojz/optim](../../dlojz/optim).
+# [dlojz/optim](../../dlojz/optim/__init__.py).
 #
 # ## 7. The update, in one kernel
 #

@@ -26,6 +26,7 @@ _FOLDER = Path(__file__).with_name("data")
 _LINK = re.compile(r'<a href="(?P<target>[^"]*)"(?P<more>[^>]*)>(?P<text>.*?)</a>', re.DOTALL)
 _HEADING = re.compile(r'<h(?P<level>[23]) id="(?P<id>[^"]*)">(?P<text>.*?)<a class="anchor-link"', re.DOTALL)
 _NO_ALT = 'alt="No description has been provided for this image"'
+_NO_WORDS = ("", "figure")
 _WEB = ("http://", "https://", "mailto:", "#")
 _TITLES = {"en": "Big models taken apart — solutions", "fr": "Démonter les gros modèles — solutions"}
 _WORDS = {
@@ -90,9 +91,22 @@ def notebook_page(notebook: Any, file: str, title: str, shelf: Shelf) -> str:
     for cell in marked.cells:
         if cell.cell_type == "code" and BEGIN in cell.source:
             cell.metadata["tags"] = [*cell.metadata.get("tags", ()), "solution"]
+        for output in cell.get("outputs", ()):
+            _describe(output)
     body, _ = _exporter().from_notebook_node(marked)
     body = body.replace(_NO_ALT, f'alt="{safe(_WORDS[shelf.language]["figure"])}"')
     return page(relinked(body, shelf), file, title, shelf)
+
+
+def _describe(output: Any) -> None:
+    """Tell nbconvert a figure's own description: what the figure says of itself where there are no pictures."""
+    data = output.get("data", {})
+    words = " ".join(str(data.get("text/plain", "")).split())
+    if words in _NO_WORDS or words.startswith("<"):  # such as <Figure size 640x480 with 1 Axes>
+        return
+    for kind in data:
+        if kind.startswith("image/"):
+            output.metadata.setdefault(kind, {}).setdefault("alt", words)
 
 
 def markdown_page(text: str, file: str, title: str, shelf: Shelf) -> str:

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
+import nbformat
 import pytest
 
 from dlojz.cli import DONE, REFUSED, main
@@ -19,6 +20,7 @@ from dlojz.schema import LabError
 from dlojz.text import LANGUAGES, use_language
 
 ROOT = Path(__file__).resolve().parents[2]
+SOLUTIONS = ROOT / "solutions"
 BOTH = Shelf("en", ("01_big_models.ipynb",), both=True)
 VOID = {"meta", "img", "br", "hr", "col", "input", "link", "path", "use"}
 
@@ -34,6 +36,7 @@ class Reader(HTMLParser):
         self.loads: list[str] = []
         self.scripts = 0
         self.without_alt = 0
+        self.alts: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -43,6 +46,7 @@ class Reader(HTMLParser):
         self.loads += [given[name] or "" for name in ("src", "data", "srcset") if name in given]
         self.ids += [given["id"] or ""] if "id" in given else []
         self.without_alt += tag == "img" and not given.get("alt")
+        self.alts += [given["alt"] or ""] if tag == "img" and "alt" in given else []
         if tag not in VOID:
             self.open.append(tag)
 
@@ -81,6 +85,17 @@ def test_nothing_runs_and_nothing_comes_from_elsewhere(book: Path) -> None:
         text = (book / name).read_text(encoding="utf-8")
         assert "default-src 'none'" in text
         assert "@import" not in text and "mathjax" not in text.lower()
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_figure_says_in_the_book_what_it_says_in_the_notebook(book: Path, language: str) -> None:
+    """To those who do not see it: its own description, which nbconvert alone would drop."""
+    for name in ("01_big_models", "07_hybrid_3d"):
+        notebook = nbformat.read(SOLUTIONS / language / f"{name}.ipynb", as_version=4)
+        shown = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", ())]
+        described = [" ".join(data["text/plain"].split()) for data in shown if "image/png" in data]
+        assert described and all(len(words) > 20 for words in described)
+        assert pages(book)[f"{language}/{name}.html"].alts == described
 
 
 def test_every_link_leads_somewhere_and_no_formula_shares_an_id(book: Path) -> None:
