@@ -16,6 +16,7 @@ from dlojz.viz.markup import safe
 EM_POINTS = 11.0
 """Size at which a formula is drawn; the page scales it to its own text, as lengths are given in em."""
 _SVG = re.compile(r"<svg\b.*</svg>", re.DOTALL)
+_LIMIT = r"\s*(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\[a-zA-Z]+|[^\\{}\s])"
 _PLAIN = (
     # What mathtext calls otherwise, or does not size.
     (re.compile(r"\\(?:big|Big|bigg|Bigg)[lrm]?(?![a-zA-Z])"), ""),
@@ -26,6 +27,8 @@ _PLAIN = (
     (re.compile(r"\\operatorname\*?(?=\{)"), r"\\mathrm"),
     (re.compile(r"\\(?:le|leqslant)(?![a-zA-Z])"), r"\\leq"),
     (re.compile(r"\\(?:ge|geqslant)(?![a-zA-Z])"), r"\\geq"),
+    # An operator right after another one: TeX parts their limits, mathtext sets them edge to edge.
+    (re.compile(rf"(\\(?:sum|prod)(?:[_^]{_LIMIT})+)\s*(?=\\(?:sum|prod)(?![a-zA-Z]))"), r"\1\\;"),
 )
 
 

@@ -25,6 +25,7 @@ HOME, WORDS = "index.html", "glossary.html"
 _FOLDER = Path(__file__).with_name("data")
 _LINK = re.compile(r'<a href="(?P<target>[^"]*)"(?P<more>[^>]*)>(?P<text>.*?)</a>', re.DOTALL)
 _HEADING = re.compile(r'<h(?P<level>[23]) id="(?P<id>[^"]*)">(?P<text>.*?)<a class="anchor-link"', re.DOTALL)
+_COLUMN = re.compile(r'(?P<open><th scope="col"[^>]*>)(?P<text>[^<]*)</th>')
 _NO_ALT = 'alt="No description has been provided for this image"'
 _NO_WORDS = ("", "figure")
 _WEB = ("http://", "https://", "mailto:", "#")
@@ -95,7 +96,12 @@ def notebook_page(notebook: Any, file: str, title: str, shelf: Shelf) -> str:
             _describe(output)
     body, _ = _exporter().from_notebook_node(marked)
     body = body.replace(_NO_ALT, f'alt="{safe(_WORDS[shelf.language]["figure"])}"')
-    return page(relinked(body, shelf), file, title, shelf)
+    return page(relinked(_COLUMN.sub(_breakable, body), shelf), file, title, shelf)
+
+
+def _breakable(column: re.Match[str]) -> str:
+    """The title of a column, where a line may end within a setting such as gradient_as_bucket_view=False."""
+    return "".join((column["open"], re.sub(r"([_=])(?=\w)", r"\1<wbr>", column["text"]), "</th>"))
 
 
 def _describe(output: Any) -> None:

@@ -11,9 +11,9 @@ import nbformat
 import pytest
 
 from dlojz.cli import DONE, REFUSED, main
-from dlojz.labs.book import make_book
-from dlojz.labs.book_math import formula_html
-from dlojz.labs.book_pages import Shelf, markdown_html, relinked
+from dlojz.labs.book import Book, make_book
+from dlojz.labs.book_math import EM_POINTS, formula_html
+from dlojz.labs.book_pages import Shelf, markdown_html, notebook_page, relinked
 from dlojz.labs.contents import LABS, LabEntry
 from dlojz.labs.source import Prose, read_source
 from dlojz.schema import LabError
@@ -125,6 +125,38 @@ def test_a_page_has_text_code_output_and_figure_in_its_language(book: Path) -> N
         assert "../../notebooks" not in text
 
 
+@pytest.mark.parametrize(
+    ("plain", "alt"),
+    [
+        ('1 < 2 & "3"\nranks', '1 < 2 & "3" ranks'),
+        ("figure", "Figure drawn by the cell above"),
+        ("<Figure size 640x480 with 1 Axes>", "Figure drawn by the cell above"),
+        (None, "Figure drawn by the cell above"),
+    ],
+)
+def test_a_figure_without_words_has_those_of_all(plain: str | None, alt: str) -> None:
+    data = {"image/png": "iVBORw0KGgo="} | ({} if plain is None else {"text/plain": plain})
+    cell = nbformat.v4.new_code_cell("show()", outputs=[nbformat.v4.new_output("display_data", data=data)])
+    page = notebook_page(nbformat.v4.new_notebook(cells=[cell]), "x.html", "x", BOTH)
+    assert Reader(page).alts == [alt]
+    assert "metadata" not in data and cell.outputs[0].metadata == {}
+
+
+def test_paper_hides_nothing(book: Path) -> None:
+    """What is shown in a window that scrolls is whole on paper, where the inline style would cut it."""
+    printed = (book / "en" / "01_big_models.html").read_text(encoding="utf-8").partition("@media print {")[2]
+    for rule in ("max-height: none !important", "overflow: visible !important", "white-space: pre-wrap !important"):
+        assert rule in printed
+
+
+def test_the_title_of_a_column_breaks_within_a_setting() -> None:
+    table = '<table><tr><th scope="col">DDP (a_view=False) ×2</th><td>a_b=c</td></tr></table>'
+    output = nbformat.v4.new_output("display_data", data={"text/html": table})
+    cell = nbformat.v4.new_code_cell("show()", outputs=[output])
+    page = notebook_page(nbformat.v4.new_notebook(cells=[cell]), "x.html", "x", BOTH)
+    assert '<th scope="col">DDP (a_<wbr>view=<wbr>False) ×2</th><td>a_b=c</td>' in page
+
+
 def test_a_lab_without_a_page_is_named_without_a_link(book: Path) -> None:
     text = (book / "en" / "index.html").read_text(encoding="utf-8")
     for entry in LABS:
@@ -175,6 +207,21 @@ def test_a_formula_that_cannot_be_drawn_is_shown_as_its_tex() -> None:
     assert shown == r'<div class="formula"><code class="tex">\begin{cases} a &lt; b \end{cases}</code></div>'
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(r"\sum_{\text{samples}}", r"\sum_{\text{classes}}"), (r"\prod_{abcdef}^{b}", r"\sum_{ghijkl}")],
+)
+def test_the_limits_of_two_sums_do_not_run_together(first: str, second: str) -> None:
+    """mathtext alone sets an operator edge to edge with the one before it."""
+    air_em = 2 / EM_POINTS  # round each picture
+    edge_to_edge_em = width_em(first) + width_em(second) - air_em
+    assert width_em(f"{first} {second}") > edge_to_edge_em + 0.1
+
+
+def width_em(tex: str) -> float:
+    return float(re.findall(r"width:([0-9.]+)em", formula_html(tex, block=True))[0])
+
+
 def test_the_same_formula_is_the_same_picture() -> None:
     assert formula_html(r"a^2", block=False) == formula_html(r"a^2", block=False)
     ids = set(re.findall(r'id="([^"]+)"', formula_html(r"a^2", block=False)))
@@ -205,6 +252,24 @@ def test_what_cannot_be_made_is_one_sentence(tmp_path: Path, capsys: pytest.Capt
     use_language("fr")
     assert main(["labs", "book", "--out", str(tmp_path / "file")]) == REFUSED
     assert "n’est pas un dossier" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["07", "--out", "b"], ["--out", "b", "07"], ["--out=b", "07"], ["--language", "en", "--out", "b", "07"]],
+)
+def test_the_options_stand_before_or_after_the_labs(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Path, list[str]]] = []
+
+    def make(out: Path, labs: list[str], language: str | None) -> Book:
+        asked.append((out, labs))
+        return Book(tmp_path, 0, 0, ())
+
+    monkeypatch.setattr("dlojz.labs.book.make_book", make)
+    assert main(["labs", "book", *words]) == DONE
+    assert asked == [(Path("b"), ["07"])]
 
 
 def test_the_command_says_where_the_book_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
