@@ -79,7 +79,7 @@ book: $(READY)
 # All of the course is served, since the labs link to the code that they are about.
 lab: $(READY)
 	@case "$$DLOJZ_LANG" in [Ff][Rr]*) language=fr ;; *) language=en ;; esac; \
-	  $(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/$$language/contents.ipynb \
+	  $(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/$$language/contents.ipynb --LabApp.news_url=None \
 	  $$([ "$$(id -u)" != 0 ] || echo --allow-root)
 
 LIBRARIES := $(VENV)/.libraries

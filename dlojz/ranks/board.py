@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import struct
 from pathlib import Path
 from typing import Any
 
 REGION_BYTES = 128 * 2**10
-_HEADER = struct.Struct("<QQ")  # version (odd while being written), bytes of JSON
+_WORD_BYTES = 8
+_HEADER_BYTES = 2 * _WORD_BYTES  # version (odd while being written), bytes of JSON
 _TRIES = 1000
 WAITER = "dlojz-ranks-waiter"
 """Name of the threads in which a guarded call waits."""
@@ -38,8 +38,10 @@ class Board:
             self._map = mmap.mmap(descriptor, size * REGION_BYTES)
         finally:
             os.close(descriptor)
+        # A number of a memoryview is stored at once; `struct` sets its bytes to 0 first, which another process may see.
+        self._words = memoryview(self._map).cast("Q")
         # Continue where a process that held this rank before has left off.
-        self._version = _HEADER.unpack_from(self._map, rank * REGION_BYTES)[0] & ~1
+        self._version = self._words[rank * REGION_BYTES // _WORD_BYTES] & ~1
 
     @staticmethod
     def create(path: Path, size: int) -> None:
@@ -58,27 +60,29 @@ class Board:
         """
         text = json.dumps(state, separators=(",", ":")).encode()
         start = self.rank * REGION_BYTES
-        if len(text) > REGION_BYTES - _HEADER.size:
+        if len(text) > REGION_BYTES - _HEADER_BYTES:
             raise ValueError(f"a state of {len(text)} bytes does not fit on the board ({REGION_BYTES} bytes a rank).")
         # Odd while writing, also after a write that an interrupt has cut short.
         writing = (self._version & ~1) + 1
         self._version = writing
-        _HEADER.pack_into(self._map, start, writing, len(text))
-        self._map[start + _HEADER.size : start + _HEADER.size + len(text)] = text
+        self._words[start // _WORD_BYTES] = writing
+        self._words[start // _WORD_BYTES + 1] = len(text)
+        self._map[start + _HEADER_BYTES : start + _HEADER_BYTES + len(text)] = text
         self._version = writing + 1
-        _HEADER.pack_into(self._map, start, writing + 1, len(text))
+        self._words[start // _WORD_BYTES] = writing + 1
 
     def read(self, rank: int) -> dict[str, Any]:
         """A rank's last whole state, with its `version`; empty where it has written nothing yet."""
         start = rank * REGION_BYTES
+        word = start // _WORD_BYTES
         for _ in range(_TRIES):
-            version, length = _HEADER.unpack_from(self._map, start)
-            if not version or version % 2 or length > REGION_BYTES - _HEADER.size:
+            version, length = self._words[word], self._words[word + 1]
+            if not version or version % 2 or length > REGION_BYTES - _HEADER_BYTES:
                 if not version:
                     return {}
                 continue
-            text = self._map[start + _HEADER.size : start + _HEADER.size + length]
-            if _HEADER.unpack_from(self._map, start) == (version, length):
+            text = self._map[start + _HEADER_BYTES : start + _HEADER_BYTES + length]
+            if self._words[word] == version:
                 state: dict[str, Any] = json.loads(text)
                 return {**state, "version": version}
         return {}  # killed in the middle of a write: what it did last is not known
@@ -89,6 +93,7 @@ class Board:
 
     def close(self) -> None:
         """Give the mapping back."""
+        self._words.release()
         self._map.close()
 
 

@@ -50,8 +50,9 @@ def prepare(home: Path, chosen: str) -> Path:
         (home / place).parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError), open(home / place, "x", encoding="utf-8") as settings:
             json.dump(content, settings)
-    with suppress(FileExistsError):  # the notebooks link to the code that they explain
-        (home / "dlojz").symlink_to(PACKAGE)
+    for linked in (PACKAGE, PACKAGE.parent / "tests"):  # the notebooks link to the code that they explain
+        with suppress(FileExistsError):
+            (home / linked.name).symlink_to(linked)
     return target
 
 
