@@ -117,8 +117,8 @@ def test_deepspeeds_own_mixture_gives_the_same_losses_and_weights(runs: Any, gat
 def test_predicted_equals_counted(runs: Any, name: str) -> None:
     """States by category, bytes and calls of every collective, on every rank: exact; the peak to 2 %."""
     config = RunConfig.of(**RUNS[name])
-    # What DeepSpeed's layer keeps between its products is not traced: it is taken to be what the lab's keeps. And it gives
-    # a bucket of gradients back when its message has come: sooner or later, 14 % of this peak.
+    # What DeepSpeed's layer keeps between its products is not traced: it is taken to be what the lab's keeps. And it
+    # gives a bucket of gradients back when its message has come: sooner or later, 14 % of this peak.
     near = 0.02 if config.layout.engine != "deepspeed" else 0.2
     # A few tokens' attention: its scores, computed again in backward, are 2 % of so small a model.
     check_as_predicted(runs, name, config, peak=near, step_flops=0.02)
