@@ -10,7 +10,7 @@ PROXY_VERSION := 5.3.0
 PROXY := $(VENV)/node/node_modules/.bin/configurable-http-proxy
 export DLOJZ_RUNS ?= $(CURDIR)/runs
 
-.PHONY: help demo test lint lab book libraries colossalai hub cluster cluster-stop clean
+.PHONY: help demo test check lint lab book libraries colossalai hub cluster cluster-stop clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make hub    a JupyterHub with two students on this machine, to see the labs as they do"
 	@echo "make cluster  a SLURM with two nodes on this machine, to try jobs on (root, Debian); make cluster-stop ends it"
 	@echo "make test   all checks: lint, types, tests on real processes, notebooks executed again"
+	@echo "make check  for everyday work: lint, types, the house, pure tests, one real training, one notebook (minutes)"
 	@echo "make clean  remove the environments (.venv, .venv-colossalai); runs/ is kept"
 	@echo "All of them set up what they need on first use: Python 3.11 or newer is all that must be there."
 
@@ -98,7 +99,7 @@ $(COLOSSALAI)/.ready: requirements-colossalai.txt
 	@$(PYTHON) -m venv --clear $(COLOSSALAI)
 	@{ $(COLOSSALAI)/bin/python -m pip install -r requirements-colossalai.txt && \
 	  $(COLOSSALAI)/bin/python -m pip install --no-deps -e . && \
-	  $(COLOSSALAI)/bin/python -W ignore -c "import colossalai, dlojz.libraries.training" ; } \
+	  $(COLOSSALAI)/bin/python -W ignore -c "import colossalai, dlojz.libraries.watched_training" ; } \
 	  > $(COLOSSALAI)/install.log 2>&1 || { tail -n 20 $(COLOSSALAI)/install.log; rm -rf $(COLOSSALAI)/bin; \
 	  echo "Set-up: Colossal-AI could not be installed (the whole log is $(COLOSSALAI)/install.log); everything else" \
 	  "goes on without it: its row in lab 12 and in dlojz libraries says so."; exit 1; }
@@ -123,6 +124,13 @@ lint: $(READY)
 test:
 	@$(MAKE) --no-print-directory -j 2 lint $(PACKAGES)
 	@$(BIN)/python -m pytest
+
+# What a change breaks most often, without the extras that the whole suite installs.
+CHECKED := tests/test_house.py tests/base tests/config tests/results tests/hardware \
+  tests/pipeline/test_oracles.py tests/prediction/test_states.py tests/train/test_worker.py \
+  "tests/notebooks/test_notebooks.py::test_a_solution_shows_again_what_is_stored[00_getting_started.ipynb-fr]"
+check: lint
+	@$(BIN)/python -m pytest $(CHECKED)
 
 clean:
 	rm -rf $(VENV) $(COLOSSALAI)

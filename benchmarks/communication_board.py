@@ -2,11 +2,11 @@
 
     python benchmarks/communication_board.py --steps 120 --seeds 3 --out board
 
-Two ranks train a byte-level decoder in every way of `dlojz.predict.sending`, in lockstep: in each round every way takes
-one step, in an order that rotates, behind a barrier, so that the machine's noise falls on all alike; all begin with the
-same weights and read the same samples. The first seed's pass counts what is handed to c10d, and is not timed, as
-counting takes time; those of all other seeds are timed. The time of a step is the median of its kind (in full, steady,
-nothing sent), weighted by how often the kind comes. Writes `board.json`, `board.en.png` and
+Two ranks train a byte-level decoder in every way of `dlojz.prediction.link_traffic`, in lockstep: in each round every
+way takes one step, in an order that rotates, behind a barrier, so that the machine's noise falls on all alike; all
+begin with the same weights and read the same samples. The first seed's pass counts what is handed to c10d, and is not
+timed, as counting takes time; those of all other seeds are timed. The time of a step is the median of its kind (in
+full, steady, nothing sent), weighted by how often the kind comes. Writes `board.json`, `board.en.png` and
 `board.fr.png`, and prints a table.
 """
 
@@ -25,11 +25,10 @@ from typing import Any
 
 import tyro
 
-from dlojz.config import RunConfig
-from dlojz.predict.sending import Way, gaps_percent, predicted_way, traffic_of_step, ways
-from dlojz.text import use_language
-from dlojz.units import format_bytes
-from dlojz.viz.communication_figure import communication_figure
+from dlojz.base.language import format_bytes, use_language
+from dlojz.config.run_config import RunConfig
+from dlojz.display.figures.communication_figures import communication_figure
+from dlojz.prediction.link_traffic import Reduction, gaps_percent, predicted_way, traffic_of_step, ways
 
 RANKS = 2
 LAST_SHARE = 10
@@ -52,9 +51,9 @@ def in_lockstep(configs: dict[str, RunConfig], *, count: bool, what: str) -> Any
         import torch
         import torch.distributed as dist
 
-        from dlojz.train import engines, loop
-        from dlojz.train.probes.communication import traffic_of
-        from dlojz.train.probes.trace import StorageTrace
+        from dlojz.train import loop
+        from dlojz.train.engines import base
+        from dlojz.train.probes.dispatch_trace import StorageTrace, traffic_of
 
         class Counter(StorageTrace):  # type: ignore[no-untyped-call]
             """Collectives alone; storages are not followed."""
@@ -65,7 +64,7 @@ def in_lockstep(configs: dict[str, RunConfig], *, count: bool, what: str) -> Any
         torch.set_num_threads(1)
         warnings.simplefilter("ignore")
         built = {
-            name: engines.build(config, loop.build_model(config), torch.device("cpu"))
+            name: base.build(config, loop.build_model(config), torch.device("cpu"))
             for name, config in configs.items()
         }
         batches = {name: loop.open_batches(config, rank) for name, config in configs.items()}
@@ -101,7 +100,7 @@ def in_lockstep(configs: dict[str, RunConfig], *, count: bool, what: str) -> Any
 
 def trained(configs: dict[str, RunConfig], *, count: bool, what: str) -> dict[str, dict[str, list[float]]]:
     """One pass over all ways, on forked ranks; what rank 0 has seen."""
-    from dlojz.ranks.forks import spmd
+    from dlojz.processes.forks import spmd
 
     answers = spmd(in_lockstep(configs, count=count, what=what), RANKS, wall_s=WALL_S, limit_s=600.0)
     for answer in answers:
@@ -126,7 +125,7 @@ def final_loss(losses: list[float]) -> float:
     return statistics.fmean(losses[-max(1, len(losses) // LAST_SHARE) :])
 
 
-def table(board: list[Way]) -> str:
+def table(board: list[Reduction]) -> str:
     """The board as text; time and loss also against what sends everything, the loss seed by seed."""
     lines = [
         f"{'way':<20} {'predicted':>11} {'counted':>11} {'later':>11} {'step':>9} {'ratio':>6} {'loss':>7} {'gap':>7}"
@@ -179,7 +178,7 @@ def main(
     """
     if redraw:
         kept = json.loads(out.with_suffix(".json").read_text())["ways"]
-        board = [Way(**{**one, "losses": tuple(one["losses"])}) for one in kept]
+        board = [Reduction(**{**one, "losses": tuple(one["losses"])}) for one in kept]
         print(table(board))
         draw(board, out)
         return
@@ -207,7 +206,7 @@ def main(
     draw(board, out)
 
 
-def draw(board: list[Way], out: Path) -> None:
+def draw(board: list[Reduction], out: Path) -> None:
     """The figure in both languages."""
     for language in ("en", "fr"):
         use_language(language)

@@ -16,21 +16,102 @@ is lost then is lost by the frozen variance, whatever is sent.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import tyro
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from dlojz.config import RunConfig
-from dlojz.launch.converging import train_losses
-from dlojz.optim.convergence import TOLERANCE, Curves, gap, reference_of
-from dlojz.optimizer_stages import COMPRESSED
-from dlojz.viz.convergence_figure import convergence_figure, optimizer_label
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.by_hand.optimizers.convergence import TOLERANCE, Curves, gap, reference_of
+from dlojz.config.run_config import RunConfig
+from dlojz.config.schedules import COMPRESSED
+from dlojz.display.figures.training_figures import convergence_figure, optimizer_label
+from dlojz.runnable import check_runnable
+
+WALL_S: Final = 3600.0
+LIMIT_S: Final = 300.0
+
+
+def train_losses(configs: Sequence[RunConfig], *, wall_s: float = WALL_S) -> list[tuple[float, ...]]:
+    """Losses of every training, step by step, all on the same ranks: started once, and not once for each.
+
+    Args:
+        configs: trainings on one number of ranks, on this machine's CPU, without pipelines.
+        wall_s: seconds after which the ranks are stopped.
+
+    Returns:
+        For each training the mean loss of the global batch in every step; where it diverged, NaN from there on.
+
+    Raises:
+        LabError: without a training, for different numbers of ranks, or if a rank fails.
+    """
+    from dlojz.processes.forks import spmd
+
+    sizes = {one.layout.world_size for one in configs}
+    if len(sizes) != 1 or any(one.layout.pp > 1 or one.device == "cuda" for one in configs):
+        raise LabError(
+            say(
+                en="trainings are laid beside each other on one number of ranks, on the CPU and with pp=1, but "
+                f"{len(configs)} on {sorted(sizes)} ranks were received.",
+                fr="des entraînements se comparent sur un même nombre de rangs, sur le CPU et avec pp=1, mais "
+                f"{len(configs)} sur {sorted(sizes)} rangs ont été reçus.",
+            )
+        )
+    for config in configs:
+        check_runnable(config)
+    answers = spmd(_in_series(configs), sizes.pop(), wall_s=wall_s, limit_s=LIMIT_S)
+    failed = next((one for one in answers if one.error is not None), None)
+    if failed is not None and failed.error is not None:
+        why = failed.error.message or failed.error.name or failed.error.kind
+        raise LabError(
+            say(
+                en=f"rank {failed.rank} could not train: {why}.",
+                fr=f"le rang {failed.rank} n’a pas pu entraîner : {why}.",
+            )
+        )
+    return [tuple(math.nan if loss is None else loss for loss in one) for one in answers[0].value]
+
+
+def _in_series(configs: Sequence[RunConfig]) -> Callable[[int, int], Any]:
+    """What each rank runs."""
+
+    def run(rank: int, ranks: int) -> list[list[float | None]]:
+        import torch
+        import torch.distributed as dist
+
+        from dlojz.train import loop
+        from dlojz.train.engines import base
+
+        torch.set_num_threads(1)
+        found: list[list[float | None]] = []
+        for config in configs:
+            engine = base.build(config, loop.build_model(config), torch.device("cpu"))
+            batches = loop.open_batches(config, engine.axes.dp_rank)
+            losses: list[float | None] = []
+            for _ in range(config.steps):
+                loss = loop.accumulate(engine, batches, config.layout.micro_batches, None).detach().clone()
+                if ranks > 1:
+                    # Who: all ranks. What: the loss of their batch, summed. How much: 4 bytes per step.
+                    dist.all_reduce(loss)
+                mean = float(loss) / ranks
+                if not math.isfinite(mean):
+                    break
+                losses.append(mean)
+                engine.update()
+            found.append(losses + [None] * (config.steps - len(losses)))
+            engine.close()
+        return found
+
+    return run
+
 
 TASKS: dict[str, dict[str, Any]] = {
     "digits": {"model": "vit_tiny", "image_size": 32, "micro_batch": 16},

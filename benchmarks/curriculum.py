@@ -21,13 +21,12 @@ from pathlib import Path
 import torch
 import tyro
 
-from dlojz.config import RunConfig
-from dlojz.predict.curriculum import curriculum_cost
-from dlojz.record import write_atomic
-from dlojz.text import use_language
-from dlojz.train.curriculum_trial import train_trial
-from dlojz.trajectory import SPIKE, Trajectory
-from dlojz.viz.curriculum_figure import curriculum_figure
+from dlojz.base.language import use_language
+from dlojz.config.run_config import RunConfig
+from dlojz.display.figures.training_figures import curriculum_figure
+from dlojz.prediction.compute import curriculum_cost
+from dlojz.results.record import SPIKE, Trajectory, write_atomic
+from dlojz.train.trials import train_trial
 
 ARMS: dict[str, dict[str, object]] = {
     "none": {},

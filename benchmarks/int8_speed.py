@@ -25,12 +25,11 @@ from torch import Tensor, nn
 from torch.utils import mkldnn
 
 from dlojz import models
-from dlojz.compress.int8_linear import QuantizedLinear
-from dlojz.compress.measuring import latencies
-from dlojz.compress.quantized_model import quantize_model
-from dlojz.compress.quantized_speed import speed_forecast
+from dlojz.compress.quantized_model import QuantizedLinear, quantize_model, speed_forecast
 from dlojz.compress.quantizers import Scheme
-from dlojz.compress.torchao_quantization import Narrow, fits_int4, public_int4, torch_dynamic_model, torchao_model
+from dlojz.compress.task import latencies
+from dlojz.compress.torchao import INT4_GROUP, Narrow, fits_int4, torch_dynamic_model, torchao_model
+from dlojz.compress.torchao_import import torchao_module
 
 WIDTHS = {"vit_tiny": (128, 5), "vit_s_16": (384, 197), "vit_b_16": (768, 197)}
 """Width and tokens: 16×16 pixels with patches of 8, 224×224 with patches of 16."""
@@ -80,6 +79,20 @@ class Waiting(nn.Module):
         if answer.is_cuda:
             torch.cuda.synchronize()
         return answer
+
+
+def public_int4(linear: nn.Linear) -> nn.Module:
+    """torchao's public INT4 of a layer on a GPU, for torch's own kernel there; asked and answering in float32.
+
+    Written from torchao's sources: it has never run on a GPU.
+    """
+    quantization = torchao_module()
+    configuration = quantization.Int4WeightOnlyConfig(
+        group_size=INT4_GROUP, int4_packing_format="tile_packed_to_4d", set_inductor_config=False
+    )
+    changed = nn.Sequential(copy.deepcopy(linear)).eval().to(torch.bfloat16)
+    quantization.quantize_(changed, configuration)
+    return Narrow(changed).eval()
 
 
 def layer_forms(outputs: int, inputs: int, device: str, compiled: bool) -> dict[str, nn.Module]:

@@ -25,19 +25,21 @@ from pathlib import Path
 import psutil
 
 import dlojz
-from dlojz.labs.contents import LABS, LabEntry, entry_of
-from dlojz.labs.durations import (
+from dlojz.base.errors import LabError
+from dlojz.labs.kit.build import execute
+from dlojz.labs.kit.contents import (
+    LABS,
     Duration,
+    LabEntry,
     Room,
+    entry_of,
     optional_libraries,
     read_durations,
     read_rooms,
     write_durations,
     write_rooms,
 )
-from dlojz.labs.execute import execute
-from dlojz.labs.source import compose, read_source
-from dlojz.schema import LabError
+from dlojz.labs.kit.source import compose, read_source
 
 ROOT = Path(dlojz.__file__).parent.parent
 LOOK_EVERY_S = 0.25

@@ -17,10 +17,10 @@ from typing import Any
 import tyro
 
 import dlojz
-from dlojz.config import RunConfig
-from dlojz.record import RunRecord, write_atomic, write_record
+from dlojz.config.run_config import RunConfig
+from dlojz.results.record import RunRecord, write_atomic, write_record
 
-FOLDER = Path(dlojz.__file__ or "").parent / "replays"
+FOLDER = Path(dlojz.__file__ or "").parent / "running" / "replays"
 KEPT_STEPS, KEPT_SAMPLES = 2, 60
 MOST_BYTES = 300_000
 

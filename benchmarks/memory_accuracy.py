@@ -25,11 +25,11 @@ from rich.console import Console
 from rich.table import Table
 
 from dlojz import predict
-from dlojz.config import RunConfig
-from dlojz.footprint import STATES, Footprint, Memory
+from dlojz.config.run_config import RunConfig
 from dlojz.models.sizes import GPT_SIZES, LLAMA_SIZES
-from dlojz.predict.activation_forms import Shape, layer_bytes
-from dlojz.record import read_events
+from dlojz.prediction.rules_of_thumb import Shape, layer_bytes
+from dlojz.results.footprint import STATES, Footprint, Memory
+from dlojz.results.record import read_events
 
 WORKER = Path(__file__).resolve().parents[1] / "tests" / "train" / "matrix.py"
 ENGINES: dict[str, dict[str, Any]] = {

@@ -18,9 +18,10 @@ from pathlib import Path
 
 import tyro
 
-from dlojz.pipeline.costs import Costs
-from dlojz.pipeline.optimum import OBJECTIVES, TABLE, Problem, first_guess
-from dlojz.pipeline.optimum_model import search
+from dlojz.pipeline.optimum.optimum_problem import OBJECTIVES, Problem
+from dlojz.pipeline.optimum.optimum_solver import search
+from dlojz.pipeline.optimum.shortest_schedule import TABLE, first_guess
+from dlojz.pipeline.schedule import Costs
 from dlojz.pipeline.simulator import UNIT_COSTS
 
 MICRO_BATCHES = 8

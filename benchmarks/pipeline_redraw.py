@@ -16,11 +16,10 @@ from functools import partial
 
 import tyro
 
-from dlojz.pipeline.catalogue import build
-from dlojz.pipeline.simulator import simulate
-from dlojz.pipeline.timeline import Timeline
-from dlojz.viz.pipeline_figure import schedule_figure
-from dlojz.viz.pipeline_panel import PipelinePanel
+from dlojz.display.figures.pipeline_figures import schedule_figure
+from dlojz.display.widgets.pipeline_panel import PipelinePanel
+from dlojz.pipeline.schedule_catalogue import build
+from dlojz.pipeline.simulator import Timeline, simulate
 
 GOAL_S = 0.1
 SCHEDULES = ("1f1b", "gpipe", "zb-h1", "interleaved", "chimera")

@@ -22,10 +22,8 @@ from typing import Any
 import tyro
 from torch.distributed.pipelining._schedule_visualizer import add_schedule_op_spacing, get_schedule_ops
 
-from dlojz.pipeline.costs import Costs
-from dlojz.pipeline.orders.flush import one_f_one_b
-from dlojz.pipeline.orders.interleaved import interleaved
-from dlojz.pipeline.schedule import Schedule
+from dlojz.pipeline.orders.synchronous import interleaved, one_f_one_b
+from dlojz.pipeline.schedule import Costs, Schedule
 from dlojz.pipeline.simulator import simulate
 
 GOAL = 1e6

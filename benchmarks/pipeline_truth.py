@@ -21,16 +21,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dlojz.models.blocks import BlockList
-from dlojz.pipeline.action import Action
-from dlojz.pipeline.catalogue import build
-from dlojz.pipeline.costs import Costs
-from dlojz.pipeline.measured import calibrated, measured_timeline
-from dlojz.pipeline.runtime import PipelineRuntime
-from dlojz.pipeline.runtime_stages import boundaries_of, stage_modules
-from dlojz.pipeline.schedule import Schedule
-from dlojz.pipeline.simulator import simulate
-from dlojz.ranks.forks import spmd
-from dlojz.record import Span
+from dlojz.pipeline.runtime import PipelineRuntime, boundaries_of, stage_modules
+from dlojz.pipeline.schedule import Action, Costs, Schedule
+from dlojz.pipeline.schedule_catalogue import build
+from dlojz.pipeline.simulator import calibrated, measured_timeline, simulate
+from dlojz.processes.forks import spmd
+from dlojz.results.record import Span
 
 SCHEDULES = (("gpipe", None), ("1f1b", None), ("interleaved", 2), ("zb-h1", None), ("zb-v", None))
 WIDTH, SAMPLES = 8, 2
@@ -103,8 +99,7 @@ def execute(schedule: Schedule, rank: int, runtime: str, times_s: tuple[float, f
 def _torch_runner(schedule: Schedule, mine: Any, boundaries: Any, loss: Any, inputs: Any, perform: Any) -> Any:
     from torch.distributed.pipelining import PipelineStage
 
-    from dlojz.train.engines.torch_pipeline import observe
-    from dlojz.train.engines.torch_schedules import torch_schedule
+    from dlojz.train.engines.pipeline_engines import observe, torch_schedule
 
     made = []
     for (_, stage), module in sorted(mine.items()):

@@ -21,12 +21,10 @@ from typing import NamedTuple
 
 import tyro
 
-from dlojz.config import RunConfig
-from dlojz.launch.calibrating import measure_machine
-from dlojz.launch.choosing import measure_steps
-from dlojz.plan.here import LocalChoice, plan_here
-from dlojz.predict.time.local_step import local_step_s
-from dlojz.predict.time.measured import Measured
+from dlojz.config.run_config import RunConfig
+from dlojz.cost_model.measured_machine import Measured, local_step_s
+from dlojz.planner.this_machine import LocalChoice, plan_here
+from dlojz.running.measure import measure_machine, measure_steps
 
 GOAL_ERROR, GOAL_LOSS = 0.15, 0.05
 MODELS = ("coatnet_tiny", "gpt_tiny", "llama_tiny")
@@ -59,8 +57,8 @@ def predicted_s(machines: list[Measured], config: RunConfig) -> float:
 
 def draw(rows: list[Row], path: Path) -> None:
     """Predicted over measured."""
-    from dlojz.viz.canvas import finish, new_figure, plain
-    from dlojz.viz.palette import BLUE, GREEN, VERMILION
+    from dlojz.display.canvas import finish, new_figure, plain
+    from dlojz.display.style import BLUE, GREEN, VERMILION
 
     figure = new_figure(7.0, 5.6, alt="Predicted against measured steps on this machine.")
     axes = figure.subplots()

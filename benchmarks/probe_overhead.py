@@ -21,9 +21,9 @@ import torch
 import tyro
 from torch import Tensor
 
-from dlojz.config import RunConfig
-from dlojz.record import EventLog
-from dlojz.train import engines
+from dlojz.config.run_config import RunConfig
+from dlojz.results.record import EventLog
+from dlojz.train.engines import base
 from dlojz.train.loop import accumulate, agree, build_model, open_batches
 from dlojz.train.probes.probes import TRACED_STEPS, Probes
 
@@ -38,7 +38,7 @@ class Bench:
         self.config = config
         self.probes = Probes(config, 0, device)
         self.probes.start()
-        self.engine = engines.build(config, build_model(config), device)
+        self.engine = base.build(config, build_model(config), device)
         self.batches: Iterator[tuple[Tensor, Tensor]] = open_batches(config, dp_rank=0)
         self.events = EventLog(folder / "rank-0.jsonl")
         self.step = 0

@@ -19,13 +19,10 @@ import torch
 import tyro
 from tqdm import tqdm
 
-from dlojz.compress.calibration import observe
-from dlojz.compress.fitting import Settings, accuracy, fit, new_model
-from dlojz.compress.measuring import payload_bytes
-from dlojz.compress.qat import convert, prepare
+from dlojz.compress.quantization import convert, prepare
 from dlojz.compress.quantized_model import quantize_model, stored_integers
-from dlojz.compress.quantizers import RANGES, RangeChoice, Scheme
-from dlojz.compress.task import digits
+from dlojz.compress.quantizers import RANGES, RangeChoice, Scheme, observe
+from dlojz.compress.task import Settings, accuracy, digits, fit, new_model, payload_bytes
 
 GRIDS: tuple[tuple[int, bool, RangeChoice], ...] = (
     (8, True, "min_max"),

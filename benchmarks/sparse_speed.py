@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 import tyro
 
-from dlojz.compress.dense_hardware import crossing, has_semi_structured, sparse_speed
-from dlojz.schema import LabError
-from dlojz.text import say, use_language
-from dlojz.viz.pruning_figure_speed import speed_figure
+from dlojz.base.errors import LabError
+from dlojz.base.language import say, use_language
+from dlojz.compress.two_to_four import crossing, has_semi_structured, sparse_speed
+from dlojz.display.figures.compress_figures import speed_figure
 
 LAYERS = ((512, 128, 320), (1024, 1024, 64), (1024, 1024, 1))
 """Outputs, inputs, rows of the inputs: the MLP of vit_tiny on 64 images of 5 tokens, a wider layer, one row alone."""

@@ -2,10 +2,10 @@
 
     python benchmarks/tensor_parallel.py --pairs 40 --out tensor_parallel.json
 
-Two ranks (tp=2) hold the same model twice, split by `dlojz.tensor` and by torch's `parallelize_module`. Each pair is
-one step of each (forward, backward, update), in alternating order, so that the machine's noise falls on both alike; a
-barrier stands before each step, and its time is that of the slower rank. Without and with sequence parallelism, on
-`llama_tiny`, where what is around the products counts, and on a wider decoder, where the products do.
+Two ranks (tp=2) hold the same model twice, split by `dlojz.by_hand.tensor` and by torch's `parallelize_module`. Each
+pair is one step of each (forward, backward, update), in alternating order, so that the machine's noise falls on both
+alike; a barrier stands before each step, and its time is that of the slower rank. Without and with sequence
+parallelism, on `llama_tiny`, where what is around the products counts, and on a wider decoder, where the products do.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import torch.distributed as dist
 import tyro
 from torch.multiprocessing.spawn import spawn
 
-from dlojz.config import RunConfig
+from dlojz.config.run_config import RunConfig
 from dlojz.models.blocks import BlockList
 from dlojz.models.llama import Llama
 from dlojz.models.sizes import LLAMA_SIZES, LlamaSize
-from dlojz.train import engines
+from dlojz.train.engines import base
 from dlojz.train.engines.base import Engine
 
 GOAL = 1.3
@@ -85,7 +85,7 @@ def rank_main(rank: int, ranks: int, store: str, pairs: int, batch: int, sequenc
                     learning_rate=0.01,
                     device="cpu",
                 )
-                made[which] = engines.build(config, model_of(name, sequence_length), torch.device("cpu"))
+                made[which] = base.build(config, model_of(name, sequence_length), torch.device("cpu"))
             times: dict[str, list[float]] = {which: [] for which in ENGINES}
             for pair in range(pairs + 3):
                 for which in ENGINES if pair % 2 else reversed(ENGINES):

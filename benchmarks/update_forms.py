@@ -14,10 +14,10 @@ import gc
 import torch
 import tyro
 
-from dlojz.config import RunConfig
-from dlojz.text import use_language
-from dlojz.train.update_forms import FORMS, FormMeasure, measure_forms, write_measures
-from dlojz.viz.update_figure import update_figure
+from dlojz.base.language import use_language
+from dlojz.config.run_config import RunConfig
+from dlojz.display.figures.training_figures import update_figure
+from dlojz.train.trials import FORMS, FormMeasure, measure_forms, write_measures
 
 MODELS = {
     "coatnet_tiny": {"image_size": 32, "micro_batch": 4},

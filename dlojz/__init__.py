@@ -11,52 +11,34 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dlojz.compare import compare as compare
-    from dlojz.comparison import Comparison as Comparison
-    from dlojz.config import Layout as Layout
-    from dlojz.config import RunConfig as RunConfig
-    from dlojz.footprint import Footprint as Footprint
-    from dlojz.launch import preview as preview
-    from dlojz.launch import run as run
-    from dlojz.launch import submit_many as submit_many
-    from dlojz.plan import plan as plan
-    from dlojz.predict import predict as predict
-    from dlojz.record import RunRecord as RunRecord
-    from dlojz.runs import Run as Run
-    from dlojz.runs import runs as runs
+    from dlojz.compare import Comparison, compare
+    from dlojz.config.layout import Layout
+    from dlojz.config.run_config import RunConfig
+    from dlojz.planner import plan
+    from dlojz.prediction import predict
+    from dlojz.results.footprint import Footprint
+    from dlojz.results.record import RunRecord
+    from dlojz.running.launch import run, submit_many
+    from dlojz.running.limits import preview
+    from dlojz.running.run import Run, runs
 
 __version__ = "0.1.0"
 
 _HOME_OF = {
-    "Comparison": "dlojz.comparison",
-    "Footprint": "dlojz.footprint",
-    "Layout": "dlojz.config",
-    "Run": "dlojz.runs",
-    "RunConfig": "dlojz.config",
-    "RunRecord": "dlojz.record",
+    "Comparison": "dlojz.compare",
+    "Footprint": "dlojz.results.footprint",
+    "Layout": "dlojz.config.layout",
+    "Run": "dlojz.running.run",
+    "RunConfig": "dlojz.config.run_config",
+    "RunRecord": "dlojz.results.record",
     "compare": "dlojz.compare",
-    "plan": "dlojz.plan",
-    "predict": "dlojz.predict",
-    "preview": "dlojz.launch",
-    "run": "dlojz.launch",
-    "runs": "dlojz.runs",
-    "submit_many": "dlojz.launch",
+    "plan": "dlojz.planner",
+    "predict": "dlojz.prediction",
+    "preview": "dlojz.running.limits",
+    "run": "dlojz.running.launch",
+    "runs": "dlojz.running.run",
+    "submit_many": "dlojz.running.launch",
 }
-__all__ = [
-    "Comparison",
-    "Footprint",
-    "Layout",
-    "Run",
-    "RunConfig",
-    "RunRecord",
-    "compare",
-    "plan",
-    "predict",
-    "preview",
-    "run",
-    "runs",
-    "submit_many",
-]
 
 
 class _Package(ModuleType):
@@ -79,3 +61,19 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
+
+__all__ = [
+    "Comparison",
+    "Footprint",
+    "Layout",
+    "Run",
+    "RunConfig",
+    "RunRecord",
+    "compare",
+    "plan",
+    "predict",
+    "preview",
+    "run",
+    "runs",
+    "submit_many",
+]

@@ -2,7 +2,7 @@
 
 import sys
 
-from dlojz.cli import main
+from dlojz.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

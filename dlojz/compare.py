@@ -1,7 +1,23 @@
-"""Prediction beside measurement, run by run: `compare`.
+"""Compare runs with each other and with their predictions: rows, findings, a timeline over a simulation.
 
-Layer 4: above `predict` and `record`, below the command line. Invariant: nothing is estimated here; every figure is
-either read from a record or asked from `predict`, and a figure that neither has stays `None`.
+What a comparison is: quantities in pairs, predicted and measured; one row per run.
+
+compare`. What is derived here (sums, verdicts) is derived from the pairs alone; a figure that is not known stays
+`None`.
+
+A pipeline run laid over its simulation: the measured step beside the one that the simulator gives for it.
+
+The schedule is the run's own, the costs are means of what the run has measured, and nothing else is fitted; where the
+two part is what the simulator leaves out.
+
+Prediction beside measurement, run by run: `compare`.
+
+Nothing is estimated here; every figure is either read from a record or asked from `predict`, and a figure that neither
+has stays `None`.
+
+What a comparison says, in sentences; every figure in them is read from it.
+
+A sentence is only said about runs that were measured.
 """
 
 from __future__ import annotations
@@ -10,24 +26,244 @@ import platform
 from collections.abc import Callable, Iterable
 from functools import partial
 from operator import attrgetter, methodcaller
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from dlojz.comparison import Comparison, Pair, Row, TrafficPair
-from dlojz.config import RunConfig
-from dlojz.footprint import CATEGORIES, Collective, Footprint
+from pydantic import Field
+
+from dlojz.base.contract import Contract
+from dlojz.base.display_hook import figure_of, html_of, markdown_of, table_of
+from dlojz.base.errors import LabError
+from dlojz.base.language import decimal, format_bytes, format_count, gap_text, minus, say, significant
+from dlojz.base.machine import rank_limit_bytes
+from dlojz.config.run_config import RunConfig, laid_out_otherwise
+from dlojz.config.schedules import COMPRESSED, does_nothing
 from dlojz.hardware import DEVICES, Device
-from dlojz.libraries import laid_out_otherwise
-from dlojz.optimizer_stages import COMPRESSED, does_nothing
-from dlojz.overlay import overlay_of
-from dlojz.pipeline.cuts import schedule_of
-from dlojz.pipeline.measured import Overlay
-from dlojz.pipeline.simulator import simulate
-from dlojz.pipeline.timeline import Timeline
-from dlojz.predict import predict
-from dlojz.record import RunRecord
-from dlojz.schema import LabError
-from dlojz.text import say
-from dlojz.train.host import rank_limit_bytes
+from dlojz.pipeline.partition_baselines import schedule_of
+from dlojz.pipeline.simulator import MeasuredOverlay, Timeline, overlay, simulate, steps_of
+from dlojz.prediction import predict
+from dlojz.results.footprint import CATEGORIES, STATES, Collective, Footprint, Traffic
+from dlojz.results.record import RunRecord
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+
+class PredictedMeasured(Contract):
+    """One quantity, predicted and measured; `None` where not known."""
+
+    predicted: int | float | None = None
+    measured: int | float | None = None
+
+    @property
+    def equal(self) -> bool | None:
+        """Whether both are the same number; None where one is not known."""
+        return None if self.predicted is None or self.measured is None else self.predicted == self.measured
+
+
+class TrafficPair(Contract):
+    """What rank 0 hands to one collective per step, predicted and measured."""
+
+    collective: Collective
+    group: str
+    message_bytes: PredictedMeasured
+    count: PredictedMeasured
+
+
+class RunRow(Contract):
+    """One run: how it ended, and each quantity predicted and measured (rank 0, per training step)."""
+
+    run_id: str
+    title: str = Field(description="the layout as a person names it")
+    model: str
+    strategy: str
+    world_size: int
+    global_batch: int
+    status: str = Field(description="a final status, or queued or running")
+    reason: str = Field("", description="why the run ended so; empty for a completed run")
+    prediction_note: str = Field("", description="why there is no prediction; empty where there is one")
+    run_note: str = Field("", description="what of the run does nothing, and why; mostly empty")
+    losses: tuple[float, ...] = ()
+    serial_losses: tuple[float, ...] | None = Field(
+        None, description="of the same training on one process, if it is among the records: what parallel must give"
+    )
+    first_loss: PredictedMeasured = PredictedMeasured()
+    last_loss: PredictedMeasured = PredictedMeasured()
+    samples_per_s: PredictedMeasured = Field(
+        PredictedMeasured(),
+        description="predicted: dp × the throughput of the same training on one process, × a pipeline's speed-up",
+    )
+    step_s: float | None = None
+    pipeline_s: PredictedMeasured = Field(
+        PredictedMeasured(), description="a pipeline's schedule, without the update; predicted: simulated with the "
+        "measured actions"
+    )
+    bubble_fraction: PredictedMeasured = Field(PredictedMeasured(), description="idle share of the ranks in it, "
+    "simulated likewise and measured")
+    communication_exposed_s: float | None = Field(None, description="measured: waiting for it after backward")
+    communication_hidden_s: float | None = Field(None, description="measured: under way while backward computed")
+    step_flops: PredictedMeasured = PredictedMeasured()
+    memory_bytes: dict[str, PredictedMeasured] = Field(default_factory=dict, description="by category, and `peak`")
+    max_peak_bytes: int | None = Field(None, description="largest measured peak over all ranks")
+    limit_bytes: int | None = Field(
+        None, description="what a rank could take where it ran: memory of its GPU, or its share of the machine's"
+    )
+    limit_of: str = Field("", description="whose limit that is, in words")
+    communication: tuple[TrafficPair, ...] = ()
+    unequal_ranks: tuple[int, ...] = Field((), description="ranks whose collectives moved other bytes than predicted")
+
+    @property
+    def exact(self) -> bool | None:
+        """Whether, on every rank, every collective moved exactly the bytes predicted; None where one is not known."""
+        verdict = _all(traffic.message_bytes.equal for traffic in self.communication)
+        return verdict and not self.unequal_ranks
+
+    @property
+    def loss_gap(self) -> float | None:
+        """Largest relative difference to the losses of one process, over the steps that both have."""
+        common = list(zip(self.losses, self.serial_losses or (), strict=False))
+        return max((abs(own - serial) / max(abs(serial), 1e-30) for own, serial in common), default=None)
+
+    @property
+    def communication_bytes(self) -> PredictedMeasured:
+        """Message bytes of all collectives of one step."""
+        pairs = [traffic.message_bytes for traffic in self.communication]
+        return PredictedMeasured(predicted=_sum(pair.predicted for pair in pairs),
+            measured=_sum(pair.measured for pair in pairs))
+
+    @property
+    def sent_bytes(self) -> float | None:
+        """What rank 0 sends per step when the collectives it was seen to call run as rings; None if none was seen."""
+        seen = [
+            Traffic(
+                collective=pair.collective,
+                group=pair.group,
+                group_size=self.world_size,
+                message_bytes=int(pair.message_bytes.measured),
+            ).sent_bytes
+            for pair in self.communication
+            if pair.message_bytes.measured is not None
+        ]
+        return sum(seen) if seen else None
+
+    @property
+    def states_bytes(self) -> PredictedMeasured:
+        """Weights, gradients, optimizer states, master copies and buffers together."""
+        pairs = [self.memory_bytes[name] for name in STATES]
+        return PredictedMeasured(predicted=_sum(pair.predicted for pair in pairs),
+            measured=_sum(pair.measured for pair in pairs))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data, with what is derived from it."""
+        return {**super().to_dict(), "exact": self.exact, "loss_gap": self.loss_gap}
+
+
+class Comparison(Contract):
+    """Several runs side by side; shows itself as a table in a notebook and in a terminal."""
+
+    schema_version: Literal[1] = 1
+    rows: tuple[RunRow, ...]
+
+    @property
+    def exact(self) -> bool | None:
+        """Whether every run that was measured moved exactly the bytes predicted; None if none was."""
+        return _all(row.exact for row in self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data, with what is derived from it."""
+        return {
+            "schema_version": self.schema_version,
+            "exact": self.exact,
+            "rows": [row.to_dict() for row in self.rows],
+        }
+
+    def markdown(self) -> str:
+        """The table as Markdown: quantities as rows, runs as columns, each cell predicted | measured."""
+        return markdown_of(self)
+
+    def figure(self, path: str | Path | None = None) -> Figure:
+        """Memory, communication, throughput and losses in one figure; saved as a picture if a path is given.
+
+        Raises:
+            LabError: if the picture cannot be written.
+        """
+        return figure_of(self, path)
+
+    def findings(self) -> list[str]:
+        """What the table says, in sentences computed from it."""
+        return findings(self) + self._limits()
+
+    def _limits(self) -> list[str]:
+        """How near the fullest rank came to the limit of what it ran on."""
+        known = [row for row in self.rows if row.limit_bytes and row.max_peak_bytes]
+        if not known:
+            return []
+        row = max(known, key=lambda row: (row.max_peak_bytes or 0) / (row.limit_bytes or 1))
+        share = significant(100 * (row.max_peak_bytes or 0) / (row.limit_bytes or 1), 2)
+        limit, peak = format_bytes(row.limit_bytes), format_bytes(row.max_peak_bytes)
+        return [
+            say(
+                en=f"Limit: {row.title} came nearest to it, with a peak of {peak}, {share} % of {limit} "
+                f"({row.limit_of}).",
+                fr=f"Limite : {row.title} s’en approche le plus, avec un pic de {peak}, soit "
+                f"{share} % de {limit} ({row.limit_of}).",
+            )
+        ]
+
+    def __repr__(self) -> str:
+        return self.markdown()
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
+
+    def __rich__(self) -> RenderableType:
+        return table_of(self)
+
+
+def _sum(values: Iterable[int | float | None]) -> int | float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _all(verdicts: Iterable[bool | None]) -> bool | None:
+    known = [verdict for verdict in verdicts if verdict is not None]
+    return all(known) if known else None
+
+
+def overlay_of(record: RunRecord, step: int | None = None, replica: int = 0) -> MeasuredOverlay:
+    """One step of a pipeline run, measured and simulated.
+
+    Args:
+        record: a run with pp > 1 that timed its actions.
+        step: which of those kept; by default the one of median length.
+        replica: which of the dp pipelines.
+
+    Raises:
+        LabError: if the run is no pipeline, or did not time that step.
+    """
+    layout = record.config.layout
+    if layout.pp == 1:
+        raise LabError(
+            say(
+                en=f"the run {record.run_id} is no pipeline (pp=1), so there is no schedule to lay it over: run one "
+                "with pp=2 or more.",
+                fr=f"l’exécution {record.run_id} n’est pas un pipeline (pp=1) : il n’y a pas d’ordonnancement auquel "
+                "la superposer ; lancez-en une avec pp=2 ou plus.",
+            )
+        )
+    if not steps_of(record.spans):
+        raise LabError(
+            say(
+                en=f"the run {record.run_id} has no timed step, as it ended too early: run it again with 5 steps or "
+                "more.",
+                fr=f"l’exécution {record.run_id} n’a aucun pas chronométré, car elle s’est arrêtée trop tôt : "
+                "relancez-la avec 5 pas ou plus.",
+            )
+        )
+    ranks = {pipeline * layout.dp + replica: pipeline for pipeline in range(layout.pp)}
+    return overlay(schedule_of(layout), record.spans, step, ranks)
+
 
 NOT_TWINNED = ("layout", "steps", "device", "data_root", "keep_weights", "library")
 
@@ -97,7 +333,7 @@ def _titles(configs: list[RunConfig], run_ids: list[str]) -> list[str]:
     return titles
 
 
-def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> Row:
+def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRow:
     record = run if isinstance(run, RunRecord) else run.record
     config, layout = run.config, run.config.layout
     gpu = gpu_of(record) if record else None
@@ -112,7 +348,7 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> Row:
     peaks = [peak for each in record.footprints if (peak := each.memory.peak_bytes) is not None] if record else []
     limit = limit_of(record) if record else None
     pipeline = _pipeline(record) if record else None
-    return Row(
+    return RunRow(
         run_id=run.run_id,
         title=title + (record.mark if record else ""),
         model=config.model,
@@ -125,9 +361,11 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> Row:
         run_note=_run_note(config, record),
         losses=losses,
         serial_losses=serial_losses if serial else None,
-        first_loss=Pair(predicted=_at(serial_losses, 0), measured=_at(losses, 0)),
-        last_loss=Pair(predicted=_at(serial_losses, len(losses) - 1), measured=_at(losses, len(losses) - 1)),
-        samples_per_s=Pair(
+        first_loss=PredictedMeasured(predicted=_at(serial_losses, 0), measured=_at(losses, 0)),
+        last_loss=PredictedMeasured(
+            predicted=_at(serial_losses, len(losses) - 1), measured=_at(losses, len(losses) - 1)
+        ),
+        samples_per_s=PredictedMeasured(
             predicted=serial_rate and serial_rate * layout.dp * _pipeline_speedup(config),
             measured=measured.samples_per_s if measured else None,
         ),
@@ -144,11 +382,11 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> Row:
         limit_bytes=limit[0] if limit else None,
         limit_of=limit[1] if limit else "",
         unequal_ranks=_unequal_ranks(record) if record and predicted else (),
-        communication=_communication(predicted, measured),
+        communication=_compare_communication(predicted, measured),
     )
 
 
-def _pipeline(record: RunRecord) -> Overlay | None:
+def _pipeline(record: RunRecord) -> MeasuredOverlay | None:
     """One step of a pipeline, simulated and measured; None where there is none."""
     try:
         return overlay_of(record)
@@ -163,10 +401,10 @@ def _pipeline_speedup(config: RunConfig) -> float:
     return simulate(schedule_of(config.layout)).speedup
 
 
-def _both(pipeline: Overlay | None, quantity: Callable[[Timeline], float]) -> Pair:
+def _both(pipeline: MeasuredOverlay | None, quantity: Callable[[Timeline], float]) -> PredictedMeasured:
     if pipeline is None:
-        return Pair()
-    return Pair(predicted=quantity(pipeline.simulated), measured=quantity(pipeline.measured))
+        return PredictedMeasured()
+    return PredictedMeasured(predicted=quantity(pipeline.simulated), measured=quantity(pipeline.measured))
 
 
 def _prediction(config: RunConfig, gpu: Device | None) -> tuple[Footprint | None, str]:
@@ -214,14 +452,21 @@ def _device(record: RunRecord) -> tuple[str | None, str | None]:
 
 def _unequal_ranks(record: RunRecord) -> tuple[int, ...]:
     """Ranks on which a collective moved other bytes than predicted for that rank."""
-    return tuple(
-        counted.rank
-        for counted in record.footprints
-        if any(
-            traffic.message_bytes.equal is False
-            for traffic in _communication(predict(record.config, counted.rank), counted)
-        )
-    )
+    if not record.footprints:
+        return ()
+    from dlojz.prediction.communication import communication_by_place
+    from dlojz.prediction.forecast import check_rank
+    from dlojz.prediction.shapes import axes_of
+
+    config, unequal = record.config, []
+    predicted = communication_by_place(config)
+    for counted in record.footprints:
+        check_rank(config, counted.rank)
+        _, tp, pp = axes_of(config, counted.rank)
+        traffic = Footprint(source="predicted", rank=counted.rank, communication=predicted[pp, tp])
+        if any(pair.message_bytes.equal is False for pair in _compare_communication(traffic, counted)):
+            unequal.append(counted.rank)
+    return tuple(unequal)
 
 
 def _is_twin(other: RunRecord, config: RunConfig) -> bool:
@@ -235,7 +480,7 @@ def _is_twin(other: RunRecord, config: RunConfig) -> bool:
     )
 
 
-def _communication(predicted: Footprint | None, measured: Footprint | None) -> tuple[TrafficPair, ...]:
+def _compare_communication(predicted: Footprint | None, measured: Footprint | None) -> tuple[TrafficPair, ...]:
     """One pair per (collective, group) that either footprint names; the lab's own control traffic is left out."""
     keys = dict.fromkeys(
         (traffic.collective, traffic.group)
@@ -255,8 +500,10 @@ def _communication(predicted: Footprint | None, measured: Footprint | None) -> t
     )
 
 
-def _pair(predicted: Footprint | None, measured: Footprint | None, quantity: Callable[[Footprint], Any]) -> Pair:
-    return Pair(predicted=predicted and quantity(predicted), measured=measured and quantity(measured))
+def _pair(
+    predicted: Footprint | None, measured: Footprint | None, quantity: Callable[[Footprint], Any]
+) -> PredictedMeasured:
+    return PredictedMeasured(predicted=predicted and quantity(predicted), measured=measured and quantity(measured))
 
 
 def _calls(footprint: Footprint, collective: Collective, group: str) -> int | None:
@@ -266,3 +513,116 @@ def _calls(footprint: Footprint, collective: Collective, group: str) -> int | No
 
 def _at(losses: tuple[float, ...], index: int) -> float | None:
     return losses[index] if 0 <= index < len(losses) else None
+
+
+def findings(comparison: Comparison) -> list[str]:
+    """Sentences about parity, communication, memory and speed, in the reader's language."""
+    said = [_parity(comparison.rows), _findings_communication(comparison), *_memory(comparison.rows),
+        _speed(comparison.rows)]
+    said += [_bubble(row) for row in comparison.rows]
+    return [sentence for sentence in said if sentence]
+
+
+def _parity(rows: tuple[RunRow, ...]) -> str | None:
+    judged = [(row.loss_gap, row) for row in rows if row.loss_gap is not None]
+    if not judged:
+        return None
+    gap, worst = max(judged, key=lambda pair: pair[0])
+    return say(
+        en=f"Parallel = serial: over {len(judged)} parallel runs, the losses differ from those of one process by at "
+        f"most {gap_text(gap)} (relative; {worst.title}).",
+        fr=f"Parallèle = séquentiel : sur {len(judged)} exécutions parallèles, les pertes diffèrent de celles d'un "
+        f"seul processus d'au plus {gap_text(gap)} (en relatif ; {worst.title}).",
+    )
+
+
+def _findings_communication(comparison: Comparison) -> str | None:
+    if comparison.exact is None:
+        return None
+    if comparison.exact:
+        return say(
+            en="Communication predicted = counted, byte for byte: yes.",
+            fr="Communication prédite = comptée, à l'octet près : oui.",
+        )
+    wrong = "; ".join(
+        f"{row.title} {traffic.collective}: {traffic.message_bytes.predicted} ≠ {traffic.message_bytes.measured}"
+        for row in comparison.rows
+        for traffic in row.communication
+        if traffic.message_bytes.equal is False
+    )
+    return say(
+        en=f"Communication predicted = counted, byte for byte: NO ({wrong}).",
+        fr=f"Communication prédite = comptée, à l'octet près : NON ({wrong}).",
+    )
+
+
+def _memory(rows: tuple[RunRow, ...]) -> list[str]:
+    held = [  # a pipeline's ranks hold other blocks, not another share of the same
+        (row.states_bytes.measured, row)
+        for row in rows
+        if row.states_bytes.measured and row.world_size > 1 and row.pipeline_s.measured is None
+    ]
+    if len(held) < 2:
+        return []
+    most, least = max(held, key=lambda pair: pair[0]), min(held, key=lambda pair: pair[0])
+    said = []
+    if most[0] > least[0]:
+        said.append(
+            say(
+                en=f"Memory: the model states of one rank take {format_bytes(most[0])} with {most[1].title} and "
+                f"{format_bytes(least[0])} with {least[1].title}, {decimal(most[0] / least[0])} times less.",
+                fr=f"Mémoire : les états du modèle d'un rang occupent {format_bytes(most[0])} avec {most[1].title} et "
+                f"{format_bytes(least[0])} avec {least[1].title}, soit {decimal(most[0] / least[0])} fois moins.",
+            )
+        )
+        if sent := _price(most[1], least[1]):
+            said.append(sent)
+    return said
+
+
+def _price(most: RunRow, least: RunRow) -> str | None:
+    before, after = most.sent_bytes, least.sent_bytes
+    if not before or not after:
+        return None
+    return say(
+        en=f"Its price: a rank sends {format_bytes(after)} per step instead of {format_bytes(before)} in a ring "
+        f"(×{decimal(after / before, 2)}).",
+        fr=f"Son prix : en anneau, un rang envoie {format_bytes(after)} par pas au lieu de {format_bytes(before)} "
+        f"(×{decimal(after / before, 2)}).",
+    )
+
+
+def _speed(rows: tuple[RunRow, ...]) -> str | None:
+    parallel = [(row.samples_per_s.measured, row) for row in rows if row.samples_per_s.measured and row.world_size > 1]
+    if not parallel:
+        return None
+    rate, fastest = max(parallel, key=lambda pair: pair[0])
+    ideal = fastest.samples_per_s.predicted
+    of_ideal = (
+        say(
+            en=f", {100 * rate / ideal:.0f} % of the ideal (predicted from one process)",
+            fr=f", {100 * rate / ideal:.0f} % de l'idéal (prédit à partir d'un processus)",
+        )
+        if ideal
+        else ""
+    )
+    return say(
+        en=f"Speed: the fastest parallel run is {fastest.title} with {format_count(rate)} samples/s{of_ideal}.",
+        fr=f"Vitesse : l'exécution parallèle la plus rapide est {fastest.title} avec {format_count(rate)} "
+        f"échantillons/s{of_ideal}.",
+    )
+
+
+def _bubble(row: RunRow) -> str | None:
+    """How far a pipeline's schedule was from its simulation."""
+    step_s, bubble = row.pipeline_s, row.bubble_fraction
+    if not step_s.measured or not step_s.predicted or bubble.measured is None or bubble.predicted is None:
+        return None
+    off = minus(f"{100 * (step_s.measured / step_s.predicted - 1):+.0f}")
+    shares = [f"{100 * share:.0f}" for share in (bubble.measured, bubble.predicted)]
+    return say(
+        en=f"Pipeline: with the measured times of its actions, {row.title} is simulated to within {off} % of its "
+        f"measured step; its bubble is {shares[0]} % of the ranks' time, {shares[1]} % simulated.",
+        fr=f"Pipeline : avec les durées mesurées de ses actions, la simulation de {row.title} est à {off} % du pas "
+        f"mesuré ; sa bulle occupe {shares[0]} % du temps des rangs, {shares[1]} % en simulation.",
+    )

@@ -29,7 +29,7 @@
 # %% name="setup"
 import dlojz
 from dlojz import labs, models
-from dlojz.labs import figures
+from dlojz.labs.lab01_big_models import figures
 
 lab = labs.start("00")
 

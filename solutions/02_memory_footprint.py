@@ -42,13 +42,14 @@ from torch.utils.checkpoint import checkpoint
 
 import dlojz
 from dlojz import hardware, labs, models
-from dlojz.labs import memory_figures as figures
-from dlojz.labs import memory_time_figures as time_figures
-from dlojz.labs.memory_questions import asked, states_table
-from dlojz.predict import advice, rules
-from dlojz.predict.forecast import forecast
-from dlojz.predict.tracing import trace
-from dlojz.units import format_bytes
+from dlojz.base.language import format_bytes
+from dlojz.labs.lab02_memory import figures
+from dlojz.labs.lab02_memory import figures as time_figures
+from dlojz.labs.lab02_memory.exercises_states import asked, states_table
+from dlojz.planner import levers
+from dlojz.prediction import rules_of_thumb
+from dlojz.prediction.forecast import forecast
+from dlojz.prediction.trace import trace
 
 lab = labs.start("02")
 
@@ -135,8 +136,8 @@ lab.predict(
 )
 
 # %% name="reveal-coatnet-7-states"
-from dlojz.predict.shapes import model_shapes
-from dlojz.predict.states import predict_states
+from dlojz.prediction.shapes import model_shapes
+from dlojz.prediction.states import predict_states
 
 mixed = dlojz.RunConfig.of(model="coatnet_7", data="synthetic", precision="bf16", engine="deepspeed")
 lab.reveal("coatnet-7-states", predict_states(mixed, model_shapes(mixed), rank=0).states_bytes)
@@ -162,7 +163,7 @@ lab.reveal("coatnet-7-states", predict_states(mixed, model_shapes(mixed), rank=0
 figures.rules_of_thumb()
 
 # %% name="rules-sources"
-for rule in rules.RULES.values():
+for rule in rules_of_thumb.RULES.values():
     counted = " + ".join(str(part.bytes_per_parameter) for part in rule.parts)
     print(f"{rule.name:>12} = {counted}\n{'':>15}{rule.about()}")
 
@@ -450,7 +451,7 @@ asked(
 # one of the reasons why fused attention (FlashAttention) has prevailed.
 
 # %% name="layer-figure"
-from dlojz.predict.activation_forms import Shape
+from dlojz.prediction.rules_of_thumb import Shape
 
 figures.layer_parts(Shape(sequence_length=s, micro_batch=b, hidden=h, heads=a), plain_trace, fused_trace)
 
@@ -491,12 +492,13 @@ lab.check("largest-batch", largest_batch)
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Quel est le plus grand micro-batch de CoAtNet-0, images de 224², fp32, sur un V100 de 32 Go ?
-# `taken` interroge la prévision : ce que montrerait `nvidia-smi`, contexte CUDA et fragmentation compris. Servez-vous
-# de votre fonction.
+# `taken` interroge la prévision : ce qu’il faut au moins sur le GPU, c’est-à-dire le pic, le contexte CUDA et NCCL.
+# Servez-vous de votre fonction.
 
 # %% [markdown] lang="en"
 # **Your prediction.** Which is the largest micro-batch of CoAtNet-0, images of 224², fp32, on a V100 with 32 GB?
-# `taken` asks the forecast: what `nvidia-smi` would show, CUDA context and fragmentation included. Use your function.
+# `taken` asks the forecast: the least that the GPU must have, which is the peak, the CUDA context and NCCL. Use your
+# function.
 
 # %% name="predict-v100-batch" stub="value"
 gpu = hardware.device("v100-32")
@@ -504,7 +506,7 @@ coatnet_0 = dlojz.RunConfig.of(model="coatnet_0", data="synthetic")
 
 
 def taken(micro_batch):
-    return advice.taken_bytes(forecast(advice.with_micro_batch(coatnet_0, micro_batch), device=gpu))
+    return levers.taken_bytes(forecast(levers.with_micro_batch(coatnet_0, micro_batch), device=gpu))
 
 
 lab.predict(
@@ -515,7 +517,7 @@ lab.predict(
 )
 
 # %% name="reveal-v100-batch"
-fit = advice.largest_batch(coatnet_0, gpu)
+fit = levers.largest_batch(coatnet_0, gpu)
 lab.reveal("v100-batch", fit.micro_batch)
 
 # %% name="v100-taken"
@@ -633,7 +635,7 @@ figures.limit_of_data_parallelism(replica_bytes, parameters, sample_bytes, 64, d
 many = dlojz.RunConfig.of(**{**coatnet_7.to_dict(), "layout": coatnet_7.layout, "dp": 1024})
 for device in devices:
     fits = [
-        advice.taken_bytes(forecast(config, device=device)) <= device.memory_bytes for config in (replica.config, many)
+        levers.taken_bytes(forecast(config, device=device)) <= device.memory_bytes for config in (replica.config, many)
     ]
     print(f"{device.name:>8}  {fits}")
 print(replica.moment, round(replica.memory.peak_bytes / parameters, 1))
@@ -869,8 +871,8 @@ lab.reveal("offloaded-bytes", offloaded.record.footprint().memory.host_bytes)
 # max-pooling follow one another. The cell gives the ratio.
 
 # %% name="offload-ratio"
-from dlojz.labs.memory_offload_exercises import Host
-from dlojz.train.offload import ActivationOffload
+from dlojz.by_hand.activation_offload import ActivationOffload
+from dlojz.labs.lab02_memory.exercises_time import Host
 
 model = models.build("alexnet_tiny")
 side = models.spec("alexnet_tiny").image_size
@@ -891,7 +893,8 @@ asked(moved_ratio)
 # %% [markdown] lang="fr"
 # Les vôtres déplacent davantage : le résultat d’une ReLU est gardé par elle **et** par le *max-pooling* qui la suit,
 # donc copié deux fois. `torch.autograd.graph.save_on_cpu`, l’outil de PyTorch, fait comme vous. Le paquet ne déplace
-# qu’une fois chaque zone de mémoire ; lisez comment dans [dlojz/train/offload.py](../../dlojz/train/offload.py).
+# qu’une fois chaque zone de mémoire ; lisez comment dans
+# [dlojz/by_hand/activation_offload.py](../../dlojz/by_hand/activation_offload.py).
 #
 # Les quatre entraînements, mesurés : ce que chacun gagne en mémoire, ce qu’il coûte en opérations ou en transport. (Sur
 # notre machine, l’« hôte » est la même mémoire : la copie est réelle, le transport ne l’est pas.)
@@ -899,7 +902,7 @@ asked(moved_ratio)
 # %% [markdown] lang="en"
 # Yours move more: the result of a ReLU is kept by itself **and** by the max-pooling that follows, so it is copied
 # twice. `torch.autograd.graph.save_on_cpu`, PyTorch's own tool, does as you do. The package moves each piece of memory
-# once; read how in [dlojz/train/offload.py](../../dlojz/train/offload.py).
+# once; read how in [dlojz/by_hand/activation_offload.py](../../dlojz/by_hand/activation_offload.py).
 #
 # The four trainings, measured: what each gains in memory, what it costs in operations or in transport. (On our machine
 # the "host" is the same memory: the copy is real, the transport is not.)
@@ -969,7 +972,7 @@ asked(lambda: {name: round(1e3 * exposed_seconds(sample_bytes, link, forward_s))
 # offloading, and watch what fills the GPU. Where no kernel runs, the static figure shows the same.
 
 # %% name="calculator" tags=["nbval-ignore-output"]
-from dlojz.viz.calculator import calculator, still_calculator
+from dlojz.display.widgets.calculator import calculator, still_calculator
 
 chosen = {"model": "coatnet_0", "data": "synthetic", "micro_batch": 64, "device": "v100-32"}
 calculator(**chosen)
@@ -988,9 +991,9 @@ still_calculator(**chosen)
 # save; a negative saving is an expense.
 
 # %% name="levers"
-too_big = advice.with_micro_batch(coatnet_0, 128)
+too_big = levers.with_micro_batch(coatnet_0, 128)
 print(format_bytes(taken(128)), "/", format_bytes(gpu.memory_bytes))
-for lever in advice.levers(too_big, gpu):
+for lever in levers.levers(too_big, gpu):
     print(f"{format_bytes(lever.taken_bytes):>9}  {format_bytes(lever.saved_bytes):>9}  {lever.change}")
 
 # %% [markdown] lang="fr"
@@ -1003,11 +1006,16 @@ for lever in advice.levers(too_big, gpu):
 
 # %% name="full-size"
 big = forecast(dlojz.RunConfig.of(model="coatnet_7", data="synthetic", image_size=512, micro_batch=1), device="h100")
-big.moment, format_bytes(big.memory.peak_bytes), format_bytes(big.memory.device_bytes)
+big.moment, format_bytes(big.memory.peak_bytes), format_bytes(big.memory.needed_bytes), format_bytes(
+    big.memory.device_bytes
+)
 
 # %% [markdown] lang="fr"
-# Trois nombres pour une même mémoire, à ne pas confondre : ce qui est **alloué** (le pic ci-dessus), ce que
-# l’allocateur a **réservé**, un peu plus, et ce que montre **`nvidia-smi`**, avec le contexte CUDA et NCCL.
+# Trois nombres pour une même mémoire, à ne pas confondre : le **pic** de ce qui est alloué ; ce qu’il **faut** au moins
+# sur le GPU, avec le contexte CUDA et NCCL ; et ce que montre **`nvidia-smi`**, où l’allocateur garde en plus, en
+# cache, ce qu’il a déjà réservé. S’il manque de place, il rend ce cache avant d’échouer : c’est le deuxième nombre qui
+# décide si un modèle tient, ici, dans `dlojz memory` et dans `dlojz plan`. Près de la limite, ces restitutions
+# ralentissent.
 #
 # ## Bilan
 #
@@ -1020,8 +1028,10 @@ big.moment, format_bytes(big.memory.peak_bytes), format_bytes(big.memory.device_
 #   pas.
 
 # %% [markdown] lang="en"
-# Three numbers for one memory, not to be confused: what is **allocated** (the peak above), what the allocator has
-# **reserved**, a little more, and what **`nvidia-smi`** shows, with the CUDA context and NCCL.
+# Three numbers for one memory, not to be confused: the **peak** of what is allocated; what the GPU **needs** at least,
+# with the CUDA context and NCCL; and what **`nvidia-smi`** shows, where the allocator also caches what it has reserved
+# before. When memory is short it gives this cache back before it fails: the second number decides whether a model fits,
+# here, in `dlojz memory` and in `dlojz plan`. Near the limit these releases cost time.
 #
 # ## Summary
 #

@@ -44,11 +44,11 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import dlojz
-from dlojz import collectives, labs, models
-from dlojz.labs import data_parallel_figures as figures
-from dlojz.viz.calibration_figure import calibration_figure
-from dlojz.viz.collective_figure import collective_figure
-from dlojz.viz.timeline_figure import timeline_figure
+from dlojz import labs, models
+from dlojz.by_hand import collectives
+from dlojz.display.figures.communication_figures import calibration_figure, collective_figure
+from dlojz.display.figures.run_figures import timeline_figure
+from dlojz.labs.lab03_data_parallel import figures
 
 lab = labs.start("03")
 torch.set_num_threads(1)  # as on the ranks; on tensors so small, more threads would only wait for one another
@@ -216,7 +216,7 @@ collective_figure("ring_all_reduce", size=4)
 # The same step by step, with a sentence for each message, and other algorithms: uncomment.
 
 # %%
-# from dlojz.viz.stepper import stepper
+# from dlojz.display.figures.communication_figures import stepper
 # stepper("ring_all_reduce", 4)
 
 # %% [markdown] lang="fr"
@@ -346,7 +346,7 @@ lab.check("ring-time", ring_seconds)
 
 # %% name="measure"
 # %%ranks
-from dlojz import collectives
+from dlojz.by_hand import collectives
 
 points = collectives.measure("all_reduce", [2**power for power in range(12, 23, 2)])
 
@@ -697,7 +697,7 @@ lab.check("overlap", overlap_gradients)
 
 # %% [markdown] lang="fr"
 # *Hooks* et *buckets* ensemble : c’est DDP. Le paquet en contient une version complète, en une centaine de lignes :
-# [dlojz/data_parallel.py](../../dlojz/data_parallel.py). Lisez-la, en cherchant la réponse à trois questions :
+# [dlojz/by_hand/ddp.py](../../dlojz/by_hand/ddp.py). Lisez-la, en cherchant la réponse à trois questions :
 #
 # - un *bucket* plein attend parfois avant de partir : qu’attend-il, et pourquoi ?
 # - que devient un paramètre que la passe arrière n’a pas atteint sur un rang, mais qu’elle a atteint sur un autre ?
@@ -708,7 +708,7 @@ lab.check("overlap", overlap_gradients)
 
 # %% [markdown] lang="en"
 # Hooks and buckets together: that is DDP. The package holds a complete version, in some hundred lines:
-# [dlojz/data_parallel.py](../../dlojz/data_parallel.py). Read it, looking for the answers to three questions:
+# [dlojz/by_hand/ddp.py](../../dlojz/by_hand/ddp.py). Read it, looking for the answers to three questions:
 #
 # - a full bucket sometimes waits before it leaves: for what, and why?
 # - what becomes of a parameter that backward has not reached on one rank, but has reached on another?
@@ -918,7 +918,7 @@ lab.predict(
 
 # %% name="trap"
 # %%ranks --with train,images,labels
-from dlojz.data_parallel import DataParallel, shard_indices
+from dlojz.by_hand.ddp import DataParallel, shard_indices
 
 ours = {"wrap": DataParallel, "after_backward": DataParallel.synchronize}
 same = torch.tensor(shard_indices(1797, 0, world_size))[:320]
@@ -1002,7 +1002,7 @@ figures.rates(learning_rate, base_rate=0.05, scales=(1, 4, 16), warmup_steps=17,
 # batch of 256 that of 16 ranks; as their gradient is the mean, one process is enough to replay them.
 
 # %% name="large-batches"
-from dlojz.labs.learning_rate_exercises import scaled_rate
+from dlojz.labs.lab03_data_parallel.exercises_ring import scaled_rate
 
 generator = torch.Generator().manual_seed(0)
 epochs = torch.cat([torch.randperm(1797, generator=generator) for _ in range(12)])

@@ -52,9 +52,9 @@ from torch import nn
 
 import dlojz
 from dlojz import labs, models
+from dlojz.base.language import format_bytes
 from dlojz.hardware import DEVICES
-from dlojz.labs import zero_figures as figures
-from dlojz.units import format_bytes
+from dlojz.labs.lab04_zero import figures
 
 lab = labs.start("04")
 torch.set_num_threads(1)  # as on the ranks
@@ -167,7 +167,7 @@ lab.predict(
 )
 
 # %% name="reveal-gpus"
-from dlojz.predict.state_forms import bytes_per_parameter
+from dlojz.prediction.rules_of_thumb import bytes_per_parameter
 
 
 def fits(size):
@@ -377,7 +377,7 @@ sum(parameter.numel() for parameter in model.parameters()), alone[-1] < alone[0]
 
 # %% name="train-sharded"
 # %%ranks --with make_model,adam,loss_of,shard_optimizer,reduce_gradients,images,labels,order,alone
-from dlojz.zero import FlatWeights
+from dlojz.by_hand.zero import FlatWeights
 
 model = make_model()
 parameters = list(model.parameters())
@@ -474,9 +474,9 @@ lab.check("shard-weights", sharded_linear)
 
 # %% [markdown] lang="fr"
 # Le paquet contient les trois stages, pour n’importe quel modèle :
-# [stage1.py](../../dlojz/zero/stage1.py), [stage2.py](../../dlojz/zero/stage2.py) et
-# [stage3.py](../../dlojz/zero/stage3.py), une centaine de lignes chacun. Lisez-les, en cherchant la réponse à quatre
-# questions :
+# [stage1.py](../../dlojz/by_hand/zero/stage1.py), [stage2.py](../../dlojz/by_hand/zero/stage2.py) et
+# [stage3.py](../../dlojz/by_hand/zero/stage3.py), une centaine de lignes chacun. Lisez-les, en cherchant la réponse à
+# quatre questions :
 #
 # - au stage 1, combien de lignes séparent le *reduce-scatter* de l’*all-gather* ?
 # - au stage 2, pourquoi un *bucket* plein attend-il ceux qui le précèdent ?
@@ -488,9 +488,9 @@ lab.check("shard-weights", sharded_linear)
 # d’un processus seul.
 
 # %% [markdown] lang="en"
-# The package holds the three stages, for any model: [stage1.py](../../dlojz/zero/stage1.py),
-# [stage2.py](../../dlojz/zero/stage2.py) and [stage3.py](../../dlojz/zero/stage3.py), about a hundred lines each. Read
-# them, looking for the answers to four questions:
+# The package holds the three stages, for any model: [stage1.py](../../dlojz/by_hand/zero/stage1.py),
+# [stage2.py](../../dlojz/by_hand/zero/stage2.py) and [stage3.py](../../dlojz/by_hand/zero/stage3.py), about a hundred
+# lines each. Read them, looking for the answers to four questions:
 #
 # - in stage 1, how many lines lie between the reduce-scatter and the all-gather?
 # - in stage 2, why does a full bucket wait for those before it?
@@ -502,7 +502,7 @@ lab.check("shard-weights", sharded_linear)
 
 # %% name="three-stages"
 # %%ranks --with make_model,adam,loss_of,images,labels,order,alone
-from dlojz.zero import ZeroStage1, ZeroStage2, ZeroStage3
+from dlojz.by_hand.zero import ZeroStage1, ZeroStage2, ZeroStage3
 
 for stage in (ZeroStage1, ZeroStage2, ZeroStage3):
     model = stage(make_model(), adam)
@@ -697,8 +697,8 @@ print([all(abs(a / b - 1) < 1e-3 for a, b in zip(run.losses, fsdp2.losses, stric
 # of exercise 1 says. Each line gives the stage, then the two values per rank. Where do they differ, and why?
 
 # %% name="at-scale"
-from dlojz.predict.shapes import model_shapes
-from dlojz.predict.states import predict_states
+from dlojz.prediction.shapes import model_shapes
+from dlojz.prediction.states import predict_states
 
 for stage in range(4):
     large = dlojz.RunConfig.of(
@@ -789,7 +789,7 @@ lab.check("deepspeed-json", deepspeed_settings)
 # additional keys say?
 
 # %% name="read-back"
-from dlojz.train.deepspeed_json import deepspeed_json, read_deepspeed_json
+from dlojz.config.deepspeed_json import deepspeed_json, read_deepspeed_json
 
 wanted = dlojz.RunConfig.of(
     model="coatnet_2", data="synthetic", precision="bf16", engine="deepspeed", dp=4, zero=2, micro_batch=28
@@ -828,7 +828,7 @@ print(read.title, read.layout.global_batch, read == wanted)
 # million elements. With `overlap_comm`, how much memory do these buckets take, in 16 bit?
 
 # %% name="default-buckets"
-from dlojz.predict.rules import REDUCE_BUCKET_ELEMENTS, overlap_buffer_bytes
+from dlojz.prediction.rules_of_thumb import REDUCE_BUCKET_ELEMENTS, overlap_buffer_bytes
 
 print(format_bytes(overlap_buffer_bytes(REDUCE_BUCKET_ELEMENTS)))
 
@@ -992,9 +992,9 @@ lab.predict(
 )
 
 # %% name="reveal-tokens"
-from dlojz.labs import zero_offload_exercises
+from dlojz.labs.lab04_zero import exercises_cost
 
-tokens = next(n for n in range(1, 10**6) if zero_offload_exercises.transfer_over_compute(1, n, **machine) <= 1)
+tokens = next(n for n in range(1, 10**6) if exercises_cost.transfer_over_compute(1, n, **machine) <= 1)
 lab.reveal("offload-tokens", tokens)
 
 # %% name="offloading"
@@ -1073,7 +1073,7 @@ figures.lost_time(zero_3_seconds, [("coatnet_7", size) for size in (8, 64, 256, 
 # multiplied?
 
 # %% name="lost-time-seen"
-from dlojz.labs.zero_time_exercises import compare_with_compute
+from dlojz.labs.lab04_zero.exercises_cost import compare_with_compute
 
 small, large, few, many = (
     compare_with_compute(model, size)["ZeRO-3"]
@@ -1146,7 +1146,7 @@ from itertools import islice
 
 import torch.nn.functional as F
 
-from dlojz.labs import foreign_formats_ranks as formats
+from dlojz.labs.lab04_zero import checkpoint_formats as formats
 from dlojz.train import loop
 
 deepspeed = formats.load_deepspeed()
@@ -1216,10 +1216,10 @@ last_share = kept / "deepspeed" / "global_step2" / "zero_pp_rank_1_mp_rank_00_op
 lab.reveal("optimizer-file", last_share.stat().st_size)
 
 # %% name="file-table" tags=["nbval-ignore-output"]
-from dlojz.labs import foreign_formats
-from dlojz.labs.foreign_formats_figure import who_writes_what
+from dlojz.labs.lab04_zero import checkpoint_formats
+from dlojz.labs.lab04_zero.checkpoint_formats import who_writes_what
 
-table = foreign_formats.FileTable(folders, config)
+table = checkpoint_formats.FileTable(folders, config)
 table
 
 # %% name="file-figure" tags=["nbval-ignore-output"]
@@ -1276,7 +1276,7 @@ pickletools.dis(planted)
 # to be imported.
 
 # %% name="pickles" tags=["nbval-ignore-output"]
-foreign_formats.PickleTable(folders)
+checkpoint_formats.PickleTable(folders)
 
 # %% [markdown] lang="fr"
 # Rien de suspect ici : nous les avons écrits nous-mêmes. Mais les fichiers de l’optimiseur nomment des classes de
@@ -1369,7 +1369,7 @@ print(all(torch.equal(weight, in_ours[f"weights/{name}"]) for name, weight in wh
 # only the same number of ranks can load them:
 
 # %% name="frozen"
-foreign_formats.frozen_ranks(kept / "deepspeed")
+checkpoint_formats.frozen_ranks(kept / "deepspeed")
 
 # %% [markdown] lang="fr"
 # Avec trois rangs, `load_checkpoint` lève une erreur : *« Automatic adjustment of ZeRO’s optimizer state partitioning
@@ -1432,7 +1432,7 @@ lab.check("shares-to-read", shares_to_read)
 
 # %% name="flip"
 for name, path in folders.items():
-    print(name, foreign_formats.with_a_flipped_bit(path, kept / "altered" / name))
+    print(name, checkpoint_formats.with_a_flipped_bit(path, kept / "altered" / name))
 
 # %% name="load-altered"
 # %%ranks 2
@@ -1444,8 +1444,8 @@ dcp.load(altered, checkpoint_id=kept / "altered" / "dcp")
 print("DCP", formats.differing(altered, found))
 
 # %% name="verify-altered"
-from dlojz.checkpoint import verify
-from dlojz.schema import LabError
+from dlojz.base.errors import LabError
+from dlojz.train.checkpoint_files import verify
 
 try:
     verify(kept / "altered" / "dlojz")

@@ -52,11 +52,11 @@ from torch import nn
 
 import dlojz
 from dlojz import labs
-from dlojz.labs import pipeline_figures as figures
-from dlojz.labs import pipeline_run_figures as measures
-from dlojz.pipeline.catalogue import build
-from dlojz.pipeline.costs import Costs
-from dlojz.pipeline.list_scheduler import list_schedule
+from dlojz.labs.lab05_pipeline import figures
+from dlojz.labs.lab05_pipeline import figures as measures
+from dlojz.pipeline.orders.zero_bubble import list_schedule
+from dlojz.pipeline.schedule import Costs
+from dlojz.pipeline.schedule_catalogue import build
 from dlojz.pipeline.simulator import simulate
 
 lab = labs.start("05")
@@ -393,7 +393,7 @@ def under_cap(ranks, micro_batches, limit):
 lab.check("memory-cap", under_cap)
 
 # %% name="reveal-cap"
-from dlojz.pipeline.optimum import optimum
+from dlojz.pipeline.optimum.shortest_schedule import optimum
 
 lab.reveal("one-slot-less", optimum(4, 8, memory_limit=3).value)
 
@@ -569,7 +569,7 @@ measures.cuts(first_fit, coatnet, stages=4)
 # each misses it, and by how much at worst:
 
 # %% name="how-often"
-from dlojz.pipeline.partition_peers import how_often
+from dlojz.pipeline.partition_baselines import how_often
 
 for peer in ("deepspeed", "torchgpipe", "uniform"):
     counted = how_often(peer, cases=1000)
@@ -608,7 +608,7 @@ measures.cuts(first_fit, coatnet, stages=4, by="flops")
 
 # %% name="boundary"
 from dlojz import models
-from dlojz.pipeline.runtime_stages import boundaries_of, stage_modules
+from dlojz.pipeline.runtime import boundaries_of, stage_modules
 
 config = dlojz.RunConfig.of(
     model="vit_tiny", image_size=32, pp=2, micro_batch=16, micro_batches=8, engine="by_hand", steps=6
@@ -792,10 +792,9 @@ def whole_gradients(inputs, targets):
 # %%ranks 2 --with csv,make_stages,whole_gradients,F
 from torch.distributed.pipelining import PipelineStage
 
-from dlojz.pipeline.runtime import PipelineRuntime
-from dlojz.pipeline.runtime_stages import boundaries_of
-from dlojz.pipeline.torch_csv import from_csv
-from dlojz.train.engines.torch_schedules import torch_schedule
+from dlojz.pipeline.exchange_formats import from_csv
+from dlojz.pipeline.runtime import PipelineRuntime, boundaries_of
+from dlojz.train.engines.pipeline_engines import torch_schedule
 
 schedule = from_csv(csv)
 generator = torch.Generator().manual_seed(0)
@@ -899,7 +898,7 @@ figures.drawn("chimera", 4, 8, color_by="chunk")
 figures.drawn("terapipe", 4, 2)
 
 # %% name="slices"
-from dlojz.pipeline.token_slices import causal_slice_time, pipelined_time, plan_slices
+from dlojz.pipeline.validity import causal_slice_time, pipelined_time, plan_slices
 
 time_of = causal_slice_time(hidden=512, flops_per_s=1e14, overhead_s=1e-3, layers=8)
 plan = plan_slices(8192, ranks=4, time=time_of, grid=128)
@@ -917,7 +916,7 @@ print(plan.lengths, round(1e3 * plan.total, 1), round(1e3 * pipelined_time([time
 # Your turn: uncomment to change schedule, times and latency, and to edit the order yourself.
 
 # %%
-# from dlojz.viz.pipeline_panel import pipeline_panel
+# from dlojz.display.widgets.pipeline_panel import pipeline_panel
 # pipeline_panel(schedule="interleaved", ranks=4, micro_batches=8)
 
 # %% [markdown] lang="fr"
@@ -1019,7 +1018,7 @@ lab.predict(
 )
 
 # %% name="reveal-step"
-from dlojz.pipeline.stability import threshold
+from dlojz.pipeline.stale_weights import threshold
 
 lab.reveal("stable-step", threshold(0) / threshold(7))
 
@@ -1128,8 +1127,8 @@ lab.check("pipeline-json", deepspeed_pipeline)
 # The file that the package writes for the course's case. And with ZeRO-2? Ask for it:
 
 # %% name="course-case"
-from dlojz.schema import LabError
-from dlojz.train.deepspeed_json import deepspeed_json
+from dlojz.base.errors import LabError
+from dlojz.config.deepspeed_json import deepspeed_json
 
 course = dlojz.RunConfig.of(model="alexnet", engine="deepspeed", pp=2, dp=2, micro_batch=32, micro_batches=8, steps=200)
 print(json.dumps(deepspeed_json(course), indent=2))
@@ -1171,8 +1170,8 @@ measures.traffic(small)
 # the other. Is that the right cut for the length of the step?
 
 # %% name="alexnet"
-from dlojz.pipeline.block_weights import block_weights
 from dlojz.pipeline.partition import exact
+from dlojz.pipeline.partition_baselines import block_weights
 
 alexnet = dlojz.RunConfig.of(model="alexnet", data="synthetic")
 for by in ("parameters", "flops"):

@@ -49,9 +49,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 import dlojz
 from dlojz import labs, models
-from dlojz.labs import tensor_figures as figures
-from dlojz.labs import tensor_run_figures as measures
-from dlojz.tensor.operators import add_up, copy, gather_tokens, scatter_tokens
+from dlojz.by_hand.tensor.operators import add_up, copy, gather_tokens, scatter_tokens
+from dlojz.labs.lab06_tensor import figures
+from dlojz.labs.lab06_tensor import figures as measures
 
 lab = labs.start("06")
 torch.set_num_threads(1)  # as on the ranks
@@ -258,23 +258,23 @@ lab.check("one-all-reduce", parallel_mlp)
 # %% [markdown] lang="fr"
 # **Et sans f ?** Mettons une couche ordinaire, entière sur chaque rang, devant un tel MLP, et entraînons dix pas, avec
 # f puis sans. (Le paquet a ses propres f et g, `copy` et `add_up` ; lisez-les dans
-# [operators.py](../../dlojz/tensor/operators.py), vous y reconnaîtrez votre code.) **Avant de regarder** : à quel pas
-# la perte devient-elle fausse ? Les poids de la première couche, que tous les rangs sont censés avoir en commun, le
-# restent-ils ?
+# [operators.py](../../dlojz/by_hand/tensor/operators.py), vous y reconnaîtrez votre code.) **Avant de regarder** : à
+# quel pas la perte devient-elle fausse ? Les poids de la première couche, que tous les rangs sont censés avoir en
+# commun, le restent-ils ?
 
 # %% [markdown] lang="en"
 # **And without f?** Let us put an ordinary layer, whole on each rank, before such an MLP, and train ten steps, with f
 # and then without. (The package has its own f and g, `copy` and `add_up`; read them in
-# [operators.py](../../dlojz/tensor/operators.py), where you will recognise your code.) **Before you look**: at which
-# step does the loss go wrong? Do the weights of the first layer, which all ranks are meant to have in common, stay
-# equal?
+# [operators.py](../../dlojz/by_hand/tensor/operators.py), where you will recognise your code.) **Before you look**: at
+# which step does the loss go wrong? Do the weights of the first layer, which all ranks are meant to have in common,
+# stay equal?
 
 # %% name="without-f"
 # %%ranks
 import torch.nn.functional as F
 
-from dlojz.tensor.axis import TensorAxis
-from dlojz.tensor.operators import add_up, copy
+from dlojz.by_hand.tensor.axis import TensorAxis
+from dlojz.by_hand.tensor.operators import add_up, copy
 
 axis = TensorAxis(dist.group.WORLD)
 
@@ -420,7 +420,7 @@ lab.check("vocabulary-embedding", parallel_embedding)
 # three numbers per token weigh:
 
 # %% name="logits-or-three"
-from dlojz.units import format_bytes
+from dlojz.base.language import format_bytes
 
 print(format_bytes(4 * 8192 * 128_256), format_bytes(4 * 8192 * 3))
 
@@ -468,9 +468,9 @@ lab.check("vocabulary-loss", parallel_loss)
 # %% [markdown] lang="fr"
 # ## 5. Un modèle entier
 #
-# Toutes les pièces sont là. Le paquet les assemble dans [llama_block.py](../../dlojz/tensor/llama_block.py) et
-# [split.py](../../dlojz/tensor/split.py). Entraînons `llama_tiny` (4 blocs), d’abord sur un seul processus, puis sur
-# deux rangs avec `tp=2`. **Vos prédictions** :
+# Toutes les pièces sont là. Le paquet les assemble dans [llama_block.py](../../dlojz/by_hand/tensor/split_blocks.py) et
+# [split.py](../../dlojz/by_hand/tensor/split.py). Entraînons `llama_tiny` (4 blocs), d’abord sur un seul processus,
+# puis sur deux rangs avec `tp=2`. **Vos prédictions** :
 #
 # - combien d’*all-reduces* par pas, pour un micro-batch ? Comptez les blocs (deux régions chacun, deux sens), puis
 #   l’embedding, l’entrée de la dernière couche, et la perte, qui en fait deux ;
@@ -479,9 +479,9 @@ lab.check("vocabulary-loss", parallel_loss)
 # %% [markdown] lang="en"
 # ## 5. A whole model
 #
-# All the parts are there. The package puts them together in [llama_block.py](../../dlojz/tensor/llama_block.py) and
-# [split.py](../../dlojz/tensor/split.py). Let us train `llama_tiny` (4 blocks), first on one process, then on two ranks
-# with `tp=2`. **Your predictions**:
+# All the parts are there. The package puts them together in
+# [llama_block.py](../../dlojz/by_hand/tensor/split_blocks.py) and [split.py](../../dlojz/by_hand/tensor/split.py). Let
+# us train `llama_tiny` (4 blocks), first on one process, then on two ranks with `tp=2`. **Your predictions**:
 #
 # - how many all-reduces per step, for one micro-batch? Count the blocks (two regions each, two directions), then the
 #   embedding, the entry of the last layer, and the loss, which makes two;
@@ -555,7 +555,7 @@ figures.block_ends(sequence_parallel=True)
 #
 # **Le *dropout*.** Sur des tokens que tous les rangs ont, le masque doit être **le même** partout ; sur des têtes ou
 # des tokens que chacun a pour soi, il doit **différer**. D’où deux flux de nombres aléatoires
-# ([random_state.py](../../dlojz/tensor/random_state.py)) :
+# ([random_state.py](../../dlojz/by_hand/tensor/random_state.py)) :
 
 # %% [markdown] lang="en"
 # Two details are enough to spoil everything, without an error.
@@ -565,11 +565,11 @@ figures.block_ends(sequence_parallel=True)
 #
 # **Dropout.** On tokens that all ranks have, the mask must be **the same** everywhere; on heads or tokens that each has
 # for itself, it must **differ**. Hence two streams of random numbers
-# ([random_state.py](../../dlojz/tensor/random_state.py)):
+# ([random_state.py](../../dlojz/by_hand/tensor/random_state.py)):
 
 # %% name="two-streams"
 # %%ranks
-from dlojz.tensor.random_state import RandomStates
+from dlojz.by_hand.tensor.random_state import RandomStates
 
 states = RandomStates(seed=0, tp_rank=rank)
 for stream in ("replicated", "split"):
@@ -820,14 +820,14 @@ print(forward, counted.get_total_counts())
 # Deux en passe avant, comme prévu ; mais cinq en passe arrière au lieu de deux. Chaque couche par colonne a son propre
 # f : trois pour `query`, `key` et `value`, deux pour `mlp_gate` et `mlp_expand`, alors qu’un par région suffit. Le
 # paquet entre donc une fois pour toutes dans la région, à la sortie de la norme
-# ([torch_tensor.py](../../dlojz/train/engines/torch_tensor.py), `_prepare_norm`). Avec le moteur de PyTorch, le même
+# ([torch_tensor.py](../../dlojz/train/engines/tensor_engines.py), `_prepare_norm`). Avec le moteur de PyTorch, le même
 # entraînement :
 
 # %% [markdown] lang="en"
 # Two in forward, as foreseen; but five in backward rather than two. Each layer by columns has an f of its own: three
 # for `query`, `key` and `value`, two for `mlp_gate` and `mlp_expand`, where one per region is enough. So the package
 # enters the region once and for all, as the norm gives its output
-# ([torch_tensor.py](../../dlojz/train/engines/torch_tensor.py), `_prepare_norm`). With PyTorch's engine, the same
+# ([torch_tensor.py](../../dlojz/train/engines/tensor_engines.py), `_prepare_norm`). With PyTorch's engine, the same
 # training:
 
 # %% name="run-torch" tags=["nbval-ignore-output"]
@@ -889,7 +889,8 @@ lab.predict(
 )
 
 # %% name="reveal-network"
-from dlojz.labs.tensor_volume_exercises import NETWORK, NVLINK, layer_seconds
+from dlojz.labs.kit.example_links import NETWORK, NVLINK
+from dlojz.labs.lab06_tensor.exercises_plan import layer_seconds
 
 gpt3 = {"samples": 1, "tokens": 2048, "width": 12288, "ranks": 8, "number_bytes": 2}
 lab.reveal("network-over-nvlink", layer_seconds(**gpt3, link=NETWORK) / layer_seconds(**gpt3, link=NVLINK))
@@ -919,7 +920,7 @@ figures.over_links(layer_bytes, tokens=2048, width=12288, flops_per_s=200e12)
 # over NVLink, then over the network? And for a layer an eighth as wide, still on 8 ranks?
 
 # %% name="share-of-time"
-from dlojz.labs.tensor_volume_exercises import compute_seconds
+from dlojz.labs.lab06_tensor.exercises_plan import compute_seconds
 
 for width in (12288, 12288 // 8):
     computing = compute_seconds(1, 2048, width, 8, 200e12)

@@ -43,10 +43,10 @@ import torch.distributed as dist
 
 import dlojz
 from dlojz import labs
-from dlojz.labs import hybrid_figures as figures
-from dlojz.labs import hybrid_run_figures as measures
-from dlojz.tensor.axis import TensorAxis
-from dlojz.tensor.operators import add_up, copy
+from dlojz.by_hand.tensor.axis import TensorAxis
+from dlojz.by_hand.tensor.operators import add_up, copy
+from dlojz.labs.lab07_hybrid import figures
+from dlojz.labs.lab07_hybrid import figures as measures
 
 lab = labs.start("07")
 torch.set_num_threads(1)  # as on the ranks
@@ -288,13 +288,13 @@ lab.reveal("tensor-across", across)
 
 # %% [markdown] lang="fr"
 # (L’embedding et la couche de sortie font chacun un *all-reduce* de plus.) Voici le compte, axe par axe, avec votre
-# fonction et à côté `dlojz.predict.link_traffic`. (Un pipeline n’a pas d’anneau : chaque étage envoie au suivant. Sa
+# fonction et à côté `dlojz.prediction.link_traffic`. (Un pipeline n’a pas d’anneau : chaque étage envoie au suivant. Sa
 # ligne vient du paquet.)
 
 # %% [markdown] lang="en"
 # (The embedding and the output layer make one more all-reduce each.) Here is the account, axis by axis, with your
-# function and `dlojz.predict.link_traffic` beside it. (A pipeline has no ring: each stage sends to the next. Its line
-# is the package's.)
+# function and `dlojz.prediction.link_traffic` beside it. (A pipeline has no ring: each stage sends to the next. Its
+# line is the package's.)
 
 # %% name="crossings"
 figures.crossings(between_nodes, course, 8, ("tp-dp-pp", "dp-tp-pp", "tp-pp-dp", "pp-dp-tp"))
@@ -330,7 +330,7 @@ figures.placed(course, 8, "pp-dp-tp")
 # `dlojz grid --dp 2 --pp 4 --tp 2 --gpus-per-node 8`.
 
 # %%
-# from dlojz.viz.grid_panel import grid_panel
+# from dlojz.display.widgets.grid_panel import grid_panel
 # grid_panel(dp=2, pp=4, tp=2, gpus_per_node=8)
 
 # %% [markdown] lang="fr"

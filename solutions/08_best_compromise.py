@@ -44,17 +44,17 @@ import statistics
 
 import dlojz
 from dlojz import labs
+from dlojz.cost_model.step import SECONDS_PER_DAY, training_s
+from dlojz.cost_model.validation import validate
 from dlojz.hardware import cluster
-from dlojz.labs import compromise_figures as figures
-from dlojz.labs import compromise_tables as tables
-from dlojz.labs.compromise_programme import perceptron, solve
-from dlojz.launch.choosing import calibrated, measure_rounds
-from dlojz.plan.alpa.examples import mlp
-from dlojz.plan.alpa.intra_operator import shard
-from dlojz.plan.alpa.mesh import DeviceMesh
-from dlojz.plan.here import plan_here
-from dlojz.plan.validation import validate
-from dlojz.predict.time.training import SECONDS_PER_DAY, training_s
+from dlojz.labs.lab08_compromise import compromise_tables as tables
+from dlojz.labs.lab08_compromise import figures
+from dlojz.labs.lab08_compromise.exercises_alpa import perceptron, solve
+from dlojz.planner.alpa.graph import mlp
+from dlojz.planner.alpa.intra_operator import shard
+from dlojz.planner.alpa.mesh import DeviceMesh
+from dlojz.planner.this_machine import plan_here
+from dlojz.running.measure import calibrated, measure_rounds
 
 lab = labs.start("08")
 
@@ -476,10 +476,14 @@ lab.check("pareto-front", pareto)
 # lab.hint("pareto-front")
 
 # %% [markdown] lang="fr"
-# CoAtNet-7, le modèle de ce cours, sur 8, 16 ou 32 A100 : durée d’un pas, heures GPU, énergie, mémoire.
+# CoAtNet-7, le modèle de ce cours, sur 8, 16 ou 32 A100 : durée d’un pas, heures GPU, énergie, mémoire. Pour un modèle
+# du catalogue, la mémoire est celle du TP 02 : la prévision, tenseur par tenseur. Pour BLOOM et les autres modèles
+# publiés, que ce TP n’exécute pas, ce sont les formules des articles.
 
 # %% [markdown] lang="en"
-# CoAtNet-7, the model of this course, on 8, 16 or 32 A100s: length of a step, GPU-hours, energy, memory.
+# CoAtNet-7, the model of this course, on 8, 16 or 32 A100s: length of a step, GPU-hours, energy, memory. For a model of
+# the catalogue the memory is that of lab 02: the forecast, tensor by tensor. For BLOOM and the other published models,
+# which this lab does not run, it is the papers' formulas.
 
 # %% name="front"
 coatnet = dlojz.plan("coatnet_7", "jean_zay_a100", gpus=(8, 16, 32), batch=256)
@@ -505,7 +509,7 @@ tables.drawn(coatnet)
 # runs, the static figure shows the same.
 
 # %% name="planner" tags=["nbval-ignore-output"]
-from dlojz.viz.planner_widget import planner, still_planner
+from dlojz.display.widgets.planner_panel import planner, still_planner
 
 question = {"model": "coatnet_7", "cluster": "jean_zay_a100", "gpus": 8, "batch": 64}
 planner(**question)

@@ -49,9 +49,9 @@ from torch import nn
 
 import dlojz
 from dlojz import labs, models
-from dlojz.labs import optimizer_figures as figures
-from dlojz.labs.optimizer_messages import read, write
-from dlojz.labs.optimizer_watch import watch_gradients
+from dlojz.labs.lab09_optimizers import figures
+from dlojz.labs.lab09_optimizers.exercises_compression import read, write
+from dlojz.labs.lab09_optimizers.exercises_updates import watch_gradients
 
 lab = labs.start("09")
 torch.set_num_threads(1)  # as on the ranks
@@ -130,9 +130,9 @@ lab.predict(
 )
 
 # %% name="reveal-arrives"
-from dlojz.labs import optimizer_sign_exercises
+from dlojz.labs.lab09_optimizers import exercises_compression
 
-arrives = torch.stack([optimizer_sign_exercises.compress(draw) for draw in draws]).mean(0)
+arrives = torch.stack([exercises_compression.compress(draw) for draw in draws]).mean(0)
 lab.reveal("what-arrives", arrives[0].item())
 
 # %% [markdown] lang="fr"
@@ -330,7 +330,7 @@ for call in range(1, 101):
 # %% [markdown] lang="fr"
 # Un seul appel ne vaut pas grand-chose ; dix appels, déjà mieux ; cent, beaucoup mieux. Rien n’est perdu, tout est
 # seulement différé. La version du paquet, pour des vecteurs de longueur quelconque :
-# [compressed_all_reduce.py](../../dlojz/optim/compressed_all_reduce.py).
+# [compressed_all_reduce.py](../../dlojz/by_hand/optimizers/one_bit.py).
 #
 # ## 4. Les octets, à la main
 #
@@ -344,7 +344,7 @@ for call in range(1, 101):
 # %% [markdown] lang="en"
 # One single call is not worth much; ten are better; a hundred a good deal better. Nothing is lost, all is only put off.
 # The package's version, for vectors of any length:
-# [compressed_all_reduce.py](../../dlojz/optim/compressed_all_reduce.py).
+# [compressed_all_reduce.py](../../dlojz/by_hand/optimizers/one_bit.py).
 #
 # ## 4. The bytes, by hand
 #
@@ -389,7 +389,7 @@ lab.predict(
 )
 
 # %% name="reveal-fewer"
-from dlojz.optim.messages import saved_share
+from dlojz.by_hand.optimizers.sent_bytes import saved_share
 
 lab.reveal("times-fewer", 1 / (0.25 + 0.75 * (1 - saved_share(875_000, ranks=2))))
 
@@ -452,13 +452,13 @@ lab.check("freeze-step", freeze_step)
 # Essayons pour de vrai : les chiffres manuscrits, un petit réseau, deux rangs, cinq graines. Une étiquette sur cinq est
 # tirée au hasard : ainsi les gradients restent bruités jusqu’au bout, comme sur de vraies données. La variance est
 # gelée au pas 5, 15 ou 60, ou jamais (c’est alors Adam). `OneBitAdam` est celui du paquet
-# ([one_bit_adam.py](../../dlojz/optim/one_bit_adam.py)) : lisez-le, les lignes de l’algorithme y sont nommées.
+# ([one_bit_adam.py](../../dlojz/by_hand/optimizers/adam.py)) : lisez-le, les lignes de l’algorithme y sont nommées.
 
 # %% [markdown] lang="en"
 # Let us try it for real: handwritten digits, a small network, two ranks, five seeds. One label in five is drawn at
 # random: so the gradients stay noisy to the end, as on real data. The variance is frozen at step 5, 15 or 60, or never
-# (that is Adam then). `OneBitAdam` is the package's ([one_bit_adam.py](../../dlojz/optim/one_bit_adam.py)): read it,
-# the algorithm's lines are named there.
+# (that is Adam then). `OneBitAdam` is the package's ([one_bit_adam.py](../../dlojz/by_hand/optimizers/adam.py)): read
+# it, the algorithm's lines are named there.
 
 # %% name="digits"
 digits = load_digits()
@@ -480,7 +480,7 @@ import warnings
 
 import torch.nn.functional as F
 
-from dlojz.optim.one_bit_adam import OneBitAdam
+from dlojz.by_hand.optimizers.adam import OneBitAdam
 
 warnings.filterwarnings("ignore")
 
@@ -527,8 +527,8 @@ figures.freezing(norms.tolist(), ends, freeze_step, BETA2, threshold=0.9)
 # are step by step, face to face, with the margin of 2%:
 
 # %% name="convergence" tags=["nbval-ignore-output"]
-from dlojz.optim.convergence import Curves
-from dlojz.viz.convergence_figure import convergence_figure
+from dlojz.by_hand.optimizers.convergence import Curves
+from dlojz.display.figures.training_figures import convergence_figure
 
 rows = {steps: tuple(map(tuple, losses.tolist())) for steps, losses in curves.items()}
 convergence_figure({"digits": [Curves("adamw", rows[STEPS]), Curves("one_bit_adam", rows[60], frozen_at=60)]})
@@ -619,7 +619,7 @@ print(one_bit.losses[:warm] == plain.losses[:warm], one_bit.losses[warm:] == pla
 #   locaux, sans rien envoyer.
 #
 # Les versions actuelles de DeepSpeed ne proposent plus cette famille ; celle du paquet est dans
-# [dlojz/optim](../../dlojz/optim/__init__.py).
+# [dlojz/optim](../../dlojz/by_hand/optimizers/__init__.py).
 #
 # ## 7. La mise à jour, en un seul noyau
 #
@@ -646,7 +646,7 @@ print(one_bit.losses[:warm] == plain.losses[:warm], one_bit.losses[warm:] == pla
 #   more seldom, and between two synchronisations, ever further apart too, the ranks make local steps and send nothing.
 #
 # Current versions of DeepSpeed no longer have this family: those of the package are in
-# [dlojz/optim](../../dlojz/optim/__init__.py).
+# [dlojz/optim](../../dlojz/by_hand/optimizers/__init__.py).
 #
 # ## 7. The update, in one kernel
 #
@@ -689,8 +689,8 @@ lab.check("fused-traffic", update_traffic)
 # most?
 
 # %% name="adam-operations"
-from dlojz.labs import optimizer_kernel_exercises
-from dlojz.labs.optimizer_kernel_exercises import ADAM, ADAM_STATES
+from dlojz.labs.lab09_optimizers import exercises_updates
+from dlojz.labs.lab09_optimizers.exercises_updates import ADAM, ADAM_STATES
 
 for reads, writes in ADAM:
     print(*reads, "→", *writes)
@@ -704,7 +704,7 @@ lab.predict(
 )
 
 # %% name="reveal-fused"
-separate, fused = optimizer_kernel_exercises.update_traffic(ADAM, ADAM_STATES)
+separate, fused = exercises_updates.update_traffic(ADAM, ADAM_STATES)
 lab.reveal("fused-gain", separate / fused)
 
 # %% [markdown] lang="fr"
@@ -774,7 +774,7 @@ lab.predict(
 )
 
 # %% name="reveal-at-once"
-from dlojz.labs import optimizer_backward_exercises
+from dlojz.labs.lab09_optimizers import exercises_updates
 
 tokens = torch.randint(256, (2, 33), generator=torch.Generator().manual_seed(1))
 
@@ -788,7 +788,7 @@ def watch(way=None):
     return watch_gradients(models.build("gpt_tiny"), decoder_loss, attach)
 
 
-lab.reveal("gradients-at-once", max(watch(optimizer_backward_exercises.update_in_backward)))
+lab.reveal("gradients-at-once", max(watch(exercises_updates.update_in_backward)))
 
 # %% name="gradients-at-once"
 figures.gradients_at_once(watch(), lambda: watch(update_in_backward))
@@ -811,8 +811,8 @@ figures.gradients_at_once(watch(), lambda: watch(update_in_backward))
 # measured.
 
 # %% name="forms" tags=["nbval-ignore-output"]
-from dlojz.train.update_forms import measure_forms
-from dlojz.viz.update_figure import update_figure
+from dlojz.display.figures.training_figures import update_figure
+from dlojz.train.trials import measure_forms
 
 forms = measure_forms(dlojz.RunConfig.of(model="gpt_tiny", sequence_length=32, micro_batch=1, device="cpu"), rounds=8)
 update_figure(forms)
@@ -823,8 +823,8 @@ update_figure(forms)
 # d’eux. `fused` en lance une au lieu de sept, et la mise à jour seule peut gagner bien davantage. Le pas entier gagne
 # selon ce qu’elle y pèse : beaucoup ici, avec un seul échantillon, presque rien avec un grand batch. Quant à la mise à
 # jour dans la passe arrière, elle s’écrit ici paramètre par paramètre, en Python
-# ([in_backward.py](../../dlojz/optim/in_backward.py)) : elle économise des octets ; pour le temps, seule la mesure
-# décide.
+# ([in_backward.py](../../dlojz/by_hand/optimizers/in_backward.py)) : elle économise des octets ; pour le temps, seule
+# la mesure décide.
 #
 # ## 9. Ne presque plus envoyer : Local SGD et DiLoCo
 #
@@ -846,8 +846,8 @@ update_figure(forms)
 # sets the pace. Here tensors are small: what takes time is to launch each operation on each of them. `fused` launches
 # one instead of seven, and the update alone may gain a good deal more. The whole step gains by what the update weighs
 # in it: much here, with one sample, next to nothing with a large batch. As to the update in the backward pass, it is
-# written here parameter by parameter, in Python ([in_backward.py](../../dlojz/optim/in_backward.py)): it saves bytes;
-# as to time, only measuring decides.
+# written here parameter by parameter, in Python ([in_backward.py](../../dlojz/by_hand/optimizers/in_backward.py)): it
+# saves bytes; as to time, only measuring decides.
 #
 # ## 9. Hardly sending any more: local SGD and DiLoCo
 #

@@ -50,11 +50,11 @@ import torch.nn.functional as F
 
 import dlojz
 from dlojz import labs, models
-from dlojz.labs import curriculum_figures, tensor_run_figures
-from dlojz.labs import expert_figures as figures
-from dlojz.labs import expert_run_figures as measures
-from dlojz.moe import Routing
-from dlojz.moe.layer import MixtureOfExperts
+from dlojz.labs.lab06_tensor import figures as tensor_run_figures
+from dlojz.labs.lab10_experts import figures
+from dlojz.labs.lab10_experts import figures as measures
+from dlojz.models.experts import Routing
+from dlojz.models.experts.layer import MixtureOfExperts
 
 lab = labs.start("10")
 torch.set_num_threads(1)  # as on the ranks
@@ -300,14 +300,14 @@ lab.check("mixture", mix)
 # lab.hint("mixture")
 
 # %% [markdown] lang="fr"
-# La couche du paquet ([layer.py](../../dlojz/moe/layer.py)) fait la même chose, avec des formes fixes partout. Vos
-# trois fonctions à côté d’elle, sur les mêmes poids ; et à côté du mélange **dense**, où chaque token va chez ses
-# experts sans aucune capacité. Le tableau donne le plus grand écart :
+# La couche du paquet ([layer.py](../../dlojz/models/experts/layer.py)) fait la même chose, avec des formes fixes
+# partout. Vos trois fonctions à côté d’elle, sur les mêmes poids ; et à côté du mélange **dense**, où chaque token va
+# chez ses experts sans aucune capacité. Le tableau donne le plus grand écart :
 
 # %% [markdown] lang="en"
-# The package's layer ([layer.py](../../dlojz/moe/layer.py)) does the same, with fixed shapes everywhere. Your three
-# functions beside it, on the same weights; and beside the **dense** mixture, where each token goes to its experts
-# without any capacity. The table gives the largest difference:
+# The package's layer ([layer.py](../../dlojz/models/experts/layer.py)) does the same, with fixed shapes everywhere.
+# Your three functions beside it, on the same weights; and beside the **dense** mixture, where each token goes to its
+# experts without any capacity. The table gives the largest difference:
 
 # %% name="beside-package"
 figures.beside_package(choose, place, mix)
@@ -533,8 +533,8 @@ lab.check("exchange", through_experts)
 
 # %% [markdown] lang="fr"
 # Et la passe arrière ? Un *all-to-all* ne fait que déplacer des lignes : le gradient de l’aller est le retour, et
-# inversement ([exchange.py](../../dlojz/moe/exchange.py)). Quatre *all-to-all* par couche, donc. Les gradients
-# reviennent ainsi d’eux-mêmes aux experts, de tous les rangs du groupe ; c’est là que se cache le piège.
+# inversement ([exchange.py](../../dlojz/models/experts/exchange.py)). Quatre *all-to-all* par couche, donc. Les
+# gradients reviennent ainsi d’eux-mêmes aux experts, de tous les rangs du groupe ; c’est là que se cache le piège.
 #
 # Prenons quatre rangs, huit experts et `ep=2`. Les rangs 0 et 1 se partagent les experts, les rangs 2 et 3 aussi :
 # chaque expert existe en deux exemplaires, sur les rangs 0 et 2, ou 1 et 3. Chaque rang dit ce qu’il détient, avec qui
@@ -542,8 +542,8 @@ lab.check("exchange", through_experts)
 
 # %% [markdown] lang="en"
 # And backward? An all-to-all only moves rows: the gradient of the way there is the way back, and the other way round
-# ([exchange.py](../../dlojz/moe/exchange.py)). So there are four all-to-all per layer. Gradients thus return to the
-# experts by themselves, from all ranks of the group; and there lies the trap.
+# ([exchange.py](../../dlojz/models/experts/exchange.py)). So there are four all-to-all per layer. Gradients thus return
+# to the experts by themselves, from all ranks of the group; and there lies the trap.
 #
 # Take four ranks, eight experts and `ep=2`. Ranks 0 and 1 share the experts out, and so do ranks 2 and 3: each expert
 # exists twice, on ranks 0 and 2, or 1 and 3. Each rank tells what it holds, with whom it exchanges, and who has the
@@ -615,9 +615,8 @@ lab.check("expert-gradients", average_gradients)
 
 # %% name="parity"
 # %%ranks --with average_gradients
-from dlojz.moe import Routing
-from dlojz.moe.layer import MixtureOfExperts
-from dlojz.moe.parallel import shard_experts
+from dlojz.models.experts import Routing
+from dlojz.models.experts.layer import MixtureOfExperts, shard_experts
 
 
 def outcome(ep):
@@ -771,7 +770,7 @@ print(apart(shared_out) < 1e-6, apart(deepspeed_run) < 1e-6, apart(deepspeed_run
 # %% [markdown] lang="fr"
 # Avec `ep`, rien ne change au calcul : la porte d’un rang ne dépend que de ses tokens. DeepSpeed donne presque les
 # mêmes pertes, mais pas tout à fait : quand un expert est plein, elle n’abandonne pas les mêmes tokens que nous
-# ([deepspeed_experts.py](../../dlojz/train/engines/deepspeed_experts.py) en dresse la liste). Sans token abandonné,
+# ([deepspeed_experts.py](../../dlojz/train/engines/expert_engines.py) en dresse la liste). Sans token abandonné,
 # les deux s’accordent à l’arrondi près.
 #
 # Remarquez aussi la colonne des gradients. Répartis, les experts ne sont plus répliqués : leurs gradients ne voyagent
@@ -782,7 +781,7 @@ print(apart(shared_out) < 1e-6, apart(deepspeed_run) < 1e-6, apart(deepspeed_run
 # %% [markdown] lang="en"
 # With `ep` nothing changes in the computation: the gate of a rank depends on its own tokens only. DeepSpeed gives
 # nearly the same losses, but not quite: when an expert is full, it does not drop the same tokens as we do
-# ([deepspeed_experts.py](../../dlojz/train/engines/deepspeed_experts.py) lists the differences). Where no token is
+# ([deepspeed_experts.py](../../dlojz/train/engines/expert_engines.py) lists the differences). Where no token is
 # dropped, the two agree up to rounding.
 #
 # Note the gradients, too. Shared out, experts are no longer replicated: their gradients travel no more. Here the
@@ -876,14 +875,14 @@ if rank == 0:
 # first. The learning rate, 3 × 10⁻³, is high on purpose.
 
 # %% name="curriculum-configs" tags=["nbval-ignore-output"]
-from dlojz.curriculum import tokens_at
+from dlojz.config.schedules import tokens_at
 
 whole = dlojz.RunConfig.of(model="gpt_tiny", micro_batch=4, learning_rate=3e-3, steps=40, seed=1)
 growing = dlojz.RunConfig.of(
     model="gpt_tiny", micro_batch=4, learning_rate=3e-3, steps=59, seed=1,
     curriculum="linear", curriculum_start=16, curriculum_steps=40,
 )  # fmt: skip
-curriculum_figures.lengths({"without": whole, "linear": growing})
+figures.lengths({"without": whole, "linear": growing})
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Combien de tokens les 40 pas de croissance lisent-ils en tout, à peu près ? (Sans curriculum :
@@ -913,16 +912,16 @@ lab.reveal("curriculum-tokens", sum(tokens_at(growing, step) for step in range(4
 # **seconds**?
 
 # %% name="train-curriculum" tags=["nbval-ignore-output"]
-from dlojz.train.curriculum_trial import train_trial
+from dlojz.train.trials import train_trial
 
 budget = 40 * 4 * 128
 trials = {
     name: train_trial(one, tokens=budget, evaluations=12) for name, one in (("without", whole), ("linear", growing))
 }
-curriculum_figures.trials(trials)
+figures.trials(trials)
 
 # %% name="trials-table" tags=["nbval-ignore-output"]
-curriculum_figures.trials_table(trials)
+figures.trials_table(trials)
 
 # %% [markdown] lang="fr"
 # Les deux pertes sont mesurées sur le même texte, jamais vu, et sur des échantillons **entiers**. √v est la racine du

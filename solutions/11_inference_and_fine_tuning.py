@@ -47,15 +47,12 @@ import torch
 import torch.nn.functional as F
 
 from dlojz import labs
-from dlojz.compress.calibration import observe
-from dlojz.compress.fitting import Settings
-from dlojz.compress.measuring import parameters, payload_bytes
-from dlojz.compress.task import digits
-from dlojz.compress.teachers import trained_teacher
-from dlojz.labs import compress_shown as shown
-from dlojz.labs import distill_figures, prune_figures, quantize_figures
-from dlojz.labs import prune_pattern_figures as patterns
-from dlojz.runs.store import runs_root
+from dlojz.compress.quantizers import observe
+from dlojz.compress.task import Settings, digits, parameters, payload_bytes, trained_teacher
+from dlojz.labs.lab11_compression import figures, figures_prune
+from dlojz.labs.lab11_compression import figures as shown
+from dlojz.labs.lab11_compression import figures_prune as patterns
+from dlojz.running.store import runs_root
 
 lab = labs.start("11")
 torch.set_num_threads(1)  # a training depends on it, to the last bit
@@ -90,7 +87,7 @@ shown.teacher_seen(teacher, task)
 # the softmax. Here is an image on which our teacher hesitates:
 
 # %% name="softened" tags=["nbval-ignore-output"]
-distill_figures.softened(teacher, task, (1, 2, 4))
+figures.softened(teacher, task, (1, 2, 4))
 
 # %% [markdown] lang="fr"
 # ### Exercice 1 — les réponses nuancées du professeur
@@ -205,7 +202,7 @@ lab.predict(
 )
 
 # %% name="reveal-student"
-from dlojz.compress.fitting import new_model
+from dlojz.compress.task import new_model
 
 lab.reveal("student-share", parameters(new_model("vit_mini", task, seed=0)) / whole)
 
@@ -221,11 +218,11 @@ lab.reveal("student-share", parameters(new_model("vit_mini", task, seed=0)) / wh
 # how much does the teacher improve the student that has all labels, and the one that has 60 only?
 
 # %% name="students" tags=["nbval-ignore-output"]
-students = distill_figures.students(teacher, task, mixed_loss)
+students = figures.students(teacher, task, mixed_loss)
 students
 
 # %% name="students-seen"
-distill_figures.helps(students)
+figures.helps(students)
 
 # %% [markdown] lang="fr"
 # Avec toutes les étiquettes, l’étudiant se débrouille seul : la distillation n’ajoute presque rien. C’est quand les
@@ -329,7 +326,7 @@ scale, zero_point = weight_grid(weight, scheme)
 lab.reveal("int8-bytes", payload_bytes({"q": quantize(weight, scale, zero_point, scheme), "scale": scale}))
 
 # %% name="reveal-noise" tags=["nbval-ignore-output"]
-lab.reveal("noise-gained", quantize_figures.noise_ratio(weight, 8, 7))
+lab.reveal("noise-gained", figures.noise_ratio(weight, 8, 7))
 
 # %% [markdown] lang="fr"
 # Quatre fois plus de bruit, soit 6 décibels par bit. La figure le vérifie sur toute la matrice, avec votre fonction :
@@ -340,7 +337,7 @@ lab.reveal("noise-gained", quantize_figures.noise_ratio(weight, 8, 7))
 # broad line, what Δ²/12 predicts; points, what is measured.
 
 # %% name="noise" tags=["nbval-ignore-output"]
-quantize_figures.noise(quantize_rows, weight)
+figures.noise(quantize_rows, weight)
 
 # %% [markdown] lang="fr"
 # **Expliquez.** Une échelle par sortie gagne ici environ 3 dB, un demi-bit, pour 2 Kio de plus. À 2 bits, la prédiction
@@ -406,13 +403,13 @@ lab.check("affine", quantize_affine)
 # %% name="observed"
 name = "blocks.1.mlp_project"
 seen = observe(teacher, task.inputs_NCHW[:64], [name])[name].inputs_MI
-quantize_figures.observed(seen, images=64)
+figures.observed(seen, images=64)
 
 # %% name="calibrated-eight" tags=["nbval-ignore-output"]
-quantize_figures.calibrated(quantize_affine, seen, bits=8)
+figures.calibrated(quantize_affine, seen, bits=8)
 
 # %% name="calibrated-four" tags=["nbval-ignore-output"]
-quantize_figures.calibrated(quantize_affine, seen, bits=4)
+figures.calibrated(quantize_affine, seen, bits=4)
 
 # %% [markdown] lang="fr"
 # À 8 bits, il y a assez de pas : mieux vaut ne presque rien borner. À 4 bits, ils sont si rares que l’on gagne à
@@ -469,11 +466,11 @@ lab.check("integer-linear", integer_linear)
 # from how many bits on does the accuracy collapse?
 
 # %% name="post-training" tags=["nbval-ignore-output"]
-post_training = quantize_figures.post_training(quantize_rows, teacher, task)
+post_training = figures.post_training(quantize_rows, teacher, task)
 post_training
 
 # %% name="post-training-seen"
-quantize_figures.post_training_seen(post_training)
+figures.post_training_seen(post_training)
 
 # %% [markdown] lang="fr"
 # En 8 bits, et même en 4, ce petit modèle ne perd presque rien. En 2 bits, il ne reste que −1, 0 et 1, et il perd pied.
@@ -534,11 +531,11 @@ lab.check("straight-through", fake_quantize)
 # Two epochs of fine-tuning, in 2 bits, with your function:
 
 # %% name="aware-training" tags=["nbval-ignore-output"]
-aware_training = quantize_figures.aware_training(quantize_rows, fake_quantize, teacher, task)
-quantize_figures.aware_training_table(aware_training)
+aware_training = figures.aware_training(quantize_rows, fake_quantize, teacher, task)
+figures.aware_training_table(aware_training)
 
 # %% name="aware-training-seen"
-quantize_figures.aware_training_seen(aware_training)
+figures.aware_training_seen(aware_training)
 
 # %% [markdown] lang="fr"
 # Seize fois moins de bits par poids, et presque tout est revenu. Retenez l’ordre : arrondir d’abord, mesurer, et
@@ -598,11 +595,11 @@ lab.check("global-masks", global_masks)
 # look**: where does the accuracy fall, and which of the last two is better?
 
 # %% name="pruned" tags=["nbval-ignore-output"]
-pruned = prune_figures.pruned(global_masks, teacher, task)
+pruned = figures_prune.pruned(global_masks, teacher, task)
 pruned
 
 # %% name="pruned-seen"
-prune_figures.pruned_seen(pruned)
+figures_prune.pruned_seen(pruned)
 
 # %% [markdown] lang="fr"
 # D’un coup, 30 % des poids ne manquent à personne. Mais pourquoi le seuil commun échoue-t-il à 80 %, même après
@@ -613,7 +610,7 @@ prune_figures.pruned_seen(pruned)
 # what each kind of layer keeps:
 
 # %% name="who-keeps" tags=["nbval-ignore-output"]
-prune_figures.who_keeps(global_masks, teacher)
+figures_prune.who_keeps(global_masks, teacher)
 
 # %% [markdown] lang="fr"
 # Le classifieur perd presque **tout** : ses poids sont petits par leur initialisation, non parce qu’ils sont inutiles,
@@ -626,7 +623,7 @@ prune_figures.who_keeps(global_masks, teacher)
 # the classifier included, then left dense.
 
 # %% name="spared"
-prune_figures.spared(global_masks, teacher, task)
+figures_prune.spared(global_masks, teacher, task)
 
 # %% [markdown] lang="fr"
 # La magnitude ne dit l’importance qu’entre poids de même échelle.
@@ -638,7 +635,7 @@ prune_figures.spared(global_masks, teacher, task)
 #
 # La part de zéros va de $s_i$ à $s_f$, en $n$ renouvellements des masques espacés de $\Delta t$ pas, à partir du pas
 # $t_0$. Jusqu’à 90 %, couche par couche, en trois époques, puis en neuf
-# ([gradual.py](../../dlojz/compress/gradual.py)) ; la figure montre la plus courte. **Avant de regarder** : fera-t-on
+# ([gradual.py](../../dlojz/compress/masks.py)) ; la figure montre la plus courte. **Avant de regarder** : fera-t-on
 # mieux qu’en enlevant les mêmes 90 % d’un coup, avant autant d’époques ?
 
 # %% [markdown] lang="en"
@@ -651,7 +648,7 @@ prune_figures.spared(global_masks, teacher, task)
 #
 # The share of zeros goes from $s_i$ to $s_f$, in $n$ renewals of the masks that are $\Delta t$ steps apart, from step
 # $t_0$ on. Up to 90%, layer by layer, within three epochs, then within nine
-# ([gradual.py](../../dlojz/compress/gradual.py)); the figure shows the shorter one. **Before you look**: will it do
+# ([gradual.py](../../dlojz/compress/masks.py)); the figure shows the shorter one. **Before you look**: will it do
 # better than to remove the same 90% at once, before as many epochs?
 
 # %% name="gradual" tags=["nbval-ignore-output"]
@@ -724,7 +721,7 @@ lab.check("ticket", next_ticket)
 # from, and the same weights under a mask drawn by lot.
 
 # %% name="tickets" tags=["nbval-ignore-output"]
-prune_figures.tickets(next_ticket, task)
+figures_prune.tickets(next_ticket, task)
 
 # %% [markdown] lang="fr"
 # Le ticket fait mieux que les deux témoins : ni le masque seul, ni les poids seuls n’expliquent sa chance. Il n’égale
@@ -930,12 +927,12 @@ lab.check("permutation", reorder)
 
 # %% [markdown] lang="fr"
 # Le paquet cherche un bon ordre, en répartissant au mieux les groupes deux à deux
-# ([permutation_search.py](../../dlojz/compress/permutation_search.py)) ; votre fonction l’applique. La sortie est-elle
+# ([permutation_search.py](../../dlojz/compress/permutations.py)) ; votre fonction l’applique. La sortie est-elle
 # la même, à 10⁻⁴ près ?
 
 # %% [markdown] lang="en"
 # The package looks for a good order, sharing out the groups two by two as well as can be
-# ([permutation_search.py](../../dlojz/compress/permutation_search.py)); your function applies it. Is the output the
+# ([permutation_search.py](../../dlojz/compress/permutations.py)); your function applies it. Is the output the
 # same, to 10⁻⁴?
 
 # %% name="in-order" tags=["nbval-ignore-output"]
@@ -979,12 +976,12 @@ patterns.same_outputs(teacher, both, alone, images)
 # **Before you look**: which of them will answer faster than the teacher, and which will only be smaller?
 
 # %% name="board" tags=["nbval-ignore-output"]
-from dlojz.compress.board import Request, make_board
-from dlojz.labs.pipeline_figures import Picture
-from dlojz.viz.compress_figure import compress_figure
+from dlojz.compress.board import BoardRequest, make_board
+from dlojz.display.figures.compress_figures import compress_figure
+from dlojz.labs.kit.figures import Picture
 
 names = ("distill_soft", "torch_int8_dynamic", "int4_weight_only", "qat_2bit", "magnitude_layer", "two_to_four")
-request = Request(
+request = BoardRequest(
     methods=names,
     options={"distill_soft": {"epochs": 5}},
     settings=Settings(epochs=5),

@@ -60,9 +60,9 @@ import torch.distributed as dist
 
 import dlojz
 from dlojz import labs, models
-from dlojz.labs import library_figures as figures
-from dlojz.labs.library_command import course_command
-from dlojz.labs.library_course_json_exercises import COURSE
+from dlojz.labs.lab12_libraries import figures
+from dlojz.labs.lab12_libraries.exercises_configuration import COURSE
+from dlojz.labs.lab12_libraries.figures import course_command
 
 lab = labs.start("12")
 torch.set_num_threads(1)  # as on the ranks
@@ -84,15 +84,15 @@ figures.catalogue()
 
 # %% [markdown] lang="fr"
 # Voici le programme simple. Le modèle, les données et les options viennent d’un module commun
-# ([course.py](../../dlojz/libraries/course.py)) ; tout le reste, vous l’avez déjà vu. Notez ce qui est **à votre
-# charge** : le groupe de processus, le GPU, le rang donné au chargeur de données, la division par l’accumulation, le
-# moment où les gradients partent, celui de la mise à jour.
+# ([course.py](../../dlojz/libraries/course_training.py)) ; tout le reste, vous l’avez déjà vu. Notez ce qui est **à
+# votre charge** : le groupe de processus, le GPU, le rang donné au chargeur de données, la division par l’accumulation,
+# le moment où les gradients partent, celui de la mise à jour.
 
 # %% [markdown] lang="en"
 # Here is the plain program. Model, data and options come from a common module
-# ([course.py](../../dlojz/libraries/course.py)); all the rest you have seen before. Note what is **up to you**: the
-# process group, the GPU, the rank given to the data loader, the division by the accumulation, when gradients leave, and
-# when weights are updated.
+# ([course.py](../../dlojz/libraries/course_training.py)); all the rest you have seen before. Note what is **up to
+# you**: the process group, the GPU, the rank given to the data loader, the division by the accumulation, when gradients
+# leave, and when weights are updated.
 
 # %% name="program-torch" tags=["nbval-ignore-output"]
 figures.program("torch")
@@ -219,8 +219,8 @@ lab.check("deepspeed-loop", deepspeed_loop)
 
 # %% name="real-engine"
 # %%ranks 2 --with deepspeed_loop,plain_loop
-from dlojz.labs.foreign_formats_ranks import load_deepspeed
-from dlojz.labs.library_stand_ins import make_batches, make_model, make_optimizer, weights_of
+from dlojz.labs.kit.quiet_deepspeed import load_deepspeed
+from dlojz.labs.lab12_libraries.stand_ins import make_batches, make_model, make_optimizer, weights_of
 
 deepspeed = load_deepspeed()
 deepspeed.utils.logger.setLevel("ERROR")
@@ -697,13 +697,14 @@ lab.check("megatron-qkv", megatron_qkv)
 # %% [markdown] lang="fr"
 # Le programme. Il n’y reste presque rien du programme simple : c’est Megatron qui mène la boucle, et `forward_step` ne
 # décrit qu’un micro-batch, pour que son ordonnanceur puisse en faire un pipeline. Ses couches par colonnes et par
-# lignes sont celles du TP 06 : un [test](../../tests/tensor/test_megatron_oracle.py) les compare aux nôtres, nombres et
-# messages.
+# lignes sont celles du TP 06 : un [test](../../tests/by_hand/tensor/test_megatron_oracle.py) les compare aux nôtres,
+# nombres et messages.
 
 # %% [markdown] lang="en"
 # The program. Next to nothing of the plain one is left in it: Megatron leads the loop, and `forward_step` only
 # describes one micro-batch, so that its scheduler can make a pipeline of it. Its layers by columns and by rows are
-# those of lab 06: a [test](../../tests/tensor/test_megatron_oracle.py) compares them with ours, numbers and messages.
+# those of lab 06: a [test](../../tests/by_hand/tensor/test_megatron_oracle.py) compares them with ours, numbers and
+# messages.
 
 # %% name="program-megatron" tags=["nbval-ignore-output"]
 figures.program("megatron")
@@ -744,7 +745,7 @@ figures.told(stage, replicas, split)
 # %% name="gpt3"
 from itertools import pairwise
 
-from dlojz.labs.library_arguments_exercises import GPT3
+from dlojz.labs.lab12_libraries.exercises_configuration import GPT3
 
 print(GPT3)
 
@@ -793,7 +794,7 @@ lab.predict(
 )
 
 # %% name="reveal-gpt3"
-from dlojz.labs import library_arguments_exercises as arguments
+from dlojz.labs.lab12_libraries import exercises_configuration as arguments
 
 lab.reveal("gpt3-micro-batches", arguments.megatron_layout(GPT3.split(), arguments.GPT3_GPUS)[3])
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from dlojz.text import use_language
+from dlojz.base.language import use_language
 
 POOL = Path(__file__).with_name("pool.py")
 NOTEBOOKS = POOL.parent / "notebooks"
@@ -44,7 +44,7 @@ def english() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def patience() -> None:
     """Ranks that nobody limits may be slow: what only ends a test that fails is no measure of the machine."""
-    from dlojz.ranks.forks import spmd
+    from dlojz.processes.forks import spmd
 
     assert spmd.__kwdefaults__ is not None
     spmd.__kwdefaults__.update(wall_s=240.0, limit_s=60.0)

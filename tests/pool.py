@@ -20,10 +20,10 @@ from typing import Any
 
 import nbformat
 
-from dlojz.labs.execute import execute, own_folders
-from dlojz.record import write_atomic
-from dlojz.runs.progress import QUIET
-from dlojz.train.lifeline import die_with_parent
+from dlojz.base.machine import die_with_parent
+from dlojz.base.progress_bars import QUIET
+from dlojz.labs.kit.build import execute, own_folders
+from dlojz.results.record import write_atomic
 
 ROOT = Path(__file__).resolve().parents[1]
 CELL_TIMEOUT_S = 900

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from dlojz.base.errors import LabError
 from dlojz.compare import compare
-from dlojz.predict import predict
-from dlojz.record import RunRecord
-from dlojz.schema import LabError
+from dlojz.prediction import predict
+from dlojz.results.record import RunRecord, read_record
+from dlojz.running.launch import shipped
 
-_spec = importlib.util.spec_from_file_location("records_by_hand", Path(__file__).parent / "viz" / "conftest.py")
+_spec = importlib.util.spec_from_file_location("records_by_hand", Path(__file__).parent / "display" / "conftest.py")
 assert _spec and _spec.loader
 _by_hand = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_by_hand)
@@ -27,6 +28,7 @@ MakeRecord = Callable[..., RunRecord]
 
 SINGLE = {"engine": "single", "micro_batch": 16, "micro_batches": 2}
 DDP = {"dp": 2, "micro_batch": 16}
+REPLAYS = list(shipped().values())
 
 
 def test_every_figure_is_the_one_of_its_source(make_record: MakeRecord) -> None:
@@ -164,6 +166,37 @@ def test_to_dict_is_json_with_the_verdicts(make_record: MakeRecord) -> None:
     predicted = predict(make_record(**DDP).config).memory.activations_bytes
     assert data["rows"][1]["memory_bytes"]["activations"] == {"predicted": predicted, "measured": 36_000_000}
     assert data["rows"][1]["limit_bytes"] is None  # a record that does not tell it, of another machine
+
+
+def test_memory_is_predicted_for_the_rank_shown_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = [
+        read_record(path) for path in REPLAYS if read_record(path).config.layout.title == "pipeline 1f1b × 2 (by hand)"
+    ]
+    assert measured and all(len(record.footprints) == 2 for record in measured)
+    forecast_module = importlib.import_module("dlojz.prediction.forecast")
+    real, asked = forecast_module.forecast, []
+
+    def counting(config: Any, rank: int = 0, device: Any = None) -> Any:
+        asked.append(rank)
+        return real(config, rank, device)
+
+    monkeypatch.setattr(forecast_module, "forecast", counting)
+    compare(measured)
+    assert asked == [0] * len(measured)
+
+
+@pytest.mark.parametrize("path", REPLAYS, ids=lambda path: path.stem)
+def test_the_rank_whose_bytes_differ_is_named(path: Path) -> None:
+    record = read_record(path)
+    assert compare(record).rows[0].unequal_ranks == ()
+    *others, last = record.footprints
+    sent = [each for each in last.communication if each.group != "control"]
+    if not sent:
+        return  # one process
+    more = tuple(each.model_copy(update={"message_bytes": each.message_bytes + 1}) for each in last.communication)
+    changed = (*others, last.model_copy(update={"communication": more}))
+    row = compare(record.model_copy(update={"footprints": changed})).rows[0]
+    assert row.unequal_ranks == (last.rank,)
 
 
 def test_hostile_text_is_shown_letter_by_letter(make_record: MakeRecord) -> None:

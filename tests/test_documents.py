@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dlojz.cli import DONE, main
+from dlojz.cli.main import DONE, main
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("slurm/*.md"), *ROOT.glob("docs/*.md")])

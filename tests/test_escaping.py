@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlojz.labs.figures import losses
-from dlojz.viz.markup import MAX_CHARACTERS, markdown_safe, safe, visible
+from dlojz.base.table import MAX_CHARACTERS, markdown_safe, safe, visible
+from dlojz.labs.lab01_big_models.figures import losses
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "dlojz"
@@ -34,7 +34,7 @@ PASSED_ON = {"say", "reversed", "sorted", "list", "tuple", "max", "min", "sum", 
 OF_ITS_OWNER = {"get", "items", "keys", "values", "replace", "strip", "rstrip"}
 NUMERIC = re.compile(r",?(\.\d+)?[dfgeFGE%]")
 # The package's own words only, no value of a user, and html.escape around them.
-PLAIN_ESCAPE = {"viz/grid_svg.py", "viz/pipeline_svg.py"}
+PLAIN_ESCAPE = {"display/widgets/grid_panel.py", "display/widgets/pipeline_panel.py"}
 
 
 def functions_by_name() -> dict[str, list[tuple[Path, ast.FunctionDef]]]:

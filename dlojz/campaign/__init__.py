@@ -1,9 +1,5 @@
 """What an instructor does with the lab: campaigns of measurements, their reports, and the class at a glance.
 
-Layer 6. Invariant: nothing is submitted before the whole campaign is known to be legal; what has been measured is never
-measured again unasked; a folder that belongs to somebody else is read and never written.
+Nothing is submitted before the whole campaign is known to be legal; what has been measured is never measured again
+unasked; a folder that belongs to somebody else is read and never written.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -1,26 +1,34 @@
-"""The class at a glance: what each student's folder tells of exercises, runs and hours.
+"""Class board: the runs of all students under pseudonyms.
 
-Layer 6. Invariant: the folders are somebody else's: they are only read, no link in them is followed, nothing but
-regular files of a bounded size is opened, and what cannot be read is one sentence that hinders nothing. No sentence
-holds a name, so that pseudonyms hide them.
+The class at a glance: what each student's folder tells of exercises, runs and hours.
+
+The folders are somebody else's: they are only read, no link in them is followed, nothing but regular files of a bounded
+size is opened, and what cannot be read is one sentence that hinders nothing. No sentence holds a name, so that
+pseudonyms hide them.
+
+Pseudonyms of students: a keyed hash of the name.
+
+The same name and the same key give the same pseudonym.
 """
 
 from __future__ import annotations
 
+import hmac
 import itertools
 import os
 import re
+import secrets
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dlojz.labs.progress import Progress
-from dlojz.launch.replay import is_replayed
-from dlojz.record import DamagedRecordError, RunRecord, read_record
-from dlojz.schema import LabError
-from dlojz.text import say
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.labs.kit.lab import LabProgress
+from dlojz.results.record import DamagedRecordError, RunRecord, read_record
+from dlojz.running.launch import is_replayed
 
 MAX_STUDENTS, MAX_ENTRIES, MAX_RECORDS = 2000, 5000, 1000
 MAX_RECORD_BYTES, MAX_PROGRESS_BYTES, MAX_READ_BYTES = 16 * 2**20, 64 * 1024, 256 * 2**20
@@ -137,7 +145,7 @@ def _read_progress(root: Path, student: Student) -> None:
         lab = _PROGRESS.fullmatch(entry.name)
         if lab is None or not _plain(Path(entry.path), MAX_PROGRESS_BYTES, student):
             continue
-        done = {name: at for name, at in Progress(Path(entry.path)).read().items() if _EXERCISE.fullmatch(name)}
+        done = {name: at for name, at in LabProgress(Path(entry.path)).read().items() if _EXERCISE.fullmatch(name)}
         student.done[lab[1]] = max(student.done.get(lab[1], 0), len(done))
         for exercise, at in done.items():
             if at > latest:
@@ -251,3 +259,53 @@ def told_problems(student: Student) -> list[str]:
     counts = {sentence: student.problems.count(sentence) for sentence in dict.fromkeys(student.problems)}
     told = [sentence if count == 1 else f"{count} × {sentence}" for sentence, count in counts.items()]
     return told[:MAX_PROBLEMS] + (["…"] if len(told) > MAX_PROBLEMS else [])
+
+
+KEY_BYTES = 32
+DIGITS = 10
+"""Hexadecimal digits of a pseudonym: of 2000 names, two are alike with a probability below 2e-6."""
+
+
+def key_file() -> Path:
+    """Where the key is kept by default: the user's configuration, not the folder of the class."""
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base, "dlojz", "board.key")
+
+
+def pseudonyms(path: Path | None = None) -> Callable[[str], str]:
+    """Return a function from names to pseudonyms.
+
+    Args:
+        path: file of the key, made on first use with mode 0600.
+
+    Raises:
+        LabError: if the file holds no key, or can be neither read nor made.
+
+    Source: HMAC, RFC 2104, with SHA-256.
+    """
+    path = path or key_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not path.exists():
+            path.touch(mode=0o600)
+            path.write_text(secrets.token_hex(KEY_BYTES) + "\n", "ascii")
+        key = bytes.fromhex(path.read_text("ascii").strip())
+    except OSError as error:
+        raise LabError(
+            say(
+                en=f"the key of the pseudonyms, {path}, cannot be used: {error.strerror}; give another with --key.",
+                fr=f"la clé des pseudonymes, {path}, est inutilisable : {error.strerror} ; donnez-en une autre avec "
+                "--key.",
+            )
+        ) from None
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise LabError(
+            say(
+                en=f"the file {path} holds no key of {KEY_BYTES} bytes: remove it, and a new one is made.",
+                fr=f"le fichier {path} ne contient pas de clé de {KEY_BYTES} octets : supprimez-le, une autre sera "
+                "créée.",
+            )
+        )
+    return lambda name: f"P-{hmac.new(key, os.fsencode(name), 'sha256').hexdigest()[:DIGITS]}"

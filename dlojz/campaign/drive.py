@@ -1,7 +1,7 @@
 """Running a campaign: point after point here, or as job arrays through a scheduler.
 
-Layer 6. Invariant: it can be interrupted at any moment and called again: what was run is found by its configuration,
-what is queued or running is waited for, and only what failed or was never started is started.
+It can be interrupted at any moment and called again: what was run is found by its configuration, what is queued or
+running is waited for, and only what failed or was never started is started.
 """
 
 from __future__ import annotations
@@ -12,15 +12,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from dlojz.campaign.outlook import NOTHING, Asked, Outlook, account_of, root_of
-from dlojz.campaign.plan import Plan
-from dlojz.campaign.results import REFUSED, WAITING, Result, find_run, result_of
-from dlojz.campaign.tables import colon
-from dlojz.record import STATUSES
-from dlojz.runs import Run
-from dlojz.runs.store import REUSED
-from dlojz.schema import LabError
-from dlojz.text import say
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.campaign.campaign import CampaignPlan
+from dlojz.campaign.report_tables import colon
+from dlojz.campaign.results import (
+    NOTHING,
+    REFUSED,
+    WAITING,
+    Asked,
+    Outlook,
+    Result,
+    account_of,
+    find_run,
+    result_of,
+    root_of,
+)
+from dlojz.results.record import STATUSES
+from dlojz.running.run import Run
+from dlojz.running.store import REUSED
 
 Backend = Literal["local", "slurm"]
 Told = Callable[[Sequence[Result]], None]
@@ -28,7 +38,7 @@ POLL_S, QUEUE_POLL_S, SETTLE_S = 0.3, 5.0, 30.0
 
 
 def drive(
-    plan: Plan,
+    plan: CampaignPlan,
     outlooks: Sequence[Outlook],
     root: Path,
     *,
@@ -62,7 +72,7 @@ def drive(
     return results
 
 
-def cancel_all(plan: Plan, root: Path) -> list[Run]:
+def cancel_all(plan: CampaignPlan, root: Path) -> list[Run]:
     """Cancel every run of a campaign that is queued or running, here or in a scheduler's queue.
 
     Returns:
@@ -86,7 +96,7 @@ def _one_after_the_other(
     results: list[Result], root: Path, again: bool, time_limit_s: float | None, told: Told
 ) -> None:
     """Never two at once: they would slow one another."""
-    from dlojz.launch import run as launch
+    from dlojz.running.launch import run as launch
 
     for index, result in enumerate(results):
         if result.state in ("completed", "diverged", "oom") and not again:
@@ -118,8 +128,8 @@ def _one_after_the_other(
 def _as_arrays(
     results: list[Result], root: Path, again: bool, time_limit_s: float | None, asked: Asked, told: Told
 ) -> None:
-    from dlojz.launch import submit_many
-    from dlojz.launch.slurm import recover
+    from dlojz.running.launch import submit_many
+    from dlojz.running.slurm.slurm_job import recover
 
     runs: dict[int, Run] = {}
     missing = to_do(results)
@@ -158,10 +168,10 @@ def _note(results: list[Result], index: int, run: Run, told: Told) -> None:
         told(results)
 
 
-def unfit_backend(plan: Plan, on: Backend) -> str:
+def unfit_backend(plan: CampaignPlan, on: Backend) -> str:
     """Why a plan cannot be run so; empty where it can."""
-    from dlojz.launch import MAX_RANKS_PER_CORE
-    from dlojz.launch.workers import cores_available
+    from dlojz.running.launch import MAX_RANKS_PER_CORE
+    from dlojz.running.supervisor import cores_available
 
     machines = list(dict.fromkeys(point.machine for point in plan.points))
     if on == "slurm":

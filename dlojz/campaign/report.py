@@ -1,7 +1,13 @@
-"""The report of a campaign: Markdown, HTML with its figures in it, CSV, in one folder.
+"""Report of a campaign: tables, figures, a page.
 
-Layer 6. Invariant: written from the run folders at any time, also of a campaign that is not finished; every text is
-escaped; each file is whole or not there; the HTML refers to nothing outside itself.
+From the results of a campaign to its four figures.
+
+Points are joined in a figure when they differ in nothing but what its axis counts.
+
+The report of a campaign: Markdown, HTML with its figures in it, CSV, in one folder.
+
+Written from the run folders at any time, also of a campaign that is not finished; every text is escaped; each file is
+whole or not there; the HTML refers to nothing outside itself.
 """
 
 from __future__ import annotations
@@ -10,23 +16,113 @@ import base64
 from collections.abc import Sequence
 from pathlib import Path
 
-from dlojz.campaign.contract import Campaign
-from dlojz.campaign.figures import campaign_figures
-from dlojz.campaign.plan import Plan
+from dlojz.base.errors import LabError
+from dlojz.base.language import format_count, language, say
+from dlojz.base.table import Table, markdown_safe, safe
+from dlojz.campaign.campaign import MACHINE, TITLE, Campaign, CampaignPlan, CampaignPoint
+from dlojz.campaign.report_tables import colon, csv_text, hours, measured, state_label
 from dlojz.campaign.results import Result
-from dlojz.campaign.tables import colon, csv_text, hours, measured, state_label
-from dlojz.record import write_atomic
-from dlojz.schema import LabError
-from dlojz.text import language, say
-from dlojz.units import format_count
-from dlojz.viz.canvas import LabFigure
-from dlojz.viz.grid import DASH
-from dlojz.viz.markup import markdown_safe, safe
+from dlojz.display.canvas import LabFigure
+from dlojz.display.figures.campaign_figures import (
+    CampaignMark,
+    batch_figure,
+    pareto_figure,
+    scaling_figure,
+    truth_figure,
+)
+from dlojz.display.style import FRAME, INK
+from dlojz.display.tables import DASH
+from dlojz.results.record import write_atomic
+
+BATCH = frozenset({"micro_batch", "micro_batches"})
+RANKS = frozenset({"dp", "tp", "pp"})
+
+
+def campaign_figures(campaign: Campaign, results: Sequence[Result], folder: Path) -> dict[str, LabFigure]:
+    """Draw the figures into a folder.
+
+    Returns:
+        file name → figure, in the order of the report.
+
+    Raises:
+        LabError: if a picture cannot be written.
+    """
+    marks = marks_of(campaign, results)
+    _, label = _batch_axis([result.point for result in results])
+    return {
+        "batch.png": batch_figure(marks, label, folder / "batch.png"),
+        "pareto.png": pareto_figure(marks, folder / "pareto.png"),
+        "truth.png": truth_figure(marks, folder / "truth.png"),
+        "scaling.png": scaling_figure(marks, folder / "scaling.png"),
+    }
+
+
+def marks_of(campaign: Campaign, results: Sequence[Result]) -> list[CampaignMark]:
+    """The results as the figures draw them."""
+    fields, _ = _batch_axis([result.point for result in results])
+    batch_axes = _axes_that_set(campaign, BATCH)
+    rank_axes = _axes_that_set(campaign, RANKS)
+    return [_mark(result, fields, batch_axes, rank_axes) for result in results]
+
+
+def _mark(result: Result, fields: Sequence[str], batch_axes: set[str], rank_axes: set[str]) -> CampaignMark:
+    layout = result.point.config.layout
+    predicted, measured = result.memory_bytes
+    batch = getattr(layout, fields[0]) if len(fields) == 1 else layout.global_batch
+    return CampaignMark(
+        series=_named(result.point, batch_axes),
+        family=_named(result.point, rank_axes),
+        batch=batch,
+        ranks=layout.world_size,
+        state=result.state,
+        predicted_bytes=predicted,
+        measured_bytes=measured,
+        limit_bytes=result.outlook.limit_bytes,
+        limit_name=result.outlook.limit_name,
+        samples_per_s=result.samples_per_s,
+        predicted_samples_per_s=result.predicted_samples_per_s,
+        predicted_message_bytes=result.outlook.communication_bytes,
+        measured_message_bytes=result.communication_bytes,
+        efficiency=result.efficiency,
+    )
+
+
+def _batch_axis(points: Sequence[CampaignPoint]) -> tuple[list[str], str]:
+    """What the axis of the batch counts: fields of the layout whose product it is, or `micro_batches` alone; in words.
+
+    Where one global batch is cut differently, only the number of its micro-batches tells the points apart.
+    """
+    layouts = [point.config.layout for point in points]
+    varying = [name for name in sorted(BATCH) if len({getattr(layout, name) for layout in layouts}) > 1]
+    totals = {layout.global_batch for layout in layouts}
+    if varying == ["micro_batches"] or (varying and len(totals) == 1):
+        total = min(totals)
+        whole = say(en=f" of {total} samples", fr=f" de {total} échantillons") if len(totals) == 1 else ""
+        return ["micro_batches"], say(en="micro-batches per step", fr="micro-batches par pas") + whole
+    if len(varying) > 1:
+        return varying, say(en="samples per step (global batch)", fr="échantillons par pas (batch global)")
+    return ["micro_batch"], say(en="micro-batch, samples", fr="micro-batch, échantillons")
+
+
+def _axes_that_set(campaign: Campaign, fields: frozenset[str]) -> set[str]:
+    """The axes that set only such fields."""
+    found = set()
+    for axis, values in campaign.axes.items():
+        own = {key for value in values for key in (value if isinstance(value, dict) else {axis: 0}) if key != TITLE}
+        if own <= fields and axis != MACHINE:
+            found.add(axis)
+    return found
+
+
+def _named(point: CampaignPoint, without: set[str]) -> str:
+    """What a point shares with the others of its series."""
+    return ", ".join(text for axis, text in point.labels.items() if axis not in without) or point.config.model
+
 
 CAMPAIGNS = "campaigns"
 STYLE = (
-    "body{font-family:sans-serif;max-width:75em;margin:2em auto;padding:0 1em;color:#222}"
-    "table{border-collapse:collapse;font-size:90%}th,td{padding:.25em .6em;border-bottom:1px solid #ccc;"
+    f"body{{font-family:sans-serif;max-width:75em;margin:2em auto;padding:0 1em;color:{INK}}}"
+    f"table{{border-collapse:collapse;font-size:90%}}th,td{{padding:.25em .6em;border-bottom:1px solid {FRAME};"
     "text-align:right}th:nth-child(-n+3),td:nth-child(-n+3){text-align:left}img{max-width:100%}"
     "pre{white-space:pre-wrap;font-family:inherit}"
 )
@@ -37,7 +133,7 @@ def report_folder(root: Path, name: str) -> Path:
     return root / CAMPAIGNS / name
 
 
-def write_report(campaign: Campaign, plan: Plan, results: Sequence[Result], folder: Path) -> list[Path]:
+def write_report(campaign: Campaign, plan: CampaignPlan, results: Sequence[Result], folder: Path) -> list[Path]:
     """Write `report.html`, `report.md`, `points.csv` and the figures.
 
     Args:
@@ -141,14 +237,13 @@ def _reasons(results: Sequence[Result]) -> list[tuple[str, str]]:
     ]
 
 
-def markdown(campaign: Campaign, plan: Plan, results: Sequence[Result], figures: dict[str, LabFigure]) -> str:
+def markdown(campaign: Campaign, plan: CampaignPlan, results: Sequence[Result], figures: dict[str, LabFigure]) -> str:
     """The report as Markdown; the figures lie beside it."""
     titles, rows = measured(results)
     lines = [f"# {markdown_safe(campaign.title)}", ""]
     lines += [markdown_safe(line) for line in campaign.description.strip().splitlines()]
     lines += ["", *(f"- {markdown_safe(sentence)}" for sentence in findings(results)), ""]
-    lines += ["| " + " | ".join(map(markdown_safe, titles)) + " |", "|" + "---|" * 3 + "--:|" * (len(titles) - 3)]
-    lines += ["| " + " | ".join(map(markdown_safe, row)) + " |" for row in rows]
+    lines.append(Table(tuple(titles), tuple(map(tuple, rows)), align="lllr").markdown())
     for name, figure in figures.items():
         lines += ["", f"![{markdown_safe(figure.alt)}]({name})"]
     for heading, told in (
@@ -164,7 +259,9 @@ def markdown(campaign: Campaign, plan: Plan, results: Sequence[Result], figures:
     return "\n".join(lines) + "\n"
 
 
-def html(campaign: Campaign, plan: Plan, results: Sequence[Result], folder: Path, figures: dict[str, LabFigure]) -> str:
+def html(
+    campaign: Campaign, plan: CampaignPlan, results: Sequence[Result], folder: Path, figures: dict[str, LabFigure]
+) -> str:
     """The report as one HTML page, with its figures in it."""
     titles, rows = measured(results)
     parts = [

@@ -1,7 +1,24 @@
-"""`dlojz compress`: one trained model made smaller in several ways, and what each way gives and takes.
+"""Command `dlojz compress`.
 
-Layer 6. Invariant: what can be refused is refused before anything is trained; with `--json`, stdout carries the board
-alone.
+`dlojz compress --layers FILE`: how far each layer of each quantization is from the teacher's, as a picture.
+
+Nothing is measured here; what is drawn are the medians over the board's seeds.
+
+`--set METHOD.OPTION=VALUE` of `dlojz compress`: every option that `--list` shows, of one method at a time.
+
+A value is read as its default is typed; nothing that was typed is ignored.
+
+The options of `dlojz compress`: what they teach, and what they come to.
+
+An option is refused in one sentence, before torch is loaded where that is possible.
+
+`dlojz compress`: one trained model made smaller in several ways, and what each way gives and takes.
+
+What can be refused is refused before anything is trained; with `--json`, stdout carries the board alone.
+
+The board of `dlojz compress` as a table, as sentences and as one JSON document.
+
+Nothing is measured here; what is concluded is computed from the lines that are shown.
 """
 
 from __future__ import annotations
@@ -9,27 +26,372 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import statistics
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
 
-from dlojz import cli
-from dlojz.cli.answer import answering, console, tell
-from dlojz.cli.compress_flags import HELP, flags, methods_of, options_of, positive, seeds_of
-from dlojz.cli.compress_settings import joined
-from dlojz.cli.flags import parse
-from dlojz.compress.methods import METHODS
-from dlojz.schema import LabError, one_of
-from dlojz.text import say
+from dlojz.base.errors import LabError
+from dlojz.base.language import byte_units, decimal, format_count, format_seconds, one_of, percent, say
+from dlojz.cli import main
+from dlojz.cli.options import Flag, answering, console, json_flag, number, parse, root_flag, tell
+from dlojz.compress.board_record import TEACHER, Board, BoardLine, LayerSnr, family_title
+from dlojz.compress.method import METHODS, LayerError, method
 
 if TYPE_CHECKING:
-    from dlojz.compress.board import Request, Watch
-    from dlojz.compress.board_record import Board
+    from dlojz.compress.board import BoardRequest, Watch
     from dlojz.compress.task import Task
     from dlojz.models import ModelSpec
+
+
+def check_layers(methods: Sequence[str]) -> None:
+    """Refuse the picture where none of the methods leaves layers to compare.
+
+    Raises:
+        LabError: without a method of quantization.
+    """
+    if not any(METHODS[name].family == "quantization" for name in methods):
+        listed = ", ".join(name for name, one in METHODS.items() if one.family == "quantization")
+        raise LabError(
+            say(
+                en=f"--layers draws the error of quantized layers, but {', '.join(methods)} quantizes none: add one of "
+                f"{listed}.",
+                fr=f"--layers dessine l’erreur des couches quantifiées, mais {', '.join(methods)} n’en quantifie "
+                f"aucune : ajoutez l’une de {listed}.",
+            )
+        )
+
+
+def layers_of(board: Board) -> dict[str, list[LayerError]]:
+    """For each method that quantizes, its layers in the order of the model: medians over the seeds."""
+    found = {}
+    for line in board.lines():
+        trials = [trial.layer_errors for trial in board.of(line.method) if trial.layer_errors]
+        if trials:
+            found[line.method] = [_middle(one) for one in zip(*trials, strict=True)]
+    return found
+
+
+def draw_layers(board: Board, path: Path) -> None:
+    """Write the picture; more methods than it has markers for are left out, which is told.
+
+    Raises:
+        LabError: if the picture cannot be written, or there is nothing to draw.
+    """
+    from dlojz.display.figures.compress_figures import MOST_SETTINGS, sqnr_figure
+
+    errors = layers_of(board)
+    shown = dict(list(errors.items())[:MOST_SETTINGS])
+    if len(shown) < len(errors):
+        names = ", ".join(name for name in errors if name not in shown)
+        tell(
+            say(
+                en=f"--layers draws {MOST_SETTINGS} methods at most: without {names}.",
+                fr=f"--layers dessine {MOST_SETTINGS} méthodes au plus : sans {names}.",
+            )
+        )
+    sqnr_figure(shown, path)
+
+
+def _middle(seeds: Sequence[LayerSnr]) -> LayerError:
+    measured = [math.inf if one.measured_sqnr_db is None else one.measured_sqnr_db for one in seeds]
+    foreseen = [one.predicted_sqnr_db for one in seeds if one.predicted_sqnr_db is not None]
+    return LayerError(
+        name=seeds[0].name,
+        predicted_sqnr_db=statistics.median(foreseen) if foreseen else None,
+        measured_sqnr_db=statistics.median(measured),
+        bits=seeds[0].bits,
+    )
+
+
+OPTION = "--set"
+TRUTHS = {"true": True, "false": False}
+
+
+def joined(words: Sequence[str]) -> list[str]:
+    """The words of a command line with all its `--set` in one, behind the others."""
+    others: list[str] = []
+    settings: list[str] = []
+    waiting = False
+    for word in words:
+        if waiting and not word.startswith("--"):
+            settings.append(word)
+            waiting = False
+            continue
+        if waiting:  # no value: left where it is, so that what splits the words says so
+            others.append(OPTION)
+        waiting = word == OPTION
+        if waiting:
+            continue
+        if word.startswith(f"{OPTION}="):
+            settings.append(word.partition("=")[2])
+        else:
+            others.append(word)
+    if waiting:
+        return [*others, OPTION]
+    return [*others, OPTION, ",".join(settings)] if settings else others
+
+
+def settings_of(text: str | None, methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What each method is told, from `METHOD.OPTION=VALUE`, several of them with commas between.
+
+    Args:
+        text: as it was typed; None or empty: nothing.
+        methods: those of the board.
+
+    Raises:
+        LabError: for anything else, for a method that is not on the board, an option that it does not have, a value of
+            another type, or an option that is set twice.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for part in filter(None, (one.strip() for one in (text or "").split(","))):
+        place, equals, value = (one.strip() for one in part.partition("="))
+        name, dot, option = place.partition(".")
+        if not (equals and dot and name and option and value):
+            raise LabError(
+                say(
+                    en=f"--set takes METHOD.OPTION=VALUE such as int8_static.samples=64, but {part!r} was received: "
+                    "see --list.",
+                    fr=f"--set attend MÉTHODE.OPTION=VALEUR comme int8_static.samples=64, mais {part!r} a été reçu : "
+                    "voir --list.",
+                )
+            )
+        chosen = method(name)
+        if name not in methods:
+            raise LabError(
+                say(
+                    en=f"--set {part} was received, but {name} is not on the board: add it to --methods.",
+                    fr=f"--set {part} a été reçu, mais {name} n’est pas au tableau : ajoutez-la à --methods.",
+                )
+            )
+        chosen.check_options([option])
+        if option in found.setdefault(name, {}):
+            raise LabError(
+                say(
+                    en=f"--set gives {place} twice: keep one of them.",
+                    fr=f"--set donne {place} deux fois : gardez-en une.",
+                )
+            )
+        found[name][option] = _typed(place, value, METHODS[name].options[option])
+    return found
+
+
+def _typed(place: str, text: str, default: Any) -> Any:
+    """The value in the type of the default."""
+    if isinstance(default, bool):
+        if text.lower() not in TRUTHS:
+            raise LabError(one_of(place, text, TRUTHS))
+        return TRUTHS[text.lower()]
+    if not isinstance(default, int | float):
+        return text
+    kind = type(default)
+    try:
+        value = kind(text)
+        if math.isfinite(value):
+            return value
+    except ValueError:
+        pass
+    raise LabError(
+        say(
+            en=f"{place} takes a {'whole' if kind is int else 'finite'} number such as {default}, but {text!r} was "
+            "received.",
+            fr=f"{place} attend un nombre {'entier' if kind is int else 'fini'} comme {default}, mais {text!r} a été "
+            "reçu.",
+        )
+    )
+
+
+HELP = {
+    "en": """Make a trained model smaller in several ways, and lay what each gives beside what it takes.
+
+A teacher is trained on real handwritten digits (a few seconds; it is kept for the next time). Each method starts from
+it: distillation (a smaller student learns the teacher's probabilities, logits or hidden states), quantization (weights
+of 8, 4 or 2 bits, after training or during it) and pruning (weights that become zero: anywhere, or 2 of every 4).
+Predictions come first, then everything is really done: the files are written and weighed, the answers timed in turns
+with the teacher's.
+
+How to read the board: accuracy is that on 360 images that nobody learnt from, so one image is 0.3%; "kept" is it over
+the teacher's; size is predicted | measured (the file adds a header of names); time is that of an answer over the
+teacher's, predicted | measured [half of the rounds], which a narrow terminal leaves out. A star marks the front: no
+other line is at least as good in accuracy, size and time, and better in one. Zeros make a file small, but a dense
+product multiplies by them all the same.
+
+Examples:
+  dlojz compress                                              (the default set, about a minute)
+  dlojz compress --list                                       (all methods, with their options)
+  dlojz compress --methods distill_soft --temperature 2 --seeds 5
+  dlojz compress --methods magnitude_global,gradual --sparsity 0.95
+  dlojz compress --methods int8_static,torch_int8_dynamic --figure board.png
+  dlojz compress --methods int8_static --set int8_static.symmetric=false,int8_static.samples=64
+  dlojz compress --model coatnet_tiny --methods student_alone,distill_logits --student vit_mini""",
+    "fr": """Réduire un modèle entraîné de plusieurs façons, et mettre ce que chacune donne face à ce qu’elle prend.
+
+Un professeur est entraîné sur de vrais chiffres manuscrits (quelques secondes ; il est gardé pour la fois suivante).
+Chaque méthode part de lui : distillation (un étudiant plus petit apprend les probabilités, les logits ou les états
+cachés du professeur), quantification (poids de 8, 4 ou 2 bits, après l’entraînement ou pendant) et élagage (des poids
+deviennent nuls : n’importe où, ou 2 sur 4). On prédit d’abord, puis tout est vraiment fait : les fichiers sont écrits
+et pesés, les réponses chronométrées tour à tour avec celles du professeur.
+
+Comment lire le tableau : l’exactitude est mesurée sur 360 images dont personne n’a rien appris, donc une image vaut
+0,3 % ; « gardé » la rapporte à celle du professeur ; la taille est prédite | mesurée (le fichier ajoute un en-tête de
+noms) ; le temps est celui d’une réponse rapporté à celui du professeur, prédit | mesuré [la moitié des tours], cette
+moitié étant omise dans un terminal étroit. Une étoile marque le front : aucune autre ligne n’est au moins aussi bonne
+en exactitude, taille et temps, et meilleure sur l’un d’eux. Des zéros rendent un fichier petit, mais un produit dense
+multiplie quand même par eux.
+
+Exemples :
+  dlojz compress                                              (le choix par défaut, une minute environ)
+  dlojz compress --list                                       (toutes les méthodes, avec leurs options)
+  dlojz compress --methods distill_soft --temperature 2 --seeds 5
+  dlojz compress --methods magnitude_global,gradual --sparsity 0.95
+  dlojz compress --methods int8_static,torch_int8_dynamic --figure tableau.png
+  dlojz compress --methods int8_static --set int8_static.symmetric=false,int8_static.samples=64
+  dlojz compress --model coatnet_tiny --methods student_alone,distill_logits --student vit_mini""",
+}
+MOST_SEEDS, MOST_EPOCHS, MOST_ROUNDS = 50, 1000, 10_000
+ALL = "all"
+STUDENTS = "distillation"
+
+
+def flags() -> list[Flag]:
+    """The options, in the order of the help."""
+
+    def value(name: str, english: str, french: str, metavar: str = "INT", default: str = "") -> Flag:
+        return Flag(name, say(en=english, fr=french), metavar, default=default)
+
+    return [
+        value("methods", "names of --list, or all (default: some of each family)",
+              "noms de --list, ou all (par défaut : quelques-unes de chaque famille)", "NAME[,NAME]"),
+        value("model", "the teacher, of `dlojz models`", "le professeur, parmi `dlojz models`", "NAME", "vit_tiny"),
+        value("student", "the student of the distillations", "l’étudiant des distillations", "NAME", "vit_mini"),
+        value("temperature", "by which logits are divided", "par laquelle les logits sont divisés", "FLOAT", "4"),
+        value("sparsity", "share of zeros, from 0 to below 1; by default each method's own",
+              "part de zéros, de 0 à moins de 1 ; par défaut celle de chaque méthode", "FLOAT"),
+        value("set", "another option of --list, of one method; repeatable, or with commas between",
+              "autre option de --list, d’une méthode ; à répéter, ou séparées par des virgules",
+              "METHOD.OPTION=VALUE"),
+        value("seeds", "teachers; the board shows medians", "professeurs ; le tableau donne les médianes", default="1"),
+        value("epochs", "of the teacher and of the students", "du professeur et des étudiants", default="12"),
+        value("rounds", "answers that are timed", "réponses chronométrées", default="20"),
+        value("threads", "of torch", "de torch", default="1"),
+        value("figure", "picture to write (.png, .svg)", "image à écrire (.png, .svg)", "FILE"),
+        value("layers", "picture of each quantized layer's error", "image de l’erreur de chaque couche quantifiée",
+              "FILE"),
+        value("output", "file of the board, to read again", "fichier du tableau, à relire", "FILE"),
+        Flag("list", say(en="show the methods; train nothing", fr="montrer les méthodes, sans entraîner"),
+             kind="switch"),
+        root_flag(),
+        json_flag(),
+    ]  # fmt: skip
+
+
+def methods_of(given: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
+    """The methods that are meant, and whether they were asked for by name.
+
+    Raises:
+        LabError: for one that does not exist or whose package is missing, or for none.
+    """
+    from dlojz.compress.board_record import DEFAULT_METHODS
+
+    text = given.get("methods")
+    if text is None or text.strip() == ALL:
+        return (DEFAULT_METHODS if text is None else tuple(METHODS)), False
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not names:
+        raise LabError(
+            say(
+                en=f"--methods takes names such as distill_soft,int8_static, but {text!r} was received: see --list.",
+                fr=f"--methods attend des noms comme distill_soft,int8_static, mais {text!r} a été reçu : voir --list.",
+            )
+        )
+    for name in names:
+        lacking = method(name).missing()
+        if lacking:
+            raise LabError(lacking)
+    return names, True
+
+
+def options_of(given: dict[str, Any], methods: Sequence[str], chosen: bool) -> dict[str, dict[str, Any]]:
+    """What each method is told over its own defaults.
+
+    Raises:
+        LabError: for a value that is not legal, or one that no method asked for by name takes.
+    """
+    maybe = {
+        "student": given.get("student"),
+        "temperature": _real(given, "temperature"),
+        "sparsity": _real(given, "sparsity"),
+    }
+    asked: dict[str, Any] = {name: value for name, value in maybe.items() if value is not None}
+    if "temperature" in asked:
+        from dlojz.compress.distillation import check_temperature
+
+        check_temperature(asked["temperature"])
+    if "sparsity" in asked:
+        from dlojz.compress.masks import check_sparsity
+
+        check_sparsity(asked["sparsity"])
+    for name in asked:
+        takers = [one for one in METHODS.values() if name in one.options]
+        if chosen and not any(one.name in methods for one in takers):
+            listed = ", ".join(one.name for one in takers)
+            raise LabError(
+                say(
+                    en=f"--{name} was received, but none of {', '.join(methods)} has it: it is for {listed}.",
+                    fr=f"--{name} a été reçu, mais aucune de {', '.join(methods)} n’en a : c’est pour {listed}.",
+                )
+            )
+    found = {name: {key: value for key, value in asked.items() if key in METHODS[name].options} for name in methods}
+    if "epochs" in given:
+        for name in methods:
+            if METHODS[name].family == STUDENTS:
+                found[name]["epochs"] = positive(given, "epochs", 12)
+    for name, own in settings_of(given.get("set"), methods).items():
+        found[name].update(own)
+    return found
+
+
+def _real(given: Mapping[str, Any], name: str) -> float | None:
+    """A number of any size, infinite or none at all: whoever takes it says its range."""
+    try:
+        return float(given[name]) if name in given else None
+    except ValueError:
+        raise LabError(
+            say(
+                en=f"--{name} takes a number, but {given[name]!r} was received.",
+                fr=f"--{name} attend un nombre, mais {given[name]!r} a été reçu.",
+            )
+        ) from None
+
+
+def seeds_of(given: Mapping[str, Any]) -> int:
+    """How many teachers."""
+    return positive(given, "seeds", 1, most=MOST_SEEDS)
+
+
+def positive(given: Mapping[str, Any], name: str, default: int, most: int | None = None) -> int:
+    """A whole number from 1 on.
+
+    Raises:
+        LabError: for anything else, or one that is beyond reason.
+    """
+    limit = most or {"epochs": MOST_EPOCHS, "rounds": MOST_ROUNDS}[name]
+    value = number(dict(given), name, int, least=1)
+    if value is not None and value > limit:
+        raise LabError(
+            say(
+                en=f"--{name} must be at most {limit}, but {given[name]!r} was received.",
+                fr=f"--{name} doit être au plus égal à {limit}, mais {given[name]!r} a été reçu.",
+            )
+        )
+    return default if value is None else int(value)
+
 
 DEFAULT_MODEL = "vit_tiny"
 MOST_PARAMETERS = 30e6
@@ -41,12 +403,9 @@ def compress_command(words: list[str]) -> int:
     given = parse("compress", say(**HELP), flags(), joined(words))
     with answering(given.get("json", False)) as answer:
         if given.get("list"):
-            from dlojz.cli.compress_words import catalogue, catalogue_document
-
             answer(catalogue_document() if given.get("json") else catalogue())
-            return cli.DONE
+            return main.DONE
         board = _board(given)
-        from dlojz.cli.compress_words import conclusion, document, remarks, table
 
         answer(document(board) if given.get("json") else table(board, console(stderr=False).width))
         if not given.get("json"):
@@ -57,7 +416,7 @@ def compress_command(words: list[str]) -> int:
     for name in ("figure", "layers", "output"):
         if given.get(name):
             tell(say(en=f"written: {given[name]}", fr=f"écrit : {given[name]}"))
-    return cli.DONE
+    return main.DONE
 
 
 def _board(given: dict[str, Any]) -> Board:
@@ -69,22 +428,19 @@ def _board(given: dict[str, Any]) -> Board:
     size = image_size(model, *_students(methods, options))
     _check_paths(given)
     if given.get("layers"):
-        from dlojz.cli.compress_layers import check_layers
-
         check_layers(methods)
 
     import torch
 
-    from dlojz.compress.board import Request, make_board
+    from dlojz.compress.board import BoardRequest, make_board
     from dlojz.compress.distillation import LargerStudentWarning
-    from dlojz.compress.fitting import Settings
-    from dlojz.compress.task import digits
-    from dlojz.runs.store import runs_root
+    from dlojz.compress.task import Settings, digits
+    from dlojz.running.store import runs_root
 
     threads_before = torch.get_num_threads()
     torch.set_num_threads(threads)
     task = digits(size)
-    request = Request(
+    request = BoardRequest(
         teacher=model,
         methods=methods,
         options=options,
@@ -201,8 +557,8 @@ def _check_paths(given: Mapping[str, Any]) -> None:
                 )
 
 
-def _warn_of_students(request: Request, task: Task) -> None:
-    from dlojz.compress.distilling import larger_than_teacher
+def _warn_of_students(request: BoardRequest, task: Task) -> None:
+    from dlojz.compress.distillation import larger_than_teacher
 
     for student in _students(request.methods, request.options):
         sentence = larger_than_teacher(student, request.teacher, task)
@@ -241,10 +597,164 @@ def _keep(board: Board, given: Mapping[str, Any]) -> None:
 
         write_board(Path(given["output"]).expanduser(), board)
     if given.get("figure"):
-        from dlojz.viz.compress_figure import compress_figure
+        from dlojz.display.figures.compress_figures import compress_figure
 
         compress_figure(board, Path(given["figure"]).expanduser())
     if given.get("layers"):
-        from dlojz.cli.compress_layers import draw_layers
-
         draw_layers(board, Path(given["layers"]).expanduser())
+
+
+KEPT = 0.97
+"""Of the teacher's accuracy: what DistilBERT kept of BERT's. Source: Sanh et al. 2019 (arXiv 1910.01108), abstract."""
+STAR = "★"
+KIBIBYTE = 1024
+WEIGHTS, SPREAD, FORESEEN = "weights", "spread", "foreseen"
+"""Columns, or parts of one, that a narrow table leaves out, in this order."""
+
+
+def table(board: Board, width: int = 100) -> Table:
+    """One line per method, the teacher first, a star before those of the front.
+
+    Args:
+        board: what is shown.
+        width: characters of a line; where they are too few, the weights are left out, then what was foreseen of time
+            and the rounds' spread, so that nothing of what stays is cut.
+    """
+    lines, front = board.lines(), {line.method for line in board.front()}
+    for dropped in ((), (WEIGHTS,), (WEIGHTS, SPREAD), (WEIGHTS, SPREAD, FORESEEN)):
+        rows = [_titles(dropped), *(_cells(line, line.method in front, dropped) for line in lines)]
+        if sum(max(cell_len(cell) for cell in column) + 1 for column in zip(*rows, strict=True)) <= width:
+            break
+    shown = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", title=board.title(), title_justify="left")
+    for place, name in enumerate(rows[0]):
+        shown.add_column(Text(name), justify="left" if place == 0 else "right", no_wrap=True)
+    for row in rows[1:]:
+        shown.add_row(*(Text(cell) for cell in row))  # [0.95–1.10] is no markup
+    return shown
+
+
+def _titles(dropped: Sequence[str]) -> tuple[str, ...]:
+    time = say(en="time", fr="temps")
+    if FORESEEN not in dropped:
+        time = say(en="pred.|time", fr="préd.|temps")
+    if SPREAD not in dropped:
+        time += say(en=" [half]", fr=" [moitié]")
+    return (
+        say(en="  method", fr="  méthode"),
+        say(en="accuracy", fr="exact."),
+        say(en="kept", fr="gardé"),
+        *(() if WEIGHTS in dropped else (say(en="weights", fr="poids"),)),
+        say(en=f"{byte_units()[1]}: pred.|file", fr=f"{byte_units()[1]} : préd.|fich."),
+        "÷",
+        time,
+    )
+
+
+def _cells(line: BoardLine, on_front: bool, dropped: Sequence[str]) -> tuple[str, ...]:
+    foreseen = "—" if line.predicted_latency_ratio is None else decimal(line.predicted_latency_ratio, 2)
+    time = decimal(line.latency_ratio, 2) if FORESEEN in dropped else f"{foreseen}|{decimal(line.latency_ratio, 2)}"
+    if SPREAD not in dropped:
+        time += f" [{decimal(line.latency_ratio_low, 2)}–{decimal(line.latency_ratio_high, 2)}]"
+    return (
+        f"{STAR if on_front else ' '} {family_title(TEACHER) if line.method == TEACHER else line.method}",
+        percent(line.accuracy),
+        percent(line.kept),
+        *(() if WEIGHTS in dropped else (format_count(line.parameters),)),
+        f"{line.predicted_bytes / KIBIBYTE:.0f}|{line.file_bytes / KIBIBYTE:.0f}",
+        decimal(line.ratio, 1),
+        format_seconds(line.latency_s) if line.method == TEACHER else time,
+    )
+
+
+def conclusion(board: Board) -> str:
+    """What the board says, in a few sentences."""
+    lines = [line for line in board.lines() if line.method != TEACHER]
+    good = [line for line in lines if line.kept >= KEPT]
+    if not lines:
+        return say(en="No method was tried.", fr="Aucune méthode n’a été essayée.")
+    if not good:
+        best = max(lines, key=lambda line: line.accuracy)
+        return say(
+            en=f"None keeps {percent(KEPT, 0)} of the teacher's accuracy; the best is {best.method}, which keeps "
+            f"{percent(best.kept)}.",
+            fr=f"Aucune ne garde {percent(KEPT, 0)} de l’exactitude du professeur ; la meilleure est {best.method}, "
+            f"qui en garde {percent(best.kept)}.",
+        )
+    small = min(good, key=lambda line: line.file_bytes)
+    faster = [line for line in good if line.latency_ratio_high < 1]
+    sentences = [
+        say(
+            en=f"Smallest that keeps {percent(KEPT, 0)} of the teacher's accuracy: {small.method}, a file "
+            f"{decimal(small.ratio, 1)} times smaller, answers in {decimal(small.latency_ratio, 2)} times the "
+            "teacher's time.",
+            fr=f"La plus petite qui garde {percent(KEPT, 0)} de l’exactitude du professeur : {small.method}, un "
+            f"fichier {decimal(small.ratio, 1)} fois plus petit, des réponses en {decimal(small.latency_ratio, 2)} "
+            "fois le temps du professeur.",
+        )
+    ]
+    if faster:
+        fast = min(faster, key=lambda line: line.latency_ratio)
+        sentences.append(
+            say(
+                en=f"Fastest of these: {fast.method}, in {decimal(fast.latency_ratio, 2)} times the teacher's time.",
+                fr=f"La plus rapide d’entre elles : {fast.method}, en {decimal(fast.latency_ratio, 2)} fois le temps "
+                "du professeur.",
+            )
+        )
+    else:
+        sentences.append(
+            say(
+                en="None of these is clearly faster than its teacher: in a quarter of the rounds or more, it is not.",
+                fr="Aucune d’elles n’est nettement plus rapide que son professeur : dans un quart des tours au moins, "
+                "elle ne l’est pas.",
+            )
+        )
+    return "\n".join(sentences)
+
+
+def remarks(board: Board) -> list[str]:
+    """What was left out, and what a reader must know of a line."""
+    found = [
+        say(en=f"{name} was left out: {why}", fr=f"{name} a été laissée de côté : {why}")
+        for name, why in board.left_out.items()
+    ]
+    colon = say(en=":", fr=" :")
+    told: dict[str, list[str]] = {}
+    for line in board.lines():
+        for note in line.notes:
+            told.setdefault(note, []).append(line.method)
+    return [*found, *(f"{', '.join(names)}{colon} {note}" for note, names in told.items())]
+
+
+def document(board: Board) -> dict[str, Any]:
+    """The board as one JSON document: trials, medians, front."""
+    return {
+        **board.to_dict(),
+        "lines": [line.to_dict() for line in board.lines()],
+        "front": [line.method for line in board.front()],
+    }
+
+
+def catalogue() -> Table:
+    """All methods with their options."""
+    shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in (say(en="family", fr="famille"), say(en="method", fr="méthode"), ""):
+        shown.add_column(name, no_wrap=bool(name))
+    before = ""
+    for method in METHODS.values():  # noqa: F402
+        options = ", ".join(f"{name}={value}" for name, value in method.options.items())
+        shown.add_row(
+            family_title(method.family) if method.family != before else "",
+            method.name,
+            method.summary() + (f"\n  {options}" if options else ""),
+        )
+        before = method.family
+    return shown
+
+
+def catalogue_document() -> list[dict[str, Any]]:
+    """The same as JSON."""
+    return [
+        {"name": one.name, "family": one.family, "summary": one.summary(), "options": dict(one.options)}
+        for one in METHODS.values()
+    ]

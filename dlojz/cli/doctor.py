@@ -1,25 +1,258 @@
-"""`dlojz doctor`: what this machine has, what it lacks, and what to do about it; the same for the memory of a run.
+"""Command `dlojz doctor`: check the installation, and explain a run that ended badly.
 
-Layer 6. Invariant: every line that is not ok says what to do.
+What `dlojz doctor` looks at.
+
+A check never raises; what goes wrong in it is its answer. Nothing is changed on the machine.
+
+`dlojz doctor`: what this machine has, what it lacks, and what to do about it; the same for the memory of a run.
+
+Every line that is not ok says what to do.
+
+What `dlojz doctor RUN` says of a run that ran out of memory, or did not.
+
+Every figure is read from the diagnosis; which were measured and which predicted is said.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+import importlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.table import Table
 from rich.text import Text
 
-from dlojz import cli
-from dlojz.cli.answer import answering
-from dlojz.cli.checks import Check, State, examine
-from dlojz.cli.flags import Flag, json_flag, parse, root_flag
-from dlojz.runs import find
-from dlojz.runs.store import runs_root
-from dlojz.schema import LabError
-from dlojz.text import say
-from dlojz.viz.markup import visible
+from dlojz.base.errors import LabError
+from dlojz.base.language import format_bytes, format_seconds, language, say
+from dlojz.base.table import visible
+from dlojz.cli import main
+from dlojz.cli.options import Flag, answering, json_flag, parse, root_flag
+from dlojz.display.tables import status_label
+from dlojz.running.out_of_memory import in_one_line, memory_lines
+from dlojz.running.run import find
+from dlojz.running.store import runs_root
+
+if TYPE_CHECKING:
+    from dlojz.results.record import RunRecord
+    from dlojz.running.out_of_memory import PostMortem
+
+State = Literal["ok", "warning", "problem"]
+FREE_BYTES_WANTED, MEMORY_BYTES_WANTED, GLOO_LIMIT_S = 2**30, 3 * 2**30, 120
+
+GLOO_RANK = """
+import sys, torch, torch.distributed as dist
+rank, store = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+total = torch.tensor([rank + 1.0])
+dist.all_reduce(total)
+dist.destroy_process_group()
+sys.exit(0 if total.item() == 3.0 else 3)
+"""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at: how it is, what was found, and what to do (empty where nothing is to be done)."""
+
+    name: str
+    state: State
+    found: str
+    advice: str = ""
+
+
+def examine(root: Path) -> list[Check]:
+    """Look at everything; `root` is the folder that runs are kept in."""
+    install = say(en="install it: pip install -r requirements.txt", fr="installez-la : pip install -r requirements.txt")
+    needed = {
+        name: partial(_library, name, "problem", install) for name in ("torchvision", "timm", "deepspeed", "idr_torch")
+    }
+    useful = {name: partial(_library, name, "warning", install) for name in ("jupyterlab", "ipykernel")}
+    checks: dict[str, Callable[[], Check]] = {
+        "python": _python,
+        "torch": _torch,
+        **needed,
+        **useful,
+        "cores": _cores,
+        "memory": _memory,
+        "disk": partial(check_disk, root),
+        "gloo": _gloo,
+        "slurm": _slurm,
+        "language": _language,
+    }
+    return [_safely(name, check) for name, check in checks.items()]
+
+
+def _safely(name: str, check: Callable[[], Check]) -> Check:
+    try:
+        return check()
+    except Exception as error:
+        return Check(name, "problem", f"{type(error).__name__}: {error}")
+
+
+def _python() -> Check:
+    found = f"{platform.python_version()}, {sys.executable}"
+    return Check("python", "ok", found)
+
+
+def _torch() -> Check:
+    import torch
+
+    devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    where = ", ".join(devices) or say(
+        en="no CUDA device: runs use the CPU", fr="pas de GPU CUDA : les exécutions utilisent le CPU"
+    )
+    return Check("torch", "ok", f"{torch.__version__}, {where}")
+
+
+def _library(name: str, if_missing: State, advice: str) -> Check:
+    if name in ("torchvision", "timm"):
+        from dlojz.models.torchvision_ops import ensure_torchvision_imports
+
+        ensure_torchvision_imports()
+    if name == "deepspeed":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:
+        return Check(name, if_missing, f"{type(error).__name__}: {error}"[:200], advice)
+    return Check(name, "ok", str(getattr(module, "__version__", say(en="present", fr="présente"))))
+
+
+def _cores() -> Check:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cores < 2:
+        return Check(
+            "cores",
+            "warning",
+            str(cores),
+            say(
+                en="2 processes will share one core: expect them slow",
+                fr="2 processus partageront un cœur : ce sera lent",
+            ),
+        )
+    return Check("cores", "ok", str(cores))
+
+
+def _memory() -> Check:
+    import psutil
+
+    free = psutil.virtual_memory().available
+    if free < MEMORY_BYTES_WANTED:
+        return Check(
+            "memory",
+            "warning",
+            format_bytes(free),
+            say(
+                en=f"2 processes with DeepSpeed need about {format_bytes(MEMORY_BYTES_WANTED)}: close other programs",
+                fr=f"DeepSpeed ×2 demande {format_bytes(MEMORY_BYTES_WANTED)} : fermez d'autres programmes",
+            ),
+        )
+    return Check("memory", "ok", say(en=f"{format_bytes(free)} free", fr=f"{format_bytes(free)} libres"))
+
+
+def check_disk(root: Path) -> Check:
+    """Whether the folder of the runs can be written, and how much room it has."""
+    there = next(folder for folder in (root, *root.parents) if folder.exists())
+    try:
+        with tempfile.NamedTemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        return Check(
+            "disk",
+            "problem",
+            f"{root}: {error.strerror}",
+            say(
+                en="choose a folder you may write to: export DLOJZ_RUNS=FOLDER",
+                fr="choisissez un dossier où vous pouvez écrire : export DLOJZ_RUNS=DOSSIER",
+            ),
+        )
+    free = shutil.disk_usage(there).free
+    found = say(
+        en=f"{root}: writable, {format_bytes(free)} free", fr=f"{root} : inscriptible, {format_bytes(free)} libres"
+    )
+    if free < FREE_BYTES_WANTED:
+        return Check(
+            "disk",
+            "warning",
+            found,
+            say(
+                en="less than 1 GiB is free: remove old runs",
+                fr="moins de 1 Gio libre : supprimez d'anciennes exécutions",
+            ),
+        )
+    return Check("disk", "ok", found)
+
+
+def _gloo() -> Check:
+    """Two real processes add two numbers."""
+    started_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", GLOO_RANK, str(rank), str(Path(folder) / "store")],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        try:
+            complaints = [rank.communicate(timeout=GLOO_LIMIT_S)[1] for rank in ranks]
+        except subprocess.TimeoutExpired:
+            complaints = [say(en="no answer", fr="pas de réponse")]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+    if all(rank.returncode == 0 for rank in ranks):
+        return Check(
+            "gloo",
+            "ok",
+            say(en="2 processes all-reduced in ", fr="2 processus ont fait un all-reduce en ")
+            + format_seconds(time.monotonic() - started_s),
+        )
+    last = next((lines[-1] for text in complaints if (lines := text.strip().splitlines())), "")
+    return Check(
+        "gloo",
+        "problem",
+        last[:200],
+        say(
+            en="processes of this machine cannot talk to each other: try GLOO_SOCKET_IFNAME=lo",
+            fr="les processus de cette machine ne se parlent pas : essayez GLOO_SOCKET_IFNAME=lo",
+        ),
+    )
+
+
+def _slurm() -> Check:
+    sbatch = shutil.which("sbatch")
+    return Check(
+        "slurm",
+        "ok",
+        sbatch
+        or say(
+            en="no sbatch here: runs stay on this machine",
+            fr="pas de sbatch ici : les exécutions restent sur cette machine",
+        ),
+    )
+
+
+def _language() -> Check:
+    return Check(
+        "language",
+        "ok",
+        say(en=f"{language()} (DLOJZ_LANG=fr for French)", fr=f"{language()} (DLOJZ_LANG=en pour l'anglais)"),
+    )
+
 
 MARKS: dict[State, tuple[str, str]] = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "bold red")}
 
@@ -78,7 +311,7 @@ Exemples :
         else:
             answer(_table(checks))
             answer(_verdict(checks))
-    return cli.FAILED if any(check.state == "problem" for check in checks) else cli.DONE
+    return main.FAILED if any(check.state == "problem" for check in checks) else main.DONE
 
 
 def _explain(given: dict[str, Any]) -> int:
@@ -94,17 +327,16 @@ def _explain(given: dict[str, Any]) -> int:
             )
         )
     run = find(names[0], given.get("root"))
-    from dlojz.cli.post_mortem import diagnose
-    from dlojz.cli.post_mortem_words import told
+    from dlojz.running.out_of_memory import post_mortem
 
     with answering(given.get("json", False)) as answer:
-        diagnosis = diagnose(run)
+        diagnosis = post_mortem(run)
         if given.get("json"):
             answer(diagnosis.to_dict())
         else:
             for line in told(diagnosis):
                 answer(line)
-    return cli.DONE
+    return main.DONE
 
 
 def _verdict(checks: list[Check]) -> str:
@@ -133,3 +365,30 @@ def _table(checks: list[Check]) -> Table:
             found.append(f"\n→ {visible(check.advice)}", style=style)
         table.add_row(Text(f"{mark} {words[check.state]}", style=style), check.name, found)
     return table
+
+
+def told(diagnosis: PostMortem) -> list[Any]:
+    """The diagnosis as texts to print, one after the other."""
+    record = diagnosis.record
+    if not diagnosis.out_of_memory:
+        return [_ended_otherwise(record), in_one_line(diagnosis)]
+    lines: list[Any] = [
+        Text(
+            say(
+                en=f"{record.run_id} ({visible(record.title)}) ran out of memory: {visible(record.reason)}",
+                fr=f"{record.run_id} ({visible(record.title)}) a épuisé la mémoire : {visible(record.reason)}",
+            ),
+            style="bold",
+        ),
+        "",
+        *memory_lines(diagnosis),
+    ]
+    return lines
+
+
+def _ended_otherwise(record: RunRecord) -> str:
+    why = f" ({visible(record.reason)})" if record.reason else ""
+    return say(
+        en=f"{record.run_id} ({visible(record.title)}) did not run out of memory: {status_label(record.status)}{why}.",
+        fr=f"{record.run_id} ({visible(record.title)}) n’a pas manqué de mémoire : {status_label(record.status)}{why}.",
+    )

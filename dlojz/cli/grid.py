@@ -1,23 +1,163 @@
-"""`dlojz grid`: the ranks of a run on their nodes, who shares which group, what crosses which link.
+"""Command `dlojz grid`.
 
-Layer 6. Invariant: nothing is run on processes; where bytes are not known, the grid is told all the same, with one
-sentence that says why; a picture is written before anything is printed, so that a wrong path is the only answer.
+What `dlojz grid` answers: words, tables, a JSON document.
+
+Every figure is asked of `dlojz.config.layout` and `dlojz.prediction.link_traffic`; bytes are those of one step, sent by
+all ranks.
+
+`dlojz grid`: the ranks of a run on their nodes, who shares which group, what crosses which link.
+
+Nothing is run on processes; where bytes are not known, the grid is told all the same, with one sentence that says why;
+a picture is written before anything is printed, so that a wrong path is the only answer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from dlojz import cli
-from dlojz.cli.answer import answering, tell
-from dlojz.cli.flags import Flag, config_flags, json_flag, number, parse
-from dlojz.cli.grid_tables import document, show_grid
-from dlojz.collectives.cost import Link
-from dlojz.config import Layout, RunConfig
-from dlojz.grid import AXES, DEFAULT_GPUS_PER_NODE, DEFAULT_ORDER, ORDERS, Grid, complete
-from dlojz.predict.link_traffic import Crossing, link_traffic, placements
-from dlojz.schema import LabError
-from dlojz.text import say
+from dlojz.base.errors import LabError
+from dlojz.base.language import format_bytes, say
+from dlojz.base.table import Table
+from dlojz.by_hand.collectives.cost import Link
+from dlojz.cli import main
+from dlojz.cli.options import Flag, answering, config_flags, json_flag, number, parse, tell, typed
+from dlojz.config.layout import AXES, DEFAULT_GPUS_PER_NODE, DEFAULT_ORDER, ORDERS, Layout, RankGrid, complete
+from dlojz.config.run_config import RunConfig
+from dlojz.prediction.link_traffic import Crossing, link_traffic, placements
+
+MOST_TOLD = 64
+"""Ranks up to which the text lists all of them and all groups."""
+
+
+def document(
+    grid: RankGrid, found: dict[str, Crossing], unknown: str, links: tuple[Link, Link] | None = None
+) -> dict[str, Any]:
+    """Everything about a grid as plain JSON data; bytes per step, sent by all ranks."""
+    from dlojz.display.grid_scene import advice
+
+    own = found.get(grid.order)
+    told: dict[str, Any] = {
+        **{axis: grid.size(axis) for axis in ("dp", "pp", "tp")},
+        "world_size": grid.world_size,
+        "gpus_per_node": grid.gpus_per_node,
+        "order": grid.order,
+        "ranks": [
+            {"rank": rank, "node": grid.node_of(rank), **grid.coordinates(rank)._asdict()}
+            for rank in range(grid.world_size)
+        ],
+        "nodes": [list(ranks) for ranks in grid.nodes],
+        "groups": {axis: [list(group) for group in grid.groups(axis)] for axis in AXES},
+        "inside": {axis: grid.inside(axis) for axis in AXES},
+        "spanning": {axis: [list(group) for group in grid.links(axis)] for axis in AXES},
+        "advice": advice(grid),
+        "traffic": [row._asdict() for row in own.rows] if own else None,
+        "node_table_bytes": [list(row) for row in own.node_table] if own else None,
+        "between_bytes_by_order": {
+            order: {axis: one.bytes_of(axis, between=True) for axis in AXES} for order, one in found.items()
+        }
+        or None,
+        "unknown": unknown or None,
+    }
+    if links and own:
+        told["seconds_per_axis"] = own.seconds(*links)
+    return told
+
+
+def show_grid(
+    grid: RankGrid,
+    found: dict[str, Crossing],
+    unknown: str,
+    links: tuple[Link, Link] | None,
+    answer: Callable[[Any], None],
+    run: str = "",
+) -> None:
+    """Tell a grid in words and tables: ranks, groups, what would be better, bytes.
+
+    Args:
+        grid: the ranks.
+        found: traffic by order, that of the grid among them; empty where it is not known.
+        unknown: why it is not known.
+        links: inside a node and between nodes, for seconds.
+        answer: prints.
+        run: whose bytes they are, in words.
+    """
+    from dlojz.display import grid_scene as words
+
+    answer(words.size_sentence(grid) + "\n")
+    answer(_ranks(grid))
+    answer("")
+    for axis in words.AXIS_ORDER:
+        answer(_groups(grid, axis))
+    answer("\n" + words.advice(grid) + "\n")
+    own = found.get(grid.order)
+    if own is None:
+        answer(say(en="The bytes are not known: ", fr="Les octets ne sont pas connus : ") + unknown)
+        return
+    answer(
+        say(
+            en=f"Bytes per step, sent by all ranks, for {run}:",
+            fr=f"Octets par pas, envoyés par tous les rangs, pour {run} :",
+        )
+    )
+    answer(_table(words.crossing_titles(), words.crossing_rows(own), left=2))
+    if 1 < len(grid.nodes) <= 8:
+        titles = [say(en=f"to node {node}", fr=f"vers nœud {node}") for node in range(len(grid.nodes))]
+        rows = [
+            (say(en=f"node {node}", fr=f"nœud {node}"), *map(format_bytes, row))
+            for node, row in enumerate(own.node_table)
+        ]
+        answer("")
+        answer(_table(("", *titles), rows))
+    if len(found) > 1:
+        answer("\n" + say(en="Between nodes, by order of the axes:", fr="Entre nœuds, selon l’ordre des axes :"))
+        answer(_table(words.order_titles(grid), words.order_rows(found)))
+    if links:
+        answer("\n" + words.seconds_sentence(own.seconds(*links)))
+
+
+def _ranks(grid: RankGrid) -> str:
+    """One line per node: each rank with its position (pp,dp,tp)."""
+    lines = [say(en="rank (pp,dp,tp) on each node:", fr="rang (pp,dp,tp) sur chaque nœud :")]
+    named = [
+        f"{rank} ({','.join(map(str, grid.coordinates(rank)))})" for rank in range(min(grid.world_size, MOST_TOLD))
+    ]
+    width = max(map(len, named))
+    for node, ranks in enumerate(grid.nodes):
+        if ranks[0] >= MOST_TOLD:
+            lines.append(
+                say(en="  … (--json lists all ranks)", fr="  … (--json énumère tous les rangs)"),
+            )
+            break
+        cells = named[ranks[0] : ranks[-1] + 1]
+        name = say(en=f"node {node}", fr=f"nœud {node}")
+        for start in range(0, len(cells), 8):
+            shown = "  ".join(cell.ljust(width) for cell in cells[start : start + 8]).rstrip()
+            lines.append(f"  {name if not start else ' ' * len(name)}  {shown}")
+    return "\n".join(lines)
+
+
+def _groups(grid: RankGrid, axis: str) -> str:
+    """The groups along an axis, those that leave their node marked."""
+    from dlojz.display.grid_scene import title_of
+
+    title = title_of(grid, axis)
+    if grid.size(axis) == 1:
+        return title
+    spanning, told, shown = set(grid.links(axis)), [], 0
+    for group in grid.groups(axis):
+        if shown + len(group) > MOST_TOLD:
+            told.append("…")
+            break
+        shown += len(group)
+        told.append("[" + " ".join(map(str, group)) + "]" + ("*" if group in spanning else ""))
+    mark = say(en="   (*: across nodes)", fr="   (* : à cheval sur des nœuds)") if "*" in "".join(told) else ""
+    return f"{title}{mark}\n  " + " ".join(told)
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
+    return Table(tuple(titles), tuple(map(tuple, rows)), align="l" * left + "r", whole=left)
+
 
 HELP = {
     "en": """The grid of ranks of a run with data, pipeline and tensor parallelism: where each rank stands, which ranks
@@ -75,7 +215,7 @@ def grid_command(words: list[str]) -> int:
     with answering(given.get("json", False)) as answer:
         found, unknown = _traffic(given, grid)
         if "png" in given:
-            from dlojz.viz.grid_figure import grid_figure
+            from dlojz.display.figures.grid_figures import grid_figure
 
             grid_figure(grid, found.get(grid.order), given["png"], axis=given.get("axis"))
             tell(say(en=f"figure: {given['png']}", fr=f"figure : {given['png']}"))
@@ -83,7 +223,7 @@ def grid_command(words: list[str]) -> int:
             answer(document(grid, found, unknown, links))
         else:
             show_grid(grid, found, unknown, links, answer, _run_words(given))
-    return cli.DONE
+    return main.DONE
 
 
 def _flags() -> list[Flag]:
@@ -132,7 +272,7 @@ def _flags() -> list[Flag]:
     ]
 
 
-def _grid(given: dict[str, Any]) -> Grid:
+def _grid(given: dict[str, Any]) -> RankGrid:
     degrees = {axis: number(given, axis, int, 1) for axis in AXES}
     processes = number(given, "processes", int, 1)
     if processes is None:
@@ -140,7 +280,7 @@ def _grid(given: dict[str, Any]) -> Grid:
     else:
         degrees = dict(zip(("dp", "pp", "tp"), complete(processes, **degrees), strict=True))
     per_node = number(given, "gpus_per_node", int, 1) or DEFAULT_GPUS_PER_NODE
-    return Grid(**degrees, gpus_per_node=per_node, order=given.get("order", DEFAULT_ORDER))
+    return RankGrid(**degrees, gpus_per_node=per_node, order=given.get("order", DEFAULT_ORDER))
 
 
 def _links(given: dict[str, Any]) -> tuple[Link, Link] | None:
@@ -185,14 +325,14 @@ def _run_words(given: dict[str, Any]) -> str:
     )
 
 
-def _traffic(given: dict[str, Any], grid: Grid) -> tuple[dict[str, Crossing], str]:
+def _traffic(given: dict[str, Any], grid: RankGrid) -> tuple[dict[str, Crossing], str]:
     """Traffic in every order that makes a difference, that of the grid first; or why it is not known."""
     fields = {name: given[name] for name in RUN_OPTIONS if name in given}
     fields["model"] = given.get("model", DEFAULT_MODEL)
     fields["micro_batches"] = given.get("micro_batches", DEFAULT_MICRO_BATCHES)
     asked = "model" in given or any(name in given for name in (*RUN_OPTIONS, "micro_batches"))
     try:
-        config = RunConfig.of(**fields, **{axis: grid.size(axis) for axis in AXES})
+        config = RunConfig.of(**typed(fields), **{axis: grid.size(axis) for axis in AXES})
         return (placements(config, grid) if len(grid.nodes) > 1 else {grid.order: link_traffic(config, grid)}), ""
     except LabError as error:
         if asked:  # what was asked for by name is refused; the default model is only an example

@@ -1,19 +1,147 @@
-"""`dlojz labs`: the labs and where one stands in them, their glossary and book; for authors, their notebooks.
+"""Commands of the labs: `dlojz labs`, `dlojz diff`.
 
-Layer 6. Invariant: `--check` writes nothing and fails where a generated file differs; a repair loses no answer; what is
-only shown changes nothing.
+What `dlojz labs` shows and makes for readers: the list of labs, a student's progress, the glossary, the book.
+
+Only the book and a page that was asked for are written; no solution is executed.
+
+`dlojz labs`: the labs and where one stands in them, their glossary and book; for authors, their notebooks.
+
+Invariant: `--check` writes nothing and fails where a generated file differs; a repair loses no answer; what is only
+shown changes nothing.
+
+`dlojz diff`: a student's answer to an exercise beside the solution.
+
+Nothing of a notebook is executed.
 """
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dlojz.cli import labs_shown
-from dlojz.cli.flags import Flag, json_flag, parse, root_flag
-from dlojz.schema import LabError, one_of
-from dlojz.text import say
+from dlojz.base.errors import LabError
+from dlojz.base.language import language, one_of, say
+from dlojz.base.table import Table
+from dlojz.cli import main
+from dlojz.cli.options import Flag, answering, json_flag, parse, root_flag, tell
+from dlojz.results.record import write_atomic
+
+COLUMNS = 120
+
+
+def show_list(named: list[str], given: dict[str, Any]) -> int:
+    """The labs in their order."""
+    _nothing_more("list", named)
+
+    from dlojz.labs.kit.contents import LABS, duration, total_minutes
+
+    with answering(given.get("json", False)) as answer:
+        if given.get("json"):
+            answer(
+                [
+                    {
+                        "lab": entry.number,
+                        "title_en": entry.title.en,
+                        "title_fr": entry.title.fr,
+                        "teaches_en": entry.teaches.en,
+                        "teaches_fr": entry.teaches.fr,
+                        "notebook": entry.notebook,
+                        "minutes": entry.minutes,
+                        "after": list(entry.after),
+                        "processes": entry.processes,
+                        "campaigns": list(entry.campaigns),
+                    }
+                    for entry in LABS
+                ]
+            )
+            return main.DONE
+        titles = (
+            say(en="lab", fr="TP"),
+            say(en="time", fr="durée"),
+            say(en="after", fr="après"),
+            say(en="processes", fr="processus"),
+        )
+        rows = [
+            (entry.heading(language()), duration(entry.minutes), ", ".join(entry.after) or "—", str(entry.processes))
+            for entry in LABS
+        ]
+        rows.append((say(en="all", fr="tous"), duration(total_minutes()), "", ""))
+        answer(Table(titles, tuple(rows), align="lllr"))
+    return main.DONE
+
+
+def show_progress(named: list[str], given: dict[str, Any]) -> int:
+    """Where a student stands in all labs."""
+    _nothing_more("progress", named)
+    from dlojz.labs.kit.progress_page import read_overview
+    from dlojz.running.store import runs_root
+
+    with answering(given.get("json", False)) as answer:
+        overview = read_overview(runs_root(given.get("root")))
+        if "html" in given:
+            path = Path(given["html"]).expanduser()
+            write_atomic(path, overview.page())
+            tell(say(en=f"page: {path}", fr=f"page : {path}"))
+        answer(overview.data() if given.get("json") else str(overview))
+    return main.DONE
+
+
+def show_glossary(named: list[str], given: dict[str, Any]) -> int:
+    """One word of the glossary, or all."""
+    from dlojz.labs.kit.contents import in_order, look_up
+
+    with answering(given.get("json", False)) as answer:
+        found = look_up(" ".join(named)) if named else in_order(language())
+        if given.get("json"):
+            answer([one.data() for one in found])
+        else:
+            width = min(COLUMNS, shutil.get_terminal_size((COLUMNS, 24)).columns)
+            answer("\n".join(_told(one, width) for one in found))
+    return main.DONE
+
+
+def _told(one: Any, width: int) -> str:
+    from dlojz.labs.kit.source import french_spaces
+
+    name, other = (one.term.fr, one.term.en) if language() == "fr" else (one.term.en, one.term.fr)
+    called = name if name == other else f"{name} ({other})"
+    lab = say(en=f"lab {one.lab}", fr=f"TP {one.lab}")
+    text = f"{called} — {one.meaning} [{lab}]".replace("*", "")
+    text = french_spaces(text) if language() == "fr" else text
+    return textwrap.fill(text, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+
+
+def write_book(named: list[str], given: dict[str, Any]) -> int:
+    """The book of all solutions."""
+    from dlojz.base.language import format_bytes
+    from dlojz.labs.kit.book import make_book
+
+    book = make_book(Path(given.get("out", "book")).expanduser(), named or None, given.get("language"))
+    size = format_bytes(book.size_bytes)
+    for entry in book.missing:
+        title = entry.heading(language())
+        tell(
+            say(
+                en=f"lab {title} has no executed solution yet: it is named, without a page.",
+                fr=f"le TP {title} n’a pas encore de solution exécutée : il est nommé, sans page.",
+            )
+        )
+    print(say(en=f"{book.pages} pages, {size}: {book.first}", fr=f"{book.pages} pages, {size} : {book.first}"))
+    return main.DONE
+
+
+def _nothing_more(action: str, named: list[str]) -> None:
+    if named:
+        raise LabError(
+            say(
+                en=f"`dlojz labs {action}` takes no further word, but {named[0]!r} was received.",
+                fr=f"`dlojz labs {action}` ne prend pas d’autre mot, mais {named[0]!r} a été reçu.",
+            )
+        )
+
 
 HELP = {
     "en": """dlojz labs: the labs in their order, with their duration and what comes before each.
@@ -54,7 +182,7 @@ Exemples :
 Given = dict[str, Any]
 
 
-class Action(NamedTuple):
+class LabsAction(NamedTuple):
     """What `dlojz labs ACTION` does, and the options that belong to it."""
 
     call: Callable[[list[str], Given], int]
@@ -122,7 +250,7 @@ def _flags() -> list[Flag]:
 
 
 def _build(named: list[str], given: Given) -> int:
-    from dlojz.labs.build import build
+    from dlojz.labs.kit.build import build
 
     return build(
         check=given.get("check", False),
@@ -140,17 +268,70 @@ def _repair(named: list[str], given: Given) -> int:
                 fr=f"`dlojz labs repair` répare un notebook, mais {len(named)} ont été nommés : nommez-en un.",
             )
         )
-    from dlojz.labs.repair import repair
+    from dlojz.labs.kit.build import repair
 
     print(repair(Path(named[0])))
     return 0
 
 
 ACTIONS = {
-    "list": Action(labs_shown.show_list, ("json",)),
-    "progress": Action(labs_shown.show_progress, ("html", "root", "json")),
-    "glossary": Action(labs_shown.show_glossary, ("json",)),
-    "book": Action(labs_shown.write_book, ("out", "language")),
-    "repair": Action(_repair, ()),
-    "build": Action(_build, ("check", "language", "force")),
+    "list": LabsAction(show_list, ("json",)),
+    "progress": LabsAction(show_progress, ("html", "root", "json")),
+    "glossary": LabsAction(show_glossary, ("json",)),
+    "book": LabsAction(write_book, ("out", "language")),
+    "repair": LabsAction(_repair, ()),
+    "build": LabsAction(_build, ("check", "language", "force")),
 }
+
+
+def diff_command(words: list[str]) -> int:
+    """Lay an answer beside the solution."""
+    given = parse(
+        "diff",
+        say(
+            en="""Lay a student's answer to an exercise beside the solution, for the exercise's part of its cell only.
+
+The notebook is read as it was saved; nothing of it is executed. In a notebook:
+labs.diff("attention"), or run.diff() for the exercise that a run belongs to.
+
+Examples:
+  dlojz diff notebooks/en/01_big_models.ipynb attention
+  dlojz diff notebooks/en/01_big_models.ipynb attention --json""",
+            fr="""Mettre la réponse d’un étudiant à un exercice à côté de la solution, pour la seule partie à écrire.
+
+Le notebook est lu tel qu’il a été enregistré ; rien n’en est exécuté. Dans un notebook :
+labs.diff("attention"), ou run.diff() pour l’exercice auquel se rattache une exécution.
+
+Exemples :
+  dlojz diff notebooks/fr/01_big_models.ipynb attention
+  dlojz diff notebooks/fr/01_big_models.ipynb attention --json""",
+        ),
+        [
+            Flag(
+                "words",
+                say(
+                    en="file of the notebook, then id of the exercise", fr="fichier du notebook, puis nom de l’exercice"
+                ),
+                metavar="NOTEBOOK EXERCISE",
+                kind="words",
+            ),
+            json_flag(),
+        ],
+        words,
+    )
+    names = given.get("words", ())
+    if len(names) != 2:
+        raise LabError(
+            say(
+                en=f"`dlojz diff` takes a notebook and an exercise, but {len(names)} word(s) were received: write "
+                "`dlojz diff notebooks/en/01_big_models.ipynb attention`.",
+                fr=f"`dlojz diff` prend un notebook et un exercice, mais {len(names)} mot(s) ont été reçus : écrivez "
+                "`dlojz diff notebooks/fr/01_big_models.ipynb attention`.",
+            )
+        )
+    from dlojz.labs.kit.lab_catalogue import diff
+
+    with answering(given.get("json", False)) as answer:
+        found = diff(names[1], Path(names[0]))
+        answer(found.to_dict() if given.get("json") else repr(found))
+    return main.DONE

@@ -1,6 +1,6 @@
 """`dlojz libraries`: the same training as a user of each library writes it.
 
-Layer 6. Invariant: a library that is not installed has a row that says what installs it, and stops nothing.
+A library that is not installed has a row that says what installs it, and stops nothing.
 """
 
 from __future__ import annotations
@@ -11,13 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dlojz import cli
-from dlojz.cli.answer import answering, console, tell
-from dlojz.cli.flags import Flag, json_flag, number, parse
-from dlojz.libraries import LIBRARIES, PROGRAMS, absence, bridge_lines, library, lines_changed
-from dlojz.libraries.words import command_alone
-from dlojz.schema import LabError
-from dlojz.text import say
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.cli import main
+from dlojz.cli.options import Flag, answering, console, json_flag, number, parse, tell
+from dlojz.libraries.library_catalogue import (
+    LIBRARIES,
+    PROGRAMS,
+    absence,
+    bridge_lines,
+    command_alone,
+    library,
+    lines_changed,
+)
 
 if TYPE_CHECKING:
     from dlojz.libraries.side_by_side import LibraryRow
@@ -84,7 +90,7 @@ def libraries_command(words: list[str]) -> int:
         if given.get("show"):
             answer(library(given["show"]).program.read_text(encoding="utf-8").rstrip())
             tell(say(en="\nIt runs alone, by:\n", fr="\nIl s’exécute seul, par :\n") + command_alone(given["show"]))
-            return cli.DONE
+            return main.DONE
         return _run(given, answer) if given.get("run") else _list(given, answer)
 
 
@@ -171,11 +177,11 @@ def _names(given: dict[str, Any]) -> list[str] | None:
 
 
 def _list(given: dict[str, Any], answer: Any) -> int:
-    from dlojz.viz.library_tables import catalogue_sentences, catalogue_table
+    from dlojz.display.figures.library_figures import catalogue_sentences, catalogue_table
 
     if given.get("json"):
         answer([_entry(name) for name in LIBRARIES])
-        return cli.DONE
+        return main.DONE
     wide = console(stderr=False).width >= WIDE
     answer(catalogue_table(hides=wide))
     if not wide:
@@ -193,7 +199,7 @@ def _list(given: dict[str, Any], answer: Any) -> int:
     for name in LIBRARIES:
         if (missing := absence(name)) is not None:
             answer(missing)
-    return cli.DONE
+    return main.DONE
 
 
 def _entry(name: str) -> dict[str, Any]:
@@ -216,7 +222,7 @@ def _entry(name: str) -> dict[str, Any]:
 
 
 def _run(given: dict[str, Any], answer: Any) -> int:
-    from dlojz.launch.libraries import configurations, run_libraries
+    from dlojz.running.measure import configurations, run_libraries
 
     rounds = number(given, "rounds", least=1) or DEFAULT_ROUNDS
     asked = {name: given.get(name, usual) for name, usual in DEFAULTS.items()}
@@ -241,12 +247,12 @@ def _run(given: dict[str, Any], answer: Any) -> int:
     else:
         _print(found, answer)
     if given.get("figure") and any(row.ran for row in found):
-        from dlojz.viz.libraries_figure import libraries_figure
+        from dlojz.display.figures.library_figures import libraries_figure
 
         libraries_figure(found, given["figure"])
         if not given.get("json"):
             answer(say(en=f"figure: {given['figure']}", fr=f"figure : {given['figure']}"))
-    return cli.DONE if all(row.ran for row in found if row.name in runnable) else cli.FAILED
+    return main.DONE if all(row.ran for row in found if row.name in runnable) else main.FAILED
 
 
 def _check_figure(given: dict[str, Any]) -> None:
@@ -276,7 +282,7 @@ def _check_figure(given: dict[str, Any]) -> None:
 
 
 def _print(found: list[LibraryRow], answer: Any) -> None:
-    from dlojz.viz import library_tables as tables
+    from dlojz.display.figures import library_figures as tables
 
     first = next((row for row in found if row.config is not None), None)
     if first is None or first.config is None:

@@ -1,25 +1,42 @@
-"""`dlojz memory`: will it fit, and what fills it?
+"""Commands `dlojz memory` and `dlojz models`.
 
-Layer 6. Invariant: nothing is run and nothing allocated; a file that cannot be written is refused before anything is
-printed.
+`dlojz memory`: will it fit, and what fills it?
+
+Nothing is run and nothing allocated; a file that cannot be written is refused before anything is printed.
+
+`dlojz models`: the catalogue.
+
+Every figure was counted on the model itself, on the meta device; torch is not loaded to tell it.
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from dlojz import cli
-from dlojz.cli.answer import answering, tell
-from dlojz.cli.flags import Flag, config_of, json_flag, number, parse, predicting_flags, target_device
-from dlojz.config import RunConfig
+from dlojz import models
+from dlojz.base.errors import LabError
+from dlojz.base.language import format_count, say
+from dlojz.base.table import Table
+from dlojz.cli import main
+from dlojz.cli.options import (
+    Flag,
+    answering,
+    config_of,
+    json_flag,
+    number,
+    parse,
+    predicting_flags,
+    target_device,
+    tell,
+)
+from dlojz.config.run_config import RunConfig
+from dlojz.display.tables import DASH
 from dlojz.hardware import DEVICES, Device, device
-from dlojz.schema import LabError
-from dlojz.text import say
 
 if TYPE_CHECKING:
-    from dlojz.predict.advice import Fit, Lever
-    from dlojz.predict.beside import Beside
-    from dlojz.predict.forecast import Forecast
+    from dlojz.planner.levers import Fit, Lever
+    from dlojz.prediction.forecast import Beside, Forecast
 
 HELP = {
     "en": """Say what the memory of one rank holds, before anything is run: will it fit, and what fills it?
@@ -60,7 +77,7 @@ def memory_command(words: list[str]) -> int:
     config = _config(given)
     as_json = given.get("json", False)
     with answering(as_json) as answer:
-        from dlojz.predict.forecast import forecast, heaviest
+        from dlojz.prediction.forecast import forecast, heaviest
 
         rank = number(given, "rank")
         told = heaviest(config, target) if rank is None else forecast(config, rank, target)
@@ -70,7 +87,7 @@ def memory_command(words: list[str]) -> int:
             answer(_document(told, fit_device, fit, levers))
         else:
             _print(answer, told, fit_device, fit, levers)
-    return cli.DONE
+    return main.DONE
 
 
 def _flags() -> list[Flag]:
@@ -128,19 +145,19 @@ def _config(given: dict[str, Any]) -> RunConfig:
 
 
 def _advice(config: RunConfig, target: Device) -> tuple[Fit, tuple[Lever, ...]]:
-    from dlojz.predict.advice import largest_batch, levers
+    from dlojz.planner.levers import largest_batch, levers
 
     return largest_batch(config, target), levers(config, target)
 
 
 def _write_files(told: Forecast, fit_device: Device | None, given: dict[str, Any]) -> None:
     if "png" in given:
-        from dlojz.viz.footprint_figure import footprint_figure
+        from dlojz.display.figures.run_figures import footprint_figure
 
         footprint_figure(told, given["png"], limit_bytes=fit_device.memory_bytes if fit_device else None)
         tell(say(en=f"figure: {given['png']}", fr=f"figure : {given['png']}"))
     if "snapshot" in given:
-        from dlojz.predict.snapshot import write_snapshot
+        from dlojz.prediction.allocator import write_snapshot
 
         labels = [(what, phase.rstrip(")")) for what, _, phase in (m.label.rpartition(" (") for m in told.movements)]
         limit = told.device.allocatable_bytes(told.config.layout.world_size) if told.device else None
@@ -154,13 +171,12 @@ def _write_files(told: Forecast, fit_device: Device | None, given: dict[str, Any
 
 
 def _print(answer: Any, told: Forecast, fit_device: Device | None, fit: Fit | None, levers: tuple[Lever, ...]) -> None:
-    from dlojz.predict.advice import taken_bytes
-    from dlojz.predict.beside import forms_beside, rules_beside, states_per_parameter
-    from dlojz.predict.forecast import heaviest
-    from dlojz.predict.shapes import model_shapes
-    from dlojz.viz import footprint_sheet as sheet
-    from dlojz.viz.footprint_words import fit_sentence, headline, peak_sentence
-    from dlojz.viz.tables import parts_table
+    from dlojz.display import memory_tables as sheet
+    from dlojz.display.memory_tables import fit_sentence, headline, peak_sentence
+    from dlojz.display.tables import parts_table
+    from dlojz.planner.levers import taken_bytes
+    from dlojz.prediction.forecast import forms_beside, heaviest, rules_beside, states_per_parameter
+    from dlojz.prediction.shapes import model_shapes
 
     parameters = model_shapes(told.config).num_parameters
     parts = [*sheet.forecast_parts(told)]
@@ -179,8 +195,8 @@ def _print(answer: Any, told: Forecast, fit_device: Device | None, fit: Fit | No
 
 def _document(told: Forecast, fit_device: Device | None, fit: Fit | None, levers: tuple[Lever, ...]) -> dict[str, Any]:
     """Everything as plain JSON data."""
-    from dlojz.predict.advice import taken_bytes
-    from dlojz.predict.beside import forms_beside, rules_beside, states_per_parameter
+    from dlojz.planner.levers import taken_bytes
+    from dlojz.prediction.forecast import forms_beside, rules_beside, states_per_parameter
 
     document: dict[str, Any] = {
         "config": told.config.to_dict(),
@@ -231,3 +247,60 @@ def _beside(each: Beside) -> dict[str, Any]:
         "forecast_bytes": each.forecast_bytes,
         "difference": each.difference,
     }
+
+
+def models_command(words: list[str]) -> int:
+    """List the models."""
+    given = parse(
+        "models",
+        say(
+            en="""List the models: parameters, those of a mixture of experts that one token meets (active),
+FLOPs of the forward pass of one sample, multiply-adds (what papers on vision print as FLOPs), input (pixels or
+tokens), blocks. Everything is counted, nothing is allocated.
+
+Examples:
+  dlojz models
+  dlojz models --json""",
+            fr="""Lister les modèles : paramètres, ceux d'un mélange d'experts que rencontre un token (actifs),
+FLOPs de la passe avant d'un exemple, multiplications-additions (ce que les articles de vision appellent FLOPs), entrée
+(pixels ou tokens), blocs. Tout est compté, rien n'est alloué.
+
+Exemples :
+  dlojz models
+  dlojz models --json""",
+        ),
+        [json_flag()],
+        words,
+    )
+    with answering(given.get("json", False)) as answer:
+        described = [models.describe(name) for name in models.names()]
+        if given.get("json"):
+            answer([asdict(model) for model in described])
+            return main.DONE
+        titles = (
+            say(en="model", fr="modèle"),
+            say(en="parameters", fr="paramètres"),
+            say(en="active", fr="actifs"),
+            "FLOPs",
+            say(en="multiply-adds", fr="mult.-additions"),
+            say(en="input", fr="entrée"),
+            say(en="blocks", fr="blocs"),
+        )
+        rows = []
+        for model in described:
+            size = f"{model.image_size}²" if model.image_size else DASH
+            if model.sequence_length:
+                size = f"{model.sequence_length} tokens"
+            rows.append(
+                (
+                    model.name,
+                    format_count(model.parameters),
+                    format_count(model.active_parameters) if model.active_parameters < model.parameters else DASH,
+                    format_count(model.flops),
+                    format_count(model.multiply_adds),
+                    size,
+                    str(model.blocks),
+                )
+            )
+        answer(Table(titles, tuple(rows), whole=1))
+    return main.DONE

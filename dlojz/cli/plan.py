@@ -1,23 +1,34 @@
-"""`dlojz plan`: the best layout of a model on a cluster, and why all others are refused or slower.
+"""Commands `dlojz plan` and `dlojz validate`.
 
-Layer 6. Invariant: it only asks `dlojz.plan.plan` and shows the answer; what a job script needs of a machine file is
-read here and handed over, because the planner stands below the launcher.
+`dlojz plan`: the best layout of a model on a cluster, and why all others are refused or slower.
+
+It only asks `dlojz.planner.plan` and shows the answer; what a job script needs of a machine file is read here and
+handed over, because the planner stands below the launcher.
+
+`dlojz plan --cluster here`: the best layout for this machine's processes, run beside its neighbours where asked.
+
+Seconds are predicted from the user's calibration before anything is run; with `--measure` the same layouts are then run
+in turns, and what the choice loses is told.
+
+`dlojz validate`: the cost model held against published measurements.
+
+It only shows what `dlojz.cost_model.validation` finds; nothing is fitted here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from dlojz import cli
-from dlojz.cli.answer import answering, tell
-from dlojz.cli.flags import Flag, json_flag, number, parse
-from dlojz.evidence import DecoderSize
-from dlojz.schema import LabError, one_of
-from dlojz.text import say
+from dlojz.base.errors import LabError
+from dlojz.base.language import brief_percent, one_of, say, spaced_percent
+from dlojz.base.table import Table
+from dlojz.cli import main
+from dlojz.cli.options import Flag, answering, json_flag, number, parse, tell
+from dlojz.hardware.decoder_size import DecoderSize
 
-HELP = {
+PLAN_HELP = {
     "en": """Find the best layout of a model on a cluster: every combination of data, tensor and pipeline parallelism,
 context parallelism (decoders, from 16384 tokens on), ZeRO stage, micro-batch, schedule and chunks, checkpointing,
 sequence parallelism, offload and engine is weighed (bytes) and timed (seconds), the fastest are simulated. Nothing is
@@ -98,11 +109,9 @@ def _flags() -> list[Flag]:
 
 def plan_command(words: list[str]) -> int:
     """Plan, and show the answer; exits with 1 if the layout asked for with `--why` is refused."""
-    given = parse("plan", say(**HELP), _flags(), words)
+    given = parse("plan", say(**PLAN_HELP), _flags(), words)
     with answering(given.get("json", False)) as answer:
         if given.get("cluster") == HERE:
-            from dlojz.cli.plan_here import plan_here_answer
-
             return plan_here_answer(given, answer)
         if given.get("measure"):
             raise LabError(
@@ -111,11 +120,11 @@ def plan_command(words: list[str]) -> int:
                     fr="--measure exécute des configurations sur cette machine : il va avec --cluster here.",
                 )
             )
-        return _answer(given, answer)
+        return _plan_answer(given, answer)
 
 
-def _answer(given: dict[str, Any], answer: Callable[[Any], None]) -> int:
-    from dlojz.plan.ask import plan
+def _plan_answer(given: dict[str, Any], answer: Callable[[Any], None]) -> int:
+    from dlojz.planner.ask import plan
 
     as_json = bool(given.get("json"))
     top = number(given, "top", int, least=1) or 12
@@ -139,7 +148,7 @@ def _answer(given: dict[str, Any], answer: Callable[[Any], None]) -> int:
     if asked is not None:
         verdict = made.why(**asked)
         answer(verdict.as_dict() if as_json else str(verdict))
-        return cli.DONE if verdict.admitted else cli.FAILED
+        return main.DONE if verdict.admitted else main.FAILED
     if given.get("write"):
         _write(made.best, Path(given["write"]), given)
     if given.get("script"):
@@ -147,7 +156,7 @@ def _answer(given: dict[str, Any], answer: Callable[[Any], None]) -> int:
         answer({"script": text} if as_json else text.rstrip("\n"))
     else:
         answer(made.as_dict(top) if as_json else made.table(top))
-    return cli.DONE
+    return main.DONE
 
 
 def _limit(given: dict[str, Any]) -> tuple[float | None, str]:
@@ -159,7 +168,7 @@ def _limit(given: dict[str, Any]) -> tuple[float | None, str]:
     if "qos" not in given:
         return (number(given, "hours", float) if "steps" in given else None), "--hours"
     from dlojz.hardware import cluster
-    from dlojz.launch.machines import machine
+    from dlojz.hardware.clusters import machine
 
     if "steps" not in given:
         raise LabError(
@@ -216,7 +225,7 @@ def _fields(text: str) -> dict[str, Any]:
     Raises:
         LabError: if a word is not NAME=VALUE, or a name no field.
     """
-    from dlojz.plan.why import FIELDS
+    from dlojz.planner.explain import FIELDS
 
     fields: dict[str, Any] = {}
     for part in text.replace(",", " ").split():
@@ -243,8 +252,8 @@ def _script(best: Any, given: dict[str, Any]) -> str:
     Raises:
         LabError: if no machine file belongs to the cluster, or the machine would refuse the job.
     """
-    from dlojz.launch.machines import machine
-    from dlojz.plan.emission import Site, batch_script
+    from dlojz.hardware.clusters import machine
+    from dlojz.planner.export import JobSite, batch_script
 
     name = best.question.cluster.machine
     if not name:
@@ -257,16 +266,16 @@ def _script(best: Any, given: dict[str, Any]) -> str:
         )
     site, hours = machine(name), number(given, "hours", float) or 1.0
     if not best.is_run:
-        return batch_script(best, Site.of(site), hours=hours, account=given.get("account", ""))
-    from dlojz.launch.limits import Request, allocate
-    from dlojz.launch.slurm_script import job_script
-    from dlojz.runs.owner import DEFAULT_WORKER
-    from dlojz.runs.store import runs_root
+        return batch_script(best, JobSite.of(site), hours=hours, account=given.get("account", ""))
+    from dlojz.running.folder import DEFAULT_WORKER
+    from dlojz.running.limits import JobRequest, allocate
+    from dlojz.running.slurm.slurm_job import job_script
+    from dlojz.running.store import runs_root
 
     account = given.get("account", "")
     account += "" if not account or account.endswith(site.account_suffix) else site.account_suffix
     config = best.config()
-    request = Request(account=account, time_limit_s=hours * 3600)
+    request = JobRequest(account=account, time_limit_s=hours * 3600)
     allocation, refusals = allocate(site, config, request)
     for refusal in refusals:
         tell(refusal)
@@ -276,7 +285,7 @@ def _script(best: Any, given: dict[str, Any]) -> str:
 
 def _write(best: Any, folder: Path, given: dict[str, Any]) -> None:
     """The files of a layout, each in one piece."""
-    from dlojz.record import write_atomic
+    from dlojz.results.record import write_atomic
 
     files = dict(best.documents())
     try:
@@ -287,3 +296,186 @@ def _write(best: Any, folder: Path, given: dict[str, Any]) -> None:
     for name, text in files.items():
         write_atomic(folder / name, text)
         tell(str(folder / name))
+
+
+TAKEN: Final = ("cluster", "model", "gpus", "batch", "figure", "top", "measure", "json", "lang")
+ROUNDS: Final = 6
+MOST_MEASURED: Final = 8
+
+
+def plan_here_answer(given: dict[str, Any], answer: Callable[[Any], None]) -> int:
+    """Plan for this machine, and show the answer.
+
+    Raises:
+        LabError: for a flag that has no meaning here, or without a calibration.
+    """
+    from dlojz.planner.this_machine import plan_here
+
+    foreign = [name for name in given if name not in TAKEN]
+    if foreign:
+        flag = "--" + foreign[0].replace("_", "-")
+        raise LabError(
+            say(
+                en=f"{flag} does not go with --cluster here, which takes --model, --gpus (processes), --batch, "
+                "--measure, --figure, --top and --json.",
+                fr=f"{flag} ne va pas avec --cluster here, qui prend --model, --gpus (processus), --batch, --measure, "
+                "--figure, --top et --json.",
+            )
+        )
+    top = number(given, "top", int, least=1) or 12
+    made = plan_here(
+        str(given.get("model", "coatnet_tiny")),
+        number(given, "gpus", int, least=1) or 2,
+        number(given, "batch", int, least=1) or 16,
+    )
+    kinds = made.kinds()[: min(top, MOST_MEASURED)]
+    measured_s: list[float] = []
+    if given.get("measure"):
+        from dlojz.running.measure import measure_steps
+
+        tell(
+            say(
+                en=f"Running {len(kinds)} layouts in turns, {ROUNDS} steps each…",
+                fr=f"Exécution de {len(kinds)} configurations à tour de rôle, {ROUNDS} itérations chacune…",
+            )
+        )
+        measured_s = measure_steps([one.config for one in kinds], ROUNDS)
+    if given.get("figure"):
+        made.figure(measured_s or None, given["figure"])
+        tell(say(en=f"written: {given['figure']}", fr=f"écrit : {given['figure']}"))
+    if given.get("json"):
+        told = made.as_dict(top)
+        for row, taken in zip(told["rows"], measured_s, strict=False):
+            row["measured_s"] = taken
+        answer(told)
+        return main.DONE
+    answer("\n".join(f"{name}: {value}" for name, value in made.lines()))
+    answer(_table(made, top, measured_s))
+    if measured_s:
+        answer(_verdict(measured_s))
+    return main.DONE
+
+
+def _table(made: Any, top: int, measured_s: list[float]) -> Table:
+    from dlojz.planner.answer import seconds
+
+    titles = (
+        say(en="layout", fr="configuration"),
+        say(en="predicted step", fr="itération prédite"),
+        say(en="to the best", fr="au meilleur"),
+        *([say(en="measured", fr="mesurée")] if measured_s else []),
+    )
+    rows = []
+    for place, row in enumerate(made.table(top)):
+        taken = [seconds(measured_s[place])] if place < len(measured_s) else [""] if measured_s else []
+        rows.append((*row, *taken))
+    return Table(titles, tuple(rows))
+
+
+def _verdict(measured_s: list[float]) -> str:
+    loss = spaced_percent(measured_s[0] / min(measured_s) - 1)
+    return say(
+        en=f"The first choice takes {loss} longer than the best of the {len(measured_s)} that were measured.",
+        fr=f"Le premier choix prend {loss} de plus que le meilleur des {len(measured_s)} mesurés.",
+    )
+
+
+VALIDATE_HELP = {
+    "en": """How far the planner's cost model is from published measurements.
+
+Without a table: the error of every table on the rows that nothing was fitted on, beside that of a constant rate per
+GPU, of fits that saw no row of the model, and of the best published tool; then memory. With a table: every row.
+
+Examples:
+  dlojz validate
+  dlojz validate jean-zay-a100
+  dlojz validate --json
+  dlojz validate --figure validation.png""",
+    "fr": """À quelle distance des mesures publiées se trouve le modèle de coût du planificateur.
+
+Sans tableau : l’erreur de chaque tableau sur les lignes que l’ajustement n’a pas vues, à côté de celle d’un débit
+constant par GPU, d’ajustements sans aucune ligne du modèle, et du meilleur outil publié ; puis la mémoire. Avec un
+tableau : chaque ligne.
+
+Exemples :
+  dlojz validate
+  dlojz validate jean-zay-a100
+  dlojz validate --json
+  dlojz validate --figure validation.png""",
+}
+
+
+def validate_command(words: list[str]) -> int:
+    """Show the errors; exits with 1 if a goal is missed."""
+    flags = [
+        Flag("tables", say(en="tables to show row by row", fr="tableaux à montrer ligne par ligne"), kind="words"),
+        Flag("figure", say(en="picture to write (.png, .svg)", fr="image à écrire (.png, .svg)"), metavar="FILE"),
+        json_flag(),
+    ]
+    given = parse("validate", say(**VALIDATE_HELP), flags, words)
+    names = tuple(given.get("tables") or ())
+    with answering(given.get("json", False)) as answer:
+        return _validate_answer(names, given, answer)
+
+
+def _validate_answer(names: tuple[str, ...], given: dict[str, Any], answer: Any) -> int:
+    from dlojz.cost_model.validation import validate, validated
+
+    if len(names) != len(set(names)):
+        raise LabError(
+            say(
+                en=f"a table was named twice: {', '.join(names)}; name each once.",
+                fr=f"un tableau est nommé deux fois : {', '.join(names)} ; nommez chacun une fois.",
+            )
+        )
+    results = [validate(name) for name in names or validated()]
+    memory = None
+    if not names:
+        from dlojz.cost_model.validation import validate_memory
+
+        memory = validate_memory()
+    if given.get("figure"):
+        from dlojz.display.figures.cost_model_figures import validation_figure
+
+        validation_figure(results, given["figure"])
+    missed = [one.name for one in results if one.reached is False]
+    if given.get("json"):
+        document: dict[str, Any] = {"tables": [one.as_dict() for one in results]}
+        if memory is not None:
+            document["memory"] = memory.as_dict()
+        if names:
+            for made, one in zip(document["tables"], results, strict=True):
+                made["each"] = [
+                    {
+                        "row": row.row.row,
+                        "measured_s": row.measured_s,
+                        "predicted_s": row.predicted_s,
+                        "error": row.error,
+                        "held_out": row.held_out,
+                    }
+                    for row in one.rows
+                ]
+        answer(document)
+        return int(bool(missed))
+    from dlojz.display.figures.cost_model_figures import rows_table, validation_table
+
+    for one in results if names else ():
+        answer(rows_table(one))
+    answer(validation_table(results))
+    if memory is not None:
+        answer(_memory_words(memory))
+    return int(bool(missed))
+
+
+def _memory_words(memory: Any) -> str:
+    missed = ", ".join(memory.missed)
+    return say(
+        en=f"Memory: {brief_percent(memory.mean)} on the held-out Jean Zay readings, "
+        f"{brief_percent(memory.activation_mean)} on Korthikanti's activations; {len(memory.found)} of "
+        f"{len(memory.ran_out)} out-of-memory rows found, {len(memory.false_alarms)} false alarms."
+        + (f" Not found: {missed}." if missed else ""),
+        fr=f"Mémoire : {brief_percent(memory.mean)} sur les relevés de Jean Zay mis de côté, "
+        f"{brief_percent(memory.activation_mean)} sur les activations de Korthikanti ; {len(memory.found)} lignes à "
+        f"court de mémoire trouvées sur {len(memory.ran_out)}, {len(memory.false_alarms)} fausses alertes."
+        + (f" Non trouvées : {missed}." if missed else ""),
+    )

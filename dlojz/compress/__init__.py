@@ -1,8 +1,8 @@
 """From the big model to the small one: distillation, quantization, pruning, and what each of them gives and takes.
 
-Layer 2. Invariant: every method starts from the same trained teacher and ends in a `Shrunk`: a model that answers, the
-tensors that a file would keep of it, and the bytes that were predicted of them before anything was computed. Importing
-this package loads no torch.
+Every method starts from the same trained teacher and ends in a `Shrunk`: a model that answers, the tensors that a file
+would keep of it, and the bytes that were predicted of them before anything was computed. Importing this package loads
+no torch.
 
     task      the data, divided into what is learnt from and what is held out
     fitting   one training loop for all methods, with the loss and what follows an update as parameters

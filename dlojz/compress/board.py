@@ -1,7 +1,14 @@
-"""A board: every method on the same teacher, and accuracy, size and latency of what each gives.
+"""Board of compression methods: run them on one teacher, check the request, report progress.
 
-Layer 2. Invariant: the models of one seed are timed in turns with their teacher, on the same images, after all of them
-were made; nobody learns from the images that judge.
+What can be refused before a teacher is trained: a method that does not fit a model, or an option that it refuses.
+
+Nothing is learnt here that anybody keeps; a teacher of the right shapes, untrained, is enough to know whether a method
+fits it.
+
+A board: every method on the same teacher, and accuracy, size and latency of what each gives.
+
+The models of one seed are timed in turns with their teacher, on the same images, after all of them were made; nobody
+learns from the images that judge.
 """
 
 from __future__ import annotations
@@ -10,6 +17,7 @@ import importlib.metadata
 import math
 import platform
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,24 +25,122 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from dlojz.compress.board_checks import check_fit
-from dlojz.compress.board_record import DEFAULT_METHODS, TEACHER, Board, LayerSnr, Trial
-from dlojz.compress.fitting import Settings, accuracy
-from dlojz.compress.measuring import Latency, latencies, parameters, payload_bytes, saved_bytes, stored_weights
-from dlojz.compress.method import TIMED_IMAGES, Method, Shrunk, Start
-from dlojz.compress.methods import method
-from dlojz.compress.task import Task, digits
-from dlojz.compress.teachers import trained_teacher
-from dlojz.schema import LabError, one_of
-from dlojz.text import say
+from dlojz import models
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say
+from dlojz.compress.board_record import DEFAULT_METHODS, TEACHER, Board, BoardTrial, LayerSnr
+from dlojz.compress.distillation import LargerStudentWarning
+from dlojz.compress.method import METHODS, TIMED_IMAGES, Method, Shrunk, Start, method
+from dlojz.compress.permutations import check_permutable
+from dlojz.compress.task import (
+    Latency,
+    Settings,
+    Task,
+    accuracy,
+    digits,
+    latencies,
+    new_model,
+    parameters,
+    payload_bytes,
+    saved_bytes,
+    stored_weights,
+    trained_teacher,
+)
+from dlojz.compress.two_to_four import linear_layers
+
+SAMPLES, MEASURED_SAMPLES = 2, 64
+"""Images of a rehearsal: what fits two fits all, but the errors of quantized layers are measured on more."""
+_PERMUTED = "two_to_four_permuted"
+
+
+def check_fit(chosen: Method, options: Mapping[str, Any], teacher: str, task: Task) -> None:
+    """Refuse a method that cannot be applied to a model, or an option that it refuses, before anything is trained.
+
+    Distillation, and whatever was given options of its own, is rehearsed: one step on an untrained teacher. Of 2:4 the
+    shapes are enough, and all other methods take any model.
+
+    Args:
+        chosen: the method.
+        options: of it, over its defaults.
+        teacher: model of the catalogue.
+        task: what it will learn.
+
+    Raises:
+        LabError: in one sentence; where it is the model that does not fit, it names the methods of the family that do.
+    """
+    chosen.check_options(options)
+    lacking = chosen.missing()
+    if lacking is not None:
+        raise LabError(lacking)
+    why = misfit(chosen, options, teacher, task)
+    if why is not None:
+        its_options = bool(options) and misfit(chosen, {}, teacher, task) is None
+        raise LabError(why if its_options else _refusal(chosen, teacher, task, why))
+    if options and chosen.family != "distillation":
+        _rehearse(chosen, options, teacher, task)
+
+
+def misfit(chosen: Method, options: Mapping[str, Any], teacher: str, task: Task) -> str | None:
+    """Why a method cannot be applied to a model; None if it can.
+
+    Args:
+        chosen: the method.
+        options: of it, over its defaults.
+        teacher: model of the catalogue.
+        task: what it will learn.
+    """
+    try:
+        if chosen.family == "distillation":
+            _rehearse(chosen, options, teacher, task)
+        elif chosen.function.startswith("pruning:two_to_four"):
+            with torch.device("meta"):
+                shapes: nn.Module = models.build(teacher, image_size=task.image_size, num_classes=task.num_classes)
+            linear_layers(shapes)
+            if chosen.name == _PERMUTED:
+                check_permutable(shapes)
+    except LabError as refusal:
+        return str(refusal)
+    return None
+
+
+def _rehearse(chosen: Method, options: Mapping[str, Any], teacher: str, task: Task) -> None:
+    samples = MEASURED_SAMPLES if chosen.family == "quantization" else SAMPLES
+    short = task.few(min(samples, len(task.labels_N)))
+    asked = dict(options)
+    if "epochs" in chosen.options and "rewind_epochs" not in chosen.options:
+        asked["epochs"] = min(int(asked.get("epochs", 1)), 1)  # 0 and less are refused as they will be
+    if "samples" in chosen.options:
+        calibrating = int(asked.get("samples", chosen.options["samples"]))
+        if calibrating > 0:
+            task.few(calibrating)  # refuses more than there are
+            asked["samples"] = len(short.labels_N)
+    if "sweeps" in asked:
+        asked["sweeps"] = min(int(asked["sweeps"]), 1)
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore", LargerStudentWarning)  # it is told when the student is really made
+        chosen(Start(new_model(teacher, task, seed=0).eval(), teacher, short, options=asked, timed_images=1))
+
+
+def _refusal(chosen: Method, teacher: str, task: Task, why: str) -> str:
+    family = (one for one in METHODS.values() if one.family == chosen.family and one.missing() is None)
+    fitting = ", ".join(one.name for one in family if one.name != chosen.name and not misfit(one, {}, teacher, task))
+    english, french = f"use {fitting}", f"prenez {fitting}"
+    if not fitting:
+        english, french = "use another model", "prenez un autre modèle"
+    return say(
+        en=f"the method {chosen.name} cannot be applied to {teacher} ({why.rstrip('.')}): {english}.",
+        fr=f"la méthode {chosen.name} ne s’applique pas à {teacher} ({why.rstrip('.')}) : {french}.",
+    )
+
 
 Watch = Callable[[str, int, int], None]
 """Called with (what is under way, done, total)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class BoardRequest:
     """What a board is made of.
 
     Args:
@@ -87,7 +193,7 @@ class Request:
             )
 
 
-def make_board(request: Request, task: Task | None = None, watch: Watch | None = None) -> Board:
+def make_board(request: BoardRequest, task: Task | None = None, watch: Watch | None = None) -> Board:
     """Train the teachers, apply every method to each, and measure what comes of it.
 
     Args:
@@ -108,7 +214,7 @@ def make_board(request: Request, task: Task | None = None, watch: Watch | None =
             if request.strict:
                 raise
             left_out[name] = str(refusal)
-    trials: list[Trial] = []
+    trials: list[BoardTrial] = []
     for seed in request.seeds:
         trials += _of_seed(request, task, seed, left_out, watch)
     return Board(
@@ -126,7 +232,9 @@ def make_board(request: Request, task: Task | None = None, watch: Watch | None =
     )
 
 
-def _of_seed(request: Request, task: Task, seed: int, left_out: dict[str, str], watch: Watch | None) -> list[Trial]:
+def _of_seed(
+    request: BoardRequest, task: Task, seed: int, left_out: dict[str, str], watch: Watch | None
+) -> list[BoardTrial]:
     def telling(name: str) -> Callable[[int, int], None] | None:
         label = name if len(request.seeds) == 1 else say(en=f"{name}, seed {seed}", fr=f"{name}, graine {seed}")
         return None if watch is None else lambda done, total: watch(label, done, total)
@@ -174,9 +282,9 @@ class _Made:
     shrunk: Shrunk
     seconds: float
 
-    def measured(self, task: Task, seed: int, latency: Latency) -> Trial:
+    def measured(self, task: Task, seed: int, latency: Latency) -> BoardTrial:
         shrunk = self.shrunk
-        return Trial(
+        return BoardTrial(
             method=self.name,
             family=self.family,
             seed=seed,

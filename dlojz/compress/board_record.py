@@ -1,25 +1,23 @@
 """What a board holds: one trial per method and seed, their medians, and which of them nothing else beats.
 
-Layer 2. Invariant: a board is written whole or not at all, with the checksum of its content; importing this loads no
-torch.
+A board is written whole or not at all; importing this loads no torch.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from dlojz.record import write_atomic
-from dlojz.schema import Contract, LabError, parse_json
-from dlojz.text import say
+from dlojz.base.contract import Contract
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.results.record import write_atomic
 
-MAX_BOARD_BYTES = 64 * 2**20
 DEFAULT_METHODS: tuple[str, ...] = (
     "student_alone",
     "distill_soft",
@@ -50,7 +48,7 @@ class LayerSnr(Contract):
     bits: float = Field(ge=0, description="of a weight")
 
 
-class Trial(Contract):
+class BoardTrial(Contract):
     """One method on the teacher of one seed."""
 
     method: str
@@ -72,7 +70,7 @@ class Trial(Contract):
     notes: tuple[str, ...] = ()
 
 
-class Line(Contract):
+class BoardLine(Contract):
     """A method over all seeds: medians; of two middle trials, the mean."""
 
     method: str
@@ -95,7 +93,7 @@ class Line(Contract):
     made_in_s: float
     notes: tuple[str, ...] = ()
 
-    def beats(self, other: Line) -> bool:
+    def beats(self, other: BoardLine) -> bool:
         """Whether it is at least as good in accuracy, size and latency, and better in one of them.
 
         Two latencies differ only where the quartiles of their ratios do not overlap: what the machine's noise decides
@@ -121,7 +119,7 @@ class Board(Contract):
     threads: int = Field(gt=0)
     environment: dict[str, str] = Field(default_factory=dict, description="versions and machine")
     made_utc: str = ""
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[BoardTrial, ...] = ()
     left_out: dict[str, str] = Field(default_factory=dict, description="methods that gave nothing here, and why")
 
     def title(self) -> str:
@@ -134,16 +132,16 @@ class Board(Contract):
             f"de {self.batch} images sur {self.threads} thread(s)",
         )
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[BoardLine]:
         """One per method, the teacher first, then as they were asked for."""
         names = dict.fromkeys(trial.method for trial in self.trials)
         return [_line(self, name) for name in sorted(names, key=lambda name: name != TEACHER)]
 
-    def front(self) -> list[Line]:
+    def front(self) -> list[BoardLine]:
         """The lines that no other one beats, the teacher's among them, from large to small."""
         return pareto(self.lines())
 
-    def of(self, method: str) -> list[Trial]:
+    def of(self, method: str) -> list[BoardTrial]:
         """The trials of a method, by seed."""
         return sorted((one for one in self.trials if one.method == method), key=lambda one: one.seed)
 
@@ -158,14 +156,14 @@ def family_title(family: str) -> str:
     }.get(family, family)
 
 
-def pareto(lines: Iterable[Line]) -> list[Line]:
+def pareto(lines: Iterable[BoardLine]) -> list[BoardLine]:
     """The lines that no other one beats, from the largest file to the smallest."""
     lines = list(lines)
     front = [line for line in lines if not any(other.beats(line) for other in lines)]
     return sorted(front, key=lambda line: -line.file_bytes)
 
 
-def _line(board: Board, name: str) -> Line:
+def _line(board: Board, name: str) -> BoardLine:
     trials = board.of(name)
     teachers = {trial.seed: trial for trial in board.of(TEACHER)}
 
@@ -177,7 +175,7 @@ def _line(board: Board, name: str) -> Line:
 
     foreseen = [one.predicted_latency_ratio for one in trials if one.predicted_latency_ratio is not None]
     pairs = [(one, teachers[one.seed]) for one in trials if one.seed in teachers]
-    return Line(
+    return BoardLine(
         method=name,
         family=trials[0].family,
         seeds=len(trials),
@@ -206,15 +204,14 @@ _MEDIANS = (
 
 
 def write_board(path: Path, board: Board) -> None:
-    """Write a board atomically, with the checksum of its content under the key `sha256`.
+    """Write a board atomically.
 
     Raises:
         LabError: if the folder cannot be written.
     """
-    content = board.to_dict()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps({**content, "sha256": _checksum(content)}, indent=1, ensure_ascii=False))
+        write_atomic(path, json.dumps(board.to_dict(), indent=1, ensure_ascii=False))
     except OSError as error:
         raise LabError(
             say(
@@ -222,43 +219,3 @@ def write_board(path: Path, board: Board) -> None:
                 fr=f"le tableau ne peut pas être écrit dans {path} : {error.strerror} ; donnez un autre chemin.",
             )
         ) from None
-
-
-def read_board(path: Path) -> Board:
-    """Read a board and verify its checksum.
-
-    Raises:
-        LabError: if it cannot be read, was altered, or was written by a newer version.
-    """
-    try:
-        if path.stat().st_size > MAX_BOARD_BYTES:
-            raise LabError(say(en="it is too large", fr="il est trop gros"))
-        content = parse_json(path.read_bytes())
-        if not isinstance(content, dict):
-            raise LabError(say(en="it holds no JSON object", fr="il ne contient pas d’objet JSON"))
-        version = content.get("schema_version")
-        if isinstance(version, int) and version > 1:
-            raise LabError(
-                say(
-                    en=f"it has schema version {version}, newer than this dlojz knows: update dlojz",
-                    fr=f"il est d’une version {version} du schéma, plus récente que ce dlojz n’en connaît : mettez "
-                    "dlojz à jour",
-                )
-            )
-        if content.pop("sha256", None) != _checksum(content):
-            raise LabError(
-                say(
-                    en="its checksum does not match its content",
-                    fr="sa somme de contrôle ne correspond pas à son contenu",
-                )
-            )
-        return Board.from_dict(content)
-    except (OSError, LabError) as error:
-        why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error).rstrip(".")
-        raise LabError(
-            say(en=f"the board {path} cannot be used: {why}.", fr=f"le tableau {path} est inutilisable : {why}.")
-        ) from None
-
-
-def _checksum(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()

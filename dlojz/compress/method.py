@@ -1,25 +1,43 @@
-"""What a method is: it gets a `Start`, a trained teacher and a task, and gives a `Shrunk`, a smaller model.
+"""Methods of compression: what a method takes and gives, and the catalogue of all of them.
 
-Layer 2. Invariant: a method does not change the teacher; an option that it does not have is refused. Importing this
-loads no torch.
+What a method is: it gets a `Start`, a trained teacher and a task, and gives a `Shrunk`, a smaller model.
+
+A method does not change the teacher; an option that it does not have is refused. Importing this loads no torch.
+
+Distillation: its methods, as the catalogue shows them.
+
+Importing this loads no torch; the methods differ in the loss alone, so that what one gains over another is the loss's
+doing.
+
+Pruning: its methods, as the catalogue shows them.
+
+Importing this loads no torch.
+
+Quantization: its methods, as the catalogue shows them.
+
+Importing this loads no torch.
+
+The catalogue of methods: what each is called, which family it is of, and the function that applies it.
+
+Each family tells its own methods in a module that loads no torch, and this one only collects them, in the order in
+which the board shows them.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from dlojz.schema import LabError, one_of
-from dlojz.text import say
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say
+from dlojz.compress.torchao_import import VERSION
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from dlojz.compress.fitting import Progress
-    from dlojz.compress.task import Task
+    from dlojz.compress.task import Progress, Task
 
 Family = Literal["distillation", "quantization", "pruning"]
 
@@ -162,3 +180,285 @@ class Method:
         apply = getattr(importlib.import_module(f"dlojz.compress.{module}"), function)
         shrunk: Shrunk = apply(start, **{**self.options, **start.options})
         return shrunk
+
+
+DEFAULT_STUDENT = "vit_mini"
+_SHARED: dict[str, Any] = {
+    "student": DEFAULT_STUDENT,
+    "initialise": "random",
+    "epochs": 12,
+    "learning_rate": 1e-3,
+}
+
+DISTILLATION_METHODS: tuple[Method, ...] = (
+    Method(
+        name="student_alone",
+        family="distillation",
+        function="distillation:student_alone",
+        summary=lambda: say(
+            en="the student trained on the labels, without its teacher: what the others are measured by",
+            fr="l’étudiant entraîné sur les étiquettes, sans son professeur : la référence des autres",
+        ),
+        options=_SHARED,
+    ),
+    Method(
+        name="distill_soft",
+        family="distillation",
+        function="distillation:soft",
+        summary=lambda: say(
+            en="the teacher's probabilities softened by a temperature (KL), and a tenth of the labels",
+            fr="les probabilités du professeur adoucies par une température (KL), et un dixième d’étiquettes",
+        ),
+        options={**_SHARED, "temperature": 4.0, "labels": 0.1},
+    ),
+    Method(
+        name="distill_logits",
+        family="distillation",
+        function="distillation:logits",
+        summary=lambda: say(
+            en="the teacher's logits, by their mean square difference; no labels",
+            fr="les logits du professeur, par l’écart quadratique moyen ; sans étiquettes",
+        ),
+        options={**_SHARED, "labels": 0.0},
+    ),
+    Method(
+        name="distill_hidden",
+        family="distillation",
+        function="distillation:hidden",
+        summary=lambda: say(
+            en="DistilBERT's recipe: every second block of the teacher, soft labels, labels, and the cosine of hidden "
+            "states",
+            fr="la recette de DistilBERT : un bloc du professeur sur deux, étiquettes douces et vraies, et cosinus des "
+            "états cachés",
+        ),
+        options={
+            **_SHARED,
+            "initialise": "teacher",
+            "temperature": 4.0,
+            "labels": 0.1,
+            "hidden": 1.0,
+            "hidden_kind": "cosine",
+        },
+    ),
+)
+"""In the order in which the board shows them."""
+
+
+_FINE_TUNING = {"epochs": 3, "learning_rate": 5e-4}
+
+PRUNING_METHODS: tuple[Method, ...] = (
+    Method(
+        name="magnitude_global",
+        family="pruning",
+        function="pruning:magnitude",
+        summary=lambda: say(
+            en="the smallest weights of all layers together become zero, the others are trained on",
+            fr="les plus petits poids, toutes couches confondues, deviennent nuls ; les autres sont affinés",
+        ),
+        options={"sparsity": 0.8, **_FINE_TUNING, "per_layer": False},
+    ),
+    Method(
+        name="magnitude_layer",
+        family="pruning",
+        function="pruning:magnitude",
+        summary=lambda: say(
+            en="the smallest weights of each layer become zero, the same share of each; the others are trained on",
+            fr="les plus petits poids de chaque couche deviennent nuls, la même part partout ; les autres sont affinés",
+        ),
+        options={"sparsity": 0.8, **_FINE_TUNING, "per_layer": True},
+    ),
+    Method(
+        name="gradual",
+        family="pruning",
+        function="pruning:gradual",
+        summary=lambda: say(
+            en="more and more weights become zero while the model trains, along the cubic of Zhu and Gupta",
+            fr="de plus en plus de poids deviennent nuls pendant l’entraînement, selon la cubique de Zhu et Gupta",
+        ),
+        options={"sparsity": 0.9, "epochs": 6, "learning_rate": 1e-3, "every": 5, "per_layer": True},
+    ),
+    Method(
+        name="lottery",
+        family="pruning",
+        function="pruning:lottery_ticket",
+        summary=lambda: say(
+            en="a winning ticket: trained, pruned and rewound in rounds, from scratch",
+            fr="un ticket gagnant : entraîné, élagué puis rembobiné, plusieurs fois, à partir de zéro",
+        ),
+        options={
+            **{"sparsity": 0.8, "rounds": 2, "epochs": 6, "learning_rate": 1e-3},
+            **{"rewind_epochs": 1, "per_layer": True},
+        },
+    ),
+    Method(
+        name="two_to_four",
+        family="pruning",
+        function="pruning:two_to_four",
+        summary=lambda: say(
+            en="2:4: of every four weights of a row the two smaller become zero, the others are trained on",
+            fr="2:4 : sur quatre poids d’une ligne, les deux plus petits deviennent nuls ; les autres sont affinés",
+        ),
+        options=_FINE_TUNING,
+    ),
+    Method(
+        name="two_to_four_permuted",
+        family="pruning",
+        function="pruning:two_to_four_permuted",
+        summary=lambda: say(
+            en="2:4 after an order of the dimensions that computes the same and loses less",
+            fr="2:4 après avoir rangé les dimensions dans un ordre qui calcule la même chose et perd moins",
+        ),
+        options={**_FINE_TUNING, "sweeps": 2},
+    ),
+    Method(
+        name="two_to_four_sr_ste",
+        family="pruning",
+        function="pruning:two_to_four_sr_ste",
+        summary=lambda: say(
+            en="2:4 trained with SR-STE: the mask follows the weights, hidden ones are pulled towards zero",
+            fr="2:4 appris avec SR-STE : le masque suit les poids, ceux qu’il cache sont tirés vers zéro",
+        ),
+        options={**_FINE_TUNING, "decay": 2e-4, "origin": "teacher"},
+    ),
+)
+"""In the order in which the board shows them."""
+
+
+_INT8 = {"bits": 8, "symmetric": True, "per_channel": True, "weight_range": "min_max"}
+# Where it begins to matter for a model this small: two bits, and one scale for a whole layer.
+_FEW_BITS = {"bits": 2, "per_channel": False, "weight_range": "min_max"}
+_TRAINED = {**_FEW_BITS, "epochs": 3, "learning_rate": 5e-4}
+
+QUANTIZATION_METHODS: tuple[Method, ...] = (
+    Method(
+        name="int8_weight_only",
+        family="quantization",
+        function="quantization:post_training",
+        summary=lambda: say(en="INT8 weights, multiplied as real numbers", fr="poids INT8, multipliés comme des réels"),
+        options={**_INT8, "activations": "float"},
+    ),
+    Method(
+        name="int8_dynamic",
+        family="quantization",
+        function="quantization:post_training",
+        summary=lambda: say(
+            en="INT8 weights and inputs, each row of inputs on a grid found as it comes; products of integers",
+            fr="poids et entrées INT8, chaque ligne d’entrées sur une grille trouvée à la volée ; produits d’entiers",
+        ),
+        options={**_INT8, "activations": "dynamic"},
+    ),
+    Method(
+        name="int8_static",
+        family="quantization",
+        function="quantization:post_training",
+        summary=lambda: say(
+            en="INT8 weights and inputs, the inputs' grid fixed beforehand by calibration; products of integers",
+            fr="poids et entrées INT8, la grille des entrées fixée d’avance par calibrage ; produits d’entiers",
+        ),
+        options={**_INT8, "activations": "static", "activation_range": "mse", "samples": 256},
+    ),
+    Method(
+        name="int4_weight_only",
+        family="quantization",
+        function="quantization:post_training",
+        summary=lambda: say(
+            en="4-bit weights, two to a byte, a scale per output; multiplied as real numbers",
+            fr="poids de 4 bits, deux par octet, une échelle par sortie ; multipliés comme des réels",
+        ),
+        options={**_INT8, "bits": 4, "activations": "float"},
+    ),
+    Method(
+        name="ptq_2bit",
+        family="quantization",
+        function="quantization:post_training",
+        summary=lambda: say(
+            en="2-bit weights, one scale a layer, without any training: where quantization alone breaks",
+            fr="poids de 2 bits, une échelle par couche, sans entraînement : là où la quantification seule casse",
+        ),
+        options={**_FEW_BITS, "symmetric": True, "activations": "float"},
+    ),
+    Method(
+        name="ptq_2bit_tuned",
+        family="quantization",
+        function="quantization:post_training_tuned",
+        summary=lambda: say(
+            en="the same, then scales, biases and norms are trained on; the integers stay",
+            fr="la même, puis échelles, biais et normalisations sont affinés ; les entiers restent",
+        ),
+        options=_TRAINED,
+    ),
+    Method(
+        name="qat_2bit",
+        family="quantization",
+        function="quantization:aware_training",
+        summary=lambda: say(
+            en="the same grid, with the weights trained on it through the straight-through estimator",
+            fr="la même grille, les poids s’y entraînant grâce à l’estimateur straight-through",
+        ),
+        options=_TRAINED,
+    ),
+    Method(
+        name="torch_int8_dynamic",
+        family="quantization",
+        function="quantization:torch_dynamic",
+        summary=lambda: say(
+            en="INT8 with torch's own kernels, the fast way on a CPU",
+            fr="INT8 avec les noyaux de torch, la voie rapide sur CPU",
+        ),
+    ),
+    *(
+        Method(
+            name=f"torchao_{form}",
+            family="quantization",
+            function=f"quantization:torchao_{form}",
+            summary=summary,
+            needs=(f"torchao=={VERSION}",),
+        )
+        for form, summary in (
+            (
+                "int8_weight_only",
+                lambda: say(en="torchao's INT8 weights: our numbers", fr="les poids INT8 de torchao : nos nombres"),
+            ),
+            (
+                "int8_dynamic",
+                lambda: say(
+                    en="torchao's INT8 weights and inputs: our numbers; made for torch.compile: called as here, "
+                    "slower than torch's kernels",
+                    fr="poids et entrées INT8 de torchao : nos nombres ; conçu pour torch.compile : appelé comme ici, "
+                    "plus lent que les noyaux de torch",
+                ),
+            ),
+            (
+                "fp8_weight_only",
+                lambda: say(en="torchao's FP8 weights (e4m3)", fr="les poids FP8 (e4m3) de torchao"),
+            ),
+            (
+                "int4_weight_only",
+                lambda: say(
+                    en="torchao's INT4 weights in groups of 32, the rest in bfloat16",
+                    fr="les poids INT4 de torchao par groupes de 32, le reste en bfloat16",
+                ),
+            ),
+        )
+    ),
+)
+"""In the order in which the board shows them."""
+
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for methods in (DISTILLATION_METHODS, QUANTIZATION_METHODS, PRUNING_METHODS)
+    for method in methods
+}
+"""Every method, by name."""
+
+
+def method(name: str) -> Method:
+    """A method by its name.
+
+    Raises:
+        LabError: if there is none; the sentence lists those that exist.
+    """
+    if name not in METHODS:
+        raise LabError(one_of(say(en="method", fr="méthode"), name, METHODS))
+    return METHODS[name]

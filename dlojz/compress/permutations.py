@@ -1,6 +1,18 @@
-"""Permutations that leave a transformer's output unchanged, chosen so that 2:4 keeps the most magnitude.
+"""Permute channels so that 2:4 sparsity keeps more: the search, and the model that computes the same.
 
-Layer 2. Invariant: a permuted model computes the same function; only the order of its sums changes.
+Which order of the columns keeps the most magnitude under 2:4: pairs of groups, each pair at its best, in turns.
+
+An order that is found keeps at least as much as the order that was given; for eight columns it is the best there is,
+and for more no other way of sharing the columns of any two groups between them is better, unless the sweeps ran out.
+
+Shape suffixes: R rows, C columns, P pairs of groups, S ways of taking four columns of eight.
+
+Source: Pool and Yu 2021, "Channel permutations for N:M sparsity" (NeurIPS), whose exhaustive search of a window of two
+stripes this is, the windows visited as teams meet in a tournament.
+
+Permutations that leave a transformer's output unchanged, chosen so that 2:4 keeps the most magnitude.
+
+A permuted model computes the same function; only the order of its sums changes.
 
     hidden        units of an MLP         rows of the first layer, its biases, columns of the second
     value_output  dimensions of V, a head  rows of V, their biases, columns of the layer after the attention
@@ -20,16 +32,110 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Literal, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dlojz.compress.permutation_search import best_permutation, kept_magnitude
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say
+from dlojz.compress.two_to_four import GROUP, check_groups
 from dlojz.models import gpt, vit
-from dlojz.models.transformer import TransformerBlock
-from dlojz.schema import LabError, one_of
-from dlojz.text import say
+from dlojz.models.blocks import TransformerBlock
+
+_FOURS = list(combinations(range(2 * GROUP), GROUP))
+_ALONE = [four for four in _FOURS if 0 in four]  # the other four of the eight are the other group: 35 ways
+_OTHERS = [tuple(place for place in range(2 * GROUP) if place not in four) for four in _ALONE]
+_CACHED = 8192
+"""Pairs times rows that are worked on at once: few enough for what is computed of them to stay near the processor."""
+Array = NDArray[np.float64]
+
+
+def kept_magnitude(columns_RC: Tensor) -> float:
+    """Sum of the two largest magnitudes of every four in a row.
+
+    Raises:
+        LabError: if the columns are no multiple of 4.
+    """
+    check_groups(columns_RC.shape, "columns")
+    grouped = columns_RC.detach().abs().double().unflatten(1, (-1, GROUP))
+    return float(grouped.topk(2, dim=-1).values.sum())
+
+
+def best_permutation(columns_RC: Tensor, sweeps: int = 6) -> Tensor:
+    """An order of the columns that keeps more magnitude, or the given one: new column c is old column order[c].
+
+    Every two groups of four meet once in a sweep, and share their eight columns in the best of the 35 ways; a sweep
+    that brings nothing is the last.
+
+    Args:
+        columns_RC: the weights; rows that are permuted together are stacked.
+        sweeps: at most so many.
+
+    Raises:
+        LabError: if the columns are no multiple of 4.
+    """
+    check_groups(columns_RC.shape, "columns")
+    # numpy: hundreds of thousands of small operations, each too short to be worth waking torch's threads.
+    magnitude_CR = np.ascontiguousarray(columns_RC.detach().cpu().abs().double().numpy().T)
+    order_G4 = np.arange(len(magnitude_CR)).reshape(-1, GROUP)
+    chunk = max(1, _CACHED // magnitude_CR.shape[1])
+    for _ in range(sweeps):
+        moved = False
+        for pairs_P2 in _meetings(len(order_G4)):
+            for start in range(0, len(pairs_P2), chunk):
+                moved |= _share_out(magnitude_CR, order_G4, pairs_P2[start : start + chunk])
+        if not moved:
+            break
+    return torch.from_numpy(order_G4.reshape(-1))
+
+
+def _meetings(groups: int) -> list[NDArray[np.int64]]:
+    """Rounds of a tournament: in each, every group meets at most one other; in all, every other group once."""
+    teams = list(range(groups + groups % 2))
+    rounds = []
+    for _ in range(len(teams) - 1):
+        half = len(teams) // 2
+        pairs = zip(teams[:half], reversed(teams[half:]), strict=True)
+        rounds.append(np.array([pair for pair in pairs if max(pair) < groups], dtype=np.int64).reshape(-1, 2))
+        teams = [teams[0], teams[-1], *teams[1:-1]]
+    return rounds
+
+
+def _share_out(magnitude_CR: Array, order_G4: NDArray[np.int64], pairs_P2: NDArray[np.int64]) -> bool:
+    """Let pairs of groups share their columns at best, in place; whether any did."""
+    eight_P8 = order_G4[pairs_P2].reshape(-1, 2 * GROUP)
+    shares_PS = _kept_by_share(magnitude_CR[eight_P8.T])
+    best_P, present_P = shares_PS.argmax(axis=1), shares_PS[:, _ALONE.index(tuple(range(GROUP)))]
+    # Below this a gain is rounding, and two shares of the same worth could be exchanged for ever.
+    changed = shares_PS.max(axis=1) > present_P * (1 + 1e-12)
+    for side, places in enumerate((_ALONE, _OTHERS)):
+        taken = np.take_along_axis(eight_P8[changed], np.array(places)[best_P[changed]], axis=1)
+        order_G4[pairs_P2[changed, side]] = taken
+    return bool(changed.any())
+
+
+def _kept_by_share(magnitude_8PR: Array) -> Array:
+    """What each pair of groups keeps in each of the 35 ways of sharing its eight columns."""
+    total, largest = {}, {}
+    for one, other in combinations(range(2 * GROUP), 2):
+        total[one, other] = magnitude_8PR[one] + magnitude_8PR[other]
+        largest[one, other] = np.maximum(magnitude_8PR[one], magnitude_8PR[other])
+    both, each = np.empty_like(magnitude_8PR[0]), np.empty_like(magnitude_8PR[0])
+
+    def kept(four: tuple[int, ...]) -> Array:
+        """The two largest of four are both of one half, or the largest of each."""
+        low, high = (four[0], four[1]), (four[2], four[3])
+        np.maximum(total[low], total[high], out=both)
+        np.add(largest[low], largest[high], out=each)
+        found: Array = np.maximum(both, each, out=both).sum(axis=1)
+        return found
+
+    return np.stack([kept(four) + kept(others) for four, others in zip(_ALONE, _OTHERS, strict=True)], axis=1)
+
 
 Kind = Literal["stream", "hidden", "value_output", "query_key"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -37,7 +143,7 @@ _QUERY, _KEY, _VALUE = range(3)
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptMagnitude:
     """What 2:4 keeps of the weights that one permutation moves, as a share of their magnitude.
 
     Args:
@@ -57,21 +163,12 @@ class Kept:
     head: int | None = None
 
 
-def together(kept: Sequence[Kept], block: str = "") -> Kept:
+def together(kept: Sequence[KeptMagnitude], block: str = "") -> KeptMagnitude:
     """Several groups of weights as one, each weighing what its magnitude weighs; of the kind of the first."""
     magnitude = sum(one.magnitude for one in kept)
     before = sum(one.before * one.magnitude for one in kept) / magnitude
     after = sum(one.after * one.magnitude for one in kept) / magnitude
-    return Kept(block, kept[0].kind, before, after, magnitude)
-
-
-def by_block(kept: Sequence[Kept]) -> tuple[Kept, ...]:
-    """The heads of a block as one, kind after kind."""
-    places = sorted({(KINDS.index(one.kind), one.block) for one in kept})
-    return tuple(
-        together([one for one in kept if (one.kind, one.block) == (KINDS[kind], block)], block)
-        for kind, block in places
-    )
+    return KeptMagnitude(block, kept[0].kind, before, after, magnitude)
 
 
 def permute_dense_pair(first: nn.Linear, second: nn.Linear, order: Tensor) -> None:
@@ -150,7 +247,7 @@ def check_permutable(model: nn.Module) -> None:
 
 def permuted_for_2_of_4(
     model: nn.Module, kinds: Sequence[Kind] = ("stream", "hidden", "value_output"), sweeps: int = 6
-) -> tuple[nn.Module, tuple[Kept, ...]]:
+) -> tuple[nn.Module, tuple[KeptMagnitude, ...]]:
     """A copy of a model that computes the same, its dimensions in an order of which 2:4 keeps more.
 
     Args:
@@ -168,7 +265,7 @@ def permuted_for_2_of_4(
         if kind not in KINDS:
             raise LabError(one_of(say(en="permutation", fr="permutation"), kind, KINDS))
     found = copy.deepcopy(model)
-    kept: list[Kept] = []
+    kept: list[KeptMagnitude] = []
     blocks = _stream_blocks(found)
     if "stream" in kinds:
         read = torch.cat([reader.weight.data for block in blocks for reader in _readers(block)])
@@ -181,7 +278,7 @@ def permuted_for_2_of_4(
     return found, tuple(kept)
 
 
-def _improve(name: str, block: TransformerBlock, kind: Kind, sweeps: int) -> Iterator[Kept]:
+def _improve(name: str, block: TransformerBlock, kind: Kind, sweeps: int) -> Iterator[KeptMagnitude]:
     if kind == "hidden":
         columns = block.mlp_project.weight.data
         order = best_permutation(columns, sweeps)
@@ -199,10 +296,10 @@ def _improve(name: str, block: TransformerBlock, kind: Kind, sweeps: int) -> Ite
         (permute_value_output if kind == "value_output" else permute_query_key)(block, head, order)
 
 
-def _kept(block: str, kind: Kind, columns: Tensor, order: Tensor, head: int | None = None) -> Kept:
+def _kept(block: str, kind: Kind, columns: Tensor, order: Tensor, head: int | None = None) -> KeptMagnitude:
     magnitude = float(columns.abs().double().sum()) or 1.0
     before, after = kept_magnitude(columns), kept_magnitude(columns[:, order])
-    return Kept(block, kind, before / magnitude, after / magnitude, magnitude, head)
+    return KeptMagnitude(block, kind, before / magnitude, after / magnitude, magnitude, head)
 
 
 def _stream_blocks(model: nn.Module) -> list[nn.Module]:

@@ -1,23 +1,224 @@
-"""Pruning as methods of the catalogue: from a trained teacher to a model with zeros, and what a file keeps of it.
+"""Pruning: by magnitude, gradually, as a lottery ticket, 2:4; and the bytes that a file keeps.
 
-Layer 2. Invariant: the teacher is not changed; `predicted_bytes` is computed before anything is trained.
+What a file keeps of a pruned model: a bit for each place and the values that stay, or 2:4 values and indices.
+
+The pruned weights can be given back to the bit; the bytes are known from shapes and sparsity alone, before anything is
+trained.
+
+The lottery ticket: a sparse network that learns as well as the dense one, if it starts from the right weights.
+
+Rewinding to step k is beginning again from the same seed and putting the mask on after step k: the weights there are
+those of the dense training to the bit, and so are the optimizer's moments, the learning rate and the batches that
+follow.
+
+Source: Frankle and Carbin 2019 (arXiv 1803.03635), rewinding to the first weights; Frankle et al. 2020, "Linear mode
+connectivity and the lottery ticket hypothesis" (arXiv 1912.05671), rewinding to step k.
+
+Pruning as methods of the catalogue: from a trained teacher to a model with zeros, and what a file keeps of it.
+
+The teacher is not changed; `predicted_bytes` is computed before anything is trained.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from dlojz.compress import lottery, masks, pruning_storage, sparse_ste
-from dlojz.compress.fitting import Settings, fit, new_model
-from dlojz.compress.gradual import CubicSchedule, GradualPruning
-from dlojz.compress.measuring import parameters
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, percent, say
+from dlojz.compress import masks
+from dlojz.compress import two_to_four as sparse_ste
+from dlojz.compress.masks import CubicSchedule, GradualPruning
 from dlojz.compress.method import Shrunk, Start
 from dlojz.compress.permutations import permuted_for_2_of_4, together
-from dlojz.compress.two_to_four import masks_2_of_4
-from dlojz.schema import LabError, one_of
-from dlojz.text import say
+from dlojz.compress.task import Progress, Settings, Task, fit, new_model, parameters, stored_weights
+from dlojz.compress.two_to_four import linear_layers, masks_2_of_4, pack, packed_bytes
+
+BITS, VALUES, INDICES = ".mask_bits", ".kept_values", ".kept_indices"
+
+
+def pack_bits(mask: Tensor) -> Tensor:
+    """Eight places of a mask in a byte, the first in the lowest bit; uint8, the last byte filled up with zeros."""
+    bits = mask.flatten().to(torch.uint8)
+    bits = torch.cat((bits, bits.new_zeros(-bits.numel() % 8))).reshape(-1, 8)
+    return (bits << torch.arange(8, dtype=torch.uint8)).sum(dim=1, dtype=torch.uint8)
+
+
+def bitmask_tensors(model: nn.Module, kept: masks.Masks) -> dict[str, Tensor]:
+    """What a file keeps of a masked model: of each pruned weight a mask and the values that stay, the rest whole."""
+    stored = stored_weights(model)
+    for layer, mask in kept.items():
+        weight = stored.pop(f"{layer}.weight")
+        stored[layer + BITS] = pack_bits(mask)
+        stored[layer + VALUES] = weight[mask]
+    return stored
+
+
+def two_to_four_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """All that a file keeps of a model whose dense layers are 2:4."""
+    stored = stored_weights(model)
+    for layer in linear_layers(model):
+        packed = pack(stored.pop(f"{layer}.weight"))
+        stored[layer + VALUES], stored[layer + INDICES] = packed.values_OK, packed.indices
+    return stored
+
+
+def bitmask_bytes(model: nn.Module, sparsity: float, *, per_layer: bool = False) -> int:
+    """Bytes of `bitmask_tensors`, from shapes and sparsity: a bit for each place, the values that stay, the rest.
+
+    Args:
+        model: of the shapes; its weights are not looked at.
+        sparsity: share of the weights that go, from 0 to below 1.
+        per_layer: the same share of each layer, else of all together.
+
+    Raises:
+        LabError: unless 0 ≤ sparsity < 1.
+    """
+    found = [module.weight for module in masks.prunable(model).values()]
+    elements, size = [weight.numel() for weight in found], found[0].element_size()
+    groups = elements if per_layer else [sum(elements)]
+    kept = sum(count - masks.pruned_count(count, sparsity) for count in groups)
+    return _dense_bytes(model) - sum(elements) * size + sum((count + 7) // 8 for count in elements) + kept * size
+
+
+def two_to_four_bytes(model: nn.Module) -> int:
+    """Bytes of `two_to_four_tensors`, from shapes alone.
+
+    Raises:
+        LabError: if the inputs of a dense layer are no multiple of 4.
+    """
+    found = [layer.weight for layer in linear_layers(model).values()]
+    dense = sum(weight.numel() * weight.element_size() for weight in found)
+    return _dense_bytes(model) - dense + sum(packed_bytes(weight.shape, weight.element_size()) for weight in found)
+
+
+def _dense_bytes(model: nn.Module) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+
+
+@dataclass(frozen=True)
+class Race:
+    """What all tickets of one seed have in common.
+
+    Args:
+        model_name: in the catalogue.
+        task: what is learnt.
+        settings: of each training.
+        rewind_step: k, steps of the dense training that a ticket starts after; 0: its first weights.
+        seed: of the first weights.
+        per_layer: whether each layer loses the same share.
+
+    Raises:
+        LabError: if the step is not one of the training.
+    """
+
+    model_name: str
+    task: Task
+    settings: Settings
+    rewind_step: int = 0
+    seed: int = 0
+    per_layer: bool = False
+
+    def __post_init__(self) -> None:
+        last = self.settings.steps(self.task) - 1
+        if not 0 <= self.rewind_step <= last:
+            raise LabError(
+                say(
+                    en=f"rewind_step must be from 0 to {last}, a step before the end of the training, but "
+                    f"{self.rewind_step} was received.",
+                    fr=f"rewind_step va de 0 à {last}, un pas avant la fin de l’entraînement, mais {self.rewind_step} "
+                    "a été reçu.",
+                )
+            )
+
+
+def sparsities(final: float, rounds: int) -> tuple[float, ...]:
+    """Sparsity after each round, when every round removes the same share of what is left: 1 − (1 − s)^(r / n).
+
+    Args:
+        final: s, after the last round.
+        rounds: n, at least 1.
+
+    Raises:
+        LabError: unless 0 ≤ final < 1 and there is a round.
+
+    Source: Frankle and Carbin 2019 (arXiv 1803.03635), each round removes p^(1/n) of the weights that survive.
+
+    Example:
+        >>> [round(one, 3) for one in sparsities(0.936, 3)]
+        [0.6, 0.84, 0.936]
+    """
+    masks.check_sparsity(final)
+    if rounds < 1:
+        raise LabError(
+            say(
+                en=f"rounds must be at least 1, but {rounds} was received.",
+                fr=f"rounds doit être au moins égal à 1, mais {rounds} a été reçu.",
+            )
+        )
+    return tuple(1 - (1 - final) ** (turn / rounds) for turn in range(1, rounds + 1))
+
+
+def train_ticket(
+    race: Race, ticket: masks.Masks | None, *, seed: int | None = None, progress: Progress | None = None
+) -> nn.Module:
+    """Train from the first weights, masked after `race.rewind_step` steps.
+
+    Args:
+        race: the training.
+        ticket: what stays; None: everything, the dense training.
+        seed: of the first weights, where they are not the race's.
+        progress: told after each step.
+
+    Returns:
+        The trained model, its layers plain, with zeros.
+    """
+    model = new_model(race.model_name, race.task, race.seed if seed is None else seed)
+
+    def put_on(step: int) -> None:
+        if ticket is not None and step == race.rewind_step:
+            masks.renew(model, ticket)
+
+    masks.hold(model)
+    try:
+        put_on(0)
+        fit(model, race.task, race.settings, after_step=put_on, progress=progress)
+    finally:
+        masks.release(model)
+    return model
+
+
+def winning_tickets(
+    race: Race, levels: Sequence[float], progress: Progress | None = None, dense: nn.Module | None = None
+) -> Iterator[tuple[masks.Masks, nn.Module]]:
+    """Train and prune in turns; of each level the mask, and the model that was trained from the rewound weights.
+
+    The first training is dense; what it and each later one end in says what goes next.
+
+    Args:
+        race: the training.
+        levels: rising sparsities (see `sparsities`).
+        progress: told after each step of all trainings.
+        dense: what the dense training has ended in, where that is known already.
+    """
+    own = race.settings.steps(race.task)
+    done = 0 if dense is not None else own
+    total = done + own * len(levels)
+    model = dense if dense is not None else train_ticket(race, None, progress=shifted(progress, 0, total))
+    for turn, level in enumerate(levels):
+        ticket = masks.magnitude_masks(masks.weights(model), level, per_layer=race.per_layer)
+        model = train_ticket(race, ticket, progress=shifted(progress, done + turn * own, total))
+        yield ticket, model
+
+
+def shifted(progress: Progress | None, before: int, total: int) -> Progress | None:
+    """Progress of one training among several."""
+    return None if progress is None else lambda done, _: progress(before + done, total)
+
 
 ORIGINS = ("teacher", "scratch")
 COLLAPSED = 0.02
@@ -31,7 +232,7 @@ def magnitude(start: Start, *, sparsity: float, epochs: int, learning_rate: floa
     Raises:
         LabError: unless 0 ≤ sparsity < 1.
     """
-    predicted = pruning_storage.bitmask_bytes(start.teacher, sparsity, per_layer=per_layer)
+    predicted = bitmask_bytes(start.teacher, sparsity, per_layer=per_layer)
     model = copy.deepcopy(start.teacher)
     kept = masks.magnitude_masks(masks.weights(model), sparsity, per_layer=per_layer)
     masks.fine_tune(model, kept, start.task, Settings(epochs, learning_rate, seed=start.seed), start.progress)
@@ -44,7 +245,7 @@ def gradual(start: Start, *, sparsity: float, epochs: int, learning_rate: float,
     Raises:
         LabError: unless 0 ≤ sparsity < 1, or if the masks are renewed less often than at every step.
     """
-    predicted = pruning_storage.bitmask_bytes(start.teacher, sparsity, per_layer=per_layer)
+    predicted = bitmask_bytes(start.teacher, sparsity, per_layer=per_layer)
     settings = Settings(epochs, learning_rate, seed=start.seed)
     _check_every(every)
     schedule = CubicSchedule.over(settings.steps(start.task), sparsity, every)
@@ -77,10 +278,10 @@ def two_to_four_permuted(start: Start, *, epochs: int, learning_rate: float, swe
     model, found = permuted_for_2_of_4(start.teacher, sweeps=sweeps)
     whole = together(found)
     note = say(
-        en=f"the order of the dimensions raises what 2:4 keeps of the magnitude from {whole.before:.2%} to "
-        f"{whole.after:.2%}.",
-        fr=f"l’ordre des dimensions fait passer de {_percent(whole.before)} à {_percent(whole.after)} la part de la "
-        "magnitude que 2:4 garde.",
+        en=f"the order of the dimensions raises what 2:4 keeps of the magnitude from {percent(whole.before, 2)} to "
+        f"{percent(whole.after, 2)}.",
+        fr=f"l’ordre des dimensions fait passer de {percent(whole.before, 2)} à {percent(whole.after, 2)} la part de "
+        "la magnitude que 2:4 garde.",
     )
     return _held_2_of_4(model, start, epochs, learning_rate, note)
 
@@ -93,7 +294,7 @@ def two_to_four_sr_ste(start: Start, *, epochs: int, learning_rate: float, decay
     """
     if origin not in ORIGINS:
         raise LabError(one_of("origin", origin, ORIGINS))
-    predicted = pruning_storage.two_to_four_bytes(start.teacher)
+    predicted = two_to_four_bytes(start.teacher)
     from_teacher = origin == "teacher"
     model = copy.deepcopy(start.teacher) if from_teacher else new_model(start.teacher_name, start.task, start.seed)
     sparse_ste.attach(model, decay)
@@ -119,12 +320,12 @@ def lottery_ticket(
     Raises:
         LabError: unless 0 ≤ sparsity < 1 and there is a round, or if it rewinds to the end of the training or beyond.
     """
-    levels = lottery.sparsities(sparsity, rounds)
-    predicted = pruning_storage.bitmask_bytes(start.teacher, levels[-1], per_layer=per_layer)
+    levels = sparsities(sparsity, rounds)
+    predicted = bitmask_bytes(start.teacher, levels[-1], per_layer=per_layer)
     settings = Settings(epochs, learning_rate, seed=start.seed)
-    race = lottery.Race(start.teacher_name, start.task, settings, seed=start.seed, per_layer=per_layer,
+    race = Race(start.teacher_name, start.task, settings, seed=start.seed, per_layer=per_layer,
                         rewind_step=rewind_epochs * start.task.batches_per_epoch(settings.batch_size))  # fmt: skip
-    kept, model = list(lottery.winning_tickets(race, levels, start.progress))[-1]
+    kept, model = list(winning_tickets(race, levels, start.progress))[-1]
     note = say(
         en=f"{rounds + 1} trainings of {epochs} epochs found this ticket, which learns from weights rewound to step "
         f"{race.rewind_step}.",
@@ -140,7 +341,7 @@ def _unstructured(model: nn.Module, kept: masks.Masks, predicted: int, *notes: s
         en="its zeros are multiplied like any other number: a dense layer is no faster for them.",
         fr="ses zéros sont multipliés comme tout autre nombre : une couche dense n’en est pas plus rapide.",
     )
-    stored = pruning_storage.bitmask_tensors(model, kept)
+    stored = bitmask_tensors(model, kept)
     notes = (*notes, *_collapsed(kept), dense)
     return Shrunk(
         model.eval(), stored, predicted, parameters(model) - removed, notes=notes, predicted_latency_ratio=1.0
@@ -156,16 +357,16 @@ def _collapsed(kept: masks.Masks) -> tuple[str, ...]:
     left, total = int(kept[worst].sum()), kept[worst].numel()
     return (
         say(
-            en=f"{len(empty)} layer(s) keep less than {COLLAPSED:.0%} of their weights: {worst} keeps {left} of "
-            f"{total}.",
-            fr=f"{len(empty)} couche(s) gardent moins de {100 * COLLAPSED:.0f} % de leurs poids : {worst} en garde "
+            en=f"{len(empty)} layer(s) keep less than {percent(COLLAPSED, 0)} of their weights: {worst} keeps {left} "
+            f"of {total}.",
+            fr=f"{len(empty)} couche(s) gardent moins de {percent(COLLAPSED, 0)} de leurs poids : {worst} en garde "
             f"{left} sur {total}.",
         ),
     )
 
 
 def _held_2_of_4(model: nn.Module, start: Start, epochs: int, learning_rate: float, *notes: str) -> Shrunk:
-    predicted = pruning_storage.two_to_four_bytes(start.teacher)
+    predicted = two_to_four_bytes(start.teacher)
     chosen = masks_2_of_4(model)
     settings = Settings(epochs, learning_rate, seed=start.seed)
     masks.fine_tune(model, chosen, start.task, settings, start.progress)
@@ -178,7 +379,7 @@ def _two_to_four(model: nn.Module, predicted: int, *notes: str) -> Shrunk:
         en="2:4 is faster only where the hardware has units for it, such as NVIDIA GPUs since Ampere.",
         fr="2:4 n’est plus rapide que sur un matériel qui a des unités pour lui, comme les GPU NVIDIA depuis Ampere.",
     )
-    stored = pruning_storage.two_to_four_tensors(model)
+    stored = two_to_four_tensors(model)
     notes = (*notes, hardware)
     return Shrunk(
         model.eval(), stored, predicted, parameters(model) - removed, notes=notes, predicted_latency_ratio=1.0
@@ -195,7 +396,3 @@ def _check_every(every: int) -> None:
                 "reçu.",
             )
         )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f} %".replace(".", ",")

@@ -1,35 +1,60 @@
-"""The methods of quantization: ours, which can be read, and the libraries', which are fast.
+"""Quantize a model after its training, or while it trains.
 
-Layer 2. Invariant: the held-out images judge and nothing else: calibration and fine-tuning see training images only.
+Training that knows it will be rounded: integers in the forward pass, real weights in the backward one.
 
-Source: Jacob et al. 2018 (arXiv 1712.05877); Nagel et al. 2021 (arXiv 2106.08295); Bengio et al. 2013 (arXiv
-1308.3432) for the straight-through estimator.
+A layer that is trained this way gives, after every update, the very output that its integers will give; only its
+gradient pretends that rounding is not there.
+
+Source: Bengio et al. 2013 (arXiv 1308.3432) for the straight-through estimator; Jacob et al. 2018 (arXiv 1712.05877)
+for a training with simulated quantization.
+
+The methods of quantization: ours, which can be read, and the libraries', which are fast.
+
+The held-out images judge and nothing else: calibration and fine-tuning see training images only.
+
+Source: Jacob et al. 2018 (arXiv 1712.05877); Nagel et al. 2021 (arXiv 2106.08295); Bengio et al. 2013 (arXiv 1308.3432)
+for the straight-through estimator.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from dlojz.compress.calibration import Observed, linear_layers, observe, refuse_no_data
-from dlojz.compress.fitting import Settings, fit
-from dlojz.compress.int8_linear import Activations, kernel_is_exact
-from dlojz.compress.measuring import parameters
+from dlojz.base.language import say
 from dlojz.compress.method import LayerError, Shrunk, Start
-from dlojz.compress.qat import convert, prepare
-from dlojz.compress.quantization_error import layer_error, sqnr_db
 from dlojz.compress.quantized_model import (
+    Activations,
+    QuantizedLinear,
+    kernel_is_exact,
+    layer_error,
     predicted_quantized_bytes,
     quantize_model,
     quantized_layers,
+    replace_layers,
+    speed_forecast,
+    sqnr_db,
     stored_integers,
 )
-from dlojz.compress.quantized_speed import speed_forecast
-from dlojz.compress.quantizers import RangeChoice, Scheme
-from dlojz.compress.torchao_quantization import (
+from dlojz.compress.quantizers import (
+    Observed,
+    RangeChoice,
+    Scheme,
+    channels,
+    fake_quantize,
+    linear_layers,
+    observe,
+    parameters_from_range,
+    refuse_no_data,
+    value_range,
+)
+from dlojz.compress.task import Settings, fit, parameters
+from dlojz.compress.torchao import (
     Form,
     Narrow,
     fits_int4,
@@ -39,7 +64,93 @@ from dlojz.compress.torchao_quantization import (
     torch_dynamic_model,
     torchao_model,
 )
-from dlojz.text import say
+
+
+class StraightThrough(torch.autograd.Function):
+    """Rounding forward, the identity backward for what was not clamped.
+
+    Rounding is flat almost everywhere: its true derivative is 0, and nothing would be learnt. Its place is taken by 1
+    where round(x / scale) + zero point is one of the integers, by 0 where it was clamped.
+
+    Source: Bengio et al. 2013 (arXiv 1308.3432).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, scale: Tensor, zero_point: Tensor, scheme: Scheme) -> Tensor:
+        integers = torch.round(values * (1.0 / scale)) + zero_point
+        ctx.save_for_backward((integers >= scheme.quant_min) & (integers <= scheme.quant_max))
+        return fake_quantize(values, scale, zero_point, scheme)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        (inside,) = ctx.saved_tensors
+        return gradient * inside, None, None, None
+
+
+def straight_through(values: Tensor, scale: Tensor, zero_point: Tensor, scheme: Scheme) -> Tensor:
+    """`fake_quantize` with the gradient of `StraightThrough`."""
+    quantized: Tensor = StraightThrough.apply(values, scale, zero_point, scheme)
+    return quantized
+
+
+class QuantizationAwareLinear(nn.Module):
+    """A linear layer whose weights are real and whose products see them rounded.
+
+    The grid follows the weights: its range is the fraction of their extremes that was best for the teacher's weights
+    (1 for `min_max`, and for an end that was 0), taken anew at every step.
+
+    Args:
+        linear: where its weights start; not changed.
+        scheme: of the weights.
+        choice: how their range is chosen.
+    """
+
+    def __init__(self, linear: nn.Linear, scheme: Scheme, choice: RangeChoice = "min_max") -> None:
+        super().__init__()
+        self.scheme = scheme
+        self.weight = nn.Parameter(linear.weight.detach().clone())
+        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone())
+        values_CV = channels(linear.weight.detach(), scheme)
+        whole, chosen = value_range(values_CV, scheme), value_range(values_CV, scheme, choice)
+        # An end at 0 has no fraction: 1 lets a channel that is nothing yet become something.
+        fractions = [
+            torch.where(all_of_it == 0, 1.0, part / all_of_it) for part, all_of_it in zip(chosen, whole, strict=True)
+        ]
+        self.register_buffer("fractions_2C1", torch.stack(fractions), persistent=False)
+
+    fractions_2C1: Tensor
+
+    def grid(self) -> tuple[Tensor, Tensor]:
+        """Scale and zero point for the weights as they are now."""
+        low_C1, high_C1 = value_range(channels(self.weight.detach(), self.scheme), self.scheme)
+        return parameters_from_range(low_C1 * self.fractions_2C1[0], high_C1 * self.fractions_2C1[1], self.scheme)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(…, in_features)`` to ``(…, out_features)``."""
+        return F.linear(x, straight_through(self.weight, *self.grid(), self.scheme), self.bias)
+
+    def frozen(self) -> QuantizedLinear:
+        """The layer of integers that it has become."""
+        linear = nn.Linear(self.weight.shape[1], self.weight.shape[0], bias=self.bias is not None)
+        linear.weight, linear.bias = self.weight, self.bias
+        return QuantizedLinear(linear, self.scheme, grid=self.grid())
+
+
+def prepare(model: nn.Module, scheme: Scheme, choice: RangeChoice = "min_max") -> nn.Module:
+    """A copy of a model whose linear layers are `QuantizationAwareLinear`: ready to be trained."""
+    return replace_layers(
+        model,
+        {name: QuantizationAwareLinear(linear, scheme, choice) for name, linear in linear_layers(model).items()},
+    )
+
+
+def convert(model: nn.Module) -> nn.Module:
+    """A copy of a model so trained, with the integers that its weights have become."""
+    return replace_layers(
+        model,
+        {name: layer.frozen() for name, layer in model.named_modules() if isinstance(layer, QuantizationAwareLinear)},
+    )
+
 
 _ERROR_SAMPLES = 64
 
@@ -208,7 +319,7 @@ def torchao(start: Start, form: Form) -> Shrunk:
 
     Args:
         start: the teacher and its task.
-        form: one of `dlojz.compress.torchao_quantization.FORMS`.
+        form: one of `dlojz.compress.torchao.FORMS`.
 
     Raises:
         LabError: if torchao is not installed.

@@ -1,23 +1,245 @@
-"""A whole model with integers for weights: which layers, what a file keeps of it, and how many bytes that is.
+"""Quantized model: packed weights, integer products, their speed and their error.
 
-Layer 2. Invariant: the bytes are foreseen from the teacher's shapes and a scheme, and are those of what is stored, to
-the byte; whatever is no linear layer (norms, positions, convolutions) stays as it is, in float32.
+Integers of a few bits side by side in bytes, as a file keeps them.
+
+What is packed can be unpacked; n integers of b bits take ⌈n·b / 8⌉ bytes.
+
+A linear layer whose weights are integers, and whose products are too where its inputs are.
+
+The sum of products of integers is exact in int32; reals appear only in the last line, where two scales turn it into an
+output. Nothing else of the layer is real but its bias.
+
+Written for CPUs and GPUs, but run and tested on CPUs only: what is said here of CUDA was read in torch's own checks of
+`_int_mm`, and nothing of it has ever run on a GPU.
+
+Shape suffixes: M rows (samples × tokens), O outputs, I inputs; 1 stands for a grid shared along that dimension.
+
+Source: Jacob et al. 2018 (arXiv 1712.05877), for integer-arithmetic-only products and the terms of the zero points.
+
+A whole model with integers for weights: which layers, what a file keeps of it, and how many bytes that is.
+
+The bytes are foreseen from the teacher's shapes and a scheme, and are those of what is stored, to the byte; whatever is
+no linear layer (norms, positions, convolutions) stays as it is, in float32.
+
+How long a quantized model will take, foreseen from its layers alone.
+
+The quantized model itself is never run here: the teacher is, once for all that is made of it, with a clock at each of
+its layers, and each pair of layers on its own, in turns.
+
+Source: Amdahl 1967, "Validity of the single processor approach to achieving large scale computing capabilities": what
+is not made faster sets the limit.
+
+How much a layer's answer suffers from rounding: foreseen from the steps of its grids, and measured.
+
+What is foreseen needs the teacher's layer and its inputs only; no integer is computed for it.
+
+Shape suffixes: M rows (samples × tokens), O outputs, I inputs.
+
+Source: Bennett 1948, "Spectra of Quantized Signals", for errors of rounding that are uniform over a step Δ and
+independent of each other, hence of variance Δ²/12; the sum over a layer's products is ours.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, get_args
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from dlojz.compress.calibration import Observed, linear_layers, refuse_no_data
-from dlojz.compress.int8_linear import STATIC_SCHEME, Activations, QuantizedLinear
-from dlojz.compress.quantized_packing import pack, packed_bytes, unpack
-from dlojz.compress.quantizers import RangeChoice, Scheme
-from dlojz.schema import LabError
-from dlojz.text import say
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say
+from dlojz.compress.method import LayerError
+from dlojz.compress.quantizers import (
+    Observed,
+    RangeChoice,
+    Scheme,
+    linear_layers,
+    parameters_from_range,
+    quantize,
+    refuse_no_data,
+    value_range,
+    weight_grid,
+)
+from dlojz.compress.task import latencies
+
+
+def packed_bytes(values: int, bits: int) -> int:
+    """Bytes that so many integers of so many bits take."""
+    return -(-values * bits // 8)
+
+
+def pack(integers: Tensor, bits: int) -> Tensor:
+    """Signed integers, laid bit by bit into bytes, the lowest bit first; int8 itself where 8 bits are kept.
+
+    Args:
+        integers: int8, any shape, each from −2^(bits−1) to 2^(bits−1) − 1.
+        bits: from 2 to 8.
+
+    Returns:
+        int8 of the same shape for 8 bits, else uint8 of ⌈n·bits / 8⌉ bytes.
+    """
+    if bits == 8:
+        return integers
+    unsigned = integers.flatten().to(torch.int32) + 2 ** (bits - 1)
+    stream = ((unsigned.unsqueeze(1) >> torch.arange(bits, device=integers.device)) & 1).flatten()
+    stream = torch.nn.functional.pad(stream, (0, -len(stream) % 8)).reshape(-1, 8)
+    return (stream << torch.arange(8, device=integers.device)).sum(dim=1).to(torch.uint8)
+
+
+Activations = Literal["float", "dynamic", "static"]
+ACTIVATIONS: tuple[Activations, ...] = get_args(Activations)
+"""Inputs of a layer: real numbers; integers on a grid that each row finds for itself; integers on a grid fixed by
+calibration."""
+ROW_SCHEME = Scheme(bits=8, symmetric=True, per_channel=True)
+"""Of inputs whose grid is found row by row."""
+STATIC_SCHEME = Scheme(bits=8, symmetric=False, per_channel=False)
+"""Of inputs whose grid was calibrated: affine, for what leaves a GELU lies mostly on one side of zero."""
+_LEAST_CUDA_ROWS = 17
+_CUDA_MULTIPLE = 8
+
+
+@lru_cache(maxsize=1)
+def kernel_is_exact() -> bool:
+    """Whether torch's integer kernel for this CPU sums products of 8 bits without losing any.
+
+    A CPU without VNNI sums pairs of products in 16 bits, after adding 128 to the left side: 127 becomes 255, and two
+    products of 255 with 127 or −128 do not fit, while −128 becomes 0 and always does.
+    """
+    largest_MI = (
+        torch.tensor([127, -128], dtype=torch.int8).repeat_interleave(8).unsqueeze(1).expand(16, 64).contiguous()
+    )
+    expected_MM = largest_MI.int() @ largest_MI.int().t()
+    try:
+        return torch.equal(torch._int_mm(largest_MI, largest_MI.t()), expected_MM)
+    except RuntimeError:
+        return False
+
+
+def takes_integer_kernel(left_MI: Tensor, right_OI: Tensor) -> bool:
+    """Whether `integer_product` multiplies integers as such: on a CPU if its kernel is exact, on a GPU if M > 16 and I
+    and O are multiples of 8, as its kernel demands.
+    """
+    if left_MI.is_cuda:
+        shape = (*left_MI.shape[1:], len(right_OI))
+        return len(left_MI) >= _LEAST_CUDA_ROWS and not any(length % _CUDA_MULTIPLE for length in shape)
+    return left_MI.device.type == "cpu" and kernel_is_exact()
+
+
+def integer_product(left_MI: Tensor, right_OI: Tensor) -> Tensor:
+    """``left @ right.T`` of int8 matrices, exact in int32 for up to 131,071 products a sum.
+
+    By torch's integer kernel where `takes_integer_kernel` says so; else in float64, whose 53 bits hold all of them.
+    """
+    if takes_integer_kernel(left_MI, right_OI):
+        return torch._int_mm(left_MI.contiguous(), right_OI.contiguous().t())
+    return (left_MI.double() @ right_OI.double().t()).to(torch.int32)
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer that keeps integers for weights.
+
+    Its scales and its bias are parameters and can be trained; its integers are buffers and cannot.
+
+    Args:
+        linear: the layer whose weights are quantized; it is not changed.
+        scheme: of the weights.
+        choice: how the range of the weights is chosen.
+        activations: what its inputs become before the product.
+        activation_range: lowest and highest input that calibration allows for; only for `static`.
+        grid: scale and zero point of the weights where they are known already, in the place of `choice`.
+
+    Raises:
+        LabError: for another kind of activations, `static` without a range, or a range without `static`.
+
+    Source: Jacob et al. 2018 (arXiv 1712.05877).
+    """
+
+    def __init__(
+        self,
+        linear: nn.Linear,
+        scheme: Scheme,
+        *,
+        choice: RangeChoice = "min_max",
+        activations: Activations = "float",
+        activation_range: tuple[Tensor, Tensor] | None = None,
+        grid: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        if activations not in ACTIVATIONS:
+            raise LabError(one_of("activations", activations, ACTIVATIONS))
+        if activations == "static" and activation_range is None:
+            refuse_no_data()
+        if activations != "static" and activation_range is not None:
+            raise LabError(
+                say(
+                    en="activation_range was given, but only static inputs have a grid fixed beforehand, and "
+                    f"activations is {activations!r}: leave it out, or use activations='static'.",
+                    fr="activation_range a été donné, or seules des entrées statiques ont une grille fixée d’avance, "
+                    f"et activations vaut {activations!r} : retirez-le, ou prenez activations='static'.",
+                )
+            )
+        self.scheme, self.activations = scheme, activations
+        self.out_features, self.in_features = linear.weight.shape
+        scale_O1, zero_O1 = grid or weight_grid(linear.weight, scheme, choice)
+        self.scale_O1 = nn.Parameter(scale_O1)
+        self.register_buffer("zero_O1", zero_O1)
+        self.register_buffer("integers_OI", quantize(linear.weight.detach(), scale_O1, zero_O1, scheme))
+        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone())
+        if activation_range is not None:
+            scale, zero = parameters_from_range(*activation_range, STATIC_SCHEME)
+            self.register_buffer("input_scale", scale.reshape(1, 1))
+            self.register_buffer("input_zero", zero.reshape(1, 1))
+
+    integers_OI: Tensor
+    zero_O1: Tensor
+    input_scale: Tensor
+    input_zero: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(…, in_features)`` to ``(…, out_features)``."""
+        x_MI = x.reshape(-1, self.in_features)
+        y_MO = self._real_inputs(x_MI) if self.activations == "float" else self._integer_inputs(x_MI)
+        if self.bias is not None:
+            y_MO = y_MO + self.bias
+        return y_MO.reshape(*x.shape[:-1], self.out_features)
+
+    def _real_inputs(self, x_MI: Tensor) -> Tensor:
+        whole_OI = self.integers_OI.to(x_MI.dtype)
+        if not self.scheme.symmetric:
+            whole_OI = whole_OI - self.zero_O1
+        return (x_MI @ whole_OI.t()) * self.scale_O1.flatten()
+
+    def quantized_inputs(self, x_MI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Integers of the inputs ``(M, I)``, with their scales and zero points, ``(M, 1)`` or ``(1, 1)``."""
+        if self.activations == "static":
+            integers = quantize(x_MI, self.input_scale, self.input_zero, STATIC_SCHEME)
+            return integers, self.input_scale, self.input_zero
+        scale_M1, zero_M1 = parameters_from_range(*value_range(x_MI, ROW_SCHEME), ROW_SCHEME)
+        return quantize(x_MI, scale_M1, zero_M1, ROW_SCHEME), scale_M1, zero_M1
+
+    def _integer_inputs(self, x_MI: Tensor) -> Tensor:
+        # Σ (a − z_a)(w − z_w) = Σ a·w − z_a Σ w − z_w Σ a + I·z_a·z_w: four sums of integers, each exact.
+        inputs_MI, input_scale, input_zero = self.quantized_inputs(x_MI)
+        sum_MO = integer_product(inputs_MI, self.integers_OI)
+        if self.activations == "static":
+            sum_MO = sum_MO - input_zero * self.integers_OI.sum(dim=1, dtype=torch.int32)
+        if not self.scheme.symmetric:
+            row_M1 = inputs_MI.sum(dim=1, keepdim=True, dtype=torch.int32) - self.in_features * input_zero
+            sum_MO = sum_MO - row_M1 * self.zero_O1.flatten()
+        return (sum_MO.to(torch.float32) * input_scale) * self.scale_O1.flatten()
+
+    def dequantized(self) -> Tensor:
+        """The weights as real numbers, ``(O, I)``."""
+        return (self.integers_OI.to(torch.float32) - self.zero_O1) * self.scale_O1.detach()
 
 
 def replace_layers(model: nn.Module, layers: Mapping[str, nn.Module]) -> nn.Module:
@@ -138,21 +360,183 @@ def predicted_quantized_bytes(model: nn.Module, scheme: Scheme, activations: Act
     return total
 
 
-def load_integers(model: nn.Module, stored: Mapping[str, Tensor]) -> None:
-    """Put what a file has kept back into a quantized model of the same scheme, in place."""
-    layers = quantized_layers(model)
-    with torch.no_grad():
-        for name, layer in layers.items():
-            shape = (layer.out_features, layer.in_features)
-            layer.integers_OI.copy_(unpack(stored[f"{name}.weight"], layer.scheme.bits, shape))
-            layer.scale_O1.copy_(stored[f"{name}.scale"])
-            if not layer.scheme.symmetric:
-                layer.zero_O1.copy_(stored[f"{name}.zero_point"])
-            if layer.bias is not None:
-                layer.bias.copy_(stored[f"{name}.bias"])
-            if layer.activations == "static":
-                layer.input_scale.copy_(stored[f"{name}.input_scale"])
-                layer.input_zero.copy_(stored[f"{name}.input_zero_point"])
-        for name, tensor in model.state_dict().items():
-            if name.rpartition(".")[0] not in layers:
-                tensor.copy_(stored[name])
+ROUNDS = 5
+Shares = tuple[dict[str, float], dict[str, torch.Size]]
+"""By the name of a linear layer: its share of an answer's time, and the shape of its input."""
+_KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], Shares]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class SpeedForecast:
+    """A model's seconds, put together from those of its parts.
+
+    Args:
+        share: of the teacher's time that its linear layers take, from 0 to 1.
+        kernel_ratio: seconds of all quantized layers over those of the teacher's.
+        latency_ratio: seconds of the quantized model over the teacher's, 1 − share + share × kernel_ratio.
+    """
+
+    share: float
+    kernel_ratio: float
+    latency_ratio: float
+
+
+class _Clock:
+    """Seconds spent in each layer, and the shape of what entered it."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.shapes: dict[str, torch.Size] = {}
+        self.started_s = 0.0
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """While this lasts, every linear layer of a model is timed."""
+
+        def begin(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            self.started_s = time.perf_counter()
+
+        def ends(name: str) -> object:
+            def end(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+                self.seconds[name] += time.perf_counter() - self.started_s
+                self.shapes[name] = inputs[0].shape
+
+            return end
+
+        hooks = []
+        for name, linear in linear_layers(model).items():
+            hooks.append(linear.register_forward_pre_hook(begin))
+            hooks.append(linear.register_forward_hook(ends(name)))  # type: ignore[arg-type]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+@torch.inference_mode()
+def layer_shares(teacher: nn.Module, images_NCHW: Tensor, rounds: int = ROUNDS) -> Shares:
+    """The share of an answer's time that each linear layer takes, and the shape of its input; on a CPU.
+
+    All shares are those of one answer, and so add up: of all rounds the one whose linear layers together took the
+    middle share, since an interruption makes the share of a round too large or too small, and seldom that of most.
+
+    Args:
+        teacher: in evaluation mode.
+        images_NCHW: the batch.
+        rounds: answers, after one that is not timed.
+    """
+    teacher(images_NCHW)
+    clock = _Clock()
+    found: list[dict[str, float]] = []
+    with clock.watching(teacher):
+        for _ in range(rounds):
+            clock.seconds.clear()
+            start_s = time.perf_counter()
+            teacher(images_NCHW)
+            whole_s = time.perf_counter() - start_s
+            found.append({name: seconds / whole_s for name, seconds in clock.seconds.items()})
+    return sorted(found, key=lambda shares: sum(shares.values()))[len(found) // 2], clock.shapes
+
+
+def known_shares(teacher: nn.Module, images_NCHW: Tensor, rounds: int = ROUNDS) -> Shares:
+    """`layer_shares`, timed once for a teacher, a shape of batch, a number of threads and of rounds: what is made of
+    the same teacher is foreseen from the same shares. They are forgotten with the teacher.
+    """
+    key = (images_NCHW.shape, images_NCHW.dtype, torch.get_num_threads(), rounds)
+    kept = _KNOWN.setdefault(teacher, {})
+    if key not in kept:
+        kept[key] = layer_shares(teacher, images_NCHW, rounds)
+    return kept[key]
+
+
+def speed_forecast(
+    teacher: nn.Module, quantized: nn.Module, images_NCHW: Tensor, rounds: int = ROUNDS
+) -> SpeedForecast:
+    """Amdahl's law with measured kernels.
+
+    Args:
+        teacher: in evaluation mode, on a CPU.
+        quantized: its layers bear the teacher's names and work in float32; those of the same shape are timed once.
+        images_NCHW: the batch that will be timed.
+        rounds: of each timing.
+    """
+    shares, shapes = known_shares(teacher, images_NCHW, rounds)
+    layers = linear_layers(teacher)
+    ratios: dict[tuple[torch.Size, torch.Size], float] = {}
+    before = after = 0.0
+    for name, part in shares.items():
+        key = (shapes[name], layers[name].weight.shape)
+        if key not in ratios:
+            pair = [layers[name], quantized.get_submodule(name)]
+            ratios[key] = latencies(pair, torch.randn(shapes[name], device=images_NCHW.device), rounds)[1].ratio
+        before += part
+        after += part * ratios[key]
+    kernel_ratio = after / before if before else 1.0
+    return SpeedForecast(before, kernel_ratio, 1 - before + after)
+
+
+def sqnr_db(signal: Tensor, approximation: Tensor) -> float:
+    """Signal to quantization noise in decibels: 10·log₁₀(mean square of the signal / mean square of the error)."""
+    noise = (approximation - signal).double().square().mean()
+    return decibels(float(signal.double().square().mean()), float(noise))
+
+
+def decibels(signal_power: float, noise_power: float) -> float:
+    """10·log₁₀ of a ratio of powers; infinite where there is no noise."""
+    return math.inf if noise_power == 0 else 10 * math.log10(signal_power / noise_power)
+
+
+@torch.no_grad()
+def predicted_sqnr_db(
+    linear: nn.Linear,
+    inputs_MI: Tensor,
+    scheme: Scheme,
+    choice: RangeChoice = "min_max",
+    input_step: Tensor | None = None,
+) -> float:
+    """Signal to noise of a quantized layer's outputs, before any of it is quantized.
+
+    A weight's error has the variance Δ_o²/12 and meets an input; an input's error has Δ_x²/12 and meets a weight. With
+    independent errors the noise of output o in row m is Δ_o²/12 · ‖x_m‖² + Δ_m²/12 · ‖w_o‖², averaged here over both.
+    What is clamped is no part of it, nor is a grid so coarse that most values fall on one point.
+
+    Args:
+        linear: the teacher's layer.
+        inputs_MI: what enters it.
+        scheme: of its weights.
+        choice: how their range is chosen.
+        input_step: Δ of the inputs' grid, ``(M, 1)`` or ``(1, 1)``; None where they stay real.
+    """
+    weight_OI = linear.weight.double()
+    step_O1, _ = weight_grid(linear.weight, scheme, choice)
+    noise = step_O1.double().square().mean() / 12 * inputs_MI.double().square().sum(1).mean()
+    if input_step is not None:
+        noise = noise + input_step.double().square().mean() / 12 * weight_OI.square().sum(1).mean()
+    return decibels(float(linear(inputs_MI).double().square().mean()), float(noise))
+
+
+def input_step(inputs_MI: Tensor, layer: QuantizedLinear) -> Tensor | None:
+    """The step of the grid that a layer's inputs are put on; None where they stay real."""
+    if layer.activations == "float":
+        return None
+    if layer.activations == "static":
+        return layer.input_scale
+    return parameters_from_range(*value_range(inputs_MI, ROW_SCHEME), ROW_SCHEME)[0]
+
+
+@torch.no_grad()
+def layer_error(
+    name: str,
+    linear: nn.Linear,
+    layer: QuantizedLinear,
+    inputs_MI: Tensor,
+    choice: RangeChoice = "min_max",
+) -> LayerError:
+    """One layer's signal to noise, foreseen and measured, both with the inputs that the teacher gives it."""
+    return LayerError(
+        name=name,
+        predicted_sqnr_db=predicted_sqnr_db(linear, inputs_MI, layer.scheme, choice, input_step(inputs_MI, layer)),
+        measured_sqnr_db=sqnr_db(linear(inputs_MI), layer(inputs_MI)),
+        bits=layer.scheme.bits,
+    )

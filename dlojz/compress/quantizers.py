@@ -1,27 +1,39 @@
-"""A few integers in the place of real numbers: scale, zero point, rounding, and the way back.
+"""Quantizers: affine and symmetric, per tensor and per channel, and the ranges that they are calibrated with.
 
-Layer 2. Invariant: zero is one of the values that the integers can say, so that padding and pruned weights stay zero;
-rounding is to the nearest, halves to the even one, and then the zero point is added, as `torch.fake_quantize_*` and
-torchao do it, and equal to theirs to the last bit. `torch.quantize_per_tensor` and `torch.quantize_per_channel` add the
-zero point first on an affine grid: exactly between two integers, with an odd zero point, they take the other one.
+A few integers in the place of real numbers: scale, zero point, rounding, and the way back.
+
+Zero is one of the values that the integers can say, so that padding and pruned weights stay zero; rounding is to the
+nearest, halves to the even one, and then the zero point is added, as `torch.fake_quantize_*` and torchao do it, and
+equal to theirs to the last bit. `torch.quantize_per_tensor` and `torch.quantize_per_channel` add the zero point first
+on an affine grid: exactly between two integers, with an odd zero point, they take the other one.
 
 Shape suffixes: C channels that have a grid each (1: one grid for all), V values of a channel, O and I outputs and
 inputs of a layer.
 
 Source: Jacob et al. 2018 (arXiv 1712.05877) for the affine grid; Nagel et al. 2021 (arXiv 2106.08295) and Gholami et
 al. 2021 (arXiv 2103.13630) for symmetric and affine, per tensor and per channel, and how a range is chosen.
+
+What the inputs of each layer look like, seen on a few real images before their grid is fixed.
+
+The model computes what it would have computed without being watched, and is left as it was; the held-out images are
+never asked.
+
+Shape suffixes: N images, C, H, W; M rows (samples × tokens), I inputs of a layer.
+
+Source: Nagel et al. 2021 (arXiv 2106.08295) for calibration and the choice of a range.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dlojz.schema import LabError, one_of
-from dlojz.text import say
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say
 
 LOWEST_BITS, HIGHEST_BITS = 2, 8
 RangeChoice = Literal["min_max", "percentile", "mse"]
@@ -120,7 +132,8 @@ def dequantize(integers: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
 def fake_quantize(values: Tensor, scale: Tensor, zero_point: Tensor, scheme: Scheme) -> Tensor:
     """The values after a way to the integers and back: what rounding does, in real numbers.
 
-    Source: Jacob et al. 2018 (arXiv 1712.05877), where a training sees it; `dlojz.compress.qat` gives it a gradient.
+    Source: Jacob et al. 2018 (arXiv 1712.05877), where a training sees it; `dlojz.compress.quantization` gives it a
+    gradient.
     """
     return dequantize(quantize(values, scale, zero_point, scheme), scale, zero_point)
 
@@ -186,3 +199,82 @@ def _drawn(values_CV: Tensor, most: int) -> Tensor:
 def weight_grid(weight_OI: Tensor, scheme: Scheme, choice: RangeChoice = "min_max") -> tuple[Tensor, Tensor]:
     """Scale and zero point of a layer's weights, ``(O, 1)`` per channel or ``(1, 1)`` per tensor."""
     return parameters_from_range(*value_range(channels(weight_OI.detach(), scheme), scheme, choice), scheme)
+
+
+SAMPLES = 256
+"""Images that calibrate where nothing else is said."""
+_BATCH = 64
+
+
+def refuse_no_data() -> None:
+    """Say that a static grid cannot be fixed without data.
+
+    Raises:
+        LabError: always.
+    """
+    raise LabError(
+        say(
+            en="calibration was given 0 images, but a static grid is fixed by what the layers' inputs are seen to be: "
+            "give it at least one image, or choose int8_dynamic, whose grid is found anew for each row.",
+            fr="le calibrage a reçu 0 image, or une grille statique se fixe d’après les entrées observées dans chaque "
+            "couche : donnez-lui au moins une image, ou choisissez int8_dynamic, dont la grille est retrouvée à "
+            "chaque ligne.",
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The inputs that one layer was seen to have.
+
+    Args:
+        inputs_MI: all of them, a row per sample and token.
+    """
+
+    inputs_MI: Tensor
+
+    def range(self, scheme: Scheme, choice: RangeChoice = "min_max") -> tuple[Tensor, Tensor]:
+        """Lowest and highest value that a grid shared by all inputs should hold, ``(1, 1)`` each."""
+        return value_range(self.inputs_MI.reshape(1, -1), scheme, choice)
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    """The linear layers of a model, by the path of their names."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+
+
+@torch.no_grad()
+def observe(model: nn.Module, images_NCHW: Tensor | None, names: Iterable[str] | None = None) -> dict[str, Observed]:
+    """Run images through a model and keep what enters its layers, by hooks that are taken off again.
+
+    Args:
+        model: watched in evaluation mode, whatever the mode that it comes in and is left in.
+        images_NCHW: what it is shown; all inputs are kept in memory, so a few hundred images are plenty.
+        names: of the layers to watch; all linear ones without it.
+
+    Raises:
+        LabError: without images.
+    """
+    if images_NCHW is None or len(images_NCHW) == 0:
+        refuse_no_data()
+    seen: dict[str, list[Tensor]] = {}
+
+    def watch(name: str, module: nn.Module) -> Any:
+        def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            seen.setdefault(name, []).append(inputs[0].detach().flatten(0, -2))
+
+        return module.register_forward_pre_hook(keep)
+
+    watched = linear_layers(model) if names is None else {name: model.get_submodule(name) for name in names}
+    hooks = [watch(name, module) for name, module in watched.items()]
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        for batch_BCHW in images_NCHW.split(_BATCH):  # type: ignore[union-attr]
+            model(batch_BCHW)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, training in modes:
+            module.training = training
+    return {name: Observed(torch.cat(rows)) for name, rows in seen.items()}

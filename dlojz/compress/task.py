@@ -1,21 +1,52 @@
-"""What a model is asked to do: real samples, divided into those it learns from and those that judge it.
+"""Task of the compression methods: data, training loop, teachers, and what is measured of a model.
 
-Layer 2. Invariant: the held-out samples are the same whatever the seed of a training, and nobody learns from them.
+What a model is asked to do: real samples, divided into those it learns from and those that judge it.
+
+The held-out samples are the same whatever the seed of a training, and nobody learns from them.
 
 Shape suffixes: N samples, C channels, H and W pixels, B batch.
+
+One training loop for every method: the loss, and what follows an update, are parameters.
+
+Same model, task, settings and seed on the same number of threads give the same weights.
+
+What a smaller model has become: parameters, bytes of a file that is really written, seconds of an answer.
+
+Models are timed in turns, each round beginning with another, so that what slows the machine slows all of them; what is
+compared are the ratios within a round.
+
+The teacher of a board: trained once for each model, task, settings and seed, and kept.
+
+What is kept is used only if its checksum, its settings and its shapes are those that were asked for; anything else is
+trained again, and replaced whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import hashlib
+import json
+import math
+import os
+import statistics
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from safetensors.torch import load, save, save_file
+from torch import Tensor, nn
 
 from dlojz import data as datasets
-from dlojz.schema import LabError
-from dlojz.text import say
+from dlojz import models
+from dlojz.base.contract import parse_json
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.results.record import write_atomic
 
 UNKNOWN = -1
 """Label of an image of which nobody has said what it shows."""
@@ -114,3 +145,292 @@ def digits(image_size: int = IMAGE_SIZE) -> Task:
         held_out_NCHW=images_NCHW[judged_N],
         held_out_labels_N=labels_N[judged_N],
     )
+
+
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
+"""(model, inputs, labels) → a scalar."""
+AfterStep = Callable[[int], None]
+"""Called with the number of updates made so far, after each."""
+Progress = Callable[[int, int], None]
+"""Called with (done, total), as long work goes on."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long and how fast to train.
+
+    Args:
+        epochs: passes over the task's samples.
+        learning_rate: of AdamW at the beginning; it falls to 0 along half a cosine.
+        batch_size: samples of a step.
+        seed: of the order of the samples.
+
+    Raises:
+        LabError: unless there is an epoch, a sample in a batch and a finite learning rate above 0.
+    """
+
+    epochs: int = 12
+    learning_rate: float = 1e-3
+    batch_size: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size)):
+            if value < 1:
+                raise LabError(
+                    say(
+                        en=f"{name} must be at least 1, but {value} was received.",
+                        fr=f"{name} doit être au moins égal à 1, mais {value} a été reçu.",
+                    )
+                )
+        if not 0 < self.learning_rate < math.inf:  # false for NaN too
+            raise LabError(
+                say(
+                    en=f"learning_rate must be finite and above 0, but {self.learning_rate} was received.",
+                    fr=f"learning_rate doit être fini et strictement positif, mais {self.learning_rate} a été reçu.",
+                )
+            )
+
+    def steps(self, task: Task) -> int:
+        """Updates that this makes."""
+        return self.epochs * task.batches_per_epoch(self.batch_size)
+
+
+def cross_entropy(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+    """The loss on the true labels, averaged over the samples."""
+    return F.cross_entropy(model(inputs), labels)
+
+
+def new_model(name: str, task: Task, seed: int) -> nn.Module:
+    """A model of the catalogue that fits a task, with the weights of a seed."""
+    torch.manual_seed(seed)
+    return models.build(name, image_size=task.image_size, num_classes=task.num_classes)
+
+
+def fit(
+    model: nn.Module,
+    task: Task,
+    settings: Settings,
+    *,
+    loss: Loss = cross_entropy,
+    after_step: AfterStep | None = None,
+    progress: Progress | None = None,
+) -> list[float]:
+    """Train a model in place with AdamW; returns the loss of every step.
+
+    Args:
+        model: what is trained; it ends in evaluation mode.
+        task: what it learns.
+        settings: how long and how fast.
+        loss: what is made small.
+        after_step: what follows an update, such as putting pruned weights back to zero.
+        progress: told after each step.
+    """
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(learning, lr=settings.learning_rate, weight_decay=0.01)
+    total = settings.steps(task)
+    losses: list[float] = []
+    model.train()
+    for epoch in range(settings.epochs):
+        for inputs, labels in task.batches(settings.batch_size, seed=settings.seed * 10_007 + epoch):
+            for group in optimizer.param_groups:
+                group["lr"] = settings.learning_rate * 0.5 * (1 + math.cos(math.pi * len(losses) / total))
+            value = loss(model, inputs, labels)
+            optimizer.zero_grad()
+            torch.autograd.backward(value)
+            optimizer.step()
+            losses.append(float(value.detach()))
+            if after_step is not None:
+                after_step(len(losses))
+            if progress is not None:
+                progress(len(losses), total)
+    model.eval()
+    return losses
+
+
+@torch.inference_mode()
+def logits(model: nn.Module, inputs_NCHW: Tensor, batch_size: int = 256) -> Tensor:
+    """What a model in evaluation mode answers, ``(N, K)``."""
+    model.eval()
+    starts = range(0, len(inputs_NCHW), batch_size)
+    return torch.cat([model(inputs_NCHW[start : start + batch_size]) for start in starts])
+
+
+def accuracy(model: nn.Module, task: Task) -> float:
+    """Share of the held-out samples that a model gets right, from 0 to 1."""
+    right_N = logits(model, task.held_out_NCHW).argmax(dim=1) == task.held_out_labels_N
+    return int(right_N.sum()) / len(right_N)
+
+
+def parameters(model: nn.Module) -> int:
+    """Weights of a model, zeros included."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def stored_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors that a file keeps of a dense model: all of its parameters and buffers, in their own precision."""
+    return {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+
+
+def payload_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of the numbers alone."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def saved_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of the safetensors file that keeps them, header and names included: it is written, weighed and removed."""
+    with tempfile.TemporaryDirectory(prefix="dlojz-compress-") as folder:
+        path = Path(folder) / "model.safetensors"
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+        return path.stat().st_size
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Seconds of one answer.
+
+    Args:
+        seconds: median over the rounds.
+        ratio: median over the rounds of its seconds to those of the first model in the same round.
+        ratio_low: a quarter of the rounds were below.
+        ratio_high: a quarter were above.
+    """
+
+    seconds: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+
+
+@torch.inference_mode()
+def latencies(models: Sequence[nn.Module], inputs: Tensor, rounds: int = 20, calls: int = 1) -> list[Latency]:
+    """Time models in turns on the same inputs; ratios are to the first of them.
+
+    A GPU is waited for once, after all the calls of a turn: with many of them the time is the device's, while a single
+    short one would be timed with the Python that launches it.
+
+    Args:
+        models: in evaluation mode.
+        inputs: one batch.
+        rounds: how often each of them has its turn, after two answers that are not timed; at least 1.
+        calls: answers of a turn, of which the mean is taken; at least 1.
+
+    Raises:
+        LabError: without a round or a call.
+    """
+    for name, value in (("rounds", rounds), ("calls", calls)):
+        if value < 1:
+            raise LabError(
+                say(
+                    en=f"{name} must be at least 1, but {value} was received.",
+                    fr=f"{name} doit être au moins égal à 1, mais {value} a été reçu.",
+                )
+            )
+    for model in models:
+        model.eval()
+        model(inputs)
+        model(inputs)
+    _wait_for(inputs)
+    seconds: list[list[float]] = [[] for _ in models]
+    for turn in range(rounds):
+        for index in (*range(turn % len(models), len(models)), *range(turn % len(models))):
+            start_s = time.perf_counter()
+            for _ in range(calls):
+                models[index](inputs)
+            _wait_for(inputs)
+            seconds[index].append((time.perf_counter() - start_s) / calls)
+    found = []
+    for own in seconds:
+        ratios = [one / base for one, base in zip(own, seconds[0], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if rounds > 1 else (ratios[0],) * 3
+        found.append(Latency(statistics.median(own), middle, low, high))
+    return found
+
+
+def _wait_for(inputs: Tensor) -> None:
+    if inputs.is_cuda:
+        torch.cuda.synchronize(inputs.device)
+
+
+RECIPE = 1
+"""Counted up when a training of the same settings no longer gives the same weights."""
+MAX_WEIGHTS_BYTES = 2**32
+
+
+def trained_teacher(
+    name: str, task: Task, settings: Settings, *, folder: Path | None = None, progress: Progress | None = None
+) -> nn.Module:
+    """A model of the catalogue that has learnt a task, in evaluation mode.
+
+    Args:
+        name: of the model.
+        task: what it learns.
+        settings: how long, how fast, and the seed of its weights.
+        folder: where it is kept and looked for; None: it is trained, and kept nowhere.
+        progress: told after each step of a training; never, if one was kept.
+
+    Raises:
+        OSError: if the folder cannot be written.
+    """
+    model = new_model(name, task, settings.seed)
+    asked = _asked(name, task, settings)
+    kept = None if folder is None else folder / teacher_key(asked)
+    if kept is not None and _read_into(model, kept, asked):
+        return model.eval()
+    fit(model, task, settings, progress=progress)
+    if kept is not None:
+        _write(model, kept, asked, accuracy(model, task))
+    return model
+
+
+def teacher_key(asked: Mapping[str, Any]) -> str:
+    """The name of a teacher's folder: a hash of all that its weights depend on."""
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _asked(name: str, task: Task, settings: Settings) -> dict[str, Any]:
+    return {
+        "recipe": RECIPE,
+        "model": name,
+        "task": task.name,
+        "image_size": task.image_size,
+        "images": _checksum(task.inputs_NCHW),
+        "labels": _checksum(task.labels_N),
+        "settings": asdict(settings),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),  # sums are taken in another order: other weights
+    }
+
+
+def _checksum(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+
+
+def _read_into(model: nn.Module, folder: Path, asked: Mapping[str, Any]) -> bool:
+    """Whether what is kept could be used."""
+    try:
+        told = parse_json((folder / "teacher.json").read_bytes())
+        weights = folder / "weights.safetensors"
+        if not isinstance(told, dict) or told.get("asked") != asked or weights.stat().st_size > MAX_WEIGHTS_BYTES:
+            return False
+        content = weights.read_bytes()
+        if hashlib.sha256(content).hexdigest() != told.get("sha256"):
+            return False
+        model.load_state_dict(load(content))
+    except (OSError, LabError, RuntimeError, ValueError):
+        return False
+    return True
+
+
+def _write(model: nn.Module, folder: Path, asked: Mapping[str, Any], found: float) -> None:
+    """The weights first, then what vouches for them: a crash between the two leaves a teacher that is not used."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = save(stored_weights(model))
+    temporary = folder / f".{uuid.uuid4().hex}.tmp"
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, folder / "weights.safetensors")
+    finally:
+        temporary.unlink(missing_ok=True)
+    told = {"asked": asked, "accuracy": found, "sha256": hashlib.sha256(content).hexdigest()}
+    write_atomic(folder / "teacher.json", json.dumps(told, indent=1))

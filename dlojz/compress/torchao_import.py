@@ -1,7 +1,6 @@
 """torchao without the lines that it prints on a machine that it has no kernels for.
 
-Layer 2. Invariant: only these lines are silenced, and only while it is imported; where torchao is missing, one
-sentence says the command.
+Only these lines are silenced, and only while it is imported; where torchao is missing, one sentence says the command.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dlojz.schema import LabError
-from dlojz.text import say
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
 
 VERSION = "0.18.0"
 _NOISE = {

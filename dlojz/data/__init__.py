@@ -1,7 +1,6 @@
 """Data sets of the lab: real images and real prose that need no download, synthetic data, ImageNet from a folder.
 
-Layer 0. Invariant: sample `i` of a data set is the same on every rank and in every run; importing this package loads
-no torch.
+Sample `i` of a data set is the same on every rank and in every run; importing this package loads no torch.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dlojz.schema import LabError, one_of
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -123,14 +123,15 @@ def load(
     Images: input float32 of shape (3, image_size, image_size), about zero mean, and an integer class. Text: input and
     target int64 of shape (sequence_length,), the target being the next token.
     """
-    from dlojz.data import images, text
+    from dlojz.data import datasets
 
     if family == "text":
         length = sequence_length or 1
-        return text.SyntheticTokens(length, num_classes, seed) if name == "synthetic" else text.Prose(length)
+        return datasets.SyntheticTokens(length, num_classes,
+            seed) if name == "synthetic" else datasets.ProseWindows(length)
     size = image_size or 1
     if name == "digits":
-        return images.Digits(size)
+        return datasets.Digits(size)
     if name == "synthetic":
-        return images.SyntheticImages(size, num_classes, seed)
-    return images.imagenet(imagenet_folder(data_root), size)
+        return datasets.SyntheticImages(size, num_classes, seed)
+    return datasets.imagenet(imagenet_folder(data_root), size)

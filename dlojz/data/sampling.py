@@ -1,20 +1,30 @@
-"""Who reads which samples: the same global batch whatever the layout.
+"""Sample batches: who reads which samples in which step, and at which length.
 
-Layer 0. Invariant: step `s` trains on the same global batch, cut into the same micro-batches, for every layout with
-that global batch. Micro-batch `j` of replica `r` is number `j·dp + r` of the step, so one process that accumulates
-`dp · micro_batches` micro-batches sees exactly those that `dp` replicas see together.
+Who reads which samples: the same global batch whatever the layout.
+
+Step `s` trains on the same global batch, cut into the same micro-batches, for every layout with that global batch.
+Micro-batch `j` of replica `r` is number `j·dp + r` of the step, so one process that accumulates `dp · micro_batches`
+micro-batches sees exactly those that `dp` replicas see together.
+
+Samples of one length per step: the tail of each is cut off, and what is left is counted.
+
+All micro-batches of a step have samples of one length, which follows from the number of the step alone, so that all
+ranks cut alike and a run that goes on cuts as if it had not stopped.
+
+Source: Li et al. 2021 (arXiv 2108.06084): samples are made of the whole length and truncated, which needs no other
+order of the data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
-from dlojz.schema import LabError
+from dlojz.base.errors import LabError
 
 
 class MicroBatchSampler(Sampler[list[int]]):
@@ -62,3 +72,43 @@ class MicroBatchSampler(Sampler[list[int]]):
 def micro_batches(dataset: Dataset, sampler: MicroBatchSampler, **loader: Any) -> Iterator[tuple[Tensor, Tensor]]:
     """Micro-batches `(inputs, targets)` without end; `loader` goes to `torch.utils.data.DataLoader`."""
     return iter(DataLoader(dataset, batch_sampler=sampler, **loader))
+
+
+class CutToLength(Iterator[tuple[Tensor, Tensor]]):
+    """Micro-batches of a text whose samples are cut to the length of their step.
+
+    Args:
+        batches: micro-batches `(inputs, targets)`, each of shape (samples, whole length).
+        length_at: tokens per sample of a step, from the step's number; None leaves samples as they are, uncounted.
+        micro_batches: of one step.
+        first_step: the step that the first micro-batch belongs to.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[tuple[Tensor, Tensor]],
+        length_at: Callable[[int], int] | None,
+        *,
+        micro_batches: int,
+        first_step: int = 0,
+    ) -> None:
+        self._batches, self._length_at, self._micro_batches = batches, length_at, micro_batches
+        self._read = first_step * micro_batches
+        self._tokens = 0
+
+    def __next__(self) -> tuple[Tensor, Tensor]:
+        inputs_BT, targets_BT = next(self._batches)
+        if self._length_at is None:
+            return inputs_BT, targets_BT
+        length = self._length_at(self._read // self._micro_batches)
+        self._read += 1
+        if length < inputs_BT.shape[1]:
+            # A copy: a view would keep the storage of the whole sample.
+            inputs_BT, targets_BT = inputs_BT[:, :length].contiguous(), targets_BT[:, :length].contiguous()
+        self._tokens += inputs_BT.numel()
+        return inputs_BT, targets_BT
+
+    def take_tokens(self) -> int:
+        """Tokens read since this was last asked: those of this replica's micro-batches; 0 for images."""
+        tokens, self._tokens = self._tokens, 0
+        return tokens

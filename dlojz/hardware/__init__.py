@@ -1,23 +1,26 @@
 """The hardware of the course: memory of the GPUs, their speed, the links between them, and the clusters made of them.
 
-Layer 0. Invariant: every figure says where it comes from and how far it is to be trusted; nothing here imports torch.
+Every figure says where it comes from and how far it is to be trusted; nothing here imports torch.
 """
 
 from __future__ import annotations
 
 from dlojz.hardware.clusters import CLUSTERS, Cluster, cluster, read_cluster
 from dlojz.hardware.constants import STANDINGS, Constant
-from dlojz.hardware.devices import (
+from dlojz.hardware.gpus import (
     ALIASES,
     CONTEXT_BYTES,
     CUBLAS_BYTES,
     DEVICES,
+    GPUS,
     HOPPER_CUBLAS_BYTES,
     NCCL_BYTES,
     Device,
+    Gpu,
+    Precision,
     device,
+    gpu,
 )
-from dlojz.hardware.gpus import GPUS, Gpu, Precision, gpu
 from dlojz.hardware.links import COLLECTIVES, LINKS, Collective, Interconnect, bus_factor, link
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Constants of the hardware as files: each figure with its unit, where it is from, when, and how far one may trust it.
 
-Layer 0. Invariant: a constant that was read has the unit that is due, is positive, and says of itself whether it was
-measured, published, derived from such figures, or is unconfirmed; nothing is filled in for one that is missing.
+A constant that was read has the unit that is due, is positive, and says of itself whether it was measured, published,
+derived from such figures, or is unconfirmed; nothing is filled in for one that is missing.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeGuard
 
-from dlojz.schema import LabError, one_of
-from dlojz.text import say
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say
 
 STANDINGS: Final = ("measured", "published", "derived", "unconfirmed")
 """How far a figure is to be trusted, the most first."""

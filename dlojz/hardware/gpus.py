@@ -1,7 +1,14 @@
-"""The GPUs' speed: peaks by precision, memory bandwidth, multiprocessors and power, read from files.
+"""GPUs: memory and what a process takes of it, peak speeds, bandwidth.
 
-Layer 0. Invariant: a peak that a GPU does not have is absent, never zero; peaks are those of dense matrices (without
-structured sparsity), per second, decimal.
+The GPUs of the course, and what each takes for itself before a model gets anything.
+
+Every figure says where it comes from, and whether it was read off the device or is approximate; nothing here imports
+torch.
+
+The GPUs' speed: peaks by precision, memory bandwidth, multiprocessors and power, read from files.
+
+A peak that a GPU does not have is absent, never zero; peaks are those of dense matrices (without structured sparsity),
+per second, decimal.
 """
 
 from __future__ import annotations
@@ -12,9 +19,110 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Literal, get_args
 
+from dlojz.base.errors import LabError
+from dlojz.base.language import MEBIBYTE, one_of
 from dlojz.hardware.constants import Constant, ConstantsFile
-from dlojz.hardware.devices import ALIASES, DEVICES, Device
-from dlojz.schema import LabError, one_of
+
+CONTEXT_BYTES: Final = 481 * MEBIBYTE
+"""Approximate: 0.47 GiB for the CUDA context of one process, measured on an A100 with kernels loaded when first used
+(the default since CUDA 11.8); with all kernels loaded at once, 0.92 GiB. It depends on driver and CUDA version."""
+NCCL_BYTES: Final = 1536 * MEBIBYTE
+"""Approximate: 1.5 GiB more after the first collective of a process (communicators, their buffers and kernels).
+
+Source: Bekman, "Machine Learning Engineering", training/performance, "Anatomy of Model's Memory Usage".
+"""
+CUBLAS_BYTES: Final = 2 * 4096 * 1024 + 8 * 16 * 1024
+"""cuBLAS's workspace for each handle and stream, taken from the allocator: 8.125 MiB (`:4096:2:16:8`) before Hopper.
+
+Source: torch, `aten/src/ATen/cuda/CublasHandlePool.cpp`, `parseChosenWorkspaceSize`.
+"""
+HOPPER_CUBLAS_BYTES: Final = 8 * 4096 * 1024
+"""The same from Hopper on: 32 MiB; so it is on every GPU with `CUBLAS_WORKSPACE_CONFIG=:4096:8`."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU model.
+
+    Args:
+        name: as it is asked for, e.g. `v100-32`.
+        title: as it is shown, e.g. `V100 32 GB`.
+        memory_bytes: in all, as a process sees it (`torch.cuda.mem_get_info`), which is less than what is sold.
+        context_bytes: for the CUDA context of one process, approximate.
+        nccl_bytes: for NCCL, in a process that has communicated, approximate.
+        cublas_workspace_bytes: for each cuBLAS handle and stream, by default; from the allocator, so part of what
+            is reserved. A training process has two handles: one of forward's thread, one of backward's.
+        source: where the memory comes from.
+    """
+
+    name: str
+    title: str
+    memory_bytes: int
+    context_bytes: int
+    nccl_bytes: int
+    cublas_workspace_bytes: int
+    source: str
+
+    @property
+    def usable_bytes(self) -> int:
+        """What the allocator of a process that never communicates can reserve: the memory without the context."""
+        return self.memory_bytes - self.context_bytes
+
+    def allocatable_bytes(self, processes: int = 1) -> int:
+        """What the allocator of each of so many processes, one per GPU, can reserve: NCCL takes its part from two on.
+
+        Args:
+            processes: at least 1.
+        """
+        return self.usable_bytes - (self.nccl_bytes if processes > 1 else 0)
+
+
+def _device(name: str, title: str, memory_mib: int, cublas_bytes: int, source: str) -> Device:
+    return Device(name, title, memory_mib * MEBIBYTE, CONTEXT_BYTES, NCCL_BYTES, cublas_bytes, source)
+
+
+_SMI = "total printed by nvidia-smi {} (drivers before 510; later ones print {} MiB, of which a process gets no more)"
+
+DEVICES: Final[dict[str, Device]] = {
+    device.name: device
+    for device in (
+        _device("v100-16", "V100 16 GB", 16160, CUBLAS_BYTES, _SMI.format("V100-SXM2-16GB", 16384)),
+        _device("v100-32", "V100 32 GB", 32510, CUBLAS_BYTES, _SMI.format("V100-SXM2-32GB", 32768)),
+        _device("a100-40", "A100 40 GB", 40536, CUBLAS_BYTES, _SMI.format("A100-SXM4-40GB", 40960)),
+        _device("a100-80", "A100 80 GB", 81251, CUBLAS_BYTES, _SMI.format("A100-SXM4-80GB", 81920)),
+        _device(
+            "h100",
+            "H100 80 GB",
+            80998,
+            HOPPER_CUBLAS_BYTES,
+            "79.10 GiB, the total capacity in torch's out-of-memory message on H100 SXM; nvidia-smi prints 81559 MiB",
+        ),
+        _device(
+            "h200",
+            "H200 141 GB",
+            143155,
+            HOPPER_CUBLAS_BYTES,
+            "139.80 GiB, the total capacity in torch's out-of-memory message on H200 SXM; nvidia-smi prints 143771 MiB",
+        ),
+    )
+}
+"""All GPU models by name, by generation and memory."""
+ALIASES: Final[dict[str, str]] = {"h100-80": "h100", "h200-141": "h200"}
+"""Other names for the same."""
+
+
+def device(name: str) -> Device:
+    """The GPU model of this name, in capitals or not.
+
+    Raises:
+        LabError: if there is none; the sentence lists those there are.
+    """
+    key = str(name).strip().lower().replace(" ", "-").replace("_", "-")
+    found = DEVICES.get(ALIASES.get(key, key))
+    if found is None:
+        raise LabError(one_of("device", name, DEVICES))
+    return found
+
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
 PRECISIONS: Final = get_args(Precision)

@@ -1,8 +1,8 @@
 """Links between GPUs: seconds of a collective from a latency and a bandwidth, which depend on the number of ranks.
 
-Layer 0. Invariant: bandwidths are *bus* bandwidths in the convention of nccl-tests, so that they can be compared with
-the wire and with published logs; all-reduce stands apart from all-gather and reduce-scatter, because a switch that adds
-up itself (NVLink SHARP) makes the first faster than the two others together.
+Bandwidths are *bus* bandwidths in the convention of nccl-tests, so that they can be compared with the wire and with
+published logs; all-reduce stands apart from all-gather and reduce-scatter, because a switch that adds up itself (NVLink
+SHARP) makes the first faster than the two others together.
 
 `ranks` is how many GPUs of one node take part on a link inside the node. On a link between nodes it is how many *nodes*
 take part, and the bandwidth is that of all the network cards of one node together: r rings that run at once, one for
@@ -18,9 +18,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say
 from dlojz.hardware.constants import Constant, ConstantsFile
-from dlojz.schema import LabError, one_of
-from dlojz.text import say
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p"]
 COLLECTIVES: Final = get_args(Collective)

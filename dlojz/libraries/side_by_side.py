@@ -1,7 +1,7 @@
 """The same training with each library, laid side by side: what a user writes, what it costs, what comes out.
 
-Layer 3, loads no torch. Invariant: every figure is read from a record, asked of `predict`, or counted in the programs'
-text; a figure that is not there stays `None`, and a library that was not run has its sentence.
+Every figure is read from a record, asked of `predict`, or counted in the programs' text; a figure that is not there
+stays `None`, and a library that was not run has its sentence.
 """
 
 from __future__ import annotations
@@ -12,20 +12,18 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from dlojz.config import RunConfig
-from dlojz.footprint import Footprint, Traffic
-from dlojz.libraries import LIBRARIES, REFERENCE, absence, laid_out_otherwise, lines_changed
-from dlojz.libraries.lines import Change
-from dlojz.optimizer_stages import settled_step
-from dlojz.predict import predict
-from dlojz.record import RunRecord
-from dlojz.schema import LabError
-from dlojz.text import say
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.config.run_config import RunConfig, laid_out_otherwise
+from dlojz.config.schedules import settled_step
+from dlojz.libraries.library_catalogue import LIBRARIES, REFERENCE, LineChange, absence, lines_changed
+from dlojz.prediction import predict
+from dlojz.results.footprint import Footprint, Traffic
+from dlojz.results.record import RunRecord
 
 Rounds = Sequence[RunRecord | None]
 """The records of a library's runs, round by round; None where a round has left none."""
-CONTROL = "control"
-"""The lab's own group, whose few bytes are no library's."""
+CONTROL = "control"  # the lab's own group, whose few bytes are no library's
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class LibraryRow:
     name: str
     title: str
     version: str
-    change: Change
+    change: LineChange
     hides: str
     config: RunConfig | None
     """What was run; None where it was not."""

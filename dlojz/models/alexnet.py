@@ -1,8 +1,8 @@
 """AlexNet: eight layers, eight blocks, the smallest model worth cutting into a pipeline.
 
-Layer 1 (models), on ``blocks.BlockList``. Invariant: one block per layer with weights, each with the activation and the
-pooling that follow it; blocks 1 to 5 convolve, 6 to 8 are dense. With 224 pixels, 1000 classes and the full size, the
-layers are those of torchvision's ``alexnet``. No dropout: a model must give the same losses however it is laid out.
+BlockList``. One block per layer with weights, each with the activation and the pooling that follow it; blocks 1 to 5
+convolve, 6 to 8 are dense. With 224 pixels, 1000 classes and the full size, the layers are those of torchvision's
+``alexnet``. No dropout: a model must give the same losses however it is laid out.
 
 Shape suffixes: B batch, C channels, H and W side of the feature map, D features, K classes.
 

@@ -1,9 +1,17 @@
-"""The flat list of blocks that every model of the lab is made of.
+"""Blocks that models share: a flat list of blocks with checkpointing, attention, the MLP, the loss.
 
-Layer 1 (models). Invariant: a model IS its list of blocks. ``for block in model.blocks: x = block(x)`` is the whole
-forward pass; every block takes one tensor and gives one contiguous tensor, so a pipeline can cut between any two.
-No block owns a buffer except BatchNorm's running statistics: a model built on the meta device and given its
-weights later lacks nothing.
+The flat list of blocks that every model of the lab is made of.
+
+A model IS its list of blocks. ``for block in model.blocks: x = block(x)`` is the whole forward pass; every block takes
+one tensor and gives one contiguous tensor, so a pipeline can cut between any two. No block owns a buffer except
+BatchNorm's running statistics: a model built on the meta device and given its weights later lacks nothing.
+
+The pre-norm transformer block that ViT and GPT share.
+
+Invariant: ``x_BTD`` in, contiguous ``x_BTD`` out, of the same shape; no dropout, so that a model gives the same losses
+however it is laid on the devices.
+
+Shape suffixes: B batch, T tokens, D width, N heads, H = D / N width of a head, E = N × 3 × H rows of the projection.
 """
 
 from __future__ import annotations
@@ -14,10 +22,14 @@ from functools import lru_cache
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from dlojz.schema import LabError, one_of
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of
+from dlojz.models.experts.layer import MixtureOfExperts
+from dlojz.models.experts.routing import Routing
 
 Checkpointing = Literal["none", "selective", "full"]
 LEVELS: tuple[Checkpointing, ...] = ("none", "selective", "full")
@@ -135,3 +147,75 @@ def split_heads(qkv_BTE: Tensor, head_dim: int) -> tuple[Tensor, Tensor, Tensor]
 def merge_heads(x_BNTH: Tensor) -> Tensor:
     """Lay the heads side by side again: ``BNTH`` to ``BTE`` with E = N × H."""
     return x_BNTH.transpose(1, 2).flatten(start_dim=-2)
+
+
+def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy in fp32, averaged over samples (and over positions of a text)."""
+    return F.cross_entropy(logits.float().reshape(-1, logits.shape[-1]), targets.reshape(-1))
+
+
+class TransformerBlock(nn.Module):
+    """Self-attention, then an MLP, each normalised before and added to the stream.
+
+    Args:
+        width: Width D of the stream.
+        num_heads: Attention heads; divides ``width``.
+        mlp_width: Width of the MLP's hidden layer.
+        causal: Let a token see only itself and earlier tokens.
+        norm_eps: Term added to the variance in the layer norms.
+        gelu: ``"none"`` is the exact GELU, ``"tanh"`` the approximation that GPT-2 uses, and experts always.
+        routing: of the mixture of experts that the block has in the place of its MLP; None: it has an MLP.
+
+    Source: Vaswani et al. 2017 (arXiv 1706.03762), section 3; pre-norm: Xiong et al. 2020 (arXiv 2002.04745).
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        mlp_width: int,
+        *,
+        causal: bool,
+        norm_eps: float,
+        gelu: Literal["none", "tanh"] = "none",
+        routing: Routing | None = None,
+    ) -> None:
+        super().__init__()
+        self.head_dim = width // num_heads
+        self.causal = causal
+        self.gelu = gelu
+        self.norm1 = nn.LayerNorm(width, eps=norm_eps)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.attention_project = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width, eps=norm_eps)
+        self.mixture: MixtureOfExperts | None = None
+        if routing is None:
+            self.mlp_expand = nn.Linear(width, mlp_width)
+            self.mlp_project = nn.Linear(mlp_width, width)
+        else:
+            self.mixture = MixtureOfExperts(width, mlp_width, routing, "gelu")
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """``(B, T, width)`` to the same shape."""
+        q_BNTH, k_BNTH, v_BNTH = split_heads(self.qkv(self.norm1(x_BTD)), self.head_dim)
+        attended_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, is_causal=self.causal)
+        x_BTD = x_BTD + self.attention_project(merge_heads(attended_BNTH))
+        return x_BTD + self._feed_forward(self.norm2(x_BTD))
+
+    def _feed_forward(self, x_BTD: Tensor) -> Tensor:
+        if self.mixture is not None:
+            mixed_BTD: Tensor = self.mixture(x_BTD)
+            return mixed_BTD
+        projected_BTD: Tensor = self.mlp_project(F.gelu(self.mlp_expand(x_BTD), approximate=self.gelu))
+        return projected_BTD
+
+
+def initialise_transformer(module: nn.Module) -> None:
+    """Give one module the usual weights: truncated normal of deviation 0.02, biases zero; for ``model.apply``.
+
+    Source: Radford et al. 2018 (GPT), section 4.1.
+    """
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)

@@ -1,17 +1,17 @@
 """The models of the lab: their names, what each of them accepts, and how to build one.
 
-Layer 1 (models). Invariant: importing this module loads no torch; what can be refused is refused here, in one sentence,
-before anything heavy is imported.
+Importing this module loads no torch; what can be refused is refused here, in one sentence, before anything heavy is
+imported.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say
 from dlojz.models.entries import BYTES, ENTRIES, Family, ModelSpec
-from dlojz.moe.routing import Routing
-from dlojz.schema import LabError, one_of
-from dlojz.text import say
+from dlojz.models.experts.routing import Routing
 
 if TYPE_CHECKING:
     from dlojz.models.blocks import BlockList, Checkpointing

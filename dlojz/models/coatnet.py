@@ -1,8 +1,8 @@
 """CoAtNet: convolution blocks, then attention blocks, as one flat list.
 
-Layer 1 (models), on ``blocks.BlockList``. Invariant: every block, stem and head included, takes an image ``x_BCHW`` and
-gives a contiguous one (the head gives logits), and what it computes is what timm's ``coatnet_0_224`` to
-``coatnet_5_224`` compute: ``timm_weights`` carries their weights over.
+BlockList``. Every block, stem and head included, takes an image ``x_BCHW`` and gives a contiguous one (the head gives
+logits), and what it computes is what timm's ``coatnet_0_224`` to ``coatnet_5_224`` compute (the tests carry their
+weights over).
 
     S0  stem       two 3×3 convolutions, side ÷ 2
     S1  MBConv     side ÷ 2      x + conv1×1(SE(dwconv3×3(conv1×1(norm(x)))))
@@ -11,8 +11,8 @@ gives a contiguous one (the head gives logits), and what it computes is what tim
     S4  attention  side ÷ 2
     head           mean over positions, norm, dense + tanh, dense
 
-Shape suffixes: B batch, C channels, H height and W width of the feature map, T = H × W positions (tokens),
-D width of a token, N heads, E = N × 3 × (D / N) rows of the fused projection, K classes.
+Shape suffixes: B batch, C channels, H height and W width of the feature map, T = H × W positions (tokens), D width of a
+token, N heads, E = N × 3 × (D / N) rows of the fused projection, K classes.
 
 Source: Dai et al. 2021, "CoAtNet: Marrying Convolution and Attention for All Data Sizes" (arXiv 2106.04803).
 """

@@ -1,6 +1,6 @@
 """The entries of the catalogue: each model's name, dimensions, defaults and source.
 
-Layer 1 (models). Invariant: importing this module loads no torch; a model's own module is imported when it is built.
+Importing this module loads no torch; a model's own module is imported when it is built.
 """
 
 from __future__ import annotations

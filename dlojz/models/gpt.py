@@ -1,10 +1,10 @@
 """GPT: a causal decoder with learned positions.
 
-Layer 1 (models), on ``blocks.BlockList``. Invariant: ``tokens_BT`` (integers) in, ``logits_BTV`` out, and the logits of
-a token depend on no later token. The output layer has its own weights, unlike GPT-2's, which reuses the embedding:
-a pipeline keeps first and last block on different devices, and nothing has to be synchronised between them. A size
-with experts has mixtures in the place of some MLPs; where these send a token to several experts and drop some of its
-choices, a later token can be the cause (see `dlojz.moe.gate.rows`).
+BlockList``. Invariant: ``tokens_BT`` (integers) in, ``logits_BTV`` out, and the logits of a token depend on no later
+token. The output layer has its own weights, unlike GPT-2's, which reuses the embedding: a pipeline keeps first and last
+block on different devices, and nothing has to be synchronised between them. A size with experts has mixtures in the
+place of some MLPs; where these send a token to several experts and drop some of its choices, a later token can be the
+cause (see `dlojz.models.experts.gate.rows`).
 
 Shape suffixes: B batch, T tokens, D width, V vocabulary.
 
@@ -18,10 +18,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dlojz.models.blocks import BlockList, Checkpointing
+from dlojz.models.blocks import BlockList, Checkpointing, TransformerBlock, initialise_transformer
+from dlojz.models.experts.routing import Routing
 from dlojz.models.sizes import GPTSize
-from dlojz.models.transformer import TransformerBlock, initialise_transformer
-from dlojz.moe.routing import Routing
 
 NORM_EPS = 1e-5
 EXPANSION = 4

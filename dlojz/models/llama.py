@@ -1,9 +1,8 @@
 """Llama-like decoder: rotary positions, gated MLP, RMS norms, grouped-query attention.
 
-Layer 1 (models), on ``blocks.BlockList``. Invariant: ``tokens_BT`` (integers) in, ``logits_BTV`` out, the logits of a
-token depend on no later token, and the sizes named after Llama have exactly its number of parameters. A size with
-experts has mixtures in the place of its MLPs; where these drop choices, a later token can be the cause (see
-`dlojz.moe.gate.rows`).
+BlockList``. Invariant: ``tokens_BT`` (integers) in, ``logits_BTV`` out, the logits of a token depend on no later token,
+and the sizes named after Llama have exactly its number of parameters. A size with experts has mixtures in the place of
+its MLPs; where these drop choices, a later token can be the cause (see `dlojz.models.experts.gate.rows`).
 
 Shape suffixes: B batch, T tokens, D width, N heads, G key-value heads (G divides N), H width of a head, V vocabulary.
 
@@ -18,11 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.models.blocks import BlockList, Checkpointing, merge_heads
+from dlojz.models.blocks import BlockList, Checkpointing, initialise_transformer, merge_heads
+from dlojz.models.experts.layer import MixtureOfExperts
+from dlojz.models.experts.routing import Routing
 from dlojz.models.sizes import LlamaSize
-from dlojz.models.transformer import initialise_transformer
-from dlojz.moe.layer import MixtureOfExperts
-from dlojz.moe.routing import Routing
 
 
 class Llama(BlockList):

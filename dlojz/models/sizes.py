@@ -1,7 +1,6 @@
 """Dimensions of every model in the catalogue, as plain data.
 
-Layer 1 (models), torch-free: configuration and prediction read these sizes without loading torch. Invariant: a
-number here comes from the paper named beside it; parameters and FLOPs are never written down, they are counted.
+A number here comes from the paper named beside it; parameters and FLOPs are never written down, they are counted.
 """
 
 from __future__ import annotations
@@ -9,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dlojz.moe.routing import Routing
+from dlojz.models.experts.routing import Routing
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class StageSize:
     """``depth`` blocks of one kind and width; ``stride`` 2 halves the side in the first of them."""
 
     kind: Literal["convolution", "attention"]
@@ -27,7 +26,7 @@ class CoAtNetSize:
     """Widths and depths of a CoAtNet: the stem (S0), then the stages S1 to S4."""
 
     stem_width: int
-    stages: tuple[Stage, ...]
+    stages: tuple[StageSize, ...]
     head_dim: int = 32
 
 
@@ -124,7 +123,7 @@ def _coatnet(
     stem_width, *stage_widths = widths
     kinds: tuple[Literal["convolution", "attention"], ...] = ("convolution",) * 2 + ("attention",) * 2
     stages = tuple(
-        Stage(kind=kind, depth=depth, width=width)
+        StageSize(kind=kind, depth=depth, width=width)
         for kind, depth, width in zip(kinds, depths, stage_widths, strict=True)
     )
     return CoAtNetSize(stem_width=stem_width, stages=stages, head_dim=head_dim)
@@ -135,11 +134,11 @@ def _coatnet_mixed(widths: tuple[int, int, int, int, int, int]) -> CoAtNetSize:
     # Two thirds of the MBConv blocks of S2 move into S3, in front of its attention blocks and at the same resolution
     # (appendix A.2), hence the stage with stride 1.
     stages = (
-        Stage(kind="convolution", depth=2, width=s1),
-        Stage(kind="convolution", depth=4, width=s2),
-        Stage(kind="convolution", depth=8, width=s3_convolution),
-        Stage(kind="attention", depth=42, width=s3_attention, stride=1),
-        Stage(kind="attention", depth=2, width=s4),
+        StageSize(kind="convolution", depth=2, width=s1),
+        StageSize(kind="convolution", depth=4, width=s2),
+        StageSize(kind="convolution", depth=8, width=s3_convolution),
+        StageSize(kind="attention", depth=42, width=s3_attention, stride=1),
+        StageSize(kind="attention", depth=2, width=s4),
     )
     return CoAtNetSize(stem_width=stem, stages=stages, head_dim=128)
 

@@ -1,21 +1,27 @@
 """Count what a model is: parameters, FLOPs, blocks.
 
-Layer 1 (models). Invariant: every number is counted on the meta device, where a tensor has a shape and no memory; none
-is typed by hand. torch is imported by the functions, not by the module.
+Every number is counted on the meta device, where a tensor has a shape and no memory; none is typed by hand. torch is
+imported by the functions, not by the module; for the usual sizes of the catalogue, whose counts are kept in
+`counted.json` (written by `benchmarks/count_models.py`), not even by them.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from dlojz.models.catalogue import build, check_input, spec
+from dlojz.models.catalogue import build, check_input, names, spec
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from dlojz.models.blocks import BlockList
+
+
+KEPT = Path(__file__).with_name("counted.json")
+FEW_CLASSES = 10
+"""Of the course's data sets of images (digits, CIFAR-10): kept for every model of images, beside its own number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +43,26 @@ class ModelSummary:
     image_size: int | None
     sequence_length: int | None
     blocks: int
+
+
+class CountedSizes(NamedTuple):
+    """All that a count depends on: a model of the catalogue, and each of its sizes that can be chosen."""
+
+    name: str
+    image_size: int | None
+    sequence_length: int | None
+    num_classes: int
+    in_channels: int | None
+
+
+def usual_sizes() -> list[CountedSizes]:
+    """The sizes whose counts are kept: each model's own, and those of images with few classes."""
+    usual: dict[CountedSizes, None] = {}
+    for entry in map(spec, names()):
+        for classes in (entry.num_classes, FEW_CLASSES) if entry.family == "image" else (entry.num_classes,):
+            sizes = CountedSizes(entry.name, entry.image_size, entry.sequence_length, classes, entry.in_channels)
+            usual[sizes] = None
+    return list(usual)
 
 
 @lru_cache(maxsize=256)
@@ -61,12 +87,38 @@ def describe(
         LabError: unknown model, or a size that the model cannot have.
     """
     check_input(name, image_size, sequence_length)
+    entry = spec(name)
+    sizes = CountedSizes(
+        name,
+        image_size or entry.image_size,
+        sequence_length or entry.sequence_length,
+        entry.num_classes if num_classes is None else num_classes,
+        entry.in_channels if in_channels is None else in_channels,
+    )
+    return _kept().get(sizes) or count(sizes)
 
+
+@lru_cache(maxsize=1)
+def _kept() -> dict[CountedSizes, ModelSummary]:
+    found = {}
+    for row in json.loads(KEPT.read_text(encoding="utf-8")):
+        sizes = CountedSizes(*row["sizes"])
+        found[sizes] = _summary(sizes, *row["counted"])
+    return found
+
+
+def count(sizes: CountedSizes) -> ModelSummary:
+    """Build a model on the meta device and count it there.
+
+    Raises:
+        LabError: unknown model, or a size that the model cannot have.
+    """
     import torch
 
-    entry = spec(name)
-    image_size, sequence_length = image_size or entry.image_size, sequence_length or entry.sequence_length
-    with torch.device("meta"):
+    from dlojz.models.meta import flops_by_block, on_meta
+
+    name, image_size, sequence_length, num_classes, in_channels = sizes
+    with on_meta():
         model = build(
             name,
             image_size=image_size,
@@ -74,52 +126,35 @@ def describe(
             num_classes=num_classes,
             in_channels=in_channels,
         ).eval()
-        if entry.family == "image":
-            sample = torch.empty(1, in_channels or entry.in_channels or 3, image_size or 1, image_size or 1)
+        if spec(name).family == "image":
+            sample = torch.empty(1, in_channels or 3, image_size or 1, image_size or 1)
         else:
             sample = torch.empty(1, sequence_length or 1, dtype=torch.long)
-    flops = _forward_flops(model, sample)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return _summary(
+        sizes, parameters, _met_by_a_token(model), sum(flops_by_block(model, sample)), len(model.blocks)
+    )
+
+
+def _summary(sizes: CountedSizes, parameters: int, active_parameters: int, flops: int, blocks: int) -> ModelSummary:
     return ModelSummary(
-        name=name,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        active_parameters=_met_by_a_token(model),
+        name=sizes.name,
+        parameters=parameters,
+        active_parameters=active_parameters,
         flops=flops,
         multiply_adds=flops // 2,
-        image_size=image_size,
-        sequence_length=sequence_length,
-        blocks=len(model.blocks),
+        image_size=sizes.image_size,
+        sequence_length=sizes.sequence_length,
+        blocks=blocks,
     )
 
 
 def _met_by_a_token(model: BlockList) -> int:
-    from dlojz.moe.parallel import expert_parameters, mixtures
+    from dlojz.models.experts.layer import expert_parameters, mixtures
 
     experts = set(expert_parameters(model))
     total = sum(parameter.numel() for name, parameter in model.named_parameters() if name not in experts)
     for _, layer in mixtures(model):
         held = sum(parameter.numel() for parameter in layer.experts.parameters())
         total += held // layer.routing.experts * layer.routing.top_k
-    return total
-
-
-def _forward_flops(model: BlockList, x: Tensor) -> int:
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
-
-    # Blocks of one model that print alike and read the same shape cost the same: each kind is run once, which keeps
-    # models of a hundred blocks within a second.
-    known: dict[tuple[str, torch.Size], tuple[int, Tensor]] = {}
-    total = 0
-    # The fused attention kernels are one opaque operator each, which the counter misses on some devices; the plain one
-    # is made of two matrix products, which it knows.
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        for block in model.blocks:
-            kind = (repr(block), x.shape)
-            if kind not in known:
-                with FlopCounterMode(display=False) as counter:
-                    output = block(x)
-                known[kind] = (int(counter.get_total_flops()), output)
-            flops, x = known[kind]
-            total += flops
     return total

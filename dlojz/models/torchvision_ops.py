@@ -1,6 +1,6 @@
 """Let torchvision, and so timm, be imported beside a torch that torchvision's extension was not built for.
 
-Layer 1 (models). Invariant: where torchvision's own extension loads, nothing here changes anything.
+Where torchvision's own extension loads, nothing here changes anything.
 
 Beside a CPU-only torch the extension of PyPI's torchvision does not load, its operators are not registered, and
 ``import torchvision`` stops at ``operator torchvision::nms does not exist``: it attaches a shape function to operators

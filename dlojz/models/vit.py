@@ -1,8 +1,7 @@
 """Vision Transformer: an image cut in patches, read by a plain encoder.
 
-Layer 1 (models), on ``blocks.BlockList``. Invariant: the dimensions and the number of parameters are those of the
-papers' ViT (class token, learned positions, biases everywhere); the first block takes ``x_BCHW``, the middle ones
-``x_BTD``, the last gives ``logits_BK``.
+BlockList``. The dimensions and the number of parameters are those of the papers' ViT (class token, learned positions,
+biases everywhere); the first block takes ``x_BCHW``, the middle ones ``x_BTD``, the last gives ``logits_BK``.
 
 Shape suffixes: B batch, C channels, H and W pixels, T = patches + 1 tokens, D width, K classes.
 
@@ -16,9 +15,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dlojz.models.blocks import BlockList, Checkpointing
+from dlojz.models.blocks import BlockList, Checkpointing, TransformerBlock
 from dlojz.models.sizes import ViTSize
-from dlojz.models.transformer import TransformerBlock
 
 NORM_EPS = 1e-6
 

@@ -1,19 +1,284 @@
-"""What can be said of a schedule without simulating it: length, bubble, activations kept, messages.
+"""Closed forms of the schedules: bubble, memory and messages, each with its source.
 
-Layer 2. Invariant: every form is one published or derived formula with its source and the domain where it is exact; out
-of it the figure is None, never a guess. Stages are equal, sends do not block; F, I, W, B = I + W are times of one stage
-for one micro-batch, c the time of one hop between ranks, v the chunks per rank, g the micro-batches that pass a chunk
-together, k and w the activations kept for the backward for the input and for the weights.
+The formulas behind `closed_forms`, one law per schedule: by how much it exceeds its work, and what it keeps.
+
+A law is exact in its domain, which the tests sweep against the simulator, and None out of it.
+
+What can be said of a schedule without simulating it: length, bubble, activations kept, messages.
+
+Every form is one published or derived formula with its source and the domain where it is exact; out of it the figure is
+None, never a guess. Stages are equal, sends do not block; F, I, W, B = I + W are times of one stage for one
+micro-batch, c the time of one hop between ranks, v the chunks per rank, g the micro-batches that pass a chunk together,
+k and w the activations kept for the backward for the input and for the weights.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from dlojz.pipeline.catalogue import TOKEN_SLICES, entry
-from dlojz.pipeline.costs import Costs
-from dlojz.pipeline.orders.laws import LAWS, Case
+from dlojz.base.language import say
+from dlojz.pipeline.schedule import Costs
+from dlojz.pipeline.schedule_catalogue import TOKEN_SLICES, entry
 from dlojz.pipeline.simulator import UNIT_COSTS
+
+
+class Case(NamedTuple):
+    """The numbers of one case, named as in the papers.
+
+    p ranks, m micro-batches, v chunks per rank, g micro-batches that pass a chunk together; F, I, W, B times of one
+    stage for one micro-batch, c of one hop, both of a forward and a backward at once; k and w the activations kept for
+    the backward for the input and for the weights; slices of a sequence.
+    """
+
+    p: int
+    m: int
+    v: int
+    g: int
+    F: float
+    I: float  # noqa: E741  (the name in the paper)
+    W: float
+    B: float
+    c: float
+    both: float
+    k: float
+    w: float
+    slices: int
+
+
+class Law(NamedTuple):
+    """What is known of one schedule.
+
+    Attributes:
+        excess, span_excess: makespan and span beyond m·v·(F + B); None out of the domain.
+        peaks: per rank, activations kept at most; None out of the domain.
+        boundaries: boundaries between stages that lie between ranks.
+        formula: the excess in symbols.
+        source: where it comes from.
+        domain: where it is exact, in the reader's language.
+        saved: work that a rank saves on average by doing two things at once.
+    """
+
+    excess: Callable[[Case], float | None]
+    span_excess: Callable[[Case], float | None]
+    peaks: Callable[[Case], list[float] | None]
+    boundaries: Callable[[Case], int]
+    formula: str
+    source: str
+    domain: Callable[[], str]
+    saved: Callable[[Case], float] = lambda x: 0.0
+
+
+def _straight(x: Case) -> int:
+    return x.p - 1
+
+
+def _looping(x: Case) -> int:
+    return x.v * x.p - 1 if x.p > 1 else 0
+
+
+def _zigzag(x: Case) -> int:
+    return x.v * (x.p - 1)
+
+
+def _nothing(x: Case) -> None:
+    return None
+
+
+def _naive(x: Case) -> float:
+    return (x.p - 1) * x.m * (x.F + x.B + 2 * x.c)
+
+
+def _gpipe(x: Case) -> float:
+    return (x.p - 1) * (x.F + x.B + 2 * x.c)
+
+
+def _one_f_one_b(x: Case) -> float:
+    """2(p−1)m/p + 2(p−2) hops where p divides m; in general all but one micro-batch in p expose two more."""
+    hops = 2 * (x.p - 1) + 2 * (x.m - 2 - (x.m - 2) // x.p) if x.p > 1 else 0
+    return (x.p - 1) * (x.F + x.B) + hops * x.c
+
+
+def _eager(x: Case) -> float | None:
+    return _gpipe(x) if x.c <= (x.F + x.B) / 2 else None
+
+
+def _loops(x: Case, together: int) -> float | None:
+    """`together` micro-batches pass a chunk before the next one begins."""
+    start = max(0, x.p - together) * (x.v - 1)
+    if together <= x.p or x.p == 1:
+        hops = _looping(x)
+        exact = x.c <= min(x.F, x.B)
+    else:
+        hops = x.p - 1
+        exact = x.p * x.c <= (together - x.p) * min(x.F, x.B)
+    return (x.p - 1 + start) * (x.F + x.B) + 2 * hops * x.c if exact else None
+
+
+def _zb_h1_span(x: Case) -> float | None:
+    if x.c or x.g < x.p:
+        return None
+    return (x.p - 1) * (x.I + max(0.0, x.F - x.W))
+
+
+def _zb_h1(x: Case) -> float | None:
+    if x.c and x.F == x.I == x.W and x.m > x.p and x.v == 1:
+        return (x.p - 1) * (x.F + 4 * x.c) if x.c <= x.F / 2 else None
+    span = _zb_h1_span(x)
+    return None if span is None else max((x.p - 1) * x.F, span)
+
+
+def _zb_few(x: Case) -> float | None:
+    """One chunk and m ≤ p: (m + p − 1)(F + I) + W."""
+    if x.v == 1 and x.m <= x.p and not x.c and x.W <= x.F and x.W <= x.I:
+        return (x.m + x.p - 1) * (x.F + x.I) + x.W - x.m * (x.F + x.B)
+    return _zb_h1(x)
+
+
+def _zb_h2_span(x: Case) -> float | None:
+    return None if x.c else (x.p - 1) * max(0.0, x.I - x.F, x.F + x.I - 2 * x.W)
+
+
+def _zb_h2(x: Case) -> float | None:
+    span = _zb_h2_span(x)
+    return None if span is None else max((x.p - 1) * x.F, span)
+
+
+def _equal_parts(x: Case) -> bool:
+    return x.F == x.I == x.W and not x.c and x.m >= 2 * x.p - 1
+
+
+def _chimera(x: Case) -> float | None:
+    return None if x.c else (x.p - 2) * (max(x.F, x.B) + (x.m // x.p - 1) * abs(x.B - x.F))
+
+
+def _pairs(half: int, outer: int, micro_batches: int) -> int:
+    """Overlapped pairs that a rank runs at distance `outer` from its end, with so many micro-batches on each side."""
+    inner = half - 1 - outer
+    return 2 * (micro_batches - 2 * half + outer + 1) + inner - (inner == 0)
+
+
+def _both_ways(x: Case, half: int, micro_batches: int) -> float | None:
+    """(half − 1)(F&B + B − 3W) beyond the work of the rank in the middle, `half` ranks from each end."""
+    if x.c or not x.F == x.I == x.W or not x.B <= x.both <= x.F + x.B:
+        return None
+    saved = (x.F + x.B - x.both) * _pairs(half, half - 1, micro_batches)
+    return (half - 1) * (x.both + x.B - 3 * x.W) - saved
+
+
+def _saved(x: Case, half: int, micro_batches: int) -> float:
+    """Mean over the ranks of the time that running forward and backward at once saves."""
+    return (x.F + x.B - x.both) * sum(_pairs(half, outer, micro_batches) for outer in range(half)) / half
+
+
+def _hanayo(x: Case) -> float | None:
+    return (x.p - 1) * (x.F + x.B) if x.F == x.B and not x.c and x.m % x.p == 0 else None
+
+
+def _terapipe(x: Case) -> float:
+    return (x.p - 1) * ((x.F + x.B) / x.slices + 2 * x.c)
+
+
+def _per_rank(kept: Callable[[Case, int], float]) -> Callable[[Case], list[float]]:
+    return lambda x: [kept(x, rank) for rank in range(x.p)]
+
+
+def _few(x: Case, ahead: int) -> float:
+    return x.k * min(ahead, x.m * x.v)
+
+
+def _interleaved_peaks(x: Case) -> list[float]:
+    return [_few(x, (x.v - 1) * x.g + 2 * (x.p - 1 - rank) + 1) for rank in range(x.p)]
+
+
+def _interleaved_zb_peaks(x: Case) -> list[float] | None:
+    return [((x.v - 1) * x.g + x.p - r) * x.k + r * x.w for r in range(x.p)] if x.m >= x.p else None
+
+
+def _kept_in_v(x: Case) -> list[float] | None:
+    return [2 * x.p * x.k] * x.p if x.m >= 2 * x.p - 1 else None
+
+
+def _only(en: str, fr: str) -> Callable[[], str]:
+    return lambda: say(en=en, fr=fr)
+
+
+_ANY = _only("any m and c", "tout m et tout c")
+_ZERO_BUBBLE = "Qi et al. 2024, arXiv 2401.10241"
+_NO_LATENCY = _only("c = 0", "c = 0")
+_BOTH = _only("F = I = W, B ≤ F&B ≤ F+B, c = 0", "F = I = W, B ≤ F&B ≤ F+B, c = 0")
+LAWS: dict[str, Law] = {
+    "naive": Law(
+        _naive, _naive, _per_rank(lambda x, r: x.k), _straight, "(p−1)m(F+B+2c)",
+        "one micro-batch at a time through p stages", _ANY,
+    ),
+    "gpipe": Law(
+        _gpipe, _gpipe, _per_rank(lambda x, r: x.k * x.m), _straight, "(p−1)(F+B+2c)",
+        "Huang et al. 2019, arXiv 1811.06965, §2.3", _ANY,
+    ),
+    "1f1b": Law(
+        _one_f_one_b, _one_f_one_b, _per_rank(lambda x, r: _few(x, x.p - r)), _straight,
+        "(p−1)(F+B) + [2(p−1)m/p + 2(p−2)]c", "Narayanan et al. 2021, arXiv 2104.04473, §2.2; hops: simulated", _ANY,
+    ),
+    "eager-1f1b": Law(
+        _eager, _eager, _per_rank(lambda x, r: _few(x, 2 * (x.p - r) - 1)), _straight, "(p−1)(F+B+2c)",
+        "Zhuang et al. 2023, arXiv 2211.05322", _only("c ≤ (F+B)/2", "c ≤ (F+B)/2"),
+    ),
+    "interleaved": Law(
+        lambda x: _loops(x, x.g), lambda x: _loops(x, x.g), _interleaved_peaks, _looping,
+        "(p−1)(F+B) + 2(vp−1)c", "Narayanan et al. 2021, arXiv 2104.04473, §2.2; hops: simulated",
+        _only("groups of p and c ≤ F, B", "groupes de p et c ≤ F, B"),
+    ),
+    "looped-bfs": Law(
+        lambda x: _loops(x, x.m), lambda x: _loops(x, x.m), _per_rank(lambda x, r: x.k * x.m * x.v), _looping,
+        "(p−1)(F+B+2c)", "Lamy-Poirier 2023, arXiv 2211.05953; hops: simulated",
+        _only("pc ≤ (m−p)·min(F, B)", "pc ≤ (m−p)·min(F, B)"),
+    ),
+    "interleaved-zb": Law(
+        _zb_few, _nothing, _interleaved_zb_peaks, _looping, "(p−1)(F+I−W)",
+        f"{_ZERO_BUBBLE}, §2.3; m ≤ p and one chunk: App. H",
+        _only("c = 0 and m ≥ p, or one chunk and W ≤ F, I", "c = 0 et m ≥ p, ou un seul étage par rang et W ≤ F, I"),
+    ),
+    "zb-h1": Law(
+        _zb_h1, _zb_h1_span, _per_rank(lambda x, r: (x.p - r) * x.k + r * x.w), _straight, "(p−1)(F+I−W)",
+        f"{_ZERO_BUBBLE}, §2.3 (W ≤ F, I); beyond: simulated",
+        _only("c = 0, or F = I = W and c ≤ F/2", "c = 0, ou F = I = W et c ≤ F/2"),
+    ),
+    "zb-h2": Law(
+        _zb_h2, _zb_h2_span, _per_rank(lambda x, r: (2 * (x.p - r) - 1) * x.k + 2 * r * x.w), _straight,
+        "span: (p−1)(F+I−2W); makespan: (p−1)F at least", f"{_ZERO_BUBBLE}, §2.3; makespan: simulated", _NO_LATENCY,
+    ),
+    "zb-v": Law(
+        lambda x: (x.p - 1) * x.F if _equal_parts(x) else None, lambda x: 0.0 if _equal_parts(x) else None,
+        _kept_in_v, _zigzag, "span: 0; makespan: (p−1)F", f"{_ZERO_BUBBLE}, §6; makespan: simulated",
+        _only("F = I = W, c = 0, m ≥ 2p−1", "F = I = W, c = 0, m ≥ 2p−1"),
+    ),
+    "chimera": Law(
+        _chimera, _chimera, _per_rank(lambda x, r: x.k * (x.p // 2 + 1 + min(r, x.p - 1 - r))), _straight,
+        "(p−2)[B + (m/p−1)(B−F)]", "Li and Hoefler 2021, arXiv 2107.06925; m > p with B > F: simulated",
+        _NO_LATENCY,
+    ),
+    "dualpipe": Law(
+        lambda x: _both_ways(x, x.p // 2, x.m // 2), _nothing, _per_rank(lambda x, r: x.k * (x.p + 1)), _straight,
+        "(p/2−1)(F&B+B−3W)", "github.com/deepseek-ai/DualPipe, README",
+        _BOTH, lambda x: _saved(x, x.p // 2, x.m // 2),
+    ),
+    "dualpipe-v": Law(
+        lambda x: _both_ways(x, x.p, x.m), _nothing, _per_rank(lambda x, r: x.k * (2 * x.p + 1)), _zigzag,
+        "(p−1)(F&B+B−3W)", "github.com/deepseek-ai/DualPipe, README (PP = 2p)",
+        _BOTH, lambda x: _saved(x, x.p, x.m),
+    ),
+    "hanayo": Law(
+        _hanayo, _hanayo, _nothing, _zigzag, "(p−1)(F+B)", "as interleaved 1F1B with v = 2W; simulated",
+        _only("B = F, c = 0, m a multiple of p", "B = F, c = 0, m multiple de p"),
+    ),
+    "terapipe": Law(
+        _terapipe, _terapipe, _nothing, _straight, "(p−1)[(F+B)/slices + 2c]", "Li et al. 2021, arXiv 2102.07988",
+        _only("slices of equal time", "tranches de même durée"),
+    ),
+}  # fmt: skip
+"""The schedules that have a closed form; others must be simulated."""
 
 
 def total_time(ranks: int, micro_batches: int, forward: float, backward: float) -> float:
@@ -46,24 +311,6 @@ def speedup(ranks: int, micro_batches: int) -> float:
     Source: p·m(t_f + t_b), the work of all stages, over `total_time`.
     """
     return micro_batches * ranks / (micro_batches + ranks - 1)
-
-
-def chimera_fraction(ranks: int, micro_batches: int, pairs: int = 1) -> float:
-    """Bubble of Chimera with f pairs of pipes, where B = F: (p − 2f)/(2fm + p − 2f).
-
-    Source: Li and Hoefler 2021 (arXiv 2107.06925). Exact for one pair (simulated); for more pairs, which are
-    not built here, as published.
-    """
-    return (ranks - 2 * pairs) / (2 * pairs * micro_batches + ranks - 2 * pairs)
-
-
-def hanayo_fraction(ranks: int, waves: int) -> float:
-    """Bubble of Hanayo for m = p and B = 2F: (2p − 2)/(3pW + p − 1). Approximate.
-
-    Source: secondary (after Liu et al. 2023, arXiv 2308.15762). A backward-first list schedule has 0.333, 0.213, 0.119
-    for p = 4 and W = 1, 2, 4, this formula 0.4, 0.222, 0.118; 0.333 is proven optimal for W = 1.
-    """
-    return (2 * ranks - 2) / (3 * ranks * waves + ranks - 1)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Cutting a list of blocks into pipeline stages so that the heaviest stage is as light as it can be.
 
-Layer 2. Invariant: a stage is a run of neighbouring blocks, and none is empty in what `exact` gives; its bottleneck is
-the smallest that exists, for whole numbers and for floats alike, because a float is a whole number of some power of
-two and the search compares whole numbers only. No torch.
+A stage is a run of neighbouring blocks, and none is empty in what `exact` gives; its bottleneck is the smallest that
+exists, for whole numbers and for floats alike, because a float is a whole number of some power of two and the search
+compares whole numbers only. No torch.
 
 Sources: Skiena, "The Algorithm Design Manual", §8.5 (the linear partition problem and its dynamic programme); Pinar &
 Aykanat 2004, "Fast optimal load balancing algorithms for 1D partitioning" (J. Parallel Distrib. Comput. 64), for
@@ -20,8 +20,8 @@ from itertools import accumulate, pairwise
 from numbers import Integral, Real
 from typing import Any
 
-from dlojz.schema import LabError
-from dlojz.text import say
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
 
 Weight = int | float
 

@@ -1,7 +1,19 @@
-"""Execute a pipeline schedule on real ranks, with nothing but sends and receives: the teaching runtime.
+"""Execute a schedule on ranks: stages, their messages, backward passes in one or two parts, asynchronous updates.
 
-Layer 2, loads torch. Invariant: a rank executes its list action for action, in order; the gradients that it leaves in
-`parameter.grad` are those of the mean loss over all micro-batches, whatever the schedule.
+The two halves of a backward pass: first for the input, later for the weights.
+
+Both halves together leave the same gradients as one whole backward.
+
+torch has the surgery on its autograd graph in `torch.distributed.pipelining`, in a module that is not public; it is
+imported here and nowhere else. The graph is cut where the paths to the input and to the weights part; the first half
+notes what arrives at the cuts, the second goes on from there, so that nothing is computed twice.
+
+Source: Qi et al. 2024, "Zero Bubble Pipeline Parallelism" (arXiv 2401.10241), §2.
+
+Execute a pipeline schedule on real ranks, with nothing but sends and receives: the teaching runtime.
+
+A rank executes its list action for action, in order; the gradients that it leaves in `parameter.grad` are those of the
+mean loss over all micro-batches, whatever the schedule.
 
 Three rules are all there is:
 
@@ -15,24 +27,87 @@ Three rules are all there is:
 
 Who: two ranks of the pipeline group. What: the boundary activation of one micro-batch, or its gradient. How much:
 elements of the boundary × bytes of its type, 2 × micro-batches × (stages − 1) messages per step and pipe.
+
+Cut a model into stages, and tell what passes between them.
+
+The stages together are the model's own blocks, in order, none copied; boundaries are found on fake tensors, so nothing
+is computed.
+
+Execute an asynchronous schedule on real ranks: PipeDream with stashed weights, PipeDream-2BW with two versions.
+
+A micro-batch's backward uses the very weights that its forward used, and an update changes none that are still needed:
+each version is a set of tensors of its own, and dropped after its last use. Which version an action uses is counted
+from the schedule (`pipeline.versions`), the same count that the simulator shows.
+
+What a rank keeps besides one set of weights: one more for each further version (p − r for PipeDream's rank r, 2 for
+2BW). What it communicates is what the synchronous runtime does: boundaries and their gradients, nothing else.
+
+Source: Narayanan et al. 2019, "PipeDream" (SOSP), §3.3: w(t+1) = w(t) − ν ∇f(w1(t−n+1), …, wn(t)); Narayanan et al.
+2021, "Memory-Efficient Pipeline-Parallel DNN Training" (arXiv 2006.09503), §3.1: W(t+1) = W(t) − ν ∇f(W(t−1)).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+from torch.func import functional_call
 
-from dlojz.pipeline.action import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Action
-from dlojz.pipeline.executable import check_executable
-from dlojz.pipeline.runtime_backward import Deferred, backward_for_input, backward_for_weights
-from dlojz.pipeline.schedule import Schedule
-from dlojz.schema import LabError
-from dlojz.text import say
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.models.blocks import BlockList
+from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, UPDATE, Action, Schedule
+from dlojz.pipeline.stale_weights import version_audit
+from dlojz.pipeline.validity import check_executable
+
+
+class Deferred(NamedTuple):
+    """What the second half goes on from.
+
+    Attributes:
+        module: the stage.
+        input_gradient: what the first half gave; None for a first stage, which owes nobody a gradient.
+        cuts: where to go on from; None where the second half is the whole backward.
+        output, gradient: what the backward starts from, where it is still to be done as a whole.
+    """
+
+    module: nn.Module
+    input_gradient: Tensor | None
+    cuts: list[dict[str, Any]] | None
+    output: Tensor | None
+    gradient: Tensor | None
+
+
+def backward_for_input(module: nn.Module, entered: Tensor, output: Tensor, gradient: Tensor | None) -> Deferred:
+    """First half: the gradient of the stage's input.
+
+    Args:
+        module: the stage.
+        entered: its input; a first stage's needs no gradient, and then nothing is computed yet.
+        output: its output, or the loss.
+        gradient: gradient of the output; None for a loss.
+    """
+    if not entered.requires_grad:
+        return Deferred(module, None, None, output, gradient)
+    gradients = None if gradient is None else [gradient]
+    made, cuts = stage_backward_input([output], gradients, [entered], module.parameters())
+    return Deferred(module, made[0], cuts, None, None)
+
+
+def backward_for_weights(deferred: Deferred) -> None:
+    """Second half: add to the gradients of the stage's weights."""
+    if deferred.cuts is not None:
+        stage_backward_weight(deferred.module.parameters(), deferred.cuts)
+    elif deferred.output is not None:
+        torch.autograd.backward(deferred.output, deferred.gradient)
+
 
 StageKey = tuple[int, int]
 """A stage on a rank: (pipe, stage)."""
@@ -57,7 +132,7 @@ class Boundary(NamedTuple):
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-class Message(NamedTuple):
+class StageMessage(NamedTuple):
     """One message: the input of a forward, or the output's gradient of a backward, of this stage."""
 
     forward: bool
@@ -66,7 +141,7 @@ class Message(NamedTuple):
     micro_batch: int
 
 
-class Kept(NamedTuple):
+class KeptActivations(NamedTuple):
     """What a stage keeps of a micro-batch between its forward and its backward."""
 
     input: Tensor
@@ -137,9 +212,9 @@ class PipelineRuntime:
             The mean losses of the micro-batches whose last stage is here (detached scalars); empty elsewhere.
         """
         self._inputs, self._targets = inputs, targets
-        self._kept: dict[tuple[int, int, int], Kept] = {}
+        self._kept: dict[tuple[int, int, int], KeptActivations] = {}
         self._deferred: dict[tuple[int, int, int], Deferred] = {}
-        self._mail: dict[Message, Tensor] = {}
+        self._mail: dict[StageMessage, Tensor] = {}
         self._expected = [deque(self._from(sender)) for sender in range(self.schedule.ranks)]
         self._under_way: list[tuple[dist.Work | None, Tensor]] = []
         self._losses: list[Tensor] = []
@@ -178,7 +253,7 @@ class PipelineRuntime:
             output = self.loss(output, self._targets[action.micro_batch])
             self._losses.append(output.detach())
             output = output / self.schedule.micro_batches
-        self._kept[action[1:4]] = Kept(entered, output)
+        self._kept[action[1:4]] = KeptActivations(entered, output)
 
     def _backward(self, action: Action, gradient: Tensor | None) -> Tensor | None:
         """Gradient of the stage's input; the weights' gradients now (B), or later (I)."""
@@ -206,7 +281,7 @@ class PipelineRuntime:
 
     def _receive(self, action: Action) -> Tensor:
         """The message that an action needs; those that the same sender sent before it are kept for later."""
-        message = Message(action.kind == FORWARD, action.pipe, action.stage, action.micro_batch)
+        message = StageMessage(action.kind == FORWARD, action.pipe, action.stage, action.micro_batch)
         sender = self.schedule.placement[action.pipe][action.stage + (-1 if message.forward else 1)]
         while message not in self._mail:
             coming = self._expected[sender].popleft()
@@ -220,7 +295,7 @@ class PipelineRuntime:
     def _device(self) -> torch.device:
         return next((p.device for module in self.modules.values() for p in module.parameters()), torch.device("cpu"))
 
-    def _messages_of(self, rank: int) -> list[tuple[int, Message]]:
+    def _messages_of(self, rank: int) -> list[tuple[int, StageMessage]]:
         """All that a rank sends in a step, in order: (receiver, message)."""
         sent = []
         for action in self.schedule.orders[rank]:
@@ -230,11 +305,194 @@ class PipelineRuntime:
                     sent.append((self.schedule.placement[element.pipe][message.stage], message))
         return sent
 
-    def _from(self, sender: int) -> list[Message]:
+    def _from(self, sender: int) -> list[StageMessage]:
         return [message for receiver, message in self._sent[sender] if receiver == self.rank != sender]
 
 
-def _message_after(action: Action) -> Message:
+def _message_after(action: Action) -> StageMessage:
     """What an action sends: a forward to the stage behind, a backward to the stage before."""
     forward = action.kind == FORWARD
-    return Message(forward, action.pipe, action.stage + (1 if forward else -1), action.micro_batch)
+    return StageMessage(forward, action.pipe, action.stage + (1 if forward else -1), action.micro_batch)
+
+
+class Stage(BlockList):
+    """Some consecutive blocks of a model, with tensors at its boundaries that can be cut off and sent.
+
+    torch cuts the autograd graph at a stage's output once its first half of a backward is done, and cannot do so with a
+    view; where a block ends with one (CoAtNet's attention does), it is copied: the boundary's bytes, once per
+    micro-batch. And torch sends the gradient of a stage's input as it is, but gloo takes contiguous tensors only.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the blocks."""
+        if x.requires_grad:
+            x.register_hook(Tensor.contiguous)
+        output = super().forward(x)
+        return output.clone() if output._is_view() else output
+
+
+def stage_modules(model: BlockList, bounds: Sequence[int]) -> list[BlockList]:
+    """The stages of a model, as lists of its own blocks.
+
+    Args:
+        model: a flat list of blocks.
+        bounds: number of the first block of each stage, and the number of blocks at the end.
+    """
+    return [Stage(model.blocks[start:end], checkpointing=model.checkpointing) for start, end in pairwise(bounds)]
+
+
+def boundaries_of(stages: Sequence[nn.Module], sample: Tensor, *, compute: torch.dtype | None = None) -> list[Boundary]:
+    """What enters each stage for a micro-batch like `sample`, and last what leaves the model.
+
+    Args:
+        stages: the stages, in order, on any device.
+        sample: one micro-batch.
+        compute: the type of an autocast around the stages; None: there is none.
+    """
+    boundaries = []
+    made = sample if isinstance(sample, FakeTensor) else None
+    with made.fake_mode if made is not None else FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
+        x = sample if made is not None else fake.from_tensor(sample)
+        for stage in stages:
+            boundaries.append(Boundary(tuple(x.shape), x.dtype))
+            was_training = stage.training
+            stage.eval()  # no running statistic may move
+            with torch.autocast(sample.device.type, compute, enabled=compute is not None):
+                x = stage(x)
+            stage.train(was_training)
+        boundaries.append(Boundary(tuple(x.shape), x.dtype))
+    return boundaries
+
+
+Weights = dict[str, Tensor]
+
+
+class WeightVersions:
+    """The versions of one stage's weights.
+
+    Args:
+        module: the stage; its parameters are always the newest version.
+        learning_rate, weight_decay: of plain SGD.
+    """
+
+    def __init__(self, module: nn.Module, learning_rate: float, weight_decay: float) -> None:
+        self._module, self._rate, self._decay = module, learning_rate, weight_decay
+        self.newest = 0
+        self.kept: dict[int, Weights] = {0: self._of_module()}
+        self._sum: Weights = {}
+        self._count = 0
+
+    def _of_module(self) -> Weights:
+        return {name: value.detach().requires_grad_() for name, value in self._module.named_parameters()}
+
+    def add_gradient(self, gradients: Sequence[Tensor | None]) -> None:
+        """Add one micro-batch's gradient to those of the next update."""
+        for name, gradient in zip(self.kept[self.newest], gradients, strict=True):
+            if gradient is not None:
+                self._sum[name] = self._sum[name] + gradient if name in self._sum else gradient
+        self._count += 1
+
+    def update(self) -> None:
+        """Make a new version from the newest and the mean of the gradients since the last update."""
+        new: Weights = {}
+        with torch.no_grad():
+            for name, weight in self.kept[self.newest].items():
+                gradient = self._sum.get(name, torch.zeros_like(weight)) / max(self._count, 1)
+                new[name] = (weight - self._rate * (gradient + self._decay * weight)).requires_grad_()
+            for name, parameter in self._module.named_parameters():
+                parameter.data = new[name].data
+        self.newest += 1
+        self.kept[self.newest] = new
+        self._sum, self._count = {}, 0
+
+    def drop_before(self, oldest: int) -> None:
+        """Forget the versions that no action to come uses."""
+        for version in [one for one in self.kept if one < min(oldest, self.newest)]:
+            del self.kept[version]
+
+    def restart(self) -> None:
+        """Count the versions from 0 again: the newest is the only one left."""
+        self.kept, self.newest = {0: self.kept[self.newest]}, 0
+
+
+class AsynchronousRuntime(PipelineRuntime):
+    """One rank of an asynchronous pipeline; `step` runs the schedule once, updates included.
+
+    Args:
+        schedule: pipedream or pipedream-2bw.
+        modules, boundaries, loss, group, perform: as for `PipelineRuntime`.
+        learning_rate, weight_decay: of plain SGD, which each stage does on its own.
+    """
+
+    asynchronous = True
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        modules: Mapping[StageKey, nn.Module],
+        boundaries: Sequence[Boundary],
+        loss: Loss,
+        *,
+        learning_rate: float,
+        weight_decay: float = 0.0,
+        group: dist.ProcessGroup | None = None,
+        perform: Perform | None = None,
+    ) -> None:
+        super().__init__(schedule, modules, boundaries, loss, group=group, perform=perform)
+        audit = version_audit(schedule)
+        first, last = schedule.first_of_rank[self.rank : self.rank + 2]
+        self._version_of = dict(zip(schedule.orders[self.rank], audit.versions[first:last], strict=True))
+        self.weights = {key: WeightVersions(module, learning_rate, weight_decay) for key, module in modules.items()}
+        self.versions_kept = 0
+        """The most versions that a stage of this rank kept at a time in the last step."""
+
+    def step(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
+        """Run the schedule once, updates included; the losses of the micro-batches whose last stage is here."""
+        for versions in self.weights.values():
+            versions.restart()
+        self._needed = self._oldest_needed()
+        self._done = self.versions_kept = 0
+        return super().step(inputs, targets)
+
+    def _oldest_needed(self) -> list[int]:
+        """After each action of this rank: the oldest version that one to come uses."""
+        oldest, needed = 2**31, []
+        for action in reversed(self.schedule.orders[self.rank]):
+            needed.append(oldest)
+            version = self._version_of[action]
+            if version is not None and action.kind != UPDATE:
+                oldest = min(oldest, version)
+        return needed[::-1]
+
+    def _execute(self, action: Action) -> None:
+        versions = self.weights[action.pipe, action.stage]
+        if action.kind == UPDATE:
+            self.perform(action, versions.update)
+        else:
+            super()._execute(action)
+        versions.drop_before(self._needed[self._done])
+        self.versions_kept = max(self.versions_kept, len(versions.kept))
+        self._done += 1
+
+    def _forward(self, action: Action, received: Tensor) -> None:
+        key = (action.pipe, action.stage)
+        entered = received.detach()
+        if entered.is_floating_point() and action.stage:
+            entered.requires_grad_()
+        output: Any = functional_call(self.modules[key], self._used(action), (entered,))
+        if action.stage == self.schedule.stages - 1:
+            output = self.loss(output, self._targets[action.micro_batch])
+            self._losses.append(output.detach())
+        self._kept[action[1:4]] = KeptActivations(entered, output)
+
+    def _backward(self, action: Action, gradient: Tensor | None) -> Tensor | None:
+        kept = self._kept.pop(action[1:4])
+        weights = list(self._used(action._replace(kind=FORWARD)).values())
+        wanted = [kept.input, *weights] if kept.input.requires_grad else weights
+        gradients = torch.autograd.grad(kept.output, wanted, gradient, allow_unused=True)
+        self.weights[action.pipe, action.stage].add_gradient(gradients[len(wanted) - len(weights) :])
+        return gradients[0] if kept.input.requires_grad else None
+
+    def _used(self, action: Action) -> Weights:
+        version = self._version_of[action]
+        return self.weights[action.pipe, action.stage].kept[version or 0]

@@ -1,17 +1,352 @@
-"""A pipeline schedule: the ordered actions of each rank, and which rank holds which stage.
+"""Schedule: actions of each rank in order, the graph of what waits for what, and the cost of each action.
 
-Layer 2. Invariant: a schedule is data. Each rank executes its list strictly in order; everything else (when, how long,
-how much memory) is derived from it. `validity.check` tells whether it can be executed at all.
+One action of a pipeline rank: what it computes, for which stage and which micro-batch.
+
+An action is a plain tuple; `parse_action(str(action)) == action`, in the spelling that torch's own pipeline runtime
+uses (`2F0`, `3I1`, `0W2`, `(1F1;1B0)OVERLAP_F_B`), with three additions for what torch has not: `u` in front for the
+second pipe of a bidirectional schedule, `.t` behind for a token slice, `U`, `E`, `L` as kinds.
+
+What waits for what: the dependencies of a schedule, compiled once and put in an order that respects them all.
+
+Compiling is O(actions); a schedule that cannot end is refused with the cycle of actions that wait for each other.
+Within a rank, each action waits for the one before it; across ranks, a forward waits for the forward of the stage
+before, a backward (or a backward for the input) for that of the stage behind.
+
+A pipeline schedule: the ordered actions of each rank, and which rank holds which stage.
+
+A schedule is data. Each rank executes its list strictly in order; everything else (when, how long, how much memory) is
+derived from it. `validity.check` tells whether it can be executed at all.
+
+What the actions of a pipeline cost: time per stage, the links, memory per micro-batch.
+
+Costs are numbers that somebody chose or measured; a schedule knows nothing of them. Times have the unit of their maker
+(time units in figures, seconds for measured means); the simulator only adds and compares them.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import chain
+from typing import Literal, NamedTuple
 
-from dlojz.pipeline.action import BACKWARD_INPUT, OVERLAPPED, UPDATE, Action
-from dlojz.pipeline.graph import Graph, compile_graph
+import numpy as np
+from numpy.typing import NDArray
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say
+
+FORWARD = "F"
+BACKWARD = "B"
+"""Whole backward: gradient of the input and gradient of the weights."""
+BACKWARD_INPUT = "I"
+"""Backward for the input alone: what the stage before waits for (Qi et al. 2024, arXiv 2401.10241, §2)."""
+BACKWARD_WEIGHT = "W"
+"""Backward for the weights alone: nobody waits for it but the optimizer."""
+OVERLAPPED = "O"
+"""A forward and a backward at once, so that each hides the other's communication (DualPipe)."""
+UPDATE = "U"
+"""Optimizer step of one stage, where a schedule has its own (asynchronous pipelines)."""
+EVICT = "E"
+"""Send the activations of a micro-batch to a partner that has room (BPipe)."""
+LOAD = "L"
+"""Fetch them back before the backward that needs them."""
+
+KINDS = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, OVERLAPPED, UPDATE, EVICT, LOAD)
+COMPUTES = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
+
+_PIPES = ("", "u")
+_ONE = re.compile(r"(?P<pipe>u?)(?P<stage>\d+)(?P<kind>[FBIWUEL])(?P<micro_batch>\d+)(?:\.(?P<token_slice>\d+))?")
+_OVERLAPPED = re.compile(r"\((?P<first>[^;()]+);(?P<second>[^;()]+)\)(?:OVERLAP_F_B)?")
+
+
+class Action(NamedTuple):
+    """One action of one rank; `stage` counts model stages from the input, over all chunks.
+
+    `pipe` tells the two directions of a bidirectional schedule apart (0 down, 1 up), `token_slice` the slices of a
+    sequence (TeraPipe); `parts` are the forward and the backward of an overlapped action, whose own stage and
+    micro-batch are those of its first part.
+    """
+
+    kind: str
+    stage: int
+    micro_batch: int
+    pipe: int = 0
+    token_slice: int = 0
+    parts: tuple[Action, ...] = ()
+
+    def __str__(self) -> str:
+        if self.parts:
+            return f"({';'.join(str(part) for part in self.parts)})OVERLAP_F_B"
+        token_slice = f".{self.token_slice}" if self.token_slice else ""
+        return f"{_PIPES[self.pipe]}{self.stage}{self.kind}{self.micro_batch}{token_slice}"
+
+    @property
+    def elements(self) -> tuple[Action, ...]:
+        """The actions that it is made of: its parts if it is overlapped, else itself."""
+        return self.parts or (self,)
+
+
+def overlapped(first: Action, second: Action) -> Action:
+    """A forward and a backward that run at once."""
+    return Action(OVERLAPPED, first.stage, first.micro_batch, first.pipe, first.token_slice, (first, second))
+
+
+def parse_action(text: str) -> Action:
+    """Read an action as `str` writes it.
+
+    Raises:
+        LabError: if the text is no action.
+    """
+    cell = text.strip()
+    both = _OVERLAPPED.fullmatch(cell)
+    if both:
+        return overlapped(parse_action(both["first"]), parse_action(both["second"]))
+    one = _ONE.fullmatch(cell)
+    if one is None:
+        raise LabError(
+            say(
+                en=f"{cell[:40]!r} is no action: write stage, kind and micro-batch, as 2F0 (forward), 2B0 (backward), "
+                "2I0 and 2W0 (backward for the input, for the weights) or (1F1;1B0)OVERLAP_F_B.",
+                fr=f"{cell[:40]!r} n’est pas une action : écrivez étage, genre et micro-batch, comme 2F0 (passe "
+                "avant), 2B0 (passe arrière), 2I0 et 2W0 (passe arrière pour l’entrée, pour les poids) ou "
+                "(1F1;1B0)OVERLAP_F_B.",
+            )
+        )
+    return Action(
+        one["kind"], int(one["stage"]), int(one["micro_batch"]), _PIPES.index(one["pipe"]), int(one["token_slice"] or 0)
+    )
+
+
+Orders = tuple[tuple[Action, ...], ...]
+Placement = tuple[tuple[int, ...], ...]
+Integers = NDArray[np.int64]
+
+_FORWARDS, _BACKWARDS, _WEIGHTS, _EVICTIONS, _LOADS, _UPDATES = range(6)
+_TABLE = {
+    FORWARD: _FORWARDS,
+    BACKWARD: _BACKWARDS,
+    BACKWARD_INPUT: _BACKWARDS,
+    BACKWARD_WEIGHT: _WEIGHTS,
+    EVICT: _EVICTIONS,
+    LOAD: _LOADS,
+    UPDATE: _UPDATES,
+}
+"""Which table an action is entered in: B and I alike produce the gradient that the stage before waits for."""
+
+
+@dataclass(frozen=True)
+class ActionGraph:
+    """The compiled dependencies; actions are numbered rank after rank, and number `actions` stands for "nothing".
+
+    Attributes:
+        actions: how many there are.
+        order: all of them, each after everything it waits for.
+        previous: for each, the one before it on its rank.
+        needs: for each, the one on another rank (or stage) whose output it takes.
+        also: further (action, needed action) pairs: of overlapped actions, and loads that a backward waits for.
+        rank: rank of each action.
+    """
+
+    actions: int
+    order: list[int]
+    previous: list[int]
+    needs: list[int]
+    also: tuple[tuple[int, int], ...]
+    rank: Integers
+
+
+def compile_graph(orders: Orders, placement: Placement, micro_batches: int, token_slices: int = 1) -> ActionGraph:
+    """Find what each action waits for, and an order in which all can run.
+
+    Raises:
+        LabError: if an action waits for one that no rank has, or if actions wait for each other.
+    """
+    actions = [action for order in orders for action in order]
+    count = len(actions)
+    elements, owner = _elements(actions)
+    stages, pipes, units = len(placement[0]), len(placement), micro_batches * token_slices
+    kind = np.array([_TABLE[element[0]] for element in elements], np.int64)
+    stage = np.array([element[1] for element in elements], np.int64)
+    micro_batch = np.array([element[2] for element in elements], np.int64)
+    pipe = np.array([element[3] for element in elements], np.int64)
+    token_slice = np.array([element[4] for element in elements], np.int64)
+    unit = micro_batch * token_slices + token_slice
+    _refuse_out_of_range(elements, stage, unit, pipe, (stages, units, pipes))
+    where = np.full((6, pipes, stages, units), count, np.int64)
+    where[kind, pipe, stage, unit] = owner
+
+    needs = np.full(len(elements), count, np.int64)
+    later = (kind == _FORWARDS) & (stage > 0)
+    needs[later] = where[_FORWARDS, pipe[later], stage[later] - 1, unit[later]]
+    earlier = (kind == _BACKWARDS) & (stage < stages - 1)
+    needs[earlier] = where[_BACKWARDS, pipe[earlier], stage[earlier] + 1, unit[earlier]]
+    missing = np.flatnonzero((later | earlier) & (needs == count))
+    if missing.size:
+        raise LabError(_waits_for_nobody(elements[int(missing[0])]))
+
+    _refuse_backward_first(elements, owner, where, kind, (pipe, stage, unit))
+    rank = np.repeat(np.arange(len(orders)), [len(order) for order in orders])
+    previous = np.arange(-1, count - 1)
+    firsts = np.cumsum([0, *(len(order) for order in orders)])[:-1]
+    previous[firsts[firsts < count]] = count
+    also: list[tuple[int, int]] = []
+    main = needs
+    if len(elements) != count:
+        main = np.full(count, count, np.int64)
+        seen: set[int] = set()
+        for index, needed in zip(owner.tolist(), needs.tolist(), strict=True):
+            if index in seen:
+                if needed != count:
+                    also.append((index, needed))
+            else:
+                main[index] = needed
+                seen.add(index)
+    if np.any(kind == _LOADS):
+        backwards = kind == _BACKWARDS
+        loads = where[_LOADS, pipe[backwards], stage[backwards], unit[backwards]]
+        also += [(b, load) for b, load in zip(owner[backwards].tolist(), loads.tolist(), strict=True) if load != count]
+    order = _run_order(orders, main.tolist(), also, rank)
+    return ActionGraph(count, order, previous.tolist(), main.tolist(), tuple(also), rank)
+
+
+def _elements(actions: list[Action]) -> tuple[list[Action], Integers]:
+    """Actions with the overlapped ones taken apart, and for each the number of the action it belongs to."""
+    if not any(action[5] for action in actions):
+        return actions, np.arange(len(actions))
+    pairs = [(element, number) for number, action in enumerate(actions) for element in action.elements]
+    return [element for element, _ in pairs], np.array([number for _, number in pairs], np.int64)
+
+
+def _refuse_out_of_range(
+    elements: list[Action], stage: Integers, unit: Integers, pipe: Integers, limits: tuple[int, int, int]
+) -> None:
+    stages, units, pipes = limits
+    wrong = np.flatnonzero((stage >= stages) | (unit >= units) | (pipe >= pipes) | (stage < 0) | (unit < 0))
+    if wrong.size:
+        action = elements[int(wrong[0])]
+        raise LabError(
+            say(
+                en=f"{action} is outside the schedule, which has stages 0 to {stages - 1}, micro-batches (times token "
+                f"slices) 0 to {units - 1} and {pipes} pipe(s): correct its numbers.",
+                fr=f"{action} sort de l’ordonnancement, qui a les étages 0 à {stages - 1}, les micro-batches (fois les "
+                f"tranches de tokens) 0 à {units - 1} et {pipes} pipeline(s) : corrigez ses numéros.",
+            )
+        )
+
+
+def _refuse_backward_first(
+    elements: list[Action], owner: Integers, where: Integers, kind: Integers, place: tuple[Integers, Integers, Integers]
+) -> None:
+    """A backward stands after its own forward, and a backward for the weights after that for the input."""
+    for late, early in ((_BACKWARDS, _FORWARDS), (_WEIGHTS, _BACKWARDS)):
+        numbers = np.flatnonzero(kind == late)
+        before = where[early][tuple(column[numbers] for column in place)]
+        wrong = np.flatnonzero(before >= owner[numbers])  # later on the rank, or nowhere
+        if wrong.size:
+            action = elements[int(numbers[wrong[0]])]
+            needed = action._replace(kind=FORWARD if late == _BACKWARDS else BACKWARD_INPUT)
+            raise LabError(
+                say(
+                    en=f"{action} needs the result of {needed}, which does not stand before it on its rank: put "
+                    f"{needed} first.",
+                    fr=f"{action} a besoin du résultat de {needed}, qui n’est pas placée avant elle sur son rang : "
+                    f"placez {needed} d’abord.",
+                )
+            )
+
+
+def _waits_for_nobody(action: Action) -> str:
+    forward = action.kind == FORWARD
+    needed = action._replace(kind=FORWARD if forward else "B", stage=action.stage + (-1 if forward else 1))
+    spelled = str(needed) if forward else f"{needed} (or {needed._replace(kind='I')})"
+    return say(
+        en=f"{action} waits for {spelled}, but no rank has it: add it to the rank that holds stage {needed.stage}.",
+        fr=f"{action} attend {spelled.replace('or', 'ou')}, mais aucun rang ne l’a : ajoutez-la au rang qui porte "
+        f"l’étage {needed.stage}.",
+    )
+
+
+def _run_order(orders: Orders, needs: list[int], also: list[tuple[int, int]], rank: Integers) -> list[int]:
+    """Let each rank advance until it must wait, and wake it when what it waits for has run: O(actions).
+
+    Raises:
+        LabError: if ranks wait for each other, with the cycle.
+    """
+    count = len(needs)
+    done = bytearray(count + 1)
+    done[count] = 1
+    extra: dict[int, list[int]] = {}
+    for index, needed in also:
+        extra.setdefault(index, []).append(needed)
+    firsts = [0]
+    for actions in orders:
+        firsts.append(firsts[-1] + len(actions))
+    position, last = firsts[:-1], firsts[1:]
+    rank_of = rank.tolist()
+    waiters: dict[int, list[int]] = {}
+    order: list[int] = []
+    add = order.append
+    ready = list(range(len(orders)))[::-1]
+    while ready:
+        current = ready.pop()
+        index, end = position[current], last[current]
+        while index < end:
+            needed = needs[index]
+            if extra and done[needed] and index in extra:
+                needed = next((one for one in extra[index] if not done[one]), count)
+            if not done[needed]:
+                if needed in waiters:
+                    waiters[needed].append(current)
+                else:
+                    waiters[needed] = [current]
+                break
+            done[index] = 1
+            add(index)
+            if index in waiters:
+                ready += waiters.pop(index)
+            index += 1
+        position[current] = index
+    if len(order) < count:
+        raise LabError(_deadlock(orders, needs, extra, done, position, last, rank_of))
+    return order
+
+
+def _deadlock(
+    orders: Orders,
+    needs: list[int],
+    extra: dict[int, list[int]],
+    done: bytearray,
+    position: list[int],
+    last: list[int],
+    rank_of: list[int],
+) -> str:
+    """The cycle: each blocked rank's next action, and the one it waits for, which stands behind another blocked one."""
+    actions = list(chain.from_iterable(orders))
+    current = next(rank for rank, (at, end) in enumerate(zip(position, last, strict=True)) if at < end)
+    seen: list[int] = []
+    while current not in seen:
+        seen.append(current)
+        index = position[current]
+        needed = next(one for one in (needs[index], *extra.get(index, ())) if not done[one])
+        current = rank_of[needed]
+    cycle = seen[seen.index(current) :]
+    parts_en, parts_fr = [], []
+    for rank in cycle:
+        index = position[rank]
+        needed = next(one for one in (needs[index], *extra.get(index, ())) if not done[one])
+        holder = rank_of[needed]
+        behind_en = "" if needed == position[holder] else f", which comes after {actions[position[holder]]}"
+        behind_fr = "" if needed == position[holder] else f", placée après {actions[position[holder]]}"
+        parts_en.append(f"rank {rank} at {actions[index]} waits for {actions[needed]} of rank {holder}{behind_en}")
+        parts_fr.append(f"le rang {rank}, à {actions[index]}, attend {actions[needed]} du rang {holder}{behind_fr}")
+    return say(
+        en=f"deadlock: {'; '.join(parts_en)}. Reorder one of these ranks so that the cycle is broken.",
+        fr=f"interblocage : {' ; '.join(parts_fr)}. Changez l’ordre d’un de ces rangs pour rompre le cycle.",
+    )
 
 
 @dataclass(frozen=True)
@@ -117,7 +452,7 @@ class Schedule:
         return tuple(firsts)
 
     @cached_property
-    def graph(self) -> Graph:
+    def graph(self) -> ActionGraph:
         """What waits for what; compiled once, whatever the costs.
 
         Raises:
@@ -128,3 +463,162 @@ class Schedule:
     def rank_of(self, action: Action) -> int:
         """The rank that holds the stage of an action."""
         return self.placement[action.pipe][action.stage]
+
+
+PerStage = float | tuple[float, ...]
+"""One value for every stage, or one per stage."""
+PerLink = float | tuple[tuple[float, ...], ...]
+"""One value for every link, or a matrix [from rank][to rank]."""
+Sends = Literal["buffered", "paired", "rendezvous"]
+SENDS: tuple[Sends, ...] = ("buffered", "paired", "rendezvous")
+
+_PER_STAGE = (
+    "forward", "backward_input", "backward_weight", "backward", "overlapped", "update", "kept_for_input",
+    "kept_for_weight",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Times and memory of the actions.
+
+    Attributes:
+        forward, backward_input, backward_weight: time of one stage for one micro-batch.
+        backward: time of a whole backward; by default the sum of its two parts.
+        overlapped: time of a forward and a backward that run at once; by default the sum of both, so no gain.
+        update: time of a stage's own optimizer step, in schedules that have one.
+        overhead: time a rank needs between two of its actions, which is no work.
+        latency: time a message is under way between two ranks, besides its bytes.
+        bandwidth: bytes per unit of time; None: messages take their latency only.
+        message_bytes: bytes of one message (one micro-batch's boundary activation, or its gradient).
+        sends: "buffered" (the sender goes on at once; the literature's assumption), "paired" (the sender waits until
+            the receiver has it; what a rank sends and receives between two actions is posted together), "rendezvous"
+            (the same, but one after the other: where a careless runtime deadlocks).
+        kept_for_input, kept_for_weight: activation memory of one micro-batch in one stage, in stage-micro-batches:
+            from the start of its forward to the end of its backward for the input, and from there to the end of its
+            backward for the weights (M_B and M_W of Qi et al. 2024, §2.3). A whole backward frees all at its end.
+        slice_times: relative time of each token slice (TeraPipe); they are applied to forward and backward alike.
+        evict, load: time that a rank spends on starting an eviction or a fetch (BPipe); `eviction_transfer` is how
+            long the activations are under way, while both ranks compute.
+
+    Raises:
+        LabError: for a time that is negative or not finite.
+    """
+
+    forward: PerStage = 1.0
+    backward_input: PerStage = 1.0
+    backward_weight: PerStage = 1.0
+    backward: PerStage | None = None
+    overlapped: PerStage | None = None
+    update: PerStage = 0.0
+    overhead: float = 0.0
+    latency: PerLink = 0.0
+    bandwidth: PerLink | None = None
+    message_bytes: float = 0.0
+    sends: Sends = "buffered"
+    kept_for_input: PerStage = 1.0
+    kept_for_weight: PerStage = 1.0
+    slice_times: tuple[float, ...] = ()
+    evict: float = 0.0
+    load: float = 0.0
+    eviction_transfer: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.sends not in SENDS:
+            raise LabError(one_of("sends", self.sends, SENDS))
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "sends" or value is None:
+                continue
+            if isinstance(value, list):
+                value = tuple(tuple(row) if isinstance(row, list) else row for row in value)
+                object.__setattr__(self, field.name, value)
+            for number in _numbers(value):
+                positive = field.name == "bandwidth"
+                if not (
+                    isinstance(number, int | float)
+                    and math.isfinite(number)
+                    and (number > 0 or (not positive and number == 0))
+                ):
+                    raise LabError(_refused(field.name, number, positive))
+
+    def of_stage(self, name: str, stage: int) -> float:
+        """The value of a per-stage field for one stage.
+
+        Raises:
+            LabError: if the field holds fewer values than there are stages.
+        """
+        value = getattr(self, name)
+        if value is None:
+            if name == "backward":
+                return self.of_stage("backward_input", stage) + self.of_stage("backward_weight", stage)
+            raise LabError(one_of("cost", name, _PER_STAGE))
+        if not isinstance(value, tuple):
+            return float(value)
+        if stage >= len(value):
+            raise LabError(
+                say(
+                    en=f"{name} holds {len(value)} values, but the schedule has a stage {stage}: give one value per "
+                    "stage, or one for all.",
+                    fr=f"{name} contient {len(value)} valeurs, mais l’ordonnancement a un étage {stage} : donnez une "
+                    "valeur par étage, ou une pour tous.",
+                )
+            )
+        return float(value[stage])
+
+    def per_stage(self, name: str, stages: int) -> list[float]:
+        """The values of a per-stage field for all stages; more values than stages are refused too."""
+        value = getattr(self, name)
+        if isinstance(value, tuple) and len(value) != stages:
+            raise LabError(
+                say(
+                    en=f"{name} holds {len(value)} values, but the schedule has {stages} stages: give one value per "
+                    "stage, or one for all.",
+                    fr=f"{name} contient {len(value)} valeurs, mais l’ordonnancement a {stages} étages : donnez une "
+                    "valeur par étage, ou une pour tous.",
+                )
+            )
+        return [self.of_stage(name, stage) for stage in range(stages)]
+
+    def delay(self, source: int, destination: int) -> float:
+        """Time between the end of a producer and the moment its consumer on another rank may start."""
+        if source == destination:
+            return 0.0
+        delay = _of_link("latency", self.latency, source, destination)
+        if self.bandwidth is not None and self.message_bytes:
+            delay += self.message_bytes / _of_link("bandwidth", self.bandwidth, source, destination)
+        return delay
+
+    def with_(self, **changes: object) -> Costs:
+        """The same costs but for some fields."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _numbers(value: object) -> Sequence[object]:
+    if isinstance(value, tuple):
+        return [number for row in value for number in (row if isinstance(row, tuple) else (row,))]
+    return (value,)
+
+
+def _refused(name: str, number: object, positive: bool) -> str:
+    least_en, least_fr = ("above 0", "plus grand que 0") if positive else ("0 or more", "au moins égal à 0")
+    return say(
+        en=f"{name} must be a finite number, {least_en}, but {number!r} was received.",
+        fr=f"{name} doit être un nombre fini, {least_fr}, mais {number!r} a été reçu.",
+    )
+
+
+def _of_link(name: str, value: PerLink, source: int, destination: int) -> float:
+    if not isinstance(value, tuple):
+        return float(value)
+    try:
+        return float(value[source][destination])
+    except IndexError:
+        raise LabError(
+            say(
+                en=f"{name} is a matrix of {len(value)} ranks, but the link {source} to {destination} is needed: give "
+                "a square matrix [from rank][to rank], or one value for all links.",
+                fr=f"{name} est une matrice de {len(value)} rangs, mais il faut le lien {source} vers {destination} : "
+                "donnez une matrice carrée [rang source][rang destination], ou une valeur pour tous les liens.",
+            )
+        ) from None

@@ -1,15 +1,62 @@
-"""When each action starts and ends, given a schedule and its costs.
+"""Simulate a schedule: start and end of each action, messages that wait for each other, memory of each rank.
 
-Layer 2. Invariant: O(actions), exact: an action starts when its rank is free and what it takes has arrived, not before
-and not after. The semantics are those with which published tables are reproduced (Qi et al. 2024, Table 5): sends do
-not block, links have no contention, ranks keep strictly to their order. `Costs.sends` chooses blocking sends instead.
+Start and end of every action of a schedule, simulated or measured, and what follows from them.
+
+Makespan and span, fraction and overhead are told apart by name; whether the times were simulated or measured makes no
+difference to any figure here.
+
+- makespan: from the first start to the last end over all ranks: an iteration's length where the optimizer is a barrier.
+- span: the longest time from a rank's own first start to its own last end: an iteration's length without that barrier
+  ("cost" of Qi et al. 2024, arXiv 2401.10241, Table 5).
+- bubble fraction: idle time over ranks × makespan. Bubble overhead: idle time over work (Narayanan et al. 2021,
+  arXiv 2104.04473, §2.2, give the overhead; Huang et al. 2019, arXiv 1811.06965, §2.3, the fraction).
+
+Blocking sends: a rank that sends waits until the other side receives.
+
+Same result as the buffered simulation where nobody ever waits to send; a set of ranks that wait for each other's
+receive is reported as the cycle it is.
+
+A rank receives just before the action that needs the message, and sends just after the action that made it.
+"rendezvous" does these one after the other (first send what the last action made, then receive what the next one
+needs), which deadlocks as soon as two neighbours send to each other; "paired" posts all of them together, which is what
+`batch_isend_irecv` is for (Narayanan et al. 2021, Megatron-LM's `send_forward_recv_backward`).
+
+When each action starts and ends, given a schedule and its costs.
+
+O(actions), exact: an action starts when its rank is free and what it takes has arrived, not before and not after. The
+semantics are those with which published tables are reproduced (Qi et al. 2024, Table 5): sends do not block, links have
+no contention, ranks keep strictly to their order. `Costs.sends` chooses blocking sends instead.
+
+Activation memory of each rank over the time of a schedule, in stage-micro-batches.
+
+Every micro-batch that a forward takes, a backward gives back: each curve ends at zero. A unit is what one stage (chunk)
+keeps of one micro-batch between its forward and its backward; a whole micro-batch of a rank with v chunks is v units.
+
+Source: Qi et al. 2024 (arXiv 2401.10241), §2.3 and App. G: a forward takes M_B, its backward for the input leaves M_W,
+its backward for the weights gives that back.
+
+The timeline that a run has measured, and the costs with which the simulator is held against it.
+
+A measured timeline has one span for every action of its schedule, or there is none; the calibrated costs are means of
+what was measured, so whatever then differs between simulation and run is not the actions' own time.
+
+A rank's list may hold actions that the run spells otherwise: an overlapped forward and backward are executed one after
+the other, and are put together again here; weight updates are timed apart from the schedule.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple, Protocol
 
-from dlojz.pipeline.action import (
+import numpy as np
+from numpy.typing import NDArray
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.pipeline.schedule import (
     BACKWARD,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
@@ -19,14 +66,227 @@ from dlojz.pipeline.action import (
     OVERLAPPED,
     UPDATE,
     Action,
+    ActionGraph,
+    Costs,
+    Schedule,
 )
-from dlojz.pipeline.costs import Costs
-from dlojz.pipeline.graph import Graph
-from dlojz.pipeline.rendezvous import simulate_blocking
-from dlojz.pipeline.schedule import Schedule
-from dlojz.pipeline.timeline import Timeline
-from dlojz.schema import LabError
-from dlojz.text import say
+
+Times = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Times of all actions, numbered as `schedule.actions`.
+
+    Attributes:
+        schedule: what was executed.
+        starts, ends: one value per action, in the unit of the costs; in seconds where measured.
+        costs: what was assumed; None where the times were measured.
+        origin: "simulated" or "measured".
+    """
+
+    schedule: Schedule
+    starts: Times
+    ends: Times
+    costs: Costs | None = None
+    origin: Literal["simulated", "measured"] = "simulated"
+
+    @cached_property
+    def durations(self) -> Times:
+        """Duration of each action."""
+        return self.ends - self.starts
+
+    def of_rank(self, rank: int) -> slice:
+        """The numbers of a rank's actions."""
+        return slice(self.schedule.first_of_rank[rank], self.schedule.first_of_rank[rank + 1])
+
+    @cached_property
+    def start(self) -> float:
+        """The first start of all."""
+        return float(self.starts.min()) if self.starts.size else 0.0
+
+    @cached_property
+    def makespan(self) -> float:
+        """From the first start to the last end, over all ranks."""
+        return float(self.ends.max()) - self.start if self.ends.size else 0.0
+
+    @cached_property
+    def spans(self) -> tuple[float, ...]:
+        """Per rank: from its own first start to its own last end."""
+        spans = []
+        for rank in range(self.schedule.ranks):
+            part = self.of_rank(rank)
+            spans.append(float(self.ends[part].max() - self.starts[part].min()) if self.ends[part].size else 0.0)
+        return tuple(spans)
+
+    @property
+    def span(self) -> float:
+        """The longest of the ranks' spans."""
+        return max(self.spans, default=0.0)
+
+    @property
+    def iteration(self) -> float:
+        """How long an iteration lasts: the makespan, or the span where no barrier ends the step."""
+        return self.makespan if self.schedule.barrier else self.span
+
+    @cached_property
+    def work(self) -> tuple[float, ...]:
+        """Per rank: the time it computes."""
+        return tuple(float(self.durations[self.of_rank(rank)].sum()) for rank in range(self.schedule.ranks))
+
+    @property
+    def ideal(self) -> float:
+        """The makespan if all work were shared out evenly and nobody waited."""
+        return sum(self.work) / self.schedule.ranks if self.schedule.ranks else 0.0
+
+    @property
+    def idle(self) -> tuple[float, ...]:
+        """Per rank: the time within the makespan when it does not compute."""
+        return tuple(self.makespan - work for work in self.work)
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Idle time over all time: Σ idle / (ranks × makespan)."""
+        total = self.schedule.ranks * self.makespan
+        return sum(self.idle) / total if total else 0.0
+
+    @property
+    def bubble_overhead(self) -> float:
+        """Idle time over work: Σ idle / Σ work."""
+        work = sum(self.work)
+        return sum(self.idle) / work if work else 0.0
+
+    @property
+    def span_bubble_rate(self) -> float:
+        """(span − work of the busiest rank) / span: the bubble rate of Qi et al. 2024, §3, Table 5."""
+        return (self.span - max(self.work)) / self.span if self.span else 0.0
+
+    @property
+    def speedup(self) -> float:
+        """Over one rank that does all the work: Σ work / makespan."""
+        return sum(self.work) / self.makespan if self.makespan else 0.0
+
+
+class ScheduledMessage(NamedTuple):
+    """From the action that makes it to the action that needs it, both by number."""
+
+    producer: int
+    consumer: int
+
+
+Step = int | tuple[ScheduledMessage, ...]
+"""What a rank does next: run an action, or pass these messages (together)."""
+
+
+def programs_of(schedule: Schedule, paired: bool) -> list[list[Step]]:
+    """For each rank its actions with the sends and receives between them."""
+    graph = schedule.graph
+    receives: dict[int, list[ScheduledMessage]] = {}
+    sends: dict[int, list[ScheduledMessage]] = {}
+    rank = graph.rank.tolist()
+    edges = [(needed, index) for index, needed in enumerate(graph.needs) if needed < graph.actions]
+    for producer, consumer in edges + [(needed, index) for index, needed in graph.also]:
+        if rank[producer] != rank[consumer]:
+            message = ScheduledMessage(producer, consumer)
+            sends.setdefault(producer, []).append(message)
+            receives.setdefault(consumer, []).append(message)
+    programs: list[list[Step]] = []
+    for number in range(schedule.ranks):
+        program: list[Step] = []
+        waiting: list[ScheduledMessage] = []
+        for index in range(schedule.first_of_rank[number], schedule.first_of_rank[number + 1]):
+            waiting = waiting + receives.get(index, [])
+            if waiting:
+                program += [tuple(waiting)] if paired else [(message,) for message in waiting]
+            program.append(index)
+            waiting = list(sends.get(index, []))
+        if waiting:
+            program += [tuple(waiting)] if paired else [(message,) for message in waiting]
+        programs.append(program)
+    return programs
+
+
+def simulate_blocking(schedule: Schedule, costs: Costs, durations: Sequence[float]) -> Timeline:
+    """Start and end of every action where sends block.
+
+    Raises:
+        LabError: if ranks wait for each other, with the cycle.
+    """
+    programs = programs_of(schedule, costs.sends == "paired")
+    rank = schedule.graph.rank.tolist()
+    starts, ends = np.zeros(len(durations)), np.zeros(len(durations))
+    clock, position = [0.0] * schedule.ranks, [0] * schedule.ranks
+    posted: dict[tuple[int, ScheduledMessage], float] = {}
+    ready = list(range(schedule.ranks))[::-1]
+    while ready:
+        current = ready.pop()
+        while position[current] < len(programs[current]):
+            step = programs[current][position[current]]
+            if isinstance(step, int):
+                starts[step] = clock[current]
+                clock[current] = ends[step] = clock[current] + durations[step]
+                position[current] += 1
+                continue
+            arrival = clock[current]
+            complete = True
+            for message in step:
+                ours, theirs = (current, message), (_other(rank, message, current), message)
+                if ours not in posted:
+                    posted[ours] = clock[current]
+                    ready.append(theirs[0])
+                if theirs not in posted:
+                    complete = False
+                    continue
+                delay = costs.delay(rank[message.producer], rank[message.consumer])
+                arrival = max(arrival, max(posted[ours], posted[theirs]) + delay)
+            if not complete:
+                break
+            clock[current] = arrival
+            position[current] += 1
+    if any(position[number] < len(programs[number]) for number in range(schedule.ranks)):
+        raise LabError(_deadlock(schedule, programs, position, posted))
+    return Timeline(schedule, starts, ends, costs=costs)
+
+
+def _other(rank: list[int], message: ScheduledMessage, current: int) -> int:
+    producer, consumer = rank[message.producer], rank[message.consumer]
+    return consumer if current == producer else producer
+
+
+def _deadlock(
+    schedule: Schedule,
+    programs: list[list[Step]],
+    position: list[int],
+    posted: dict[tuple[int, ScheduledMessage], float],
+) -> str:
+    rank, actions = schedule.graph.rank.tolist(), schedule.actions
+    current = next(number for number, at in enumerate(position) if at < len(programs[number]))
+    blocked_on: dict[int, ScheduledMessage] = {}
+    while current not in blocked_on:
+        step = programs[current][position[current]]
+        messages = step if isinstance(step, tuple) else ()
+        message = next(one for one in messages if (_other(rank, one, current), one) not in posted)
+        blocked_on[current] = message
+        current = _other(rank, message, current)
+    cycle = list(blocked_on)[list(blocked_on).index(current) :]
+    parts_en, parts_fr = [], []
+    for number in cycle:
+        message = blocked_on[number]
+        other = _other(rank, message, number)
+        made, needed = actions[message.producer], actions[message.consumer]
+        if rank[message.producer] == number:
+            parts_en.append(f"rank {number} sends the output of {made} to rank {other}")
+            parts_fr.append(f"le rang {number} envoie le résultat de {made} au rang {other}")
+        else:
+            parts_en.append(f"rank {number} waits to receive what {needed} needs from rank {other}")
+            parts_fr.append(f"le rang {number} attend du rang {other} ce qu’il faut à {needed}")
+    return say(
+        en=f"deadlock of blocking sends: {'; '.join(parts_en)}, and none of them receives. Post sends and receives "
+        "together (sends='paired') or do not block (sends='buffered').",
+        fr=f"interblocage d’envois bloquants : {' ; '.join(parts_fr)}, et aucun ne reçoit. Postez envois et réceptions "
+        "ensemble (sends='paired') ou n’attendez pas (sends='buffered').",
+    )
+
 
 UNIT_COSTS = Costs()
 """F = I = W = 1, so B = 2; no latency: the unit of figures and tables."""
@@ -74,7 +334,7 @@ def simulate(schedule: Schedule, costs: Costs = UNIT_COSTS) -> Timeline:
 
 
 def _run_with_more(
-    graph: Graph,
+    graph: ActionGraph,
     durations: list[float],
     delays: list[float] | None,
     ends: list[float],
@@ -90,7 +350,7 @@ def _run_with_more(
         ends[index] = at + durations[index]
 
 
-def _extra(schedule: Schedule, graph: Graph, costs: Costs) -> dict[int, list[tuple[int, float]]]:
+def _extra(schedule: Schedule, graph: ActionGraph, costs: Costs) -> dict[int, list[tuple[int, float]]]:
     extra: dict[int, list[tuple[int, float]]] = {}
     for index, needed in graph.also:
         source, destination = int(graph.rank[needed]), int(graph.rank[index])
@@ -100,7 +360,7 @@ def _extra(schedule: Schedule, graph: Graph, costs: Costs) -> dict[int, list[tup
     return extra
 
 
-def _delays(schedule: Schedule, graph: Graph, costs: Costs) -> list[float] | None:
+def _delays(schedule: Schedule, graph: ActionGraph, costs: Costs) -> list[float] | None:
     """Delay of each action's main input; None where no message takes any time."""
     ranks = schedule.ranks
     matrix = np.array([[costs.delay(source, destination) for destination in range(ranks)] for source in range(ranks)])
@@ -151,3 +411,263 @@ def _duration(action: Action, table: dict[str, list[float]], costs: Costs) -> fl
     if costs.overlapped is None:
         return sum(table[part.kind][part.stage] for part in action.parts)
     return costs.of_stage("overlapped", action.stage)
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryCurve:
+    """A rank's activation memory: from `times[i]` on it is `units[i]`."""
+
+    times: Times
+    units: Times
+
+    @property
+    def peak(self) -> float:
+        """The most it ever is."""
+        return float(self.units.max()) if self.units.size else 0.0
+
+
+def memory_curves(timeline: Timeline, costs: Costs | None = None) -> tuple[MemoryCurve, ...]:
+    """Each rank's activation memory over time; what is given back at an instant is so before anything is taken."""
+    schedule = timeline.schedule
+    events: list[list[tuple[float, int, float]]] = [[] for _ in range(schedule.ranks)]
+    costs = costs or timeline.costs or UNIT_COSTS
+    partners = eviction_partners(schedule)
+    for rank in range(schedule.ranks):
+        part = timeline.of_rank(rank)
+        for number in range(part.start, part.stop):
+            start, end = float(timeline.starts[number]), float(timeline.ends[number])
+            for element in schedule.actions[number].elements:
+                for holder, at_end, units in deltas(element, rank, partners, costs, 1 / schedule.token_slices):
+                    late = costs.eviction_transfer if at_end and element.kind in (EVICT, LOAD) else 0.0
+                    # A rank's own order settles ties: what it gives back is noted at its place in the order.
+                    events[holder].append((end + late if at_end else start, number, units))
+    return tuple(_curve(of_rank) for of_rank in events)
+
+
+def peak_activations(schedule: Schedule, costs: Costs = UNIT_COSTS) -> tuple[float, ...]:
+    """Per rank, the most that it ever keeps; it follows from the order alone where nothing is evicted.
+
+    With evictions the order of the ranks matters too, and the simulated times decide.
+    """
+    if any(action.kind == EVICT for action in schedule.actions):
+        return tuple(curve.peak for curve in memory_curves(simulate(schedule, costs), costs))
+    peaks = []
+    share = 1 / schedule.token_slices
+    for rank, order in enumerate(schedule.orders):
+        held = peak = 0.0
+        for action in order:
+            for _, _, units in (d for e in action.elements for d in deltas(e, rank, {}, costs, share)):
+                held += units
+                peak = max(peak, held)
+        peaks.append(peak)
+    return tuple(peaks)
+
+
+def eviction_partners(schedule: Schedule) -> dict[int, int]:
+    """Who takes what a rank evicts: rank r's partner is rank p − 1 − r (Kim et al. 2023, BPipe, §3)."""
+    return {rank: schedule.ranks - 1 - rank for rank in range(schedule.ranks)}
+
+
+def deltas(
+    action: Action, rank: int, partners: dict[int, int], costs: Costs, share: float = 1.0
+) -> tuple[tuple[int, bool, float], ...]:
+    """What an action changes: (rank, at its end rather than at its start, units taken or given back).
+
+    `share` is the part of a micro-batch that an action treats: one slice of a sequence, or all of it.
+    """
+    kept, for_weight = (costs.of_stage(name, action.stage) * share for name in ("kept_for_input", "kept_for_weight"))
+    changes: dict[str, tuple[tuple[int, bool, float], ...]] = {
+        FORWARD: ((rank, False, kept),),
+        BACKWARD: ((rank, True, -kept),),
+        BACKWARD_INPUT: ((rank, True, for_weight - kept),),
+        BACKWARD_WEIGHT: ((rank, True, -for_weight),),
+        EVICT: ((rank, True, -kept), (partners.get(rank, -1), False, kept)),
+        LOAD: ((rank, False, kept), (partners.get(rank, -1), True, -kept)),
+    }
+    return changes.get(action.kind, ())
+
+
+def _curve(events: list[tuple[float, int, float]]) -> MemoryCurve:
+    events.sort(key=lambda event: (event[0], event[1]))
+    times = np.array([time for time, _, _ in events])
+    units = np.cumsum([units for _, _, units in events]) if events else np.zeros(0)
+    return MemoryCurve(times, np.asarray(units, float))
+
+
+_NAMES = {
+    FORWARD: "forward",
+    BACKWARD: "backward",
+    BACKWARD_INPUT: "backward_input",
+    BACKWARD_WEIGHT: "backward_weight",
+    OVERLAPPED: "overlapped",
+    UPDATE: "update",
+}
+
+
+class TimedAction(Protocol):
+    """What a record keeps of one action: a `Span`."""
+
+    @property
+    def rank(self) -> int:
+        """Process that ran it."""
+
+    @property
+    def step(self) -> int:
+        """Training step."""
+
+    @property
+    def start_s(self) -> float:
+        """Its start, on one clock for all ranks."""
+
+    @property
+    def end_s(self) -> float:
+        """Its end."""
+
+    @property
+    def action(self) -> str:
+        """Its name, e.g. `2F0`; empty for what is no action."""
+
+
+def steps_of(spans: Iterable[TimedAction]) -> tuple[int, ...]:
+    """Steps of which actions were timed, in order."""
+    return tuple(sorted({span.step for span in spans if span.action}))
+
+
+def measured_timeline(
+    schedule: Schedule, spans: Iterable[TimedAction], step: int | None = None, ranks: Mapping[int, int] | None = None
+) -> Timeline:
+    """One step as it was measured, in seconds from its first action.
+
+    Args:
+        schedule: what was executed.
+        spans: of any steps and ranks; those without an action are left out.
+        step: which step; by default the last one timed.
+        ranks: pipeline rank of each process that counts; by default every process is its own.
+
+    Raises:
+        LabError: if the step does not have every action of the schedule, once.
+    """
+    timed = [span for span in spans if span.action and (ranks is None or span.rank in ranks)]
+    steps = steps_of(timed)
+    wanted = steps[-1] if step is None and steps else step
+    found = {
+        (span.rank if ranks is None else ranks[span.rank], span.action): (span.start_s, span.end_s)
+        for span in timed
+        if span.step == wanted
+    }
+    starts, ends = np.zeros(len(schedule.actions)), np.zeros(len(schedule.actions))
+    for rank, order in enumerate(schedule.orders):
+        for number, action in enumerate(order, schedule.first_of_rank[rank]):
+            times = [found.get((rank, str(element))) for element in action.elements]
+            if any(time is None for time in times):
+                raise LabError(_not_timed(action, rank, wanted))
+            starts[number] = min(time[0] for time in times if time)
+            ends[number] = max(time[1] for time in times if time)
+    origin = starts.min() if len(starts) else 0.0
+    return Timeline(schedule, starts - origin, ends - origin, origin="measured")
+
+
+def _not_timed(action: Action, rank: int, step: int | None) -> str:
+    return say(
+        en=f"the record has no time for {action} of rank {rank} in step {step}: it is of another schedule, or ended "
+        "before that step; run it again.",
+        fr=f"l’enregistrement n’a pas de temps pour {action} du rang {rank} au pas {step} : il vient d’un autre "
+        "ordonnancement, ou s’est terminé avant ; relancez l’exécution.",
+    )
+
+
+def calibrated(timelines: Iterable[Timeline], latency: float | None = None) -> Costs:
+    """Costs of a schedule's actions: per stage, the mean of each kind over the timelines given.
+
+    Args:
+        timelines: measured ones of one schedule; several steps give steadier means.
+        latency: between two ranks; by default what was measured: see `measured_latency`.
+
+    Raises:
+        LabError: if there is no timeline.
+    """
+    given = list(timelines)
+    if not given:
+        raise LabError(say(en="no timeline to calibrate with was given.", fr="aucune chronologie pour calibrer."))
+    schedule = given[0].schedule
+    seconds: dict[str, list[list[float]]] = {}
+    for timeline in given:
+        for action, duration in zip(schedule.actions, timeline.durations.tolist(), strict=True):
+            if action.kind in _NAMES:
+                of_kind = seconds.setdefault(_NAMES[action.kind], [[] for _ in range(schedule.stages)])
+                of_kind[action.stage].append(duration)
+    means = {
+        name: tuple(float(np.mean(of_stage)) if of_stage else 0.0 for of_stage in stages)
+        for name, stages in seconds.items()
+    }
+    if latency is None:
+        latency = float(np.median([measured_latency(timeline) for timeline in given]))
+    overhead = float(np.median([measured_overhead(timeline, latency) for timeline in given]))
+    return Costs(latency=latency, overhead=overhead, **means)  # type: ignore[arg-type]
+
+
+def measured_latency(timeline: Timeline) -> float:
+    """Median time from a producer's end to its consumer's start on another rank, where the consumer was waiting.
+
+    Only those count whose rank had nothing else to do: it had ended its action before by the producer's end.
+    """
+    graph, gaps = timeline.schedule.graph, []
+    starts, ends = timeline.starts, timeline.ends
+    for index, needed in enumerate(graph.needs):
+        before = graph.previous[index]
+        if needed == graph.actions or graph.rank[needed] == graph.rank[index]:
+            continue
+        free = ends[before] if before < graph.actions else -np.inf
+        if free <= ends[needed]:
+            gaps.append(max(0.0, float(starts[index] - ends[needed])))
+    return float(np.median(gaps)) if gaps else 0.0
+
+
+def measured_overhead(timeline: Timeline, latency: float = 0.0) -> float:
+    """Mean time between two actions of a rank where the second waited for nothing: the runtime's own time."""
+    graph, gaps = timeline.schedule.graph, []
+    starts, ends = timeline.starts, timeline.ends
+    for index, before in enumerate(graph.previous):
+        needed = graph.needs[index]
+        if before < graph.actions and (needed == graph.actions or ends[needed] + latency <= ends[before]):
+            gaps.append(max(0.0, float(starts[index] - ends[before])))
+    return float(np.mean(gaps)) if gaps else 0.0
+
+
+class MeasuredOverlay(NamedTuple):
+    """A step as measured and as simulated with the measured means.
+
+    Attributes:
+        measured: the step.
+        simulated: the same schedule with the calibrated costs.
+        costs: those.
+    """
+
+    measured: Timeline
+    simulated: Timeline
+    costs: Costs
+
+    @property
+    def error(self) -> float:
+        """(measured − predicted) / measured of the makespan."""
+        return (self.measured.makespan - self.simulated.makespan) / self.measured.makespan
+
+
+def overlay(
+    schedule: Schedule, spans: Iterable[TimedAction], step: int | None = None, ranks: Mapping[int, int] | None = None
+) -> MeasuredOverlay:
+    """Simulate a measured step with the means of its own actions.
+
+    Args:
+        schedule, spans, ranks: as for `measured_timeline`.
+        step: which step; by default, of those that were timed, the one of median length.
+
+    Raises:
+        LabError: if the step was not timed as a whole.
+    """
+    kept = list(spans)
+    steps = steps_of(kept) if step is None else (step,)
+    timelines = [measured_timeline(schedule, kept, one, ranks) for one in steps or (None,)]
+    measured = sorted(timelines, key=lambda one: one.makespan)[(len(timelines) - 1) // 2]
+    costs = calibrated([measured])
+    return MeasuredOverlay(measured, simulate(schedule, costs), costs)

@@ -1,29 +1,340 @@
-"""Whether a schedule can be executed: what is missing, doubled, out of order, blocked or too big.
+"""Check a schedule: complete, free of deadlocks, within memory, and executable by a runtime.
 
-Layer 2. Invariant: `problems` is empty exactly if every rank can run its list to the end and every micro-batch passes
-every stage forward and backward once. Each problem is one sentence that names the action and the rank.
+What the lab's own runtimes execute, and what can only be simulated.
+
+Said before a process is started, without torch. What torch's runtime executes is said by `torch_csv.torch_refusal`.
+
+How long each slice of a sequence should be for a pipeline over token slices, and what a slice costs.
+
+A slice costs more the more tokens stand before it, so that equal lengths are not equal times; `plan_slices` finds the
+lengths whose pipelined time is the least that exists (on its grid, within its tolerance).
+
+Source: Li et al. 2021, TeraPipe (arXiv 2102.07988), §3.3: T = Σ t_i + (p − 1) max t_i, and the dynamic programme.
+
+Whether a schedule can be executed: what is missing, doubled, out of order, blocked or too big.
+
+Invariant: `problems` is empty exactly if every rank can run its list to the end and every micro-batch passes every
+stage forward and backward once. Each problem is one sentence that names the action and the rank.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
-from dlojz.pipeline.action import (
+import numpy as np
+from numpy.typing import NDArray
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say, shortest
+from dlojz.config.fields import ASYNCHRONOUS
+from dlojz.pipeline.schedule import (
     BACKWARD,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     COMPUTES,
+    EVICT,
     FORWARD,
+    LOAD,
     Action,
+    Costs,
+    Schedule,
 )
-from dlojz.pipeline.costs import Costs
-from dlojz.pipeline.memory import deltas
-from dlojz.pipeline.schedule import Schedule
-from dlojz.pipeline.simulator import UNIT_COSTS
-from dlojz.pipeline.token_slices import slice_order_problems
-from dlojz.schema import LabError
-from dlojz.text import say
+from dlojz.pipeline.simulator import UNIT_COSTS, deltas
+
+
+def check_executable(schedule: Schedule, *, asynchronous: bool = False) -> None:
+    """Refuse what the lab's runtimes do not execute.
+
+    Args:
+        schedule: any.
+        asynchronous: whether the runtime with weight versions is meant.
+
+    Raises:
+        LabError: for token slices, evictions, and updates within the step (or, of asynchronous schedules, those whose
+            backward uses other weights than its forward).
+    """
+    reason = None
+    if schedule.token_slices > 1:
+        reason = say(en="token slices, whose attention needs the slices before them", fr="des tranches de tokens")
+    elif any(action.kind in (EVICT, LOAD) for action in schedule.actions):
+        reason = say(en="evictions of activations", fr="des évictions d’activations")
+    elif schedule.asynchronous and not (asynchronous and schedule.name in ASYNCHRONOUS):
+        reason = say(en="updates within the step", fr="des mises à jour au milieu du pas")
+    if reason:
+        raise LabError(
+            say(
+                en=f"schedule {schedule.name!r} has {reason}: it is simulated (`dlojz pipeline`), not run. Run e.g. "
+                "1f1b, interleaved, zb-h1, chimera or dualpipe, or, with weight versions, pipedream or pipedream-2bw "
+                "(engine 'by_hand').",
+                fr=f"l’ordonnancement {schedule.name!r} a {reason} : il se simule (`dlojz pipeline`), il ne s’exécute "
+                "pas. Exécutez par exemple 1f1b, interleaved, zb-h1, chimera ou dualpipe, ou, avec des versions des "
+                "poids, pipedream ou pipedream-2bw (engine='by_hand').",
+            )
+        )
+
+
+SliceTime = Callable[[int, int], float]
+"""(tokens of the slice, tokens before it) → time that one stage takes for it."""
+
+_Times = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SlicePlan:
+    """A sequence cut into slices.
+
+    Attributes:
+        lengths: tokens of each slice, first to last.
+        times: time of each slice on one stage: what `Costs.slice_times` takes, with `forward=1`.
+        total: Σ times + (p − 1) max times, the time of one sequence through p stages, forward.
+    """
+
+    lengths: tuple[int, ...]
+    times: tuple[float, ...]
+    total: float
+
+
+def causal_slice_flops(length: int, context: int, hidden: int, layers: int = 1) -> float:
+    """Floating-point operations of the forward of a slice of `length` tokens that have `context` tokens before them.
+
+    Matrix products with weights: 24 l h² per layer; attention scores and their sum of values: 4 h for each pair of a
+    token and one it may look at, l c + l (l + 1) / 2 pairs (a token looks at itself too). All slices together give
+    24 s h² + 2 s (s + 1) h, the causal half of what follows.
+
+    Source: Narayanan et al. 2021 (arXiv 2104.04473), Appendix: 24 B s h² + 4 B s² h per layer, without causality.
+    """
+    pairs = length * context + length * (length + 1) / 2
+    return layers * (24.0 * length * hidden**2 + 4.0 * hidden * pairs)
+
+
+def causal_slice_time(hidden: int, flops_per_s: float, overhead_s: float = 0.0, layers: int = 1) -> SliceTime:
+    """Time of a slice in seconds: its operations at a rate, and what each slice costs besides (kernel launches, sends).
+
+    Without an overhead the finest cut is always the best one; with it, it is not (Li et al. 2021, §3.3, Fig. 3).
+
+    Raises:
+        LabError: for a rate that is not above 0, or a negative overhead.
+    """
+    if not flops_per_s > 0 or overhead_s < 0:
+        raise LabError(
+            say(
+                en=f"flops_per_s must be above 0 and overhead_s 0 or more, but {flops_per_s!r} and {overhead_s!r} were "
+                "received.",
+                fr=f"flops_per_s doit être plus grand que 0 et overhead_s au moins égal à 0, mais {flops_per_s!r} et "
+                f"{overhead_s!r} ont été reçus.",
+            )
+        )
+    return lambda length, context: overhead_s + causal_slice_flops(length, context, hidden, layers) / flops_per_s
+
+
+def pipelined_time(times: Sequence[float], ranks: int) -> float:
+    """Σ t_i + (p − 1) max t_i: the time of one sequence through p equal stages, forward (Li et al. 2021, eq. 3)."""
+    return math.fsum(times) + (ranks - 1) * max(times, default=0.0)
+
+
+def slice_times(lengths: Sequence[int], time: SliceTime) -> tuple[float, ...]:
+    """Time of each slice, given all lengths from the first token on."""
+    times, context = [], 0
+    for length in lengths:
+        times.append(time(length, context))
+        context += length
+    return tuple(times)
+
+
+def least_waits(
+    times: Sequence[float], delays: Sequence[float], slices: Sequence[float], micro_batches: int
+) -> list[float]:
+    """Per stage, the least time for which it is idle before its first forward of some slice, whatever the order.
+
+    Let x be the first forward of a slice l on stage s. Before x, stage s has run only forwards of slices before l (a
+    backward needs the whole sequence), of total relative time π, so it was idle for start(x) − π F_s. For every stage
+    r ≤ s, with head(r) = Σ_{q<r} (t_0 F_q + c_q), the earliest that anything comes to r:
+
+        start(x) ≥ head(r) + π g + Σ_{r≤q<s} (t_l F_q + c_q),    g = min(F_r, max(F_q, F_{q+1}) for r ≤ q < s)
+
+    by induction from r to s. On stage r, the slices before x take π F_r from head(r) on. What stands before x on stage
+    q + 1 and not on q runs on both after x has left q, which takes max(F_q, F_{q+1}) of it; the rest of what stands
+    before x on q + 1 stood there on q. As π lies between Σ_{i<l} t_i (the sequence of x) and m Σ_{i<l} t_i (all
+    sequences), the idle time is bounded. Backwards are the same with time reversed.
+
+    For equal stages the waits are s (t F + c) with t = max t_i, those of a proportionate flow shop.
+
+    Args:
+        times: F, of a whole sequence, in each stage.
+        delays: c, of the message from each stage to the next; one less than stages.
+        slices: t, their relative times, in order.
+        micro_batches: m, sequences.
+
+    Source: own derivation; for equal stages Pinedo, "Scheduling" (Springer 2016), §6.1, proportionate flow shops, and
+    Li et al. 2021, eq. 3.
+    """
+    heads = [0.0, *accumulate(slices[0] * time + delay for time, delay in zip(times, delays, strict=False))]
+    waits = list(heads)
+    for first, head in enumerate(heads):
+        rate, way, delay = times[first], 0.0, 0.0
+        for stage in range(first + 1, len(times)):
+            rate = min(rate, max(times[stage - 1], times[stage]))
+            way, delay = way + times[stage - 1], delay + delays[stage - 1]
+            gained, before = rate - times[stage], 0.0
+            for one in slices:
+                least = gained * before * (1 if gained > 0 else micro_batches)
+                waits[stage] = max(waits[stage], head + one * way + delay + least)
+                before += one
+    return waits
+
+
+def sequence_makespan(
+    forward: Sequence[float],
+    backward: Sequence[float],
+    there: Sequence[float],
+    back: Sequence[float],
+    slices: Sequence[float],
+) -> float:
+    """Time of one sequence alone, forward and backward; its slices have one order only.
+
+    Args:
+        forward, backward: times of a whole sequence, in each stage, each on a rank of its own.
+        there, back: delays of the messages from each stage to the next, and from the next to it.
+        slices: their relative times, in order.
+    """
+    ready, free = [0.0] * len(slices), []
+    for time, delay in zip(forward, (*there, 0.0), strict=True):
+        at = 0.0
+        for number, share in enumerate(slices):
+            at = max(at, ready[number]) + share * time
+            ready[number] = at + delay
+        free.append(at)
+    for time, delay in zip(reversed(backward), (*reversed(back), 0.0), strict=True):
+        at = free.pop()
+        for number, share in reversed(list(enumerate(slices))):
+            at = max(at, ready[number]) + share * time
+            ready[number] = at + delay
+    return ready[0]
+
+
+def plan_slices(tokens: int, ranks: int, time: SliceTime, *, grid: int = 1, tolerance: float = 0.0) -> SlicePlan:
+    """The lengths of slices whose pipelined time is the least.
+
+    For each time that the slowest slice may take, the cheapest cut of the sequence that keeps to it is found from the
+    first token on, f(s) = min over the last slice l of f(s − l) + t(l, s − l); the best over all these times is the
+    answer. There are n (n + 1) / 2 such times for n grid steps, tried in rising order until (p − 1) times the
+    next one and the cheapest cut of all cannot win any more.
+
+    Args:
+        tokens: s, tokens of a sequence.
+        ranks: p.
+        time: what a slice costs; at least 0 and finite.
+        grid: lengths are multiples of it (tensor cores like 8); it divides `tokens`.
+        tolerance: of times of the slowest slice that are closer than this, one only is tried: the plan is then at most
+            (p − 1) × tolerance worse than the best.
+
+    Source: Li et al. 2021, TeraPipe (arXiv 2102.07988), §3.3, Algorithm 1 and its two optimisations.
+
+    Raises:
+        LabError: for sizes below 1, a grid that does not divide the tokens, or a time that is negative or not finite.
+    """
+    _check_sizes(tokens, ranks, grid, tolerance)
+    steps = tokens // grid
+    table = _table(steps, grid, time)
+    cheapest = _cut(table, math.inf)[0]
+    best: tuple[float, list[int]] = (math.inf, [])
+    last = -math.inf
+    for slowest in np.unique(table[np.isfinite(table)]).tolist():
+        if cheapest + (ranks - 1) * slowest >= best[0]:
+            break
+        if slowest - last < tolerance:
+            continue
+        last = slowest
+        # A skipped time of the slowest slice is at most `tolerance` below the next one tried.
+        total, lengths = _cut(table, slowest + tolerance)
+        if math.isfinite(total):
+            lengths = [length * grid for length in lengths]
+            total = pipelined_time(slice_times(lengths, time), ranks)
+            best = min(best, (total, lengths))
+    times = slice_times(best[1], time)
+    return SlicePlan(tuple(best[1]), times, pipelined_time(times, ranks))
+
+
+def _table(steps: int, grid: int, time: SliceTime) -> _Times:
+    """[end of the slice][its start], in grid steps: its time; infinite where there is no such slice."""
+    table = np.full((steps + 1, steps + 1), math.inf)
+    for end in range(1, steps + 1):
+        for start in range(end):
+            value = time((end - start) * grid, start * grid)
+            if not (math.isfinite(value) and value >= 0):
+                raise LabError(
+                    say(
+                        en=f"the time of a slice must be a finite number, 0 or more, but {value!r} was received for "
+                        f"{(end - start) * grid} tokens after {start * grid}.",
+                        fr=f"le temps d’une tranche doit être un nombre fini, au moins égal à 0, mais {value!r} a été "
+                        f"reçu pour {(end - start) * grid} tokens après {start * grid}.",
+                    )
+                )
+            table[end, start] = value
+    return table
+
+
+def _cut(table: _Times, slowest: float) -> tuple[float, list[int]]:
+    """The cheapest cut whose slices take no more than `slowest`, and its lengths in grid steps."""
+    steps = len(table) - 1
+    allowed = np.where(table <= slowest, table, math.inf)
+    total, start_of = np.zeros(steps + 1), [0] * (steps + 1)
+    for end in range(1, steps + 1):
+        sums = total[:end] + allowed[end, :end]
+        start_of[end] = int(sums.argmin())
+        total[end] = sums[start_of[end]]
+    lengths, end = [], steps
+    while end and math.isfinite(total[steps]):
+        lengths.append(end - start_of[end])
+        end = start_of[end]
+    return float(total[steps]), lengths[::-1]
+
+
+def _check_sizes(tokens: int, ranks: int, grid: int, tolerance: float) -> None:
+    if min(tokens, ranks, grid) < 1 or tokens % grid or not 0 <= tolerance < math.inf:
+        raise LabError(
+            say(
+                en=f"a sequence is cut into multiples of the grid, which must divide it, for at least 1 rank and a "
+                f"tolerance of 0 or more, but tokens={tokens}, grid={grid}, ranks={ranks}, tolerance={tolerance} were "
+                "received: use grid=1, which always fits.",
+                fr=f"une séquence se coupe en multiples du pas grid, qui doit la diviser, pour au moins 1 rang et une "
+                f"tolérance au moins égale à 0, mais tokens={tokens}, grid={grid}, ranks={ranks}, "
+                f"tolerance={tolerance} ont été reçus : prenez grid=1, qui convient toujours.",
+            )
+        )
+
+
+def slice_order_problems(schedule: Schedule) -> Iterator[str]:
+    """What breaks the order of slices within a sequence: one sentence per pair of neighbours in the wrong order.
+
+    On its stage, a slice's forward comes after that of the slice before it (whose keys and values it reads), and its
+    backward after that of the slice behind it (which sends it gradients of these keys and values).
+    """
+    for rank, order in enumerate(schedule.orders):
+        at = {element: number for number, action in enumerate(order) for element in action.elements}
+        for action, number in at.items():
+            before = _slice_before(action, schedule.token_slices)
+            if before is not None and at.get(before, -1) > number:
+                yield say(
+                    en=f"rank {rank} runs {action} before {before}, whose result it needs: put {before} first (slices "
+                    "run forward in order, backward in reverse).",
+                    fr=f"le rang {rank} exécute {action} avant {before}, dont il a besoin : placez {before} d’abord "
+                    "(les tranches se suivent dans l’ordre en passe avant, à rebours en passe arrière).",
+                )
+
+
+def _slice_before(action: Action, token_slices: int) -> Action | None:
+    """The action of the neighbouring slice that it needs, if any."""
+    if action.kind == FORWARD and action.token_slice > 0:
+        return action._replace(token_slice=action.token_slice - 1)
+    if action.kind in (BACKWARD, BACKWARD_INPUT) and action.token_slice + 1 < token_slices:
+        return action._replace(token_slice=action.token_slice + 1)
+    return None
+
 
 MAX_PROBLEMS = 5
 """After these many a list of problems only tires."""
@@ -178,10 +489,11 @@ def _over_limit(schedule: Schedule, limit: float, costs: Costs) -> Iterator[str]
                 held += units
                 if held > limit + 1e-9:
                     yield say(
-                        en=f"rank {rank} keeps {held:g} stage-micro-batches at {action}, but the limit is {limit:g}: "
-                        "run a backward before that forward, or raise the limit.",
-                        fr=f"le rang {rank} garde {held:g} micro-batches d’étage à {action}, mais la limite est "
-                        f"{limit:g} : exécutez une passe arrière avant cette passe avant, ou relevez la limite.",
+                        en=f"rank {rank} keeps {shortest(held)} stage-micro-batches at {action}, but the limit is "
+                        f"{shortest(limit)}: run a backward before that forward, or raise the limit.",
+                        fr=f"le rang {rank} garde {shortest(held)} micro-batches d’étage à {action}, mais la limite "
+                        f"est {shortest(limit)} : exécutez une passe arrière avant cette passe avant, ou relevez la "
+                        "limite.",
                     )
                     break
             else:

@@ -1,12 +1,12 @@
 """Cells that run on several ranks: `%%ranks 4`, and `ranks["x"]` to look at what they hold.
 
-Layer 5. In a notebook, after `%load_ext dlojz.ranks`:
+In a notebook, after `%load_ext dlojz.ranks`:
 
     %%ranks 4
     x = torch.ones(1) * rank
     dist.all_reduce(x)
 
-Invariant: importing this loads neither torch nor ipyparallel; the first cell does, in processes of its own.
+Importing this loads neither torch nor ipyparallel; the first cell does, in processes of its own.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dlojz.ranks.live import Ranks
-    from dlojz.ranks.outcome import RanksError
-
-__all__ = ["Ranks", "RanksError", "load_ipython_extension"]
+    from dlojz.ranks.show import RanksError
 
 
 def __getattr__(name: str) -> Any:
@@ -26,7 +24,7 @@ def __getattr__(name: str) -> Any:
 
         return Ranks
     if name == "RanksError":
-        from dlojz.ranks.outcome import RanksError
+        from dlojz.ranks.show import RanksError
 
         return RanksError
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -37,3 +35,5 @@ def load_ipython_extension(shell: Any) -> None:
     from dlojz.ranks.magic import register
 
     register(shell)
+
+__all__ = ["Ranks", "RanksError", "load_ipython_extension"]

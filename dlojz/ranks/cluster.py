@@ -1,7 +1,26 @@
-"""The ranks of this machine, as the notebook's kernel starts, interrupts and ends them.
+"""Cluster of live ranks: the channel to them, and the supervisor that forks them.
 
-Layer 5. Invariant: a rank is one process with a name of its own; when it ends, whoever waits for its answer is told at
-once, and never gets the answer of the process that takes its place.
+How the notebook's kernel speaks with ranks, wherever they live.
+
+A rank is one process with a name of its own; when it ends, whoever waits for its answer is told, and never gets the
+answer of the process that takes its place.
+
+The ranks of this machine, as the notebook's kernel starts, interrupts and ends them.
+
+A rank is one process with a name of its own; when it ends, whoever waits for its answer is told at once, and never gets
+the answer of the process that takes its place.
+
+The parent of the ranks: starts them, starts anew those that end, and sees to it that none outlives the notebook.
+
+When the notebook's kernel ends, by SIGKILL too, nothing that was started for it or by its cells is left after a moment.
+While the keeper lives every orphan becomes its child; if it is killed itself, its children are.
+
+torch is imported here, once, before any thread exists: a rank is then a fork, which takes a fraction of a second and
+shares the libraries' memory. Run as `python -m dlojz.ranks.cluster FOLDER KERNEL_PID`; it speaks JSON lines.
+
+From the kernel: `{"do": "start", "size": 4, "number": 1}`, `{"do": "signal", "rank": 2, "name": "rank-2-7", "signal":
+2}`; the end of the input means stop. To the kernel: `ready`, `cleared` (number), `born` (rank, name, pid), `died`
+(rank, name, code), `failed` (why).
 """
 
 from __future__ import annotations
@@ -9,27 +28,178 @@ from __future__ import annotations
 import json
 import os
 import queue
+import selectors
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import psutil
 
-from dlojz.launch.workers import cores_available, prepare
-from dlojz.ranks.board import Board
-from dlojz.ranks.controller import connection_file
-from dlojz.ranks.line import START_S, Event, Line, not_started
-from dlojz.schema import LabError
-from dlojz.train.lifeline import PARENT_VARIABLE
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.base.machine import PARENT_VARIABLE, adopt_orphans, die_with_parent
+from dlojz.processes.forks import fork
+from dlojz.processes.status_board import StatusBoard
+from dlojz.ranks.rank_setup import connection_file
+from dlojz.running.supervisor import cores_available, prepare
 
-_END_S = 15.0
+START_S = 120.0
+_ASK_ANEW_S = 10.0
+_CLOSE_S = 5.0
+_LOST = "EngineError"  # ipyparallel's, for a question that a process has taken to its grave
+
+
+class Event(NamedTuple):
+    """Something that happened.
+
+    Args:
+        kind: `answer`, `died`, `failed` (no rank can be reached any more) or `interrupt` (the student's).
+        ticket: of the question that is answered.
+        name: of the process that died.
+        value: the answer, the exit code (negative: signal; None: unknown) of what died, or why all failed.
+    """
+
+    kind: str
+    ticket: int = 0
+    name: str = ""
+    value: Any = None
+
+
+class RankCluster(Protocol):
+    """Where ranks live: on this machine (`LocalCluster`) or in a SLURM allocation (`slurm.SlurmCluster`)."""
+
+    events: queue.SimpleQueue[Event]
+    replaces_single_ranks: bool
+    """Whether a rank that ended is started anew alone; else all are."""
+
+    def start(self, size: int, progress: Callable[[], None]) -> None:
+        """Have `size` fresh ranks, in place of those there are."""
+
+    def names(self) -> dict[int, str]:
+        """The process of each rank, once those that died have been replaced."""
+
+    def ask(self, name: str, function: Callable[..., Any], *arguments: Any) -> int:
+        """Send a call to a process; its answer comes as an event with this ticket, or the event that it died."""
+
+    def signal(self, rank: int, name: str, number: int) -> None:
+        """Send a signal to a process; SIGKILL takes with it what the process has started."""
+
+    def meeting_point(self) -> tuple[str, str]:
+        """Where the ranks find one another: a fresh rendezvous of torch, and the guard's board (empty: none)."""
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """A rank's number among those of its machine, and how many these are."""
+
+    def stop(self) -> None:
+        """End all ranks and what they have started."""
+
+
+class ControllerChannel:
+    """The connection to ipyparallel's controller.
+
+    Args:
+        file: that tells how to reach it.
+        events: where answers go.
+    """
+
+    def __init__(self, file: Path, events: queue.SimpleQueue[Event]) -> None:
+        self._file, self._events, self._tickets = file, events, 0
+        self._losses = False
+        self.client = self._connected()
+
+    def _connected(self) -> Any:
+        from ipyparallel import Client  # half a second, while the keeper imports torch
+
+        client = Client(str(self._file), timeout=START_S)
+        client._registration_callbacks.append(self._changed)
+        self._connected_s = time.monotonic()
+        return client
+
+    def _changed(self, change: dict[str, Any]) -> None:
+        if self._losses and change["event"] == "unregister":
+            self._events.put(Event("died", name=change["uuid"]))
+
+    def tell_of_losses(self) -> None:
+        """From now on, a process that the controller has lost is an event."""
+        self._losses = True
+
+    def reachable(self) -> dict[str, int]:
+        """The processes that the controller has announced, with its own numbers for them."""
+        return {name: number for number, name in dict(self.client._engines).items()}
+
+    def wait_for(self, names: Set[str]) -> bool:
+        """Whether these are reachable; asks anew now and then, since an announcement may pass by unheard."""
+        if names <= self.reachable().keys():
+            return True
+        if time.monotonic() - self._connected_s > _ASK_ANEW_S:
+            former, self.client = self.client, self._connected()
+            _close(former)
+        return False
+
+    def ask(self, name: str, function: Callable[..., Any], *arguments: Any) -> int:
+        """Send a call to a process; its answer becomes an event with this ticket."""
+        self._tickets += 1
+        ticket, number = self._tickets, self.reachable().get(name)
+        if number is None:
+            return ticket  # it has died: that is the event to come
+
+        def arrived(answer: Any) -> None:
+            try:
+                event = Event("answer", ticket, name, answer.result())
+            except BaseException as error:
+                kind = getattr(error, "ename", type(error).__name__)
+                failure = {"failure": f"{kind}: {getattr(error, 'evalue', error)}"}
+                event = Event("died", name=name) if kind == _LOST else Event("answer", ticket, name, failure)
+            self._events.put(event)
+
+        self.client[number].apply_async(function, *arguments).add_done_callback(arrived)
+        return ticket
+
+    def close(self) -> None:
+        """Close all sockets."""
+        _close(self.client).join(_CLOSE_S)
+
+
+def _close(client: Any) -> threading.Thread:
+    """Close a client's sockets, in a thread: it waits for the client's own, which may be deaf."""
+
+    def close() -> None:
+        with suppress(Exception):
+            client.close(linger=0)
+
+    thread = threading.Thread(target=close, daemon=True)
+    thread.start()
+    return thread
+
+
+def not_started(why: str) -> str:
+    """The sentence for ranks that did not start."""
+    cause = f" ({why})" if why else ""
+    return say(
+        en=f"the ranks did not start{cause}. Run the cell again; if that does not help, restart the kernel.",
+        fr=f"les rangs n’ont pas démarré{cause}. Relancez la cellule ; si cela ne suffit pas, redémarrez le noyau.",
+    )
+
+
+def last_report(log: Path) -> str:
+    """The last line of what the processes have reported outside of cells; empty where they have not."""
+    try:
+        lines = log.read_text(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip()[-300:] for line in reversed(lines) if line.strip()), "")
+
+
+_CLUSTER_END_S = 15.0
 _MARK = "DLOJZ_RANKS_FOLDER"
 _NOTHING: Callable[[], None] = lambda: None  # noqa: E731
 
@@ -47,10 +217,10 @@ class LocalCluster:
         self._size = self._meetings = self._starts = self._started = 0
         self._ready = False
         self._failure: str | None = None
-        self._line: Line | None = None
+        self._line: ControllerChannel | None = None
         with (self.folder / "log").open("ab") as log:
             self._keeper = subprocess.Popen(
-                [sys.executable, "-P", "-m", "dlojz.ranks.keeper", str(self.folder), str(os.getpid())],
+                [sys.executable, "-P", "-m", "dlojz.ranks.cluster", str(self.folder), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -70,12 +240,12 @@ class LocalCluster:
 
         self._until(lambda: self._ready, progress)
         if self._line is None:
-            self._line = Line(connection_file(self.folder, "client"), self.events)
+            self._line = ControllerChannel(connection_file(self.folder, "client"), self.events)
         with self._changed:
             self._size = size
             self._starts += 1
         # A board of their own: those before may still have theirs open.
-        Board.create(self._board, size)
+        StatusBoard.create(self._board, size)
         self._tell(do="start", size=size, number=self._starts)
         self._until(self._whole, progress)
 
@@ -116,7 +286,7 @@ class LocalCluster:
         with suppress(OSError):
             self._keeper.stdin.close()  # type: ignore[union-attr]
         try:
-            self._keeper.wait(_END_S)
+            self._keeper.wait(_CLUSTER_END_S)
         except subprocess.TimeoutExpired:
             self._keeper.kill()
             self._keeper.wait()
@@ -197,3 +367,239 @@ def _environment(folder: Path) -> dict[str, str]:
     environment["TORCH_CPP_LOG_LEVEL"] = "ERROR"
     environment.pop("JPY_PARENT_PID", None)
     return environment
+
+
+_LOOK_EVERY_S = 0.25
+_CONTROLLER_S = 60.0
+_KEEPER_END_S = 10.0
+# A rank that ends again and again as soon as it starts will not get better by being started again.
+_SHORT_LIFE_S = 3.0
+_SHORT_LIVES = 10
+
+
+@dataclass
+class Child:
+    """A process that is a rank.
+
+    Args:
+        name: by which the kernel addresses it; used once.
+        pid: of the process, which is not reused before it is reaped.
+        born_s: on the monotonic clock.
+    """
+
+    name: str
+    pid: int
+    born_s: float
+
+
+class RankSupervisor:
+    """The ranks of one notebook.
+
+    Args:
+        folder: of connection files and meeting points; removed at the end.
+        kernel: process id of the notebook's kernel.
+    """
+
+    def __init__(self, folder: Path, kernel: int) -> None:
+        self.folder, self._kernel = folder, kernel
+        self._children: dict[int, Child] = {}
+        self._short_lives: dict[int, int] = {}
+        self._names = 0
+        self._controller: subprocess.Popen[bytes] | None = None
+        self._text = b""
+
+    def run(self) -> None:
+        """Serve the kernel until it ends or wants no more."""
+        adopt_orphans()
+        waker, wakened = os.pipe()
+        for descriptor in (waker, wakened):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(wakened, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        try:
+            self._open()
+            with selectors.DefaultSelector() as selector:
+                selector.register(0, selectors.EVENT_READ)
+                selector.register(waker, selectors.EVENT_READ)
+                while os.getppid() == self._kernel:
+                    ready = {key.fd for key, _ in selector.select(_LOOK_EVERY_S)}
+                    if waker in ready:
+                        os.read(waker, 4096)
+                    self._reap()
+                    if 0 in ready and not self._obey():
+                        return
+        except BrokenPipeError:
+            return
+        finally:
+            end_all_descendants()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _open(self) -> None:
+        command = [sys.executable, "-P", "-m", "dlojz.ranks.rank_setup", str(self.folder)]
+        self._controller = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - no thread exists here, and none may
+        )
+        from dlojz.ranks import rank_process  # torch and all else: seconds, while the controller starts
+
+        self._engine = rank_process
+        deadline_s = time.monotonic() + _CONTROLLER_S
+        while not self._reachable():
+            if self._controller.poll() is not None or time.monotonic() > deadline_s:
+                self._tell(event="failed", why="the controller did not start")
+                sys.exit(1)
+            if os.getppid() != self._kernel:
+                sys.exit(1)
+            time.sleep(0.02)
+        self._tell(event="ready")
+
+    def _reachable(self) -> bool:
+        """Whether both connection files are there, whole."""
+        try:
+            for side in ("client", "engine"):
+                json.loads(connection_file(self.folder, side).read_text())
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def _tell(self, **event: Any) -> None:
+        text = (json.dumps(event) + "\n").encode()
+        while text:
+            text = text[os.write(1, text) :]
+
+    def _obey(self) -> bool:
+        """Do what the kernel wants; False where it wants no more."""
+        text = os.read(0, 2**16)
+        if not text:
+            return False
+        *lines, self._text = (self._text + text).split(b"\n")
+        for line in lines:
+            wish = json.loads(line)
+            if wish["do"] == "start":
+                self._start(wish["size"], wish["number"])
+            elif wish["do"] == "signal":
+                self._signal(wish["rank"], wish["name"], wish["signal"])
+        return True
+
+    def _start(self, size: int, number: int) -> None:
+        """End the ranks there are, and start others."""
+        former, self._children = self._children, {}
+        self._short_lives = {}
+        for child in former.values():
+            _end(child.pid)
+        for child in former.values():
+            with suppress(ChildProcessError):
+                os.waitpid(child.pid, 0)
+        self._end_orphans()
+        self._tell(event="cleared", number=number)
+        for rank in range(size):
+            self._fork(rank)
+
+    def _fork(self, rank: int) -> None:
+        self._names += 1
+        name = f"rank-{rank}-{self._names}"
+
+        def be_a_rank() -> None:
+            signal.set_wakeup_fd(-1)
+            self._engine.be_a_rank(self.folder, name)
+
+        pid = fork(be_a_rank, reset=(signal.SIGCHLD, signal.SIGTERM))
+        self._children[rank] = Child(name, pid, time.monotonic())
+        self._tell(event="born", rank=rank, name=name, pid=pid)
+
+    def _signal(self, rank: int, name: str, number: int) -> None:
+        child = self._children.get(rank)
+        if child is None or child.name != name:
+            return  # it has been replaced in the meantime
+        if number == signal.SIGKILL:
+            _end(child.pid)
+        else:
+            with suppress(ProcessLookupError):
+                os.kill(child.pid, number)
+
+    def _reap(self) -> None:
+        """Take note of what has ended; a rank that has ended is started anew."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if self._controller and pid == self._controller.pid:
+                self._tell(event="failed", why="the controller has ended")
+                sys.exit(1)
+            rank = next((rank for rank, child in self._children.items() if child.pid == pid), None)
+            if rank is None:
+                continue  # an orphan
+            child = self._children.pop(rank)
+            self._end_orphans()
+            self._tell(event="died", rank=rank, name=child.name, code=os.waitstatus_to_exitcode(status))
+            short = time.monotonic() - child.born_s < _SHORT_LIFE_S
+            self._short_lives[rank] = self._short_lives.get(rank, 0) + 1 if short else 0
+            if self._short_lives[rank] < _SHORT_LIVES:
+                self._fork(rank)
+            else:
+                self._tell(event="failed", why=last_report(self.folder / "log"))
+
+    def _end_orphans(self) -> None:
+        """End what a rank that is gone has left behind: whatever is a child of the keeper and no rank."""
+        import psutil
+
+        known = {child.pid for child in self._children.values()}
+        if self._controller:
+            known.add(self._controller.pid)
+        deadline_s = time.monotonic() + _KEEPER_END_S
+        while time.monotonic() < deadline_s:
+            left = [process for process in psutil.Process().children() if process.pid not in known]
+            alive = [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
+            if not alive:
+                return
+            for process in alive:
+                _end(process.pid)
+            time.sleep(0.01)
+
+
+def _end(pid: int) -> None:
+    """SIGKILL to a process and its descendants, parents first stopped so that they start no more."""
+    import psutil
+
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        process.suspend()
+        for descendant in process.children(recursive=True):
+            with suppress(psutil.Error):
+                descendant.kill()
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def end_all_descendants() -> None:
+    """SIGKILL to everything below this process, until nothing is left; orphans have become its children."""
+    import psutil
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    deadline_s = time.monotonic() + _KEEPER_END_S
+    while time.monotonic() < deadline_s:
+        children = psutil.Process().children(recursive=True)
+        if not children:
+            return
+        for child in children:
+            with suppress(psutil.Error):
+                child.kill()
+        while True:
+            try:
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    break
+            except ChildProcessError:
+                break
+        time.sleep(0.005)
+
+
+if __name__ == "__main__":
+    RankSupervisor(Path(sys.argv[1]), int(sys.argv[2])).run()

@@ -1,7 +1,7 @@
 """`%%ranks` and `%ranks` in a notebook.
 
-Layer 5. Invariant: a cell leaves in the notebook what its ranks said and nothing else, in particular no time and no
-word of progress; a mistake in the first line is answered by one sentence.
+A cell leaves in the notebook what its ranks said and nothing else, in particular no time and no word of progress; a
+mistake in the first line is answered by one sentence.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dlojz.ranks.carry import belongings
-from dlojz.ranks.limits import Refused, number_of_ranks
-from dlojz.ranks.live import LIMIT_S, Ranks, show
-from dlojz.runs.progress import QUIET
-from dlojz.schema import LabError, one_of
-from dlojz.text import say
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say
+from dlojz.base.progress_bars import QUIET
+from dlojz.ranks.live import LIMIT_S, Ranks, belongings, show
+from dlojz.ranks.rank_setup import RanksRefused, number_of_ranks
 
 _COMMANDS = ("start", "stop", "status", "restart")
 _OPTIONS = ("--with", "--limit", "--force")
@@ -59,7 +58,7 @@ def parse(line: str, *, is_cell: bool) -> Wish:
     if words and not is_cell and not words[0].startswith("-") and not words[0].isdecimal():
         wish.command = words.pop(0)
         if wish.command not in _COMMANDS:
-            raise Refused(one_of(say(en="command", fr="commande"), wish.command, _COMMANDS))
+            raise RanksRefused(one_of(say(en="command", fr="commande"), wish.command, _COMMANDS))
     elif words and not is_cell:
         wish.command = "start"
     while words:
@@ -76,11 +75,11 @@ def parse(line: str, *, is_cell: bool) -> Wish:
             else:
                 wish.limit_s = _seconds(value)
         elif word.startswith("-"):
-            raise Refused(one_of("option", word, _OPTIONS))
+            raise RanksRefused(one_of("option", word, _OPTIONS))
         elif wish.size is None:
             wish.size = number_of_ranks(word)
         else:
-            raise Refused(
+            raise RanksRefused(
                 say(
                     en=f"one number of ranks is enough, but {wish.size} and {word!r} were received.",
                     fr=f"un seul nombre de rangs suffit, mais {wish.size} et {word!r} ont été reçus.",
@@ -92,7 +91,7 @@ def parse(line: str, *, is_cell: bool) -> Wish:
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names or not all(name.isidentifier() for name in names):
-        raise Refused(
+        raise RanksRefused(
             say(
                 en=f"--with takes names of the notebook, e.g. --with model,batch, but {text!r} was received.",
                 fr=f"--with attend des noms du notebook, par exemple --with model,batch, mais {text!r} a été reçu.",
@@ -107,7 +106,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= 86_400:
-        raise Refused(
+        raise RanksRefused(
             say(
                 en=f"--limit takes seconds, more than 0 and at most a day, e.g. --limit 30, but {text!r} was received.",
                 fr=f"--limit attend des secondes, plus de 0 et un jour au plus, par exemple --limit 30, mais {text!r} "
@@ -150,13 +149,13 @@ class RanksMagics:
             elif wish.command == "status":
                 show(self.ranks.status())
         except LabError as refused:
-            raise (refused if isinstance(refused, Refused) else Refused(str(refused))) from None
+            raise (refused if isinstance(refused, RanksRefused) else RanksRefused(str(refused))) from None
 
     def _have(self, wish: Wish) -> None:
         """See that as many ranks as wished are running."""
         if wish.size is None or wish.size == self.ranks.size:
             if not self.ranks:
-                raise Refused(str(self.ranks))
+                raise RanksRefused(str(self.ranks))
             return
         former = self.ranks.size
         with Patience() as patience:

@@ -1,8 +1,8 @@
 """The mesh of ranks behind an engine: a process group for each axis of the layout.
 
-Layer 3. Invariant: the tensor axis is innermost, then the data axis, and the pipeline axis outermost, so that
-rank = (pp_rank × dp + dp_rank) × tp + tp_rank: ranks that communicate most are neighbours, on one node where it can be.
-Expert parallelism has no ranks of its own, it cuts the data axis in two: dp_rank = edp_rank × ep + ep_rank.
+The tensor axis is innermost, then the data axis, and the pipeline axis outermost, so that rank = (pp_rank × dp +
+dp_rank) × tp + tp_rank: ranks that communicate most are neighbours, on one node where it can be. Expert parallelism has
+no ranks of its own, it cuts the data axis in two: dp_rank = edp_rank × ep + ep_rank.
 
 Source: Narayanan et al. 2021 (arXiv 2104.04473), §4.1 and §5.2, for what is placed where and why; Rajbhandari et al.
 2022, "DeepSpeed-MoE" (arXiv 2201.05596), for expert-parallel groups within the data-parallel ranks.
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from dlojz.layout import Layout
+from dlojz.config.layout import Layout
 
 AXES = ("pp", "dp", "tp")
 

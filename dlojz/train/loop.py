@@ -1,42 +1,222 @@
-"""The training loop: one for every engine.
+"""Train: the loop of every rank, from process group to last checkpoint, and the events that it reports.
 
-Layer 3. Invariant: a loss that is not finite on any rank is known to all ranks before the update, so that no rank
-trains on after another has diverged.
+One time for all ranks: how far each rank's clock is from rank 0's.
+
+The offset is measured, with the half of the shortest round trip as its uncertainty; ranks of one node share a clock,
+and then the offset that is found lies within that uncertainty of zero.
+
+Source: Cristian 1989, "Probabilistic clock synchronization" (Distributed Computing 3), §4: of many round trips the
+shortest bounds the error best.
+
+Final weights: their checksum, and their file where a run keeps it.
+
+Safetensors only; the file appears whole or not at all.
+
+What a rank tells of its training: clocks laid over one another, footprints, the checksum of the final weights.
+
+What was measured is in the event file before anything that can fail after it.
+
+Record what the experts of a model were given in each step.
+
+Each rank tells of its own tokens; nothing is sent.
+
+The training loop: one for every engine.
+
+A loss that is not finite on any rank is known to all ranks before the update, so that no rank trains on after another
+has diverged.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dlojz import data as datasets
 from dlojz import models
-from dlojz.checkpoint_policy import read_policy
-from dlojz.config import RunConfig
-from dlojz.curriculum import length_at
-from dlojz.data.lengths import CutToLength
-from dlojz.data.sampling import MicroBatchSampler, micro_batches
-from dlojz.layout_experts import routing_of
-from dlojz.moe.parallel import mixtures
-from dlojz.record import EventLog, Status
-from dlojz.schema import LabError
-from dlojz.train import engines
-from dlojz.train.engines.pipeline import PipelineEngine
-from dlojz.train.mixtures import LoadWatch
+from dlojz.base.errors import LabError
+from dlojz.base.machine import StopRequest, ignore_stop_signal
+from dlojz.config.run_config import RunConfig
+from dlojz.config.schedules import length_at
+from dlojz.data.sampling import CutToLength, MicroBatchSampler, micro_batches
+from dlojz.models.experts.layer import mixtures
+from dlojz.results.record import EventLog, Status
+from dlojz.train.checkpoint_files import read_policy
+from dlojz.train.checkpoints import CheckpointManager
+from dlojz.train.engines import base
 from dlojz.train.probes.probes import Probes
-from dlojz.train.resume import Keeper
-from dlojz.train.stop import StopRequest, ignore_stop_signal
-from dlojz.train.telling import align_clocks, finish, leave, tell_measured, write_footprint
+
+if TYPE_CHECKING:
+    from dlojz.train.engines.base import Engine
+
+ROUND_TRIPS = 12
+
+
+class ClockOffset(NamedTuple):
+    """What to add to this rank's `time.perf_counter` to have rank 0's, and how wrong that may be."""
+
+    offset_s: float
+    uncertainty_s: float
+
+
+def offset_to_first(group: dist.ProcessGroup | None, now: Callable[[], float] = time.perf_counter) -> ClockOffset:
+    """Compare this rank's clock with rank 0's; a collective call.
+
+    Args:
+        group: all ranks, of a backend that communicates from the CPU; None with one process.
+        now: this rank's clock.
+    """
+    if group is None or group.size() == 1:
+        return ClockOffset(0.0, 0.0)
+    message = torch.zeros(1, dtype=torch.float64)
+    best = ClockOffset(0.0, float("inf"))
+    for other in range(1, group.size()):
+        for _ in range(ROUND_TRIPS):
+            # Who: rank 0 and one other. What: a question and the time as the answer. How much: 8 bytes each way.
+            if group.rank() == 0:
+                dist.recv(message, other, group=group)  # of all ranks: each has the same number in it
+                message.fill_(now())
+                dist.send(message, other, group=group)
+            elif group.rank() == other:
+                asked_s = now()
+                dist.send(message, 0, group=group)
+                dist.recv(message, 0, group=group)
+                answered_s = now()
+                half_s = (answered_s - asked_s) / 2
+                if half_s < best.uncertainty_s:
+                    best = ClockOffset(float(message) - asked_s - half_s, half_s)
+    return best if group.rank() else ClockOffset(0.0, 0.0)
+
+
+def weights_sha256(weights: Mapping[str, Tensor]) -> str:
+    """Checksum of names, shapes and values, in the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name].detach().float().contiguous()
+        digest.update(f"{name}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write all weights as safetensors, atomically."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    """Read what `save_weights` has written."""
+    return load_file(path, device=str(torch.device("cpu")))
+
+
+FOOTPRINT_EVERY = 10
+"""Steps between two footprints in the event file: what a killed run still tells."""
+
+
+def align_clocks(probes: Probes, control: dist.ProcessGroup, events: EventLog) -> None:
+    """Let the timelines of all ranks count from one moment of rank 0's clock."""
+    clock = offset_to_first(control)
+    # Who: all ranks, once, in the control group. What: that all are there, then rank 0's time. How much: 8 bytes.
+    dist.barrier(group=control)
+    origin_s = torch.tensor([time.perf_counter()], dtype=torch.float64)
+    dist.broadcast(origin_s, src=0, group=control)
+    probes.clock.align(float(origin_s) - clock.offset_s)
+    events.write("clock", offset_s=clock.offset_s, uncertainty_s=clock.uncertainty_s)
+
+
+def tell_measured(events: EventLog, probes: Probes, step: int, rank: int, parameters: int) -> None:
+    """Write what has been measured by the end of a step, where it is time to."""
+    if step == probes.steady_step and rank == 0:
+        events.write("memory_timeline", samples=[sample.to_dict() for sample in probes.timeline])
+    if step == probes.steady_step or step % FOOTPRINT_EVERY == FOOTPRINT_EVERY - 1:
+        write_footprint(events, probes, parameters)
+
+
+def write_footprint(events: EventLog, probes: Probes, parameters: int) -> None:
+    """Write all that has been measured so far."""
+    if (footprint := probes.footprint(parameters)) is not None:
+        events.write("footprint", footprint=footprint.to_dict())
+
+
+def finish(config: RunConfig, folder: Path, events: EventLog, engine: base.Engine, rank: int) -> None:
+    """Checksum (and, if asked, keep) the final weights, then leave."""
+    if rank == 0:
+        weights = dict(engine.weights())
+        events.write("weights", sha256=weights_sha256(weights))
+        if config.keep_weights:
+            save_weights(folder / "weights.safetensors", weights)
+    else:
+        # Gathering is a collective call: every rank takes part, rank 0 alone keeps the result.
+        for _ in engine.weights():
+            pass
+    leave(engine)
+
+
+def leave(engine: base.Engine) -> None:
+    """Leave the group in good order."""
+    engine.close()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+class LoadWatch:
+    """What the experts of a model were given within one step, on this rank; it is told after each step, never sent.
+
+    Args:
+        engine: its backward pass is watched, where its model has mixtures: a forward pass is noted once, also where
+            checkpointing runs it again.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        found = engine.module.named_modules() if hasattr(engine, "module") else ()
+        self._layers = [(name, layer) for name, layer in found if hasattr(layer, "routing") and hasattr(layer, "last")]
+        self._loads: dict[str, list[Any]] = {}
+        if self._layers:
+            self._watch(engine)
+
+    def _watch(self, engine: Engine) -> None:
+        backward = engine.backward
+
+        def noting(loss: Tensor, *, last: bool) -> None:
+            for name, layer in self._layers:
+                self._loads.setdefault(name, []).append(layer.last)
+            backward(loss, last=last)
+
+        engine.backward = noting  # type: ignore[method-assign]
+
+    def tell(self, events: EventLog, step: int) -> None:
+        """Write the step's loads, one per mixture, with the sums over its micro-batches; the next begins at nothing."""
+        if not self._layers:
+            return
+        layers = [
+            {
+                "layer": name,
+                "tokens": sum(load.tokens_E for load in loads).tolist(),
+                "capacity": sum(load.capacity for load in loads),
+                "dropped": float(sum(load.dropped_share for load in loads)) / len(loads),
+            }
+            for name, loads in self._loads.items()
+        ]
+        self._loads = {}
+        events.write("experts", step=step, layers=layers)
+
 
 GROUP_TIMEOUT = timedelta(minutes=5)
 
@@ -123,7 +303,7 @@ def build_model(config: RunConfig) -> torch.nn.Module:
         sequence_length=config.sequence_length,
         num_classes=config.num_classes,
         checkpointing=config.layout.checkpointing,
-        routing=routing_of(config),
+        routing=config.routing,
     )
     for _, mixture in mixtures(model):
         mixture.auxiliary_scale = 1 / config.layout.micro_batches
@@ -131,13 +311,16 @@ def build_model(config: RunConfig) -> torch.nn.Module:
 
 
 def accumulate(
-    engine: engines.Engine, batches: Iterator[tuple[Tensor, Tensor]], micro_batches: int, probes: Probes | None
+    engine: base.Engine, batches: Iterator[tuple[Tensor, Tensor]], micro_batches: int, probes: Probes | None
 ) -> Tensor:
     """Forward and backward of one step's micro-batches; returns their mean loss (a scalar on the device).
 
     In a pipeline it is this rank's part of it, and the mean over all ranks the loss: see `PipelineEngine.run`.
     """
-    if isinstance(engine, PipelineEngine):
+    if engine.config.layout.pp > 1:
+        from dlojz.train.engines.pipeline_engines import PipelineEngine  # loads the schedules and their simulator
+
+        assert isinstance(engine, PipelineEngine)
         samples = [engine.take(*_read(engine, batches, probes)) for _ in range(micro_batches)]
         with probes.clock.pipeline() if probes else nullcontext():
             return engine.run(samples)
@@ -152,7 +335,7 @@ def accumulate(
 
 
 def _read(
-    engine: engines.Engine, batches: Iterator[tuple[Tensor, Tensor]], probes: Probes | None
+    engine: base.Engine, batches: Iterator[tuple[Tensor, Tensor]], probes: Probes | None
 ) -> tuple[Tensor, Tensor]:
     """The next micro-batch, on the device."""
     if probes is None:
@@ -194,15 +377,6 @@ def train(
     A run whose folder holds a checkpoint goes on from it. When `stop` is wanted on any rank, all of them finish the
     step, keep a checkpoint and end with status `timeout`.
     """
-    train_so = _train_with_own_engine
-    if config.library != "none":  # then it is the library's loop that trains
-        from dlojz.libraries.training import train_as_written as train_so
-    return train_so(config, folder, events, rank=rank, local_rank=local_rank, stop=stop or StopRequest())
-
-
-def _train_with_own_engine(
-    config: RunConfig, folder: Path, events: EventLog, *, rank: int, local_rank: int, stop: StopRequest
-) -> tuple[Status, str]:
     layout = config.layout
     device = choose_device(config, local_rank)
     init_process_group(folder, device, rank, layout.world_size)
@@ -214,11 +388,11 @@ def _train_with_own_engine(
     try:
         model = build_model(config)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        engine = engines.build(config, model, device)
+        engine = base.build(config, model, device)
         del model  # a pipeline rank keeps its stages only
         probes.attach(engine)
         watch = LoadWatch(engine)
-        keeper = Keeper(config, folder, read_policy(folder), events, engine, control)
+        keeper = CheckpointManager(config, folder, read_policy(folder), events, engine, control)
         with probes.loading():
             first_step = keeper.resume()
             batches = open_batches(config, rank // layout.tp % layout.dp, first_step)
@@ -229,7 +403,7 @@ def _train_with_own_engine(
         for step in range(first_step, config.steps):
             probes.start_step(step)
             mean = accumulate(engine, batches, layout.micro_batches, probes)
-            loss, stopping = agree(mean, stop.wanted, control)
+            loss, stopping = agree(mean, stop is not None and stop.wanted, control)
             if not math.isfinite(loss):
                 ended = (
                     "diverged",

@@ -16,16 +16,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import dlojz
-from dlojz.text import LANGUAGES, language
+from dlojz.base.language import LANGUAGES, language
 
 PACKAGE = Path(dlojz.__file__).resolve().parent
-# Nobody is asked whether they want to read news, and students are not shown a teacher's tools.
+# Nobody is asked whether they want to read news.
 SETTINGS = {
     ".jupyter/lab/user-settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings": {
         "checkForUpdates": False,
         "fetchNews": "false",
     },
-    ".jupyter/labconfig/page_config.json": {"disabledExtensions": {"@jupyter/nbgrader": True}},
 }
 
 

@@ -22,10 +22,10 @@ from batchspawner import JobStatus, MultiSlurmSpawner
 from tornado.web import HTTPError
 from traitlets import Unicode
 
-from dlojz.launch.machines import here, machine
-from dlojz.launch.slurm_refusals import explain_refusal
-from dlojz.runs.squeue import standing_of
-from dlojz.text import LANGUAGES
+from dlojz.base.language import LANGUAGES
+from dlojz.hardware.clusters import here, machine
+from dlojz.running.limits import explain_refusal
+from dlojz.running.slurm.slurm_queue import standing_of
 
 SINGLEUSER = Path(__file__).resolve().parent / "singleuser.py"
 PYTHON = os.environ.get("DLOJZ_HUB_PYTHON", sys.executable)

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import psutil
 
-from dlojz.train.lifeline import adopt_orphans, die_with_parent
+from dlojz.base.machine import adopt_orphans, die_with_parent
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -10,32 +10,27 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from dlojz.campaign.contract import Campaign
-from dlojz.campaign.plan import Plan, Point
+from dlojz.base.table import Table, markdown_safe, safe
+from dlojz.campaign.campaign import Campaign, CampaignPlan, CampaignPoint
 from dlojz.campaign.report import html
 from dlojz.campaign.results import Outlook, Result
-from dlojz.cli.board import board_html
+from dlojz.cli.teach import board_html
 from dlojz.compare import compare
-from dlojz.config import RunConfig
-from dlojz.labs.pipeline_figures import Sheet
-from dlojz.labs.verdict import Verdict
-from dlojz.launch import preview
-from dlojz.predict import predict
-from dlojz.ranks.outcome import Answer
-from dlojz.ranks.show import Columns, Status
-from dlojz.record import RunRecord, write_record
-from dlojz.runs.diagnosis import Diagnosis
-from dlojz.runs.diagnosis_rules import Finding
-from dlojz.runs.first_errors import RankError
-from dlojz.runs.handle import Run
-from dlojz.viz.calculator import html_parts, still_calculator
-from dlojz.viz.footprint_sheet import Part
-from dlojz.viz.grid_panel import still_grid
-from dlojz.viz.grid_svg import table_html
-from dlojz.viz.markup import markdown_safe, safe
-from dlojz.viz.pipeline_panel import still_panel
-from dlojz.viz.planner_widget import still_planner
-from dlojz.viz.run_panel import RunView, run_html
+from dlojz.config.run_config import RunConfig
+from dlojz.display.memory_tables import FootprintTable
+from dlojz.display.widgets.calculator import html_parts, still_calculator
+from dlojz.display.widgets.grid_panel import still_grid, table_html
+from dlojz.display.widgets.pipeline_panel import still_panel
+from dlojz.display.widgets.planner_panel import still_planner
+from dlojz.labs.kit.exercise import Verdict
+from dlojz.prediction import predict
+from dlojz.ranks.show import CellAnswer, Columns, Status
+from dlojz.results.record import RunRecord, write_record
+from dlojz.running.diagnosis import Diagnosis, Finding
+from dlojz.running.ending import FirstError
+from dlojz.running.limits import preview
+from dlojz.running.run import Run
+from dlojz.running.watch import RunView, run_html
 
 ATTACKS = (
     "<img src=x onerror=window.__x=1>",
@@ -70,16 +65,16 @@ def pieces(attack: str) -> dict[str, str]:
         footprints=(predict(RunConfig.of(model="gpt_tiny", steps=1)).model_copy(update={"origin": "measured"}),),
     )
     image = {"kind": "image", "png": 'x" onerror="window.__x=1', "text": attack}
-    said = Answer(rank=0, parts=({"kind": "text", "text": attack}, image))
+    said = CellAnswer(rank=0, parts=({"kind": "text", "text": attack}, image))
     status = Status([{"pid": attack, "device": attack, "memory_bytes": 1, "variables": attack}])
     with tempfile.TemporaryDirectory() as folder:
         run = hostile_run(Path(folder), attack)._repr_html_()
     what = Finding("failed", attack, attack)
-    diagnosis = Diagnosis(attack, attack, "failed", attack, (what,), (RankError(0, attack, 1),))
+    diagnosis = Diagnosis(attack, attack, "failed", attack, (what,), (FirstError(0, attack, 1),))
     told = dict.fromkeys(("waiting", "job", "last_known", "limit_of", "starts", "job_left"), attack)
     followed = RunView(attack, attack, "failed", 1, attack, limit_bytes=1, peaks_bytes=((0, 1),), **told)
     cost = replace(preview(RunConfig.of(model="gpt_tiny", steps=1, device="cpu"), "local"), refusals=(attack,))
-    point = Point(1, {attack: attack}, "", RunConfig.of(model="gpt_tiny", steps=1))
+    point = CampaignPoint(1, {attack: attack}, "", RunConfig.of(model="gpt_tiny", steps=1))
     result = Result(point, Outlook(), "failed", attack)
     campaign = Campaign(title=attack, description=attack)
     return {
@@ -87,15 +82,19 @@ def pieces(attack: str) -> dict[str, str]:
         "diagnosis": diagnosis._repr_html_(),
         "cost": cost._repr_html_(),
         "board": board_html([attack], [[attack]]).partition("<body>")[2],
-        "campaign": html(campaign, Plan((point,), ((attack, attack),)), [result], Path(), {}).partition("<body>")[2],
+        "campaign": html(campaign, CampaignPlan((point,), ((attack, attack),)), [result], Path(), {}).partition(
+            "<body>"
+        )[2],
         "run": run,
         "comparison": compare([record])._repr_html_(),
         "verdict": Verdict("wrong", attack, attack)._repr_html_(),
         "ranks": Columns([said])._repr_html_(),
         "status of ranks": status._repr_html_(),
-        "lab table": Sheet((attack,), ((attack, attack),))._repr_html_(),
+        "lab table": Table((attack,), ((attack, attack),))._repr_html_(),
         "table": table_html(attack, [attack], [(attack, attack)]),
-        "footprint": html_parts([Part(attack, ("", attack), ((attack, attack),), (0.5,), ("weights",), (attack,))]),
+        "footprint": html_parts(
+            [FootprintTable(attack, ("", attack), ((attack, attack),), (0.5,), ("weights",), (attack,))]
+        ),
         "grid refused": still_grid(axis=attack)._repr_html_() + still_grid(model=attack).html(),
         "pipeline refused": still_panel(csv=attack).html() + still_panel(stage_times=attack)._repr_html_(),
         "calculator refused": still_calculator(model=attack)._repr_html_(),

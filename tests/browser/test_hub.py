@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from dlojz.labs.verdict import not_done
-from dlojz.text import use_language
+from dlojz.base.language import use_language
+from dlojz.labs.kit.exercise import not_done
 
 if TYPE_CHECKING:
     from .conftest import Hub, Student
 
 LAB = "00_getting_started.ipynb"
 FRENCH, ENGLISH = f"notebooks/fr/{LAB}", f"notebooks/en/{LAB}"
-PANEL = "from dlojz.viz.grid_panel import grid_panel\n\ngrid_panel(dp=2, pp=4, tp=2, gpus_per_node=8)"
+PANEL = "from dlojz.display.widgets.grid_panel import grid_panel\n\ngrid_panel(dp=2, pp=4, tp=2, gpus_per_node=8)"
 pytestmark = pytest.mark.timeout(900)
 
 

@@ -49,7 +49,7 @@ def _without_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_profile_is_what_its_machine_file_says(site: Any) -> None:
-    from dlojz.launch.machines import machine
+    from dlojz.hardware.clusters import machine
 
     told = machine("jean_zay_v100_32")
     job = script(site, {"machine": told.name, "hours": "3", "account": "abc"})
@@ -147,6 +147,9 @@ def test_a_job_is_cancelled_once_the_scheduler_is_back(site: Any, monkeypatch: p
 def test_the_link_to_the_code_in_a_home_finds_the_whole_course(tmp_path: Path) -> None:
     """A kernel that is started in the home folder imports the package through the link that lies there."""
     (tmp_path / "dlojz").symlink_to(CONFIG.parents[2] / "dlojz")
-    code = "import sys; sys.path.insert(0, ''); from dlojz.launch.machines import machine; print(machine('local').name)"
+    code = (
+        "import sys; sys.path.insert(0, ''); from dlojz.hardware.clusters import machine; "
+        "print(machine('local').name)"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == "local\n", done.stderr

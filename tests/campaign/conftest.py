@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dlojz.campaign.contract import Campaign
-from dlojz.config import RunConfig
-from dlojz.footprint import Footprint, Memory, Phases
-from dlojz.record import RunRecord, write_record
-from dlojz.runs.store import claim
+from dlojz.campaign.campaign import Campaign
+from dlojz.config.run_config import RunConfig
+from dlojz.results.footprint import Footprint, Memory, Phases
+from dlojz.results.record import RunRecord, write_record
+from dlojz.running.store import claim
 
 TINY = """
 title = "Tiny <b>campaign</b>"

@@ -8,21 +8,20 @@ from typing import Any
 
 import pytest
 
-import dlojz.launch
-from dlojz.campaign.contract import Campaign
+import dlojz.running.launch
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.campaign.campaign import Campaign, CampaignPlan, expand
 from dlojz.campaign.drive import drive, unfit_backend
-from dlojz.campaign.outlook import Outlook, account_of, outlook
-from dlojz.campaign.plan import Plan, expand
-from dlojz.config import RunConfig
-from dlojz.runs import Run
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from dlojz.campaign.results import Outlook, account_of, outlook
+from dlojz.config.run_config import RunConfig
+from dlojz.running.run import Run
 
 Keep = Callable[..., Path]
 
 
 class Launcher:
-    """In place of `dlojz.launch.run`: every run ends at once, as told."""
+    """In place of `dlojz.running.launch.run`: every run ends at once, as told."""
 
     def __init__(self, keep: Keep) -> None:
         self.keep = keep
@@ -45,12 +44,12 @@ class Launcher:
 @pytest.fixture
 def launcher(keep_record: Keep, monkeypatch: pytest.MonkeyPatch) -> Launcher:
     own = Launcher(keep_record)
-    monkeypatch.setattr(dlojz.launch, "run", own.run)
-    monkeypatch.setattr(dlojz.launch, "submit_many", own.submit_many, raising=False)
+    monkeypatch.setattr(dlojz.running.launch, "run", own.run)
+    monkeypatch.setattr(dlojz.running.launch, "submit_many", own.submit_many, raising=False)
     return own
 
 
-def _drive(plan: Plan, root: Path, **options: Any) -> list[str]:
+def _drive(plan: CampaignPlan, root: Path, **options: Any) -> list[str]:
     told: list[str] = []
     results = drive(
         plan,

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dlojz.campaign.contract import Campaign, campaigns_folder, find_campaign, read_campaign
-from dlojz.campaign.plan import MAX_POINTS, expand
-from dlojz.schema import LabError
+from dlojz.base.errors import LabError
+from dlojz.campaign.campaign import MAX_POINTS, Campaign, campaigns_folder, expand, find_campaign, read_campaign
 
 BASE = {"model": "vit_tiny", "image_size": 32, "steps": 4}
 

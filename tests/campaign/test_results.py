@@ -13,25 +13,22 @@ from typing import Any
 
 import pytest
 
-from dlojz.campaign.contract import Campaign
-from dlojz.campaign.figures import marks_of
-from dlojz.campaign.outlook import outlook
-from dlojz.campaign.plan import Plan, expand
-from dlojz.campaign.report import markdown, write_report
-from dlojz.campaign.results import Outlook, Result, find_run, judged, result_of, root_of
-from dlojz.campaign.tables import brief, csv_text, harmless, hours, row_of
-from dlojz.footprint import Memory
-from dlojz.launch import replay
-from dlojz.runs.job import Job
-from dlojz.runs.store import claim
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.campaign.campaign import Campaign, CampaignPlan, expand
+from dlojz.campaign.report import markdown, marks_of, write_report
+from dlojz.campaign.report_tables import brief, csv_text, harmless, hours, row_of
+from dlojz.campaign.results import Outlook, Result, find_run, judged, outlook, result_of, root_of
+from dlojz.results.footprint import Memory
+from dlojz.running import launch
+from dlojz.running.folder import Job
+from dlojz.running.store import claim
 
 HOSTILE = "<img src=x onerror=alert(1)>$\\foo$ |_*`"
 Keep = Callable[..., Path]
 
 
-def _results(plan: Plan, root: Path) -> list[Result]:
+def _results(plan: CampaignPlan, root: Path) -> list[Result]:
     known = Outlook(memory=Memory(peak_bytes=2**20), limit_bytes=2**30, limit_name="a machine", communication_bytes=0)
     return [result_of(point, known, find_run(point, root)) for point in plan.points]
 
@@ -48,7 +45,7 @@ def test_a_run_is_found_by_its_configuration_and_a_good_one_is_preferred(
 
 def test_neither_a_replay_nor_a_run_of_another_machine_stands_for_a_point(keep_record: Keep, tmp_path: Path) -> None:
     [point] = expand(Campaign(title="t", base={"model": "coatnet_tiny", "dp": 2})).points
-    replay.run(point.config, tmp_path)
+    launch.replayed_run(point.config, tmp_path)
     assert find_run(point, tmp_path) is None
     keep_record(point.config, tmp_path)
     assert find_run(replace(point, machine="elsewhere"), tmp_path) is None

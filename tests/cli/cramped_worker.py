@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from dlojz.config import RunConfig
+from dlojz.config.run_config import RunConfig
 from dlojz.train import loop
-from dlojz.train.worker import main
+from dlojz.worker import main
 
 ROOM_BYTES = 600 * 2**20
 _build_model = loop.build_model

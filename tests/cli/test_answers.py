@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from dlojz import models
-from dlojz.cli import doctor, main
-from dlojz.cli.checks import Check, check_disk
-from dlojz.config import RunConfig
-from dlojz.footprint import Footprint
-from dlojz.record import RunRecord
+from dlojz.cli import doctor
+from dlojz.cli.doctor import Check, check_disk
+from dlojz.cli.main import main
+from dlojz.config.run_config import RunConfig
+from dlojz.results.footprint import Footprint
+from dlojz.results.record import RunRecord
 
 RUN = ["run", "--dp", "2", "--zero", "2", "--engine", "deepspeed", "--micro-batch", "4", "--steps", "3"]
 

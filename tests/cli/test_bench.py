@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-import dlojz.launch
+import dlojz.running.launch
 from dlojz.campaign import report
-from dlojz.cli import DONE, FAILED, INTERRUPTED, REFUSED, main
-from dlojz.config import RunConfig
-from dlojz.footprint import Footprint, Memory, Phases
-from dlojz.record import RunRecord, write_record
-from dlojz.runs import Run
-from dlojz.runs.store import claim
+from dlojz.cli.main import DONE, FAILED, INTERRUPTED, REFUSED, main
+from dlojz.config.run_config import RunConfig
+from dlojz.results.footprint import Footprint, Memory, Phases
+from dlojz.results.record import RunRecord, write_record
+from dlojz.running.run import Run
+from dlojz.running.store import claim
 
 TINY = """
 title = "Tiny"
@@ -37,7 +37,7 @@ def tiny(tmp_path: Path) -> str:
 
 
 def _ends(config: RunConfig, root: Path, status: str = "completed") -> Run:
-    """In place of `dlojz.launch.run`: a run that ends at once."""
+    """In place of `dlojz.running.launch.run`: a run that ends at once."""
     folder, _ = claim(config, root, again=True)
     measured = Footprint(
         source="measured", memory=Memory(peak_bytes=2**24), phases=Phases(step_s=0.1), samples_per_s=99.0
@@ -106,7 +106,7 @@ def test_interrupted_resumed_and_reported(
             raise now
         return _ends(config, root, now)
 
-    monkeypatch.setattr(dlojz.launch, "run", run)
+    monkeypatch.setattr(dlojz.running.launch, "run", run)
     monkeypatch.setattr(report, "campaign_figures", lambda *_: {})  # drawn in tests/campaign/test_results.py
     words = ["bench", tiny, "--root", str(tmp_path / "runs")]
     assert main(words) == INTERRUPTED

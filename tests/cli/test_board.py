@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlojz.cli import DONE, FAILED, REFUSED, main
+from dlojz.cli.main import DONE, FAILED, REFUSED, main
 
 HOSTILE = "eve; rm -rf <script>alert(1)</script>".replace("/", "∕")
 

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dlojz.cli.calibrate import calibrate_command
-from dlojz.launch.calibrating import gpu_name
-from dlojz.predict.time.measured import read_measured
-from dlojz.predict.time.measuring import ATTENTION, CONVOLUTIONS, HALF, MESSAGES, PASSES, PRODUCTS, UPDATES
-from dlojz.predict.time.measuring_engines import count_engines
-from dlojz.schema import LabError
+from dlojz.base.errors import LabError
+from dlojz.cli.collectives import calibrate_command
+from dlojz.cost_model.measured_machine import read_measured
+from dlojz.cost_model.measuring import ATTENTION, CONVOLUTIONS, HALF, MESSAGES, PASSES, PRODUCTS, UPDATES, count_engines
+from dlojz.running.measure import gpu_name
 
 
 def test_two_ranks_are_measured_kept_and_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from dlojz import collectives
-from dlojz.cli import calibration as calibrating
-from dlojz.cli import main
-from dlojz.collectives import Calibration
+from dlojz.by_hand import collectives
+from dlojz.by_hand.collectives import AlphaBetaFit
+from dlojz.cli import collectives as calibrating
+from dlojz.cli.main import main
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -84,7 +84,7 @@ def test_a_calibration_on_real_processes(tmp_path: Path, capfd: pytest.CaptureFi
     words = ["--calibrate", "--ranks", "2", "--output", str(kept), "--figure", str(picture), "--json"]
     assert main(["collectives", *words]) == 0
     answered = json.loads(capfd.readouterr().out)
-    calibration = Calibration.from_json(kept.read_text())
+    calibration = AlphaBetaFit.from_json(kept.read_text())
     assert calibration.size == 2 and [point.message_bytes for point in calibration.points] == [1024, 4096, 16384, 65536]
     assert answered["alpha_s"] == calibration.alpha_s and len(answered["fitted_s"]) == 4
     assert picture.read_bytes().startswith(PNG)

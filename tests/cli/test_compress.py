@@ -15,14 +15,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dlojz.cli import main
-from dlojz.cli.compress import image_size
-from dlojz.cli.compress_settings import joined, settings_of
-from dlojz.cli.compress_words import conclusion, table
-from dlojz.compress.board_record import TEACHER, Board, Trial, read_board
-from dlojz.compress.methods import METHODS
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.cli.compress import conclusion, image_size, joined, settings_of, table
+from dlojz.cli.main import main
+from dlojz.compress.board_record import TEACHER, Board, BoardTrial
+from dlojz.compress.method import METHODS
 
 QUICK = ["--methods", "student_alone", "--epochs", "1", "--rounds", "2"]
 REFUSED_EN = {
@@ -140,8 +138,8 @@ def test_a_board_that_cannot_be_kept_after_all_is_answered(
     assert json.loads(capfd.readouterr().out)["lines"][1]["method"] == "gradual"
 
 
-def a_trial(method: str, accuracy: float, ratio: float, high: float) -> Trial:
-    return Trial(method=method, family=TEACHER if method == TEACHER else METHODS[method].family, seed=0,
+def a_trial(method: str, accuracy: float, ratio: float, high: float) -> BoardTrial:
+    return BoardTrial(method=method, family=TEACHER if method == TEACHER else METHODS[method].family, seed=0,
                  accuracy=accuracy, parameters=820_106, predicted_bytes=3_280_424, payload_bytes=3_280_424,
                  file_bytes=3_285_000, latency_s=0.0123, latency_ratio=ratio, latency_ratio_low=0.8 * ratio,
                  latency_ratio_high=high, predicted_latency_ratio=1.23, made_in_s=1)  # fmt: skip
@@ -223,7 +221,7 @@ def test_a_small_board_is_shown_concluded_drawn_and_kept(tmp_path: Path, capfd: 
     told = capfd.readouterr()
     assert "vit_tiny on digits at 16×16, 1 seed(s)" in told.out and "student_alone" in told.out
     assert all(len(row) <= 100 for row in told.out.splitlines()[:4])
-    board = read_board(kept)
+    board = Board.from_dict(json.loads(kept.read_text("utf-8")))
     _, student = board.lines()
     assert f"{student.predicted_bytes / 1024:.0f}|{student.file_bytes / 1024:.0f}" in told.out
     assert board.epochs == 1 and board.of("student_alone")[0].options["epochs"] == 1
@@ -303,7 +301,7 @@ def test_the_list_is_json_too(capfd: pytest.CaptureFixture[str]) -> None:
 INTERRUPTED = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from dlojz.cli import main
+from dlojz.cli.main import main
 from dlojz.cli.compress import image_size
 sys.exit(main(sys.argv[1:]))
 """

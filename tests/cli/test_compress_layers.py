@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import pytest
 
-from dlojz.cli import main
-from dlojz.cli.compress_layers import draw_layers, layers_of
-from dlojz.compress.board_record import TEACHER, Board, LayerSnr, Trial, read_board
-from dlojz.compress.calibration import linear_layers
-from dlojz.compress.fitting import new_model
-from dlojz.compress.methods import METHODS
-from dlojz.compress.task import digits
-from dlojz.text import use_language
-from dlojz.viz.quantization_figure import MOST_SETTINGS
+from dlojz.base.language import use_language
+from dlojz.cli.compress import draw_layers, layers_of
+from dlojz.cli.main import main
+from dlojz.compress.board_record import TEACHER, Board, BoardTrial, LayerSnr
+from dlojz.compress.method import METHODS
+from dlojz.compress.quantizers import linear_layers
+from dlojz.compress.task import digits, new_model
+from dlojz.display.figures.compress_figures import MOST_SETTINGS
 
 
-def trial(method: str, seed: int, *layers: LayerSnr) -> Trial:
-    return Trial(
+def trial(method: str, seed: int, *layers: LayerSnr) -> BoardTrial:
+    return BoardTrial(
         method=method, family="quantization", seed=seed, accuracy=0.9, parameters=1, predicted_bytes=1,
         payload_bytes=1, file_bytes=9, latency_s=1.0, latency_ratio=1.0, latency_ratio_low=1.0, latency_ratio_high=1.0,
         made_in_s=1.0, layer_errors=layers,
@@ -30,7 +30,7 @@ def layer(name: str, predicted_db: float | None, measured_db: float | None) -> L
     return LayerSnr(name=name, predicted_sqnr_db=predicted_db, measured_sqnr_db=measured_db, bits=8)
 
 
-def board(*trials: Trial) -> Board:
+def board(*trials: BoardTrial) -> Board:
     return Board(task="digits", image_size=16, teacher="vit_tiny", epochs=1, batch=1, rounds=1, threads=1,
                  trials=trials)  # fmt: skip
 
@@ -80,7 +80,7 @@ def test_a_board_is_drawn_layer_by_layer(tmp_path: Path) -> None:
     words = ["compress", "--methods", chosen, "--epochs", "1", "--rounds", "2", "--root", str(tmp_path / "runs")]
     assert main([*words, "--layers", str(picture), "--output", str(kept)]) == 0
     assert picture.stat().st_size > 10_000
-    found = layers_of(read_board(kept))
+    found = layers_of(Board.from_dict(json.loads(kept.read_text("utf-8"))))
     names = list(linear_layers(new_model("vit_tiny", digits(), 0)))
     assert list(found) == chosen.split(",") and all(METHODS[name].family == "quantization" for name in found)
     assert all([one.name for one in layers] == names for layers in found.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlojz.cli.demo import demo_configs
+from dlojz.cli.runs import demo_configs
 
 
 def test_every_run_of_the_demo_is_the_same_training() -> None:

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from dlojz.cli import DONE, REFUSED, main
-from dlojz.cli.flags import config_flags, parse
-from dlojz.cli.post_mortem import CHEAPEST_FIRST, Diagnosis, diagnose
-from dlojz.config import RunConfig
-from dlojz.footprint import Footprint
-from dlojz.launch import run
-from dlojz.predict import predict
-from dlojz.predict.forecast import forecast
-from dlojz.record import RunRecord, write_record
-from dlojz.runs import Run, find
-from dlojz.text import use_language
-from dlojz.units import format_bytes
+from dlojz.base.language import format_bytes, use_language
+from dlojz.cli.main import DONE, REFUSED, main
+from dlojz.cli.options import config_flags, parse
+from dlojz.config.run_config import RunConfig
+from dlojz.prediction import predict
+from dlojz.prediction.forecast import forecast
+from dlojz.results.footprint import Footprint
+from dlojz.results.record import RunRecord, write_record
+from dlojz.running.launch import run
+from dlojz.running.out_of_memory import CHEAPEST_FIRST, PostMortem, post_mortem
+from dlojz.running.run import Run, find
 
 CRAMPED = {"data": "synthetic", "image_size": 64, "engine": "single", "micro_batch": 512, "steps": 3}
 
@@ -87,8 +86,8 @@ def _oom(limit_bytes: int, measured: bool = False) -> RunRecord:
     )
 
 
-def _diagnosis(root: Path, limit_bytes: int, measured: bool = False) -> Diagnosis:
-    return diagnose(_kept(root, _oom(limit_bytes, measured)))
+def _diagnosis(root: Path, limit_bytes: int, measured: bool = False) -> PostMortem:
+    return post_mortem(_kept(root, _oom(limit_bytes, measured)))
 
 
 def test_a_lever_that_suffices_comes_before_one_that_does_not(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dlojz.cli import main
-from dlojz.text import use_language
+from dlojz.base.language import use_language
+from dlojz.cli.main import main
 
 PNG = b"\x89PNG\r\n\x1a\n"
 PICTURE = ["--pp", "4", "--tp", "2", "--gpus-per-node", "8"]

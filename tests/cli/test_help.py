@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from dlojz.cli import SUBCOMMANDS, main
-from dlojz.config import Layout, RunConfig
-from dlojz.text import use_language
+from dlojz.base.language import use_language
+from dlojz.cli.main import SUBCOMMANDS, main
+from dlojz.config.layout import Layout
+from dlojz.config.run_config import RunConfig
 
 Help = Callable[..., str]
 
@@ -73,7 +74,7 @@ def test_help_loads_no_heavy_library(words: list[str]) -> None:
         [
             sys.executable,
             "-c",
-            "import sys\nfrom dlojz.cli import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+            "import sys\nfrom dlojz.cli.main import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
             "print('LOADED', *({'torch', 'matplotlib', 'deepspeed', 'IPython'} & sys.modules.keys()))",
             *words,
         ],

@@ -8,20 +8,18 @@ from typing import Any
 
 import pytest
 
-from dlojz import libraries
-from dlojz.cli import DONE, FAILED, REFUSED, main
-from dlojz.libraries import LIBRARIES
-from dlojz.libraries.lines import code_lines
-from dlojz.libraries.words import command_alone
-from dlojz.text import use_language
+from dlojz.base.language import use_language
+from dlojz.cli.main import DONE, FAILED, REFUSED, main
+from dlojz.libraries import library_catalogue
+from dlojz.libraries.library_catalogue import LIBRARIES, code_lines, command_alone
 
 
 def test_the_catalogue_tells_each_library_and_what_installs_it(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(libraries, "found", lambda module: module in ("torch", "deepspeed"))
-    monkeypatch.setattr(libraries.Library, "python", property(lambda self: None))
+    monkeypatch.setattr(library_catalogue, "found", lambda module: module in ("torch", "deepspeed"))
+    monkeypatch.setattr(library_catalogue.Library, "python", property(lambda self: None))
     assert main(["libraries"]) == DONE
     told = capfd.readouterr().out
     assert all(one.title in told for one in LIBRARIES.values())
@@ -84,7 +82,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, Path]:
     words += ["--rounds", "1", "--zero", "2", "--root", str(folder / "runs"), "--figure", str(figure), "--json"]
     with pytest.MonkeyPatch.context() as patch:
         told: list[str] = []
-        patch.setattr("dlojz.cli.answer._write", lambda descriptor, data: told.append(json.dumps(data)))
+        patch.setattr("dlojz.cli.options._write", lambda descriptor, data: told.append(json.dumps(data)))
         assert main(["libraries", "--run", *words]) == DONE
     answer.write_text(told[0])
     return json.loads(told[0]), figure, folder / "runs"

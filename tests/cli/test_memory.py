@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from dlojz import hardware
-from dlojz.cli import DONE, REFUSED, main
-from dlojz.cli.flags import command_of, config_flags, parse
-from dlojz.config import RunConfig
-from dlojz.predict.advice import taken_bytes
-from dlojz.predict.forecast import heaviest
-from dlojz.text import use_language
-from dlojz.units import format_bytes
+from dlojz.base.language import format_bytes, use_language
+from dlojz.cli.main import DONE, REFUSED, main
+from dlojz.cli.options import config_flags, parse
+from dlojz.config.run_config import RunConfig, command_of
+from dlojz.planner.levers import taken_bytes
+from dlojz.prediction.forecast import heaviest
 
 PNG = b"\x89PNG\r\n\x1a\n"
 ZERO_2 = ["gpt_tiny", "--dp", "2", "--zero", "2", "--engine", "deepspeed", "--micro-batch", "4"]

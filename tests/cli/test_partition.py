@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from dlojz.cli import DONE, REFUSED, main
-from dlojz.cli import partition as command
-from dlojz.config import RunConfig
-from dlojz.pipeline.block_weights import block_weights
+from dlojz.base.language import use_language
+from dlojz.cli import pipeline as command
+from dlojz.cli.main import DONE, REFUSED, main
+from dlojz.config.run_config import RunConfig
 from dlojz.pipeline.partition import exact, total_time
-from dlojz.pipeline.partition_peers import PEERS, how_often
-from dlojz.text import use_language
+from dlojz.pipeline.partition_baselines import PEERS, block_weights, how_often
 
 COATNET = ["--model", "coatnet_7", "--stages", "8"]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dlojz.cli import main
-from dlojz.pipeline.catalogue import SCHEDULES
-from dlojz.text import use_language
+from dlojz.base.language import use_language
+from dlojz.cli.main import main
+from dlojz.pipeline.schedule_catalogue import SCHEDULES
 
 PNG = b"\x89PNG\r\n\x1a\n"
 VALID = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"

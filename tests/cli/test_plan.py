@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from dlojz.cli import DONE, FAILED
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.cli.main import DONE, FAILED
 from dlojz.cli.plan import plan_command
-from dlojz.config import RunConfig
-from dlojz.plan.ask import plan
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from dlojz.config.run_config import RunConfig
+from dlojz.planner.ask import plan
 
 GPT2 = ["--model", "gpt2", "--cluster", "jean_zay_a100", "--gpus", "4", "--batch", "32"]
 OWN = ["--layers", "12", "--hidden", "768", "--heads", "12", "--vocabulary", "50257", "--sequence-length", "1024"]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dlojz import cli
+from dlojz.base.errors import LabError
+from dlojz.cli import main
 from dlojz.cli.plan import plan_command
-from dlojz.launch.choosing import calibrated
-from dlojz.schema import LabError
+from dlojz.running.measure import calibrated
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +26,12 @@ def test_predicted_then_measured(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
     asked = ["--cluster", "here", "--model", "coatnet_tiny", "--gpus", "1", "--batch", "4"]
     drawn = ["--figure", str(tmp_path / "here.png")]
-    assert plan_command([*asked, *drawn, "--measure", "--top", "2", "--json"]) == cli.DONE
+    assert plan_command([*asked, *drawn, "--measure", "--top", "2", "--json"]) == main.DONE
     told = json.loads(capfd.readouterr().out)
     assert [row["layout"]["checkpointing"] for row in told["rows"]] == ["none", "full"]
     assert all(row["measured_s"] > 0 and row["step_s"] > 0 for row in told["rows"])
     assert (tmp_path / "here.png").stat().st_size > 10_000
-    assert plan_command(asked) == cli.DONE
+    assert plan_command(asked) == main.DONE
     assert "one process, 1 × 4" in capfd.readouterr().out
 
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from dlojz.cli import DONE, main, queue
-from dlojz.config import RunConfig
-from dlojz.record import write_record
-from dlojz.runs.assemble import assemble
-from dlojz.runs.ending import Ending
-from dlojz.runs.job import Job
-from dlojz.runs.store import claim
+from dlojz.cli import machines
+from dlojz.cli.main import DONE, main
+from dlojz.config.run_config import RunConfig
+from dlojz.results.record import write_record
+from dlojz.running.ending import Ending
+from dlojz.running.folder import Job
+from dlojz.running.state import assemble
+from dlojz.running.store import claim
 
 _spec = importlib.util.spec_from_file_location(
     "fakeslurm_fixture", Path(__file__).parents[1] / "fakeslurm" / "fixture.py"
@@ -101,7 +102,7 @@ def test_watch_ends_with_the_run(
     assert main(["watch", "--once"]) == DONE
     once = capfd.readouterr().out
     assert folder.name in once and "0/4" in once and "12 on local" in once and "(Priority)" in once
-    monkeypatch.setattr(queue, "time", SimpleNamespace(sleep=lambda _: end(folder)))
+    monkeypatch.setattr(machines, "time", SimpleNamespace(sleep=lambda _: end(folder)))
     assert main(["watch", folder.name[:20]]) == DONE
     printed = capfd.readouterr().out
     assert "queued" in printed and "1/4" in printed and "completed" in printed
@@ -118,7 +119,7 @@ def test_ctrl_c_leaves_the_runs_alone(
         raise KeyboardInterrupt
 
     # Its own pause only: one in subprocess, which waits for squeue, is another matter.
-    monkeypatch.setattr(queue, "time", SimpleNamespace(sleep=interrupt))
+    monkeypatch.setattr(machines, "time", SimpleNamespace(sleep=interrupt))
     assert main(["watch"]) == DONE
     assert "the runs go on" in capfd.readouterr().err
     assert not (folder / "cancel").exists()
@@ -129,7 +130,7 @@ def test_watch_does_not_wait_for_a_record_that_it_cannot_read(
 ) -> None:
     (folder / "record.json").write_text('{"schema_version": 7}')
     pauses: list[float] = []
-    monkeypatch.setattr(queue, "time", SimpleNamespace(sleep=pauses.append))
+    monkeypatch.setattr(machines, "time", SimpleNamespace(sleep=pauses.append))
     assert main(["watch", folder.name]) == DONE
     assert "newer than this dlojz knows" in capfd.readouterr().out
-    assert len(pauses) == queue.MOST_REFUSALS - 1
+    assert len(pauses) == machines.MOST_REFUSALS - 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dlojz.cli import main
+from dlojz.cli.main import main
 
 REFUSED = {
     "--modle coatnet_tiny": ["'--modle'", "did you mean '--model'?", "--micro-batch", "--json"],

@@ -8,7 +8,7 @@ import sys
 
 NOISY = """
 import os, subprocess, sys
-from dlojz.cli.answer import answering
+from dlojz.cli.options import answering
 with answering(True) as answer:
     print("a library prints")
     os.write(1, b"native code writes\\n")

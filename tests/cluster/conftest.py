@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from dlojz.config import RunConfig
-from dlojz.launch import run
-from dlojz.runs import Run
-from dlojz.runs.state import read_all_events
+from dlojz.config.run_config import RunConfig
+from dlojz.running.launch import run
+from dlojz.running.run import Run
+from dlojz.running.state import read_all_events
 
 HERE = Path(__file__).resolve().parent
 PATIENCE_S = 240

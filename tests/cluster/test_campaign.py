@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dlojz.cli import DONE, INTERRUPTED, main
-from dlojz.runs import Run
-from dlojz.runs.job import Job, read_job
+from dlojz.cli.main import DONE, INTERRUPTED, main
+from dlojz.running.folder import Job, read_job
+from dlojz.running.run import Run
 
 from .conftest import until
 

@@ -16,14 +16,15 @@ from typing import Any
 import psutil
 import pytest
 
-from dlojz.launch import run, submit_many
-from dlojz.launch.slurm import recover
-from dlojz.launch.slurm_rank import ports_of
-from dlojz.record import read_events
-from dlojz.runs import Run, scheduler
-from dlojz.runs.job import Job, read_job
-from dlojz.runs.state import read_all_events
-from dlojz.schema import LabError
+from dlojz.base.errors import LabError
+from dlojz.results.record import read_events
+from dlojz.running.folder import Job, read_job
+from dlojz.running.launch import run, submit_many
+from dlojz.running.run import Run
+from dlojz.running.slurm import slurm_queue
+from dlojz.running.slurm.slurm_job import recover
+from dlojz.running.slurm.slurm_rank import ports_of
+from dlojz.running.state import read_all_events
 
 from .conftest import HERE, ask, config, ended, steps, until
 
@@ -65,7 +66,7 @@ def test_a_run_completes_and_its_ranks_met_on_a_port_of_the_job(limited: Run, sl
 
 def test_the_same_run_is_found_again_and_sent_once_by_two_processes_at_once(slurm: Any, stub: Send, here: Path) -> None:
     program = (
-        "from dlojz.launch import run\n"
+        "from dlojz.running.launch import run\n"
         "print(run(on='slurm', machine='stubs', worker_module='stub_gated', wait=False,"
         " model='vit_tiny', dp=2, device='cpu').run_id)"
     )
@@ -84,7 +85,7 @@ def test_cancelled_with_scancel(stub: Send) -> None:
     until(lambda: steps(one) and steps(one, 1))
     job = read_job(one.folder)
     assert job is not None
-    scheduler.cancel(job)
+    slurm_queue.cancel(job)
     record = ended(one)
     assert record.status == "cancelled"
     assert record.losses

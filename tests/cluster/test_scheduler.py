@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from dlojz.runs import scheduler
-from dlojz.runs.job import Job
-from dlojz.runs.programs import ask
-from dlojz.runs.queue_cache import INTERVAL_VARIABLE
-from dlojz.schema import LabError
+from dlojz.base.errors import LabError
+from dlojz.running.folder import Job
+from dlojz.running.slurm import slurm_queue
+from dlojz.running.slurm.slurm_queue import INTERVAL_VARIABLE, ask
 
 from .conftest import until
 
@@ -88,41 +87,41 @@ def test_a_filter_in_the_students_shell_hides_no_job(
     job = sent(slurm, "not-hidden")
     monkeypatch.setenv("SQUEUE_PARTITION", "nowhere")
     monkeypatch.setenv("SQUEUE_FORMAT2", "JobID")
-    assert until(lambda: scheduler.view_of(job).standing == "running")
-    scheduler.cancel(job)
-    assert until(lambda: scheduler.view_of(job).state == "CANCELLED")
+    assert until(lambda: slurm_queue.view_of(job).standing == "running")
+    slurm_queue.cancel(job)
+    assert until(lambda: slurm_queue.view_of(job).state == "CANCELLED")
 
 
 def test_a_job_that_no_node_will_ever_take_is_pending_with_its_reason(slurm: Any, at_once: None) -> None:
     """Accepted with exit code 0: only the reason tells that it will never start."""
     jobs = [sent(slurm, "for-ever", *options) for options in (("--nodes=9",), ("--time=99:00:00",))]
     for job in jobs:
-        reason = until(lambda job=job: scheduler.view_of(job).reason)
+        reason = until(lambda job=job: slurm_queue.view_of(job).reason)
         assert reason in measured.FOR_EVER
-        assert scheduler.view_of(job).standing == "pending"
-        scheduler.cancel(job)
+        assert slurm_queue.view_of(job).standing == "pending"
+        slurm_queue.cancel(job)
 
 
 def test_while_the_controller_is_down_a_job_is_believed_alive(slurm: Any, at_once: None) -> None:
     job = sent(slurm, "lives")
-    until(lambda: scheduler.view_of(job).standing == "running")
+    until(lambda: slurm_queue.view_of(job).standing == "running")
     # In good order: killed, it may come back with a job of some seconds ago as one that waits (see test_jobs).
     assert slurm.stop("slurmctld") == ["slurmctld"]
     try:
-        view = scheduler.view_of(job)
+        view = slurm_queue.view_of(job)
         assert (view.standing, view.state) == ("unknown", "RUNNING"), "silence is no end"
         assert "Unable to contact slurm controller (connect failure)" in view.problem
         assert view.age_s is not None
         answer = ask(["squeue"])
         assert (answer.code, answer.err) == measured.CONTROLLER_DOWN["squeue"]
         with pytest.raises(LabError, match="Unable to contact slurm controller"):
-            scheduler.cancel(job)
+            slurm_queue.cancel(job)
     finally:
         slurm.start(controller_only=True)
-    assert until(lambda: scheduler.view_of(job).standing == "running")
-    scheduler.cancel(job)
+    assert until(lambda: slurm_queue.view_of(job).standing == "running")
+    slurm_queue.cancel(job)
 
 
 def test_a_job_at_its_limit_has_ended_by_its_limit(limited: Job, at_once: None) -> None:
-    view = until(lambda: (seen := scheduler.view_of(limited)).standing == "ended" and seen)
+    view = until(lambda: (seen := slurm_queue.view_of(limited)).standing == "ended" and seen)
     assert (view.state, view.reason, view.absent) == ("TIMEOUT", "TimeLimit", False)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from dlojz.optim.messages import message_bytes
-from dlojz.record import RunRecord, read_events
-from dlojz.runs import find
+from dlojz.by_hand.optimizers.sent_bytes import message_bytes
+from dlojz.results.record import RunRecord, read_events
+from dlojz.running.run import find
 
 pytestmark = pytest.mark.timeout(1200)  # a dozen ranks that each import torch, on whatever machine this is
 

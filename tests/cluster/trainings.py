@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 cluster_tests: Any = importlib.import_module("cluster.conftest")
 cluster_tests.PATIENCE_S = 1000  # four trainings take both nodes before the long one
 
-from dlojz.config import RunConfig  # noqa: E402
-from dlojz.launch import run, submit_many  # noqa: E402
-from dlojz.runs.job import read_job  # noqa: E402
+from dlojz.config.run_config import RunConfig  # noqa: E402
+from dlojz.running.folder import read_job  # noqa: E402
+from dlojz.running.launch import run, submit_many  # noqa: E402
 
 CONFIGS: dict[str, RunConfig] = {
     "DDP": cluster_tests.config(dp=4),

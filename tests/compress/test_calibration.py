@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from dlojz import models
-from dlojz.compress.calibration import linear_layers, observe
-from dlojz.compress.quantizers import Scheme
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.compress.quantizers import Scheme, linear_layers, observe
 
 
 @pytest.fixture(scope="module")

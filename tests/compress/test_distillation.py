@@ -10,30 +10,40 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks import distillation as distillation_trial
+from benchmarks.distillation import ARMS, Arm, StudentTrial, median_kept, teach
 from dlojz import models
-from dlojz.compress import distillation_trial
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
 from dlojz.compress.distillation import (
     Distilled,
     LargerStudentWarning,
+    Mixture,
     _Matched,
     copy_blocks,
     distil,
+    foreseen,
     larger_student,
+    larger_than_teacher,
     layer_map,
+    logit_loss,
     new_student,
+    soft_loss,
 )
-from dlojz.compress.distillation_losses import Mixture, logit_loss, soft_loss
-from dlojz.compress.distillation_trial import ARMS, Arm, StudentTrial, median_kept, teach
-from dlojz.compress.distilling import foreseen, larger_than_teacher
-from dlojz.compress.fitting import Settings, fit, new_model
-from dlojz.compress.measuring import parameters, payload_bytes, stored_weights
-from dlojz.compress.method import Start
-from dlojz.compress.methods import method
-from dlojz.compress.task import UNKNOWN, Task, digits
+from dlojz.compress.method import Start, method
+from dlojz.compress.task import (
+    UNKNOWN,
+    Settings,
+    Task,
+    digits,
+    fit,
+    new_model,
+    parameters,
+    payload_bytes,
+    stored_weights,
+)
 from dlojz.models.sizes import ViTSize
 from dlojz.models.vit import ViT
-from dlojz.schema import LabError
-from dlojz.text import use_language
 
 SHORT = Settings(epochs=1, batch_size=32)
 EVERYTHING = Mixture(soft=0.5, logits=0.2, hidden=1.0, labels=0.3)

@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dlojz.compress.distillation_losses import Mixture, hidden_loss, label_loss, logit_loss, soft_loss
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.compress.distillation import Mixture, hidden_loss, label_loss, logit_loss, soft_loss
 from dlojz.compress.task import UNKNOWN
-from dlojz.schema import LabError
-from dlojz.text import use_language
 
 
 def logits(seed: int, scale: float = 3.0) -> torch.Tensor:

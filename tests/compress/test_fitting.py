@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dlojz.compress.fitting import Settings, accuracy, fit, logits, new_model
-from dlojz.compress.measuring import latencies
-from dlojz.compress.task import digits
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.compress.task import Settings, accuracy, digits, fit, latencies, logits, new_model
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:

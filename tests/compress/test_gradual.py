@@ -8,12 +8,11 @@ from itertools import pairwise
 import pytest
 import torch
 
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
 from dlojz.compress import masks
-from dlojz.compress.fitting import Settings, fit, new_model
-from dlojz.compress.gradual import CubicSchedule, GradualPruning, cubic_sparsity
-from dlojz.compress.task import digits
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from dlojz.compress.masks import CubicSchedule, GradualPruning, cubic_sparsity
+from dlojz.compress.task import Settings, digits, fit, new_model
 
 
 def test_it_is_the_papers_equation() -> None:

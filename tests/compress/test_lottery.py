@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from dlojz.compress import lottery, masks
-from dlojz.compress.fitting import Settings, fit, new_model
-from dlojz.compress.lottery import KINDS, Race
-from dlojz.compress.task import Task, digits
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from benchmarks.lottery_ticket import KINDS, random_mask_like, run_race
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.compress import masks, pruning
+from dlojz.compress.pruning import Race
+from dlojz.compress.task import Settings, Task, digits, fit, new_model
 
 SETTINGS = Settings(epochs=2, batch_size=32)
 
@@ -34,7 +34,7 @@ def everything(model: torch.nn.Module) -> Tensor:
 
 
 def test_every_round_removes_the_same_share_of_what_is_left() -> None:
-    levels = lottery.sparsities(0.9, 4)
+    levels = pruning.sparsities(0.9, 4)
     left = [1.0, *(1 - level for level in levels)]
     shares = [after / before for before, after in pairwise(left)]
     assert shares == pytest.approx([0.1**0.25] * 4) and levels[-1] == pytest.approx(0.9)
@@ -43,9 +43,9 @@ def test_every_round_removes_the_same_share_of_what_is_left() -> None:
 def test_a_ticket_that_removes_nothing_is_the_dense_training_to_the_bit(task: Task) -> None:
     plain = new_model("vit_mini", task, 0)
     fit(plain, task, SETTINGS)
-    dense = lottery.train_ticket(race(task), None)
+    dense = pruning.train_ticket(race(task), None)
     whole = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in masks.weights(plain).items()}
-    ticket = lottery.train_ticket(race(task), whole)
+    ticket = pruning.train_ticket(race(task), whole)
     assert torch.equal(everything(plain), everything(dense)) and torch.equal(everything(plain), everything(ticket))
 
 
@@ -59,17 +59,17 @@ def test_a_ticket_starts_from_the_weights_of_the_dense_training_at_the_rewound_s
     renew = masks.renew
     monkeypatch.setattr(masks, "renew", lambda model, found: (seen.append(everything(model)), renew(model, found)))
     ticket = masks.magnitude_masks(masks.weights(dense), 0.5, per_layer=True)
-    model = lottery.train_ticket(race(task, step), ticket)
+    model = pruning.train_ticket(race(task, step), ticket)
     assert len(seen) == 1 and torch.equal(seen[0], at[step])
     assert all(not weight[~ticket[name]].any() for name, weight in masks.weights(model).items())
 
 
 def test_winning_tickets_are_pruned_by_what_the_round_before_ended_in(task: Task) -> None:
     told: list[tuple[int, int]] = []
-    (first, model), (second, _) = lottery.winning_tickets(
-        race(task), (0.5, 0.75), lambda *at: told.append(at), lottery.train_ticket(race(task), None)
+    (first, model), (second, _) = pruning.winning_tickets(
+        race(task), (0.5, 0.75), lambda *at: told.append(at), pruning.train_ticket(race(task), None)
     )
-    dense = lottery.train_ticket(race(task), None)
+    dense = pruning.train_ticket(race(task), None)
     for name, mask in masks.magnitude_masks(masks.weights(dense), 0.5, per_layer=True).items():
         assert torch.equal(mask, first[name])
     for name, mask in masks.magnitude_masks(masks.weights(model), 0.75, per_layer=True).items():
@@ -79,7 +79,7 @@ def test_winning_tickets_are_pruned_by_what_the_round_before_ended_in(task: Task
 
 def test_a_random_mask_has_as_many_in_each_layer_but_elsewhere() -> None:
     ticket = {"a": torch.arange(1000).reshape(10, 100) < 300, "b": torch.zeros(50, dtype=torch.bool)}
-    found, again, other = (lottery.random_mask_like(ticket, seed) for seed in (1, 1, 2))
+    found, again, other = (random_mask_like(ticket, seed) for seed in (1, 1, 2))
     assert [int(mask.sum()) for mask in found.values()] == [300, 0] and found["a"].shape == (10, 100)
     assert torch.equal(found["a"], again["a"]) and not torch.equal(found["a"], other["a"])
     assert abs(int((found["a"] & ticket["a"]).sum()) - 90) < 40  # by chance 90, with a deviation of 6.6
@@ -87,7 +87,7 @@ def test_a_random_mask_has_as_many_in_each_layer_but_elsewhere() -> None:
 
 def test_a_race_runs_every_ticket_at_every_sparsity(task: Task) -> None:
     told: list[tuple[int, int]] = []
-    tickets = lottery.run_race(race(task, seed=3), (0.5, 0.8), progress=lambda *at: told.append(at))
+    tickets = run_race(race(task, seed=3), (0.5, 0.8), progress=lambda *at: told.append(at))
     assert [(one.kind, round(one.sparsity, 2)) for one in tickets[:3]] == [
         ("iterative", 0.0), ("iterative", 0.5), ("iterative", 0.8)]  # fmt: skip
     assert sorted((one.kind, round(one.sparsity, 2)) for one in tickets[3:]) == sorted(
@@ -105,8 +105,8 @@ def test_what_cannot_be_is_refused(task: Task) -> None:
     ):
         use_language(language)
         with pytest.raises(LabError, match=rounds):
-            lottery.sparsities(0.5, 0)
+            pruning.sparsities(0.5, 0)
         with pytest.raises(LabError, match=rewind):
             race(task, 6)
         with pytest.raises(LabError, match="sparsity"):
-            lottery.sparsities(1.0, 3)
+            pruning.sparsities(1.0, 3)

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import prune
 
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
 from dlojz.compress import masks
-from dlojz.compress.fitting import Settings, cross_entropy, new_model
-from dlojz.compress.task import Task, digits
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from dlojz.compress.task import Settings, Task, cross_entropy, digits, new_model
 
 
 @pytest.fixture(scope="module")

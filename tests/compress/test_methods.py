@@ -9,15 +9,14 @@ import sys
 
 import pytest
 
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
 from dlojz.compress.board_record import DEFAULT_METHODS
-from dlojz.compress.method import Method, Shrunk, Start
-from dlojz.compress.methods import METHODS, method
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from dlojz.compress.method import METHODS, Method, Shrunk, Start, method
 
 
 def test_the_catalogue_loads_no_torch() -> None:
-    code = "import sys; from dlojz.compress.methods import METHODS; sys.exit('torch' in sys.modules or not METHODS)"
+    code = "import sys; from dlojz.compress.method import METHODS; sys.exit('torch' in sys.modules or not METHODS)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
 
 
@@ -58,7 +57,7 @@ def test_a_method_whose_package_is_missing_says_the_command() -> None:
 
 
 def test_what_is_given_is_laid_over_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dlojz.compress import distilling
+    from dlojz.compress import distillation
 
     seen = {}
 
@@ -66,6 +65,6 @@ def test_what_is_given_is_laid_over_the_defaults(monkeypatch: pytest.MonkeyPatch
         seen.update(options)
         return Shrunk(None, {}, 0, 0)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(distilling, "soft", probe)
+    monkeypatch.setattr(distillation, "soft", probe)
     method("distill_soft")(Start(None, "vit_tiny", None, options={"temperature": 2.0}))  # type: ignore[arg-type]
     assert seen == {**METHODS["distill_soft"].options, "temperature": 2.0}

@@ -8,28 +8,45 @@ import pytest
 import torch
 from torch import Tensor
 
-from dlojz.compress import permutation_search
-from dlojz.compress.permutation_search import best_permutation, exhaustive_permutation, kept_magnitude
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.compress import permutations
+from dlojz.compress.permutations import best_permutation, kept_magnitude
 
 
 def columns(rows: int, count: int, seed: int) -> Tensor:
     return torch.randn(rows, count, generator=torch.Generator().manual_seed(seed))
 
 
+def divisions(places: list[int]) -> list[list[int]]:
+    """Every way of dividing columns into groups of four, as an order: 5,775 for 12."""
+    if not places:
+        return [[]]
+    first, rest = places[0], places[1:]
+    return [
+        [first, *three, *others]
+        for three in combinations(rest, 3)
+        for others in divisions([place for place in rest if place not in three])
+    ]
+
+
+def most_kept(weight: Tensor) -> float:
+    """By the best of all orders."""
+    return max(kept_magnitude(weight[:, order]) for order in divisions(list(range(weight.shape[1]))))
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_eight_columns_are_ordered_as_well_as_can_be(seed: int) -> None:
     weight = columns(1 + seed, 8, seed)
     found = kept_magnitude(weight[:, best_permutation(weight)])
-    assert found == pytest.approx(kept_magnitude(weight[:, exhaustive_permutation(weight)]), rel=1e-12)
+    assert found == pytest.approx(most_kept(weight), rel=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_twelve_columns_come_close_to_the_best_of_all_5775_orders(seed: int) -> None:
     """Pairs of groups at their best need not be the best of three: 0.25 % were missing at most in twenty draws."""
     weight = columns(16, 12, seed)
-    best = kept_magnitude(weight[:, exhaustive_permutation(weight)])
+    best = most_kept(weight)
     found = kept_magnitude(weight[:, best_permutation(weight)])
     assert kept_magnitude(weight) <= found <= best * (1 + 1e-12)
     assert found >= 0.99 * best
@@ -45,7 +62,7 @@ def test_an_order_is_a_permutation_never_worse_and_no_pair_of_groups_can_share_b
         assert kept_magnitude(ordered) >= kept_magnitude(weight)
         for one, other in combinations(range(count // 4), 2):
             eight = torch.cat((ordered[:, 4 * one : 4 * one + 4], ordered[:, 4 * other : 4 * other + 4]), dim=1)
-            best = kept_magnitude(eight[:, exhaustive_permutation(eight)])
+            best = most_kept(eight)
             assert best <= kept_magnitude(eight) * (1 + 1e-9)
 
 
@@ -64,19 +81,16 @@ def test_a_search_that_may_do_nothing_does_nothing() -> None:
 @pytest.mark.parametrize("groups", [1, 2, 5, 8])
 def test_every_two_groups_meet_once_and_no_group_meets_two_at_a_time(groups: int) -> None:
     met = []
-    for pairs in permutation_search._meetings(groups):
+    for pairs in permutations._meetings(groups):
         playing = pairs.flatten().tolist()
         assert len(playing) == len(set(playing))
         met += [frozenset(pair) for pair in pairs.tolist()]
     assert len(met) == len(set(met)) == groups * (groups - 1) // 2
 
 
-def test_columns_that_do_not_divide_or_are_too_many_to_try_are_refused() -> None:
-    for language, divide, many in (("en", "multiple of 4", "at most 12 columns, but 16"),
-                                   ("fr", "multiple de 4", "au plus 12 colonnes, mais 16")):  # fmt: skip
+def test_columns_that_do_not_divide_are_refused() -> None:
+    for language, divide in (("en", "multiple of 4"), ("fr", "multiple de 4")):
         use_language(language)
-        for search in (best_permutation, exhaustive_permutation, kept_magnitude):
+        for search in (best_permutation, kept_magnitude):
             with pytest.raises(LabError, match=divide):
                 search(columns(3, 6, 0))
-        with pytest.raises(LabError, match=many):
-            exhaustive_permutation(columns(3, 16, 0))

@@ -9,12 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from dlojz import models
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
 from dlojz.compress import permutations
-from dlojz.compress.permutations import KINDS, Kind, by_block, permuted_for_2_of_4, together
-from dlojz.compress.two_to_four import linear_layers, magnitude_kept
-from dlojz.models.transformer import TransformerBlock
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from dlojz.compress.permutations import KINDS, Kind, kept_magnitude, permuted_for_2_of_4, together
+from dlojz.compress.two_to_four import linear_layers
+from dlojz.models.blocks import TransformerBlock
+
+
+def magnitude_kept(weight_OI: torch.Tensor) -> float:
+    """Share of the sum of all magnitudes that 2:4 leaves."""
+    return kept_magnitude(weight_OI) / float(weight_OI.abs().double().sum())
+
 
 ROUNDED = 5e-6
 """Of the output's norm: float32 rounds to 6e-8, some twenty sums one after the other; how they are cut into vectors,
@@ -106,7 +112,8 @@ def test_the_orders_chosen_keep_more_and_the_layers_really_keep_what_is_said() -
     assert all(torch.equal(layer.weight, weights[name]) for name, layer in linear_layers(model).items())
     assert all(one.after > one.before >= 0.5 for one in kept)
     layers = linear_layers(found)
-    for one in by_block(kept):
+    for kind, block in {(one.kind, one.block) for one in kept}:
+        one = together([head for head in kept if (head.kind, head.block) == (kind, block)], block)
         name = {"hidden": f"{one.block}.mlp_project", "value_output": f"{one.block}.attention_project"}.get(one.kind)
         if name is not None:
             assert magnitude_kept(weights[name]) == pytest.approx(one.before, abs=1e-9)

@@ -5,15 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dlojz.compress import dense_hardware
-from dlojz.compress.dense_hardware import SparseSpeed, crossing, has_semi_structured, semi_structured, sparse_speed
-from dlojz.compress.dense_hardware import _csr as csr
-from dlojz.compress.dense_hardware import _csr_bytes as csr_bytes
-from dlojz.compress.dense_hardware import _Product as Product
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.compress import two_to_four
 from dlojz.compress.masks import magnitude_mask
-from dlojz.compress.two_to_four import mask_2_of_4
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from dlojz.compress.two_to_four import (
+    SparseSpeed,
+    crossing,
+    has_semi_structured,
+    mask_2_of_4,
+    semi_structured,
+    sparse_speed,
+)
+from dlojz.compress.two_to_four import _csr as csr
+from dlojz.compress.two_to_four import _csr_bytes as csr_bytes
+from dlojz.compress.two_to_four import _Product as Product
 
 
 def speed(form: str, sparsity: float, ratio: float) -> SparseSpeed:
@@ -81,7 +87,7 @@ def test_a_gpu_that_is_not_there_is_told_in_one_sentence() -> None:
 
 def test_a_form_that_torch_refuses_is_left_out_and_the_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor that is said to have the units: torch's own packing refuses it."""
-    monkeypatch.setattr(dense_hardware, "has_semi_structured", lambda device: True)
+    monkeypatch.setattr(two_to_four, "has_semi_structured", lambda device: True)
     with pytest.raises(LabError, match="torch cannot pack this 2:4 weight, 16 × 16 in torch.float32: "):
         semi_structured(torch.zeros(16, 16))
     with pytest.warns(UserWarning, match="semi_structured with 50% of zeros was left out: torch cannot pack"):
@@ -90,8 +96,8 @@ def test_a_form_that_torch_refuses_is_left_out_and_the_others_stay(monkeypatch: 
 
 
 def test_the_bytes_of_2_of_4_are_those_of_its_packing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense_hardware, "has_semi_structured", lambda device: True)
-    monkeypatch.setattr(dense_hardware, "semi_structured", lambda weight: weight)
+    monkeypatch.setattr(two_to_four, "has_semi_structured", lambda device: True)
+    monkeypatch.setattr(two_to_four, "semi_structured", lambda weight: weight)
     (found,) = (one for one in sparse_speed(16, 16, 2, (), rounds=1))
     assert (found.form, found.sparsity, found.bytes_ratio) == ("semi_structured", 0.5, 17 / 32)
 

@@ -10,16 +10,13 @@ import pytest
 import torch
 from torch import nn
 
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
 from dlojz.compress import masks
-from dlojz.compress.fitting import Settings, accuracy, fit, logits, new_model
-from dlojz.compress.measuring import parameters, payload_bytes
-from dlojz.compress.method import Shrunk, Start
-from dlojz.compress.methods import method
-from dlojz.compress.pruning_methods import METHODS
-from dlojz.compress.pruning_storage import restore
-from dlojz.compress.task import Task, digits
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from dlojz.compress.method import PRUNING_METHODS, Shrunk, Start, method
+from dlojz.compress.task import Settings, Task, accuracy, digits, fit, logits, new_model, parameters, payload_bytes
+
+from .restoring import restore
 
 SHORT: dict[str, dict[str, Any]] = {
     "magnitude_global": {"sparsity": 0.5},
@@ -50,7 +47,7 @@ def shrink(teacher: nn.Module, task: Task, name: str, **options: Any) -> Shrunk:
 
 
 def test_all_are_tried_here() -> None:
-    assert set(SHORT) == {one.name for one in METHODS}
+    assert set(SHORT) == {one.name for one in PRUNING_METHODS}
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -127,8 +124,8 @@ def test_options_that_cannot_be_are_refused(
 
 
 def test_the_catalogue_loads_no_torch_and_speaks_both_languages() -> None:
-    code = "import sys, dlojz.compress.pruning_methods; sys.exit('torch' in sys.modules)"
+    code = "import sys, dlojz.compress.method; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    english = [one.summary() for one in METHODS]
+    english = [one.summary() for one in PRUNING_METHODS]
     use_language("fr")
-    assert not set(english) & {one.summary() for one in METHODS}
+    assert not set(english) & {one.summary() for one in PRUNING_METHODS}

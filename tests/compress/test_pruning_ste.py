@@ -8,13 +8,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dlojz.compress import sparse_ste
-from dlojz.compress.sparse_ste import SparseRefined
-from dlojz.compress.two_to_four import mask_2_of_4
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.compress import two_to_four
+from dlojz.compress.two_to_four import SparseRefined, mask_2_of_4
 
 STEP = 1e-6
+
+
+def current_masks(model: nn.Module) -> dict[str, Tensor]:
+    """The masks that a model with SR-STE computes with now, by layer."""
+    dense = ".parametrizations.weight.original"
+    return {
+        name.removesuffix(dense): mask_2_of_4(weight)
+        for name, weight in model.named_parameters()
+        if name.endswith(dense)
+    }
 
 
 def curved(weight_OI: Tensor) -> Tensor:
@@ -61,16 +70,16 @@ def trained(decay: float) -> list[int]:
     model = nn.Sequential(nn.Linear(32, 16, bias=False))
     model[0].weight.data = torch.randn(16, 32, generator=generator) / 6
     target = torch.randn(16, 32, generator=generator) / 6
-    sparse_ste.attach(model, decay)
+    two_to_four.attach(model, decay)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.03)
     changes = []
     for _ in range(100):
-        before = sparse_ste.current_masks(model)
+        before = current_masks(model)
         x = torch.randn(32, 32, generator=generator)
         optimizer.zero_grad()
         (model(x) - x @ target.T).pow(2).mean(dim=0).sum().mul(0.5).backward()
         optimizer.step()
-        changes.append(sparse_ste.divergence(before, sparse_ste.current_masks(model)))
+        changes.append(two_to_four.divergence(before, current_masks(model)))
     return changes
 
 
@@ -84,20 +93,20 @@ def test_hidden_weights_come_back_and_the_pull_makes_the_mask_settle() -> None:
 def test_a_baked_layer_is_plain_half_zero_and_answers_the_same() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 4))
-    sparse_ste.attach(model)
+    two_to_four.attach(model)
     x = torch.randn(5, 16)
     before = model(x)
-    sparse_ste.bake(model)
+    two_to_four.bake(model)
     assert torch.equal(model(x), before)
     assert [type(layer.weight) for layer in model[::2]] == [nn.Parameter] * 2
     assert all(int((layer.weight == 0).sum()) * 2 == layer.weight.numel() for layer in model[::2])
-    assert sparse_ste.current_masks(model) == {}
+    assert current_masks(model) == {}
 
 
 def test_divergence_counts_what_opened_and_what_closed() -> None:
     before = {"a": torch.tensor([True, True, False, False]), "b": torch.tensor([True])}
     after = {"a": torch.tensor([True, False, True, False]), "b": torch.tensor([True])}
-    assert sparse_ste.divergence(before, after) == 2
+    assert two_to_four.divergence(before, after) == 2
 
 
 @pytest.mark.parametrize("decay", [-1e-9, math.nan, math.inf])
@@ -105,11 +114,11 @@ def test_a_negative_pull_is_refused(decay: float) -> None:
     for language, words in (("en", "must be at least 0"), ("fr", "doit être positif ou nul")):
         use_language(language)
         with pytest.raises(LabError, match=words):
-            sparse_ste.attach(nn.Sequential(nn.Linear(4, 4)), decay)
+            two_to_four.attach(nn.Sequential(nn.Linear(4, 4)), decay)
 
 
 def test_a_layer_that_does_not_divide_is_refused_before_anything_is_changed() -> None:
     model = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 3))
     with pytest.raises(LabError, match="but 1 is 3 × 6"):
-        sparse_ste.attach(model)
-    assert sparse_ste.current_masks(model) == {}
+        two_to_four.attach(model)
+    assert current_masks(model) == {}

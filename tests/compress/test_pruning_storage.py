@@ -8,19 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from dlojz.base.errors import LabError
 from dlojz.compress import masks
-from dlojz.compress.measuring import payload_bytes, stored_weights
-from dlojz.compress.pruning_storage import (
-    bitmask_bytes,
-    bitmask_tensors,
-    pack_bits,
-    restore,
-    two_to_four_bytes,
-    two_to_four_tensors,
-    unpack_bits,
-)
+from dlojz.compress.pruning import bitmask_bytes, bitmask_tensors, pack_bits, two_to_four_bytes, two_to_four_tensors
+from dlojz.compress.task import payload_bytes, stored_weights
 from dlojz.compress.two_to_four import masks_2_of_4
-from dlojz.schema import LabError
+
+from .restoring import restore, unpack_bits
 
 
 def small_model() -> nn.Module:

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from dlojz import models
-from dlojz.compress.int8_linear import QuantizedLinear
-from dlojz.compress.qat import QuantizationAwareLinear, convert, prepare, straight_through
+from dlojz.compress.quantization import QuantizationAwareLinear, convert, prepare, straight_through
+from dlojz.compress.quantized_model import QuantizedLinear
 from dlojz.compress.quantizers import RangeChoice, Scheme, fake_quantize, parameters_from_range, weight_grid
 
 

@@ -9,8 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from dlojz.compress.int8_linear import Activations, QuantizedLinear
-from dlojz.compress.quantization_error import decibels, layer_error, predicted_sqnr_db, sqnr_db
+from dlojz.compress.quantized_model import (
+    Activations,
+    QuantizedLinear,
+    decibels,
+    layer_error,
+    predicted_sqnr_db,
+    sqnr_db,
+)
 from dlojz.compress.quantizers import Scheme
 
 

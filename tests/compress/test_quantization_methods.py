@@ -9,16 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from dlojz.compress import quantization, quantization_methods
-from dlojz.compress.calibration import linear_layers
-from dlojz.compress.fitting import Settings, accuracy, fit, new_model
-from dlojz.compress.measuring import payload_bytes, saved_bytes
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.compress import method as quantization_methods
+from dlojz.compress import quantization
 from dlojz.compress.method import Method, Shrunk, Start
-from dlojz.compress.task import Task, digits
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from dlojz.compress.quantizers import linear_layers
+from dlojz.compress.task import Settings, Task, accuracy, digits, fit, new_model, payload_bytes, saved_bytes
 
-METHODS = {method.name: method for method in quantization_methods.METHODS}
+METHODS = {method.name: method for method in quantization_methods.QUANTIZATION_METHODS}
 pytestmark = pytest.mark.filterwarnings("ignore:torch.ao.quantization")
 
 

@@ -8,26 +8,24 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from dlojz import models
-from dlojz.compress import int8_linear
-from dlojz.compress.calibration import linear_layers, observe
-from dlojz.compress.int8_linear import (
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.compress import quantized_model
+from dlojz.compress.quantized_model import (
     STATIC_SCHEME,
     Activations,
     QuantizedLinear,
     integer_product,
-    takes_integer_kernel,
-)
-from dlojz.compress.measuring import payload_bytes
-from dlojz.compress.quantized_model import (
-    load_integers,
     predicted_quantized_bytes,
     quantize_model,
     quantized_layers,
     stored_integers,
+    takes_integer_kernel,
 )
-from dlojz.compress.quantizers import Scheme, dequantize
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from dlojz.compress.quantizers import Scheme, dequantize, linear_layers, observe
+from dlojz.compress.task import payload_bytes
+
+from .restoring import load_integers
 
 
 def built(name: str = "vit_tiny", image_size: int = 16) -> nn.Module:
@@ -60,7 +58,7 @@ def test_products_are_exact_whatever_the_kernel(shape: tuple[int, int, int], mon
     left, right = integers(rows, inputs, 0), integers(outputs, inputs, 1)
     expected = (left.to(torch.int64) @ right.to(torch.int64).t()).to(torch.int32)
     assert torch.equal(integer_product(left, right), expected)
-    monkeypatch.setattr(int8_linear, "kernel_is_exact", lambda: False)
+    monkeypatch.setattr(quantized_model, "kernel_is_exact", lambda: False)
     assert not takes_integer_kernel(left, right)
     assert torch.equal(integer_product(left, right), expected)
 
@@ -74,11 +72,11 @@ def test_a_kernel_that_saturates_is_found_out(left: int, right: int, monkeypatch
         pairs = ((first == left).int() @ (second == right).int()) > 1
         return torch.where(pairs, sums - 1, sums)
 
-    int8_linear.kernel_is_exact.cache_clear()
+    quantized_model.kernel_is_exact.cache_clear()
     monkeypatch.setattr(torch, "_int_mm", saturating)
-    assert not int8_linear.kernel_is_exact()
+    assert not quantized_model.kernel_is_exact()
     monkeypatch.undo()
-    int8_linear.kernel_is_exact.cache_clear()
+    quantized_model.kernel_is_exact.cache_clear()
 
 
 def test_a_gpus_kernel_is_taken_where_its_shapes_allow() -> None:

@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from dlojz.compress import quantized_speed
-from dlojz.compress.measuring import Latency
-from dlojz.compress.quantized_model import quantize_model
-from dlojz.compress.quantized_speed import layer_shares, speed_forecast
+from dlojz.compress import quantized_model
+from dlojz.compress.quantized_model import layer_shares, quantize_model, speed_forecast
 from dlojz.compress.quantizers import Scheme
+from dlojz.compress.task import Latency
 
 
 def model() -> nn.Module:
@@ -31,8 +30,8 @@ def test_a_layer_of_a_shape_is_timed_once_and_counted_as_often_as_it_stands(monk
     def shares(*_: object) -> tuple[dict[str, float], dict[str, torch.Size]]:
         return {"0": 0.2, "2": 0.25, "4": 0.3}, dict.fromkeys(("0", "2", "4"), torch.Size((5, 8)))
 
-    monkeypatch.setattr(quantized_speed, "latencies", given)
-    monkeypatch.setattr(quantized_speed, "layer_shares", shares)
+    monkeypatch.setattr(quantized_model, "latencies", given)
+    monkeypatch.setattr(quantized_model, "layer_shares", shares)
     teacher = model()
     found = speed_forecast(teacher, quantize_model(teacher, Scheme()), torch.randn(5, 8))
     assert asked == [(2, 5, 8), (2, 5, 8)]
@@ -64,7 +63,7 @@ def test_what_is_made_of_one_teacher_is_foreseen_from_the_same_shares(monkeypatc
         asked.append(1)
         return timed(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(quantized_speed, "layer_shares", counted)
+    monkeypatch.setattr(quantized_model, "layer_shares", counted)
     teacher, images = model(), torch.randn(5, 8)
     forms = [quantize_model(teacher, Scheme(bits)) for bits in (8, 4)]
     first, second = (speed_forecast(teacher, form, images, rounds=2) for form in forms)
@@ -77,7 +76,7 @@ def test_what_is_made_of_one_teacher_is_foreseen_from_the_same_shares(monkeypatc
 def test_a_round_that_was_interrupted_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two layers, a hundred times as long as an answer; and within one, in another round."""
     clock = [0.0]
-    monkeypatch.setattr(quantized_speed.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(quantized_model.time, "perf_counter", lambda: clock[0])
 
     class Ticking(nn.Linear):
         after = 1.0

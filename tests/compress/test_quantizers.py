@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.ao.quantization import HistogramObserver, MinMaxObserver, PerChannelMinMaxObserver
 
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
 from dlojz.compress import quantizers
-from dlojz.compress.quantized_packing import pack, packed_bytes, unpack
+from dlojz.compress.quantized_model import pack, packed_bytes
 from dlojz.compress.quantizers import (
     RANGES,
     Scheme,
@@ -23,8 +25,8 @@ from dlojz.compress.quantizers import (
     value_range,
     weight_grid,
 )
-from dlojz.schema import LabError
-from dlojz.text import use_language
+
+from .restoring import unpack_integers
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:torch.ao.quantization")
 SHAPES = ((384, 128), (97, 33))
@@ -191,7 +193,7 @@ def test_packing_gives_back_what_it_got_in_the_bytes_that_were_foreseen(bits: in
     integers = torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), (7, 11), generator=generator, dtype=torch.int8)
     packed = pack(integers, bits)
     assert packed.numel() == packed_bytes(77, bits)
-    assert torch.equal(unpack(packed, bits, (7, 11)), integers)
+    assert torch.equal(unpack_integers(packed, bits, (7, 11)), integers)
 
 
 @pytest.mark.parametrize("bits", [1, 9, 0, -4, 4.0, True])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dlojz.base.errors import LabError
 from dlojz.compress.task import HELD_OUT, UNKNOWN, digits
-from dlojz.schema import LabError
 
 
 def test_nobody_learns_from_what_judges() -> None:

@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from dlojz.compress.fitting import Settings
-from dlojz.compress.task import digits
-from dlojz.compress.teachers import _asked, teacher_key
+from dlojz.compress.task import Settings, _asked, digits, teacher_key
 
 
 def test_other_images_labels_or_settings_are_another_teacher() -> None:

@@ -13,13 +13,20 @@ import torch
 from torch import nn
 
 from dlojz import models
-from dlojz.compress import torchao_import, torchao_quantization
-from dlojz.compress.int8_linear import Activations, QuantizedLinear, integer_product, kernel_is_exact
-from dlojz.compress.measuring import payload_bytes
-from dlojz.compress.quantized_model import predicted_quantized_bytes, quantize_model
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.compress import torchao, torchao_import
+from dlojz.compress.quantized_model import (
+    Activations,
+    QuantizedLinear,
+    integer_product,
+    kernel_is_exact,
+    predicted_quantized_bytes,
+    quantize_model,
+)
 from dlojz.compress.quantizers import Scheme, parameters_from_range, quantize, weight_grid
-from dlojz.compress.torchao_import import torchao_module
-from dlojz.compress.torchao_quantization import (
+from dlojz.compress.task import payload_bytes
+from dlojz.compress.torchao import (
     FORMS,
     Form,
     fits_int4,
@@ -29,8 +36,7 @@ from dlojz.compress.torchao_quantization import (
     torch_dynamic_model,
     torchao_model,
 )
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from dlojz.compress.torchao_import import torchao_module
 
 SHAPES = ((384, 128), (97, 33), (10, 128))
 
@@ -235,7 +241,7 @@ def test_another_version_of_torchao_is_not_said_to_be_missing(
     for name in ("prototype.no_such_module", "no_such_module"):
         with pytest.raises(LabError, match=f"torchao 0.9.1 {words}"):
             torchao_module(name)
-    monkeypatch.setattr(torchao_quantization, "torchao_module", lambda *_: object())
+    monkeypatch.setattr(torchao, "torchao_module", lambda *_: object())
     with pytest.raises(LabError, match=f"torchao 0.9.1 {words}"):
         torchao_model(vit(), "int8_weight_only")
 

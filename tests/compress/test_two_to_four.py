@@ -11,18 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.sparse._semi_structured_conversions import sparse_semi_structured_from_dense_cutlass
 
-from dlojz.compress.two_to_four import (
-    check_groups,
-    linear_layers,
-    magnitude_kept,
-    mask_2_of_4,
-    masks_2_of_4,
-    pack,
-    packed_bytes,
-    unpack,
-)
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.compress.two_to_four import check_groups, linear_layers, mask_2_of_4, masks_2_of_4, pack, packed_bytes
+
+from .restoring import unpack_2_of_4
 
 
 def brute_force(weight: Tensor) -> Tensor:
@@ -55,7 +48,7 @@ def test_a_packed_weight_is_the_weight_and_has_the_bytes_that_were_predicted(
     for dtype in (torch.float32, torch.float16):
         masked = (weight * mask_2_of_4(weight)).to(dtype)
         packed = pack(masked)
-        assert torch.equal(unpack(packed), masked)
+        assert torch.equal(unpack_2_of_4(packed), masked)
         assert packed.num_bytes == packed_bytes(masked.shape, dtype.itemsize)
 
 
@@ -78,12 +71,6 @@ def test_values_and_bytes_are_those_of_the_format_of_torch() -> None:
 def test_it_takes_17_of_32_bytes_in_float32_and_9_of_16_in_half_precision() -> None:
     assert packed_bytes((128, 512)) * 32 == 17 * 128 * 512 * 4
     assert packed_bytes((128, 512), 2) * 16 == 9 * 128 * 512 * 2
-
-
-def test_the_share_that_is_kept_is_counted_by_hand() -> None:
-    assert magnitude_kept(torch.tensor([[1.0, -2.0, 3.0, -4.0]])) == pytest.approx(0.7)
-    assert magnitude_kept(torch.ones(3, 8)) == 0.5
-    assert magnitude_kept(torch.zeros(2, 4)) == 1.0
 
 
 @pytest.mark.parametrize("shape", [(3, 6), (8,), (4, 3, 8), (2, 0), (10, 130)])

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlojz import data as datasets
-from dlojz.config import RunConfig
-from dlojz.curriculum import (
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.config.run_config import RunConfig
+from dlojz.config.schedules import (
     discrete_length,
     first_whole_step,
     length_at,
@@ -24,13 +26,11 @@ from dlojz.curriculum import (
     tokens_at,
     total_tokens,
 )
-from dlojz.data.lengths import CutToLength
+from dlojz.data.sampling import CutToLength
 from dlojz.models import describe
-from dlojz.predict import predict
-from dlojz.predict.curriculum import at_length, curriculum_cost
-from dlojz.schema import LabError
-from dlojz.text import use_language
-from dlojz.train import check_runnable
+from dlojz.prediction import predict
+from dlojz.prediction.compute import at_length, curriculum_cost
+from dlojz.runnable import check_runnable
 
 TEXT: dict[str, Any] = {"model": "gpt_tiny", "sequence_length": 128, "steps": 40, "micro_batch": 4}
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from dlojz import data
+from dlojz.base.errors import LabError
 from dlojz.data.sampling import MicroBatchSampler, micro_batches
-from dlojz.schema import LabError
 
 
 def test_digits_are_the_real_ones_scaled_up() -> None:

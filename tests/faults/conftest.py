@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from dlojz.launch import run
-from dlojz.runs import Run, runs
-from dlojz.runs.owner import read_owner
-from dlojz.runs.state import read_all_events
+from dlojz.running.folder import read_owner
+from dlojz.running.launch import run
+from dlojz.running.run import Run, runs
+from dlojz.running.state import read_all_events
 
 HERE = Path(__file__).parent
 PATIENCE_S = 120

@@ -8,7 +8,7 @@ import time
 
 import psutil
 
-from dlojz.labs.sandbox import run_limited
+from dlojz.labs.kit.sandbox import run_limited
 
 MARK = "600.25"
 CHILDREN = 40

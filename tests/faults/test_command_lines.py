@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dlojz.cli import main
+from dlojz.cli.main import main
 
 WORDS = st.sampled_from(
     ["--dp", "--tp", "--zero", "--engine", "--model", "--seed", "--steps", "--learning-rate", "--micro-batch", "--json"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dlojz.runs.state import read_all_events
+from dlojz.running.state import read_all_events
 
 
 def test_a_rank_that_sleeps_is_named_with_the_collective_it_did_not_come_to(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dlojz.schema import LabError
+from dlojz.base.errors import LabError
 
 Launch = Callable[..., Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dlojz.runs.logs import MAX_LOG_BYTES
+from dlojz.running.folder import MAX_LOG_BYTES
 
 Launch = Callable[..., Any]
 
@@ -65,5 +65,5 @@ def test_ranks_that_may_have_a_gpu_are_interpreters_of_their_own(launch: Launch)
     ward = launch("endless", device="cuda", on="local").under_way(1)
     names = [process.cmdline()[1:4] for process in ward.processes()]
     ward.run.cancel()
-    assert names.count(["-P", "-m", "dlojz.launch.rank"]) == 2
+    assert names.count(["-P", "-m", "dlojz.processes.start_rank"]) == 2
     assert ward.run.wait(120).record.status == "cancelled"

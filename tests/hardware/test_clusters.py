@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 
 from dlojz import hardware
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
 from dlojz.hardware import CLUSTERS, DEVICES, GPUS, LINKS, STANDINGS, cluster, gpu, link
-from dlojz.hardware.clusters import FOLDER
+from dlojz.hardware.clusters import FOLDER, machine
 from dlojz.hardware.gpus import FOLDER as GPU_FOLDER
 from dlojz.hardware.gpus import read_gpu
 from dlojz.hardware.links import FOLDER as LINK_FOLDER
 from dlojz.hardware.links import read_link
-from dlojz.launch.machines import machine
-from dlojz.schema import LabError
-from dlojz.text import use_language
 
 EVERYTHING = [*map(gpu, GPUS), *map(link, LINKS), *map(cluster, CLUSTERS)]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
 from dlojz.hardware import CUBLAS_BYTES, DEVICES, HOPPER_CUBLAS_BYTES, device
-from dlojz.schema import LabError
-from dlojz.text import use_language
 
 
 def test_each_has_its_memory_and_less_than_what_is_sold() -> None:

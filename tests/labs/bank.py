@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from dlojz.labs.exercise import judge
-from dlojz.text import use_language
+from dlojz.base.language import use_language
+from dlojz.labs.kit.exercise import judge
 
 Answer = Callable[..., Any]
 

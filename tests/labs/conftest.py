@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dlojz.text import use_language
+from dlojz.base.language import use_language
 
 
 @pytest.fixture(autouse=True)

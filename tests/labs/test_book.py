@@ -10,14 +10,12 @@ from urllib.parse import unquote
 import nbformat
 import pytest
 
-from dlojz.cli import DONE, REFUSED, main
-from dlojz.labs.book import Book, make_book
-from dlojz.labs.book_math import EM_POINTS, formula_html
-from dlojz.labs.book_pages import Shelf, markdown_html, notebook_page, relinked
-from dlojz.labs.contents import LABS, LabEntry
-from dlojz.labs.source import Prose, read_source
-from dlojz.schema import LabError
-from dlojz.text import LANGUAGES, use_language
+from dlojz.base.errors import LabError
+from dlojz.base.language import LANGUAGES, use_language
+from dlojz.cli.main import DONE, REFUSED, main
+from dlojz.labs.kit.book import EM_POINTS, Book, Shelf, formula_html, make_book, markdown_html, notebook_page, relinked
+from dlojz.labs.kit.contents import LABS, LabEntry
+from dlojz.labs.kit.source import ProseCells, read_source
 
 ROOT = Path(__file__).resolve().parents[2]
 SOLUTIONS = ROOT / "solutions"
@@ -173,7 +171,10 @@ def test_a_lab_without_a_page_is_named_without_a_link(book: Path) -> None:
         ('<a href="02_memory_footprint.ipynb">x</a>', "x"),
         ('<a href="https://example.org">x</a>', '<a href="https://example.org">x</a>'),
         ('<a href="#part">x</a>', '<a href="#part">x</a>'),
-        ('<a href="../../dlojz/moe/layer.py">x</a>', '<span class="code-path" title="dlojz/moe/layer.py">x</span>'),
+        (
+            '<a href="../../dlojz/models/experts/layer.py">x</a>',
+            '<span class="code-path" title="dlojz/models/experts/layer.py">x</span>',
+        ),
     ],
 )
 def test_links_are_those_of_the_book(link: str, expected: str) -> None:
@@ -195,7 +196,7 @@ FORMULA = re.compile(r"\$\$(.*?)\$\$|\$([^$]+)\$", re.DOTALL)
 @pytest.mark.parametrize("entry", [one for one in LABS if (ROOT / "solutions" / f"{one.file}.py").is_file()])
 def test_every_formula_of_the_labs_is_drawn(entry: LabEntry) -> None:
     cells = read_source(ROOT / "solutions" / f"{entry.file}.py").cells
-    prose = [cell.text[language] for cell in cells if isinstance(cell, Prose) for language in LANGUAGES]
+    prose = [cell.text[language] for cell in cells if isinstance(cell, ProseCells) for language in LANGUAGES]
     for text in prose:
         for found in FORMULA.finditer(re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)):
             tex = found[1] or found[2]
@@ -267,7 +268,7 @@ def test_the_options_stand_before_or_after_the_labs(
         asked.append((out, labs))
         return Book(tmp_path, 0, 0, ())
 
-    monkeypatch.setattr("dlojz.labs.book.make_book", make)
+    monkeypatch.setattr("dlojz.labs.kit.book.make_book", make)
     assert main(["labs", "book", *words]) == DONE
     assert asked == [(Path("b"), ["07"])]
 

@@ -9,8 +9,8 @@ from typing import Any
 import nbformat
 import pytest
 
-from dlojz.labs.build import build
-from dlojz.schema import LabError
+from dlojz.base.errors import LabError
+from dlojz.labs.kit.build import build
 
 SOURCE = """\
 # %% [markdown] lang="fr"
@@ -20,7 +20,7 @@ SOURCE = """\
 # Hello
 
 # %% name="where"
-from dlojz.labs.notebook import notebook_language
+from dlojz.labs.kit.lab import notebook_language
 
 print(notebook_language())
 

@@ -9,24 +9,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlojz.evidence import table
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.cost_model import bill
+from dlojz.cost_model.step import SECONDS_PER_DAY
+from dlojz.cost_model.validation import validate, validated
 from dlojz.hardware import cluster
+from dlojz.hardware.evidence import table
 from dlojz.labs import NotDone
-from dlojz.labs import compromise_figures as figures
-from dlojz.labs.compromise_bloom_figures import CHOSEN, neighbours_of_bloom, sweep
-from dlojz.labs.compromise_error_figures import FAR, known
-from dlojz.labs.compromise_giants_figures import course_table, duration, published_table
-from dlojz.labs.compromise_sharding_figures import chain_total
-from dlojz.labs.compromise_shown import Illustrated
-from dlojz.labs.compromise_split_figures import splits
-from dlojz.labs.pipeline_figures import Picture
-from dlojz.labs.verdict import Verdict
-from dlojz.plan.validation import validate, validated
-from dlojz.predict.time import bill
-from dlojz.predict.time.training import SECONDS_PER_DAY
-from dlojz.schema import LabError
-from dlojz.text import use_language
-from tests.viz.overlap import overlapping
+from dlojz.labs.kit.exercise import Verdict
+from dlojz.labs.kit.figures import Illustrated, Picture
+from dlojz.labs.lab08_compromise import figures
+from dlojz.labs.lab08_compromise.figures_published import (
+    CHOSEN,
+    course_table,
+    duration,
+    neighbours_of_bloom,
+    published_table,
+    splits,
+    sweep,
+)
+from dlojz.labs.lab08_compromise.figures_search import FAR, chain_total, known
+from tests.display.overlap import overlapping
 
 WEEK, YEAR = 7 * SECONDS_PER_DAY, 365.25 * SECONDS_PER_DAY
 POINTS = [(4**k * 1024, 1e-4 + 1.4e-9 * 4**k * 1024) for k in range(8)]

@@ -10,21 +10,25 @@ from typing import Any
 import nbformat
 import pytest
 
-from dlojz.campaign.contract import campaigns_folder
-from dlojz.labs.catalogue import NUMBERS, content_of
-from dlojz.labs.contents import (
+from dlojz.base.errors import LabError
+from dlojz.base.language import LANGUAGES
+from dlojz.campaign.campaign import campaigns_folder
+from dlojz.labs.kit.build import contents_notebook
+from dlojz.labs.kit.contents import (
     BY_NUMBER,
+    CONTENTS,
+    END,
+    GLOSSARY,
     LABS,
+    TOP,
     LabEntry,
     duration,
     entry_of,
+    link_line,
     neighbours,
     total_minutes,
 )
-from dlojz.labs.links import CONTENTS, END, GLOSSARY, TOP, link_line
-from dlojz.labs.pages import contents_notebook
-from dlojz.schema import LabError
-from dlojz.text import LANGUAGES
+from dlojz.labs.kit.lab_catalogue import NUMBERS, content_of
 
 ROOT = Path(__file__).resolve().parents[2]
 # An author may be writing a lab whose source is not there yet.

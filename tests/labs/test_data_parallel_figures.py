@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from dlojz.data_parallel import shard_indices
+from dlojz.base.language import use_language
+from dlojz.by_hand.ddp import shard_indices
+from dlojz.display.canvas import LabFigure
 from dlojz.labs import NotDone
-from dlojz.labs import data_parallel_figures as figures
-from dlojz.labs.bucket_exercises import fill_buckets
-from dlojz.labs.learning_rate_exercises import scaled_rate
-from dlojz.labs.verdict import Verdict
-from dlojz.text import use_language
-from dlojz.viz.canvas import LabFigure
+from dlojz.labs.kit.exercise import Verdict
+from dlojz.labs.lab03_data_parallel import figures
+from dlojz.labs.lab03_data_parallel.exercises_ddp import fill_buckets
+from dlojz.labs.lab03_data_parallel.exercises_ring import scaled_rate
 
 GRADIENT_BYTES = [4096, 512, 64, 2048, 300]
 

@@ -12,14 +12,13 @@ import pytest
 
 import dlojz
 from dlojz import labs
-from dlojz.cli import DONE, REFUSED, main
-from dlojz.labs.difference import Difference, diff
-from dlojz.labs.verdict import NotDone
-from dlojz.runs import Run
-from dlojz.runs.store import claim
-from dlojz.runs.student_code import answer_with, launched_utc
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.cli.main import DONE, REFUSED, main
+from dlojz.labs.kit.exercise import NotDone
+from dlojz.labs.kit.lab_catalogue import Difference, diff
+from dlojz.running.run import Run, answer_with, launched_utc
+from dlojz.running.store import claim
 
 ROOT = Path(dlojz.__file__).parent.parent
 STUDENT = ROOT / "notebooks" / "en" / "01_big_models.ipynb"

@@ -12,16 +12,24 @@ from typing import Any
 import pytest
 import torch
 
-from dlojz.config import RunConfig
-from dlojz.labs import foreign_formats as formats
-from dlojz.labs.foreign_formats_exercises import CASES, shares_to_read
-from dlojz.labs.foreign_formats_figure import who_writes_what
-from dlojz.labs.foreign_formats_pickle import calls, entries, imported, numbers_after, refused_by_weights_only, starts
-from dlojz.labs.foreign_formats_ranks import differing
-from dlojz.predict.shapes import model_shapes
-from dlojz.schema import LabError
-from dlojz.text import use_language
-from dlojz.viz.canvas import LabFigure
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.config.run_config import RunConfig
+from dlojz.display.canvas import LabFigure
+from dlojz.labs.lab04_zero import checkpoint_formats as formats
+from dlojz.labs.lab04_zero.checkpoint_formats import (
+    CASES,
+    calls,
+    differing,
+    entries,
+    imported,
+    numbers_after,
+    refused_by_weights_only,
+    shares_to_read,
+    starts,
+    who_writes_what,
+)
+from dlojz.prediction.shapes import model_shapes
 
 CONFIG = RunConfig.of(model="coatnet_tiny", dp=2, micro_batch=4, steps=2)
 PLANTED = b"cbuiltins\nprint\n(S'it has run'\ntR."

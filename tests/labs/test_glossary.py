@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dlojz.cli import DONE, main
-from dlojz.labs.contents import LABS, entry_of
-from dlojz.labs.glossary import Term, bare, glossary_markdown, in_order, look_up, plainly, terms
-from dlojz.labs.source import Prose, read_source
-from dlojz.labs.verdict import Said
-from dlojz.schema import LabError
-from dlojz.text import LANGUAGES, Language, use_language
+from dlojz.base.errors import LabError
+from dlojz.base.language import LANGUAGES, Language, use_language
+from dlojz.cli.main import DONE, main
+from dlojz.labs.kit.contents import LABS, Term, bare, entry_of, glossary_markdown, in_order, look_up, plainly, terms
+from dlojz.labs.kit.exercise import Said
+from dlojz.labs.kit.source import ProseCells, read_source
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def prose(lab: str, language: Language) -> str:
     """The prose of a lab as plain words."""
     path = ROOT / "solutions" / f"{entry_of(lab).file}.py"
-    cells = [cell.text[language] for cell in read_source(path).cells if isinstance(cell, Prose)]
+    cells = [cell.text[language] for cell in read_source(path).cells if isinstance(cell, ProseCells)]
     return plainly(re.sub(r"[*_`]", "", " ".join(" ".join(cells).split())))
 
 

@@ -8,14 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from dlojz.cli import DONE, main
-from dlojz.labs import instructors
-from dlojz.labs.contents import LABS, PROGRAMMES, Programme, duration, entry_of, total_minutes
-from dlojz.labs.durations import Room, optional_libraries, read_durations, read_rooms, write_durations, write_rooms
-from dlojz.labs.instructors import PAGE, STUDENTS, labs_table, with_table
-from dlojz.labs.pages import listed
-from dlojz.libraries import LIBRARIES
-from dlojz.schema import LabError
+from dlojz.base.errors import LabError
+from dlojz.cli.main import DONE, main
+from dlojz.labs.kit import build
+from dlojz.labs.kit.build import PAGE, STUDENTS, instructors_labs_table, listed, with_table
+from dlojz.labs.kit.contents import (
+    LABS,
+    PROGRAMMES,
+    Programme,
+    Room,
+    duration,
+    entry_of,
+    optional_libraries,
+    read_durations,
+    read_rooms,
+    total_minutes,
+    write_durations,
+    write_rooms,
+)
+from dlojz.libraries.library_catalogue import LIBRARIES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / PAGE, ROOT / "docs" / "site.md"]
@@ -25,13 +36,13 @@ DAYS = {"half a day": 0.7, "two days": 2, "four days": 4}
 
 def row(number: str) -> list[str]:
     """The cells of a lab's row, without the bars."""
-    (line,) = re.findall(rf"^\| ({number} .*) \|$", labs_table(), re.MULTILINE)
+    (line,) = re.findall(rf"^\| ({number} .*) \|$", instructors_labs_table(), re.MULTILINE)
     return [cell.strip() for cell in line.split("|")]
 
 
 def test_the_page_holds_the_table_and_nothing_else_is_touched() -> None:
     text = (ROOT / PAGE).read_text(encoding="utf-8")
-    assert labs_table() in text
+    assert instructors_labs_table() in text
     assert with_table(text) == text
     assert with_table("# no place\n") == "# no place\n"
     for entry in LABS:
@@ -63,21 +74,21 @@ def test_a_row_shows_what_was_measured_and_the_hub_takes_the_largest(monkeypatch
     rooms = {entry.number: plain for entry in LABS}
     rooms["05"] = replace(plain, memory_bytes=3 * 2**30)
     rooms["07"] = replace(plain, processes=20, runs_bytes=2**22)
-    monkeypatch.setattr(instructors, "read_rooms", lambda: rooms)
+    monkeypatch.setattr(build, "read_rooms", lambda: rooms)
     assert row("05")[6:9] == ["3.0 GiB", "3", "1.0 MiB"]
     assert row("07")[6:9] == ["1.0 GiB", "20", "4.0 MiB"]
-    text = " ".join(labs_table().split())
+    text = " ".join(instructors_labs_table().split())
     assert "at most 3.0 GiB (lab 05) and 20 processes (lab 07)" in text
     assert f"take up to {3 * STUDENTS:.1f} GiB and {20 * STUDENTS} processes" in text
-    assert f"| {len(LABS) + 3:.1f} MiB | |" in labs_table()
+    assert f"| {len(LABS) + 3:.1f} MiB | |" in instructors_labs_table()
     assert "with the optional Accelerate installed" in text
 
 
 def test_what_was_not_measured_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instructors, "read_rooms", dict)
-    monkeypatch.setattr(instructors, "read_durations", dict)
+    monkeypatch.setattr(build, "read_rooms", dict)
+    monkeypatch.setattr(build, "read_durations", dict)
     assert row("05")[5:9] == ["—"] * 4
-    assert "have not been measured" in labs_table() and "To size a hub" not in labs_table()
+    assert "have not been measured" in instructors_labs_table() and "To size a hub" not in instructors_labs_table()
 
 
 @pytest.mark.parametrize("programme", PROGRAMMES, ids=lambda one: one.days.en)
@@ -87,7 +98,7 @@ def test_a_choice_of_labs_holds_what_they_build_on_and_fits_its_days(programme: 
     assert not set(programme.numbers) & set(programme.without)
     assert programme.minutes == sum(entry_of(number).minutes for number in programme.numbers)
     assert programme.minutes <= 60 * HOURS_A_DAY * DAYS[programme.days.en]
-    assert f"({duration(programme.minutes)} of lab)" in labs_table()
+    assert f"({duration(programme.minutes)} of lab)" in instructors_labs_table()
 
 
 def test_the_last_choice_is_the_whole_set() -> None:

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from dlojz import labs
-from dlojz.labs.notebook import notebook_language
-from dlojz.labs.prediction import Prediction
-from dlojz.labs.verdict import Said, Verdict
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.labs.kit.exercise import Prediction, Said, Verdict
+from dlojz.labs.kit.lab import notebook_language
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from dlojz.labs.catalogue import NUMBERS, content_of
-from dlojz.labs.contents import entry_of
-from dlojz.labs.source import Code, read_source
+from dlojz.labs.kit.contents import entry_of
+from dlojz.labs.kit.lab_catalogue import NUMBERS, content_of
+from dlojz.labs.kit.source import Code, read_source
 
 ROOT = Path(__file__).resolve().parents[2]
 DEGREES = ("dp", "pp", "tp")

@@ -11,22 +11,20 @@ from typing import Any
 
 import pytest
 
-from dlojz.config import RunConfig
-from dlojz.footprint import Traffic
-from dlojz.labs import NotDone, library_command, library_loops, the_libraries
-from dlojz.labs import library_figures as figures
-from dlojz.labs.library_accelerator_exercises import accelerate_loop
-from dlojz.labs.library_course_json_exercises import COURSE, complete
-from dlojz.labs.library_engine_exercises import deepspeed_loop, plain_loop
-from dlojz.labs.library_listing import Listing, new_lines, program
-from dlojz.labs.library_traffic_exercises import cases, stage
-from dlojz.labs.pipeline_figures import Picture, Sheet
-from dlojz.labs.verdict import Verdict
-from dlojz.libraries import LIBRARIES, absence, lines_changed
-from dlojz.predict import predict
-from dlojz.record import RunRecord
-from dlojz.text import use_language
-from dlojz.units import MEBIBYTE, format_bytes
+from dlojz.base.language import MEBIBYTE, format_bytes, use_language
+from dlojz.base.table import Table
+from dlojz.config.run_config import RunConfig
+from dlojz.labs import NotDone, lab12_libraries
+from dlojz.labs.kit.exercise import Verdict
+from dlojz.labs.kit.figures import Picture
+from dlojz.labs.lab12_libraries import exercises_loops, figures
+from dlojz.labs.lab12_libraries.exercises_configuration import COURSE, cases, complete, stage
+from dlojz.labs.lab12_libraries.exercises_loops import accelerate_loop, deepspeed_loop, plain_loop
+from dlojz.labs.lab12_libraries.figures import Listing, new_lines, program
+from dlojz.libraries.library_catalogue import LIBRARIES, absence, lines_changed
+from dlojz.prediction import predict
+from dlojz.results.footprint import Traffic
+from dlojz.results.record import RunRecord
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,7 +61,7 @@ def test_what_is_to_do_is_said() -> None:
     for made in (
         figures.told(undone, plain),  # type: ignore[arg-type]
         figures.loops(plain_loop, undone, accelerate_loop, 4, 2),
-        library_command.course_command(undone),
+        figures.course_command(undone),
     ):
         assert isinstance(made, Verdict)
         assert made.state == "todo"
@@ -99,7 +97,7 @@ def test_new_lines_are_lines_of_code_alone() -> None:
 
 
 def test_the_catalogue_says_what_installs_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlojz.libraries.found", lambda name: name != "accelerate")
+    monkeypatch.setattr("dlojz.libraries.library_catalogue.found", lambda name: name != "accelerate")
     rows = {row[0]: row for row in figures.catalogue().rows}
     assert list(rows) == [one.title for one in LIBRARIES.values()]
     assert rows["Accelerate"][1] == "make libraries"
@@ -111,7 +109,7 @@ def test_a_library_that_is_missing_stops_nothing(
     language: Any, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use_language(language)
-    monkeypatch.setattr("dlojz.libraries.found", lambda name: name != "accelerate")
+    monkeypatch.setattr("dlojz.libraries.library_catalogue.found", lambda name: name != "accelerate")
     assert figures.train(RunConfig.of(model="gpt_tiny", dp=2), "accelerate") is None
     told = capsys.readouterr().out
     assert words in told and "make libraries" in told
@@ -225,12 +223,12 @@ def test_exercises_are_called_alike_in_the_notebook_and_in_the_progress(language
     word = {"en": "Exercise", "fr": "Exercice"}[language]
     use_language(language)
     headings = re.findall(rf"^# ### {word} \d+ — (.+)$", text, flags=re.MULTILINE)
-    assert headings == [str(exercise.title) for exercise in the_libraries.EXERCISES]
+    assert headings == [str(exercise.title) for exercise in lab12_libraries.EXERCISES]
 
 
 def test_the_table_has_a_row_for_each_run_and_for_each_library_without_one() -> None:
     sheet = figures.table(Ran("torch"), None, Ran("deepspeed", (3.0, 2.5), zero=2))  # type: ignore[arg-type]
-    assert isinstance(sheet, Sheet)
+    assert isinstance(sheet, Table)
     assert [row[0] for row in sheet.rows] == [
         "PyTorch (DDP)",
         "DeepSpeed (ZeRO-2)",
@@ -247,7 +245,7 @@ def test_the_table_has_a_row_for_each_run_and_for_each_library_without_one() -> 
 
 def test_messages_are_told_in_weights() -> None:
     sheet = figures.told(stage, Ran("torch"), None, Ran("torch", zero=3), Ran("deepspeed", zero=2))  # type: ignore[arg-type]
-    assert isinstance(sheet, Sheet)
+    assert isinstance(sheet, Table)
     assert [row[1:] for row in sheet.rows] == [
         ("1 Ψ", "0 Ψ", "0 Ψ", "everything is whole everywhere"),
         ("0 Ψ", "2 Ψ", "1 Ψ", "the weights are sharded too"),
@@ -256,7 +254,7 @@ def test_messages_are_told_in_weights() -> None:
     for made in (figures.told(stage, None, None), figures.told(stage)):
         assert isinstance(made, Verdict) and made.state == "note", "no table without rows"
     other = figures.told(lambda messages, size: 7, Ran("torch"))  # type: ignore[arg-type]
-    assert isinstance(other, Sheet)
+    assert isinstance(other, Table)
     assert other.rows[0][-1] == "7"
 
 
@@ -274,9 +272,9 @@ def never(*_: Any, **__: Any) -> Any:
 def test_loops_are_counted_on_the_libraries_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     if absence("accelerate") is not None:
         pytest.skip("Accelerate is not installed here: make libraries")
-    monkeypatch.setattr(library_loops, "AcceleratorStandIn", never)
+    monkeypatch.setattr(exercises_loops, "AcceleratorStandIn", never)
     sheet = figures.loops(plain_loop, deepspeed_loop, accelerate_loop, 10, 4)
-    assert isinstance(sheet, Sheet)
+    assert isinstance(sheet, Table)
     assert sheet.rows == (("plain", "2", "2"), ("DeepSpeed", "2", "2"), ("Accelerate", "3", "0"))
     assert figures.updates_made(7, 2) == 4, "the last one is of what is left"
 
@@ -284,12 +282,12 @@ def test_loops_are_counted_on_the_libraries_themselves(monkeypatch: pytest.Monke
 def test_where_accelerate_is_missing_a_stand_in_is_called_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("dlojz.libraries.found", lambda name: name != "accelerate")
-    monkeypatch.setattr(library_loops, "_apart", lambda title, count: 2 if title == "DeepSpeed" else never())
+    monkeypatch.setattr("dlojz.libraries.library_catalogue.found", lambda name: name != "accelerate")
+    monkeypatch.setattr(exercises_loops, "_apart", lambda title, count: 2 if title == "DeepSpeed" else never())
     assert figures.updates_made(10, 4) == 3
     assert "A stand-in counts here" in capsys.readouterr().out
     sheet = figures.loops(plain_loop, deepspeed_loop, accelerate_loop, 10, 4)
-    assert isinstance(sheet, Sheet)
+    assert isinstance(sheet, Table)
     assert sheet.rows[-1] == ("Accelerate (stand-in)", "3", "0")
 
 
@@ -302,7 +300,7 @@ def test_a_loop_that_breaks_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPa
         made = figures.loops(plain_loop, broken, accelerate_loop, 4, 2)
         assert isinstance(made, Verdict) and made.state == "wrong" and words in str(made)
     use_language("en")
-    monkeypatch.setattr(library_loops, "WALL_S", 0.01)
+    monkeypatch.setattr(exercises_loops, "WALL_S", 0.01)
     made = figures.loops(plain_loop, deepspeed_loop, accelerate_loop, 4, 2)
     assert isinstance(made, Verdict) and "was stopped after" in str(made)
 
@@ -318,7 +316,7 @@ class Shell:
     def __call__(self, command: list[str], *, cwd: str, timeout: float, **rest: Any) -> Any:
         assert not rest.get("shell")
         self.command = command
-        self.document = json.loads(Path(cwd, library_command.FILE).read_text())
+        self.document = json.loads(Path(cwd, figures.FILE).read_text())
         if self.late:
             raise subprocess.TimeoutExpired(command, timeout)
         return subprocess.CompletedProcess(command, self.code, self.out, self.err)
@@ -326,7 +324,7 @@ class Shell:
 
 def _ran(monkeypatch: pytest.MonkeyPatch, shell: Shell, answer: Any = complete) -> Any:
     monkeypatch.setattr(subprocess, "run", shell)
-    return library_command.course_command(answer, global_batch=24, fits=4, steps=5)
+    return figures.course_command(answer, global_batch=24, fits=4, steps=5)
 
 
 def test_the_courses_command_is_run_with_the_students_file(monkeypatch: pytest.MonkeyPatch) -> None:

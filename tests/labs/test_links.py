@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import nbformat
 import pytest
 
-from dlojz.text import LANGUAGES
+from dlojz.base.language import LANGUAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = [f"{kind}/{language}" for kind in ("notebooks", "solutions") for language in LANGUAGES]

@@ -9,18 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from dlojz.config import RunConfig
+from dlojz.base.language import use_language
+from dlojz.config.run_config import RunConfig
+from dlojz.display.canvas import LabFigure
 from dlojz.hardware import DEVICES
 from dlojz.labs import NotDone
-from dlojz.labs import memory_figures as figures
-from dlojz.labs import memory_time_figures as time_figures
-from dlojz.labs.memory_checkpoint_exercises import checkpointed
-from dlojz.labs.memory_questions import asked, states_table
-from dlojz.labs.memory_state_exercises import bytes_per_parameter, data_parallel_bytes
-from dlojz.labs.verdict import Verdict
-from dlojz.predict.rules import RULES
-from dlojz.text import use_language
-from dlojz.viz.canvas import LabFigure
+from dlojz.labs.kit.exercise import Verdict
+from dlojz.labs.lab02_memory import figures
+from dlojz.labs.lab02_memory import figures as time_figures
+from dlojz.labs.lab02_memory.exercises_states import asked, bytes_per_parameter, data_parallel_bytes, states_table
+from dlojz.labs.lab02_memory.exercises_time import checkpointed
+from dlojz.prediction.rules_of_thumb import RULES
 
 DEVICE_LIST = [DEVICES[name] for name in ("v100-32", "h100")]
 

@@ -7,24 +7,22 @@ from typing import Any
 
 import pytest
 
-from dlojz.config import RunConfig
-from dlojz.footprint import Footprint
-from dlojz.labs import NotDone, curriculum_figures
-from dlojz.labs import expert_figures as figures
-from dlojz.labs import expert_run_figures as measures
-from dlojz.labs.expert_capacity_exercises import places
-from dlojz.labs.expert_gate_exercises import gate
-from dlojz.labs.expert_mixture_exercises import mixture
-from dlojz.labs.expert_trials import EXPERTS, Trial, train_mixture
-from dlojz.labs.expert_volume_exercises import exchange_bytes
-from dlojz.labs.pipeline_figures import Picture, Sheet
-from dlojz.labs.verdict import Verdict
-from dlojz.moe.watch import StepLoad
-from dlojz.predict import predict
-from dlojz.schema import LabError
-from dlojz.text import use_language
-from dlojz.trajectory import HeldOut, Trajectory
-from dlojz.viz.palette import VERMILION
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.base.table import Table
+from dlojz.config.run_config import RunConfig
+from dlojz.display.style import VERMILION
+from dlojz.labs import NotDone
+from dlojz.labs.kit.exercise import Verdict
+from dlojz.labs.kit.figures import Picture
+from dlojz.labs.lab10_experts import figures
+from dlojz.labs.lab10_experts import figures as measures
+from dlojz.labs.lab10_experts.exercises_ranks import EXPERTS, MixtureTrial, exchange_bytes, mixture, train_mixture
+from dlojz.labs.lab10_experts.exercises_routing import gate, places
+from dlojz.models.experts.layer import StepLoad
+from dlojz.prediction import predict
+from dlojz.results.footprint import Footprint
+from dlojz.results.record import HeldOutLoss, Trajectory
 
 
 def undone(*_: Any, **__: Any) -> Any:
@@ -85,7 +83,7 @@ def test_as_many_rows_arrive_as_leave(ranks: int) -> None:
 
 def test_the_students_layer_stands_beside_the_packages_and_the_dense_one() -> None:
     sheet = figures.beside_package(gate, places, mixture)
-    assert isinstance(sheet, Sheet)
+    assert isinstance(sheet, Table)
     assert [row[2] for row in sheet.rows] == ["0", "0", "0"]
     # Tokens are dropped, and so the dense mixture gives something else, until each expert has room for all.
     assert [row[1] != "0.0%" for row in sheet.rows] == [row[3] != "0" for row in sheet.rows] == [True, True, False]
@@ -102,12 +100,12 @@ def test_a_trial_keeps_what_every_mixture_did() -> None:
     assert train_mixture(balance_loss=0.0, steps=1).losses == trial.losses[:1]
 
 
-def _trial(balance_loss: float, *tokens: tuple[int, ...]) -> Trial:
+def _trial(balance_loss: float, *tokens: tuple[int, ...]) -> MixtureTrial:
     loads = tuple(
         StepLoad(step=step, layer="blocks.2.mixture", tokens=one, capacity=20, dropped=0.5 - step / 4, balance=1.0)
         for step, one in enumerate(tokens)
     )
-    return Trial(balance_loss=balance_loss, loads=loads, losses=(1.0,) * len(tokens))
+    return MixtureTrial(balance_loss=balance_loss, loads=loads, losses=(1.0,) * len(tokens))
 
 
 def test_loads_are_summed_up() -> None:
@@ -125,7 +123,7 @@ def test_loads_are_summed_up() -> None:
 
 def test_links_are_those_of_the_students_bytes() -> None:
     sheet = measures.over_links(exchange_bytes)
-    assert isinstance(sheet, Sheet)
+    assert isinstance(sheet, Table)
     sent = exchange_bytes(4096, 4096, 8, 2, 1.25, 8, 2)
     assert sent == 4 * 8 * 1280 * 4096 * 2 * 7 / 8
     computing = measures.expert_seconds()
@@ -164,19 +162,19 @@ def _trajectory(config: RunConfig, steps: int) -> Trajectory:
         losses=(3.0,) * steps,
         variance_norm=(1.0,) * steps,
         variance_max=(0.125,) * steps,
-        held_out=(HeldOut(step=steps, tokens=512 * steps, seconds=1.0, loss=2.5),),
+        held_out=(HeldOutLoss(step=steps, tokens=512 * steps, seconds=1.0, loss=2.5),),
     )
 
 
 def test_trials_are_summed_up_in_both_languages() -> None:
     config = RunConfig.of(model="gpt_tiny", micro_batch=4, steps=4)
-    sheet = curriculum_figures.trials_table({"without": _trajectory(config, 4), "mine": _trajectory(config, 2)})
+    sheet = figures.trials_table({"without": _trajectory(config, 4), "mine": _trajectory(config, 2)})
     assert sheet.rows == (
         ("without curriculum", "4", "2048", "2.5", "0.12", "1"),
         ("mine", "2", "1024", "2.5", "0.12", "0.5"),
     )
     use_language("fr")
-    assert curriculum_figures.trials_table({"linear": _trajectory(config, 4)}).rows[0][0] == "linéaire"
+    assert figures.trials_table({"linear": _trajectory(config, 4)}).rows[0][0] == "linéaire"
 
 
 def test_lengths_and_trials_are_drawn() -> None:
@@ -184,5 +182,5 @@ def test_lengths_and_trials_are_drawn() -> None:
         model="gpt_tiny", micro_batch=1, steps=6, curriculum="linear", curriculum_start=64, curriculum_steps=4,
         curriculum_multiple=32,
     )  # fmt: skip
-    assert len(drawn(curriculum_figures.lengths({"linear": config})).axes) == 2
-    assert len(drawn(curriculum_figures.trials({"linear": _trajectory(config, 6)})).axes) == 4
+    assert len(drawn(figures.lengths({"linear": config})).axes) == 2
+    assert len(drawn(figures.trials({"linear": _trajectory(config, 6)})).axes) == 4

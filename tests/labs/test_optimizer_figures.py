@@ -10,18 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from dlojz.config import RunConfig
+from dlojz.base.language import use_language
+from dlojz.config.run_config import RunConfig
 from dlojz.labs import NotDone
-from dlojz.labs import optimizer_figures as figures
-from dlojz.labs.optimizer_backward_exercises import update_in_backward
-from dlojz.labs.optimizer_feedback_exercises import feed_back
-from dlojz.labs.optimizer_freeze_exercises import freeze_step
-from dlojz.labs.optimizer_sign_exercises import compress
-from dlojz.labs.optimizer_watch import watch_gradients
-from dlojz.labs.pipeline_figures import Picture
-from dlojz.labs.verdict import Verdict
-from dlojz.predict import predict
-from dlojz.text import use_language
+from dlojz.labs.kit.exercise import Verdict
+from dlojz.labs.kit.figures import Picture
+from dlojz.labs.lab09_optimizers import figures
+from dlojz.labs.lab09_optimizers.exercises_compression import compress, feed_back
+from dlojz.labs.lab09_optimizers.exercises_updates import freeze_step, update_in_backward, watch_gradients
+from dlojz.prediction import predict
 
 DRAWS = torch.tensor([[first, second] for first in (4.0, -1.0, -1.0, -1.0) for second in (2.0, -2.0)])
 NORMS = [[1 - math.exp(-step / (5 + seed)) for step in range(60)] for seed in range(3)]

@@ -9,26 +9,31 @@ from typing import Any
 
 import pytest
 
-from dlojz.config import RunConfig
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.base.table import Table
+from dlojz.config.run_config import RunConfig
 from dlojz.labs import NotDone
-from dlojz.labs import pipeline_figures as figures
-from dlojz.labs import pipeline_run_figures as measures
-from dlojz.labs.pipeline_bubble_exercises import pipeline_step
-from dlojz.labs.pipeline_cap_exercises import under_cap
-from dlojz.labs.pipeline_deadlock_exercises import unblocked, without_bubble
-from dlojz.labs.pipeline_order_exercises import kept, one_f_one_b
-from dlojz.labs.pipeline_partition_exercises import first_fit
-from dlojz.labs.pipeline_stale_exercises import stale_sgd
-from dlojz.labs.verdict import Verdict
-from dlojz.pipeline.catalogue import build
-from dlojz.pipeline.costs import Costs
-from dlojz.pipeline.optimum import optimum
+from dlojz.labs.kit import figures as sheet
+from dlojz.labs.kit.exercise import Verdict
+from dlojz.labs.lab05_pipeline import figures
+from dlojz.labs.lab05_pipeline import figures as measures
+from dlojz.labs.lab05_pipeline.exercises_orders import (
+    kept,
+    one_f_one_b,
+    pipeline_step,
+    unblocked,
+    under_cap,
+    without_bubble,
+)
+from dlojz.labs.lab05_pipeline.exercises_runs import first_fit, stale_sgd
+from dlojz.pipeline.exchange_formats import from_csv
+from dlojz.pipeline.optimum.shortest_schedule import optimum
+from dlojz.pipeline.schedule import Costs
+from dlojz.pipeline.schedule_catalogue import build
 from dlojz.pipeline.simulator import simulate
-from dlojz.pipeline.stability import threshold
-from dlojz.pipeline.torch_csv import from_csv
-from dlojz.record import Span
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from dlojz.pipeline.stale_weights import threshold
+from dlojz.results.record import Span
 
 COATNET = RunConfig.of(model="coatnet_tiny")
 
@@ -67,17 +72,17 @@ def test_a_picture_shows_itself_in_few_colours(language: str) -> None:
 
     use_language(language)  # type: ignore[arg-type]
     picture = figures.beside_gpipe(one_f_one_b, 2, 3)
-    assert isinstance(picture, figures.Picture)
+    assert isinstance(picture, sheet.Picture)
     bundle = picture._repr_mimebundle_()
     image = Image.open(io.BytesIO(bundle["image/png"]))
-    assert image.getcolors(figures.COLOURS)
+    assert image.getcolors(sheet.COLOURS)
     assert len(bundle["image/png"]) < len(picture.figure._repr_mimebundle_()["image/png"])
     assert bundle["text/plain"] == picture.figure.alt
 
 
 def test_the_capped_schedules_stand_beside_the_optimum() -> None:
     picture = figures.capped(under_cap, 4, 8, (2, 3, 4))
-    assert isinstance(picture, figures.Picture)
+    assert isinstance(picture, sheet.Picture)
     mine, best = (list(line.get_ydata()) for line in picture.figure.axes[0].lines[:2])
     assert mine == best == [optimum(4, 8, memory_limit=limit).value for limit in (2, 3, 4)] == [51, 39, 33]
 
@@ -98,7 +103,7 @@ def test_every_schedule_is_reckoned_with_the_same_work() -> None:
 
 
 def test_a_sheet_is_escaped_and_aligned() -> None:
-    sheet = figures.Sheet(("a", "b"), (("<i>", "1"), ("x", "100")))
+    sheet = Table(("a", "b"), (("<i>", "1"), ("x", "100")))
     assert str(sheet) == "a      b\n<i>    1\nx    100"
     assert "<i>" not in sheet._repr_html_()
     assert "&lt;i&gt;" in sheet._repr_html_()
@@ -116,13 +121,13 @@ def test_an_order_is_told_to_run_or_where_it_blocks() -> None:
 
 def test_the_students_schedules_are_drawn() -> None:
     for picture in (figures.repaired(unblocked, 2, 4), figures.own(without_bubble, 2, 4), figures.drawn("zb-h2", 2, 4)):
-        assert isinstance(picture, figures.Picture)
+        assert isinstance(picture, sheet.Picture)
     assert figures.csv_of(without_bubble, 2, 4).startswith("0F0,0F1,0I0,0W0,")
 
 
 def test_the_students_bubble_is_tabled() -> None:
     sheet = figures.bubbles(pipeline_step, ("gpipe", "1f1b"), ((4, 8),))
-    assert isinstance(sheet, figures.Sheet)
+    assert isinstance(sheet, Table)
     assert [row[3:] for row in sheet.rows] == [("33 | 33", "27.3% | 27.3%", "37.5% | 37.5%")] * 2
     use_language("fr")
     assert "27,3 %" in str(figures.bubbles(pipeline_step, ("gpipe",), ((4, 8),)))
@@ -130,7 +135,7 @@ def test_the_students_bubble_is_tabled() -> None:
 
 def test_a_cut_of_the_students_stands_first() -> None:
     picture = measures.cuts(first_fit, COATNET, 3)
-    assert isinstance(picture, figures.Picture)
+    assert isinstance(picture, sheet.Picture)
     titles = [axes.get_title(loc="left").split("\n")[0] for axes in picture.figure.axes if axes.get_title(loc="left")]
     assert titles == ["yours", "DeepSpeed", "torchgpipe", "equal numbers"]
 
@@ -144,18 +149,18 @@ def test_staleness_is_counted_per_stage() -> None:
 
 def test_thresholds_stand_beside_the_law() -> None:
     sheet = measures.thresholds(stale_sgd, (1, 2))
-    assert isinstance(sheet, figures.Sheet)
+    assert isinstance(sheet, Table)
     assert [row[2] for row in sheet.rows] == [f"{threshold(delay):.3g}" for delay in (1, 2)]
     assert [row[1] for row in sheet.rows] == ["1", "0.618"]
 
 
 def test_stale_gradients_are_trained_with() -> None:
     picture = measures.trainings(8, 2.0, updates=120)
-    assert isinstance(picture, figures.Picture)
+    assert isinstance(picture, sheet.Picture)
     labels = [line.get_label() for line in picture.figure.axes[0].lines]
     assert labels[0] == "synchronous (GPipe, 1F1B)"
     assert labels[2] == "PipeMare without remedies (diverges)"
-    assert isinstance(measures.swings(stale_sgd, 0.5, (0, 3)), figures.Picture)
+    assert isinstance(measures.swings(stale_sgd, 0.5, (0, 3)), sheet.Picture)
 
 
 def _run(name: str, steps: int = 3, activation_bytes: int = 800) -> Any:
@@ -187,13 +192,13 @@ def test_the_step_of_median_length_is_laid_over() -> None:
     true = simulate(build("1f1b", 2, 4), Costs(latency=0.5)).makespan
     assert both.measured.makespan == pytest.approx(true)
     assert both.costs.of_stage("forward", 0) == pytest.approx(1)
-    assert isinstance(measures.laid_over(run), figures.Picture)
+    assert isinstance(measures.laid_over(run), sheet.Picture)
     assert [row[0] for row in measures.steps([_run("gpipe"), run]).rows] == ["gpipe", "1f1b"]
 
 
 def test_memory_and_messages_are_those_of_the_record() -> None:
     sheet = measures.memory(kept, [_run("gpipe"), _run("1f1b", activation_bytes=400)])
-    assert isinstance(sheet, figures.Sheet)
+    assert isinstance(sheet, Table)
     assert [row[2] for row in sheet.rows] == ["4", "4", "2", "1"]
     assert [row[4] for row in sheet.rows] == ["200 B", "200 B", "200 B", "400 B"]
     assert [row[4] for row in measures.traffic(_run("1f1b")).rows] == ["4 × 1.00 KiB"] * 2

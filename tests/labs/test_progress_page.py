@@ -9,13 +9,21 @@ from pathlib import Path
 import pytest
 
 from dlojz import labs
-from dlojz.cli import DONE, REFUSED, main
-from dlojz.labs.catalogue import NUMBERS, content_of
-from dlojz.labs.contents import LABS
-from dlojz.labs.progress import Predicted, Progress
-from dlojz.labs.progress_page import Overview, is_good, read_overview
-from dlojz.text import use_language
-from dlojz.viz.progress_table import Advice, Row, progress_html, progress_page, progress_text
+from dlojz.base.language import use_language
+from dlojz.cli.main import DONE, REFUSED, main
+from dlojz.labs.kit.contents import LABS
+from dlojz.labs.kit.lab import LabProgress, Predicted
+from dlojz.labs.kit.lab_catalogue import NUMBERS, content_of
+from dlojz.labs.kit.progress_page import (
+    Advice,
+    LabRow,
+    Overview,
+    is_good,
+    progress_html,
+    progress_page,
+    progress_text,
+    read_overview,
+)
 
 HOSTILE = "<img src=x onerror=alert(1)>\u202e"
 
@@ -25,7 +33,7 @@ def right(dp: int, micro_batch: int, micro_batches: int) -> int:
 
 
 def finish(root: Path, number: str, day: int = 1, leave: int = 0) -> None:
-    progress = Progress(root / f"progress-{number}.json")
+    progress = LabProgress(root / f"progress-{number}.json")
     exercises = content_of(number).EXERCISES
     for exercise in exercises[: len(exercises) - leave]:
         progress.done(exercise.id, datetime(2030, 1, day, tzinfo=UTC))
@@ -76,7 +84,7 @@ def test_a_prediction_is_kept_when_first_revealed(tmp_path: Path) -> None:
     lab.reveal("ddp-optimizer", 100)
     found = standing(read_overview(tmp_path), "00")
     assert (found["predictions"], found["predictions_made"], found["predictions_good"]) == (4, 2, 1)
-    assert Progress(tmp_path / "progress-00.json").predictions() == {
+    assert LabProgress(tmp_path / "progress-00.json").predictions() == {
         "gradient-bytes": Predicted(300.0, 100.0),
         "ddp-optimizer": Predicted(104.0, 100.0),
     }
@@ -122,8 +130,8 @@ def test_a_prediction_of_nothing_is_good_only_if_exact() -> None:
     assert not is_good(prediction, Predicted(111.0, 100.0))
 
 
-def hostile_row() -> Row:
-    return Row(
+def hostile_row() -> LabRow:
+    return LabRow(
         number=HOSTILE, title=HOSTILE, notebook=f'"{HOSTILE}', done=1, exercises=2, predictions=2, made=1, good=1
     )
 
@@ -138,7 +146,7 @@ def test_what_is_shown_is_escaped() -> None:
 
 
 def test_a_bar_carries_its_numbers_and_full_is_told_by_a_mark() -> None:
-    row = Row(number="00", title="t", notebook="", done=2, exercises=2, predictions=0, made=0, good=0)
+    row = LabRow(number="00", title="t", notebook="", done=2, exercises=2, predictions=0, made=0, good=0)
     shown = progress_html([row], None)
     assert "✓ 2 / 2" in shown and "width:100%" in shown and "<a " not in shown
 

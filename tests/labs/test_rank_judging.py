@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlojz.labs.exercise import Exercise, judge
-from dlojz.labs.rank_judging import by_ranks
-from dlojz.labs.verdict import NotDone, Said
-from dlojz.ranks.forks import RankAnswer
-from dlojz.text import use_language
+from dlojz.base.language import use_language
+from dlojz.labs.kit.exercise import Exercise, NotDone, Said, judge
+from dlojz.labs.kit.judges import Mistake
+from dlojz.labs.kit.rank_judges import by_ranks
+from dlojz.processes.forks import RankAnswer
 
 ROWS, WIDTH_IN, WIDTH_OUT = 5, 24, 12
 
@@ -350,6 +350,21 @@ def test_a_fault_between_ranks_is_told_by_its_name(exercise: Exercise, answer: C
     verdict = judge(exercise, answer)
     assert verdict.state == "wrong"
     assert words in verdict.message
+
+
+def test_a_mistake_is_named_only_where_every_rank_holds_its_values() -> None:
+    """Left alone, a gradient is what a broadcast of rank 0's gives on rank 0, and there alone."""
+    named = exercise(
+        by_ranks(
+            trial=lambda answer, rank, size, seed: {"gradient": answer(part(rank, seed))},
+            expected=lambda rank, size, seed: {"gradient": torch.stack([part(r, seed) for r in range(size)]).mean(0)},
+            mistakes=(Mistake(lambda x: x, Said("Nothing is sent.", "Rien n’est envoyé.")),),
+            cases=((2, 11),),
+        )
+    )
+    assert judge(named, lambda x: x.clone()).message == "Nothing is sent."
+    assert "is wrong on ranks 0 and 1" in judge(named, broadcast_only).message
+    assert "differs between rank 0 and rank 1" in judge(named, reduced_to_one).message  # alone, rank 1 kept its own
 
 
 def test_a_function_imported_by_its_name_is_watched_too() -> None:

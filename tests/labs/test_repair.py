@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlojz.cli import main
-from dlojz.labs.repair import repair
-from dlojz.schema import LabError
+from dlojz.base.errors import LabError
+from dlojz.cli.main import main
+from dlojz.labs.kit.build import repair
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "notebooks" / "fr" / "00_getting_started.ipynb"

@@ -13,11 +13,10 @@ import psutil
 import pytest
 import torch
 
-from dlojz.labs.exercise import judge
-from dlojz.labs.layout_exercises import GLOBAL_BATCH
-from dlojz.labs.sandbox import OUTPUT_BYTES, run_limited
-from dlojz.labs.verdict import NotDone
-from dlojz.text import use_language
+from dlojz.base.language import use_language
+from dlojz.labs.kit.exercise import NotDone, judge
+from dlojz.labs.kit.sandbox import OUTPUT_BYTES, run_limited
+from dlojz.labs.lab00_getting_started.exercises import GLOBAL_BATCH
 
 
 @pytest.fixture(autouse=True)

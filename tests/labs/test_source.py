@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dlojz.labs.source import compose, read_source
-from dlojz.schema import LabError
+from dlojz.base.errors import LabError
+from dlojz.labs.kit.source import compose, read_source
 
 GOOD = """\
 # %% [markdown] lang="fr"
@@ -118,7 +118,7 @@ def test_a_file_with_another_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_french_spaces_do_not_break_and_code_stays() -> None:
-    from dlojz.labs.source import french_spaces
+    from dlojz.labs.kit.source import french_spaces
 
     given = "Deux rangs : « prêts » ; alors ? `a : b ; c` et $x : y$ !"
     expected = "Deux rangs\u00a0: «\u00a0prêts\u00a0»\u202f; alors\u202f? `a : b ; c` et $x : y$\u202f!"

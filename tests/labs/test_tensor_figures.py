@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-from dlojz.config import RunConfig
-from dlojz.footprint import Footprint
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.base.table import Table
+from dlojz.config.run_config import RunConfig
 from dlojz.labs import NotDone
-from dlojz.labs import tensor_figures as figures
-from dlojz.labs import tensor_run_figures as measures
-from dlojz.labs.pipeline_figures import Picture, Sheet
-from dlojz.labs.tensor_volume_exercises import layer_bytes
-from dlojz.labs.verdict import Verdict
-from dlojz.predict import predict
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from dlojz.labs.kit.exercise import Verdict
+from dlojz.labs.kit.figures import Picture
+from dlojz.labs.lab06_tensor import figures
+from dlojz.labs.lab06_tensor import figures as measures
+from dlojz.labs.lab06_tensor.exercises_plan import layer_bytes
+from dlojz.prediction import predict
+from dlojz.results.footprint import Footprint
 
 GPT3 = {"tokens": 2048, "width": 12288}
 CONFIG = RunConfig.of(model="llama_tiny", engine="by_hand", tp=2, micro_batch=2)
@@ -77,7 +78,7 @@ def test_a_block_tells_what_its_ends_send(sequence_parallel: bool, ends: list[st
 
 def test_links_are_those_of_the_students_bytes() -> None:
     sheet = figures.links(layer_bytes, samples=1, ranks=8, number_bytes=2, **GPT3)
-    assert isinstance(sheet, Sheet)
+    assert isinstance(sheet, Table)
     sent = layer_bytes(1, 2048, 12288, 8, 2)
     assert [row[2:] for row in sheet.rows] == [
         ("300 GB/s", f"{1e3 * sent / 300e9:.3g} ms"),

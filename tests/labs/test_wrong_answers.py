@@ -12,17 +12,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from dlojz.labs import (
-    attention_exercises,
-    big_models,
-    cost_exercises,
-    getting_started,
-    position_exercises,
-    vision_exercises,
-)
+from dlojz.labs import lab00_getting_started, lab01_big_models
+from dlojz.labs.lab01_big_models import exercises as attention_exercises
+from dlojz.labs.lab01_big_models import exercises as cost_exercises
+from dlojz.labs.lab01_big_models import exercises as position_exercises
+from dlojz.labs.lab01_big_models import exercises as vision_exercises
 from tests.labs.bank import BankTests
 
-EXERCISES = {exercise.id: exercise for exercise in (*getting_started.EXERCISES, *big_models.EXERCISES)}
+EXERCISES = {exercise.id: exercise for exercise in (*lab00_getting_started.EXERCISES, *lab01_big_models.EXERCISES)}
 
 
 def forgot_return(*arguments: Any) -> None:

@@ -15,16 +15,19 @@ import torch._dynamo  # here, once: the first checkpoint in a child would import
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from dlojz.labs import memory_footprint
-from dlojz.labs.exercise import judge
-from dlojz.labs.memory_activation_exercises import peak_bytes, transformer_layer_bytes
-from dlojz.labs.memory_batch_exercises import largest_batch
-from dlojz.labs.memory_checkpoint_exercises import checkpointed
-from dlojz.labs.memory_offload_exercises import exposed_seconds, offload_hooks
-from dlojz.labs.memory_state_exercises import bytes_per_parameter, data_parallel_bytes
-from dlojz.text import use_language
+from dlojz.base.language import use_language
+from dlojz.labs import lab02_memory
+from dlojz.labs.kit.exercise import judge
+from dlojz.labs.lab02_memory.exercises_states import (
+    bytes_per_parameter,
+    data_parallel_bytes,
+    largest_batch,
+    peak_bytes,
+    transformer_layer_bytes,
+)
+from dlojz.labs.lab02_memory.exercises_time import checkpointed, exposed_seconds, offload_hooks
 
-EXERCISES = {exercise.id: exercise for exercise in memory_footprint.EXERCISES}
+EXERCISES = {exercise.id: exercise for exercise in lab02_memory.EXERCISES}
 Answer = Callable[..., Any]
 
 

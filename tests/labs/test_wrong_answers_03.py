@@ -16,13 +16,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from dlojz.labs import data_parallelism
-from dlojz.labs.bucket_exercises import fill_buckets
-from dlojz.labs.calibration_exercises import fit_alpha_beta
-from dlojz.labs.collective_cost_exercises import ring_seconds
+from dlojz.labs import lab03_data_parallel
+from dlojz.labs.lab03_data_parallel.exercises_ddp import fill_buckets
+from dlojz.labs.lab03_data_parallel.exercises_ring import fit_alpha_beta, ring_seconds
 from tests.labs.bank import BankTests
 
-EXERCISES = {exercise.id: exercise for exercise in data_parallelism.EXERCISES}
+EXERCISES = {exercise.id: exercise for exercise in lab03_data_parallel.EXERCISES}
 Answer = Callable[..., Any]
 
 
@@ -499,13 +498,13 @@ OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
 
 
 class TestBank(BankTests):
-    exercises, predictions = EXERCISES, data_parallelism.PREDICTIONS
+    exercises, predictions = EXERCISES, lab03_data_parallel.PREDICTIONS
     wrong, right, others = BANK, REFERENCES, OTHER_RIGHT_ANSWERS
 
 
 def test_the_references_are_what_the_package_computes() -> None:
-    from dlojz import collectives
-    from dlojz.data_parallel import fill_buckets as package_buckets
+    from dlojz.by_hand import collectives
+    from dlojz.by_hand.ddp import fill_buckets as package_buckets
 
     for message_bytes, size in ((10**6, 4), (4096, 7), (100, 1)):
         predicted_s = collectives.cost_s("ring_all_reduce", message_bytes, size, alpha_s=2e-5, beta_s_per_byte=1e-9)

@@ -13,19 +13,22 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from dlojz.config import RunConfig
-from dlojz.labs import zero
-from dlojz.labs.verdict import Verdict
-from dlojz.labs.zero_json_exercises import deepspeed_settings
-from dlojz.labs.zero_offload_exercises import offload_bytes
-from dlojz.labs.zero_states_exercises import state_bytes
-from dlojz.labs.zero_time_exercises import all_at_once_seconds, compare_with_compute, zero_3_seconds
-from dlojz.labs.zero_volume_exercises import sent_bytes
-from dlojz.labs.zero_weights_exercises import gather
-from dlojz.text import use_language
+from dlojz.base.language import use_language
+from dlojz.config.run_config import RunConfig
+from dlojz.labs import lab04_zero
+from dlojz.labs.kit.exercise import Verdict
+from dlojz.labs.lab04_zero.exercises_cost import (
+    all_at_once_seconds,
+    compare_with_compute,
+    deepspeed_settings,
+    offload_bytes,
+    sent_bytes,
+    zero_3_seconds,
+)
+from dlojz.labs.lab04_zero.exercises_stages import gather, state_bytes
 from tests.labs.bank import BankTests
 
-EXERCISES = {exercise.id: exercise for exercise in zero.EXERCISES}
+EXERCISES = {exercise.id: exercise for exercise in lab04_zero.EXERCISES}
 Answer = Callable[..., Any]
 
 
@@ -551,13 +554,13 @@ OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
 
 
 class TestBank(BankTests):
-    exercises, predictions = EXERCISES, zero.PREDICTIONS
+    exercises, predictions = EXERCISES, lab04_zero.PREDICTIONS
     wrong, right, others = BANK, REFERENCES, OTHER_RIGHT_ANSWERS
 
 
 def test_the_references_are_what_the_package_computes() -> None:
-    from dlojz import collectives
-    from dlojz.predict.state_forms import bytes_per_parameter
+    from dlojz.by_hand import collectives
+    from dlojz.prediction.rules_of_thumb import bytes_per_parameter
 
     for stage in range(4):
         form = bytes_per_parameter("fp16_amp", "adam", zero=stage, dp=8)
@@ -581,8 +584,8 @@ def test_the_references_are_what_the_package_computes() -> None:
 @pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_the_volumes_are_those_of_the_labs_own_zero(stage: int, micro_batches: int) -> None:
-    from dlojz.predict.communication import predict_communication
-    from dlojz.predict.shapes import model_shapes
+    from dlojz.prediction.communication import predict_communication
+    from dlojz.prediction.shapes import model_shapes
 
     config = RunConfig.of(model="coatnet_tiny", engine="by_hand", dp=2, zero=stage, micro_batches=micro_batches)
     shapes = model_shapes(config)
@@ -591,7 +594,7 @@ def test_the_volumes_are_those_of_the_labs_own_zero(stage: int, micro_batches: i
 
 
 def test_the_published_table_agrees_to_its_last_digit() -> None:
-    from dlojz.labs.zero_published import PublishedTable
+    from dlojz.labs.kit.figures import PublishedTable
 
     table = PublishedTable(state_bytes)
     assert table.agreeing == len(table.cells) == 54
@@ -602,8 +605,8 @@ def test_the_published_table_agrees_to_its_last_digit() -> None:
 def test_figures_of_the_students_functions(language: str) -> None:
     from dlojz.hardware import DEVICES
     from dlojz.labs import NotDone
-    from dlojz.labs import zero_figures as figures
-    from dlojz.labs.zero_offload_exercises import transfer_over_compute
+    from dlojz.labs.lab04_zero import figures
+    from dlojz.labs.lab04_zero.exercises_cost import transfer_over_compute
 
     def undone(*_: Any) -> Any:
         raise NotDone("zero-states")
@@ -635,9 +638,9 @@ def test_figures_of_the_students_functions(language: str) -> None:
 def test_the_stages_are_drawn_as_they_were_predicted_and_measured() -> None:
     from types import SimpleNamespace
 
-    from dlojz.labs import zero_figures as figures
-    from dlojz.predict import predict
-    from dlojz.schema import LabError
+    from dlojz.base.errors import LabError
+    from dlojz.labs.lab04_zero import figures
+    from dlojz.prediction import predict
 
     config = RunConfig.of(model="coatnet_tiny", engine="by_hand", dp=2, zero=2, micro_batch=2)
     measured = predict(config).model_copy(update={"source": "measured"})

@@ -12,18 +12,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dlojz.labs import inference_fine_tuning as lab
-from dlojz.labs.compress_judging import normal
-from dlojz.labs.distill_loss_exercises import soft_loss
-from dlojz.labs.distill_mixed_exercises import mixed_loss
-from dlojz.labs.prune_mask_exercises import global_masks
-from dlojz.labs.prune_pattern_exercises import sr_ste, two_of_four
-from dlojz.labs.prune_permutation_exercises import reorder
-from dlojz.labs.prune_ticket_exercises import next_ticket
-from dlojz.labs.quantize_affine_exercises import quantize_affine
-from dlojz.labs.quantize_integer_exercises import integer_linear
-from dlojz.labs.quantize_rows_exercises import quantize_rows
-from dlojz.labs.quantize_straight_exercises import fake_quantize
+from dlojz.labs import lab11_compression as lab
+from dlojz.labs.kit.judges import normal
+from dlojz.labs.lab11_compression.exercises_distill import mixed_loss, soft_loss
+from dlojz.labs.lab11_compression.exercises_prune import global_masks, next_ticket, reorder, sr_ste, two_of_four
+from dlojz.labs.lab11_compression.exercises_quantize import (
+    fake_quantize,
+    integer_linear,
+    quantize_affine,
+    quantize_rows,
+)
 from tests.labs.bank import BankTests
 
 EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES}
@@ -450,8 +448,8 @@ class TestBank(BankTests):
 
 @pytest.mark.parametrize("exercise_id", list(EXERCISES))
 def test_a_wrong_answer_is_told_in_french_too(exercise_id: str) -> None:
-    from dlojz.labs.exercise import judge
-    from dlojz.text import use_language
+    from dlojz.base.language import use_language
+    from dlojz.labs.kit.exercise import judge
 
     english = {judge(EXERCISES[exercise_id], answer).message for answer, _ in BANK[exercise_id][:3]}
     use_language("fr")
@@ -481,8 +479,8 @@ def test_a_wrong_answer_is_told_in_french_too(exercise_id: str) -> None:
 def test_what_cannot_be_read_is_named_in_the_readers_language(
     exercise_id: str, answer: Answer, in_english: str, in_french: str
 ) -> None:
-    from dlojz.labs.exercise import judge
-    from dlojz.text import use_language
+    from dlojz.base.language import use_language
+    from dlojz.labs.kit.exercise import judge
 
     assert judge(EXERCISES[exercise_id], answer).message.startswith(in_english)
     use_language("fr")

@@ -17,26 +17,26 @@ import pytest
 from scipy.optimize import nnls
 
 import dlojz
+from dlojz.cost_model.measured_machine import line
+from dlojz.cost_model.validation import validate
 from dlojz.hardware import cluster
-from dlojz.labs import best_compromise as lab
-from dlojz.labs.compromise_choice_exercises import choose
-from dlojz.labs.compromise_error_exercises import held_out_errors
-from dlojz.labs.compromise_front_exercises import pareto
-from dlojz.labs.compromise_layout_tables import bloom_layouts
-from dlojz.labs.compromise_link_exercises import _messages, bounded_line
-from dlojz.labs.compromise_memory_exercises import rank_bytes
-from dlojz.labs.compromise_programme import perceptron, solve
-from dlojz.labs.compromise_round_exercises import compare_rounds
-from dlojz.labs.compromise_search_tables import evidence, held_out
-from dlojz.labs.compromise_sharding_exercises import chain_cost, programme
-from dlojz.labs.compromise_split_exercises import best_split
-from dlojz.labs.compromise_stage_exercises import KNOWN, plan_of, shortest_step
-from dlojz.labs.verdict import NotDone
-from dlojz.plan.alpa.examples import mlp
-from dlojz.plan.alpa.intra_operator import shard
-from dlojz.plan.alpa.mesh import DeviceMesh
-from dlojz.plan.validation import validate
-from dlojz.predict.time.measured_site import line
+from dlojz.labs import lab08_compromise as lab
+from dlojz.labs.kit.exercise import NotDone
+from dlojz.labs.lab08_compromise.exercises_alpa import (
+    KNOWN,
+    chain_cost,
+    perceptron,
+    plan_of,
+    programme,
+    shortest_step,
+    solve,
+)
+from dlojz.labs.lab08_compromise.exercises_evidence import _messages, bounded_line, compare_rounds, held_out_errors
+from dlojz.labs.lab08_compromise.exercises_layouts import best_split, choose, pareto, rank_bytes
+from dlojz.labs.lab08_compromise.figures_tables import bloom_layouts, evidence, held_out
+from dlojz.planner.alpa.graph import mlp
+from dlojz.planner.alpa.intra_operator import shard
+from dlojz.planner.alpa.mesh import DeviceMesh
 from tests.labs.bank import BankTests
 
 EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES}

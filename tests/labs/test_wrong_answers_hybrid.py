@@ -11,18 +11,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dlojz.config import Layout, RunConfig
-from dlojz.footprint import Traffic
-from dlojz.grid import AXES, Grid
-from dlojz.labs import hybrid as lab
-from dlojz.labs.hybrid_grid_exercises import SIZES, missing_degree, place_of
-from dlojz.labs.hybrid_group_exercises import groups_of
-from dlojz.labs.hybrid_layout_exercises import CASES, layout_3d
-from dlojz.labs.hybrid_link_exercises import ROUNDS, between_nodes
-from dlojz.labs.hybrid_step_exercises import RIGHT, hybrid_step
-from dlojz.labs.hybrid_trials import gradients, make_part
-from dlojz.predict.link_traffic import crossing
-from dlojz.tensor.operators import add_up, copy
+from dlojz.by_hand.tensor.operators import add_up, copy
+from dlojz.config.layout import AXES, Layout, RankGrid
+from dlojz.config.run_config import RunConfig
+from dlojz.labs import lab07_hybrid as lab
+from dlojz.labs.lab07_hybrid.exercises_grid import (
+    CASES,
+    ROUNDS,
+    SIZES,
+    between_nodes,
+    groups_of,
+    layout_3d,
+    missing_degree,
+    place_of,
+)
+from dlojz.labs.lab07_hybrid.exercises_step import RIGHT, gradients, hybrid_step, make_part
+from dlojz.prediction.link_traffic import crossing
+from dlojz.results.footprint import Traffic
 from tests.labs.bank import BankTests
 
 EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES}
@@ -272,7 +277,7 @@ class TestBank(BankTests):
 
 def test_the_references_are_the_grid_itself() -> None:
     for dp, pp, tp in SIZES:
-        grid = Grid(dp=dp, pp=pp, tp=tp)
+        grid = RankGrid(dp=dp, pp=pp, tp=tp)
         for rank in range(grid.world_size):
             assert place_of(rank, dp, pp, tp) == grid.coordinates(rank)
         for axis in AXES:
@@ -282,7 +287,7 @@ def test_the_references_are_the_grid_itself() -> None:
 def test_what_leaves_a_node_is_what_the_links_carry() -> None:
     for collective in ROUNDS:
         for order in ("tp-dp-pp", "pp-dp-tp"):
-            grid = Grid(dp=2, pp=2, tp=4, gpus_per_node=4, order=order)
+            grid = RankGrid(dp=2, pp=2, tp=4, gpus_per_node=4, order=order)
             for axis in AXES:
                 told = Traffic(
                     collective=collective, group=axis, group_size=grid.size(axis), count=1, message_bytes=960

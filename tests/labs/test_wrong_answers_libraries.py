@@ -14,14 +14,23 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dlojz.labs import the_libraries as lab
-from dlojz.labs.library_accelerator_exercises import accelerate_loop, updates
-from dlojz.labs.library_arguments_exercises import GPT3, GPT3_GPUS, megatron_layout
-from dlojz.labs.library_course_json_exercises import complete
-from dlojz.labs.library_engine_exercises import deepspeed_loop, plain_loop
-from dlojz.labs.library_metrics_exercises import gather_for_metrics
-from dlojz.labs.library_projection_exercises import megatron_qkv
-from dlojz.labs.library_stand_ins import (
+from dlojz.labs import lab12_libraries as lab
+from dlojz.labs.lab12_libraries.exercises_configuration import (
+    GPT3,
+    GPT3_GPUS,
+    complete,
+    megatron_layout,
+    megatron_qkv,
+    stage,
+)
+from dlojz.labs.lab12_libraries.exercises_loops import (
+    accelerate_loop,
+    deepspeed_loop,
+    gather_for_metrics,
+    plain_loop,
+    updates,
+)
+from dlojz.labs.lab12_libraries.stand_ins import (
     AcceleratorStandIn,
     EngineStandIn,
     make_batches,
@@ -29,7 +38,6 @@ from dlojz.labs.library_stand_ins import (
     make_optimizer,
     weights_of,
 )
-from dlojz.labs.library_traffic_exercises import stage
 from tests.labs.bank import BankTests
 
 EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES}

@@ -14,15 +14,17 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from dlojz.labs import moe_and_curriculum as lab
-from dlojz.labs.curriculum_pacing_exercises import SETTINGS, pacing
-from dlojz.labs.expert_balance_exercises import balance_loss
-from dlojz.labs.expert_capacity_exercises import capacity, places
-from dlojz.labs.expert_gate_exercises import gate
-from dlojz.labs.expert_group_exercises import two_level_gate
-from dlojz.labs.expert_mixture_exercises import mixture
-from dlojz.labs.expert_parity_exercises import average_gradients
-from dlojz.labs.expert_volume_exercises import exchange_bytes
+from dlojz.labs import lab10_experts as lab
+from dlojz.labs.lab10_experts.exercises_ranks import average_gradients, exchange_bytes, mixture
+from dlojz.labs.lab10_experts.exercises_routing import (
+    SETTINGS,
+    balance_loss,
+    capacity,
+    gate,
+    pacing,
+    places,
+    two_level_gate,
+)
 from tests.labs.bank import BankTests
 
 EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES}
@@ -376,7 +378,7 @@ class TestBank(BankTests):
 
 @pytest.mark.parametrize(("k", "groups"), [(1, 1), (2, 1), (1, 2), (2, 4)])
 def test_the_gate_of_the_exercises_is_that_of_the_package(k: int, groups: int) -> None:
-    from dlojz.moe import gate as package
+    from dlojz.models.experts import gate as package
 
     logits_NE, group_logits_NG = torch.randn(13, 8), torch.randn(13, groups)
     if groups == 1:
@@ -390,8 +392,8 @@ def test_the_gate_of_the_exercises_is_that_of_the_package(k: int, groups: int) -
 
 @pytest.mark.parametrize(("k", "factor"), [(1, 1.0), (2, 1.25), (2, 0.5)])
 def test_the_layer_of_the_exercises_is_that_of_the_package(k: int, factor: float) -> None:
-    from dlojz.moe import Routing
-    from dlojz.moe.layer import MixtureOfExperts
+    from dlojz.models.experts import Routing
+    from dlojz.models.experts.layer import MixtureOfExperts
 
     torch.manual_seed(0)
     routing = Routing(experts=4, top_k=k, capacity_factor=factor)
@@ -415,7 +417,7 @@ def test_the_layer_of_the_exercises_is_that_of_the_package(k: int, factor: float
 def test_the_lengths_of_the_exercise_are_those_of_the_package(
     start: int, end: int, steps: int, degree: int, multiple: int
 ) -> None:
-    from dlojz.curriculum import root_length
+    from dlojz.config.schedules import root_length
 
     for t in range(1, steps + 5):
         ours = pacing(t, start, end, steps, degree, multiple)
@@ -423,7 +425,7 @@ def test_the_lengths_of_the_exercise_are_those_of_the_package(
 
 
 def test_the_bytes_of_the_exercise_are_those_of_the_package() -> None:
-    from dlojz.moe import Routing, all_to_all_bytes
+    from dlojz.models.experts import Routing, all_to_all_bytes
 
     room = Routing(experts=8, top_k=2, capacity_factor=1.25).capacity(100)
     one = all_to_all_bytes(experts=8, capacity=room, width=64, element_bytes=2)

@@ -14,16 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dlojz.labs import distributed_optimizers
-from dlojz.labs.optimizer_backward_exercises import update_in_backward
-from dlojz.labs.optimizer_bytes_exercises import compressed_bytes
-from dlojz.labs.optimizer_kernel_exercises import ADAM, ADAM_STATES, update_traffic
-from dlojz.labs.optimizer_messages import read, write
-from dlojz.labs.optimizer_sign_exercises import compress
-from dlojz.schema import LabError
+from dlojz.base.errors import LabError
+from dlojz.labs import lab09_optimizers
+from dlojz.labs.lab09_optimizers.exercises_compression import compress, compressed_bytes, read, write
+from dlojz.labs.lab09_optimizers.exercises_updates import ADAM, ADAM_STATES, update_in_backward, update_traffic
 from tests.labs.bank import BankTests
 
-EXERCISES = {exercise.id: exercise for exercise in distributed_optimizers.EXERCISES}
+EXERCISES = {exercise.id: exercise for exercise in lab09_optimizers.EXERCISES}
 Answer = Callable[..., Any]
 
 
@@ -459,14 +456,14 @@ OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
 
 
 class TestBank(BankTests):
-    exercises, predictions = EXERCISES, distributed_optimizers.PREDICTIONS
+    exercises, predictions = EXERCISES, lab09_optimizers.PREDICTIONS
     wrong, right, others = BANK, REFERENCES, OTHER_RIGHT_ANSWERS
 
 
 @pytest.mark.parametrize("numel", [8, 24, 2048, 2056, 4096, 10_000])
 def test_a_message_is_that_of_the_package(numel: int) -> None:
     """What is read is one sign and one scale of 2048 numbers at most, in as many bytes as are counted."""
-    from dlojz.optim.messages import chunk_bytes
+    from dlojz.by_hand.optimizers.sent_bytes import chunk_bytes
 
     values: Any = torch.randn(numel, generator=torch.Generator().manual_seed(numel))
     message: Any = write(values)
@@ -484,16 +481,16 @@ def test_a_vector_that_does_not_fill_its_bytes_is_refused() -> None:
 
 @pytest.mark.parametrize(("parameters", "ranks"), [(123_456, 2), (1_000_003, 4), (77, 3)])
 def test_the_bytes_are_those_that_the_package_predicts(parameters: int, ranks: int) -> None:
-    from dlojz.optim.messages import message_bytes
+    from dlojz.by_hand.optimizers.sent_bytes import message_bytes
 
     on_the_wire = message_bytes(parameters, ranks).total * (ranks - 1) / ranks
     assert compressed_bytes(parameters, ranks) == pytest.approx(on_the_wire, rel=1e-12)
 
 
 def test_the_exchange_is_that_of_the_package() -> None:
-    from dlojz.labs.optimizer_exchange_exercises import CALLS, simulated, values_of
-    from dlojz.optim.compressed_all_reduce import CompressedAllReduce
-    from dlojz.ranks.forks import spmd
+    from dlojz.by_hand.optimizers.one_bit import CompressedAllReduce
+    from dlojz.labs.lab09_optimizers.exercises_compression import CALLS, simulated, values_of
+    from dlojz.processes.forks import spmd
 
     def on_rank(rank: int, size: int) -> Any:
         reduce = CompressedAllReduce(values_of(rank, size, 7, 0).numel(), torch.device("cpu"))
@@ -514,10 +511,10 @@ def test_adam_moves_72_bytes_apart_and_28_in_one_kernel() -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_outer_step_is_that_of_the_packages_diloco(size: int) -> None:
     """Weights, round after round, of an inner optimizer that goes where the exercise's own training goes."""
-    from dlojz.labs.optimizer_outer_exercises import MOMENTUM, NUMEL, RATE, ROUNDS, local_steps, simulated
-    from dlojz.labs.optimizer_trials import normal
-    from dlojz.optim.local_steps import OUTER_MOMENTUM, OUTER_RATE, DiLoCo
-    from dlojz.ranks.forks import spmd
+    from dlojz.by_hand.optimizers.local_sgd import OUTER_MOMENTUM, OUTER_RATE, DiLoCo
+    from dlojz.labs.kit.judges import normal
+    from dlojz.labs.lab09_optimizers.exercises_updates import MOMENTUM, NUMEL, RATE, ROUNDS, local_steps, simulated
+    from dlojz.processes.forks import spmd
 
     assert (RATE, MOMENTUM) == (OUTER_RATE, OUTER_MOMENTUM)
 

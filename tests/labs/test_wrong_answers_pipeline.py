@@ -12,25 +12,34 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dlojz.labs import pipeline_parallelism as lab
-from dlojz.labs.pipeline_boundary_exercises import run_stage
-from dlojz.labs.pipeline_bubble_exercises import pipeline_step
-from dlojz.labs.pipeline_cap_exercises import CASES, under_cap
-from dlojz.labs.pipeline_deadlock_exercises import BEST, KEPT, LIMIT, unblocked, without_bubble
-from dlojz.labs.pipeline_json_exercises import deepspeed_pipeline
-from dlojz.labs.pipeline_order_exercises import kept, one_f_one_b
-from dlojz.labs.pipeline_partition_exercises import first_fit, smallest_bottleneck
-from dlojz.labs.pipeline_stale_exercises import largest_step, stale_sgd
-from dlojz.pipeline.action import parse_action
-from dlojz.pipeline.catalogue import build
-from dlojz.pipeline.costs import Costs
-from dlojz.pipeline.list_scheduler import list_schedule
-from dlojz.pipeline.memory import peak_activations
-from dlojz.pipeline.optimum import optimum
+from dlojz.labs import lab05_pipeline as lab
+from dlojz.labs.lab05_pipeline.exercises_orders import (
+    BEST,
+    CASES,
+    DEADLOCK_KEPT,
+    LIMIT,
+    kept,
+    one_f_one_b,
+    pipeline_step,
+    unblocked,
+    under_cap,
+    without_bubble,
+)
+from dlojz.labs.lab05_pipeline.exercises_runs import (
+    deepspeed_pipeline,
+    first_fit,
+    largest_step,
+    run_stage,
+    smallest_bottleneck,
+    stale_sgd,
+)
+from dlojz.pipeline.optimum.shortest_schedule import optimum
+from dlojz.pipeline.orders.zero_bubble import list_schedule
 from dlojz.pipeline.partition import exact
-from dlojz.pipeline.schedule import Schedule
-from dlojz.pipeline.simulator import simulate
-from dlojz.pipeline.stability import threshold
+from dlojz.pipeline.schedule import Costs, Schedule, parse_action
+from dlojz.pipeline.schedule_catalogue import build
+from dlojz.pipeline.simulator import peak_activations, simulate
+from dlojz.pipeline.stale_weights import threshold
 from tests.labs.bank import BankTests
 
 EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES}
@@ -364,7 +373,7 @@ def test_what_is_asked_for_can_be_reached_and_no_better() -> None:
     repaired = read(unblocked())
     assert max(peak_activations(repaired)) == LIMIT
     assert simulate(repaired, Costs(sends="rendezvous")).makespan == 18
-    assert optimum(2, 4, split=True, memory_limit=KEPT).value == BEST
+    assert optimum(2, 4, split=True, memory_limit=DEADLOCK_KEPT).value == BEST
     for p, m, limit in CASES:
         assert simulate(under_cap(p, m, limit)).makespan == optimum(p, m, memory_limit=limit).value
     assert optimum(4, 8, memory_limit=3).value == 39

@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from dlojz.config import RunConfig
-from dlojz.labs import tensor_parallelism as lab
-from dlojz.labs.tensor_volume_exercises import NETWORK, NVLINK, compute_seconds, layer_bytes, layer_seconds
-from dlojz.tensor.operators import add_up, copy, gather_tokens, scatter_tokens, take_tokens
+from dlojz.by_hand.tensor.operators import add_up, copy, gather_tokens, scatter_tokens, take_tokens
+from dlojz.config.run_config import RunConfig
+from dlojz.labs import lab06_tensor as lab
+from dlojz.labs.kit.example_links import NETWORK, NVLINK
+from dlojz.labs.lab06_tensor.exercises_plan import compute_seconds, layer_bytes, layer_seconds
 from tests.labs.bank import BankTests
 
 EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES}
@@ -386,7 +387,7 @@ class TestBank(BankTests):
 
 
 def test_the_bytes_of_a_layer_are_those_predicted_for_a_model() -> None:
-    from dlojz.predict.tensor_communication import block_messages
+    from dlojz.prediction.communication import block_messages
 
     config = RunConfig.of(model="gpt_tiny", engine="by_hand", tp=2, micro_batch=4)
     layer = [one.message_bytes for one in block_messages(config)[1]]

@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from dlojz import libraries
-from dlojz.config import RunConfig
-from dlojz.libraries import (
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.config.run_config import RunConfig, laid_out_otherwise
+from dlojz.libraries import library_catalogue
+from dlojz.libraries.library_catalogue import (
     LIBRARIES,
     absence,
     bridge_lines,
+    change,
     check_checkpoints,
-    laid_out_otherwise,
+    code_lines,
     library,
     lines_changed,
     require,
+    words_of,
 )
-from dlojz.libraries.lines import change, code_lines
-from dlojz.libraries.words import words_of
-from dlojz.schema import LabError
-from dlojz.text import use_language
-from dlojz.train import check_runnable
+from dlojz.runnable import check_runnable
 from tests.train.counted import check_refused
 
 
@@ -41,8 +41,8 @@ def test_each_library_has_a_program_a_command_and_words_in_both_languages() -> N
 
 @pytest.mark.parametrize("name", ["accelerate", "megatron", "colossalai"])
 def test_a_library_that_is_not_there_is_refused_with_the_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "found", lambda module: False)
-    monkeypatch.setattr(libraries.Library, "python", property(lambda self: None))
+    monkeypatch.setattr(library_catalogue, "found", lambda module: False)
+    monkeypatch.setattr(library_catalogue.Library, "python", property(lambda self: None))
     command = LIBRARIES[name].command
     for language, words in (("en", "is not installed"), ("fr", "n’est pas installé")):
         use_language(language)
@@ -56,7 +56,7 @@ def test_a_library_that_is_not_there_is_refused_with_the_command(name: str, monk
 
 
 def test_what_is_not_asked_for_is_never_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "found", lambda module: pytest.fail("looked for"))
+    monkeypatch.setattr(library_catalogue, "found", lambda module: pytest.fail("looked for"))
     check_runnable(RunConfig.of(model="gpt_tiny", dp=2))
 
 
@@ -67,7 +67,8 @@ def test_in_ci_no_test_is_skipped_for_want_of_a_library(name: str) -> None:
 
 
 def test_a_package_whose_parent_is_absent_is_not_found() -> None:
-    assert libraries.found("json") and not libraries.found("dlojz_absent") and not libraries.found("dlojz_absent.core")
+    found = library_catalogue.found
+    assert found("json") and not found("dlojz_absent") and not found("dlojz_absent.core")
     assert importlib.util.find_spec("dlojz") is not None
 
 
@@ -103,8 +104,8 @@ def test_a_python_without_the_library_is_no_environment_of_it(named: str, monkey
 def test_an_environment_that_was_given_up_half_way_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An installation that was interrupted leaves a Python alone; the Makefile marks an environment that is whole."""
     monkeypatch.delenv("DLOJZ_COLOSSALAI", raising=False)
-    monkeypatch.setattr(libraries, "REPOSITORY", tmp_path)
-    monkeypatch.setattr(libraries, "found", lambda module: False)
+    monkeypatch.setattr(library_catalogue, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(library_catalogue, "found", lambda module: False)
     one = LIBRARIES["colossalai"]
     folder = tmp_path / one.environment
     (folder / "bin").mkdir(parents=True)
@@ -114,16 +115,16 @@ def test_an_environment_that_was_given_up_half_way_is_none(tmp_path: Path, monke
     packages.mkdir(parents=True)
     (packages / "METADATA").write_text("Metadata-Version: 2.1\nName: colossalai\nVersion: 0.5.0\n")
     assert "make colossalai" in (absence("colossalai") or ""), "what comes behind it may still be missing"
-    (folder / libraries.READY).touch()
+    (folder / library_catalogue.READY).touch()
     assert (absence("colossalai"), one.python, one.version) == (None, folder / "bin" / "python", "0.5.0")
     (folder / "bin" / "python").unlink()
     assert absence("colossalai"), "the Makefile takes it away where nothing could be made of it"
 
 
 def test_the_makefile_marks_what_is_looked_for() -> None:
-    text = (Path(libraries.__file__).parents[2] / "Makefile").read_text(encoding="utf-8")
+    text = (Path(library_catalogue.__file__).parents[2] / "Makefile").read_text(encoding="utf-8")
     assert f"COLOSSALAI := {LIBRARIES['colossalai'].environment}\n" in text
-    assert f"$(COLOSSALAI)/{libraries.READY}: " in text
+    assert f"$(COLOSSALAI)/{library_catalogue.READY}: " in text
 
 
 def test_only_code_counts_as_lines() -> None:
@@ -143,9 +144,9 @@ def test_lines_are_counted_from_the_plain_program() -> None:
 
 def test_what_bridges_the_lab_and_a_library_is_counted_too() -> None:
     """Other names of weights, what stands in for CUDA, an older torch: but not the course's, which all have."""
-    beside = {"megatron": ("megatron_weights", "megatron_cpu"), "colossalai": ("colossalai_torch",)}
+    beside = {"megatron": ("megatron_adapter",), "colossalai": ("colossalai_adapter",)}
     for name in LIBRARIES:
-        files = [libraries.PROGRAMS.parent / f"{one}.py" for one in beside.get(name, ())]
+        files = [library_catalogue.PROGRAMS.parent / f"{one}.py" for one in beside.get(name, ())]
         assert bridge_lines(name) == sum(len(code_lines(file.read_text())) for file in files), name
     assert bridge_lines("megatron") > 50
 

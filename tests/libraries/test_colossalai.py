@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 import dlojz
-from dlojz.config import RunConfig
-from dlojz.footprint import STATES
-from dlojz.libraries import LIBRARIES, absence
-from dlojz.libraries.colossalai_torch import trunc_normal_, weights_as_in_the_lab
-from dlojz.predict import predict
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.config.run_config import RunConfig
+from dlojz.libraries.colossalai_adapter import trunc_normal_, weights_as_in_the_lab
+from dlojz.libraries.library_catalogue import LIBRARIES, absence
+from dlojz.prediction import predict
+from dlojz.results.footprint import STATES
 
 TEXT = {"model": "gpt_tiny", "sequence_length": 32, "micro_batch": 4, "steps": 4, "dp": 2, "device": "cpu"}
 needs_environment = pytest.mark.skipif(

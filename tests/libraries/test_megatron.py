@@ -7,11 +7,11 @@ from collections import Counter
 import pytest
 
 from dlojz import predict
-from dlojz.config import RunConfig
-from dlojz.footprint import STATES, Footprint
-from dlojz.libraries import found
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.config.run_config import RunConfig
+from dlojz.libraries.library_catalogue import found
+from dlojz.results.footprint import STATES, Footprint
 from tests.train.counted import Fields, Runs, footprint, prepare_runs
 
 TEXT: Fields = {"model": "gpt_tiny", "sequence_length": 32, "micro_batch": 4, "micro_batches": 2, "steps": 4}

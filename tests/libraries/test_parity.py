@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from dlojz import predict
-from dlojz.config import RunConfig
-from dlojz.footprint import STATES, Traffic
-from dlojz.libraries import found
-from dlojz.record import read_events
+from dlojz.config.run_config import RunConfig
+from dlojz.libraries.library_catalogue import found
+from dlojz.results.footprint import STATES, Traffic
+from dlojz.results.record import read_events
 from tests.train.counted import Fields, Runs, footprint, prepare_runs
 
 TEXT: Fields = {"model": "gpt_tiny", "sequence_length": 32, "micro_batch": 4, "steps": 4}

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from dlojz.libraries import LIBRARIES, PROGRAMS, absence, course, found
-from dlojz.libraries.course_json import completed
+from dlojz.base.language import use_language
+from dlojz.libraries import course_training
+from dlojz.libraries.course_training import completed
+from dlojz.libraries.library_catalogue import LIBRARIES, PROGRAMS, absence, command_alone, found
 from dlojz.libraries.programs import with_torch
-from dlojz.libraries.words import command_alone
-from dlojz.text import use_language
 
 SLIDE = """{
     "zero_optimization": {
@@ -71,8 +71,8 @@ def losses_of(lines: list[str]) -> list[float]:
 def descended(words: list[str], monkeypatch: pytest.MonkeyPatch, clip: float = 0.0) -> list[float]:
     """The losses that the first rank must see, by one process that has the samples of all, by `alone.by_descent`."""
     monkeypatch.setenv("WORLD_SIZE", str(RANKS))
-    args = course.parser().parse_args(words)
-    model, batches, losses = course.build_model(args), iter(course.data_loader(args)), []
+    args = course_training.parser().parse_args(words)
+    model, batches, losses = course_training.build_model(args), iter(course_training.data_loader(args)), []
     for _ in range(args.steps):
         for number in range(args.accumulation * RANKS):
             loss = model(next(batches))
@@ -99,7 +99,8 @@ def test_a_program_descends_along_the_mean_gradient_of_the_step(name: str, monke
     assert len(expected) == 6 and expected[0] - expected[-1] > 0.1
     assert losses_of(told) == pytest.approx(expected, abs=TOLERANCE)
     if name == "accelerate":  # one unit per block and the rest; two ranks print at once, so that lines may run together
-        blocks, printed = len(course.build_model(course.parser().parse_args(TEXT)).blocks), "\n".join(told)
+        given, printed = course_training.parser().parse_args(TEXT), "\n".join(told)
+        blocks = len(course_training.build_model(given).blocks)
         assert (printed.count("sharded "), printed.count("sharded WithLoss")) == (RANKS * (blocks + 1), RANKS)
 
 
@@ -122,7 +123,7 @@ def test_the_file_is_the_slides_but_for_clipping() -> None:
 
 
 def asked(*words: str) -> argparse.Namespace:
-    made = course.parser()
+    made = course_training.parser()
     made.add_argument("--deepspeed_config")
     made.add_argument("--zero", type=int)
     return made.parse_args(words)
@@ -188,15 +189,16 @@ def test_a_rank_takes_the_gpu_of_its_number_for_its_own(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert [course.device(course.parser().parse_args([]))] == taken == [torch.device("cuda", 3)]
-    assert course.device(course.parser().parse_args(["--device", "cpu"])) == torch.device("cpu") and len(taken) == 1
+    assert [course_training.device(course_training.parser().parse_args([]))] == taken == [torch.device("cuda", 3)]
+    assert course_training.device(course_training.parser().parse_args(["--device",
+        "cpu"])) == torch.device("cpu") and len(taken) == 1
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_the_command_line_of_a_program_has_whole_paths_and_words_that_it_knows(name: str) -> None:
     words = shlex.split(command_alone(name))
     assert str(LIBRARIES[name].program) in words and ("deepspeed" not in name or str(SHIPPED) in words)
-    known = LIBRARIES[name].program.read_text() + Path(str(course.__file__)).read_text() + "--deepspeed_config"
+    known = LIBRARIES[name].program.read_text() + Path(str(course_training.__file__)).read_text() + "--deepspeed_config"
     options = [word for word in words[words.index(str(LIBRARIES[name].program)) :] if word.startswith("-")]
     assert options and all(option in known for option in options)
 

@@ -9,13 +9,13 @@ import pytest
 from rich.console import Console
 
 from dlojz import predict
-from dlojz.config import RunConfig
-from dlojz.footprint import Footprint
-from dlojz.libraries import LIBRARIES
+from dlojz.base.language import use_language
+from dlojz.config.run_config import RunConfig
+from dlojz.display.figures.library_figures import measured_table, notes, ratio_words
+from dlojz.libraries.library_catalogue import LIBRARIES
 from dlojz.libraries.side_by_side import LibraryRow, largest_difference, rows, sent, status_words, traffic_pairs
-from dlojz.record import RunRecord, Status
-from dlojz.text import use_language
-from dlojz.viz.library_tables import measured_table, notes, ratio_words
+from dlojz.results.footprint import Footprint
+from dlojz.results.record import RunRecord, Status
 
 STEPS = 6
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.data import DataLoader, Dataset
 
-from dlojz.config import RunConfig
-from dlojz.libraries.watch import Watch
+from dlojz.config.run_config import RunConfig
+from dlojz.libraries.watched_training import ProgramWatch
 
 
 class Resized(Dataset[Tensor]):
@@ -28,7 +28,8 @@ class Resized(Dataset[Tensor]):
 def test_a_module_in_a_process_that_loads_is_no_model() -> None:
     """A forked process inherits the watch, which must not take a transform for the model, nor touch the device."""
     nothing: Any = None
-    watch = Watch(RunConfig.of(model="vit_tiny", library="torch"), nothing, nothing, torch.device("cpu"), None, nothing)
+    watch = ProgramWatch(RunConfig.of(model="vit_tiny", library="torch"), nothing, nothing, torch.device("cpu"), None,
+        nothing)
     hook = register_module_forward_pre_hook(watch.called)
     try:
         assert [float(batch) for batch in DataLoader(Resized(), num_workers=1)] == [0.0, 1.0]

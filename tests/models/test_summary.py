@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,14 +11,49 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from dlojz import models
+from dlojz.models.meta import on_meta
+from dlojz.models.summary import count, usual_sizes
 
 
-def test_the_whole_catalogue_is_counted_in_seconds() -> None:
-    models.describe.cache_clear()
-    started = time.process_time()
-    for name in models.names():
-        assert models.describe(name).flops > 0
-    assert time.process_time() - started < 30  # about 4 s on a free core
+@pytest.mark.parametrize("name", models.names())
+def test_the_kept_counts_are_those_of_the_built_model(name: str) -> None:
+    usual = [sizes for sizes in usual_sizes() if sizes.name == name]
+    assert models.spec(name).num_classes in [sizes.num_classes for sizes in usual]
+    for sizes in usual:
+        kept = models.describe(name, num_classes=sizes.num_classes)
+        assert kept == count(sizes) and kept.flops > 0, "run benchmarks/count_models.py again"
+
+
+def test_the_kept_counts_load_no_torch() -> None:
+    asked = (
+        "import sys; from dlojz.cli.main import main; assert main(['models']) == 0; assert 'torch' not in "
+        "sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", asked], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("name", ["coatnet_tiny", "vit_tiny", "alexnet_tiny", "gpt_tiny", "llama_tiny", "moe_tiny"])
+def test_without_initial_values_a_model_has_the_same_shapes(name: str) -> None:
+    with on_meta():
+        bare = models.build(name)
+    with torch.device("meta"):
+        whole = models.build(name)
+    assert [(key, one.shape, one.dtype, one.device) for key, one in bare.state_dict().items()] == [
+        (key, one.shape, one.dtype, one.device) for key, one in whole.state_dict().items()
+    ]
+    assert repr(bare) == repr(whole)
+
+
+def test_the_shapes_of_a_model_load_no_compiler() -> None:
+    asked = """
+import sys
+from dlojz.config.run_config import RunConfig
+from dlojz.prediction.shapes import model_shapes
+for name in ("coatnet_tiny", "vit_tiny", "alexnet_tiny", "gpt_tiny", "llama_tiny", "moe_tiny"):
+    model_shapes(RunConfig.of(model=name))
+assert "torch" in sys.modules and "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", asked], check=True)
 
 
 @pytest.mark.parametrize("name", ["coatnet_tiny", "vit_tiny", "alexnet_tiny", "gpt_tiny", "llama_tiny"])
@@ -49,9 +85,8 @@ def test_attention_grows_with_the_square_of_the_number_of_tokens() -> None:
 
 
 def test_counting_draws_no_random_number() -> None:
-    models.describe.cache_clear()
     before = torch.get_rng_state()
-    models.describe("coatnet_tiny")
+    count(usual_sizes()[0])
     assert torch.equal(before, torch.get_rng_state())
 
 

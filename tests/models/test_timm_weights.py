@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dlojz.models.timm_weights import TIMM_SIZES, create_timm_model, from_timm, key_map, renamed
+from .timm_weights import TIMM_SIZES, create_timm_model, from_timm, key_map, renamed
 
 
 def timm_model(name: str, **options: object) -> nn.Module:

@@ -22,7 +22,7 @@ def test_torchvision_and_timm_import_in_a_fresh_process() -> None:
 
 def test_neither_is_imported_by_our_modules() -> None:
     code = (
-        "import sys, dlojz.models.timm_weights, dlojz.models.torchvision_ops\n"
+        "import sys, dlojz.models, dlojz.models.coatnet, dlojz.models.torchvision_ops\n"
         "sys.exit(bool({'timm', 'torchvision'} & set(sys.modules)))"
     )
     assert run(code).returncode == 0

@@ -14,10 +14,10 @@ from typing import Any
 import nbformat
 import pytest
 
-from dlojz.labs.build import build
-from dlojz.labs.source import BEGIN, END
-from dlojz.labs.verdict import not_done
-from dlojz.text import LANGUAGES, use_language
+from dlojz.labs.kit.build import build
+from dlojz.labs.kit.source import BEGIN, END
+from dlojz.labs.kit.exercise import not_done
+from dlojz.base.language import LANGUAGES, use_language
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = sorted(path.name for path in (ROOT / "solutions" / "en").glob("*.ipynb"))

@@ -6,13 +6,11 @@ from itertools import pairwise
 
 import pytest
 
-from dlojz.pipeline.action import BACKWARD, FORWARD, UPDATE, Action
-from dlojz.pipeline.costs import Costs
+from dlojz.base.errors import LabError
 from dlojz.pipeline.orders.asynchronous import ampnet, pipedream, pipedream_2bw, pipemare
-from dlojz.pipeline.schedule import Schedule
+from dlojz.pipeline.schedule import BACKWARD, FORWARD, UPDATE, Action, Costs, Schedule
 from dlojz.pipeline.simulator import simulate
 from dlojz.pipeline.validity import problems
-from dlojz.schema import LabError
 
 METHODS = {"pipedream": pipedream, "pipedream-2bw": pipedream_2bw, "pipemare": pipemare, "ampnet": ampnet}
 

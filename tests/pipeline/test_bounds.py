@@ -6,14 +6,13 @@ import random
 
 import pytest
 
-from dlojz.pipeline.bounds import lower_bound, lower_bound_of, span_bound, span_bound_of
-from dlojz.pipeline.catalogue import SCHEDULES, build
-from dlojz.pipeline.costs import Costs
-from dlojz.pipeline.list_scheduler import list_schedule
-from dlojz.pipeline.orders.flush import gpipe, one_f_one_b
-from dlojz.pipeline.orders.writing import looped, zigzag
-from dlojz.pipeline.orders.zero_bubble import zb_h1, zb_h2
+from dlojz.pipeline.analysis import lower_bound, lower_bound_of, span_bound, span_bound_of
+from dlojz.pipeline.orders.synchronous import gpipe, looped, one_f_one_b, terapipe, zigzag
+from dlojz.pipeline.orders.zero_bubble import list_schedule, zb_h1, zb_h2
+from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Action, Costs, Schedule
+from dlojz.pipeline.schedule_catalogue import SCHEDULES, build
 from dlojz.pipeline.simulator import simulate
+from dlojz.pipeline.validity import least_waits, problems
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 1), (1, 5), (2, 4), (4, 2), (4, 8), (8, 16)])
@@ -104,3 +103,78 @@ def test_no_list_schedule_beats_them(split: bool) -> None:
         same = {"placement": placement, "split": split}
         assert lower_bound_of(ranks, micro_batches, costs, **same) == lower_bound(made, costs)  # type: ignore[arg-type]
         assert span_bound_of(ranks, micro_batches, costs, **same) == span_bound(made, costs)  # type: ignore[arg-type]
+
+
+# -- token slices
+
+
+def sliced(draw: random.Random, placement: list[int], micro_batches: int, slices: int, *, split: bool) -> Schedule:
+    """A legal order of slices that nobody would write: at every step, any action that may run."""
+    backward, last = (BACKWARD_INPUT if split else BACKWARD), len(placement) - 1
+    needs: dict[Action, list[Action]] = {}
+    for stage in range(len(placement)):
+        for one in range(micro_batches):
+            for part in range(slices):
+                there, back = (Action(kind, stage, one, token_slice=part) for kind in (FORWARD, backward))
+                needs[there] = [there._replace(stage=stage - 1)] * (stage > 0)
+                needs[there] += [there._replace(token_slice=part - 1)] * (part > 0)
+                needs[back] = [there._replace(token_slice=slices - 1)]
+                needs[back] += [back._replace(stage=stage + 1)] * (stage < last)
+                needs[back] += [back._replace(token_slice=part + 1)] * (part < slices - 1)
+                if split:
+                    needs[back._replace(kind=BACKWARD_WEIGHT)] = [back]
+    preferred = {action: draw.random() for action in needs}
+    keeps = draw.random() < 0.5  # to what it prefers, else another action at every step
+    done: set[Action] = set()
+    orders: list[list[Action]] = [[] for _ in range(max(placement) + 1)]
+    while len(done) < len(needs):
+        ready = [action for action, needed in needs.items() if action not in done and done.issuperset(needed)]
+        action = min(ready, key=preferred.__getitem__) if keeps else draw.choice(ready)
+        done.add(action)
+        orders[placement[action.stage]].append(action)
+    return Schedule.of("custom", orders, placement, micro_batches, token_slices=slices)
+
+
+def slice_costs(draw: random.Random, stages: int, slices: int) -> Costs:
+    costs = costs_of(draw, stages, whole=False, together=False)
+    return costs.with_(slice_times=tuple(draw.randint(1, 8) / 4 for _ in range(slices)))
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_no_order_of_slices_beats_them(split: bool) -> None:
+    """Unequal stages, unequal slices, one or two chunks per rank."""
+    draw = random.Random(5)
+    for number in range(250):
+        ranks, slices, micro_batches = draw.randint(1, 4), draw.randint(2, 4), draw.randint(1, 3)
+        placement = list(draw.choice((looped, zigzag))(ranks, draw.choice((1, 1, 2))))
+        schedule = sliced(draw, placement, micro_batches, slices, split=split)
+        assert number > 20 or problems(schedule) == []
+        costs = slice_costs(draw, len(placement), slices)
+        timeline = simulate(schedule, costs)
+        assert lower_bound(schedule, costs) <= timeline.makespan
+        assert span_bound(schedule, costs) <= timeline.span
+
+
+def test_terapipe_meets_the_bound_on_equal_stages_and_with_one_sequence() -> None:
+    """(m Σ t + (p − 1) max t)(F + B) + 2 (p − 1) c; one sequence alone meets it on unequal stages too."""
+    draw = random.Random(7)
+    for _ in range(100):
+        ranks, slices, micro_batches = draw.randint(1, 6), draw.randint(2, 5), draw.randint(1, 4)
+        times = tuple(draw.randint(1, 8) / 4 for _ in range(slices))
+        equal = Costs(forward=0.75, backward=1.5, latency=0.25, slice_times=times)
+        schedule = terapipe(ranks, micro_batches, slices)
+        form = (micro_batches * sum(times) + (ranks - 1) * max(times)) * 2.25 + 2 * (ranks - 1) * 0.25
+        assert lower_bound(schedule, equal) == span_bound(schedule, equal) == simulate(schedule, equal).makespan == form
+        alone, unequal = terapipe(ranks, 1, slices), slice_costs(draw, ranks, slices)
+        assert lower_bound(alone, unequal) == simulate(alone, unequal).makespan
+
+
+def test_a_wait_is_that_of_the_slowest_way_through_the_stages() -> None:
+    """F = (1, 3, 2), slices (1, 4), c = 1, by hand.
+
+    Before the second stage the long slice: 4 · 1 + 1, less what the short one fills there at the rate it comes: it
+    runs 3 where 1 has passed, so 5 − 2 m; the short one comes after 1 + 1 = 2, the idle time of m = 2 and more. Before
+    the third: 4 · (1 + 3) + 2, and 1 − 2 for each short slice before it; or, from the second stage on, 2 + 4 · 3 + 1
+    and 3 − 2 for the one short slice before it.
+    """
+    assert [least_waits((1, 3, 2), (1, 1), (1, 4), m) for m in (1, 2, 9)] == [[0, 3, 17], [0, 2, 16], [0, 2, 16]]

@@ -6,12 +6,9 @@ import math
 
 import pytest
 
-from dlojz.pipeline.action import COMPUTES, EVICT, LOAD
-from dlojz.pipeline.costs import Costs
-from dlojz.pipeline.memory import peak_activations
-from dlojz.pipeline.orders.bpipe import bpipe, most_kept
-from dlojz.pipeline.orders.flush import one_f_one_b
-from dlojz.pipeline.simulator import simulate
+from dlojz.pipeline.orders.synchronous import bpipe, most_kept, one_f_one_b
+from dlojz.pipeline.schedule import COMPUTES, EVICT, LOAD, Costs
+from dlojz.pipeline.simulator import peak_activations, simulate
 from dlojz.pipeline.validity import problems
 
 FAST = Costs()

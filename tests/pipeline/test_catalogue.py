@@ -7,12 +7,11 @@ import sys
 
 import pytest
 
-from dlojz.pipeline.catalogue import ALIASES, SCHEDULES, build, entry
-from dlojz.pipeline.costs import Costs
-from dlojz.pipeline.memory import peak_activations
-from dlojz.pipeline.orders.entries import ENTRIES
-from dlojz.schema import LabError
-from dlojz.text import LANGUAGES, language, use_language
+from dlojz.base.errors import LabError
+from dlojz.base.language import LANGUAGES, language, use_language
+from dlojz.pipeline.schedule import Costs
+from dlojz.pipeline.schedule_catalogue import ALIASES, ENTRIES, SCHEDULES, build, entry
+from dlojz.pipeline.simulator import peak_activations
 
 ASKED_FOR = (
     "naive gpipe 1f1b eager-1f1b interleaved looped-bfs interleaved-zb chimera zb-h1 zb-h2 zb-1p zb-2p zb-v dualpipe "
@@ -88,6 +87,8 @@ def test_even_ranks_are_what_the_schedule_refuses() -> None:
 def test_options_arrive() -> None:
     assert build("interleaved", 2, 4, chunks=3).stages == 6
     assert build("interleaved", 2, 6, group=3).orders != build("interleaved", 2, 6).orders
+    # Groups as small as they may be: one micro-batch for each rank.
+    assert build("interleaved", 4, 8, group=4).orders == build("interleaved", 4, 8).orders
     assert build("hanayo", 2, 4, waves=2) == build("hanayo", 2, 4, chunks=4)
     assert build("hanayo", 2, 4).stages == 4
     assert build("zb-v", 2, 4, chunks=2) == build("zb-v", 2, 4)
@@ -109,7 +110,8 @@ def test_the_automatic_schedules_keep_to_p_and_2p() -> None:
 
 def test_the_catalogue_loads_neither_torch_nor_matplotlib() -> None:
     code = (
-        "import sys; from dlojz.pipeline.catalogue import SCHEDULES, build; import dlojz.pipeline.closed_forms\n"
+        "import sys; from dlojz.pipeline.schedule_catalogue import SCHEDULES, build\n"
+        "import dlojz.pipeline.closed_forms\n"
         "[build(name, 4, 8) for name in SCHEDULES]\n"
         "print([name for name in ('torch', 'matplotlib', 'deepspeed', 'ortools') if name in sys.modules])"
     )

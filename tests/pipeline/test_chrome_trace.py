@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from dlojz.pipeline.catalogue import build
-from dlojz.pipeline.chrome_trace import chrome_trace, write_chrome_trace
-from dlojz.pipeline.costs import Costs
-from dlojz.pipeline.memory import peak_activations
-from dlojz.pipeline.simulator import simulate
-from dlojz.pipeline.timeline import Timeline
-from dlojz.schema import LabError
+from dlojz.base.errors import LabError
+from dlojz.pipeline.exchange_formats import chrome_trace, write_chrome_trace
+from dlojz.pipeline.schedule import Costs
+from dlojz.pipeline.schedule_catalogue import build
+from dlojz.pipeline.simulator import Timeline, peak_activations, simulate
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipe", "terapipe", "pipedream", "bpipe"])

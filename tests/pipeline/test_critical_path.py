@@ -1,4 +1,4 @@
-"""The critical path: a chain without slack over the whole makespan, and slack that is exactly what there is."""
+"""The critical path: a chain without gaps over the whole makespan."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from dlojz.pipeline.catalogue import SCHEDULES, build
-from dlojz.pipeline.costs import Costs
-from dlojz.pipeline.critical_path import critical_path, slack
-from dlojz.pipeline.orders.flush import gpipe, one_f_one_b
-from dlojz.pipeline.schedule import Schedule
-from dlojz.pipeline.simulator import simulate
-from dlojz.pipeline.timeline import Timeline
+from dlojz.pipeline.analysis import critical_path
+from dlojz.pipeline.orders.synchronous import gpipe, one_f_one_b
+from dlojz.pipeline.schedule import Costs, Schedule, Sends
+from dlojz.pipeline.schedule_catalogue import SCHEDULES, build
+from dlojz.pipeline.simulator import Timeline, simulate, simulate_blocking
 
 
 def costs_of(draw: random.Random, schedule: Schedule, latency: float) -> Costs:
@@ -36,31 +34,6 @@ def test_the_path_leads_from_the_first_start_to_the_last_end_without_a_wait(name
         for before, after in pairwise(path):
             delay = costs.delay(int(rank[before]), int(rank[after]))
             assert timeline.starts[after] == timeline.ends[before] + delay
-        left = slack(timeline)
-        assert left[list(path)].tolist() == [0.0] * len(path)
-        assert left.min() == 0
-
-
-def test_slack_is_how_much_longer_an_action_may_take() -> None:
-    """Each action of a schedule is made longer, alone, by its slack (nothing changes) and by a little more."""
-    schedule = one_f_one_b(3, 4)
-    costs = Costs(forward=(2.0, 1.0, 3.0), latency=0.5)
-    timeline = simulate(schedule, costs)
-    graph, durations = schedule.graph, timeline.durations.tolist()
-    rank = graph.rank.tolist()
-
-    def makespan(longer: int, by: float) -> float:
-        ends = [0.0] * (graph.actions + 1)
-        for index in graph.order:
-            needed = graph.needs[index]
-            delay = costs.delay(rank[needed], rank[index]) if needed < graph.actions else 0.0
-            start = max(ends[graph.previous[index]], ends[needed] + delay)
-            ends[index] = start + durations[index] + (by if index == longer else 0.0)
-        return max(ends)
-
-    for index, left in enumerate(slack(timeline).tolist()):
-        assert makespan(index, left) == timeline.makespan
-        assert makespan(index, left + 0.25) == timeline.makespan + 0.25
 
 
 def test_it_changes_rank_only_where_it_must() -> None:
@@ -82,13 +55,35 @@ def test_1f1b_with_latency_goes_back_and_forth() -> None:
     assert crossed(one_f_one_b(4, 8)) == 16
 
 
-@pytest.mark.parametrize("sends", ["paired", "rendezvous"])
-def test_where_sends_block_the_path_still_spans_the_makespan(sends: str) -> None:
-    timeline = simulate(gpipe(3, 5), Costs(forward=(1.0, 2.0, 1.0), latency=0.5, sends=sends))  # type: ignore[arg-type]
-    path = critical_path(timeline)
+@pytest.mark.parametrize(
+    ("sends", "schedule"),
+    [("paired", gpipe(3, 5)), ("paired", one_f_one_b(4, 6)), ("rendezvous", gpipe(3, 5)), ("rendezvous", gpipe(2, 2))],
+    ids=["paired gpipe", "paired 1f1b", "rendezvous gpipe", "rendezvous small"],
+)
+def test_where_sends_block_a_longer_action_of_the_path_makes_the_step_longer(sends: Sends, schedule: Schedule) -> None:
+    """Each action of the path alone is made a quarter longer."""
+    first = range(schedule.ranks)
+    latency = tuple(tuple(0.5 * (one < other) + 0.25 * (one > other) for other in first) for one in first)
+    costs = Costs(forward=tuple(1.0 + rank % 2 for rank in first), latency=latency, sends=sends)
+    timeline = simulate(schedule, costs)
+
+    def makespan(longer: int, by: float) -> float:
+        durations = timeline.durations.tolist()
+        durations[longer] += by
+        return simulate_blocking(schedule, costs, durations).makespan
+
+    path = list(critical_path(timeline))
+    for action in path:
+        assert makespan(action, 0.25) == timeline.makespan + 0.25
     assert timeline.starts[path[0]] == timeline.start
     assert timeline.ends[path[-1]] == timeline.makespan
-    assert slack(timeline).min() >= 0
+
+
+def test_where_sends_block_the_path_goes_through_the_receiver_that_is_late() -> None:
+    """GPipe, F = 1 and 3, c = 0.5: rank 0 may send its third activation once rank 1 has run its second forward."""
+    timeline = simulate(gpipe(2, 3), Costs(forward=(1.0, 3.0), backward=1.0, latency=0.5, sends="paired"))
+    path = [str(timeline.schedule.actions[number]) for number in critical_path(timeline)]
+    assert path == ["0F0", "1F0", "1F1", "1F2", "1B0", "1B1", "1B2", "0B2"]
 
 
 def test_measured_timelines_and_empty_ones() -> None:

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from dlojz.pipeline.action import FORWARD, Action
-from dlojz.pipeline.costs import Costs
-from dlojz.pipeline.list_scheduler import RankState, backward_first, forward_first, list_schedule
-from dlojz.pipeline.memory import peak_activations
-from dlojz.pipeline.orders.flush import eager_one_f_one_b, gpipe, naive, one_f_one_b
-from dlojz.pipeline.orders.interleaved import looped_bfs
-from dlojz.pipeline.orders.writing import looped, zigzag
-from dlojz.pipeline.orders.zero_bubble import zb_h1, zb_h2
-from dlojz.pipeline.schedule import Schedule
-from dlojz.pipeline.simulator import UNIT_COSTS, simulate
+from dlojz.base.errors import LabError
+from dlojz.pipeline.orders.synchronous import eager_one_f_one_b, gpipe, looped, looped_bfs, naive, one_f_one_b, zigzag
+from dlojz.pipeline.orders.zero_bubble import RankState, backward_first, forward_first, list_schedule, zb_h1, zb_h2
+from dlojz.pipeline.schedule import FORWARD, Action, Costs, Schedule
+from dlojz.pipeline.simulator import UNIT_COSTS, peak_activations, simulate
 from dlojz.pipeline.validity import problems
-from dlojz.schema import LabError
 
 SIZES = [(1, 3), (2, 4), (4, 8), (4, 4), (8, 16), (5, 11)]
 

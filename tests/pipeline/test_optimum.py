@@ -6,15 +6,14 @@ import sys
 
 import pytest
 
-from dlojz.pipeline.bounds import lower_bound
-from dlojz.pipeline.costs import Costs
-from dlojz.pipeline.memory import peak_activations
-from dlojz.pipeline.optimum import Optimum, Problem, _table, first_guess, optimum
-from dlojz.pipeline.orders.flush import one_f_one_b
-from dlojz.pipeline.orders.writing import zigzag
-from dlojz.pipeline.simulator import UNIT_COSTS, simulate
+from dlojz.base.errors import LabError
+from dlojz.pipeline.analysis import lower_bound
+from dlojz.pipeline.optimum.optimum_problem import Optimum, Problem
+from dlojz.pipeline.optimum.shortest_schedule import _table, first_guess, optimum
+from dlojz.pipeline.orders.synchronous import one_f_one_b, zigzag
+from dlojz.pipeline.schedule import Costs
+from dlojz.pipeline.simulator import UNIT_COSTS, peak_activations, simulate
 from dlojz.pipeline.validity import problems
-from dlojz.schema import LabError
 
 
 def unbalanced(stages: tuple[int, ...], latency: float = 0.0) -> Costs:
@@ -27,7 +26,7 @@ def without_solver(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where OR-Tools is not installed."""
     for name in ("ortools", "ortools.sat.python"):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "dlojz.pipeline.optimum_model", raising=False)
+    monkeypatch.delitem(sys.modules, "dlojz.pipeline.optimum.optimum_solver", raising=False)
 
 
 def check(found: Optimum, costs: Costs, limit: float | None, objective: str) -> None:
@@ -155,7 +154,7 @@ def test_unit_costs_up_to_four_ranks_and_eight_micro_batches_need_no_solver(
     ],
 )
 def test_entries_are_proven_again(size: tuple[int, int], split: bool, limit: int, objective: str) -> None:
-    from dlojz.pipeline.optimum_model import search
+    from dlojz.pipeline.optimum.optimum_solver import search
 
     problem = Problem(*size, UNIT_COSTS, tuple(range(size[0])), split, limit, objective)  # type: ignore[arg-type]
     found = search(problem, first_guess(problem), workers=2)

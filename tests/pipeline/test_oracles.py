@@ -6,14 +6,17 @@ import re
 
 import pytest
 
-from dlojz.pipeline.action import Action, overlapped
-from dlojz.pipeline.catalogue import build
+from dlojz.base.errors import LabError
 from dlojz.pipeline.closed_forms import closed_form
-from dlojz.pipeline.costs import Costs
-from dlojz.pipeline.memory import peak_activations
-from dlojz.pipeline.schedule import Schedule
-from dlojz.pipeline.simulator import simulate
+from dlojz.pipeline.schedule import Action, Costs, Schedule, overlapped
+from dlojz.pipeline.schedule_catalogue import SCHEDULES, build
+from dlojz.pipeline.simulator import peak_activations, simulate
 
+DEADLOCKS = {
+    *("interleaved", "looped-bfs", "interleaved-zb", "zb-h2", "zb-2p", "zb-v", "dualpipe", "dualpipe-v"),
+    *("pipemare", "ampnet"),
+}
+"""Orders in which two neighbours send to each other at different places: with sends that block, both wait."""
 SIZES = [(4, 8), (4, 16), (8, 16), (2, 4)]
 TABLE: list[tuple[str, dict[str, int], tuple[int, ...], tuple[int, ...]]] = [
     # name, options, makespans at SIZES, peaks at (4, 8); F = I = W = 1 per chunk, no latency
@@ -139,6 +142,43 @@ def test_deepspeeds_schedule_in_blocking_sends(ranks: int, micro_batches: int, m
         assert simulate(build("deepspeed", ranks, micro_batches), equal).makespan == 22
         slow = Costs(latency=0.1)
         assert simulate(build("deepspeed", ranks, micro_batches), slow).makespan == pytest.approx(33 + 16 * 0.1)
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 1), (2, 2), (3, 5), (4, 8)])
+def test_gpipe_in_blocking_sends(ranks: int, micro_batches: int) -> None:
+    """A rank sends what it has made while it receives what it needs: m + p − 2 cycles take F + c, as many B + c."""
+    costs = Costs(forward=1.0, backward=3.0, latency=0.25, sends="paired")
+    expected = (micro_batches + ranks - 2) * (4.0 + 2 * 0.25) + 4.0
+    assert simulate(build("gpipe", ranks, micro_batches), costs).makespan == expected
+
+
+def test_an_overlapped_pass_waits_for_both_its_messages_where_sends_block() -> None:
+    """F = 1, B = 2, c = 0.5, by hand: the middle rank's second forward is there at 3, its first backward at 6.5."""
+    forward, backward = ([Action(kind, rank, one) for rank in range(3) for one in range(2)] for kind in "FB")
+    middle = [forward[2], overlapped(forward[3], backward[2]), backward[3]]
+    orders = [[*forward[:2], *backward[:2]], middle, [forward[4], backward[4], forward[5], backward[5]]]
+    schedule = Schedule.of("custom", orders, [0, 1, 2], 2)
+    timeline = simulate(schedule, Costs(latency=0.5, sends="paired"))
+    assert timeline.starts.tolist() == [0, 1.5, 10, 16, 1.5, 6.5, 13.5, 3, 4, 10, 11]
+    assert timeline.makespan == 18
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_where_sends_block_nothing_is_used_before_it_is_there(name: str) -> None:
+    schedule, costs = build(name, 4, 8), Costs(latency=0.5, sends="paired")
+    graph = schedule.graph
+    rank, needs = graph.rank.tolist(), [*enumerate(graph.needs), *graph.also]
+    try:
+        timeline = simulate(schedule, costs)
+    except LabError as error:  # neighbours whose messages cross, which buffers would take
+        assert str(error).startswith("deadlock of blocking sends: rank ")
+        assert name in DEADLOCKS
+        return
+    assert name not in DEADLOCKS
+    for index, needed in needs:
+        if needed < graph.actions:
+            assert timeline.starts[index] >= timeline.ends[needed] + costs.delay(rank[needed], rank[index])
+    assert timeline.makespan >= simulate(schedule, costs.with_(sends="buffered")).makespan
 
 
 # --- orders, written as in the research: a, b chunks; d, u pipes down and up; 0-3 stands for 0, 1, 2, 3 ---

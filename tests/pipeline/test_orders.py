@@ -6,16 +6,13 @@ from itertools import product
 
 import pytest
 
-from dlojz.pipeline.action import BACKWARD, FORWARD
-from dlojz.pipeline.catalogue import SCHEDULES, build
-from dlojz.pipeline.memory import peak_activations
-from dlojz.pipeline.orders.flush import deepspeed_train_schedule, gpipe, one_f_one_b
-from dlojz.pipeline.orders.interleaved import interleaved, interleaved_zero_bubble
-from dlojz.pipeline.orders.writing import looped, zigzag
+from dlojz.base.errors import LabError
+from dlojz.pipeline.orders.synchronous import gpipe, interleaved, interleaved_zero_bubble, looped, one_f_one_b, zigzag
 from dlojz.pipeline.orders.zero_bubble import zb_h1
-from dlojz.pipeline.simulator import simulate
+from dlojz.pipeline.schedule import BACKWARD, FORWARD, Action
+from dlojz.pipeline.schedule_catalogue import SCHEDULES, build
+from dlojz.pipeline.simulator import peak_activations, simulate
 from dlojz.pipeline.validity import problems
-from dlojz.schema import LabError
 
 SIZES = [(ranks, m) for ranks in (1, 2, 3, 4, 6, 8) for m in sorted({1, 2, 3, 5, ranks, 2 * ranks, 2 * ranks + 2, 24})]
 MORE: list[tuple[str, dict[str, int]]] = [
@@ -80,8 +77,12 @@ def test_the_warm_up_of_1f1b_is_its_memory() -> None:
 
 
 def test_deepspeeds_slots_give_1f1b() -> None:
-    for ranks, micro_batches in product((1, 2, 3, 4, 8), (1, 2, 3, 4, 8, 17)):
-        assert deepspeed_train_schedule(ranks, micro_batches).orders == one_f_one_b(ranks, micro_batches).orders
+    """Stage s runs F_i at slot 2i + s and B_i at slot 2i + 2p − 1 − s (class TrainSchedule)."""
+    for ranks, count in product((1, 2, 3, 4, 8), (1, 2, 3, 4, 8, 17)):
+        for rank, order in enumerate(one_f_one_b(ranks, count).orders):
+            slots = {2 * number + rank: Action(FORWARD, rank, number) for number in range(count)}
+            slots |= {2 * (number + ranks) - 1 - rank: Action(BACKWARD, rank, number) for number in range(count)}
+            assert order == tuple(slots[slot] for slot in sorted(slots))
 
 
 def test_one_chunk_of_interleaved_zero_bubble_is_zb_h1() -> None:

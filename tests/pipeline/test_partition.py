@@ -11,9 +11,9 @@ from itertools import combinations, pairwise
 
 import pytest
 
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
 from dlojz.pipeline.partition import Partition, exact, total_time
-from dlojz.schema import LabError
-from dlojz.text import use_language
 
 BERT_LARGE = [52_559_872, *[12_596_224] * 24, 0, 52_559_872]
 
@@ -163,7 +163,7 @@ def test_refusals(call: object, words: list[str]) -> None:
 
 def test_cutting_loads_no_torch() -> None:
     code = (
-        "import sys, dlojz.pipeline.partition_peers, dlojz.pipeline.block_weights as b\n"
+        "import sys, dlojz.pipeline.partition_baselines, dlojz.pipeline.partition_baselines as b\n"
         "print([m for m in ('torch', 'matplotlib', 'deepspeed') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

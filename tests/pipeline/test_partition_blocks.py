@@ -7,9 +7,9 @@ import math
 import pytest
 
 from dlojz import models
-from dlojz.config import RunConfig
-from dlojz.pipeline.block_weights import MEASURES, block_times, block_weights
-from dlojz.schema import LabError
+from dlojz.base.errors import LabError
+from dlojz.config.run_config import RunConfig
+from dlojz.pipeline.partition_baselines import MEASURES, block_times, block_weights
 
 
 @pytest.mark.parametrize("model", ["coatnet_tiny", "coatnet_7", "gpt_tiny", "alexnet"])

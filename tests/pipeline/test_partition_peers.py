@@ -7,8 +7,9 @@ import random
 import pytest
 from deepspeed.runtime.utils import partition_balanced, partition_uniform
 
+from dlojz.base.errors import LabError
 from dlojz.pipeline.partition import exact
-from dlojz.pipeline.partition_peers import (
+from dlojz.pipeline.partition_baselines import (
     PEERS,
     balanced_like_deepspeed,
     by_pattern,
@@ -17,7 +18,6 @@ from dlojz.pipeline.partition_peers import (
     pattern_weights,
     uniform,
 )
-from dlojz.schema import LabError
 
 NAMES = ["Stem", "MBConvBlock", "MBConvBlock", "AttentionBlock", "AttentionBlock", "Head"]
 

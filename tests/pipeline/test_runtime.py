@@ -9,15 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dlojz.base.errors import LabError
 from dlojz.models.blocks import BlockList
-from dlojz.pipeline.catalogue import build
-from dlojz.pipeline.runtime import PipelineRuntime
-from dlojz.pipeline.runtime_asynchronous import AsynchronousRuntime
-from dlojz.pipeline.runtime_stages import boundaries_of, stage_modules
+from dlojz.pipeline.runtime import AsynchronousRuntime, PipelineRuntime, boundaries_of, stage_modules
 from dlojz.pipeline.schedule import Schedule
-from dlojz.pipeline.versions import version_audit
-from dlojz.ranks.forks import spmd
-from dlojz.schema import LabError
+from dlojz.pipeline.schedule_catalogue import build
+from dlojz.pipeline.stale_weights import version_audit
+from dlojz.processes.forks import spmd
 
 WIDTH, BLOCKS, SAMPLES = 6, 16, 3
 SYNCHRONOUS = (

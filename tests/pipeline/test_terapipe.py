@@ -7,21 +7,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from dlojz.pipeline.action import FORWARD
-from dlojz.pipeline.costs import Costs
-from dlojz.pipeline.orders.flush import gpipe
-from dlojz.pipeline.orders.terapipe import terapipe
+from dlojz.base.errors import LabError
+from dlojz.pipeline.orders.synchronous import gpipe, terapipe
+from dlojz.pipeline.schedule import FORWARD, Costs
 from dlojz.pipeline.simulator import simulate
-from dlojz.pipeline.token_slices import (
+from dlojz.pipeline.validity import (
     causal_slice_flops,
     causal_slice_time,
     pipelined_time,
     plan_slices,
+    problems,
     slice_order_problems,
     slice_times,
 )
-from dlojz.pipeline.validity import problems
-from dlojz.schema import LabError
 
 
 def compositions(total: int) -> Iterator[tuple[int, ...]]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from dlojz.pipeline.catalogue import SCHEDULES, build
-from dlojz.pipeline.costs import Costs
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.pipeline.exchange_formats import common_quantum, labels_of, text_table
+from dlojz.pipeline.schedule import Costs
+from dlojz.pipeline.schedule_catalogue import SCHEDULES, build
 from dlojz.pipeline.simulator import simulate
-from dlojz.pipeline.text_table import common_quantum, labels_of, text_table
-from dlojz.schema import LabError
-from dlojz.text import use_language
 
 
 def test_1f1b_as_on_the_blackboard() -> None:

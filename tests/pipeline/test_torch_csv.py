@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dlojz.pipeline.action import Action
-from dlojz.pipeline.catalogue import SCHEDULES, build
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.pipeline.exchange_formats import from_csv, load_csv, read_csv, to_csv, torch_refusal, write_csv
+from dlojz.pipeline.schedule import Action
+from dlojz.pipeline.schedule_catalogue import SCHEDULES, build
 from dlojz.pipeline.simulator import simulate
-from dlojz.pipeline.torch_csv import from_csv, load_csv, read_csv, to_csv, torch_refusal, write_csv
-from dlojz.schema import LabError
-from dlojz.text import use_language
 
 VALID = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
 

@@ -13,8 +13,8 @@ import pytest
 from torch.distributed.pipelining import _schedule_visualizer as visualizer
 from torch.distributed.pipelining import schedules, stage
 
-from dlojz.pipeline.action import parse_action
-from dlojz.pipeline.catalogue import SCHEDULES, build
+from dlojz.pipeline.schedule import parse_action
+from dlojz.pipeline.schedule_catalogue import SCHEDULES, build
 from dlojz.pipeline.simulator import simulate
 
 SIZES = [(2, 2), (2, 4), (2, 6), (4, 4), (4, 8), (4, 10), (4, 12), (8, 8), (8, 16), (8, 24)]

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from dlojz.pipeline.action import BACKWARD, FORWARD, UPDATE, Action, parse_action
-from dlojz.pipeline.costs import Costs
+from dlojz.base.errors import LabError
 from dlojz.pipeline.orders.asynchronous import ampnet, pipedream, pipedream_2bw, pipemare
-from dlojz.pipeline.orders.chimera import chimera
-from dlojz.pipeline.orders.flush import gpipe, one_f_one_b
-from dlojz.pipeline.orders.terapipe import terapipe
+from dlojz.pipeline.orders.bidirectional import chimera
+from dlojz.pipeline.orders.synchronous import gpipe, one_f_one_b, terapipe
 from dlojz.pipeline.orders.zero_bubble import zb_h1
-from dlojz.pipeline.schedule import Schedule
+from dlojz.pipeline.schedule import BACKWARD, FORWARD, UPDATE, Action, Costs, Schedule, parse_action
 from dlojz.pipeline.simulator import simulate
-from dlojz.pipeline.versions import Weights, version_audit, version_of_action, weights_of
-from dlojz.schema import LabError
+from dlojz.pipeline.stale_weights import Weights, version_audit, version_of_action, weights_of
 
 SIZES = (1, 2, 3, 4, 8)
 

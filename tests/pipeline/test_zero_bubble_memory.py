@@ -6,13 +6,11 @@ import random
 
 import pytest
 
-from dlojz.pipeline.costs import Costs
-from dlojz.pipeline.memory import peak_activations
-from dlojz.pipeline.orders.zero_bubble import zb_h1, zb_h2
-from dlojz.pipeline.orders.zero_bubble_memory import zero_bubble
-from dlojz.pipeline.simulator import UNIT_COSTS, simulate
+from dlojz.base.errors import LabError
+from dlojz.pipeline.orders.zero_bubble import zb_h1, zb_h2, zero_bubble
+from dlojz.pipeline.schedule import Costs
+from dlojz.pipeline.simulator import UNIT_COSTS, peak_activations, simulate
 from dlojz.pipeline.validity import problems
-from dlojz.schema import LabError
 
 # Qi et al. 2024 (arXiv 2401.10241): times in ms of Table 9, bubble rates of Table 5; 8 stages, sequences of 1024.
 MODELS = {"1.5B": (2304, 24), "6.2B": (4096, 32)}

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dlojz.ranks.carry import belongings
-from dlojz.ranks.limits import Refused
+from dlojz.ranks.live import belongings
+from dlojz.ranks.rank_setup import RanksRefused
 
 _CELLS = count()
 
@@ -87,7 +87,7 @@ def test_what_every_rank_has_of_its_own_is_not_sent() -> None:
 
 
 def test_an_unknown_name_is_refused_and_the_closest_named() -> None:
-    with pytest.raises(Refused, match="unknown name 'modle': did you mean 'model'"):
+    with pytest.raises(RanksRefused, match="unknown name 'modle': did you mean 'model'"):
         belongings(["modle"], {"model": 1})
 
 
@@ -107,5 +107,5 @@ def test_what_cannot_be_sent_is_refused_in_one_sentence(name: str, sentence: str
         "exec('def lost(): pass')",
     )
     variables["lock"] = threading.Lock()
-    with pytest.raises(Refused, match=sentence):
+    with pytest.raises(RanksRefused, match=sentence):
         belongings([name], variables)

@@ -7,8 +7,8 @@ import signal
 from types import SimpleNamespace
 from typing import Any
 
-from dlojz.ranks.crew import Crew
-from dlojz.ranks.line import Event
+from dlojz.ranks.cluster import Event
+from dlojz.ranks.live import Crew
 
 
 def test_looking_for_what_has_happened_never_waits_for_ever() -> None:

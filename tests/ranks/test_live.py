@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from dlojz.ranks import Ranks, RanksError
-from dlojz.ranks.limits import Refused
-from dlojz.ranks.outcome import Answer, Trouble
+from dlojz.ranks.rank_setup import RanksRefused
+from dlojz.ranks.show import CellAnswer, Trouble
 
 SIZE = 3
 
@@ -27,11 +27,11 @@ def ranks() -> Iterator[Ranks]:
         yield ranks
 
 
-def said(answers: list[Answer]) -> list[str]:
+def said(answers: list[CellAnswer]) -> list[str]:
     return ["".join(part["text"] for part in answer.parts) for answer in answers]
 
 
-def troubles(answers: list[Answer]) -> list[Trouble | None]:
+def troubles(answers: list[CellAnswer]) -> list[Trouble | None]:
     return [answer.trouble for answer in answers]
 
 
@@ -102,7 +102,7 @@ def test_what_cannot_come_back_is_refused_in_one_sentence(ranks: Ranks, name: st
         "import threading, os\nkept = 1\nlock = threading.Lock()\ngenerator = (i for i in range(3))\n"
         "function = lambda: 1\nfile = open(os.devnull)\nclass Thing: pass\nthing = Thing()"
     )
-    with pytest.raises(Refused, match=sentence):
+    with pytest.raises(RanksRefused, match=sentence):
         ranks[name]
     assert still_work(ranks)
 
@@ -308,7 +308,7 @@ def test_ranks_that_die_between_cells_are_replaced(ranks: Ranks) -> None:
     def replaced() -> bool:
         try:
             return victim not in [row["pid"] for row in ranks.status().rows]
-        except Refused:  # it died before it could answer
+        except RanksRefused:  # it died before it could answer
             return False
 
     assert wait_until(replaced)
@@ -331,10 +331,10 @@ def test_without_a_keeper_all_is_lost_and_can_be_started_again() -> None:
         keeper, *others = processes_below(ranks)
         keeper.kill()
         assert keeper.wait(20) is not None
-        with pytest.raises(Refused, match="the ranks have ended, all of them"):
+        with pytest.raises(RanksRefused, match="the ranks have ended, all of them"):
             ranks.execute("1")
         assert wait_until(lambda: not alive(others))
-        with pytest.raises(Refused, match="no ranks are running"):
+        with pytest.raises(RanksRefused, match="no ranks are running"):
             ranks.execute("1")
         assert not ranks
 

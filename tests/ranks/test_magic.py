@@ -12,8 +12,8 @@ import psutil
 import pytest
 from jupyter_client.manager import KernelManager
 
-from dlojz.ranks.limits import Refused
 from dlojz.ranks.magic import Wish, parse
+from dlojz.ranks.rank_setup import RanksRefused
 
 WAIT_S = 90
 
@@ -64,12 +64,12 @@ def test_commands_are_understood(line: str, wish: Wish) -> None:
     ],
 )
 def test_a_mistake_in_the_first_line_is_one_sentence(line: str, sentence: str) -> None:
-    with pytest.raises(Refused, match=sentence):
+    with pytest.raises(RanksRefused, match=sentence):
         parse(line, is_cell=True)
 
 
 def test_an_unknown_command_is_refused() -> None:
-    with pytest.raises(Refused, match="unknown command 'strat': did you mean 'start'"):
+    with pytest.raises(RanksRefused, match="unknown command 'strat': did you mean 'start'"):
         parse("strat", is_cell=False)
 
 
@@ -161,7 +161,7 @@ def test_a_notebook_from_its_first_cell_to_a_killed_kernel(notebook: Notebook, t
         "Exercise “abc” is still to do: write the part marked TODO, then run this cell again.\n"
     ]
 
-    notebook.run("from dlojz.text import use_language; use_language('fr')")
+    notebook.run("from dlojz.base.language import use_language; use_language('fr')")
     assert notebook.run("%%ranks\nprint(1)\ndist.all_reduce(torch.ones(rank + 1))")[:1] == ["rangs 0 et 1 : 1"]
     notebook.run("use_language('en')")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dlojz.ranks.outcome import Answer, RanksError, Trouble, must_rejoin, still_to_do, unknown_names
-from dlojz.text import use_language
+from dlojz.base.language import use_language
+from dlojz.ranks.show import CellAnswer, RanksError, Trouble, must_rejoin, still_to_do, unknown_names
 
 ZERO = Trouble("ZeroDivisionError", "division by zero", lines=((2, "1 / 0", "f"),))
 MISSING = Trouble("CollectiveFault", "Missing rank: rank 1 ended.", "missing", ((1, "dist.barrier()", ""),))
@@ -13,18 +13,18 @@ PEER = Trouble("CollectiveFault", "Missing rank: rank 0 was stopped.", "peer", (
 TO_DO = Trouble("NotDone", "still to do", lines=((0, "raise NotDone('x')", "f"),))
 
 
-def text(*answers: Answer) -> str:
+def text(*answers: CellAnswer) -> str:
     return str(RanksError(answers))
 
 
 def test_the_same_error_is_told_once() -> None:
-    answers = [Answer(rank, trouble=ZERO) for rank in range(3)]
+    answers = [CellAnswer(rank, trouble=ZERO) for rank in range(3)]
     assert text(*answers) == "Ranks 0–2: ZeroDivisionError: division by zero\n    line 3, f(): 1 / 0"
 
 
 def test_different_errors_are_told_each_with_its_line() -> None:
     other = Trouble("ZeroDivisionError", "float division by zero", lines=ZERO.lines)
-    lines = text(Answer(0, trouble=ZERO), Answer(1, trouble=other)).splitlines()
+    lines = text(CellAnswer(0, trouble=ZERO), CellAnswer(1, trouble=other)).splitlines()
     assert lines == [
         "Rank 0: ZeroDivisionError: division by zero",
         "    line 3, f(): 1 / 0",
@@ -34,7 +34,7 @@ def test_different_errors_are_told_each_with_its_line() -> None:
 
 
 def test_a_fault_between_ranks_shows_what_each_called_last() -> None:
-    answers = (Answer(0, trouble=MISSING, last="barrier #1", torn=True), Answer(1))
+    answers = (CellAnswer(0, trouble=MISSING, last="barrier #1", torn=True), CellAnswer(1))
     assert text(*answers).splitlines() == [
         "Missing rank: rank 1 ended.",
         "    line 2: dist.barrier()",
@@ -46,34 +46,34 @@ def test_a_fault_between_ranks_shows_what_each_called_last() -> None:
 
 
 def test_a_consequence_is_no_error_of_its_own() -> None:
-    assert "was stopped" not in text(Answer(0, trouble=ZERO), Answer(1, trouble=PEER, torn=True))
-    assert "was stopped" in text(Answer(0), Answer(1, trouble=PEER, torn=True))
+    assert "was stopped" not in text(CellAnswer(0, trouble=ZERO), CellAnswer(1, trouble=PEER, torn=True))
+    assert "was stopped" in text(CellAnswer(0), CellAnswer(1, trouble=PEER, torn=True))
 
 
 def test_work_still_to_do_is_recognised_behind_its_consequences() -> None:
-    assert still_to_do([Answer(0, trouble=TO_DO), Answer(1, trouble=PEER)]) == "still to do"
-    assert still_to_do([Answer(0, trouble=TO_DO), Answer(1, trouble=ZERO)]) == ""
-    assert still_to_do([Answer(0)]) == ""
+    assert still_to_do([CellAnswer(0, trouble=TO_DO), CellAnswer(1, trouble=PEER)]) == "still to do"
+    assert still_to_do([CellAnswer(0, trouble=TO_DO), CellAnswer(1, trouble=ZERO)]) == ""
+    assert still_to_do([CellAnswer(0)]) == ""
 
 
 def test_names_that_ranks_do_not_know_are_found() -> None:
     trouble = Trouble("NameError", "name 'model' is not defined. Did you mean: 'mode'?")
-    assert unknown_names([Answer(0, trouble=trouble), Answer(1, trouble=ZERO)]) == {"model"}
+    assert unknown_names([CellAnswer(0, trouble=trouble), CellAnswer(1, trouble=ZERO)]) == {"model"}
 
 
 @pytest.mark.parametrize(
     ("answers", "expected"),
     [
-        ([Answer(0), Answer(1)], False),
-        ([Answer(0, trouble=ZERO), Answer(1)], False),
-        ([Answer(0, torn=True), Answer(1)], True),
-        ([Answer(0, trouble=Trouble("", kind="exit")), Answer(1)], True),
-        ([Answer(0, trouble=Trouble("KeyboardInterrupt", kind="limit")), Answer(1)], True),
-        ([Answer(0, counts={"0": 1}), Answer(1, counts={"0": 2})], True),
-        ([Answer(0, counts={"0": 1, "1": 5}), Answer(1, counts={"0": 1})], False),
+        ([CellAnswer(0), CellAnswer(1)], False),
+        ([CellAnswer(0, trouble=ZERO), CellAnswer(1)], False),
+        ([CellAnswer(0, torn=True), CellAnswer(1)], True),
+        ([CellAnswer(0, trouble=Trouble("", kind="exit")), CellAnswer(1)], True),
+        ([CellAnswer(0, trouble=Trouble("KeyboardInterrupt", kind="limit")), CellAnswer(1)], True),
+        ([CellAnswer(0, counts={"0": 1}), CellAnswer(1, counts={"0": 2})], True),
+        ([CellAnswer(0, counts={"0": 1, "1": 5}), CellAnswer(1, counts={"0": 1})], False),
     ],
 )
-def test_the_group_is_made_anew_only_where_it_must(answers: list[Answer], expected: bool) -> None:
+def test_the_group_is_made_anew_only_where_it_must(answers: list[CellAnswer], expected: bool) -> None:
     assert must_rejoin(answers) is expected
 
 
@@ -90,7 +90,8 @@ def test_every_way_to_end_has_its_sentence_in_french() -> None:
     ]
     use_language("fr")
     try:
-        first_lines = [text(Answer(1, trouble=way, kept=way.kind != "exit"), Answer(0)).splitlines()[0] for way in ways]
+        first_lines = [text(CellAnswer(1, trouble=way, kept=way.kind != "exit"), CellAnswer(0)).splitlines()[0]
+            for way in ways]
     finally:
         use_language("en")
     assert first_lines == [

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from dlojz.ranks.outcome import Answer
-from dlojz.ranks.show import Columns, Status, lines_of
-from dlojz.text import use_language
+from dlojz.base.language import use_language
+from dlojz.ranks.show import CellAnswer, Columns, Status, lines_of
 
 
-def printed(rank: int, text: str, *, cut: bool = False) -> Answer:
-    return Answer(rank, parts=({"kind": "printed", "text": text},), cut=cut)
+def printed(rank: int, text: str, *, cut: bool = False) -> CellAnswer:
+    return CellAnswer(rank, parts=({"kind": "printed", "text": text},), cut=cut)
 
 
 def test_ranks_that_said_the_same_share_a_column() -> None:
-    columns = Columns([printed(0, "a\n"), printed(1, "b\n"), printed(2, "a\n"), Answer(3)])
+    columns = Columns([printed(0, "a\n"), printed(1, "b\n"), printed(2, "a\n"), CellAnswer(3)])
     assert str(columns) == "ranks 0 and 2: a\nrank 1: b"
     assert columns._repr_html_().count("<pre") == 2
 
@@ -24,7 +23,7 @@ def test_several_lines_stand_below_their_heading() -> None:
 
 
 def test_nothing_said_is_nothing_shown() -> None:
-    assert not Columns([Answer(0), Answer(1)])
+    assert not Columns([CellAnswer(0), CellAnswer(1)])
 
 
 def test_headings_are_in_the_readers_language() -> None:
@@ -40,7 +39,7 @@ def test_headings_are_in_the_readers_language() -> None:
     "nasty", ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "</pre><b>", "\u202egnp.exe", "&lt;"]
 )
 def test_what_is_printed_cannot_become_html(nasty: str) -> None:
-    html = Columns([printed(0, nasty), Answer(1, parts=({"kind": "value", "text": nasty},))])._repr_html_()
+    html = Columns([printed(0, nasty), CellAnswer(1, parts=({"kind": "value", "text": nasty},))])._repr_html_()
     assert nasty not in html
     assert "<script" not in html
     assert "<img" not in html
@@ -48,7 +47,7 @@ def test_what_is_printed_cannot_become_html(nasty: str) -> None:
 
 def test_an_image_is_shown_only_if_it_is_one() -> None:
     def column(png: str) -> str:
-        return Columns([Answer(0, parts=({"kind": "image", "png": png, "text": "<Figure>"},))])._repr_html_()
+        return Columns([CellAnswer(0, parts=({"kind": "image", "png": png, "text": "<Figure>"},))])._repr_html_()
 
     assert '<img alt="&lt;Figure&gt;" src="data:image/png;base64,iVBORw0KGgo=">' in column("iVBORw0KGgo=")
     assert "<img" not in column('x" onerror="alert(1)')

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dlojz.base.errors import LabError
 from dlojz.ranks import Ranks
-from dlojz.ranks.limits import Refused
-from dlojz.ranks.slurm import inside_allocation
-from dlojz.schema import LabError
+from dlojz.ranks.rank_setup import RanksRefused
+from dlojz.ranks.slurm_ranks import inside_allocation
 
 JOB = "123"
 SRUN = """#!{python}
@@ -108,7 +108,7 @@ def test_the_tasks_of_a_step_are_the_ranks(ranks: Ranks) -> None:
 
 
 def test_another_number_than_that_of_the_tasks_is_refused(allocation: Path) -> None:
-    with pytest.raises(Refused, match="this SLURM allocation has 2 tasks: write %%ranks 2, or ask for 4 tasks."):
+    with pytest.raises(RanksRefused, match="this SLURM allocation has 2 tasks: write %%ranks 2, or ask for 4 tasks."):
         Ranks(4)
 
 

@@ -18,15 +18,15 @@ from typing import Any
 import pytest
 
 from dlojz import predict
-from dlojz.checkpoint import listing, verify
-from dlojz.checkpoint.reading import Source
-from dlojz.config import RunConfig
-from dlojz.footprint import STATES, Footprint
-from dlojz.predict.checkpoint_bytes import checkpoint_bytes
-from dlojz.record import read_events
-from dlojz.schema import LabError
-from dlojz.text import use_language
-from dlojz.train import check_runnable
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.config.run_config import RunConfig
+from dlojz.prediction.compute import checkpoint_bytes
+from dlojz.results.footprint import STATES, Footprint
+from dlojz.results.record import read_events
+from dlojz.runnable import check_runnable
+from dlojz.train.checkpoint_files import listing, verify
+from dlojz.train.checkpoint_tensors import CheckpointTensors
 
 Fields = dict[str, Any]
 """What a configuration is made of, by `RunConfig.of`."""
@@ -148,7 +148,7 @@ def kept(runs: Runs, name: str) -> tuple[RunConfig, int]:
     """Whose the only checkpoint of a run that was cut off is, and the bytes of its tensors: each is read."""
     [one] = listing(runs.root / "cut" / name)
     manifest = verify(one.folder)
-    with Source(one.folder, manifest) as source:
+    with CheckpointTensors(one.folder, manifest) as source:
         tensors = [source.tensor(tensor) for tensor in manifest.tensors]
     return manifest.config, sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 

@@ -16,10 +16,11 @@ from pathlib import Path
 warnings.filterwarnings("ignore")
 import torch  # noqa: E402
 
-from dlojz.config import RunConfig  # noqa: E402
-from dlojz.launch.workers import load  # noqa: E402
-from dlojz.record import EventLog  # noqa: E402
-from dlojz.train.loop import train  # noqa: E402
+from dlojz.base.machine import StopRequest  # noqa: E402
+from dlojz.config.run_config import RunConfig  # noqa: E402
+from dlojz.results.record import EventLog  # noqa: E402
+from dlojz.running.supervisor import load  # noqa: E402
+from dlojz.worker import trainer_of  # noqa: E402
 
 
 def forget_deepspeed() -> None:
@@ -45,7 +46,7 @@ def train_all(folder: Path, rank: int) -> None:
         config = RunConfig.from_json((run / "config.json").read_text())
         (run / "events").mkdir(exist_ok=True)
         events = EventLog(run / "events" / f"rank-{rank}.jsonl")
-        status, reason = train(config, run, events, rank=rank, local_rank=rank)
+        status, reason = trainer_of(config)(config, run, events, rank=rank, local_rank=rank, stop=StopRequest())
         forget_deepspeed()
         events.write("end", status=status, reason=reason)
         events.close()

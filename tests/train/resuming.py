@@ -24,14 +24,18 @@ import matrix  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-from dlojz.checkpoint.folders import newest  # noqa: E402
-from dlojz.checkpoint.reading import Source  # noqa: E402
-from dlojz.checkpoint_policy import CheckpointPolicy  # noqa: E402
-from dlojz.config import RunConfig  # noqa: E402
-from dlojz.record import EventLog  # noqa: E402
-from dlojz.train import engines, loop  # noqa: E402
-from dlojz.train.resume import Keeper  # noqa: E402
-from dlojz.train.stop import StopRequest  # noqa: E402
+from dlojz.base.machine import StopRequest  # noqa: E402
+from dlojz.config.run_config import RunConfig  # noqa: E402
+from dlojz.results.record import EventLog  # noqa: E402
+from dlojz.train import loop  # noqa: E402
+from dlojz.train.checkpoint_files import (  # noqa: E402
+    CheckpointPolicy,
+    newest,
+)
+from dlojz.train.checkpoint_tensors import CheckpointTensors  # noqa: E402
+from dlojz.train.checkpoints import CheckpointManager  # noqa: E402
+from dlojz.train.engines import base  # noqa: E402
+from dlojz.worker import trainer_of  # noqa: E402
 
 
 class StopAfter(StopRequest):
@@ -62,7 +66,7 @@ def train(job: dict[str, Any], rank: int, last: bool) -> None:
 
     loop.accumulate = accumulate
     try:
-        status, reason = loop.train(config, run, events, rank=rank, local_rank=rank, stop=stop)
+        status, reason = trainer_of(config)(config, run, events, rank=rank, local_rank=rank, stop=stop)
     finally:
         loop.accumulate = whole
     matrix.forget_deepspeed()
@@ -76,17 +80,17 @@ def carry(job: dict[str, Any], rank: int) -> None:
     device = torch.device("cpu")
     loop.init_process_group(to, device, rank, config.layout.world_size)
     control = dist.new_group(backend="gloo") if config.layout.world_size > 1 else None
-    engine = engines.build(config, loop.build_model(config), device)
+    engine = base.build(config, loop.build_model(config), device)
     for number, origin in enumerate(job["carry"]):
         folder = to / f"{number}"
         folder.mkdir(exist_ok=True)
         events = EventLog(folder / f"rank-{rank}.jsonl")
         found = newest(Path(origin))
         assert found.folder and found.manifest
-        with Source(found.folder, found.manifest) as source:
+        with CheckpointTensors(found.folder, found.manifest) as source:
             engine.restore(source)
             engine.restore_buffers(source)
-        keeper = Keeper(config, folder, CheckpointPolicy(), events, engine, control)
+        keeper = CheckpointManager(config, folder, CheckpointPolicy(), events, engine, control)
         assert keeper.save(found.manifest.step), keeper.problem
     engine.close()
     dist.barrier()

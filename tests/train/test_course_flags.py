@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from dlojz.cli.course_flags import configure, parse
-from dlojz.config import RunConfig
-from dlojz.runs import runs
-from dlojz.schema import LabError
-from dlojz.text import use_language
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.cli.course import configure, parse
+from dlojz.config.run_config import RunConfig
+from dlojz.running.run import runs
 
 ZERO_2 = '{"zero_optimization": {"stage": 2, "contiguous_gradients": true, "reduce_bucket_size": 5e8}}'
 LAUNCHERS = ("SLURM_", "TORCHELASTIC_", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "GROUP_", "ROLE_")
@@ -112,7 +112,7 @@ PLACES: list[tuple[dict[str, str], tuple[int, int]]] = [
 TELL_PLACES = """
 import json, os, sys
 import torch
-from dlojz.cli.course_meeting import place_of_this_process
+from dlojz.cli.course import place_of_this_process
 for variables in json.loads(sys.argv[1]):
     if not os.fork():
         os.environ.update(variables)

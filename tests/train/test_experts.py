@@ -10,14 +10,12 @@ import pytest
 import torch
 
 from dlojz import predict
-from dlojz.config import RunConfig
-from dlojz.layout_experts import routing_of
-from dlojz.predict.parts import part_of
-from dlojz.predict.shapes import model_shapes
-from dlojz.predict.states import predict_states
-from dlojz.record import read_events
-from dlojz.runs.expert_loads import loads_of
-from dlojz.train.weights import load_weights
+from dlojz.config.run_config import RunConfig
+from dlojz.prediction.shapes import model_shapes, part_of
+from dlojz.prediction.states import predict_states
+from dlojz.results.record import read_events
+from dlojz.running.state import loads_of
+from dlojz.train.loop import load_weights
 from tests.train.counted import (
     Runs,
     check_as_predicted,
@@ -205,10 +203,10 @@ def test_experts_are_shared_out_and_the_rest_replicated() -> None:
 
 def test_a_run_without_a_word_on_routing_has_the_models_own() -> None:
     config = RunConfig.of(model="moe_tiny")
-    routing = routing_of(config)
+    routing = config.routing
     assert routing is not None
     assert (routing.experts, routing.top_k, routing.capacity_factor, routing.groups) == (8, 1, 1.25, 1)
-    assert routing_of(RunConfig.of(model="gpt_tiny")) is None
+    assert RunConfig.of(model="gpt_tiny").routing is None
     assert config.hash == RunConfig.of(model="moe_tiny", experts=8, capacity_factor=1.25).hash
     assert RunConfig.of(model="moe_tiny", dp=4, ep=2, engine="by_hand").title == "moe_tiny, DDP by hand, EP × 2 ×4"
 

@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from dlojz.config import RunConfig
-from dlojz.curriculum import lengths_of, tokens_at, total_tokens
-from dlojz.footprint import Footprint
-from dlojz.predict import predict
-from dlojz.record import RunRecord, read_events
-from dlojz.runs.assemble import assemble
-from dlojz.runs.ending import Ending
-from dlojz.schema import LabError
-from dlojz.train.curriculum_trial import train_trial, variance_of
-from dlojz.trajectory import Trajectory
+from dlojz.base.errors import LabError
+from dlojz.config.run_config import RunConfig
+from dlojz.config.schedules import lengths_of, tokens_at, total_tokens
+from dlojz.prediction import predict
+from dlojz.results.footprint import Footprint
+from dlojz.results.record import RunRecord, Trajectory, read_events
+from dlojz.running.ending import Ending
+from dlojz.running.state import assemble
+from dlojz.train.trials import train_trial, variance_of
 from tests.train.counted import Runs, check_goes_on, deal
 
 PLAIN: dict[str, Any] = {"model": "gpt_tiny", "sequence_length": 32, "learning_rate": 0.01, "steps": 6, "device": "cpu"}

@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console
 
 from dlojz import predict
-from dlojz.config import RunConfig
-from dlojz.optimizer_stages import meets, settled_step
-from dlojz.predict.checkpoint_bytes import checkpoint_bytes
-from dlojz.predict.shapes import model_shapes
-from dlojz.train import check_runnable
-from dlojz.viz.tables import footprint_table
+from dlojz.config.run_config import RunConfig
+from dlojz.config.schedules import meets, settled_step
+from dlojz.display.tables import footprint_table
+from dlojz.prediction.compute import checkpoint_bytes
+from dlojz.prediction.shapes import model_shapes
+from dlojz.runnable import check_runnable
 from tests.train.counted import (
     Runs,
     check_as_predicted,

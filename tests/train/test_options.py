@@ -16,15 +16,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dlojz import models
-from dlojz.config import RunConfig
-from dlojz.predict.offload import offload_states
-from dlojz.predict.shapes import model_shapes
-from dlojz.predict.states import predict_states
-from dlojz.schema import LabError
-from dlojz.train import check_runnable, nvme
-from dlojz.train.offload import MINIMUM_BYTES, ActivationOffload
-from dlojz.train.weights import load_weights
+from dlojz import models, runnable
+from dlojz.base.errors import LabError
+from dlojz.by_hand.activation_offload import MINIMUM_BYTES, ActivationOffload
+from dlojz.config.run_config import RunConfig
+from dlojz.prediction.shapes import model_shapes
+from dlojz.prediction.states import offload_states, predict_states
+from dlojz.runnable import check_runnable
+from dlojz.train.loop import load_weights
 
 SMALL = {"image_size": 32, "micro_batch": 4, "learning_rate": 0.01, "optimizer": "sgd", "dp": 2}
 SELECTIVE, ACTIVATIONS = {"checkpointing": "selective"}, {"offload": "activations"}
@@ -65,9 +64,10 @@ def num_bytes(tensors: list[Tensor]) -> int:
 
 def steps_of(config: RunConfig, rank: int) -> dict[str, Any]:
     """Two steps of one engine: losses, final weights, largest bytes by category and on the host."""
-    from dlojz.train import engines, loop
+    from dlojz.train import loop
+    from dlojz.train.engines import base
 
-    engine = engines.build(config, loop.build_model(config), torch.device("cpu"))
+    engine = base.build(config, loop.build_model(config), torch.device("cpu"))
     batches = loop.open_batches(config, rank)
     losses, held, kept, count = [], dict[str, int](), 0, config.layout.micro_batches
     for step in range(2):
@@ -100,8 +100,7 @@ def run_all(folder: Path, rank: int) -> None:
     """What one rank does: every case, one after the other."""
     from matrix import forget_deepspeed
 
-    from dlojz.train.loop import init_process_group
-    from dlojz.train.weights import save_weights
+    from dlojz.train.loop import init_process_group, save_weights
 
     torch.set_num_threads(1)
     init_process_group(folder, torch.device("cpu"), rank, 2)
@@ -301,7 +300,7 @@ def test_an_nvme_folder_is_looked_at_before_anything_is_written(
         return str(refused.value)
 
     assert "is no folder of this machine" in refusal(tmp_path / "missing")
-    monkeypatch.setattr(nvme, "has_async_io", lambda: False)
+    monkeypatch.setattr(runnable, "has_async_io", lambda: False)
     assert "needs the library libaio" in refusal(tmp_path)
     assert "ranks offload" in refusal(tmp_path, model="llama_3_1_405b", image_size=None, optimizer="adamw")
 
@@ -314,18 +313,18 @@ def test_an_nvme_folder_is_looked_at_before_anything_is_written(
 
 
 def test_bytes_on_the_disk_are_states_of_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvme, "has_async_io", lambda: True)
+    monkeypatch.setattr(runnable, "has_async_io", lambda: True)
     config = RunConfig.of(**{**NVME, **MIXED, "nvme_path": str(tmp_path)})
     check_runnable(config)
     parameters = model_shapes(config).num_parameters
     # 2 bytes of each weight, 16 of its master copy, gradient and moments; shards are padded and count their steps.
-    assert math.isclose(nvme.needed_bytes(config), 18 * parameters, rel_tol=1e-3)
+    assert math.isclose(runnable.needed_bytes(config), 18 * parameters, rel_tol=1e-3)
 
 
 if __name__ == "__main__":
     from matrix import fork_ranks
 
-    from dlojz.launch.workers import load
+    from dlojz.running.supervisor import load
 
     for case in CASES.values():
         load(RunConfig.of(**{**SMALL, **case}))

@@ -11,18 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from dlojz.compare import compare
-from dlojz.config import RunConfig
-from dlojz.footprint import Footprint
-from dlojz.overlay import overlay_figure_of, overlay_of
-from dlojz.pipeline.cuts import schedule_of
-from dlojz.pipeline.measured import measured_timeline
-from dlojz.predict import predict
-from dlojz.record import RunRecord, Span, read_events
-from dlojz.schema import LabError
-from dlojz.train import check_runnable
-from dlojz.train.clocks import offset_to_first
-from dlojz.train.weights import load_weights
+from dlojz.base.errors import LabError
+from dlojz.compare import compare, overlay_of
+from dlojz.config.run_config import RunConfig
+from dlojz.display.figures.partition_figures import overlay_figure_of
+from dlojz.pipeline.partition_baselines import schedule_of
+from dlojz.pipeline.simulator import measured_timeline
+from dlojz.prediction import predict
+from dlojz.results.footprint import Footprint
+from dlojz.results.record import RunRecord, Span, read_events
+from dlojz.runnable import check_runnable
+from dlojz.train.loop import load_weights, offset_to_first
 
 SMALL: dict[str, Any] = {
     "model": "coatnet_tiny",
@@ -211,7 +210,7 @@ def test_an_asynchronous_pipeline_is_run(tmp_path: Path) -> None:
 
 def test_a_clock_that_is_ahead_is_found() -> None:
     """Two ranks of which one's clock is 5 s ahead: found to within the uncertainty that is told."""
-    from dlojz.ranks.forks import spmd
+    from dlojz.processes.forks import spmd
 
     def work(rank: int, size: int) -> list[float]:
         import time

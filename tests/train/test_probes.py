@@ -8,14 +8,12 @@ import time
 import pytest
 import torch
 
-from dlojz.config import RunConfig
-from dlojz.footprint import Overlap
-from dlojz.train import engines
+from dlojz.config.run_config import RunConfig
+from dlojz.results.footprint import Overlap
+from dlojz.train.engines import base
 from dlojz.train.loop import build_model
-from dlojz.train.probes.clock import PhaseClock
-from dlojz.train.probes.communication import traffic_of
-from dlojz.train.probes.memory import MemoryProbe
-from dlojz.train.probes.trace import CollectiveCall, StorageTrace
+from dlojz.train.probes.dispatch_trace import CollectiveCall, MemoryProbe, StorageTrace, traffic_of
+from dlojz.train.probes.probes import PhaseClock
 
 
 def live(trace: StorageTrace) -> int:
@@ -131,7 +129,7 @@ def test_calls_are_added_up_by_collective_and_group() -> None:
 
 def test_the_clock_gives_the_engine_its_methods_back() -> None:
     config = RunConfig.of(image_size=32, micro_batch=2)
-    engine = engines.build(config, build_model(config), torch.device("cpu"))
+    engine = base.build(config, build_model(config), torch.device("cpu"))
     own = [engine.forward, engine.backward, engine.update]
     clock = PhaseClock(0, torch.device("cpu"))
     clock.attach(engine)

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 import torch
 
-from dlojz.checkpoint import listing, verify
-from dlojz.checkpoint.reading import Source
-from dlojz.config import RunConfig
-from dlojz.predict.checkpoint_bytes import checkpoint_bytes
+from dlojz.base.machine import ignore_stop_signal
+from dlojz.config.run_config import RunConfig
+from dlojz.prediction.compute import checkpoint_bytes
 from dlojz.train import loop
-from dlojz.train.engines.states import MOMENTS
-from dlojz.train.stop import ignore_stop_signal
-from dlojz.train.worker import STOPPED_IN_TIME, main
+from dlojz.train.checkpoint_files import listing, verify
+from dlojz.train.checkpoint_tensors import CheckpointTensors
+from dlojz.train.engines.base import MOMENTS
+from dlojz.worker import STOPPED_IN_TIME, main
 from tests.train.counted import Runs
 
 LLAMA = {"model": "llama_tiny", "sequence_length": 16, "learning_rate": 0.01, "steps": 3, "device": "cpu"}
@@ -178,7 +178,7 @@ def test_what_one_layout_keeps_another_gives_back_bit_for_bit(runs: Runs, origin
 def states(run: Path) -> dict[str, torch.Tensor]:
     """Weights and moments of the only checkpoint, by name."""
     [one] = listing(run)
-    with Source(one.folder, verify(one.folder)) as source:
+    with CheckpointTensors(one.folder, verify(one.folder)) as source:
         kinds = ("weights", *MOMENTS["adamw"])
         return {name: source.tensor(name) for name in sorted(source.manifest.tensors) if name.split("/")[0] in kinds}
 
@@ -193,7 +193,7 @@ def test_the_bytes_of_a_checkpoint_are_those_predicted(runs: Runs, name: str) ->
     """Exactly those of the tensors; the files have their headers besides, less than 1 KiB per tensor."""
     [one] = listing(runs.root / "cut" / name)
     manifest = verify(one.folder)
-    with Source(one.folder, manifest) as source:
+    with CheckpointTensors(one.folder, manifest) as source:
         tensors = [source.tensor(kept) for kept in manifest.tensors]
     assert sum(tensor.numel() * tensor.element_size() for tensor in tensors) == checkpoint_bytes(manifest.config)
     assert 0 < manifest.bytes - checkpoint_bytes(manifest.config) < 1024 * len(tensors)
@@ -216,7 +216,7 @@ def test_a_loss_that_is_no_number_is_never_kept(runs: Runs) -> None:
 
 def newest_tensors(run: Path) -> list[torch.Tensor]:
     one = listing(run)[0]
-    with Source(one.folder, verify(one.folder)) as source:
+    with CheckpointTensors(one.folder, verify(one.folder)) as source:
         return [source.tensor(name) for name in source.manifest.tensors]
 
 

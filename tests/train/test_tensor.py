@@ -13,14 +13,13 @@ import pytest
 import torch
 
 from dlojz import predict
-from dlojz.config import RunConfig
-from dlojz.footprint import STATES, Footprint
-from dlojz.predict.parts import part_of
-from dlojz.predict.pipeline_communication import boundary_bytes
-from dlojz.predict.shapes import model_shapes
-from dlojz.record import read_events
-from dlojz.train import check_runnable
-from dlojz.train.weights import load_weights
+from dlojz.config.run_config import RunConfig
+from dlojz.prediction.communication import boundary_bytes
+from dlojz.prediction.shapes import model_shapes, part_of
+from dlojz.results.footprint import STATES, Footprint
+from dlojz.results.record import read_events
+from dlojz.runnable import check_runnable
+from dlojz.train.loop import load_weights
 
 COATNET = {"model": "coatnet_tiny", "image_size": 32}
 LLAMA = {"model": "llama_tiny", "image_size": None, "sequence_length": 16}

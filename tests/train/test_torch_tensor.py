@@ -14,21 +14,18 @@ from torch.distributed._functional_collectives import all_gather_tensor, all_red
 from torch.distributed.tensor import DTensor
 
 from dlojz import models
-from dlojz.config import RunConfig
+from dlojz.base.errors import LabError
+from dlojz.by_hand.tensor.axis import TensorAxis
+from dlojz.by_hand.tensor.split import parts_of, split_model
+from dlojz.config.run_config import RunConfig
 from dlojz.models.blocks import BlockList
-from dlojz.pipeline.runtime_stages import stage_modules
-from dlojz.ranks.forks import spmd
-from dlojz.schema import LabError
-from dlojz.tensor.axis import TensorAxis
-from dlojz.tensor.split import parts_of, split_model
-from dlojz.train import check_runnable
-from dlojz.train.engines import build
-from dlojz.train.engines.base import by_mesh, local
-from dlojz.train.engines.pipeline import bounds_of
-from dlojz.train.engines.torch_pipeline import TorchPipelineEngine
-from dlojz.train.probes.communication import traffic_of
-from dlojz.train.probes.trace import StorageTrace
-from dlojz.train.tensors import NOT_TORCHS, torch_parts
+from dlojz.pipeline.runtime import stage_modules
+from dlojz.processes.forks import spmd
+from dlojz.runnable import check_runnable
+from dlojz.train.engines.base import build, by_mesh, local
+from dlojz.train.engines.pipeline_engines import TorchPipelineEngine, bounds_of
+from dlojz.train.engines.tensor_engines import NOT_TORCHS, torch_parts
+from dlojz.train.probes.dispatch_trace import StorageTrace, traffic_of
 
 LLAMA = {"model": "llama_tiny", "image_size": None, "sequence_length": 16}
 COATNET = {"model": "coatnet_tiny", "image_size": 32}

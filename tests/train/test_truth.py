@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from dlojz import predict
-from dlojz.config import RunConfig
-from dlojz.footprint import STATES, Footprint
-from dlojz.predict.shapes import model_shapes
-from dlojz.record import read_events
-from dlojz.train.weights import load_weights
+from dlojz.config.run_config import RunConfig
+from dlojz.prediction.shapes import model_shapes
+from dlojz.results.footprint import STATES, Footprint
+from dlojz.results.record import read_events
+from dlojz.train.loop import load_weights
 
 SMALL = {
     "image_size": 32,

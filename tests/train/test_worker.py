@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import dlojz
-from dlojz.config import RunConfig
-from dlojz.record import read_events
-from dlojz.schema import LabError
-from dlojz.train import check_runnable
+from dlojz.base.errors import LabError
+from dlojz.config.run_config import RunConfig
+from dlojz.results.record import read_events
+from dlojz.runnable import check_runnable
 
 QUICK = {"image_size": 32, "micro_batch": 4, "steps": 4}
 
@@ -66,7 +66,7 @@ def test_memory_that_is_refused_is_a_result(tmp_path: Path) -> None:
         "import resource, sys, torch\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 10**9,) * 2)\n"
-        "from pathlib import Path; from dlojz.train.worker import main; sys.exit(main(Path(sys.argv[1])))"
+        "from pathlib import Path; from dlojz.worker import main; sys.exit(main(Path(sys.argv[1])))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
     end = read_events(tmp_path / "events" / "rank-0.jsonl")[-1]

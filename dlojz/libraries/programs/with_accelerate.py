@@ -9,17 +9,17 @@ import torch
 from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin
 from torch import nn
 
-from dlojz.libraries import course
-from dlojz.libraries.course_json import completed
+from dlojz.libraries import course_training
+from dlojz.libraries.course_training import completed
 
 
 def main(words: Sequence[str] | None = None) -> nn.Module:
     """Train as the command line says; returns the trained model."""
-    parser = course.parser()
+    parser = course_training.parser()
     parser.add_argument("--zero", type=int, choices=(0, 2, 3), help="what is sharded: 0 nothing, 3 weights too")
     parser.add_argument("--deepspeed_config")
     args = parser.parse_args(words)
-    model = course.build_model(args)
+    model = course_training.build_model(args)
 
     plugins = {}
     if args.deepspeed_config:
@@ -32,11 +32,11 @@ def main(words: Sequence[str] | None = None) -> nn.Module:
             transformer_cls_names_to_wrap=sorted({type(block).__name__ for block in model.blocks}),
         )
     # Without cpu=True no process group is made where there is no GPU: each process would train alone, silently.
-    on_cpu = course.device(args).type == "cpu"
+    on_cpu = course_training.device(args).type == "cpu"
     accelerator = Accelerator(cpu=on_cpu, gradient_accumulation_steps=args.accumulation, **plugins)
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
-    data_loader = course.data_loader(args)
+    data_loader = course_training.data_loader(args)
     model, optimizer, data_loader = accelerator.prepare(model, optimizer, data_loader)
 
     for batch in data_loader:
@@ -45,7 +45,7 @@ def main(words: Sequence[str] | None = None) -> nn.Module:
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
-        course.report(loss)
+        course_training.report(loss)
     return model
 
 

@@ -14,22 +14,22 @@ from colossalai.booster.plugin import TorchDDPPlugin
 from colossalai.utils import get_current_device
 from torch import nn
 
-from dlojz.libraries import course
-from dlojz.libraries.colossalai_torch import weights_as_in_the_lab
+from dlojz.libraries import course_training
+from dlojz.libraries.colossalai_adapter import weights_as_in_the_lab
 
 
 def main(words: Sequence[str] | None = None) -> nn.Module:
     """Train as the command line says; returns the trained model."""
-    parser = course.parser()
+    parser = course_training.parser()
     args = parser.parse_args(words)
     colossalai.launch_from_torch(seed=args.seed, verbose=False)
 
     with weights_as_in_the_lab():  # its older torch draws others
-        model = course.build_model(args)
+        model = course_training.build_model(args)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
     booster = Booster(plugin=TorchDDPPlugin())
     model, optimizer, _, _, _ = booster.boost(model, optimizer)
-    data_loader = course.data_loader(args, dist.get_rank(), dist.get_world_size())
+    data_loader = course_training.data_loader(args, dist.get_rank(), dist.get_world_size())
 
     for number, batch in enumerate(data_loader, start=1):
         last = number % args.accumulation == 0
@@ -39,7 +39,7 @@ def main(words: Sequence[str] | None = None) -> nn.Module:
         if last:
             optimizer.step()
             optimizer.zero_grad()
-        course.report(loss)
+        course_training.report(loss)
     return model
 
 

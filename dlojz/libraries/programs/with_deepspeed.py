@@ -9,30 +9,30 @@ import deepspeed
 import torch
 import torch.distributed as dist
 
-from dlojz.libraries import course
-from dlojz.libraries.course_json import completed
+from dlojz.libraries import course_training
+from dlojz.libraries.course_training import completed
 
 
 def main(words: Sequence[str] | None = None) -> deepspeed.DeepSpeedEngine:
     """Train as the command line and DeepSpeed's JSON file say; returns the trained model."""
-    parser = course.parser()
+    parser = course_training.parser()
     parser = deepspeed.add_config_arguments(parser)
     args = parser.parse_args(words)
     args.deepspeed_config = completed(args)  # with -b and --accumulation, which the course's file leaves out
     deepspeed.init_distributed()
 
-    model = course.build_model(args)
+    model = course_training.build_model(args)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
     model_engine, optimizer, _, _ = deepspeed.initialize(
         args=args, model=model, model_parameters=model.parameters(), optimizer=optimizer
     )
-    data_loader = course.data_loader(args, dist.get_rank(), dist.get_world_size())
+    data_loader = course_training.data_loader(args, dist.get_rank(), dist.get_world_size())
 
     for batch in data_loader:
         loss = model_engine([tensor.to(model_engine.device) for tensor in batch])
         model_engine.backward(loss)
         model_engine.step()
-        course.report(loss)
+        course_training.report(loss)
     return model_engine
 
 

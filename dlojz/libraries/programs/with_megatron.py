@@ -22,9 +22,8 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from dlojz.libraries import course
-from dlojz.libraries.megatron_cpu import cuda_is_the_cpu
-from dlojz.libraries.megatron_weights import load_weights, model_options, table_options
+from dlojz.libraries import course_training
+from dlojz.libraries.megatron_adapter import cuda_is_the_cpu, load_weights, model_options, table_options
 
 
 def forward_step(batches: Iterator[Any], model: nn.Module, device: torch.device) -> tuple[Tensor, Any]:
@@ -54,11 +53,11 @@ def known_to_all(losses: Sequence[Tensor], number: int, device: torch.device) ->
 
 def main(words: Sequence[str] | None = None) -> nn.Module:
     """Train as the command line says; returns the trained model of this rank."""
-    parser = course.parser()
+    parser = course_training.parser()
     parser.add_argument("--tp", type=int, help="ranks that share each layer")
     parser.add_argument("--pp", type=int, help="stages of the pipeline")
     args = parser.parse_args(words)
-    device = course.device(args)
+    device = course_training.device(args)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     with cuda_is_the_cpu():  # nothing, where there is a GPU
         return train(args, device)
@@ -71,7 +70,7 @@ def train(args: Any, device: torch.device) -> nn.Module:
         tensor_parallel.model_parallel_cuda_manual_seed(args.seed)
     else:
         tensor_parallel.random.initialize_rng_tracker(inference_rng_tracker=True)  # there is no dropout to draw
-    whole = course.build_model(args).network
+    whole = course_training.build_model(args).network
     config = TransformerConfig(
         **model_options(whole),
         tensor_model_parallel_size=args.tp,
@@ -92,7 +91,9 @@ def train(args: Any, device: torch.device) -> nn.Module:
         OptimizerConfig(lr=args.lr, weight_decay=args.weight_decay, clip_grad=0.0), [model]
     )
     batches = iter(
-        course.data_loader(args, parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size())
+        course_training.data_loader(
+            args, parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+        )
     )
 
     forward_backward = get_forward_backward_func()
@@ -110,7 +111,7 @@ def train(args: Any, device: torch.device) -> nn.Module:
         )
         optimizer.step()
         for loss in known_to_all(losses, args.accumulation, device):
-            course.report(loss)
+            course_training.report(loss)
     return model
 
 

@@ -11,18 +11,18 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from dlojz.libraries import course
+from dlojz.libraries import course_training
 
 
 def main(words: Sequence[str] | None = None) -> nn.Module:
     """Train as the command line says; returns the trained model."""
-    parser = course.parser()
+    parser = course_training.parser()
     parser.add_argument("--zero", type=int, choices=(0, 2, 3), help="what is sharded: 0 nothing, 3 weights too")
     args = parser.parse_args(words)
-    device = course.device(args)
+    device = course_training.device(args)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
 
-    model = course.build_model(args).to(device)
+    model = course_training.build_model(args).to(device)
     if args.zero:
         for block in model.blocks:
             fully_shard(block, reshard_after_forward=args.zero == 3)
@@ -30,7 +30,7 @@ def main(words: Sequence[str] | None = None) -> nn.Module:
     elif dist.get_world_size() > 1:
         model = DistributedDataParallel(model, broadcast_buffers=False)  # type: ignore[assignment]
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
-    data_loader = course.data_loader(args, dist.get_rank(), dist.get_world_size())
+    data_loader = course_training.data_loader(args, dist.get_rank(), dist.get_world_size())
 
     for number, batch in enumerate(data_loader, start=1):
         last = number % args.accumulation == 0
@@ -41,7 +41,7 @@ def main(words: Sequence[str] | None = None) -> nn.Module:
         if last:
             optimizer.step()
             optimizer.zero_grad()
-        course.report(loss)
+        course_training.report(loss)
     return model
 
 

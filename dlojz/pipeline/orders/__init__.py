@@ -1,5 +1,5 @@
 """The orders of the published schedules: one pure function per schedule, which gives each rank its list of actions.
 
-Layer 2. Invariant: an order depends on counts (ranks, micro-batches, chunks) and, where a schedule searches, on costs;
-it holds no times. Stages are counted from the input over all chunks, micro-batches over all pipes.
+An order depends on counts (ranks, micro-batches, chunks) and, where a schedule searches, on costs; it holds no times.
+Stages are counted from the input over all chunks, micro-batches over all pipes.
 """

@@ -1,9 +1,9 @@
 """Asynchronous schedules: stages update their weights while micro-batches are in flight, so that no flush is needed.
 
-Layer 2. Invariant: an `U` stands where the method updates, and its micro-batch is the last one whose gradient it uses;
-which weights each forward and backward then use, and how stale they are, is counted by `pipeline.versions`, from these
-orders. A schedule here is a finite run of m micro-batches: what fills at its start and drains at its end is not part of
-the method, whose steady state has no bubble.
+An `U` stands where the method updates, and its micro-batch is the last one whose gradient it uses; which weights each
+forward and backward then use, and how stale they are, is counted by `pipeline.versions`, from these orders. A schedule
+here is a finite run of m micro-batches: what fills at its start and drains at its end is not part of the method, whose
+steady state has no bubble.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, get_args
 
-from dlojz.pipeline.action import BACKWARD, FORWARD, UPDATE, Action
-from dlojz.pipeline.costs import Costs
-from dlojz.pipeline.orders.writing import counted
-from dlojz.pipeline.schedule import Schedule
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say
+from dlojz.pipeline.orders.synchronous import counted
+from dlojz.pipeline.schedule import BACKWARD, FORWARD, UPDATE, Action, Costs, Schedule
 from dlojz.pipeline.simulator import UNIT_COSTS
-from dlojz.schema import LabError, one_of
-from dlojz.text import say
 
 Stashing = Literal["stashing", "vertical", "none"]
 _NAMES: dict[Stashing, str] = {

@@ -1,14 +1,72 @@
-"""Zero-bubble schedules with one chunk per rank: ZB-H1 and ZB-H2, written by hand as their paper does.
+"""Orders that split the backward pass: ZB-H1, ZB-H2, ZB-V, and those that search within a memory limit.
 
-Layer 2. Invariant: a backward is split into its part for the input, for which the stage before waits, and its part for
-the weights, for which nobody waits: the latter fill what would be bubbles.
+Zero-bubble schedules with one chunk per rank: ZB-H1 and ZB-H2, written by hand as their paper does.
+
+A backward is split into its part for the input, for which the stage before waits, and its part for the weights, for
+which nobody waits: the latter fill what would be bubbles.
+
+Zero-bubble schedule in a V: two chunks per rank, of which the second runs back the way of the first (ZB-V).
+
+Rank r holds stages r and 2p − 1 − r, so that the last rank turns round without a message and the first rank sees both
+the input and the loss: every rank keeps the same number of activations.
+
+The zero-bubble heuristic: a split backward, ordered so that bubbles are filled within a memory limit.
+
+No rank ever keeps more than the limit, whatever the costs; the schedule depends on the costs, so they are an argument.
+ZB-1p is the limit of 1F1B (`ranks` micro-batches), ZB-2p twice that.
+
+The rule, of Qi et al. 2024 (arXiv 2401.10241, §3.1):
+
+1. Warm-up: each rank takes as many forwards as fit before its first gradient comes, within the limit, and at least one
+   more than the rank behind it.
+2. Then forward and backward for the input take turns. Backwards for the weights are put where they fill a gap: while
+   one fits into the wait for a message, or where one that does not fit costs less than the wait would.
+3. At the limit, backwards for the weights are run first, to make room.
+
+Three of its choices are left open: whether a forward may make the first backward wait (`late`), whether a forward is
+left out of a round so that the next rank's backward comes earlier (`backward_first`), and whether a weight gradient is
+begun although the gap it fills is smaller than the bubble that another rank has anyway (`greedy`). All eight
+combinations are tried and that of the shortest span is kept.
+
+One scheduler for many schedules: each rank runs, of all that is ready, what its priority puts first.
+
+Event-driven over the costs; every schedule it returns can be executed, and simulating it with the same costs gives the
+times that it was made with. On each stage the micro-batches keep their order.
+
+A rank that is free looks at what could run now: for each of its stages the next forward, backward (or the two parts of
+a split backward) whose input has come. The cap leaves out forwards for which there is no room; the priority orders the
+rest. One knob at a time:
+
+| placement | priority | cap of rank r | what comes out |
+|--|--|--|--|
+| one stage per rank | forward first | none | GPipe |
+| one stage per rank | backward first | p − r | 1F1B |
+| one stage per rank | backward first | 2(p − r) − 1 | eager 1F1B |
+| one stage per rank | either | 1 | naive model parallelism, one micro-batch at a time |
+| one stage per rank | forward first | p − r | 1F1B again: the cap is what makes it |
+| one stage per rank, split | backward first | 2p − 1 | ZB-H2's makespan, span and peaks |
+| one stage per rank, split | backward first | p | ZB-H1's peaks, but 2 units longer: greed does not plan ahead |
+| looped, v chunks | forward first | none | looped BFS |
+| zigzag, 2W chunks | backward first | none | Hanayo with W waves |
+
+Source: list scheduling, Graham 1969, "Bounds on multiprocessing timing anomalies"; the reading of pipeline schedules as
+placement plus priority plus cap is that of Lamy-Poirier 2023 (arXiv 2211.05953, §4) and of Fan et al. 2021 (DAPPLE,
+§4).
 """
 
 from __future__ import annotations
 
-from dlojz.pipeline.orders.interleaved import put_off
-from dlojz.pipeline.orders.writing import counted, need_micro_batches
-from dlojz.pipeline.schedule import Schedule
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Literal
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say, shortest
+from dlojz.pipeline.orders.synchronous import OrderBuilder, counted, need_micro_batches, put_off, zigzag
+from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Action, Costs, Schedule
+from dlojz.pipeline.simulator import UNIT_COSTS, deltas
 
 
 def zb_h1(ranks: int, micro_batches: int) -> Schedule:
@@ -45,3 +103,496 @@ def zb_h2(ranks: int, micro_batches: int) -> Schedule:
     ahead = [2 * (ranks - 1 - rank) for rank in range(ranks)]
     lag = [2 * rank for rank in range(ranks)]
     return put_off("zb-h2", ranks, micro_batches, 1, micro_batches, ahead=ahead, lag=lag, barrier=False)
+
+
+def zb_v(ranks: int, micro_batches: int) -> Schedule:
+    """ZB-V: no bubble on any rank for F = I = W, with 1F1B's peak memory (p micro-batches) on every rank.
+
+    With a and b the two chunks of rank r: 2(p − r) − 1 forwards a; r × (F b, F a); (p − r) × (F b, I b, W b); then
+    (F a, I a, W a), (F b, I b, W b) in turn; r × (I a, I b), (p − r) × (I a, W a), then the weight gradients that
+    remain, b before a. With fewer than 2p − 1 micro-batches, what is written for the missing ones is left out.
+
+    Source: Qi et al. 2024 (arXiv 2401.10241), §6; torch's ScheduleZBVZeroBubble.
+    """
+    counted("zb-v", ranks=ranks, micro_batches=micro_batches)
+    padded = max(2 * ranks - 1, micro_batches)
+    orders = []
+    for rank in range(ranks):
+        order = _order(rank, ranks, padded)
+        orders.append([action for action in order.actions if action.micro_batch < micro_batches])
+    return Schedule.of("zb-v", orders, zigzag(ranks, 2), micro_batches, barrier=False)
+
+
+def _order(rank: int, ranks: int, micro_batches: int) -> OrderBuilder:
+    order = OrderBuilder()
+    first, second = rank, 2 * ranks - 1 - rank
+
+    def step(stage: int) -> None:
+        order.forward(stage)
+        order.backward_input(stage)
+        order.weight(stage)
+
+    for _ in range(2 * (ranks - rank) - 1):
+        order.forward(first)
+    for _ in range(rank):
+        order.forward(second)
+        order.forward(first)
+    for _ in range(ranks - rank):
+        step(second)
+    forwards = 2 * ranks - 1 - rank  # of the first chunk so far; of the second: p
+    for _ in range(micro_batches - ranks):
+        if forwards < micro_batches:
+            order.forward(first)
+            forwards += 1
+        order.backward_input(first)
+        order.weight(first)
+        step(second)
+    for _ in range(rank):
+        order.backward_input(first)
+        order.backward_input(second)
+    for _ in range(ranks - rank):
+        order.backward_input(first)
+        order.weight(first)
+    for stage in (second, first):
+        for _ in range(micro_batches):
+            order.weight(stage)
+    return order
+
+
+_MARGIN = 1e-9
+"""Sums of memory shares are floats: a limit that is met exactly must count as met."""
+
+
+def zero_bubble(ranks: int, micro_batches: int, memory_limit: float, costs: Costs = UNIT_COSTS) -> Schedule:
+    """The best of the eight schedules of the zero-bubble heuristic.
+
+    Args:
+        ranks: stages, one per rank, at least 1.
+        micro_batches: at least 1.
+        memory_limit: activations that a rank may keep, in micro-batches of a stage (M_B of the paper is
+            `costs.kept_for_input`, M_W is `costs.kept_for_weight`); `ranks` gives ZB-1p, `2 * ranks` ZB-2p.
+        costs: times per stage and of messages.
+
+    Returns:
+        A schedule whose ranks step on their own (`barrier=False`), as the paper's does.
+
+    Raises:
+        LabError: for no rank or no micro-batch, or a limit below one micro-batch.
+
+    Source: Qi et al. 2024 (arXiv 2401.10241), §3.1; the three flags as in the authors' implementation.
+    """
+    _zero_bubble_memory_refuse(ranks, micro_batches, memory_limit, costs)
+    tries = [
+        _Plan(ranks, micro_batches, memory_limit, costs, late, backward_first, greedy).run()
+        for late, backward_first, greedy in product((True, False), repeat=3)
+    ]
+    best = min(tries, key=lambda plan: plan.span)
+    orders = [rank.order for rank in best.ranks]
+    return Schedule.of("zero-bubble", orders, list(range(ranks)), micro_batches, barrier=False)
+
+
+def _zero_bubble_memory_refuse(ranks: int, micro_batches: int, memory_limit: float, costs: Costs) -> None:
+    for en, fr, value in (("ranks", "rangs", ranks), ("micro-batches", "micro-batches", micro_batches)):
+        if value < 1:
+            raise LabError(
+                say(
+                    en=f"a pipeline needs 1 or more {en}, but {value} was received.",
+                    fr=f"il faut au moins 1 pour le nombre de {fr} d’un pipeline, mais {value} a été reçu.",
+                )
+            )
+    pairs = zip(costs.per_stage("kept_for_input", ranks), costs.per_stage("kept_for_weight", ranks), strict=True)
+    least = max(max(pair) for pair in pairs)
+    if memory_limit < least - _MARGIN:
+        raise LabError(
+            say(
+                en=f"a memory limit of {shortest(memory_limit)} is less than one micro-batch of a stage "
+                f"({shortest(least)}): give {shortest(least)} or more; ZB-1p has {ranks}, ZB-2p has {2 * ranks}.",
+                fr=f"une limite mémoire de {shortest(memory_limit)} est inférieure à un micro-batch d’un étage "
+                f"({shortest(least)}) : donnez au moins {shortest(least)} ; ZB-1p a {ranks}, ZB-2p a {2 * ranks}.",
+            )
+        )
+
+
+@dataclass
+class _Rank:
+    """What a rank has done so far."""
+
+    time: dict[str, float]
+    takes: dict[str, float]
+    order: list[Action] = field(default_factory=list)
+    ends: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in "FIW"})
+    clock: float = 0.0
+    begun: float = 0.0
+    held: float = 0.0
+    waited: float = 0.0
+
+    def done(self, kind: str) -> int:
+        return len(self.ends[kind])
+
+    @property
+    def pending(self) -> int:
+        """Weight gradients that may be computed now."""
+        return self.done(BACKWARD_INPUT) - self.done(BACKWARD_WEIGHT)
+
+
+@dataclass
+class _Plan:
+    """One run of the rule with its three choices."""
+
+    size: int
+    micro_batches: int
+    limit: float
+    costs: Costs
+    late: bool
+    backward_first: bool
+    greedy: bool
+
+    def __post_init__(self) -> None:
+        self.limit += _MARGIN
+        names = {FORWARD: "forward", BACKWARD_INPUT: "backward_input", BACKWARD_WEIGHT: "backward_weight"}
+        self.ranks = []
+        for stage in range(self.size):
+            kept, for_weight = (self.costs.of_stage(n, stage) for n in ("kept_for_input", "kept_for_weight"))
+            takes = {FORWARD: kept, BACKWARD_INPUT: for_weight - kept, BACKWARD_WEIGHT: -for_weight}
+            self.ranks.append(_Rank({kind: self.costs.of_stage(name, stage) for kind, name in names.items()}, takes))
+
+    @property
+    def span(self) -> float:
+        return max(rank.clock - rank.begun for rank in self.ranks)
+
+    def run(self) -> _Plan:
+        self._warm_up()
+        for _ in range(1, self.micro_batches):
+            for number, wanted in enumerate(self._forwards_wanted()):
+                if wanted:
+                    self._fill(number, FORWARD)
+                    self._do(number, FORWARD)
+            for number in reversed(range(self.size)):
+                self._fill(number, BACKWARD_INPUT)
+                if number == 0 and self.ranks[0].done(FORWARD) == self.micro_batches:
+                    self._weights(0)  # nobody waits for rank 0's backwards any more: nothing is gained by postponing
+                self._do(number, BACKWARD_INPUT)
+        for number in range(self.size):
+            self._weights(number)
+        return self
+
+    def _arrival(self, number: int, kind: str) -> float:
+        """When the message comes that the rank's next forward or backward takes."""
+        micro_batch = self.ranks[number].done(kind)
+        other = number - 1 if kind == FORWARD else number + 1
+        if not 0 <= other < self.size:
+            return 0.0
+        return self.ranks[other].ends[kind][micro_batch] + self.costs.delay(other, number)
+
+    def _do(self, number: int, kind: str) -> None:
+        rank = self.ranks[number]
+        start = rank.clock if kind == BACKWARD_WEIGHT else max(rank.clock, self._arrival(number, kind))
+        if rank.order:
+            rank.waited += start - rank.clock
+        else:
+            rank.begun = start
+        rank.order.append(Action(kind, number, rank.done(kind)))
+        rank.clock = start + rank.time[kind]
+        rank.ends[kind].append(rank.clock)
+        rank.held += rank.takes[kind]
+
+    def _weights(self, number: int) -> None:
+        while self.ranks[number].pending:
+            self._do(number, BACKWARD_WEIGHT)
+
+    def _spare(self, number: int) -> float:
+        """How much this rank may wait without waiting more than the one that waits most."""
+        return max(rank.waited for rank in self.ranks) - self.ranks[number].waited
+
+    def _fill(self, number: int, kind: str) -> None:
+        """Weight gradients before the next forward or backward: to make room, then to fill the wait for its message."""
+        rank, arrival = self.ranks[number], self._arrival(number, kind)
+        while rank.pending and rank.held + rank.takes[kind] > self.limit:
+            self._do(number, BACKWARD_WEIGHT)
+        while rank.pending and rank.clock + rank.time[BACKWARD_WEIGHT] <= arrival:
+            self._do(number, BACKWARD_WEIGHT)
+        gap = arrival - rank.clock
+        if rank.pending and gap > 0 and (self.greedy or gap > self._spare(number)):
+            self._do(number, BACKWARD_WEIGHT)
+
+    def _warm_up(self) -> None:
+        """Each rank's forwards before its first backward, then that backward."""
+        for number in range(self.size):
+            self._do(number, FORWARD)
+        more = [0] * self.size
+        gradient = 0.0
+        for number in reversed(range(self.size)):
+            rank = self.ranks[number]
+            clock, held = rank.clock, rank.held
+            if number < self.size - 1:
+                gradient += self.costs.delay(number + 1, number)
+                while 1 + more[number] < self.micro_batches and held + rank.takes[FORWARD] <= self.limit:
+                    if (clock + rank.time[FORWARD] > gradient) if self.late else (clock >= gradient):
+                        break
+                    clock, held, more[number] = clock + rank.time[FORWARD], held + rank.takes[FORWARD], more[number] + 1
+            gradient = max(clock, gradient) + rank.time[BACKWARD_INPUT]
+        for number in range(1, self.size):
+            if 1 + more[number] < self.micro_batches:
+                more[number] = max(0, min(more[number], more[number - 1] - 1))
+            more[number] = min(more[number], more[number - 1])
+        for number, count in enumerate(more):
+            for _ in range(count):
+                self._do(number, FORWARD)
+        for number in reversed(range(self.size)):
+            self._do(number, BACKWARD_INPUT)
+
+    def _forwards_wanted(self) -> list[bool]:
+        """Which ranks take a forward in this round; none does whose next rank takes none, lest they pile up there."""
+        wanted = [self._forward_wanted(number) for number in range(self.size)]
+        for number in reversed(range(self.size - 1)):
+            wanted[number] = wanted[number] and wanted[number + 1]
+        return wanted
+
+    def _forward_wanted(self, number: int) -> bool:
+        rank = self.ranks[number]
+        if rank.done(FORWARD) == self.micro_batches:
+            return False
+        if not self.backward_first or number + 1 == self.size:
+            return True
+        behind = self.ranks[number + 1]
+        if rank.done(FORWARD) < behind.done(FORWARD) + 2:
+            return True
+        # The next rank has enough to go on with: when would the gradient come that it makes from that?
+        gradient = behind.clock + behind.time[FORWARD] + behind.time[BACKWARD_INPUT]
+        gradient += self.costs.delay(number + 1, number)
+        if rank.clock >= gradient:
+            return False
+        to_free = max(0.0, rank.held + rank.takes[FORWARD] - self.limit)
+        for_weight = -rank.takes[BACKWARD_WEIGHT]
+        weights = min(rank.pending, -int(-to_free // for_weight)) if to_free and for_weight else 0
+        if rank.clock + rank.time[FORWARD] + weights * rank.time[BACKWARD_WEIGHT] <= gradient:
+            return True
+        return gradient - rank.clock > self._spare(number)
+
+
+"""Times that two ranks add up in another order differ in their last digits: such are the same instant."""
+
+
+@dataclass
+class RankState:
+    """What a priority may look at: the rank that chooses, now.
+
+    Attributes:
+        rank, ranks: which one, of how many.
+        micro_batches: of the step.
+        time: now.
+        held: activations that it keeps, in stage-micro-batches.
+        room: whether its cap lets it take one more.
+        forwards_left: forwards that it has not run yet, of all its stages.
+    """
+
+    rank: int
+    ranks: int
+    micro_batches: int
+    time: float = 0.0
+    held: float = 0.0
+    room: bool = True
+    forwards_left: int = 0
+
+
+Priority = Callable[[Action, RankState], tuple[float, ...] | float | None]
+"""The smaller the sooner; None: not now, rather wait."""
+Named = Literal["forward-first", "backward-first"]
+Cap = float | Sequence[float] | Callable[[int], float]
+
+
+def forward_first(action: Action, state: RankState) -> tuple[float, ...] | None:
+    """All forwards before any backward, unless the cap stops them; chunk after chunk, the backwards in reverse."""
+    if action.kind == FORWARD:
+        return (0, action.stage, action.micro_batch)
+    if state.forwards_left and state.room and action.kind != BACKWARD_WEIGHT:
+        return None
+    return (2 if action.kind == BACKWARD_WEIGHT else 1, -action.stage, action.micro_batch)
+
+
+def backward_first(action: Action, state: RankState) -> tuple[float, ...]:
+    """A backward as soon as its gradient is there; weight gradients when there is nothing else."""
+    order = {BACKWARD: 0, BACKWARD_INPUT: 0, FORWARD: 1, BACKWARD_WEIGHT: 2}[action.kind]
+    return (order, action.micro_batch, -action.stage if action.kind == FORWARD else action.stage)
+
+
+PRIORITIES: dict[str, Priority] = {"forward-first": forward_first, "backward-first": backward_first}
+
+
+def list_schedule(
+    ranks: int,
+    micro_batches: int,
+    *,
+    placement: Sequence[int] | None = None,
+    priority: Named | Priority = "forward-first",
+    cap: Cap | None = None,
+    split: bool = False,
+    costs: Costs = UNIT_COSTS,
+) -> Schedule:
+    """The schedule that comes about when every rank always runs the first of what it may.
+
+    Args:
+        ranks: number of ranks, at least 1.
+        micro_batches: micro-batches of a step, at least 1.
+        placement: rank of each stage, in order of the stages; by default stage s is on rank s.
+        priority: "forward-first", "backward-first", or a function of an action that is ready and of the state of the
+            rank; what it returns least for is run, and what it returns None for is not.
+        cap: activations that a rank may keep, in stage-micro-batches: one for all, one per rank, or a function of the
+            rank; None: any number.
+        split: whether the backward is split into its part for the input and its part for the weights.
+        costs: times, and what a micro-batch keeps.
+
+    Raises:
+        LabError: for an unknown priority, a placement that leaves a rank without stage, or a cap with which no rank can
+            go on.
+    """
+    stages = tuple(range(ranks)) if placement is None else tuple(placement)
+    _list_scheduler_refuse(ranks, micro_batches, stages, priority)
+    rule = PRIORITIES[priority] if isinstance(priority, str) else priority
+    caps = _caps(cap, ranks)
+    run = _Run(stages, micro_batches, rule, caps, split, costs)
+    run.all()
+    return Schedule.of("list", run.orders, stages, micro_batches)
+
+
+def _list_scheduler_refuse(ranks: int, micro_batches: int, stages: tuple[int, ...], priority: object) -> None:
+    for name, value in (("ranks", ranks), ("micro_batches", micro_batches)):
+        if value < 1:
+            raise LabError(
+                say(
+                    en=f"{name} must be 1 or more, but {value!r} was received.",
+                    fr=f"{name} doit valoir au moins 1, mais {value!r} a été reçu.",
+                )
+            )
+    if isinstance(priority, str) and priority not in PRIORITIES:
+        raise LabError(one_of("priority", priority, tuple(PRIORITIES)))
+    if set(stages) != set(range(ranks)):
+        raise LabError(
+            say(
+                en=f"the placement {stages} must give every one of the {ranks} ranks (0 to {ranks - 1}) a stage, and "
+                "no other rank.",
+                fr=f"le placement {stages} doit donner un étage à chacun des {ranks} rangs (0 à {ranks - 1}), et à "
+                "aucun autre.",
+            )
+        )
+
+
+def _caps(cap: Cap | None, ranks: int) -> list[float]:
+    if cap is None:
+        return [float("inf")] * ranks
+    if callable(cap):
+        return [float(cap(rank)) for rank in range(ranks)]
+    if isinstance(cap, int | float):
+        return [float(cap)] * ranks
+    if len(cap) != ranks:
+        raise LabError(
+            say(
+                en=f"cap holds {len(cap)} values for {ranks} ranks: give one per rank, or one for all.",
+                fr=f"cap contient {len(cap)} valeurs pour {ranks} rangs : donnez-en une par rang, ou une pour tous.",
+            )
+        )
+    return [float(one) for one in cap]
+
+
+@dataclass
+class _Run:
+    """The clock, and what each rank has been given and has done."""
+
+    placement: tuple[int, ...]
+    micro_batches: int
+    rule: Priority
+    caps: list[float]
+    split: bool
+    costs: Costs
+    orders: list[list[Action]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        ranks, stages = len(self.caps), len(self.placement)
+        self.orders = [[] for _ in range(ranks)]
+        self.free_at = [0.0] * ranks
+        self.states = [RankState(rank, ranks, self.micro_batches) for rank in range(ranks)]
+        kinds = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT) if self.split else (FORWARD, BACKWARD)
+        names = {FORWARD: "forward", BACKWARD: "backward", BACKWARD_INPUT: "backward_input"}
+        self.times = {kind: self.costs.per_stage(names.get(kind, "backward_weight"), stages) for kind in kinds}
+        self.queues: list[list[tuple[str, int]]] = [[] for _ in range(ranks)]
+        self.arrivals: dict[tuple[str, int], list[float]] = {}
+        self.taken: dict[tuple[str, int], int] = {}
+        for stage, rank in enumerate(self.placement):
+            self.states[rank].forwards_left += self.micro_batches
+            for kind in kinds:
+                self.queues[rank].append((kind, stage))
+                self.arrivals[kind, stage], self.taken[kind, stage] = [], 0
+        self.arrivals[FORWARD, 0] = [0.0] * self.micro_batches
+        self.left = stages * self.micro_batches * len(kinds)
+        self.events = [(0.0, rank) for rank in range(ranks)]
+
+    def all(self) -> None:
+        """Run everything; at each instant, every rank for which something changed chooses once."""
+        while self.events:
+            now = self.events[0][0]
+            woken = set()
+            while self.events and self.events[0][0] <= now + _MARGIN:
+                woken.add(heapq.heappop(self.events)[1])
+            for rank in sorted(woken):
+                if self.free_at[rank] <= now + _MARGIN:
+                    self._choose(rank, max(now, self.free_at[rank]))
+        if self.left:
+            raise LabError(self._stuck())
+
+    def _choose(self, rank: int, now: float) -> None:
+        state = self.states[rank]
+        state.time = now
+        ready = []
+        for kind, stage in self.queues[rank]:
+            arrivals, taken = self.arrivals[kind, stage], self.taken[kind, stage]
+            kept = self.costs.of_stage("kept_for_input", stage) if kind == FORWARD else 0.0
+            fits = state.held + kept <= self.caps[rank] + _MARGIN
+            if taken < len(arrivals) and arrivals[taken] <= now + _MARGIN and fits:
+                ready.append(Action(kind, stage, taken))
+        least = min(self.costs.of_stage("kept_for_input", stage) for _, stage in self.queues[rank])
+        state.room = state.held + least <= self.caps[rank] + _MARGIN
+        ranked = [(key, action) for action in ready if (key := self.rule(action, state)) is not None]
+        if ranked:
+            self._run(rank, min(ranked, key=lambda pair: pair[0])[1], now)
+
+    def _run(self, rank: int, action: Action, now: float) -> None:
+        state, kind, stage = self.states[rank], action.kind, action.stage
+        end = now + self.times[kind][stage]
+        self.orders[rank].append(action)
+        self.taken[kind, stage] += 1
+        self.free_at[rank] = end
+        self.left -= 1
+        # What is given back at the end of an action is there for whatever comes next on the same rank.
+        state.held += sum(units for _, _, units in deltas(action, rank, {}, self.costs))
+        state.forwards_left -= kind == FORWARD
+        self._wake(rank, end)
+        last = len(self.placement) - 1
+        gradient = BACKWARD_INPUT if self.split else BACKWARD
+        if kind == FORWARD:
+            following = (FORWARD, stage + 1) if stage < last else (gradient, stage)
+            self._send(rank, *following, end)
+        elif kind != BACKWARD_WEIGHT:
+            if stage:
+                self._send(rank, gradient, stage - 1, end)
+            if self.split:
+                self._send(rank, BACKWARD_WEIGHT, stage, end)
+
+    def _send(self, rank: int, kind: str, stage: int, end: float) -> None:
+        receiver = self.placement[stage]
+        arrival = end + self.costs.delay(rank, receiver)
+        self.arrivals[kind, stage].append(arrival)
+        self._wake(receiver, arrival)
+
+    def _wake(self, rank: int, at: float) -> None:
+        heapq.heappush(self.events, (at, rank))
+
+    def _stuck(self) -> str:
+        rank = next(r for r, queue in enumerate(self.queues) if any(self.taken[q] < self.micro_batches for q in queue))
+        held, cap = self.states[rank].held, self.caps[rank]
+        return say(
+            en=f"with this priority and cap nobody can go on: rank {rank} keeps {shortest(held)} stage-micro-batches "
+            f"of at most {shortest(cap)}, and what it waits for waits for it. Raise the cap, or put backwards first.",
+            fr=f"avec cette priorité et ce plafond, personne ne peut continuer : le rang {rank} garde {shortest(held)} "
+            f"micro-batches d’étage sur {shortest(cap)} au plus, et ce qu’il attend l’attend. Relevez le plafond, ou "
+            "faites passer les passes arrière d’abord.",
+        )

@@ -1,31 +1,219 @@
-"""The interface of an engine, which is also the plainest engine: one process, no communication.
+"""Engine: the interface, forward and backward passes, states by name, and `build`, which opens the right one.
 
-Layer 3. Invariant: a step is forward and backward of every micro-batch, then one update; the gradient of a step is the
-mean over its global batch, whatever the number of micro-batches and replicas.
+What a checkpoint keeps of each parameter, and how it is put back, whatever lies where.
+
+What is kept are whole tensors in fp32, by the names that one process uses; so that what one layout has kept, any other
+can take its share of. AdamW's count of updates is kept once: it is the number of steps, but for DeepSpeed's stage 0 in
+bf16, which makes an update of zeros at its start.
+
+Updates within the passes (`update="in_backward"`, `"in_forward"`), behind the interface of an optimizer.
+
+Losses and weights are those of an update after backward, bit for bit.
+
+Source: Jiang et al. 2021, "Optimizer Fusion" (arXiv 2104.00237); see `dlojz.by_hand.optimizers.in_backward`.
+
+The interface of an engine, which is also the plainest engine: one process, no communication.
+
+A step is forward and backward of every micro-batch, then one update; the gradient of a step is the mean over its global
+batch, whatever the number of micro-batches and replicas.
+
+The engines: one way each of training a model on several ranks, behind one small interface.
+
+For the same global batch every engine gives the losses and weights of one process, and no engine knows of the probes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from importlib import import_module
+from typing import Any, Final, Protocol
 
 import torch
-import torch.nn.functional as F
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from dlojz.checkpoint.reading import COUNT
-from dlojz.config import RunConfig
-from dlojz.footprint import Category, Overlap
-from dlojz.optim.lamb import Lamb
-from dlojz.optimizer_update import IN_PASSES
+from dlojz.by_hand.activation_offload import ActivationOffload
+from dlojz.by_hand.optimizers.in_backward import InBackward, MakeOptimizer
+from dlojz.by_hand.optimizers.lamb import Lamb
+from dlojz.by_hand.zero.flat import FlatWeights
+from dlojz.config.fields import ASYNCHRONOUS
+from dlojz.config.run_config import RunConfig
+from dlojz.config.schedules import IN_PASSES
+from dlojz.models.blocks import mean_loss
+from dlojz.results.footprint import Category, Overlap
 from dlojz.train.axes import Axes
-from dlojz.train.engines.passes import PassOptimizer
-from dlojz.train.engines.states import MOMENTS, WEIGHTS, Source, as_laid, begun, counted, put
-from dlojz.train.engines.tensor import TensorShare
-from dlojz.train.offload import ActivationOffload
+from dlojz.train.checkpoint_tensors import COUNT
+from dlojz.train.engines.tensor_engines import TensorShare
+
+WEIGHTS: Final = "weights"
+MOMENTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "sgd": (),
+    "momentum": ("momentum_buffer",),
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "lamb": ("exp_avg", "exp_avg_sq"),
+    "one_bit_adam": ("exp_avg", "exp_avg_sq"),
+    "one_bit_lamb": ("exp_avg", "exp_avg_sq", "exp_avg_sq_fresh", "c_avg", "factor"),
+    "zero_one_adam": ("exp_avg", "exp_avg_sq"),
+    "local_sgd": (),
+    "diloco": ("exp_avg", "exp_avg_sq", "outer_weights", "outer_momentum"),
+}
+"""Tensors that optimizers keep for each parameter, by their keys; DiLoCo's two first are the first replica's."""
+SCALARS: Final = ("c_avg", "factor")
+"""Those of them that are one number; the others are of the parameter's shape."""
+
+
+class TensorSource(Protocol):
+    """Where whole tensors come from; `dlojz.train.checkpoint_tensors.CheckpointTensors` is one."""
+
+    @property
+    def updates(self) -> int:
+        """Updates that the optimizer counts."""
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of this name."""
+
+    def names(self, kind: str) -> list[str]:
+        """Names of all tensors of a kind, without the kind."""
+
+    def tensor(self, name: str) -> Tensor:
+        """A whole tensor, on the CPU."""
+
+    def replicas(self) -> int:
+        """How many replicas' buffers there are."""
+
+
+def begun(optimizer: Any, updated: Tensor, kinds: tuple[str, ...], updates: int) -> dict[str, Tensor]:
+    """The states that an optimizer makes for a tensor in its first step, as zeros, with the count of a later one.
+
+    Source: torch 2.13, `optim/adam.py`, `_init_group`; `optim/sgd.py`.
+    """
+    state: dict[str, Tensor] = optimizer.state[updated]
+    for kind in kinds:
+        if kind not in state:
+            like = updated.new_zeros(()) if kind in SCALARS else updated
+            state[kind] = torch.zeros_like(like, memory_format=torch.preserve_format).detach()
+    if "exp_avg" in kinds:
+        fused = getattr(optimizer, "defaults", {}).get("fused")  # its kernel reads the count where it computes
+        state["step"] = torch.tensor(float(updates), device=updated.device if fused else "cpu")
+    return state
+
+
+def counted(optimizer: Any) -> Tensor | None:
+    """How many updates Adam has counted, of any tensor as of all; None where nothing is counted."""
+    states = getattr(optimizer, "optimizer", optimizer).state.values()
+    return next((torch.tensor(int(state["step"])) for state in states if "step" in state), None)
+
+
+def as_laid(value: Tensor, like: Tensor) -> Tensor:
+    """A rank's part of a state as its parameter lies: as a DTensor, where that is one."""
+    if not isinstance(like, DTensor) or isinstance(value, DTensor):
+        return value
+    return DTensor.from_local(
+        value, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def local_part(whole: Tensor, like: Tensor) -> Tensor:
+    """What this rank holds of a whole tensor that lies as `like`; nothing is sent.
+
+    A dimension that is split by both axes (FSDP2 over tensor parallelism) is split by the last axis first.
+    """
+    if not isinstance(like, DTensor):
+        return whole
+    coordinate = like.device_mesh.get_coordinate()
+    assert coordinate is not None
+    for axis in reversed(range(like.device_mesh.ndim)):
+        dim = getattr(like.placements[axis], "dim", None)
+        if dim is None:
+            continue  # whole on each rank of the axis
+        length, ranks = whole.shape[dim], like.device_mesh.size(axis)
+        share = -(-length // ranks)
+        start = min(coordinate[axis] * share, length)
+        whole = whole.narrow(dim, start, min(share, length - start))
+    return whole
+
+
+def put(own: Tensor, whole: Tensor) -> None:
+    """Copy into a rank's part of a tensor what it holds of the whole."""
+    target = own.detach()
+    target = target.to_local() if isinstance(target, DTensor) else target
+    target.copy_(local_part(whole, own))
+
+
+def overlap(flat: FlatWeights, number: int, rank: int) -> tuple[slice, slice]:
+    """Where a parameter of a flat tensor and a rank's share meet: in the parameter, flat, and in the share."""
+    start = sum(shape.numel() for shape in flat.shapes[:number])
+    first = rank * flat.share_numel
+    low = max(start, first)
+    high = max(low, min(start + flat.shapes[number].numel(), first + flat.share_numel))
+    return slice(low - start, high - start), slice(low - first, high - first)
+
+
+def gather_piece(flat: FlatWeights, number: int, own: Tensor) -> Tensor:
+    """One parameter's part of a flat tensor, whole on every rank, from the ranks' shares; a collective call.
+
+    Args:
+        flat: how the parameters lie.
+        number: of the parameter.
+        own: this rank's share of a tensor that lies as the weights do: weights or a moment.
+    """
+    shape = flat.shapes[number]
+    piece = own.new_empty(shape.numel())
+    for rank in range(flat.size):
+        of_piece, of_share = overlap(flat, number, rank)
+        if of_piece.start == of_piece.stop:
+            continue
+        if rank == flat.rank:
+            piece[of_piece] = own.detach()[of_share]
+        if flat.size > 1:
+            source = rank if flat.group is None else dist.get_global_rank(flat.group, rank)
+            # Who: all ranks that share. What: the part of one parameter that one of them holds. How much: its bytes;
+            # a sum over the ranks, of zeros but for one, would do as well, but turns -0 into 0.
+            dist.broadcast(piece[of_piece], src=source, group=flat.group)
+    return piece.view(shape)
+
+
+def put_piece(flat: FlatWeights, number: int, own: Tensor, whole: Tensor) -> None:
+    """Copy into this rank's share what it holds of one parameter; nothing is sent."""
+    of_piece, of_share = overlap(flat, number, flat.rank)
+    own.detach()[of_share].copy_(whole.reshape(-1)[of_piece])
+
+
+class PassOptimizer(torch.optim.Optimizer):
+    """As an optimizer has it: states by parameter; but the passes themselves update, and forget gradients.
+
+    Args:
+        module: the model.
+        config: the run; its `update` says which pass updates.
+        make_optimizer: makes the optimizer of one parameter.
+        hooked: whether backward itself calls the update; otherwise whoever averages gradients does.
+    """
+
+    def __init__(
+        self, module: nn.Module, config: RunConfig, make_optimizer: MakeOptimizer, *, hooked: bool = True
+    ) -> None:
+        forward = config.update == "in_forward"
+        self.passes = InBackward(module, make_optimizer, "forward" if forward else "backward", accumulates=forward)
+        super().__init__(list(self.passes.optimizers), {})
+        for one in self.passes.optimizers.values():
+            one.state = self.state  # each touches its own parameter's alone
+        if not hooked:
+            self.passes.release()
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """The gradients are whole: the next forward pass may update; in backward it is done already."""
+        self.passes.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing: a gradient is forgotten once it is used."""
+
+    def finish(self) -> None:
+        """Update what the last step has left to the next forward pass: before weights or states are read."""
+        self.passes.finish()
+
 
 Inventory = dict[Category, list[Tensor]]
 FORMS: dict[str, dict[str, Any]] = {
@@ -71,11 +259,6 @@ def local(tensor: Tensor) -> Tensor:
 def locals_of(held: Inventory) -> Inventory:
     """An inventory of this rank's shards."""
     return {category: [local(tensor) for tensor in tensors] for category, tensors in held.items()}
-
-
-def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy in fp32, averaged over samples (and over positions of a text)."""
-    return F.cross_entropy(logits.float().reshape(-1, logits.shape[-1]), targets.reshape(-1))
 
 
 def optimizer_states(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -237,7 +420,7 @@ class Engine:
         return MOMENTS[self.config.optimizer]
 
     @torch.no_grad()
-    def restore(self, source: Source) -> None:
+    def restore(self, source: TensorSource) -> None:
         """Take this rank's share of a state that any layout has kept; nothing is sent.
 
         Raises:
@@ -264,7 +447,7 @@ class Engine:
         return found
 
     @torch.no_grad()
-    def restore_buffers(self, source: Source) -> None:
+    def restore_buffers(self, source: TensorSource) -> None:
         """Take the buffers of the replica of the same number; where there were fewer, they are dealt out in turn.
 
         Raises:
@@ -277,3 +460,31 @@ class Engine:
 
     def close(self) -> None:
         """Give back what the engine holds."""
+
+
+PIPELINES = {
+    "torch": "pipeline_engines.TorchPipelineEngine",
+    "by_hand": "pipeline_engines.ByHandPipelineEngine",
+    "deepspeed": "deepspeed.DeepSpeedPipelineEngine",
+}
+
+
+def build(config: RunConfig, model: nn.Module, device: torch.device) -> Engine:
+    """The engine that runs the layout of `config`, around a model every rank has built with the same weights."""
+    if config.layout.pp > 1:
+        return _build_pipeline(config, model, device)
+    return _engine(config.engine_spec.trainer)(config, model, device)
+
+
+def _build_pipeline(config: RunConfig, model: nn.Module, device: torch.device) -> Engine:
+    layout = config.layout
+    if layout.engine == "by_hand" and layout.schedule in ASYNCHRONOUS:
+        return _engine("pipeline_engines.AsynchronousPipelineEngine")(config, model, device)
+    return _engine(PIPELINES[layout.engine])(config, model, device)
+
+
+def _engine(name: str) -> type[Engine]:
+    """An engine's class; only its own libraries are loaded."""
+    module, engine = name.split(".")
+    found: type[Engine] = getattr(import_module(f"dlojz.train.engines.{module}"), engine)
+    return found

@@ -1,32 +1,130 @@
-"""DeepSpeed ZeRO: stage 0 replicates all, 1 shards optimizer states, 2 gradients too, 3 weights too.
+"""DeepSpeed engines: ZeRO 0 to 3 and its pipeline.
 
-Layer 3. Invariant: the same optimizer object as in every other engine, given to DeepSpeed, which wraps it.
+Weights in fp32 and moments out of DeepSpeed's optimizers, one parameter at a time, and back into them.
 
-Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"
-(arXiv 1910.02054).
+What comes out is whole and by the parameter's name; what goes in reaches the copy that the optimizer updates and the
+weights that forward reads. DeepSpeed's own checkpoints (one file per rank, pickled) are neither written nor read.
+
+Source: DeepSpeed 0.19, `utils/tensor_fragment.py` (`safe_get_full_fp32_param` and its like, whose setter forgets the
+padding of stage 3 and the weights of 16 bit), `runtime/zero/stage3.py`.
+
+DeepSpeed ZeRO: stage 0 replicates all, 1 shards optimizer states, 2 gradients too, 3 weights too.
+
+The same optimizer object as in every other engine, given to DeepSpeed, which wraps it.
+
+Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (arXiv
+1910.02054).
+
+DeepSpeed's `PipelineModule`: 1F1B over the pipeline axis, data parallelism (ZeRO-0 or ZeRO-1) over the other.
+
+DeepSpeed executes its own instruction list, `TrainSchedule`; only its last instruction, the update, is held back until
+the loss is known to be finite on every rank. DeepSpeed's `train_batch` would do both at once.
+
+Source: DeepSpeed 0.19, `runtime/pipe/engine.py`, `module.py`, `schedule.py`; Narayanan et al. 2019, "PipeDream" (SOSP),
+for 1F1B.
 """
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from dlojz.config import RunConfig
-from dlojz.schema import LabError
-from dlojz.text import say
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.config.deepspeed_json import deepspeed_json
+from dlojz.config.run_config import RunConfig
+from dlojz.models.blocks import BlockList, mean_loss
+from dlojz.pipeline.schedule import BACKWARD, FORWARD, Action
 from dlojz.train.axes import Axes
-from dlojz.train.deepspeed_json import deepspeed_json
-from dlojz.train.engines.base import Engine, Inventory, make_offload, make_optimizer, mean_loss, optimizer_states
-from dlojz.train.engines.deepspeed_states import begin, put_state, whole_state
-from dlojz.train.engines.states import WEIGHTS, Source
-from dlojz.train.engines.tensor import TensorShare
+from dlojz.train.engines.base import (
+    WEIGHTS,
+    Engine,
+    Inventory,
+    TensorSource,
+    begun,
+    make_offload,
+    make_optimizer,
+    optimizer_states,
+)
+from dlojz.train.engines.pipeline_engines import PipelineEngine
+from dlojz.train.engines.tensor_engines import TensorShare
 
-__all__ = ["DeepSpeedEngine", "deepspeed_json"]
+_FLATS = ("single_partition_of_fp32_groups", "fp32_groups_flat_partition", "fp32_partitioned_groups_flat")
+"""Where stages 1 and 2, stage 0 in bf16, and stage 3 keep what they update: flat pieces of a copy in fp32."""
+
+
+def whole_state(optimizer: Any, parameter: Tensor, kind: str) -> Tensor:
+    """One parameter, or one of its moments, whole and in fp32; a collective call over the data axis.
+
+    Who: the ranks that share it. What: it, all-gathered (stage 3), or summed from pieces that are zero on all ranks but
+    one. How much: 4 bytes per element.
+    """
+    held: Any = parameter
+    key = None if kind == WEIGHTS else kind
+    if hasattr(held, "ds_id"):
+        found: Tensor = optimizer.get_full_hp_param(held, key)
+    elif hasattr(held, "_hp_mapping"):
+        found = held.get_full_hp_param(key)
+    else:
+        updated = _updated(optimizer, parameter)
+        found = updated if key is None else getattr(optimizer, "optimizer", optimizer).state[updated][key]
+    return found.detach().float()
+
+
+def begin(optimizer: Any, kinds: tuple[str, ...], updates: int) -> None:
+    """Let the optimizer have its states before its first step, as it has them after."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    for flat in next((list(getattr(optimizer, name)) for name in _FLATS if getattr(optimizer, name, None)), []):
+        begun(inner, flat, kinds, updates)
+    if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):
+        optimizer._lazy_init_hp_params_optimizer_state()
+
+
+def put_state(optimizer: Any, parameter: Tensor, kind: str, whole: Tensor, updates: int) -> None:
+    """Put a whole parameter, or a moment, into the share that this rank keeps of it; nothing is sent."""
+    held: Any = parameter
+    key = None if kind == WEIGHTS else kind
+    whole = whole.to(parameter.device)
+    if hasattr(held, "ds_id"):
+        share, _ = optimizer._get_fp32_opt_state_partition(held, release_swap_buffers=False, optim_state_key=key)
+        part = _partition(whole, share.numel(), optimizer._get_param_partition_rank(held))
+        share[: part.numel()].copy_(part)  # what is beyond is padding
+        if key is None:
+            held.ds_tensor.data[: part.numel()].copy_(part)
+    elif hasattr(held, "_hp_mapping"):
+        held.set_full_hp_param(whole, key)
+        if key is None:
+            held.data.copy_(whole)
+    elif key is None:
+        held.data.copy_(whole)
+        _updated(optimizer, parameter).data.copy_(whole)
+    else:
+        begun(getattr(optimizer, "optimizer", optimizer), _updated(optimizer, parameter), (key,), updates)[key].copy_(
+            whole
+        )
+
+
+def _updated(optimizer: Any, parameter: Tensor) -> Tensor:
+    """What stage 0 updates for a parameter: itself, or its copy in fp32 where it has 16 bit."""
+    groups = zip(getattr(optimizer, "fp16_groups", []), getattr(optimizer, "fp32_groups", []), strict=False)
+    for low, high in groups:
+        for own, copied in zip(low, high, strict=True):
+            if own is parameter:
+                return copied
+    return parameter
+
+
+def _partition(whole: Tensor, share_numel: int, rank: int) -> Tensor:
+    flat = whole.flatten()
+    start = min(rank * share_numel, flat.numel())
+    return flat[start : min(start + share_numel, flat.numel())]
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -87,7 +185,7 @@ class DeepSpeedEngine(Engine):
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         # Who: all dp ranks. What: stages 0 and 1 all-reduce the gradient with the last micro-batch, stages 2 and 3
-        # reduce it with every one. How much: see dlojz.predict.communication.
+        # reduce it with every one. How much: see dlojz.prediction.communication.
         self.model.backward(loss)  # divides by the number of micro-batches itself
         if not last:
             self.model.step()  # counts the micro-batch; it updates nothing before the last
@@ -183,7 +281,7 @@ class DeepSpeedEngine(Engine):
             yield name, whole_state(self.optimizer, parameter, kind).cpu()
 
     @torch.no_grad()
-    def restore(self, source: Source) -> None:
+    def restore(self, source: TensorSource) -> None:
         """As every engine, into DeepSpeed's copy in fp32 and into the weights that forward reads."""
         self._check_kept()
         names = [name for name, _, _ in self.named()]
@@ -206,3 +304,137 @@ class DeepSpeedEngine(Engine):
 
     def close(self) -> None:
         self.model.destroy()
+
+
+class DeepSpeedPipelineEngine(PipelineEngine, DeepSpeedEngine):
+    """DeepSpeed's pipeline, with the partition method of the layout."""
+
+    def build(self, blocks: BlockList) -> None:
+        os.environ.setdefault("DS_ACCELERATOR", self.device.type)
+        os.environ.setdefault("LOCAL_RANK", str(self.device.index or 0))  # DeepSpeed insists on it
+        import deepspeed
+        from deepspeed.pipe import PipelineModule
+
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # inference only, compiles for 40 s
+        deepspeed.init_distributed(dist_init_required=False)  # over the groups that there are already
+        layout = self.config.layout
+        with redirect_stdout(io.StringIO()):  # it prints its partition; `dlojz partition` shows it
+            pipe: Any = PipelineModule(
+                layers=list(blocks.blocks),
+                num_stages=layout.pp,
+                loss_fn=self.loss,
+                partition_method=layout.partition,
+                activation_checkpoint_interval=int(layout.checkpointing == "full"),
+            )
+        if tuple(pipe.parts) != self.bounds:
+            raise RuntimeError(f"DeepSpeed has cut the model at {pipe.parts}, but {self.bounds} was predicted.")
+        self.module = pipe
+        self.model, self.optimizer, *_ = deepspeed.initialize(
+            model=pipe,
+            optimizer=make_optimizer(self.config, pipe.parameters()),
+            config=deepspeed_json(self.config),
+            dist_init_required=False,
+        )
+        self._observe(self.model)
+
+    def _observe(self, engine: Any) -> None:
+        """Let `perform` run DeepSpeed's forward and backward instructions, numbered as they come."""
+        from deepspeed.runtime.pipe.schedule import BackwardPass, ForwardPass
+
+        self._count = {FORWARD: 0, BACKWARD: 0}
+
+        def through(kind: str, instruction: Callable[..., None], pipeline: Any, **operands: Any) -> None:
+            action = Action(kind, self.pp_rank, self._count[kind])
+            self._count[kind] += 1
+            self.perform(action, lambda: instruction(pipeline, **operands))
+
+        known = dict(engine._INSTRUCTION_MAP)
+        known[ForwardPass] = _Unbound(partial(through, FORWARD, known[ForwardPass]))
+        known[BackwardPass] = _Unbound(partial(through, BACKWARD, known[BackwardPass]))
+        engine._INSTRUCTION_MAP = known
+
+    @property
+    def group_names(self) -> dict[str, str]:
+        grid: Any = self.model.grid
+        groups = {"pp": grid.get_pipe_parallel_group(), "dp": grid.get_data_parallel_group()}
+        # DeepSpeed's "model parallel" ranks are all that share a replica: here, those of a pipeline.
+        named = {str(group.group_name): axis for axis, group in groups.items()}
+        return {**super().group_names, str(grid.get_model_parallel_group().group_name): "pp", **named}
+
+    def autocast(self) -> AbstractContextManager[object]:
+        return nullcontext()  # the weights themselves are bf16
+
+    def run_schedule(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
+        # Who: neighbouring stages; dp ranks of a stage. What: one boundary activation or its gradient per micro-batch,
+        # blocking; then the stage's gradients, all-reduced. How much: see dlojz.prediction.communication.
+        if self.config.precision == "bf16":
+            inputs = [one.bfloat16() if one.is_floating_point() else one for one in inputs]
+        engine: Any = self.model
+        self._count.update({FORWARD: 0, BACKWARD: 0})
+        engine.module.train()
+        engine.set_dataiterator(iter(list(zip(inputs, targets, strict=True))))
+        engine.total_loss = engine.total_additional_losses = None
+        engine._compute_loss = True
+        engine._exec_schedule(_WithoutUpdate(engine._train_schedule()))
+        return [engine.total_loss] if engine.is_last_stage() else []
+
+    def reduce_gradients(self) -> None:
+        """Nothing: DeepSpeed's schedule ends with its own reduction."""
+
+    def update(self) -> None:
+        cast(Any, self.model)._exec_optimizer_step()
+
+    def inventory(self) -> Inventory:
+        return DeepSpeedEngine.inventory(self)
+
+    def own_weights(self) -> dict[str, Tensor]:
+        return {name: parameter.detach().float() for name, parameter, _ in self.named()}
+
+    def named(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """As every engine: DeepSpeed numbers the blocks of a stage as the model does."""
+        for name, parameter in self.module.named_parameters():
+            yield f"blocks.{name}", parameter, parameter
+
+    def gathered(self, kind: str) -> Iterator[tuple[str, Tensor]]:
+        """As every pipeline; a stage's own ranks make each tensor whole first."""
+        own = {name: whole_state(self.optimizer, parameter, kind) for name, parameter, _ in self.named()}
+        yield from self._from_owners(own)
+
+    def restore(self, source: TensorSource) -> None:
+        """As DeepSpeed's other engines."""
+        DeepSpeedEngine.restore(self, source)
+
+    def buffers(self) -> Iterator[tuple[int, str, Tensor]]:
+        """As every engine."""
+        for name, buffer in self.module.named_buffers():
+            yield self.axes.dp_rank, f"blocks.{name}", buffer
+
+    def close(self) -> None:
+        DeepSpeedEngine.close(self)
+
+
+class _Unbound:
+    """DeepSpeed binds an instruction to its engine with `MethodType`, which wants something callable."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self._function(*args, **kwargs)
+
+
+class _WithoutUpdate:
+    """A schedule of DeepSpeed's but for its optimizer step."""
+
+    def __init__(self, schedule: Any) -> None:
+        self._schedule = schedule
+
+    def num_pipe_buffers(self) -> int:
+        """As many buffers as the schedule wants."""
+        return int(self._schedule.num_pipe_buffers())
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        from deepspeed.runtime.pipe.schedule import OptimizerStep
+
+        for commands in self._schedule:
+            yield [command for command in commands if not isinstance(command, OptimizerStep)]

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch.distributed as dist
 from workers import stage
 
-from dlojz.train import loop, worker
+from dlojz import worker
+from dlojz.train import loop
 
 whole = loop.accumulate
 steps = iter(range(10**6))

@@ -6,8 +6,8 @@ import os
 import sys
 from pathlib import Path
 
-from dlojz.config import RunConfig
-from dlojz.record import EventLog
+from dlojz.config.run_config import RunConfig
+from dlojz.results.record import EventLog
 
 FOLDER = Path(sys.argv[1])
 RANK = int(os.environ["RANK"])

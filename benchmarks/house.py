@@ -1,0 +1,361 @@
+"""Measure the house: files, lines, circles, imports upward, hermits, long listings, and how fast `dlojz` answers.
+
+    python benchmarks/house.py            # the tree as it stands: seconds
+    python benchmarks/house.py --times    # and the import of dlojz and three commands, timed: half a minute
+
+`tests/test_house.py` holds the rules with the same functions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "dlojz"
+
+FLOORS = (
+    "base", "hardware", "models", "processes", "data", "config", "results", "pipeline", "by_hand", "compress",
+    "prediction", "cost_model", "compare", "train", "libraries", "runnable", "worker", "planner", "display", "running",
+    "ranks", "labs", "campaign", "cli",
+)  # fmt: skip
+"""The rooms from the ground up: each imports only those before it."""
+TAUGHT = ("by_hand/", "models/", "libraries/programs/")
+"""Code that is read aloud in class."""
+MAX_LINES, MAX_TAUGHT_LINES = 900, 300
+HERMIT_LINES = 150
+MAX_ENTRIES, MAX_TOP_ENTRIES = 16, 26
+
+TASKS = {
+    "add a field to a run": "dlojz/config/fields.py",
+    "add a pipeline schedule": "dlojz/pipeline/schedule_catalogue.py",
+    "change the message of a failing exercise of lab 06": "dlojz/labs/lab06_tensor",
+    "add a GPU": "dlojz/hardware/data/gpus",
+    "fix the memory forecast of FSDP2": "dlojz/prediction/engine_memory_sharded.py",
+    "add a line to dlojz compare": "dlojz/compare.py",
+    "add a lab": "dlojz/labs/kit/lab_catalogue.py",
+    "change the palette": "dlojz/display/style.py",
+    "a SLURM option for a new cluster": "dlojz/running/slurm/slurm_job.py",
+    "the French of a hint": "dlojz/labs/lab06_tensor/exercises_layers.py",
+}
+"""Ten things that somebody comes to do, and the file or folder to open (CONTRIBUTING.md says more of each)."""
+
+Kind = Literal["top", "lazy", "type", "name"]
+
+
+class Edge(NamedTuple):
+    """One file imports another: when it is loaded, within a function, for the type checker alone, or by its name.
+
+    A name in a text (`"dlojz.worker"`) is no import of the file that holds it: whoever looks it up there imports it.
+    """
+
+    importer: str
+    imported: str
+    kind: Kind
+    line: int
+
+
+def files() -> list[str]:
+    """Every module, as its path below the package."""
+    return sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"))
+
+
+@cache
+def tree_of(file: str) -> ast.Module:
+    """The syntax of a module."""
+    return ast.parse((PACKAGE / file).read_text(encoding="utf-8"))
+
+
+@cache
+def lines_of(file: str) -> int:
+    """The number of its lines."""
+    return len((PACKAGE / file).read_text(encoding="utf-8").splitlines())
+
+
+def file_of(dotted: str) -> str | None:
+    """The file of a module of the package, by its dotted name; None for what is none."""
+    path = dotted.removeprefix("dlojz").removeprefix(".").replace(".", "/")
+    for found in (f"{path}.py" if path else "__init__.py", f"{path}/__init__.py"):
+        if (PACKAGE / found).is_file():
+            return found
+    return None
+
+
+@cache
+def edges() -> tuple[Edge, ...]:
+    """Every import between two files of the package, of every kind; a name of a package leads to where it is
+    defined."""
+    return tuple(dict.fromkeys(one for file in files() for one in _edges_of(file)))
+
+
+def _edges_of(file: str) -> Iterator[Edge]:
+    tree = tree_of(file)
+    top = {id(node) for node in tree.body}
+    typed = {id(sub) for node in tree.body if _is_type_checking(node) for sub in ast.walk(node)}
+    for node in ast.walk(tree):
+        kind: Kind = "type" if id(node) in typed else "top" if id(node) in top else "lazy"
+        if isinstance(node, ast.Constant):
+            kind = "name"
+        for found in _imported(node):
+            if found is not None and found != file:
+                yield Edge(file, found, kind, getattr(node, "lineno", 0))
+
+
+def _is_type_checking(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def _imported(node: ast.AST) -> Iterator[str | None]:
+    if isinstance(node, ast.Import):
+        yield from (file_of(alias.name) for alias in node.names if alias.name.startswith("dlojz."))
+    elif isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("dlojz."):
+        for alias in node.names:
+            found = file_of(f"{node.module}.{alias.name}") or file_of(node.module or "")
+            if found != "__init__.py":  # `dlojz` itself: its front
+                yield found
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"dlojz(\.\w+)+", node.value):
+        yield file_of(node.value) if node.value.count(".") > 1 else None  # a module that is imported by its name
+
+
+def room_of(file: str) -> str:
+    """The room of a file: the first part of its path; each lab is a room, and so is the labs' kit."""
+    parts = file.split("/")
+    if parts[0] == "labs" and len(parts) > 2:
+        return "/".join(parts[:2])
+    return parts[0].removesuffix(".py")
+
+
+def floor_of(file: str) -> int | None:
+    """The floor of its room, from 0; None for the package's own front doors."""
+    top = file.split("/", 1)[0].removesuffix(".py")
+    return FLOORS.index(top) if top in FLOORS else None
+
+
+def upward() -> list[Edge]:
+    """Imports of a room that does not stand below, whatever their kind."""
+    found = []
+    for edge in edges():
+        if edge.importer in FRONT_DOORS or edge.kind == "name" or room_of(edge.importer) == room_of(edge.imported):
+            continue
+        here, there = floor_of(edge.importer), floor_of(edge.imported)
+        if here is None or there is None or there > here or (here == there and not _within_labs(edge)):
+            found.append(edge)
+    return found
+
+
+FRONT_DOORS = ("__init__.py", "__main__.py", "train/__main__.py")
+"""What a person or a launcher opens: they lead into the house, and nothing imports them."""
+
+
+def _within_labs(edge: Edge) -> bool:
+    """The kit may be imported by every lab, and the front of the labs imports the kit."""
+    return room_of(edge.imported) == "labs/kit"
+
+
+def labs_that_import_labs() -> list[Edge]:
+    """Imports from one lab into another."""
+    return [
+        edge
+        for edge in edges()
+        if edge.importer.startswith("labs/lab")
+        and edge.imported.startswith("labs/lab")
+        and room_of(edge.importer) != room_of(edge.imported)
+    ]
+
+
+def circles() -> list[list[str]]:
+    """Files that import one another, whatever the kind of the imports."""
+    nexts: dict[str, set[str]] = defaultdict(set)
+    for edge in edges():
+        if edge.importer not in FRONT_DOORS and edge.kind != "name":
+            nexts[edge.importer].add(edge.imported)
+    number: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(file: str) -> None:
+        number[file] = low[file] = len(number)
+        stack.append(file)
+        for other in sorted(nexts[file]):
+            if other not in number:
+                visit(other)
+                low[file] = min(low[file], low[other])
+            elif other in stack:
+                low[file] = min(low[file], number[other])
+        if low[file] == number[file]:
+            at = stack.index(file)
+            if len(stack) - at > 1:
+                found.append(sorted(stack[at:]))
+            del stack[at:]
+
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(10_000)
+    for file in files():
+        if file not in number:
+            visit(file)
+    sys.setrecursionlimit(limit)
+    return sorted(found)
+
+
+def hermits() -> list[tuple[str, str]]:
+    """Short modules with one importer, which stands in their own room: they belong to it.
+
+    Not those that would make taught code longer than it may be, nor those that are found by their names. The face of a
+    package, which only hands names on, is no importer.
+    """
+    importers: dict[str, set[str]] = defaultdict(set)
+    for edge in edges():
+        if not edge.importer.endswith("__init__.py") or room_of(edge.importer) != room_of(edge.imported):
+            importers[edge.imported] |= {edge.importer} if edge.kind != "name" else {edge.importer, "by its name"}
+    found = []
+    for file in files():
+        if file.endswith(("__init__.py", "__main__.py")) or lines_of(file) >= HERMIT_LINES or len(importers[file]) != 1:
+            continue
+        (only,) = importers[file]
+        fits = not only.startswith(TAUGHT) or lines_of(file) + lines_of(only) <= MAX_TAUGHT_LINES
+        if room_of(only) == room_of(file) and fits:
+            found.append((file, only))
+    return found
+
+
+def long_files() -> list[tuple[str, int]]:
+    """Files above their room's number of lines."""
+    return [
+        (file, lines_of(file))
+        for file in files()
+        if lines_of(file) > (MAX_TAUGHT_LINES if file.startswith(TAUGHT) else MAX_LINES)
+    ]
+
+
+def full_folders() -> list[tuple[str, int]]:
+    """Folders whose listing does not fit the eye; the data files count too."""
+    entries: Counter[str] = Counter()
+    for path in {PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir())}:
+        if path.name == "__pycache__":
+            continue
+        inside = [one for one in path.iterdir() if one.name != "__pycache__" and not one.name.startswith(".")]
+        entries[str(path.relative_to(PACKAGE))] = len(inside)
+    return sorted(
+        (name, count) for name, count in entries.items() if count > (MAX_TOP_ENTRIES if name == "." else MAX_ENTRIES)
+    )
+
+
+def shared_file_names() -> dict[str, list[str]]:
+    """File names that stand twice in the package; `exercises…`, `figures…` and `__…__` may."""
+    named: dict[str, list[str]] = defaultdict(list)
+    for file in files():
+        name = Path(file).name
+        if not name.startswith(("exercises", "figures", "__")):
+            named[name].append(file)
+    return {name: found for name, found in named.items() if len(found) > 1}
+
+
+def shared_class_names() -> dict[str, list[str]]:
+    """Public classes that bear one name."""
+    named: dict[str, list[str]] = defaultdict(list)
+    for file in files():
+        for node in tree_of(file).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                named[node.name].append(file)
+    return {name: found for name, found in named.items() if len(found) > 1}
+
+
+def public_names(file: str) -> Iterator[str]:
+    """Functions and classes of a module that bear no underscore."""
+    for node in tree_of(file).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            yield node.name
+
+
+def without_user() -> list[str]:
+    """Public names that nothing but tests mentions: neither package, labs' sources, benchmarks, SLURM files nor docs.
+
+    The commands are found by their names: `dlojz NAME` calls `NAME_command`.
+    """
+    words: Counter[str] = Counter()
+    for path in _texts():
+        words.update(set(re.findall(r"[A-Za-z_]\w*", path.read_text(encoding="utf-8"))))
+    own: dict[str, Counter[str]] = {}
+    for file in files():
+        own[file] = Counter(re.findall(r"[A-Za-z_]\w*", (PACKAGE / file).read_text(encoding="utf-8")))
+    return [
+        f"{file}:{name}"
+        for file in files()
+        for name in public_names(file)
+        if own[file][name] == 1 and words[name] == 1 and not (file.startswith("cli/") and name.endswith("_command"))
+    ]
+
+
+def _texts() -> Iterable[Path]:
+    for folder, pattern in (
+        ("dlojz", "*.py"), ("solutions", "*.py"), ("benchmarks", "*.py"), ("slurm", "*"), ("docs", "*.md"),
+        (".", "*.md"),
+    ):  # fmt: skip
+        found = ROOT.glob(pattern) if folder == "." else (ROOT / folder).rglob(pattern)
+        yield from (path for path in found if path.is_file()
+            and path.suffix in (".py", ".md", ".slurm", ".toml", ".sh"))
+
+
+def places_of(pattern: str) -> dict[str, int]:
+    """In which files of the package a pattern stands, and how often."""
+    found = {file: len(re.findall(pattern, (PACKAGE / file).read_text(encoding="utf-8"))) for file in files()}
+    return {file: count for file, count in found.items() if count}
+
+
+def missing_tasks() -> list[str]:
+    """Tasks whose file is not there."""
+    return [task for task, path in TASKS.items() if not (ROOT / path).exists()]
+
+
+def _seconds(*words: str) -> float:
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, *words], cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--times", action="store_true", help="time the import of dlojz and three commands")
+    parser.add_argument("--names", action="store_true", help="name the offenders")
+    given = parser.parse_args()
+    found = files()
+    offenders: dict[str, list[object]] = {
+        "circles": list(circles()),
+        "imports upward": list(upward()),
+        "labs that import labs": list(labs_that_import_labs()),
+        "hermits": list(hermits()),
+        f"folders of more than {MAX_ENTRIES} entries ({MAX_TOP_ENTRIES} at the top)": list(full_folders()),
+        f"taught files of more than {MAX_TAUGHT_LINES} lines, others of more than {MAX_LINES}": list(long_files()),
+        "file names that stand twice": list(shared_file_names().items()),
+        "public classes that share a name": list(shared_class_names().items()),
+        "public names without a user": list(without_user()),
+        "tasks of CONTRIBUTING whose file is missing": list(missing_tasks()),
+    }
+    print(f"{len(found):>7}  modules, {sum(file.endswith('__init__.py') for file in found)} of them faces of packages")
+    print(f"{sum(map(lines_of, found)):>7}  lines")
+    for name, values in offenders.items():
+        print(f"{len(values):>7}  {name}")
+        if given.names:
+            for value in values:
+                print(f"         {value}")
+    for task, path in TASKS.items():
+        print(f"         {task}: {path}")
+    if given.times:
+        print(f"{_seconds('-c', 'import dlojz') - _seconds('-c', 'pass'):>7.2f}  s, import dlojz")
+        for words in (("models",), ("predict", "coatnet_7"), ("memory", "vit_tiny")):
+            print(f"{_seconds('-m', 'dlojz', *words):>7.2f}  s, dlojz {' '.join(words)}")
+
+
+if __name__ == "__main__":
+    main()

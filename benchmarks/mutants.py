@@ -1,0 +1,846 @@
+"""Which small wrong changes the tests see: mutation testing, with changes chosen by rule.
+
+    python benchmarks/mutants.py --most 126 --resume mutants.json
+    python benchmarks/mutants.py --room pipeline --most 40 --jobs 2
+
+A mutant is the package with one small wrong change: `<` for `<=`, `max` for `min`, a term of a sum left out, a missing
+all-reduce, 1000 for 1024 (all in `KINDS`). Mutants are drawn with a fixed seed, spread over rooms, kinds and functions.
+Each is made in a temporary copy of the tree, never in the checkout, and the tests of its room run on it: first the
+files that import or name the changed module, then the rest of the room, then those outside that know the module (where
+they are few), the fastest first. A mutant is killed when a test fails that is green without it. What survives is a test
+to write, or a change that means the same: read it before you write.
+
+Left out are docstrings, annotations, messages (`say`, `raise`, `print`, logs), `__repr__`, drawing, decorators, times
+to wait, and changes that mean the same by rule (see `_means_the_same`).
+
+Exit code 1 if fewer than 95 % are killed. With `--resume`, results are kept as they come, and a second call goes on:
+what was killed stays so until its module changes, what survived runs again once tests have changed.
+
+Source: DeMillo, Lipton and Sayward 1978, "Hints on test data selection", IEEE Computer 11(4); Just et al. 2014, "Are
+mutants a valid substitute for real faults in software testing?", FSE.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import random
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from queue import Queue
+from threading import Lock
+from typing import Annotated, Literal, get_args
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+GOAL = 0.95
+FIRST_S, LONGEST_S = 300.0, 1500.0
+"""How long test files may take on a mutant before it is asked how long they take without it; and without it."""
+
+# -- rooms: their modules and their tests, as globs from the root; a leading "!" takes away
+
+Room = Literal["prediction", "cost_model", "pipeline", "by_hand", "config", "running", "labs/kit"]
+ROOMS: tuple[Room, ...] = get_args(Room)
+Globs = tuple[str, ...]
+
+
+def globs_of(room: Room) -> tuple[Globs, Globs]:
+    """Modules and test files of a room."""
+    tests = room.split("/")[0]  # those of the labs' kit stand with the labs'
+    return (f"dlojz/{room}/**/*.py",), (f"tests/{tests}/**/test_*.py",)
+
+
+FEW = 6
+"""What more test files outside its room import is a word that everybody uses, and none of them is about it."""
+SLOW = tuple(
+    f"tests/{name}/" for name in ("browser", "campaign", "cluster", "faults", "libraries", "notebooks", "train")
+)
+"""Tests outside a room that are not run, though they import a changed module: trainings, notebooks, a network."""
+
+Kind = Literal[
+    "sign", "factor", "off by one", "edge", "max for min", "any for all", "unit", "dropped term", "missing call",
+    "error swallowed", "dropped branch", "and for or", "lost accumulation", "true for false",
+]  # fmt: skip
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One wrong change: `start` to `end` (bytes of the file) become `text`; `key` is its name among the results."""
+
+    room: Room
+    path: str
+    line: int
+    function: str
+    kind: Kind
+    start: int
+    end: int
+    text: str
+    old: str
+    new: str
+    key: str
+
+
+# -- the rules
+
+_MESSAGES = re.compile(r"^(say|print|one_of|warn|tell|told|debug|info|warning|error|exception|log|_said|Said)$")
+_SHOWN = re.compile(r"^(__repr__|__str__|__format__|_repr_\w+_|_?draw\w*|_?plot\w*|\w*html\w*|\w*svg\w*)$")
+_DRAWN_MODULES = re.compile(r"(figures?|shown|_page|_pages|text_table|words|style)\.py$")
+_WAITING = re.compile(
+    r"timeout|sleep|poll|patience|interval|wait_s|limit_s|wall_s|maxsize|indent|width|digits|repeats|warmup"
+    r"|^_?max_|most_|diverged",
+    re.IGNORECASE,
+)
+_PATHS = re.compile(r"(?i:folder|path|root|home|directory)|\b(out|target|here) /")
+_CALLS = re.compile(
+    r"^(all_reduce|all_gather\w*|reduce_scatter\w*|broadcast\w*|reduce|all_to_all\w*|barrier|wait|synchronize|isend"
+    r"|irecv|send|recv|kill|killpg|unlink|zero_|zero_grad|add_|copy_|mul_|div_|step)$"
+)
+_SWAPPED = {
+    "max": "min", "min": "max", "maximum": "minimum", "minimum": "maximum", "amax": "amin", "amin": "amax",
+    "argmax": "argmin", "argmin": "argmax", "ceil": "floor", "floor": "ceil", "MAX": "MIN", "MIN": "MAX",
+}  # fmt: skip
+_EDGES: dict[type[ast.cmpop], str] = {
+    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in",
+    ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is",
+}  # fmt: skip
+_UNITS = {1024: "1000", 1000: "1024", 2**20: "10**6", 10**6: "2**20", 10**9: "2**30", 2**30: "10**9"}
+
+
+class _Rules(ast.NodeVisitor):
+    """All changes that the rules make in one module."""
+
+    def __init__(self, room: Room, path: str, source: bytes) -> None:
+        self._room, self._path, self._source = room, path, source
+        self._lines = source.split(b"\n")
+        starts = [0]
+        for line in self._lines:
+            starts.append(starts[-1] + len(line) + 1)
+        self._starts = starts
+        self._function: list[str] = []
+        self.found: list[Mutant] = []
+
+    def _span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        return self._starts[node.lineno - 1] + node.col_offset, self._starts[node.end_lineno - 1] + node.end_col_offset
+
+    def _text(self, node: ast.expr | ast.stmt) -> str:
+        start, end = self._span(node)
+        return self._source[start:end].decode()
+
+    def _replace(self, kind: Kind, node: ast.expr | ast.stmt, text: str, last: ast.expr | None = None) -> None:
+        start, end = self._span(node)
+        self._between(kind, node.lineno, start, self._span(last)[1] if last else end, text)
+
+    def _between(self, kind: Kind, number: int, start: int, end: int, text: str) -> None:
+        changed = self._source[:start] + text.encode() + self._source[end:]
+        last = bisect_left(self._starts, end) - 1
+        old = b" ".join(line.strip() for line in self._lines[number - 1 : last + 1]).decode()
+        first = self._starts[number - 1]
+        stop = self._starts[last + 1] - 1 + len(changed) - len(self._source)
+        new = b" ".join(line.strip() for line in changed[first:stop].split(b"\n")).decode()
+        function = ".".join(self._function) or "module"
+        key = hashlib.sha256(self._path.encode() + changed).hexdigest()[:16]
+        self.found.append(Mutant(self._room, self._path, number, function, kind, start, end, text, old, new, key))
+
+    # what is left out
+
+    def _visit_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        if _SHOWN.match(node.name) or any("overload" in ast.dump(one) for one in node.decorator_list):
+            return
+        self._function.append(node.name)
+        for default in (*node.args.defaults, *(one for one in node.args.kw_defaults if one)):
+            self.visit(default)
+        for statement in node.body:
+            self.visit(statement)
+        self._function.pop()
+
+    visit_FunctionDef = visit_AsyncFunctionDef = _visit_function  # noqa: N815 - names of ast
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        """Annotations and decorators are no code of the class."""
+        self._function.append(node.name)
+        for statement in node.body:
+            self.visit(statement)
+        self._function.pop()
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        """Only the value."""
+        if node.value:
+            self.visit_Assign(ast.Assign([node.target], node.value))
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        """Times to wait, and what is a list of names or a text, stay."""
+        names = " ".join(ast.unparse(target) for target in node.targets)
+        lists = isinstance(node.value, ast.Tuple | ast.List) and names.isupper()  # sizes that are measured, say
+        if not _WAITING.search(names.lower()) and "__all__" not in names and not lists:
+            self.visit(node.value)
+
+    def visit_Assert(self, node: ast.Assert) -> None:
+        """What is told to the type checker stays."""
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        """Texts stay."""
+
+    def visit_Import(self, node: ast.Import) -> None:
+        """Imports stay."""
+
+    visit_ImportFrom = visit_Import  # type: ignore[assignment]  # noqa: N815
+
+    def visit_keyword(self, node: ast.keyword) -> None:
+        """Arguments that say how long to wait stay."""
+        if not (node.arg and _WAITING.search(node.arg)):
+            self.visit(node.value)
+
+    # what is changed
+
+    def visit_Raise(self, node: ast.Raise) -> None:
+        """A refusal, or an error that goes on up."""
+        self._replace("error swallowed", node, "pass")
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        """A statement that is a call."""
+        if isinstance(node.value, ast.Constant):
+            return
+        called = _called(node.value)
+        if called and any(_CALLS.match(name) for name in called):
+            self._replace("missing call", node, "pass")
+        self.visit(node.value)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """max, any; the arguments of all that is no message."""
+        name = _name(node.func)
+        if _MESSAGES.match(name) or (name == "join" and ast.unparse(node.func).startswith(("'", '"'))):
+            return
+        end = self._span(node.func)[1]
+        several = len(node.args) > 1 or name not in ("max", "min") or isinstance(node.func, ast.Attribute)
+        if name in _SWAPPED and (several or not any(key.arg == "default" for key in node.keywords)):
+            self._between("max for min", node.lineno, end - len(name), end, _SWAPPED[name])
+        if isinstance(node.func, ast.Name) and name in ("any", "all"):
+            self._replace("any for all", node.func, "all" if name == "any" else "any")
+        if not re.search("sleep|lru_cache|field$|Field$|compile$", name):
+            self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        """ReduceOp.MAX."""
+        if node.attr in ("MAX", "MIN"):
+            end = self._span(node)[1]
+            self._between("max for min", node.lineno, end - 3, end, _SWAPPED[node.attr])
+        self.generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        """Signs, terms, factors."""
+        left, right = self._text(node.left), self._text(node.right)
+        start, end = self._span(node)
+        numbers = not any(_is_text(side) for side in (node.left, node.right))
+        tiny = any(isinstance(one, ast.Constant) and _tiny(one.value) for one in ast.walk(node))
+        if isinstance(node.op, ast.Add | ast.Sub) and numbers and not tiny:
+            swapped = "-" if isinstance(node.op, ast.Add) else "+"
+            inner_start, inner_end = self._span(node.left)[1], self._span(node.right)[0]
+            between = self._source[inner_start:inner_end].decode()
+            operator = "+" if swapped == "-" else "-"
+            self._between(
+                "sign", node.lineno, inner_start, inner_end, between.replace(operator, swapped, 1)
+            )
+            self._between("dropped term", node.lineno, start, end, left)
+            if isinstance(node.op, ast.Add):
+                self._between("dropped term", node.lineno, start, end, right)
+        joins = isinstance(node.op, ast.Div) and _PATHS.search(self._text(node))
+        if isinstance(node.op, ast.Mult | ast.Div) and numbers and not tiny and not joins:
+            self._between("factor", node.lineno, start, end, f"(2 * ({left}) {_operator(node.op)} ({right}))")
+            self._between("factor", node.lineno, start, end, f"({left})")
+        if isinstance(node.op, ast.FloorDiv):
+            self._between("off by one", node.lineno, start, end, f"({self._text(node)} + 1)")
+        if isinstance(node.op, ast.Pow) and self._text(node) in ("2**20", "10**9", "2**30", "10**6", "2**10", "10**3"):
+            self._between("unit", node.lineno, start, end, _UNITS[eval(self._text(node))])
+            return
+        self.generic_visit(node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
+        """-(-a // b) rounds up; `not`."""
+        inner = node.operand
+        if isinstance(node.op, ast.USub) and isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.FloorDiv):
+            if isinstance(inner.left, ast.UnaryOp):
+                text = f"({self._text(inner.left.operand)} // {self._text(inner.right)})"
+                self._replace("off by one", node, text)
+            return
+        if isinstance(node.op, ast.Not):
+            self._replace("dropped branch", node, f"({self._text(inner)})")
+        self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        """Edges; `==` and `in` the other way round."""
+        tiny = any(isinstance(one, ast.Constant) and _tiny(one.value) for one in ast.walk(node))
+        left = node.left
+        for operator, right in zip(node.ops, node.comparators, strict=True):
+            start, end = self._span(left)[1], self._span(right)[0]
+            after = _EDGES[type(operator)]
+            if not (tiny and after in ("<", "<=", ">", ">=")) and "\n" not in self._source[start:end].decode():
+                between = self._source[start:end].decode()
+                spaced = re.sub(r"^(\)*\s*).*?(\s*\(*)$", rf"\g<1>{after}\g<2>", between)
+                self._between("edge", node.lineno, start, end, spaced)
+            left = right
+        self.generic_visit(node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        """`and` for `or`, where both sides are conditions."""
+        conditions = (ast.Compare, ast.BoolOp, ast.UnaryOp)
+        if all(isinstance(value, conditions) for value in node.values[:2]):
+            start, end = self._span(node.values[0])[1], self._span(node.values[1])[0]
+            between = self._source[start:end].decode()
+            operator, other = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
+            if len(node.values) == 2:
+                self._between("and for or", node.lineno, start, end, between.replace(operator, other, 1))
+        self.generic_visit(node)
+
+    def visit_If(self, node: ast.If) -> None:
+        """A branch that is never taken."""
+        name = ast.unparse(node.test)
+        if name == "TYPE_CHECKING" or "__name__" in name or _prints(node.body):
+            return
+        if not _keeps_the_best(node):
+            self.visit(node.test)
+        self._replace("dropped branch", node.test, "False")
+        for statement in (*node.body, *node.orelse):
+            self.visit(statement)
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        """One of the two values only."""
+        if not (_is_text(node.body) or _is_text(node.orelse)):
+            self._replace("dropped branch", node, f"({self._text(node.body)})")
+            self._replace("dropped branch", node, f"({self._text(node.orelse)})")
+        self.generic_visit(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        """A sum of which only the last term is kept, or one with the wrong sign."""
+        if not _is_text(node.value):
+            start, end = self._span(node.target)[1], self._span(node.value)[0]
+            self._between("lost accumulation", node.lineno, start, end, " = ")
+            signs = {ast.Add: " -= ", ast.Sub: " += ", ast.Mult: " += ", ast.Div: " *= "}
+            if sign := signs.get(type(node.op)):
+                self._between("sign", node.lineno, start, end, sign)
+        self.visit(node.value)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        """Whole numbers, units, yes and no."""
+        value = node.value
+        if value is True or value is False:
+            self._replace("true for false", node, str(not value))
+        elif isinstance(value, int | float) and value in _UNITS and self._text(node).replace("_", "").isalnum():
+            self._replace("unit", node, _UNITS[int(value)])
+        elif isinstance(value, int) and 0 <= value < 64:
+            self._replace("off by one", node, str(value + 1))
+
+
+def _name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _called(node: ast.expr) -> list[str]:
+    """Names of what is called, also in `unwatched(dist.all_reduce)(x)` and `send(x).wait()`."""
+    names = []
+    while isinstance(node, ast.Call):
+        names.append(_name(node.func))
+        if isinstance(node.func, ast.Call):
+            names += [_name(one) for one in node.func.args]
+        node = node.func.value if isinstance(node.func, ast.Attribute) else node.func
+    return names
+
+
+def _operator(node: ast.operator) -> str:
+    return {"Mult": "*", "Div": "/"}[type(node).__name__]
+
+
+def _is_text(node: ast.expr) -> bool:
+    """Whether an operand is written as a text or a collection, which have no sign."""
+    if isinstance(node, ast.BinOp):
+        return _is_text(node.left) or _is_text(node.right)
+    collections = (ast.JoinedStr, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp)
+    if isinstance(node, collections) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)):
+        return True
+    return isinstance(node, ast.Call) and _name(node.func) in ("say", "str", "list", "tuple", "join", "sorted", "repr")
+
+
+def _tiny(value: object) -> bool:
+    return isinstance(value, float) and 0 < abs(value) < 1e-5
+
+
+def _prints(body: Sequence[ast.stmt]) -> bool:
+    """Whether a branch does no more than say something."""
+    return all(
+        isinstance(one, ast.Expr) and isinstance(one.value, ast.Call) and bool(_MESSAGES.match(_name(one.value.func)))
+        for one in body
+    )
+
+
+def _keeps_the_best(node: ast.If) -> bool:
+    """`if a > best: best = a`: among equals, which one is kept makes no difference to the value."""
+    if not isinstance(node.test, ast.Compare) or len(node.test.comparators) != 1:
+        return False
+    sides = {ast.dump(node.test.left), ast.dump(node.test.comparators[0])}
+    kept = [ast.unparse(target) for one in node.body if isinstance(one, ast.Assign) for target in one.targets]
+    return any(ast.dump(ast.parse(target, mode="eval").body) in sides for target in kept)
+
+
+def _means_the_same(mutant: Mutant) -> bool:
+    """Changes that no test can see: caches, where the value at an edge is 0 anyway, how a file is written."""
+    line = mutant.old
+    if mutant.kind == "edge" and re.search(r"(<|<=|>|>=) 0(\.0)?\b", line):
+        return bool(re.search(r"\bif\b.* else 0|\*", line))
+    if mutant.kind == "true for false":
+        return bool(re.search(r"strict=|daemon=|ensure_ascii|exist_ok|non_blocking|frozen=|ignore_errors", line))
+    return bool(re.search(r"cache_clear\(|lru_cache|__slots__|stacklevel|buffering=", line))
+
+
+# -- choosing
+
+
+def files_of(patterns: Iterable[str], root: Path = ROOT) -> list[str]:
+    """Files that the globs name, as paths from the root."""
+    found: set[str] = set()
+    for pattern in patterns:
+        names = {path.relative_to(root).as_posix() for path in root.glob(pattern.lstrip("!")) if path.is_file()}
+        found = found - names if pattern.startswith("!") else found | names
+    return sorted(found)
+
+
+def room_of(name: Room) -> tuple[list[str], list[str]]:
+    """Modules and test files of a room, where it is now."""
+    modules, tests = globs_of(name)
+    return files_of(modules), files_of(tests)
+
+
+def mutants_of(room: Room) -> list[Mutant]:
+    """All mutants of a room that the rules make."""
+    found = []
+    for path in room_of(room)[0]:
+        if _DRAWN_MODULES.search(path) or path.endswith("__init__.py"):
+            continue
+        source = (ROOT / path).read_bytes()
+        rules = _Rules(room, path, source)
+        rules.visit(ast.parse(source))
+        found += [mutant for mutant in rules.found if not _means_the_same(mutant)]
+    return found
+
+
+def sample(mutants: Sequence[Mutant], most: int, seed: int) -> list[Mutant]:
+    """So many mutants of one room, kind after kind, and of one function again only when all others have one.
+
+    A longer sample begins with the shorter one of the same seed.
+    """
+    draw = random.Random(f"{seed} {mutants[0].room}" if mutants else seed)
+    queues: dict[Kind, list[Mutant]] = {kind: [one for one in mutants if one.kind == kind] for kind in KINDS}
+    kinds = [kind for kind in KINDS if queues[kind]]
+    draw.shuffle(kinds)
+    for kind in kinds:
+        draw.shuffle(queues[kind])
+    taken: Counter[str] = Counter()
+    chosen: list[Mutant] = []
+    while len(chosen) < most and any(queues.values()):
+        for kind in kinds:
+            if not queues[kind] or len(chosen) == most:
+                continue
+            best = min(queues[kind], key=lambda one: (taken[f"{one.path} {one.function}"], taken[one.path]))
+            queues[kind].remove(best)
+            if not _is_a_change(best):
+                continue
+            taken.update((f"{best.path} {best.function}", best.path))
+            chosen.append(best)
+    return chosen
+
+
+def _is_a_change(mutant: Mutant) -> bool:
+    """Whether it can be read, and is another program."""
+    source = (ROOT / mutant.path).read_bytes()
+    try:
+        changed = ast.parse(source[: mutant.start] + mutant.text.encode() + source[mutant.end :])
+    except (SyntaxError, ValueError):
+        return False
+    return ast.dump(changed) != ast.dump(ast.parse(source))
+
+
+@cache
+def imported_by(test: str) -> frozenset[str]:
+    """Modules that a test file imports, also in functions, as dotted names; of `from a import b`, a and a.b."""
+    found = set()
+    for node in ast.walk(ast.parse((ROOT / test).read_bytes())):
+        if isinstance(node, ast.Import):
+            found |= {one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{one.name}" for one in node.names)}
+    return frozenset(found)
+
+
+def tests_of(mutant: Mutant) -> list[list[str]]:
+    """Test files in the order in which they run.
+
+    The module's own examples and those of the room that know it; those that know another one of its folder; the room's
+    others; and those outside that know the module, where they are few.
+    """
+    dotted, room = mutant.path.removesuffix(".py").replace("/", "."), room_of(mutant.room)[1]
+    stem = Path(mutant.path).stem
+
+    def knows(test: str) -> bool:
+        return dotted in imported_by(test) or Path(test).stem == f"test_{stem}"
+
+    every = files_of(["tests/**/test_*.py"])
+    outside = [one for one in every if one not in room and not one.startswith(SLOW) and knows(one)]
+    folder = dotted.rpartition(".")[0] + "."
+    beside = [one for one in room if not knows(one) and any(name.startswith(folder) for name in imported_by(one))]
+    examples = [mutant.path] if ">>> " in (ROOT / mutant.path).read_text(encoding="utf-8") else []
+    return [
+        examples + [one for one in room if knows(one)],
+        beside,
+        [one for one in room if not knows(one) and one not in beside],
+        outside if len(outside) <= FEW else [],
+    ]
+
+
+# -- running
+
+
+@dataclass
+class Result:
+    """What became of a mutant: `killed`, `survived` or `no tests`; and which test saw it first."""
+
+    verdict: str
+    by: str
+    seconds: float
+    tests: str
+
+
+class Results:
+    """What is known so far, in memory and, with a path, in a file that is written whole each time."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path, self._lock = path, Lock()
+        stored = json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {}
+        self.baseline: dict[str, dict[str, float | bool | str]] = stored.get("baseline", {})
+        self.results = {key: Result(**value) for key, value in stored.get("results", {}).items()}
+        self.mutants: dict[str, dict[str, object]] = stored.get("mutants", {})
+
+    def put(self, key: str, mutant: Mutant, result: Result) -> None:
+        """Keep one result."""
+        with self._lock:
+            self.results[key], self.mutants[key] = result, asdict(mutant)
+        self.write()
+
+    def write(self) -> None:
+        """To the file, if there is one."""
+        if self._path is None:
+            return
+        with self._lock:
+            content = {
+                "baseline": self.baseline,
+                "results": {key: asdict(result) for key, result in self.results.items()},
+                "mutants": self.mutants,
+            }
+            beside = self._path.with_suffix(".new")
+            beside.write_text(json.dumps(content, indent=1), encoding="utf-8")
+            beside.replace(self._path)
+
+
+@cache
+def digest_of(patterns: tuple[str, ...]) -> str:
+    """Of the content of files, to see whether they have changed."""
+    digest = hashlib.sha256()
+    for path in files_of(patterns):
+        digest.update(path.encode() + (ROOT / path).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+SERVER = """
+import importlib, json, os, sys
+for name in ("hypothesis", "numpy", "pydantic", "pytest", "rich", "torch.distributed", "torch.utils.checkpoint"):
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        pass
+for line in sys.stdin:
+    task = json.loads(line)
+    child = os.fork()
+    if not child:
+        os.setsid()
+        log = os.open(task["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for number, to in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
+            os.dup2(to, number)
+        sys.path[0] = os.getcwd()
+        sys.argv = ["pytest", *task["arguments"]]
+        sys.exit(importlib.import_module("pytest").main(task["arguments"]))
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""Runs pytest in a fork of a process that has imported what takes long and no mutant changes."""
+
+
+class Tree:
+    """A copy of the tree in which one file at a time is wrong."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.folder = folder / f"tree-{number}"
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+        )
+        for name in listed.stdout.decode().split("\0"):
+            if name and (ROOT / name).is_file():
+                (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, self.folder / name)
+        self._stamp = int(time.time()) - 10**7
+        self._server = subprocess.Popen(
+            [sys.executable, "-c", SERVER],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(self.folder)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def _ask(self, task: dict[str, object]) -> None:
+        assert self._server.stdin is not None
+        self._server.stdin.write(json.dumps(task).encode() + b"\n")
+        self._server.stdin.flush()
+
+    def _answer(self) -> str:
+        """One line, unbuffered: what is not read yet must be seen by `select`."""
+        assert self._server.stdout is not None
+        line = b""
+        while not line.endswith(b"\n"):
+            if not (read := os.read(self._server.stdout.fileno(), 1)):
+                raise SystemExit("the process that runs the tests has ended: look for what was printed above.")
+            line += read
+        return line.decode()
+
+    def write(self, path: str, content: bytes) -> None:
+        """Put a file's content, with a time of its own: compiled code of what was there before must not be taken."""
+        self._stamp += 10
+        (self.folder / path).write_bytes(content)
+        os.utime(self.folder / path, (self._stamp, self._stamp))
+
+    def pytest(self, tests: Sequence[str], limit_s: float) -> tuple[str, str, float]:
+        """Run test files until one test fails: `green`, `red`, `late` or `none`; which test; seconds."""
+        begun = time.monotonic()
+        options = ("-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no")
+        log = self.folder.with_suffix(".log")
+        self._ask({"arguments": [*options, *tests], "log": str(log)})
+        group = int(self._answer())
+        assert self._server.stdout is not None
+        late = not select.select([self._server.stdout], [], [], limit_s)[0]
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)  # also what a test has left running
+        code = int(self._answer())
+        output = log.read_text(encoding="utf-8", errors="replace")
+        seconds = time.monotonic() - begun
+        if late:
+            return "late", f"not done after {limit_s:.0f} s", seconds
+        if code == 0:
+            return "green", "", seconds
+        if code == 5:
+            return "none", "", seconds
+        told = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", output, re.MULTILINE)
+        return "red", told[1] if told else f"pytest ended with {code}", seconds
+
+
+class Runner:
+    """Runs mutants on copies of the tree."""
+
+    def __init__(self, trees: Sequence[Tree], results: Results, keep_going: bool) -> None:
+        self._free: Queue[Tree] = Queue()
+        for tree in trees:
+            self._free.put(tree)
+        self._results, self._keep_going = results, keep_going
+        self._one: dict[str, Lock] = defaultdict(Lock)
+        self._code = digest_of(("dlojz/**/*.py", "tests/**/conftest.py"))
+
+    def _clean(self, tree: Tree, test: str) -> tuple[bool, float]:
+        """Whether a test file is green without a mutant, and how long it takes; measured when first asked."""
+        key = f"{self._code} {digest_of((test,))}"
+        with self._one[test]:
+            known = self._results.baseline.get(test)
+            if known is None or known["of"] != key:
+                said, by, seconds = tree.pytest([test], LONGEST_S)
+                known = {"of": key, "green": said in ("green", "none"), "seconds": round(seconds, 1), "by": by}
+                self._results.baseline[test] = known
+                self._results.write()
+                if not known["green"] and not self._keep_going:
+                    raise SystemExit(
+                        f"{test} is not green without a mutant ({by}): mend it, or leave it out with --keep-going."
+                    )
+        return bool(known["green"]), float(known["seconds"])
+
+    def _order(self, tests: Sequence[str]) -> list[str]:
+        """The fastest first; of a file that has not been timed, its length is a guess. Those known to be red go."""
+        known = self._results.baseline
+        green = [test for test in tests if test not in known or known[test]["green"]]
+        return sorted(green, key=lambda test: known[test]["seconds"] if test in known else _guess_s(test))
+
+    def _seen(self, tree: Tree, mutant: Mutant, tests: list[str]) -> str:
+        """Which test sees a mutant; empty if none does. What is red, or late, is first run without the mutant."""
+        original = (tree.folder / mutant.path).read_bytes()
+        changed = original[: mutant.start] + mutant.text.encode() + original[mutant.end :]
+        limit_s = FIRST_S
+        while tests := self._order(tests):
+            tree.write(mutant.path, changed)
+            try:
+                said, by, seconds = tree.pytest(tests, limit_s)
+            finally:
+                tree.write(mutant.path, original)
+            if said in ("green", "none"):
+                return ""
+            file = by.partition("::")[0]
+            asked = [file] if file in tests else tests
+            clean = [self._clean(tree, test) for test in asked]
+            if all(green for green, _ in clean):
+                if said == "red":
+                    return by
+                # Late counts as killed where the same tests are done in a fraction of the time.
+                needed_s = 60 + 5 * sum(taken for _, taken in clean)
+                if seconds >= needed_s:
+                    return by
+                limit_s = needed_s
+        return ""
+
+    def run(self, mutant: Mutant) -> Result:
+        """What becomes of one mutant."""
+        tree, begun, by = self._free.get(), time.monotonic(), ""
+        groups = [group for group in tests_of(mutant) if group]
+        try:
+            for group in groups:
+                if by := self._seen(tree, mutant, group):
+                    break
+        finally:
+            self._free.put(tree)
+        verdict = "killed" if by else "survived" if groups else "no tests"
+        return Result(verdict, by, round(time.monotonic() - begun, 1), _tests_digest(mutant))
+
+
+def _guess_s(test: str) -> float:
+    """Seconds that a test file may take: more where it starts processes."""
+    text = (ROOT / test).read_text(encoding="utf-8")
+    return len(text) / 2000 + 30 * len(re.findall(r"\b(spmd|Popen|subprocess\.run|run_here|dlojz\.run)\(", text))
+
+
+def _tests_digest(mutant: Mutant) -> str:
+    return digest_of(tuple(test for group in tests_of(mutant) for test in group))
+
+
+def _known(results: Results, mutant: Mutant) -> Result | None:
+    """A result that still holds."""
+    found = results.results.get(mutant.key)
+    if found and (found.verdict == "killed" or found.tests == _tests_digest(mutant)):
+        return found
+    return None
+
+
+# -- telling
+
+
+def told(pairs: Sequence[tuple[Mutant, Result | None]], console: Console) -> float:
+    """Print survivors and the table per room; return the share of those run that were killed."""
+    for mutant, result in pairs:
+        if result and result.verdict != "killed":
+            console.print(
+                f"\n{mutant.path}:{mutant.line} {mutant.function} — {mutant.kind} ({result.verdict})\n"
+                f"  - {mutant.old}\n  + {mutant.new}",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
+    table = Table("room", *(("mutants", "run", "killed", "survived", "no tests", "killed %", "s each")))
+    for room in (*dict.fromkeys(mutant.room for mutant, _ in pairs), "all"):
+        mine = [result for mutant, result in pairs if room in (mutant.room, "all")]
+        done = [result for result in mine if result]
+        counted = Counter(result.verdict for result in done)
+        share = f"{100 * counted['killed'] / len(done):.0f}" if done else "—"
+        each = f"{sum(result.seconds for result in done) / len(done):.0f}" if done else "—"
+        figures = (len(mine), len(done), counted["killed"], counted["survived"], counted["no tests"])
+        table.add_row(room, *map(str, figures), share, each)
+    console.print()
+    console.print(table)
+    done = [result for _, result in pairs if result]
+    return sum(result.verdict == "killed" for result in done) / len(done) if done else 0.0
+
+
+def main(
+    room: tuple[Room, ...] = (),
+    most: int = 126,
+    seed: int = 18,
+    jobs: int = 1,
+    keep_going: bool = False,
+    resume: Path | None = None,
+    listed: Annotated[bool, tyro.conf.arg(name="list")] = False,
+) -> int:
+    """Make small wrong changes, run the tests on each, and list those that no test sees.
+
+    Args:
+        room: rooms to take them from; by default all seven.
+        most: mutants in all, shared evenly among the rooms. The same seed with more of them begins with the same.
+        seed: of the draw.
+        jobs: mutants at a time, each in a copy of its own; tests start processes themselves, so not all cores.
+        keep_going: leave out test files that are not green without a mutant, instead of stopping at the first.
+        resume: a JSON file in which results are kept as they come, and from which a run goes on.
+        listed: print the mutants that would run, and run none.
+    """
+    rooms = room or ROOMS
+    console = Console()
+    share = [most // len(rooms) + (number < most % len(rooms)) for number in range(len(rooms))]
+    chosen = [
+        mutant for name, count in zip(rooms, share, strict=True) for mutant in sample(mutants_of(name), count, seed)
+    ]
+    results = Results(resume)
+    if listed:
+        for mutant in chosen:
+            console.print(
+                f"{mutant.path}:{mutant.line} {mutant.function} — {mutant.kind}\n  - {mutant.old}\n  + {mutant.new}",
+                markup=False, highlight=False, soft_wrap=True,
+            )  # fmt: skip
+        return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the copies go, and what is known is told
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    shown = Progress(*columns, console=console)
+    with tempfile.TemporaryDirectory(prefix="dlojz-mutants-") as folder, shown as progress:
+        runner = Runner([Tree(Path(folder), number) for number in range(jobs)], results, keep_going)
+        task = progress.add_task("mutants", total=len(chosen))
+
+        def one(mutant: Mutant) -> None:
+            if _known(results, mutant) is None:
+                results.put(mutant.key, mutant, runner.run(mutant))
+            survived = sum(found.verdict != "killed" for each in chosen if (found := _known(results, each)))
+            progress.update(task, advance=1, description=f"{mutant.room}, {survived} survived")
+
+        with ThreadPoolExecutor(jobs) as pool:
+            try:
+                for future in [pool.submit(one, mutant) for mutant in chosen]:
+                    future.result()
+            except KeyboardInterrupt:
+                pool.shutdown(wait=False, cancel_futures=True)
+                console.print("interrupted: what follows is what was run")
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    return 0 if told([(mutant, _known(results, mutant)) for mutant in chosen], console) >= GOAL else 1
+
+
+if __name__ == "__main__":
+    sys.exit(tyro.cli(main, description=__doc__))

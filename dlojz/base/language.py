@@ -1,0 +1,215 @@
+"""Choose the reader's language, and write sentences, lists and quantities in it.
+
+The language of the reader: every sentence a student sees is written twice, side by side.
+
+English and French stand at the same place in the source, so that neither is forgotten.
+
+Numbers and quantities as the reader's language writes them; no other module knows of a decimal comma.
+
+A number shown to a student carries its unit; binary prefixes (KiB, MiB, GiB) are powers of 1,024 and decimal ones (k,
+M, G) powers of 1,000, never mixed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+from dlojz.base.errors import LabError
+
+Language = Literal["en", "fr"]
+LANGUAGES: tuple[Language, ...] = get_args(Language)
+_chosen: Language | None = None
+
+
+def use_language(name: str) -> None:
+    """Choose the language of all that follows in this process (`en` or `fr`).
+
+    Raises:
+        LabError: if the language is another one.
+    """
+    global _chosen
+    for known in LANGUAGES:
+        if name == known:
+            _chosen = known
+            return
+    raise LabError(one_of("language", name, LANGUAGES))
+
+
+def language() -> Language:
+    """The language chosen, else that of `$DLOJZ_LANG`, else English."""
+    if _chosen is not None:
+        return _chosen
+    return "fr" if os.environ.get("DLOJZ_LANG", "").lower().startswith("fr") else "en"
+
+
+def say(*, en: str, fr: str) -> str:
+    """The sentence in the reader's language."""
+    return fr if language() == "fr" else en
+
+
+def one_of(what: str, value: object, legal: Iterable[str]) -> str:
+    """Sentence that refuses `value` and lists the `legal` ones, the closest first named.
+
+    Example:
+        >>> one_of("engine", "tortch", ["torch", "deepspeed"])
+        "unknown engine 'tortch': did you mean 'torch'? Legal values: torch, deepspeed."
+    """
+    legal = list(legal)
+    close = difflib.get_close_matches(str(value), legal, n=1)
+    listed = ", ".join(legal)
+    if close:
+        return say(
+            en=f"unknown {what} {str(value)!r}: did you mean {close[0]!r}? Legal values: {listed}.",
+            fr=f"{what} {str(value)!r} : valeur inconnue, peut-être {close[0]!r} ? Valeurs permises : {listed}.",
+        )
+    return say(
+        en=f"unknown {what} {str(value)!r}: legal values: {listed}.",
+        fr=f"{what} {str(value)!r} : valeur inconnue ; valeurs permises : {listed}.",
+    )
+
+
+MEBIBYTE = 2**20
+_FRENCH = str.maketrans({",": "\u202f", ".": ","})  # a narrow no-break space between thousands
+
+
+def localized(written: str, into: Language | None = None) -> str:
+    """Return a number that Python wrote (`1,234.5`) with the marks of a language (`1 234,5` in French).
+
+    Args:
+        written: the number, or a text whose only points and commas are those of numbers.
+        into: the language; the reader's own by default.
+    """
+    return written.translate(_FRENCH) if (into or language()) == "fr" else written
+
+
+def minus(written: str) -> str:
+    """Return a number with a minus sign (U+2212) instead of a hyphen."""
+    return written.replace("-", "−")
+
+
+def decimal(value: float, digits: int = 1, *, signed: bool = False) -> str:
+    """Format a number with so many digits after the decimal mark, thousands apart.
+
+    Example:
+        >>> decimal(1234.56)
+        '1,234.6'
+    """
+    return localized(f"{value:{'+' if signed else ''},.{digits}f}")
+
+
+def integer(value: float) -> str:
+    """Format a number as a whole one, thousands apart."""
+    return decimal(value, 0)
+
+
+def significant(value: float, digits: int = 3, *, grouped: bool = False) -> str:
+    """Format a number with at most so many significant digits, as `:g` does; `grouped` sets thousands apart.
+
+    Example:
+        >>> significant(0.012345)
+        '0.0123'
+    """
+    return localized(f"{value:{',' if grouped else ''}.{digits}g}")
+
+
+def shortest(value: float) -> str:
+    """Format a number with no more digits than it takes, and at most six."""
+    return significant(value, 6)
+
+
+def rounded(value: float, digits: int = 3) -> str:
+    """Format a number with at most so many significant digits, but its whole part in full, thousands apart.
+
+    Example:
+        >>> rounded(12345.6), rounded(1.23456)
+        ('12,346', '1.23')
+    """
+    return integer(value) if abs(value) >= 10 ** (digits - 1) else significant(value, digits)
+
+
+def percent(share: float, digits: int | None = 1, *, signed: bool = False) -> str:
+    """Format a share in percent, `3.4%` in English and `3,4 %` in French; `None`: one digit, unless it is a zero."""
+    return _hundredths(share, digits, signed) + say(en="%", fr=" %")
+
+
+def spaced_percent(share: float, digits: int | None = 1, *, signed: bool = False) -> str:
+    """Format a share in percent as the SI writes it in either language: a space before the unit, a minus sign."""
+    return minus(_hundredths(share, digits, signed)) + " %"
+
+
+def _hundredths(share: float, digits: int | None, signed: bool) -> str:
+    if digits is None:
+        digits = 0 if float(f"{100 * share:.1f}").is_integer() else 1
+    return decimal(100 * share, digits, signed=signed)
+
+
+def brief_percent(share: float, *, signed: bool = False) -> str:
+    """Format a share with one decimal below ten percent and none above: 3.4 %, 12 %."""
+    return spaced_percent(share, 0 if abs(100 * share) >= 9.95 else 1, signed=signed)
+
+
+def _scaled(value: float, step: float, prefixes: tuple[str, ...]) -> tuple[float, str]:
+    index = 0
+    while abs(value) >= step and index < len(prefixes) - 1:
+        value /= step
+        index += 1
+    return value, prefixes[index]
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, without exponent, with the decimal mark of the reader's language."""
+    magnitude = abs(value)
+    digits = f"{value:.0f}" if magnitude >= 100 else f"{value:.1f}" if magnitude >= 10 else f"{value:.2f}"
+    return localized(digits)
+
+
+def byte_units() -> tuple[str, ...]:
+    """Units of bytes by powers of 1,024, as the reader's language writes them."""
+    byte = say(en="B", fr="o")
+    return (byte, *(f"{prefix}{byte}" for prefix in ("Ki", "Mi", "Gi", "Ti", "Pi")))
+
+
+def format_bytes(num_bytes: float | None) -> str:
+    """Bytes with a binary prefix; a missing value is a dash.
+
+    Example:
+        >>> format_bytes(3 * 1024 * 1024)
+        '3.00 MiB'
+    """
+    if num_bytes is None:
+        return "—"
+    units = byte_units()
+    value, unit = _scaled(num_bytes, 1024, units)
+    return f"{num_bytes:.0f} {unit}" if unit == units[0] else f"{_digits(value)} {unit}"
+
+
+def format_count(count: float | None, unit: str = "") -> str:
+    """A count, FLOPs or a rate with a decimal prefix; a missing value is a dash.
+
+    Example:
+        >>> format_count(25_036_820)
+        '25.0 M'
+    """
+    if count is None:
+        return "—"
+    value, prefix = _scaled(count, 1000, ("", "k", "M", "G", "T", "P", "E"))
+    number = f"{value:g}" if not prefix and float(value).is_integer() else _digits(value)
+    return f"{number} {prefix}{unit}".rstrip()
+
+
+def format_seconds(duration_s: float | None) -> str:
+    """A duration in the unit a person would choose; a missing value is a dash."""
+    if duration_s is None:
+        return "—"
+    if duration_s >= 120:
+        minutes, seconds = divmod(round(duration_s), 60)
+        return f"{minutes} min {seconds:02d} s"
+    return f"{_digits(duration_s)} s" if duration_s >= 1 else f"{_digits(duration_s * 1e3)} ms"
+
+
+def gap_text(gap: float | None) -> str:
+    """A relative difference, to its order of magnitude."""
+    return "—" if gap is None else "0" if gap == 0 else f"{gap:.0e}"

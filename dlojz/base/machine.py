@@ -1,0 +1,136 @@
+"""Ask the machine and its processes: how busy it is, which memory limit holds, whose parent has died, who asks to stop.
+
+How much longer an answer is waited for on a machine that others load.
+
+Never less than what was asked for, so that a quiet machine waits exactly that long.
+
+A right answer that is slow only because a whole class computes on the same node must not be called an endless loop.
+
+What one rank may take of the machine that it runs on.
+
+Loads no torch; a limit that cannot be read is no limit.
+
+No rank outlives its launcher: Linux kills a process whose parent is gone, and hands its orphans to an ancestor.
+
+After `die_with_parent()` returns, the parent's end (SIGKILL included) is this process's end.
+
+SIGUSR2: what a scheduler sends some time before the limit, so that a run ends by itself and can go on later.
+
+The handler sets a flag and does nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import psutil
+
+MOST: Final = 8.0
+_LOAD = Path("/proc/loadavg")
+
+
+def patience() -> float:
+    """Work per core of this machine, from 1 (each process has a core) to `MOST`: factor of a limit in seconds.
+
+    The larger of what waits to run now and of the last minute's mean, which lags; both are of the whole machine, also
+    seen from a container. Where neither is known, 1.
+
+    Source: proc(5), /proc/loadavg.
+    """
+    work = 0.0
+    with suppress(OSError, ValueError, IndexError):
+        minute, _, _, now = _LOAD.read_text(encoding="ascii").split()[:4]
+        work = max(float(minute), float(now.partition("/")[0]))
+    return min(max(work / (os.cpu_count() or 1), 1.0), MOST)
+
+
+CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Of a container or a SLURM job, version 2 and version 1."""
+
+
+def machine_limit_bytes() -> int:
+    """Memory that all processes here may take together: that of the machine, or less where a container allows less."""
+    limits = [psutil.virtual_memory().total]
+    for path in CGROUP_LIMITS:
+        try:
+            limits.append(int(path.read_text()))
+        except (OSError, ValueError):  # not there, or `max`
+            continue
+    return min(limits)
+
+
+def rank_limit_bytes(ranks: int) -> int:
+    """What each of so many ranks of this machine may take: its share of the memory, or less where `ulimit -v` says so.
+
+    `ulimit -v` limits the addresses that a process maps, of which this one has mapped some already.
+
+    Args:
+        ranks: on this machine, at least 1.
+    """
+    share = machine_limit_bytes() // ranks
+    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if allowed == resource.RLIM_INFINITY:
+        return share
+    return min(share, max(0, allowed - psutil.Process().memory_info().vms))
+
+
+PARENT_VARIABLE = "DLOJZ_LAUNCHER_PID"
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(option: int, value: int) -> bool:
+    """Call Linux's prctl; False where the system has none."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        return ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0
+    except (AttributeError, OSError):
+        return False
+
+
+def die_with_parent() -> bool:
+    """Ask the system to kill this process as soon as its parent ends; False where it cannot.
+
+    The parent is the process of `$DLOJZ_LAUNCHER_PID` where the launcher set it. If it is gone already, this process
+    ends at once with exit code 1.
+    """
+    tied = _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    expected = os.environ.get(PARENT_VARIABLE, "")
+    # The parent may have died before the call above: then the signal will never come.
+    if tied and expected.isdecimal() and os.getppid() != int(expected):
+        os._exit(1)
+    return tied
+
+
+def adopt_orphans() -> bool:
+    """Make the helpers of a rank that died (data loaders, …) children of this process; False where it cannot."""
+    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+class StopRequest:
+    """Whether the signal has come; the loop looks at each step's end."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+
+    def listen(self) -> None:
+        """Note the signal from now on; processes that this one forks inherit the handler, which does them no harm."""
+        signal.signal(signal.SIGUSR2, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.wanted = True
+
+
+def ignore_stop_signal(worker: int) -> None:
+    """What a data loader's worker does first: the signal goes to every process of a job's step, and would end it."""
+    del worker
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)

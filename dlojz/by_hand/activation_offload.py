@@ -1,0 +1,203 @@
+"""Activation offloading: what forward keeps for backward waits in host memory.
+
+Each storage that forward saves leaves the device once and comes back once per micro-batch, whatever the number of
+tensors that look at it; weights and buffers, which stay on the device anyway, never move.
+
+The mechanism is autograd's own: it hands over every tensor it saves (`pack`) and asks for it again (`unpack`). On a GPU
+the copy is made beside the computation, into pinned memory; on the CPU it is a copy too, so that what a GPU would do is
+seen and counted.
+
+Source: Rajbhandari et al. 2021, "ZeRO-Infinity" (arXiv 2104.07857), section 5.1.2; torch `autograd.graph.save_on_cpu`,
+which differs in that it copies a storage once for each tensor saved.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+MINIMUM_BYTES = 1024
+"""Smaller storages stay on the device: moving them saves nothing (the limit of torchtune's `OffloadActivations`)."""
+
+
+class ActivationOffload:
+    """Moves what a module saves for backward to host memory, while it is entered.
+
+    To be entered around the forward pass alone: a loss saves what backward asks for at once. With checkpointing it
+    moves what is kept outside of the recomputation, which is the input of each block.
+
+    Args:
+        module: its parameters and buffers are left where they are; it gets hooks, which `close` removes.
+        minimum_bytes: storages smaller than this stay on the device, at least 0.
+    """
+
+    def __init__(self, module: nn.Module, minimum_bytes: int = MINIMUM_BYTES) -> None:
+        self.offloaded_bytes = 0
+        """Bytes that are in host memory now."""
+        self.most_bytes = 0
+        """Bytes that were in host memory at most."""
+        self.moved_bytes = 0
+        """Bytes that have crossed in both directions since `begin_step`."""
+        self._minimum_bytes = minimum_bytes
+        self._known: dict[int, tuple[Any, int, torch.dtype, weakref.ref[_Moved]]] = {}
+        self._moved: weakref.WeakSet[_Moved] = weakref.WeakSet()
+        self._states: list[list[int]] = []
+        self._context: ExitStack | None = None
+        self._stream: Any = None
+        # Gathered weights (FSDP2, ZeRO-3) are in storages that no one knows before the module is entered. Our hooks,
+        # added last, run once the engine's own have gathered.
+        self._hooks: list[Any] = []
+        for part in module.modules():
+            if any(True for _ in part.parameters(recurse=False)) or any(True for _ in part.buffers(recurse=False)):
+                self._hooks.append(part.register_forward_pre_hook(self._enter_module))
+                self._hooks.append(part.register_forward_hook(self._leave_module, always_call=True))
+
+    def __enter__(self) -> ActivationOffload:
+        self._context = ExitStack()
+        self._context.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._context is not None
+        self._context.close()
+        self._context = None
+        self._states.clear()
+
+    def begin_step(self) -> None:
+        """Count `moved_bytes` anew."""
+        self.moved_bytes = 0
+
+    def host_copies(self) -> list[Tensor]:
+        """The copies that are in host memory now."""
+        return [moved.host for moved in list(self._moved)]
+
+    def close(self) -> None:
+        """Take the hooks off the module."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def _enter_module(self, part: nn.Module, inputs: Any) -> None:
+        if self._context is not None:
+            states = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+            self._states.append([_key(tensor) for tensor in states if _is_plain(tensor)])
+
+    def _leave_module(self, part: nn.Module, inputs: Any, output: Any) -> None:
+        if self._context is not None and self._states:
+            self._states.pop()
+
+    def _pack(self, tensor: Tensor) -> Tensor | _Saved:
+        if not _is_plain(tensor) or tensor.untyped_storage().nbytes() < max(1, self._minimum_bytes):
+            return tensor
+        key = _key(tensor)
+        if any(key in states for states in self._states):
+            return tensor
+        return _Saved(self._move(tensor, key), tensor)
+
+    def _move(self, tensor: Tensor, key: int) -> _Moved:
+        """The storage's copy in host memory: the one there is, or a new one."""
+        found = self._known.get(key)
+        if found is not None:
+            storage, version, dtype, reference = found
+            moved = reference()
+            # An operator that has written in place since then has made another tensor of it.
+            if storage() is not None and moved is not None and (version, dtype) == (tensor._version, tensor.dtype):
+                return moved
+        storage = tensor.untyped_storage()
+        with torch.no_grad():
+            flat = tensor.detach().as_strided((storage.nbytes() // tensor.element_size(),), (1,), 0)
+            moved = self._copy_out(flat)
+        num_bytes = moved.num_bytes
+        self.offloaded_bytes += num_bytes
+        self.most_bytes = max(self.most_bytes, self.offloaded_bytes)
+        self.moved_bytes += num_bytes
+        self._moved.add(moved)
+        weakref.finalize(moved, self._forget, num_bytes).atexit = False
+        # Once the storage is gone, another may come to lie at its place.
+        alive = weakref.ref(storage, lambda _: self._known.pop(key, None))
+        self._known[key] = (alive, tensor._version, tensor.dtype, weakref.ref(moved))
+        return moved
+
+    def _copy_out(self, flat: Tensor) -> _Moved:
+        """Who: the device, to its host. What: a whole storage. How much: its bytes."""
+        if flat.device.type != "cuda":
+            return _Moved(torch.empty_like(flat).copy_(flat), flat.device, None, self._count)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(flat.device)
+        self._stream.wait_stream(torch.cuda.current_stream(flat.device))
+        host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
+        with torch.cuda.stream(self._stream):
+            host.copy_(flat, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record(self._stream)
+        flat.record_stream(self._stream)  # its memory is not given to others before the copy is made
+        return _Moved(host, flat.device, copied, self._count)
+
+    def _unpack(self, saved: Tensor | _Saved) -> Tensor:
+        return saved if isinstance(saved, Tensor) else saved.fetch()
+
+    def _count(self, num_bytes: int) -> None:
+        self.moved_bytes += num_bytes
+
+    def _forget(self, num_bytes: int) -> None:
+        self.offloaded_bytes -= num_bytes
+
+
+class _Moved:
+    """One storage in host memory, and on the device again from its first use in backward to its last."""
+
+    def __init__(self, host: Tensor, device: torch.device, copied: Any, count: Callable[[int], None]) -> None:
+        self.host = host
+        self.num_bytes = host.numel() * host.element_size()
+        self.waiting = 0
+        self._device, self._copied, self._count = device, copied, count
+        self._back: Tensor | None = None
+        self._lock = threading.Lock()
+
+    def fetch(self, *, first: bool) -> Tensor:
+        """The storage as a flat tensor on the device; `first` says that this tensor was not asked for before."""
+        with self._lock:
+            back = self._back
+            if back is None:
+                if self._copied is not None:
+                    torch.cuda.current_stream(self._device).wait_event(self._copied)
+                back = torch.empty_like(self.host, device=self._device)
+                # Who: the host, to the device. What: the storage. How much: its bytes.
+                back.copy_(self.host, non_blocking=True)
+                self._count(self.num_bytes)
+            self.waiting -= first
+            self._back = back if self.waiting else None
+            return back
+
+
+class _Saved:
+    """One tensor that autograd has saved: how it looked at its storage."""
+
+    def __init__(self, moved: _Moved, tensor: Tensor) -> None:
+        self._moved, self._first = moved, True
+        self._view = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        moved.waiting += 1
+
+    def fetch(self) -> Tensor:
+        """The tensor, on the device again."""
+        flat = self._moved.fetch(first=self._first)
+        self._first = False
+        return flat.as_strided(*self._view)
+
+
+def _key(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor has a storage that can be copied as it lies."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    plain = type(tensor) in (Tensor, nn.Parameter, FakeTensor) and tensor.layout == torch.strided
+    return plain and not (tensor.device.type == "meta" or tensor.is_conj() or tensor.is_neg())

@@ -1,0 +1,217 @@
+"""The algorithms by name: what each computes, into how many chunks it cuts, and one rank's program.
+
+All programs of one algorithm and one number of ranks have the same number of steps, so that step k of a rank meets step
+k of its partner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say
+from dlojz.by_hand.collectives import algorithms
+from dlojz.by_hand.collectives.algorithms import CollectiveStep, Steps, largest_power
+
+Collective = Literal["reduce_scatter", "all_gather", "all_reduce", "broadcast", "reduce", "all_to_all"]
+ADDING: tuple[Collective, ...] = ("reduce_scatter", "all_reduce", "reduce")
+
+
+class Algorithm(NamedTuple):
+    """How one collective is done.
+
+    Args:
+        collective: what it computes.
+        title: its name in the reader's language.
+        num_chunks: into how many chunks it cuts the message, for a number of ranks.
+        steps: one rank's steps: of the rank, the number of ranks and the ranks of one node.
+        two_level: whether it distinguishes nodes.
+    """
+
+    collective: Collective
+    title: Callable[[], str]
+    num_chunks: Callable[[int], int]
+    steps: Callable[[int, int, int], Steps]
+    two_level: bool = False
+
+
+def _on_ring(walk: Callable[[int, range, list[tuple[int, ...]]], Steps]) -> Callable[[int, int, int], Steps]:
+    return lambda rank, size, per_node: walk(rank, range(size), [(chunk,) for chunk in range(size)])
+
+
+def _each(size: int) -> int:
+    return size
+
+
+def _one(size: int) -> int:
+    return 1
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "ring_reduce_scatter": Algorithm(
+        "reduce_scatter",
+        lambda: say(en="reduce-scatter on a ring", fr="reduce-scatter en anneau"),
+        _each,
+        _on_ring(algorithms.reduce_scatter),
+    ),
+    "ring_all_gather": Algorithm(
+        "all_gather",
+        lambda: say(en="all-gather on a ring", fr="all-gather en anneau"),
+        _each,
+        _on_ring(algorithms.all_gather),
+    ),
+    "ring_all_reduce": Algorithm(
+        "all_reduce",
+        lambda: say(en="all-reduce on a ring", fr="all-reduce en anneau"),
+        _each,
+        _on_ring(algorithms.ring_all_reduce),
+    ),
+    "tree_broadcast": Algorithm(
+        "broadcast",
+        lambda: say(en="broadcast down a binomial tree", fr="broadcast par arbre binomial"),
+        _one,
+        lambda rank, size, per_node: algorithms.broadcast(rank, size),
+    ),
+    "tree_reduce": Algorithm(
+        "reduce",
+        lambda: say(en="reduce up a binomial tree", fr="reduce par arbre binomial"),
+        _one,
+        lambda rank, size, per_node: algorithms.reduce(rank, size),
+    ),
+    "tree_all_reduce": Algorithm(
+        "all_reduce",
+        lambda: say(en="all-reduce by a binomial tree", fr="all-reduce par arbre binomial"),
+        _one,
+        lambda rank, size, per_node: algorithms.tree_all_reduce(rank, size),
+    ),
+    "doubling_all_reduce": Algorithm(
+        "all_reduce",
+        lambda: say(en="all-reduce by recursive doubling", fr="all-reduce par doublement récursif"),
+        _one,
+        lambda rank, size, per_node: algorithms.doubling_all_reduce(rank, size),
+    ),
+    "halving_doubling_all_reduce": Algorithm(
+        "all_reduce",
+        lambda: say(en="all-reduce by halving and doubling", fr="all-reduce par division et doublement"),
+        largest_power,
+        lambda rank, size, per_node: algorithms.halving_all_reduce(rank, size),
+    ),
+    "hierarchical_all_reduce": Algorithm(
+        "all_reduce",
+        lambda: say(en="all-reduce on two levels", fr="all-reduce à deux niveaux"),
+        _each,
+        algorithms.hierarchical_all_reduce,
+        two_level=True,
+    ),
+    "pairwise_all_to_all": Algorithm(
+        "all_to_all",
+        lambda: say(en="all-to-all by pairs", fr="all-to-all par paires"),
+        _each,
+        lambda rank, size, per_node: algorithms.all_to_all(rank, size),
+    ),
+}
+
+
+def names() -> list[str]:
+    """The algorithms one can ask for."""
+    return list(ALGORITHMS)
+
+
+def algorithm(name: str) -> Algorithm:
+    """An algorithm by its name.
+
+    Raises:
+        LabError: if there is none; the closest is named.
+    """
+    if name not in ALGORITHMS:
+        raise LabError(one_of(say(en="algorithm", fr="algorithme"), name, ALGORITHMS))
+    return ALGORITHMS[name]
+
+
+def check_size(size: int) -> int:
+    """The number of ranks, if it is one.
+
+    Raises:
+        LabError: if it is no whole number of at least 1.
+    """
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise LabError(
+            say(
+                en=f"a number of ranks is a whole number of at least 1, but {size!r} was received.",
+                fr=f"un nombre de rangs est un entier d’au moins 1, mais {size!r} a été reçu.",
+            )
+        )
+    return size
+
+
+def node_size(size: int, per_node: int | None = None) -> int:
+    """Ranks of one node: those given, else at most 4, the number of GPUs of Jean Zay's usual nodes.
+
+    Raises:
+        LabError: if they do not divide the number of ranks.
+    """
+    check_size(size)
+    if per_node is None:
+        return algorithms.default_per_node(size)
+    if isinstance(per_node, bool) or not isinstance(per_node, int) or per_node < 1 or size % per_node:
+        divisors = ", ".join(str(number) for number in range(1, min(size, 64) + 1) if size % number == 0)
+        raise LabError(
+            say(
+                en=f"{size} ranks cannot be split into nodes of {per_node!r}: use one of {divisors}.",
+                fr=f"{size} rangs ne se répartissent pas en nœuds de {per_node!r} : au choix : {divisors}.",
+            )
+        )
+    return per_node
+
+
+def num_chunks(name: str, size: int) -> int:
+    """Into how many chunks the algorithm cuts the message."""
+    return algorithm(name).num_chunks(check_size(size))
+
+
+def program(name: str, rank: int, size: int, *, per_node: int | None = None) -> tuple[CollectiveStep, ...]:
+    """One rank's steps: whom it sends which chunks, whose chunks it receives, adds or keeps.
+
+    Args:
+        name: one of `names()`.
+        rank: from 0 to `size` − 1.
+        size: number of ranks, at least 1; no powers of two are needed.
+        per_node: ranks of one node, for `hierarchical_all_reduce`; a divisor of `size`.
+
+    Raises:
+        LabError: if the name, the rank or a number is not one that exists.
+
+    Example:
+        >>> program("ring_all_gather", 0, 2)
+        (Step(send=Send(to=1, chunks=(0,)), receive=Receive(source=1, chunks=(1,), add=False)),)
+    """
+    chosen = algorithm(name)
+    nodes = node_size(size, per_node)
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < size:
+        raise LabError(
+            say(
+                en=f"rank {rank!r} does not exist: {size} ranks are numbered 0 to {size - 1}.",
+                fr=f"le rang {rank!r} n’existe pas : {size} rangs sont numérotés de 0 à {size - 1}.",
+            )
+        )
+    return tuple(chosen.steps(rank, size, nodes))
+
+
+def programs(name: str, size: int, *, per_node: int | None = None) -> list[tuple[CollectiveStep, ...]]:
+    """The programs of all ranks, by rank."""
+    return [program(name, rank, size, per_node=per_node) for rank in range(check_size(size))]
+
+
+def holds_at_start(collective: Collective, rank: int, chunk: int) -> bool:
+    """Whether a rank has something of its own in this chunk before the first step."""
+    if collective == "all_gather":
+        return chunk == rank
+    return rank == 0 if collective == "broadcast" else True
+
+
+def wanted_at_end(collective: Collective, rank: int, chunk: int) -> bool:
+    """Whether this chunk belongs to what the collective gives to the rank."""
+    if collective == "reduce_scatter":
+        return chunk == rank
+    return rank == 0 if collective == "reduce" else True

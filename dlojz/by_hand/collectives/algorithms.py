@@ -1,0 +1,292 @@
+"""Algorithms of the collectives: ring, tree, halving, doubling, hierarchical; what a rank does in each round.
+
+What an algorithm is made of: one rank's steps, each at most one message out and one message in.
+
+A step says whom it speaks to and which chunks move; it holds no data, so that the same program is simulated on numbers,
+counted in bytes and run on real ranks.
+
+The message is cut into chunks, numbered from 0. In a step a rank may send and receive at once (full duplex, one port:
+the model of Thakur, Rabenseifner & Gropp 2005, §3); what it sends is what it held when the step began.
+
+The ring: every rank speaks to its right neighbour only, and all links are busy in every round.
+
+After reduce-scatter the rank at place i holds the whole sum of block i, which is where all-gather begins; all-reduce is
+nothing but the two, one after the other.
+
+Source: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", who also show
+that no algorithm sends less than 2(p − 1)/p of the message per rank.
+
+The binomial tree: few rounds, but each moves the whole message, and half of the ranks have nothing to do.
+
+In the round of distance d, the ranks that are odd multiples of d speak to the rank d below them; rank 0 is the root.
+
+Source: Thakur, Rabenseifner & Gropp 2005, "Optimization of collective communication operations in MPICH", §4.
+
+Two levels: what can stay inside a node stays there, and only 1/g of the message leaves each GPU of a node of g.
+
+Node k holds the ranks k·g … k·g + g − 1; after the first part the i-th rank of a node answers for shard i, which it
+then reduces with the i-th ranks of all other nodes.
+
+Source: Mikami et al. 2018 (arXiv 1811.05233), "2D-torus all-reduce"; Jia et al. 2018 (arXiv 1807.11205) do the same
+with a reduce and a broadcast inside the node.
+
+All-to-all by pairs: in each round everybody swaps one block with another partner.
+
+A rank's place j holds its block for rank j until it has met j, and then j's block for it; seen over all ranks, the
+table of blocks is transposed. The pairs are those of a round-robin tournament, so that a swap needs no second buffer: p
+− 1 rounds for an even number of ranks; for an odd one p, as one rank rests in each.
+
+Source: pairwise exchange of Thakur, Rabenseifner & Gropp 2005, §4, which for powers of two has the pairs r ↔ r xor k;
+the pairs for any p are those of Kirkman 1847 (the "circle method").
+
+How algorithms made for powers of two serve any number of ranks: the surplus is folded in, and out again.
+
+Of the first 2·surplus ranks each odd one gives all it has to the even one below, sleeps while the others work under new
+numbers 0 … power − 1, and gets the result at the end.
+
+Source: Rabenseifner 2004, "Optimization of collective reduction operations"; Thakur et al. 2005, §4–5.
+
+Recursive halving and doubling: the bandwidth of the ring in the rounds of a tree.
+
+A rank answers for a window of chunks that halves with each round of the first part, until it is one chunk; the second
+part undoes the first, round by round. The largest messages go to the nearest ranks.
+
+Source: Rabenseifner 2004, "Optimization of collective reduction operations"; Thakur, Rabenseifner & Gropp 2005, §4–5
+(reduce-scatter by recursive vector halving and distance doubling, all-gather by the reverse).
+
+Recursive doubling: partners at distance 1, 2, 4 … swap all they have, and both add.
+
+After the round of distance d a rank holds the sum over the 2d ranks whose numbers differ from its own in the bits below
+2d only. Fewest rounds of all, but each moves the whole message: for short messages.
+
+Source: Thakur, Rabenseifner & Gropp 2005, §4–5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+
+class Send(NamedTuple):
+    """One message out.
+
+    Args:
+        to: rank that receives it.
+        chunks: numbers of the chunks in it, in their order.
+    """
+
+    to: int
+    chunks: tuple[int, ...]
+
+
+class Receive(NamedTuple):
+    """One message in.
+
+    Args:
+        source: rank that sends it.
+        chunks: where its chunks go, in the order in which they come.
+        add: whether each is added to what is held there, or kept in its place.
+    """
+
+    source: int
+    chunks: tuple[int, ...]
+    add: bool
+
+
+class CollectiveStep(NamedTuple):
+    """What one rank does in one round; nothing at all is legal, where only other ranks are busy."""
+
+    send: Send | None = None
+    receive: Receive | None = None
+
+
+IDLE = CollectiveStep()
+Steps = Iterator[CollectiveStep]
+
+
+Block = tuple[int, ...]
+
+
+def reduce_scatter(place: int, ranks: Sequence[int], blocks: Sequence[Block]) -> Steps:
+    """Each block travels once round the ring, and every rank it passes adds its own part.
+
+    Args:
+        place: this rank's place in the ring.
+        ranks: the ring, in its order.
+        blocks: the chunks of each place's block; place i ends with the whole sum of `blocks[i]`.
+    """
+    size = len(ranks)
+    left, right = ranks[(place - 1) % size], ranks[(place + 1) % size]
+    for step in range(size - 1):
+        leaving, arriving = blocks[(place - step - 1) % size], blocks[(place - step - 2) % size]
+        yield CollectiveStep(Send(right, leaving), Receive(left, arriving, add=True))
+
+
+def all_gather(place: int, ranks: Sequence[int], blocks: Sequence[Block]) -> Steps:
+    """Each rank passes on what it received in the step before, beginning with its own block.
+
+    Args:
+        place: this rank's place in the ring, who holds `blocks[place]` at the start.
+        ranks: the ring, in its order.
+        blocks: the chunks of each place's block; all ranks end with all of them.
+    """
+    size = len(ranks)
+    left, right = ranks[(place - 1) % size], ranks[(place + 1) % size]
+    for step in range(size - 1):
+        leaving, arriving = blocks[(place - step) % size], blocks[(place - step - 1) % size]
+        yield CollectiveStep(Send(right, leaving), Receive(left, arriving, add=False))
+
+
+def ring_all_reduce(place: int, ranks: Sequence[int], blocks: Sequence[Block]) -> Steps:
+    """Reduce-scatter, then all-gather: 2(p − 1) steps, each with one block of 1/p of the message."""
+    yield from reduce_scatter(place, ranks, blocks)
+    yield from all_gather(place, ranks, blocks)
+
+
+WHOLE = (0,)
+
+
+def reduce(rank: int, size: int) -> Steps:
+    """Every rank adds its children's sums to its own, then sends all to its parent: leaves first."""
+    distance = 1
+    while distance < size:
+        if rank % (2 * distance) == distance:
+            yield CollectiveStep(send=Send(rank - distance, WHOLE))
+        elif rank % (2 * distance) == 0 and rank + distance < size:
+            yield CollectiveStep(receive=Receive(rank + distance, WHOLE, add=True))
+        else:
+            yield IDLE
+        distance *= 2
+
+
+def broadcast(rank: int, size: int) -> Steps:
+    """The same tree from its root: the number of ranks that know the message doubles with each round."""
+    distance = 1 << (size - 1).bit_length() >> 1
+    while distance:
+        if rank % (2 * distance) == distance:
+            yield CollectiveStep(receive=Receive(rank - distance, WHOLE, add=False))
+        elif rank % (2 * distance) == 0 and rank + distance < size:
+            yield CollectiveStep(send=Send(rank + distance, WHOLE))
+        else:
+            yield IDLE
+        distance //= 2
+
+
+def tree_all_reduce(rank: int, size: int) -> Steps:
+    """Reduce to rank 0, then broadcast from it."""
+    yield from reduce(rank, size)
+    yield from broadcast(rank, size)
+
+
+def hierarchical_all_reduce(rank: int, size: int, per_node: int) -> Steps:
+    """Reduce-scatter inside the node, all-reduce across nodes, all-gather inside the node: a ring each.
+
+    Args:
+        rank: this rank.
+        size: number of ranks, a multiple of `per_node`.
+        per_node: ranks of one node.
+    """
+    num_nodes = size // per_node
+    node, place = divmod(rank, per_node)
+    inside = [node * per_node + other for other in range(per_node)]
+    across = [other * per_node + place for other in range(num_nodes)]
+    shards = [tuple(range(shard * num_nodes, (shard + 1) * num_nodes)) for shard in range(per_node)]
+    yield from reduce_scatter(place, inside, shards)
+    yield from ring_all_reduce(node, across, [(chunk,) for chunk in shards[place]])
+    yield from all_gather(place, inside, shards)
+
+
+def default_per_node(size: int) -> int:
+    """Ranks of one node where none are given: the largest divisor of `size` that is at most 4 and leaves two nodes."""
+    return max((number for number in range(1, 5) if size % number == 0 and number < size), default=1)
+
+
+def all_to_all(rank: int, size: int) -> Steps:
+    """One swap per round, with every other rank once."""
+    for step in range(num_rounds(size)):
+        partner = _partner(rank, step, size)
+        yield IDLE if partner == rank else CollectiveStep(Send(partner, (partner,)),
+            Receive(partner, (partner,), add=False))
+
+
+def num_rounds(size: int) -> int:
+    """Rounds of the tournament."""
+    return size - 1 if size % 2 == 0 else size * (size > 1)
+
+
+def _partner(rank: int, step: int, size: int) -> int:
+    """Whom a rank meets; itself where it rests."""
+    odd = size - 1 if size % 2 == 0 else size
+    last = size - 1
+    if size % 2 == 0 and rank == last:  # the one who keeps its seat meets whoever would meet themselves
+        return next(other for other in range(odd) if (2 * other - step) % odd == 0)
+    partner = (step - rank) % odd
+    return last if partner == rank and size % 2 == 0 else partner
+
+
+def largest_power(size: int) -> int:
+    """The largest power of two that is at most `size`."""
+    return 1 << size.bit_length() - 1
+
+
+def folded(
+    rank: int, size: int, chunks: tuple[int, ...], core: Callable[[int, list[int]], Steps], num_rounds: int
+) -> Steps:
+    """The steps of `core`, between those that fold the surplus ranks in and out.
+
+    Args:
+        rank: this rank.
+        size: number of ranks.
+        chunks: all chunks of the message.
+        core: steps of the rank with a new number, given the ranks by their new numbers.
+        num_rounds: how many steps `core` has.
+    """
+    surplus = size - largest_power(size)
+    awake = [rank for rank in range(size) if rank >= 2 * surplus or rank % 2 == 0]
+    if not surplus:
+        yield from core(rank, awake)
+    elif rank not in awake:
+        yield CollectiveStep(send=Send(rank - 1, chunks))
+        yield from [IDLE] * num_rounds
+        yield CollectiveStep(receive=Receive(rank - 1, chunks, add=False))
+    else:
+        pair = rank + 1 if rank < 2 * surplus else None
+        yield IDLE if pair is None else CollectiveStep(receive=Receive(pair, chunks, add=True))
+        yield from core(awake.index(rank), awake)
+        yield IDLE if pair is None else CollectiveStep(send=Send(pair, chunks))
+
+
+def halving_all_reduce(rank: int, size: int) -> Steps:
+    """2 log₂ p swaps, of a half, a quarter, an eighth … of the message, and back."""
+    power = largest_power(size)
+
+    def swaps(number: int, ranks: list[int]) -> Steps:
+        window, undo = tuple(range(power)), []
+        distance = 1
+        while distance < power:
+            partner, middle = ranks[number ^ distance], len(window) // 2
+            kept, given = window[:middle], window[middle:]
+            if number & distance:
+                kept, given = given, kept
+            yield CollectiveStep(Send(partner, given), Receive(partner, kept, add=True))
+            undo.append((partner, kept, given))
+            window, distance = kept, 2 * distance
+        for partner, kept, given in reversed(undo):
+            yield CollectiveStep(Send(partner, kept), Receive(partner, given, add=False))
+
+    yield from folded(rank, size, tuple(range(power)), swaps, num_rounds=2 * (power.bit_length() - 1))
+
+
+def doubling_all_reduce(rank: int, size: int) -> Steps:
+    """log₂ p swaps of the whole message."""
+    power = largest_power(size)
+
+    def swaps(number: int, ranks: list[int]) -> Steps:
+        distance = 1
+        while distance < power:
+            partner = ranks[number ^ distance]
+            yield CollectiveStep(Send(partner, WHOLE), Receive(partner, WHOLE, add=True))
+            distance *= 2
+
+    yield from folded(rank, size, WHOLE, swaps, num_rounds=power.bit_length() - 1)

@@ -1,0 +1,166 @@
+"""α and β of the links that are here, from measured points; and what they say of other messages and other ranks.
+
+The fit minimises relative errors, so that a message of 1 KiB weighs as much as one of 16 MiB; α and β are never
+negative.
+
+The times of a collective are read with the formula of one algorithm (`cost`): t = rounds·α + moved·β·n. β then is the
+inverse of what nccl-tests calls bus bandwidth (its doc/PERFORMANCE.md), which does not depend on the number of ranks.
+The time to add bytes is not told apart from the time to move them: it is part of β.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from pydantic import Field
+
+from dlojz.base.contract import Contract
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.by_hand.collectives.cost import Terms, cost_s, terms
+from dlojz.by_hand.collectives.running import TimedMessage, algorithm_of
+
+MIN_POINTS = 3
+
+
+class AlphaBetaFit(Contract):
+    """α and β, and the points they come from."""
+
+    points: tuple[TimedMessage, ...] = Field(min_length=MIN_POINTS, description="what was measured")
+    collective: str = Field(description="what was timed")
+    algorithm: str = Field(description="the algorithm whose formula the times are read with")
+    size: int = Field(ge=2, description="number of ranks")
+    alpha_s: float = Field(ge=0, description="seconds before the first byte of a message")
+    beta_s_per_byte: float = Field(ge=0, description="seconds per byte")
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float | None:
+        """1/β; None where the times do not grow with the message."""
+        return 1 / self.beta_s_per_byte if self.beta_s_per_byte else None
+
+    @property
+    def latency_s(self) -> float:
+        """What an empty message would take on these ranks: all rounds, no byte."""
+        return self._terms(self.size).rounds * self.alpha_s
+
+    @property
+    def half_bytes(self) -> float | None:
+        """Size of the message of which one half of the time is latency, as Hockney's n½; None where β is 0."""
+        per_byte_s = float(self._terms(self.size).moved) * self.beta_s_per_byte
+        return self.latency_s / per_byte_s if per_byte_s else None
+
+    @property
+    def residual(self) -> float:
+        """Root mean square of the relative errors: 0.1 means that a typical point lies 10 % off the line."""
+        errors = [self.fitted_s(point.message_bytes) / point.time_s - 1 for point in self.points]
+        return math.sqrt(sum(error**2 for error in errors) / len(errors))
+
+    def fitted_s(self, message_bytes: float) -> float:
+        """The line at a size of message, for the ranks that measured."""
+        return self.predict_s(message_bytes, self.size)
+
+    def predict_s(self, message_bytes: float, size: int, name: str | None = None) -> float:
+        """What the model says for other messages, other numbers of ranks, another algorithm.
+
+        Args:
+            message_bytes: the whole tensor, at least 0.
+            size: number of ranks; links between all of them are taken to be as those measured.
+            name: an algorithm; by default the one the times were read with.
+
+        Raises:
+            LabError: if a name or number is not legal.
+        """
+        chosen = self.algorithm if name is None else name
+        return cost_s(chosen, message_bytes, size, alpha_s=self.alpha_s, beta_s_per_byte=self.beta_s_per_byte)
+
+    def _terms(self, size: int) -> Terms:
+        return terms(self.algorithm, size)
+
+
+def fit(points: Iterable[Sequence[object]]) -> AlphaBetaFit:
+    """α and β by least squares of relative errors, both at least 0.
+
+    Args:
+        points: at least 3, of at least 2 sizes of message, from one number of ranks and one collective: `Point`s or
+            their JSON lists (bytes, seconds, ranks, collective).
+
+    Raises:
+        LabError: if the points do not determine a line.
+    """
+    measured = tuple(_point(each) for each in points)
+    sizes = sorted({point.message_bytes for point in measured})
+    if len(measured) < MIN_POINTS or len(sizes) < 2:
+        raise LabError(
+            say(
+                en=f"a line takes at least {MIN_POINTS} points of at least 2 sizes of message, "
+                f"but {len(measured)} point(s) of {len(sizes)} size(s) were received: measure more sizes.",
+                fr=f"une droite demande au moins {MIN_POINTS} points d’au moins 2 tailles de message, "
+                f"mais {len(measured)} point(s) de {len(sizes)} taille(s) ont été reçus : mesurez d’autres tailles.",
+            )
+        )
+    kinds = sorted({(point.size, point.collective) for point in measured})
+    if len(kinds) > 1:
+        raise LabError(
+            say(
+                en="the points must come from one collective on one number of ranks, but these come from "
+                + ", ".join(f"{collective} on {size}" for size, collective in kinds)
+                + ": fit each alone.",
+                fr="les points doivent venir d’une seule communication sur un seul nombre de rangs, "
+                "mais ceux-ci viennent de "
+                + ", ".join(f"{collective} sur {size}" for size, collective in kinds)
+                + " : ajustez-les à part.",
+            )
+        )
+    size, collective = kinds[0]
+    name = algorithm_of(collective)
+    alpha_s, beta_s_per_byte = _least_squares(measured, terms(name, size))
+    return AlphaBetaFit(
+        points=measured,
+        collective=collective,
+        algorithm=name,
+        size=size,
+        alpha_s=alpha_s,
+        beta_s_per_byte=beta_s_per_byte,
+    )
+
+
+def _point(each: Sequence[object]) -> TimedMessage:
+    try:
+        point = TimedMessage(*each)  # type: ignore[arg-type]
+        legal = (
+            point.message_bytes > 0
+            and 0 < point.time_s < math.inf
+            and isinstance(point.size, int)
+            and point.size >= 2
+            and isinstance(point.collective, str)
+        )
+    except TypeError:
+        legal = False
+    if not legal:
+        shown = tuple(each) if isinstance(each, list | tuple) else each
+        raise LabError(
+            say(
+                en="a point is (bytes, seconds, ranks, collective) with positive bytes and seconds "
+                f"and at least 2 ranks, but {shown!r} was received.",
+                fr="un point est (octets, secondes, rangs, communication) avec des octets et des secondes positifs "
+                f"et au moins 2 rangs, mais {shown!r} a été reçu.",
+            )
+        )
+    return point
+
+
+def _least_squares(points: Sequence[TimedMessage], of: Terms) -> tuple[float, float]:
+    """Minimise Σ (α·a + β·b − 1)² with a = rounds/t and b = moved·n/t: every point's error counts relative to its time.
+
+    Source: the normal equations of two unknowns; where one comes out negative the least of the legal ones lies on the
+    border (Lawson & Hanson 1974, "Solving least squares problems", ch. 23).
+    """
+    rows = [(of.rounds / point.time_s, float(of.moved) * point.message_bytes / point.time_s) for point in points]
+    aa, bb = sum(a * a for a, _ in rows), sum(b * b for _, b in rows)
+    ab, a1, b1 = sum(a * b for a, b in rows), sum(a for a, _ in rows), sum(b for _, b in rows)
+    determinant = aa * bb - ab * ab
+    alpha_s, beta_s_per_byte = (a1 * bb - b1 * ab) / determinant, (b1 * aa - a1 * ab) / determinant
+    if alpha_s < 0:
+        return 0.0, b1 / bb
+    return (a1 / aa, 0.0) if beta_s_per_byte < 0 else (alpha_s, beta_s_per_byte)

@@ -1,0 +1,197 @@
+"""What an algorithm costs: rounds, bytes of the busiest rank, bytes added; and the seconds that follow.
+
+The closed forms equal, as exact fractions, what is counted from the programs themselves.
+
+The model: a message of n bytes takes α + β·n seconds (Hockney 1994, "The communication challenge for MPP"), and adding
+it γ·n more; a rank sends and receives at once; a round lasts as long as its busiest rank. With p ranks, L = ⌈log₂ p⌉, q
+= ⌊log₂ p⌋, s = 1 where p is no power of two (else 0) and m = p/g nodes of g ranks:
+
+| algorithm | rounds (α) | of the message (β) | added (γ) |
+|--|--|--|--|
+| ring reduce-scatter, all-gather | p − 1 | (p − 1)/p | (p − 1)/p, 0 |
+| ring all-reduce | 2(p − 1) | 2(p − 1)/p | (p − 1)/p |
+| binomial tree: broadcast, reduce | L | L | 0, L |
+| binomial tree: all-reduce | 2L | 2L | L |
+| recursive doubling | q + 2s | q + 2s | q + s |
+| halving and doubling | 2q + 2s | 2(2^q − 1)/2^q + 2s | (2^q − 1)/2^q + s |
+| two levels | 2(g − 1) + 2(m − 1) | 2(p − 1)/p | (p − 1)/p |
+| all-to-all by pairs | p − 1, p for odd p | as many/p | 0 |
+
+Source: Thakur, Rabenseifner & Gropp 2005, §3–5; Patarasuk & Yuan 2009; Rabenseifner 2004. A message is the whole tensor
+that is reduced, gathered or, in all-to-all, held by one rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import NamedTuple
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.by_hand.collectives import algorithms
+from dlojz.by_hand.collectives.algorithm_catalogue import algorithm, node_size
+from dlojz.by_hand.collectives.algorithms import largest_power
+
+
+class Terms(NamedTuple):
+    """What multiplies α, β and γ.
+
+    Args:
+        rounds: messages that wait for each other.
+        moved: bytes of the busiest rank, summed over rounds, per byte of the message.
+        added: bytes it adds, summed over rounds, per byte of the message.
+    """
+
+    rounds: int
+    moved: Fraction
+    added: Fraction
+
+    def __add__(self, other: object) -> Terms:
+        if not isinstance(other, Terms):
+            return NotImplemented
+        return Terms(self.rounds + other.rounds, self.moved + other.moved, self.added + other.added)
+
+    def seconds(self, message_bytes: float, link: Link) -> float:
+        """The time over links of one kind."""
+        return link.alpha_s * self.rounds + message_bytes * (
+            link.beta_s_per_byte * float(self.moved) + link.gamma_s_per_byte * float(self.added)
+        )
+
+
+class Link(NamedTuple):
+    """A link between two ranks.
+
+    Args:
+        alpha_s: seconds before the first byte of a message, at least 0.
+        beta_s_per_byte: seconds per byte: the inverse of the bandwidth, at least 0.
+        gamma_s_per_byte: seconds to add one byte, where it is not counted in β.
+    """
+
+    alpha_s: float
+    beta_s_per_byte: float
+    gamma_s_per_byte: float = 0.0
+
+
+NONE = Terms(0, Fraction(0), Fraction(0))
+
+
+def _ring(size: int, *, adds: bool) -> Terms:
+    share = Fraction(size - 1, size)
+    return Terms(size - 1, share, share if adds else Fraction(0))
+
+
+def _tree(size: int, *, adds: bool) -> Terms:
+    levels = (size - 1).bit_length()
+    return Terms(levels, Fraction(levels), Fraction(levels if adds else 0))
+
+
+def _surplus(size: int) -> Terms:
+    folds = int(size != largest_power(size))
+    return Terms(2 * folds, Fraction(2 * folds), Fraction(folds))
+
+
+def _doubling(size: int) -> Terms:
+    levels = largest_power(size).bit_length() - 1
+    return Terms(levels, Fraction(levels), Fraction(levels)) + _surplus(size)
+
+
+def _halving(size: int) -> Terms:
+    power = largest_power(size)
+    share = Fraction(power - 1, power)
+    return Terms(2 * (power.bit_length() - 1), 2 * share, share) + _surplus(size)
+
+
+def _pairs(size: int) -> Terms:
+    rounds = algorithms.num_rounds(size)
+    return Terms(rounds, Fraction(rounds, size), Fraction(0))
+
+
+_CLOSED: dict[str, Callable[[int], Terms]] = {
+    "ring_reduce_scatter": lambda size: _ring(size, adds=True),
+    "ring_all_gather": lambda size: _ring(size, adds=False),
+    "ring_all_reduce": lambda size: _ring(size, adds=True) + _ring(size, adds=False),
+    "tree_broadcast": lambda size: _tree(size, adds=False),
+    "tree_reduce": lambda size: _tree(size, adds=True),
+    "tree_all_reduce": lambda size: _tree(size, adds=True) + _tree(size, adds=False),
+    "doubling_all_reduce": _doubling,
+    "halving_doubling_all_reduce": _halving,
+    "pairwise_all_to_all": _pairs,
+}
+
+
+def _levels(name: str, size: int, per_node: int | None) -> tuple[Terms, Terms]:
+    """The terms inside nodes and across them; an algorithm that knows no nodes is all across."""
+    if not algorithm(name).two_level:
+        node_size(size, per_node)
+        return NONE, _CLOSED[name](size)
+    inside = node_size(size, per_node)
+    shard = Fraction(1, inside)
+    ring = _CLOSED["ring_all_reduce"](size // inside)
+    return _CLOSED["ring_all_reduce"](inside), Terms(ring.rounds, ring.moved * shard, ring.added * shard)
+
+
+def terms(name: str, size: int, *, per_node: int | None = None) -> Terms:
+    """The closed form of an algorithm: what multiplies α, β and γ.
+
+    Raises:
+        LabError: if the name or a number is not one that exists.
+    """
+    inside, across = _levels(name, size, per_node)
+    return inside + across
+
+
+def cost_s(
+    name: str,
+    message_bytes: float,
+    size: int,
+    *,
+    alpha_s: float,
+    beta_s_per_byte: float,
+    gamma_s_per_byte: float = 0.0,
+    per_node: int | None = None,
+    inside: Link | None = None,
+) -> float:
+    """Seconds that the α–β(–γ) model gives a collective; 0 for one rank.
+
+    Args:
+        name: one of `names()`.
+        message_bytes: the whole tensor, at least 0.
+        size: number of ranks.
+        alpha_s: seconds before the first byte of each message.
+        beta_s_per_byte: seconds per byte.
+        gamma_s_per_byte: seconds to add one byte.
+        per_node: ranks of one node, for `hierarchical_all_reduce`.
+        inside: the links inside a node where they are other ones; only `hierarchical_all_reduce` profits, as in all
+            others each round also crosses nodes.
+
+    Raises:
+        LabError: if a name or number is not legal.
+    """
+    for what, value in (
+        ("message_bytes", message_bytes),
+        ("alpha_s", alpha_s),
+        ("beta_s_per_byte", beta_s_per_byte),
+        ("gamma_s_per_byte", gamma_s_per_byte),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise LabError(
+                say(
+                    en=f"{what} must be a number of at least 0, but {value!r} was received.",
+                    fr=f"{what} doit être un nombre d’au moins 0, mais {value!r} a été reçu.",
+                )
+            )
+    link = Link(alpha_s, beta_s_per_byte, gamma_s_per_byte)
+    within, across = _levels(name, size, per_node)
+    return within.seconds(message_bytes, inside or link) + across.seconds(message_bytes, link)
+
+
+def crossover_bytes(one: str, other: str, size: int, *, alpha_s: float, beta_s_per_byte: float) -> float | None:
+    """Size of the message for which two algorithms take as long; None where one is never the slower one.
+
+    The times are straight lines: a₁α + b₁βn = a₂α + b₂βn, hence n = (a₁ − a₂)α / ((b₂ − b₁)β).
+    """
+    first, second = terms(one, size), terms(other, size)
+    slope_s = float(second.moved - first.moved) * beta_s_per_byte
+    gap_s = (first.rounds - second.rounds) * alpha_s
+    return gap_s / slope_s if slope_s * gap_s > 0 else None

@@ -1,0 +1,290 @@
+"""Run a collective's algorithm on real ranks, and measure its seconds.
+
+The same programs on real ranks: each step posts one receive and one send, waits, then adds or keeps.
+
+What is simulated is what is sent; a step of a rank is at most one message each way, whatever the number of chunks in
+it. The tensor given is never written to.
+
+How long a collective takes on the ranks that are here, for messages of many sizes.
+
+Every rank makes the same calls and gets the same points; what is timed is torch's own function, or one of our programs,
+without the guard.
+
+A collective is over when its slowest rank is: each repeat counts by its maximum over ranks, a size by the median of its
+repeats (as one disturbed repeat must not decide), after warm-up.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say
+from dlojz.by_hand.collectives.algorithm_catalogue import ALGORITHMS, Collective, algorithm, program
+from dlojz.by_hand.collectives.algorithms import CollectiveStep
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def run(name: str, tensor: Tensor, group: Any = None, *, per_node: int | None = None, watched: bool = True) -> Tensor:
+    """Do a collective by hand, on every rank of a group, and return what torch's own gives there.
+
+    Every rank calls it with a tensor of the same shape and dtype; any shape, any dtype that can be added, contiguous or
+    not, also with fewer elements than ranks. Chunks are those of `torch.tensor_split` of the flat tensor.
+
+    Args:
+        name: one of `names()`.
+        tensor: this rank's part; only read.
+        group: process group; by default all ranks.
+        per_node: ranks of one node, for `hierarchical_all_reduce`.
+        watched: whether messages pass through the guard of the ranks, where one is installed.
+
+    Returns:
+        A new tensor. all-reduce and broadcast: of the same shape. reduce: the sum on rank 0, a partial sum elsewhere.
+        all-gather: the ranks' tensors, one after the other along the first dimension. reduce-scatter and all-to-all:
+        flat, the rank's chunk of the sum; the chunks received, by rank.
+
+    Raises:
+        LabError: if no process group exists, or a name or number is not legal.
+    """
+    import torch
+    import torch.distributed as dist
+
+    chosen = algorithm(name)
+    if not (dist.is_available() and dist.is_initialized()):
+        raise LabError(
+            say(
+                en=f"{name} needs ranks that share a process group, and there is none here: "
+                "run it in a `%%ranks` cell.",
+                fr=f"{name} demande des rangs qui partagent un groupe de processus, et il n’y en a pas ici : "
+                "exécutez-le dans une cellule `%%ranks`.",
+            )
+        )
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    steps = program(name, rank, size, per_node=per_node)
+    held = _cut(chosen.collective, tensor, rank, chosen.num_chunks(size), size)
+    # A block of an all-to-all comes from another rank, cut as this one cuts: it is as long as this rank's own.
+    room = held[rank].numel() if chosen.collective == "all_to_all" else None
+    for number, step in enumerate(steps):
+        _do(step, number, held, room, group, watched)
+    if chosen.collective == "reduce_scatter":
+        return held[rank]
+    whole = torch.cat(held)
+    if chosen.collective == "all_to_all":
+        return whole
+    if chosen.collective == "all_gather":
+        rows = tensor.shape[0] if tensor.dim() else 1
+        return whole.reshape(size * rows, *tensor.shape[1:])
+    return whole.reshape(tensor.shape)
+
+
+def _cut(collective: Collective, tensor: Tensor, rank: int, chunks: int, size: int) -> list[Tensor]:
+    """This rank's chunks, copied: what it has, and room for what it will receive."""
+    flat = tensor.detach().reshape(-1)
+    if collective == "all_gather":
+        return [flat.clone() if chunk == rank else flat.new_empty(flat.shape) for chunk in range(size)]
+    return [part.clone() for part in flat.tensor_split(chunks)]
+
+
+def _do(step: CollectiveStep, number: int, held: list[Tensor], room: int | None, group: Any, watched: bool) -> None:
+    """One step: at most one message out and one in, at the same time."""
+    import torch
+
+    messages, lengths, incoming = [], [0], None
+    if step.receive:
+        lengths = [held[place].numel() if room is None else room for place in step.receive.chunks]
+        incoming = held[0].new_empty(sum(lengths))
+        # From the rank `source` to this one: `sum(lengths)` elements; the receive is posted before anything is sent.
+        messages.append(("irecv", incoming, step.receive.source))
+    if step.send:
+        # To the rank `to`: the chunks one after the other, in one message.
+        messages.append(("isend", torch.cat([held[chunk] for chunk in step.send.chunks]), step.send.to))
+    for work in _posted([message for message in messages if message[1].numel()], number, group, watched):
+        work.wait()
+    if step.receive and incoming is not None:
+        for place, part in zip(step.receive.chunks, torch.split(incoming, lengths), strict=True):
+            held[place] = held[place] + part if step.receive.add else part
+
+
+def _posted(messages: list[tuple[str, Tensor, int]], tag: int, group: Any, watched: bool) -> list[Any]:
+    """Start the messages of a step; those of no elements are not sent, as both sides know."""
+    import torch.distributed as dist
+
+    if any(tensor.is_cuda for _, tensor, _ in messages):  # NCCL knows no tags, and needs both in one group call
+        pairs = [
+            dist.P2POp(getattr(dist, kind), tensor, group=group, group_peer=peer) for kind, tensor, peer in messages
+        ]
+        return list(dist.batch_isend_irecv(pairs))
+    side = {"isend": "group_dst", "irecv": "group_src"}
+    return [
+        (getattr(dist, kind) if watched else unwatched(getattr(dist, kind)))(
+            tensor, group=group, tag=tag, **{side[kind]: peer}
+        )
+        for kind, tensor, peer in messages
+    ]
+
+
+def unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's own function, where a guard stands before it."""
+    return getattr(function, "__wrapped__", function)
+
+
+SIZES_BYTES = tuple(4**power * 1024 for power in range(8))
+"""1 KiB to 16 MiB."""
+ELEMENT_BYTES = 4
+LIBRARY = {
+    "all_reduce": "ring_all_reduce",
+    "all_gather": "ring_all_gather",
+    "reduce_scatter": "ring_reduce_scatter",
+    "broadcast": "tree_broadcast",
+    "reduce": "tree_reduce",
+    "all_to_all": "pairwise_all_to_all",
+}
+"""torch's collectives, and the algorithm whose formula their times are read with."""
+
+
+class TimedMessage(NamedTuple):
+    """One measurement; as JSON the list of its parts.
+
+    Args:
+        message_bytes: the whole tensor that is reduced, gathered or exchanged.
+        time_s: until the slowest rank has finished.
+        size: number of ranks.
+        collective: one of torch's collectives (`all_reduce`) or of our algorithms (`ring_all_reduce`).
+    """
+
+    message_bytes: int
+    time_s: float
+    size: int
+    collective: str = "all_reduce"
+
+
+def algorithm_of(collective: str) -> str:
+    """The algorithm whose formula a measured collective is read with: its own, or the one taken for the library's.
+
+    Raises:
+        LabError: if there is no such collective.
+    """
+    if collective not in LIBRARY and collective not in ALGORITHMS:
+        raise LabError(one_of(say(en="collective", fr="communication"), collective, [*LIBRARY, *ALGORITHMS]))
+    return LIBRARY.get(collective, collective)
+
+
+def measure(
+    collective: str = "all_reduce",
+    sizes_bytes: Sequence[int] = SIZES_BYTES,
+    *,
+    repeats: int = 15,
+    warmup: int = 3,
+    group: Any = None,
+    tell: Callable[[int, int], None] | None = None,
+) -> list[TimedMessage]:
+    """Time a collective; every rank of the group calls it with the same arguments.
+
+    Args:
+        collective: one of torch's (`all_reduce`, `all_gather`, `reduce_scatter`, `broadcast`, `reduce`, `all_to_all`)
+            or of our algorithms (`names()`).
+        sizes_bytes: sizes of the message, at least 4 bytes each; rounded up to whole fp32 elements for each rank.
+        repeats: how often each size is timed, at least 1.
+        warmup: how often it is done before, without being timed.
+        group: process group; by default all ranks.
+        tell: called before each size, with how many are done and how many there are.
+
+    Returns:
+        One point per size, the same on every rank.
+
+    Raises:
+        LabError: if there is no process group of at least 2 ranks, or an argument is not legal.
+    """
+    import torch
+    import torch.distributed as dist
+
+    algorithm_of(collective)
+    _check(sizes_bytes, repeats, warmup)
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) < 2:
+        raise LabError(
+            say(
+                en="a collective is measured between at least 2 ranks that share a process group: "
+                "use a `%%ranks 4` cell, or `dlojz collectives --calibrate`.",
+                fr="une communication collective se mesure entre au moins 2 rangs d’un même groupe de processus : "
+                "utilisez une cellule `%%ranks 4`, ou `dlojz collectives --calibrate`.",
+            )
+        )
+    size = dist.get_world_size(group)
+    on_gpu = dist.get_backend(group) == "nccl"
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    points = []
+    for number, size_bytes in enumerate(sizes_bytes):
+        if tell:
+            tell(number, len(sizes_bytes))
+        # Zeros: a sum repeated many times must not overflow.
+        each = -(-size_bytes // (ELEMENT_BYTES * size))
+        call = _call(collective, torch.zeros(each * size, dtype=torch.float32, device=device), group)
+        times_s = torch.tensor([_timed_s(call, group, on_gpu) for _ in range(warmup + repeats)][warmup:], device=device)
+        # Every rank, once per size: its times, 4 bytes each, of which the largest count.
+        unwatched(dist.all_reduce)(times_s, op=dist.ReduceOp.MAX, group=group)
+        median_s = statistics.median(times_s.tolist())
+        points.append(TimedMessage(each * size * ELEMENT_BYTES, median_s, size, collective))
+    if tell:
+        tell(len(sizes_bytes), len(sizes_bytes))
+    return points
+
+
+def _check(sizes_bytes: Sequence[int], repeats: int, warmup: int) -> None:
+    wrong = [
+        size for size in sizes_bytes if isinstance(size, bool) or not isinstance(size, int) or size < ELEMENT_BYTES
+    ]
+    if wrong or not sizes_bytes:
+        found = repr(wrong[0]) if wrong else say(en="none", fr="aucune")
+        raise LabError(
+            say(
+                en=f"sizes_bytes holds whole numbers of at least {ELEMENT_BYTES} bytes, but {found} was received.",
+                fr=f"sizes_bytes contient des entiers d’au moins {ELEMENT_BYTES} octets ; valeur reçue : {found}.",
+            )
+        )
+    for name, value, least in (("repeats", repeats, 1), ("warmup", warmup, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise LabError(
+                say(
+                    en=f"{name} is a whole number of at least {least}, but {value!r} was received.",
+                    fr=f"{name} est un entier d’au moins {least}, mais {value!r} a été reçu.",
+                )
+            )
+
+
+def _timed_s(call: Callable[[], Any], group: Any, on_gpu: bool) -> float:
+    """One call, begun by all ranks at (nearly) the same moment."""
+    import torch
+    import torch.distributed as dist
+
+    unwatched(dist.barrier)(group=group)
+    if on_gpu:
+        torch.cuda.synchronize()
+    start_s = time.perf_counter()
+    call()
+    if on_gpu:
+        torch.cuda.synchronize()
+    return time.perf_counter() - start_s
+
+
+def _call(collective: str, whole: Any, group: Any) -> Callable[[], Any]:
+    """The call that is timed, on a whole message of zeros."""
+    import torch.distributed as dist
+
+    part = whole.tensor_split(dist.get_world_size(group))[0].clone()
+    if collective in ALGORITHMS:
+        mine = part if algorithm(collective).collective == "all_gather" else whole
+        return lambda: run(collective, mine, group, watched=False)
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: unwatched(dist.all_reduce)(whole, group=group),
+        "all_gather": lambda: unwatched(dist.all_gather_into_tensor)(whole, part, group=group),
+        "reduce_scatter": lambda: unwatched(dist.reduce_scatter_tensor)(part, whole, group=group),
+        "broadcast": lambda: unwatched(dist.broadcast)(whole, group_src=0, group=group),
+        "reduce": lambda: unwatched(dist.reduce)(whole, group_dst=0, group=group),
+        "all_to_all": lambda: unwatched(dist.all_to_all_single)(whole.clone(), whole, group=group),
+    }
+    return calls[collective]

@@ -1,0 +1,227 @@
+"""All ranks' programs in lockstep, on plain numbers, with whose contribution every number holds.
+
+In every step each receive meets exactly one send with as many chunks, and no send is left over; what does not fit is
+refused by naming the ranks, as it would wait for ever on real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.by_hand.collectives.algorithm_catalogue import (
+    ADDING,
+    Collective,
+    algorithm,
+    check_size,
+    holds_at_start,
+    num_chunks,
+    programs,
+    wanted_at_end,
+)
+from dlojz.by_hand.collectives.algorithms import IDLE, CollectiveStep
+
+
+class Held(NamedTuple):
+    """What one rank holds in one chunk.
+
+    Args:
+        value: the number; None where there is nothing yet.
+        ranks: whose contributions are in it, in increasing order; one that was added twice stands there twice.
+    """
+
+    value: float | None
+    ranks: tuple[int, ...]
+
+
+MAX_RANKS = 128
+NOTHING = Held(None, ())
+State = tuple[tuple[Held, ...], ...]
+"""By rank, then by chunk."""
+
+
+class Transfer(NamedTuple):
+    """One message of one step."""
+
+    source: int
+    to: int
+    chunks: tuple[int, ...]
+    places: tuple[int, ...]
+    add: bool
+
+
+class Simulation(NamedTuple):
+    """What the ranks hold, before the first step and after each.
+
+    Args:
+        name: the algorithm.
+        size: number of ranks.
+        states: one more than there are steps; `states[k][rank][chunk]` after k steps.
+        transfers: the messages of each step.
+    """
+
+    name: str
+    size: int
+    states: tuple[State, ...]
+    transfers: tuple[tuple[Transfer, ...], ...]
+
+    def values(self, step: int = -1) -> list[list[float | None]]:
+        """The numbers alone, by rank and chunk: after all steps, or after `step` of them."""
+        return [[held.value for held in row] for row in self.states[step]]
+
+    def done(self, step: int, rank: int, chunk: int) -> bool:
+        """Whether what a rank holds in a chunk after `step` steps is part of its result."""
+        collective, held = algorithm(self.name).collective, self.states[step][rank][chunk]
+        if not wanted_at_end(collective, rank, chunk):
+            return False
+        if collective in ADDING:
+            return held.ranks == tuple(range(self.size))
+        return held.ranks == (chunk,) if collective == "all_to_all" else held.value is not None
+
+
+def default_values(size: int, chunks: int) -> list[list[float]]:
+    """Numbers that tell where they come from: 23 is rank 2's chunk 3."""
+    return [[10 * rank + chunk for chunk in range(chunks)] for rank in range(size)]
+
+
+def simulate(name: str, values: Sequence[Sequence[float | None]] | int, *, per_node: int | None = None) -> Simulation:
+    """Run an algorithm on numbers, step by step.
+
+    Args:
+        name: one of `names()`.
+        values: by rank, one number per chunk (`num_chunks(name, size)`); where a rank has nothing at the start
+            (all-gather, broadcast) what is written is not read. A number of ranks alone takes numbers that tell their
+            origin.
+        per_node: ranks of one node, for `hierarchical_all_reduce`.
+
+    Raises:
+        LabError: if the values do not have one row per rank and one number per chunk, or there are over 128 ranks.
+
+    Example:
+        >>> simulate("ring_all_reduce", [[1, 2], [10, 20]]).values()
+        [[11, 22], [11, 22]]
+    """
+    if isinstance(values, int):
+        values = default_values(_checked(values), num_chunks(name, values))
+    size = _checked(len(values))
+    chunks = num_chunks(name, size)
+    for rank, row in enumerate(values):
+        if len(row) != chunks:
+            raise LabError(
+                say(
+                    en=f"{name} on {size} ranks has {chunks} chunk(s) per rank, "
+                    f"but rank {rank} was given {len(row)} number(s).",
+                    fr=f"{name} sur {size} rangs a {chunks} morceau(x) par rang, "
+                    f"mais le rang {rank} a reçu {len(row)} nombre(s).",
+                )
+            )
+    start = _start(algorithm(name).collective, values)
+    states, transfers = lockstep(programs(name, size, per_node=per_node), start)
+    return Simulation(name, size, states, transfers)
+
+
+def _checked(size: int) -> int:
+    if check_size(size) > MAX_RANKS:
+        raise LabError(
+            say(
+                en=f"{size} ranks are too many to be simulated step by step: take at most {MAX_RANKS} "
+                "(collectives.terms and cost_s take any number).",
+                fr=f"{size} rangs, c’est trop pour une simulation étape par étape : prenez-en {MAX_RANKS} au plus "
+                "(collectives.terms et cost_s en acceptent autant qu’on veut).",
+            )
+        )
+    return size
+
+
+def _start(collective: Collective, values: Sequence[Sequence[float | None]]) -> State:
+    return tuple(
+        tuple(
+            Held(value, (rank,)) if holds_at_start(collective, rank, chunk) else NOTHING
+            for chunk, value in enumerate(row)
+        )
+        for rank, row in enumerate(values)
+    )
+
+
+def lockstep(
+    all_programs: Sequence[Sequence[CollectiveStep]], start: State
+) -> tuple[tuple[State, ...], tuple[tuple[Transfer, ...], ...]]:
+    """Run any programs together, from any state.
+
+    Args:
+        all_programs: by rank; a shorter one rests at its end.
+        start: what each rank holds.
+
+    Returns:
+        The states (one more than steps) and the messages of each step.
+
+    Raises:
+        LabError: if a message has no partner, or sends what the rank does not hold.
+    """
+    states, transfers = [start], []
+    for number in range(max(map(len, all_programs), default=0)):
+        steps = [steps[number] if number < len(steps) else IDLE for steps in all_programs]
+        moved = matched(steps, number)
+        state = [list(row) for row in states[-1]]
+        for transfer in moved:
+            for chunk, place in zip(transfer.chunks, transfer.places, strict=True):
+                sent = states[-1][transfer.source][chunk]  # as it was when the step began
+                if sent.value is None:
+                    raise LabError(
+                        say(
+                            en=f"step {number + 1}: rank {transfer.source} sends chunk {chunk}, "
+                            "which it does not hold.",
+                            fr=f"étape {number + 1} : le rang {transfer.source} envoie le morceau {chunk}, "
+                            "qu’il n’a pas.",
+                        )
+                    )
+                state[transfer.to][place] = _joined(state[transfer.to][place], sent) if transfer.add else sent
+        states.append(tuple(map(tuple, state)))
+        transfers.append(moved)
+    return tuple(states), tuple(transfers)
+
+
+def _joined(held: Held, sent: Held) -> Held:
+    return Held((held.value or 0) + (sent.value or 0), tuple(sorted(held.ranks + sent.ranks)))
+
+
+def matched(steps: Sequence[CollectiveStep], number: int) -> tuple[Transfer, ...]:
+    """The messages of one step, each send with its receive.
+
+    Raises:
+        LabError: naming the ranks, if a send or a receive is alone, or if the two differ in length.
+    """
+    sends = {(rank, step.send.to): step.send for rank, step in enumerate(steps) if step.send}
+    moved = []
+    for rank, step in enumerate(steps):
+        if step.receive is None:
+            continue
+        receive = step.receive
+        send = sends.pop((receive.source, rank), None)
+        if send is None:
+            raise LabError(
+                say(
+                    en=f"step {number + 1}: rank {rank} waits for rank {receive.source}, which sends it nothing.",
+                    fr=f"étape {number + 1} : le rang {rank} attend le rang {receive.source}, qui ne lui envoie rien.",
+                )
+            )
+        if len(send.chunks) != len(receive.chunks):
+            raise LabError(
+                say(
+                    en=f"step {number + 1}: rank {receive.source} sends {len(send.chunks)} chunk(s) to rank {rank}, "
+                    f"which expects {len(receive.chunks)}.",
+                    fr=f"étape {number + 1} : le rang {receive.source} envoie {len(send.chunks)} morceau(x) au rang "
+                    f"{rank}, qui en attend {len(receive.chunks)}.",
+                )
+            )
+        moved.append(Transfer(receive.source, rank, send.chunks, receive.chunks, receive.add))
+    for source, to in sends:
+        raise LabError(
+            say(
+                en=f"step {number + 1}: rank {source} sends to rank {to}, which does not receive from it.",
+                fr=f"étape {number + 1} : le rang {source} envoie au rang {to}, qui n’attend rien de lui.",
+            )
+        )
+    return tuple(sorted(moved))

@@ -1,0 +1,142 @@
+"""Context parallelism: a Llama-like decoder whose ranks share the tokens of every sequence.
+
+All weights are whole on every rank, and each rank computes all layers for its own T / n tokens. Embedding, norms, MLP
+and head treat each token on its own; attention alone needs the others, and asks them for keys and values
+(`ring_attention`). What each rank keeps of the activations is 1 / n of what one process would keep.
+
+Shape suffixes: B batch, T tokens of the sequence, S = T / n tokens of one rank, D width, N heads, G key-value heads, H
+width of a head, V vocabulary.
+
+Sources: Liu, Zaharia & Abbeel 2023 (arXiv 2310.01889), §3; Llama Team 2024 (arXiv 2407.21783), §3.3.2, where it is the
+fourth dimension beside data, pipeline and tensor parallelism.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.by_hand.ring_attention import ring_attention
+from dlojz.by_hand.sequence_ring import Order, chunks_of, own_tokens, positions_of
+from dlojz.by_hand.zero.flat import give_from_first, ranks_of
+from dlojz.models.blocks import merge_heads
+from dlojz.models.llama import Llama, LlamaBlock, rotate
+
+
+class RingBlock(LlamaBlock):
+    """A block of the decoder on this rank's tokens: its attention goes round the ring.
+
+    Args:
+        whole: the block, whose parameters become this one's, under the same names.
+        group: the ranks that share the sequence.
+        order: which tokens each holds.
+    """
+
+    def __init__(self, whole: LlamaBlock, group: dist.ProcessGroup | None, order: Order) -> None:
+        nn.Module.__init__(self)
+        self.head_dim, self.rope_theta = whole.head_dim, whole.rope_theta
+        self.mixture = whole.mixture  # None is no child
+        for name, child in whole.named_children():
+            self.add_module(name, child)
+        self.group, self.order = group, order
+
+    def _attend(self, x_BSD: Tensor) -> Tensor:
+        q_BNSH, k_BGSH, v_BGSH = (
+            project(x_BSD).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for project in (self.query, self.key, self.value)
+        )
+        position_S = positions_of(x_BSD.shape[1], *ranks_of(self.group), self.order).to(x_BSD.device)
+        # A key is turned where its token stands, before it travels.
+        turned_BNSH, turned_BGSH = (rotate(one, self.rope_theta, position_S) for one in (q_BNSH, k_BGSH))
+        attended_BNSH = ring_attention(turned_BNSH, turned_BGSH, v_BGSH, self.group, order=self.order)
+        output: Tensor = self.attention_project(merge_heads(attended_BNSH))
+        return output
+
+
+class ContextParallel(nn.Module):
+    """A Llama-like decoder whose ranks share every sequence.
+
+    A training step is `loss = parallel.loss(tokens, targets)`, `loss.backward()`, `parallel.synchronize()`,
+    `optimizer.step()`, `optimizer.zero_grad()`, with the same whole tokens on every rank. Rank 0's weights are given to
+    all ranks at the start. Wrapped again, the model obeys the last wrapper.
+
+    Args:
+        model: the decoder; its blocks are replaced by `RingBlock`, its parameters and their names stay.
+        group: the ranks that share the sequence; by default all. One process communicates nothing.
+        order: `contiguous`, or `zigzag`, which gives every rank as much attention to compute.
+
+    Raises:
+        LabError: if the model has no such blocks, or the order is unknown.
+    """
+
+    def __init__(self, model: Llama, group: dist.ProcessGroup | None = None, *, order: Order = "contiguous") -> None:
+        super().__init__()
+        chunks_of(0, 1, order)
+        blocks = getattr(model, "blocks", nn.ModuleList())
+        if not any(isinstance(block, LlamaBlock) for block in blocks):
+            name = type(model).__name__
+            raise LabError(
+                say(
+                    en=f"{name} has no block of the Llama-like decoder: give a model such as llama_tiny.",
+                    fr=f"{name} n’a aucun bloc du décodeur de type Llama : donnez un modèle comme llama_tiny.",
+                )
+            )
+        for number, block in enumerate(blocks):
+            if isinstance(block, LlamaBlock):
+                blocks[number] = RingBlock(block, group, order)
+        self.module, self.group, self.order = model, group, order
+        self.rank, self.size = ranks_of(group)
+        for parameter in model.parameters():
+            give_from_first(parameter, group)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Whole sequences to the logits of this rank's tokens: ``(B, T)`` to ``(B, T / n, V)``.
+
+        Raises:
+            LabError: if the sequence cannot be shared equally.
+        """
+        logits_BSV: Tensor = self.module(own_tokens(tokens_BT, self.rank, self.size, self.order))
+        return logits_BSV
+
+    def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """Mean cross-entropy over this rank's tokens; its mean over the ranks (`mean`) is that of all tokens.
+
+        The targets are shifted before the sequence is cut: a rank's last token aims at the next rank's first.
+        """
+        target_BS = own_tokens(targets_BT, self.rank, self.size, self.order)
+        return F.cross_entropy(self(tokens_BT).float().flatten(0, 1), target_BS.flatten())
+
+    @torch.no_grad()
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean over the ranks of a tensor that each has; every rank has equally many tokens, so all count alike."""
+        total = value.detach().clone()
+        if self.size > 1:
+            # Who: all ranks of the group. What: the tensor given, summed. How much: its bytes.
+            dist.all_reduce(total, group=self.group)
+        return total / self.size
+
+    @torch.no_grad()
+    def synchronize(self) -> None:
+        """Put into the gradients their mean over the ranks: each token then counts once.
+
+        All gradients in one flat tensor, 4 bytes per parameter in float32: to the weights, the ranks of this group are
+        replicas. Where there is a data axis too, its ranks belong to the same mean.
+
+        Raises:
+            LabError: if no backward pass came before.
+        """
+        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        if not gradients:
+            raise LabError(
+                say(
+                    en="synchronize() found no gradient to average: call loss.backward() first.",
+                    fr="synchronize() n’a trouvé aucun gradient à moyenner : appelez d’abord loss.backward().",
+                )
+            )
+        mean = self.mean(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+        for gradient, piece in zip(gradients, mean.split([one.numel() for one in gradients]), strict=True):
+            gradient.copy_(piece.view_as(gradient))

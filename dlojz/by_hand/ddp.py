@@ -1,0 +1,299 @@
+"""Data parallelism by hand: the whole model on every rank, gradients averaged while backward still computes.
+
+Every rank sends the same buckets in the same order, whatever its own backward pass has used; after `synchronize` all
+ranks hold the same gradients, the mean over the ranks.
+
+Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (arXiv 2006.15704),
+§3.2.2 (buckets), §3.2.3 (overlap), §3.2.4 (accumulation).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import MEBIBYTE, say
+from dlojz.results.footprint import Overlap
+
+BUCKET_BYTES = 25 * MEBIBYTE
+
+
+def shard_indices(num_samples: int, rank: int, size: int, epoch: int = 0, seed: int = 0) -> list[int]:
+    """The samples that one rank reads in one epoch, in the order in which it reads them.
+
+    Every rank draws the same permutation, because seed and epoch are the same, then takes each `size`-th sample of it:
+    the shares are disjoint and equally long, `num_samples // size`; what is left over waits for another epoch. Same as
+    torch's `DistributedSampler(shuffle=True, drop_last=True)`.
+
+    Raises:
+        LabError: if the rank does not exist, or there are fewer samples than ranks.
+    """
+    if size < 1 or not 0 <= rank < size:
+        _refuse(
+            en=f"rank {rank} of {size} does not exist: ranks go from 0 to size − 1, and size is at least 1.",
+            fr=f"le rang {rank} sur {size} n’existe pas : les rangs vont de 0 à size − 1, et size vaut au moins 1.",
+        )
+    if num_samples < size:
+        _refuse(
+            en=f"{num_samples} samples cannot be shared among {size} ranks: each needs at least one.",
+            fr=f"{num_samples} échantillons ne se partagent pas entre {size} rangs : il en faut au moins un par rang.",
+        )
+    order: list[int] = torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
+    return order[rank : num_samples // size * size : size]
+
+
+def fill_buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
+    """Cut parameters, in the order given, into buckets that are communicated whole.
+
+    A bucket is closed once it holds `bucket_bytes` or more, or where the type of the numbers changes.
+    """
+    buckets: list[list[Tensor]] = []
+    filled_bytes = 0
+    for parameter in parameters:
+        if not buckets or filled_bytes >= bucket_bytes or parameter.dtype != buckets[-1][-1].dtype:
+            buckets.append([])
+            filled_bytes = 0
+        buckets[-1].append(parameter)
+        filled_bytes += parameter.numel() * parameter.element_size()
+    return buckets
+
+
+@dataclass(frozen=True)
+class BucketCommunication:
+    """The all-reduce of one bucket, as this rank has seen it; seconds of `time.perf_counter`.
+
+    The bucket is under way from `left_s` to `arrived_s`, also while it waits for ranks that are not there yet.
+    """
+
+    bucket: int
+    num_bytes: int
+    left_s: float
+    arrived_s: float
+
+
+class _Stopwatch:
+    """Moments on one device: seconds of the host, or on a GPU, whose calls return at once, events in its streams."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda, self._origin_s = device.type == "cuda", time.perf_counter()
+        self._origin = self.now()
+
+    def now(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, moment: Any) -> float:
+        if not self._cuda:
+            return float(moment)
+        moment.synchronize()
+        return self._origin_s + float(self._origin.elapsed_time(moment)) / 1e3
+
+
+class _Flight:
+    """One bucket under way: its gradients in one flat tensor, and the all-reduce that works on it."""
+
+    def __init__(self, bucket: int, flat: Tensor, group: dist.ProcessGroup | None, watch: _Stopwatch) -> None:
+        self.bucket, self.num_bytes = bucket, flat.numel() * flat.element_size()
+        self.left = self.arrived = watch.now()
+        # Who: all ranks of the group. What: one bucket of gradients, shape (elements,), summed; the call returns at
+        # once. How much: num_bytes; of these, each of N ranks sends 2 (N − 1) / N in a ring.
+        self._flat, self._work = flat, dist.all_reduce(flat, group=group, async_op=True)
+        self._landed = self._work.get_future().then(partial(self._land, watch))
+
+    def _land(self, watch: _Stopwatch, _: object) -> None:
+        self.arrived = watch.now()
+
+    def wait(self) -> Tensor:
+        """The sum over all ranks, once it is there."""
+        self._work.wait()
+        self._landed.wait()
+        return self._flat
+
+
+class DataParallel(nn.Module):
+    """A model that averages its gradients over the ranks of a group.
+
+    A training step is `loss = criterion(model(inputs), targets)`, `loss.backward()`, `model.synchronize()`,
+    `optimizer.step()`, `optimizer.zero_grad()`. Rank 0's weights and buffers are given to all ranks at the start; after
+    that buffers (BatchNorm's statistics) stay each rank's own.
+
+    Args:
+        module: the whole model; freeze parameters before it is wrapped. Wrapped again, it obeys the last wrapper.
+        bucket_bytes: a bucket leaves once it holds so much.
+        overlap: send each bucket as soon as it is full, while backward goes on; otherwise all of them after it.
+        group: the ranks among which gradients are averaged; by default all. One process communicates nothing.
+
+    Raises:
+        LabError: if nothing can be trained, or a bucket can hold nothing.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        overlap: bool = True,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__()
+        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if not parameters:
+            name = type(module).__name__
+            _refuse(
+                en=f"no parameter of {name} needs a gradient: set requires_grad=True on those to train.",
+                fr=f"aucun paramètre de {name} ne demande de gradient : mettez requires_grad=True pour en entraîner.",
+            )
+        if bucket_bytes < 1:
+            _refuse(
+                en=f"bucket_bytes must be at least 1, but {bucket_bytes!r} was received: the default is 25 MiB.",
+                fr=f"bucket_bytes doit valoir au moins 1, mais {bucket_bytes!r} a été reçu (par défaut : 25 Mio).",
+            )
+        self.module, self.overlap, self.group = module, overlap, group
+        self.size = dist.get_world_size(group) if dist.is_initialized() else 1
+        # Backward reaches the last layers first: in reverse order, the first buckets are full early.
+        self.buckets = self.fill(parameters[::-1], bucket_bytes)
+        self._watch = _Stopwatch(parameters[0].device)
+        self._compute_end = self._watch.now()
+        self._arrived: list[tuple[int, int, Any, Any]] = []
+        self._communicates = True
+        self._begin_step()
+        for handle in module.__dict__.pop("_data_parallel_hooks", ()):  # a cell of a notebook is run twice
+            handle.remove()
+        module.__dict__["_data_parallel_hooks"] = [
+            parameter.register_post_accumulate_grad_hook(partial(self._gradient_is_ready, number))
+            for number, bucket in enumerate(self.buckets)
+            for parameter in bucket
+        ]
+        if self.size > 1:
+            self._broadcast()
+
+    def fill(self, parameters: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
+        """The buckets, in the order in which they are sent."""
+        return fill_buckets(parameters, bucket_bytes)
+
+    def _broadcast(self) -> None:
+        """All ranks start from the weights of rank 0."""
+        source = dist.get_global_rank(self.group, 0) if self.group is not None else 0
+        for tensor in (*self.module.parameters(), *self.module.buffers()):
+            value = tensor.detach().contiguous()
+            # Who: rank 0 to all others. What: one weight or buffer, its own shape. How much: its bytes, once per run.
+            dist.broadcast(value, src=source, group=self.group)
+            tensor.detach().copy_(value)
+
+    def _begin_step(self) -> None:
+        self._ready: set[Tensor] = set()
+        self._flying: list[_Flight] = []
+        self._missing = [len(bucket) for bucket in self.buckets]
+        self._next, self._accumulated = 0, False
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._ready and torch.is_grad_enabled():
+            _refuse(
+                en="the last backward pass was never averaged: call synchronize() before the next forward pass.",
+                fr="la dernière passe arrière n’a pas été moyennée : appelez synchronize() avant de continuer.",
+            )
+        return self.module(*args, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within, backward only adds to this rank's gradients; the next backward outside sends the sum of all."""
+        before, self._communicates = self._communicates, False
+        try:
+            yield
+        finally:
+            self._communicates = before
+
+    def _gradient_is_ready(self, number: int, parameter: Tensor) -> None:
+        """Backward has added to `parameter.grad`; send every bucket that is full, in the order of the buckets.
+
+        A full bucket waits for those before it: ranks that sent in another order would sum what is not alike.
+        """
+        if not self._communicates:
+            self._accumulated = True
+            return
+        if parameter in self._ready:
+            _refuse(
+                en="backward() came twice without synchronize() between: to accumulate, put all but the last one "
+                "under no_sync().",
+                fr="backward() a été appelé deux fois sans synchronize() entre les deux : pour accumuler, mettez-les "
+                "tous sous no_sync() sauf le dernier.",
+            )
+        self._ready.add(parameter)
+        self._missing[number] -= 1
+        while self.overlap and self._next < len(self.buckets) and not self._missing[self._next]:
+            self._send()
+
+    def _send(self) -> None:
+        """Send the next bucket; a parameter that backward has not used on this rank counts as zeros."""
+        if self.size > 1:
+            flat = torch.cat([_gradient(parameter).reshape(-1) for parameter in self.buckets[self._next]])
+            try:
+                self._flying.append(_Flight(self._next, flat, self.group, self._watch))
+            except BaseException:
+                self._begin_step()  # the others did not answer: this step is lost, the next one starts afresh
+                raise
+        self._next += 1
+
+    @torch.no_grad()
+    def synchronize(self) -> None:
+        """Send what has not left yet, wait for all, and put the mean over the ranks into the gradients.
+
+        Raises:
+            LabError: if no backward pass came before.
+        """
+        if not (self._ready or self._accumulated):
+            _refuse(
+                en="synchronize() found no gradient to average: call loss.backward() first.",
+                fr="synchronize() n’a trouvé aucun gradient à moyenner : appelez d’abord loss.backward().",
+            )
+        self._compute_end = self._watch.now()
+        self._arrived = []
+        try:
+            while self._next < len(self.buckets):
+                self._send()
+            while self._flying:
+                flight = self._flying.pop(0)
+                mean, start = flight.wait().div_(self.size), 0
+                for parameter in self.buckets[flight.bucket]:
+                    piece = mean[start : start + parameter.numel()]
+                    _gradient(parameter).copy_(piece.view_as(parameter))
+                    start += parameter.numel()
+                self._arrived.append((flight.bucket, flight.num_bytes, flight.left, flight.arrived))
+        finally:
+            self._begin_step()
+
+    @property
+    def communications(self) -> tuple[BucketCommunication, ...]:
+        """What the last step has sent, bucket by bucket; empty before the first, and for one process."""
+        seconds = self._watch.seconds
+        return tuple(BucketCommunication(n, size, seconds(left), seconds(came)) for n, size, left,
+            came in self._arrived)
+
+    @property
+    def timing(self) -> Overlap:
+        """The last step's communication beside its backward pass: `timing.exposed_s` and `timing.hidden_s`."""
+        intervals = tuple((sent.left_s, sent.arrived_s) for sent in self.communications)
+        return Overlap(intervals, self._watch.seconds(self._compute_end))
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    """The gradient of a parameter; zeros, from now on, where backward has not used it."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad.detach()
+
+
+def _refuse(*, en: str, fr: str) -> NoReturn:
+    raise LabError(say(en=en, fr=fr))

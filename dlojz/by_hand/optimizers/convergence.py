@@ -1,0 +1,148 @@
+"""How far one optimizer ends from another: losses of the same trainings, seed by seed.
+
+Two optimizers are compared on the same seeds, thus from the same weights and over the same samples; what is judged is
+the mean of the last tenth of the steps, since one batch says little.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.config.schedules import COMPRESSED
+from dlojz.results.record import RunRecord
+
+LAST_SHARE = 10
+"""The last one of so many parts of the steps is what is judged."""
+TOLERANCE = 0.02
+"""How far a compressed optimizer may end above the one that sends everything, relatively: the lab's own measure."""
+UNCOMPRESSED = {"one_bit_adam": "adamw", "zero_one_adam": "adamw", "one_bit_lamb": "lamb"}
+"""The optimizer that sends in full what another compresses."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The losses of one optimizer, over some seeds.
+
+    Args:
+        optimizer: its name in `RunConfig`, or any other.
+        losses: for each seed the loss of every step, equally many; NaN from where it diverged.
+        frozen_at: the first step with a frozen variance; None where there is none.
+
+    Raises:
+        LabError: without losses, or if two seeds have not as many.
+    """
+
+    optimizer: str
+    losses: tuple[tuple[float, ...], ...]
+    frozen_at: int | None = None
+
+    def __post_init__(self) -> None:
+        counts = [len(one) for one in self.losses]
+        if not counts or min(counts) < 1 or len({*counts}) != 1:
+            raise LabError(
+                say(
+                    en=f"the curves of {self.optimizer!r} need at least one seed, and as many steps of each, but "
+                    f"{counts} steps were received.",
+                    fr=f"les courbes de {self.optimizer!r} demandent au moins une graine, et autant de pas pour "
+                    f"chacune, mais {counts} pas ont été reçues.",
+                )
+            )
+
+    @property
+    def steps(self) -> int:
+        """Steps of each training."""
+        return len(self.losses[0])
+
+    @property
+    def window(self) -> int:
+        """Steps over which a loss is averaged: the last tenth of the training, at least one."""
+        return max(1, self.steps // LAST_SHARE)
+
+    def smoothed(self) -> list[list[float]]:
+        """For each seed, the mean loss of the `window` steps up to each step; of fewer where there are fewer."""
+        return [
+            [statistics.fmean(one[max(0, end - self.window) : end]) for end in range(1, self.steps + 1)]
+            for one in self.losses
+        ]
+
+    def final(self) -> list[float]:
+        """For each seed, the mean loss of the last tenth of the steps; infinite where it diverged."""
+        means = (statistics.fmean(one[-self.window :]) for one in self.losses)
+        return [mean if math.isfinite(mean) else math.inf for mean in means]
+
+    def median(self) -> float:
+        """Median over the seeds of `final`."""
+        return statistics.median(self.final())
+
+
+@dataclass(frozen=True)
+class LossGap:
+    """How much more one optimizer's loss is than another's at the end, relatively: 0.01 is one percent more.
+
+    Args:
+        medians: between the medians over the seeds.
+        seeds: of each seed by itself.
+    """
+
+    medians: float
+    seeds: tuple[float, ...]
+
+    @property
+    def paired(self) -> float:
+        """Median of the seeds' own gaps: of two trainings that differ in nothing else."""
+        return statistics.median(self.seeds)
+
+    def within(self, tolerance: float = TOLERANCE) -> bool:
+        """Whether the median is at most so much above the other's; to end below it is no fault."""
+        return self.medians <= tolerance
+
+
+def gap(curves: Curves, reference: Curves) -> LossGap:
+    """How far some curves end from those of another optimizer.
+
+    Raises:
+        LabError: if they are not of as many seeds.
+    """
+    ours, theirs = curves.final(), reference.final()
+    if len(ours) != len(theirs):
+        raise LabError(
+            say(
+                en=f"{curves.optimizer!r} and {reference.optimizer!r} are compared seed by seed, but {len(ours)} and "
+                f"{len(theirs)} seeds were received.",
+                fr=f"{curves.optimizer!r} et {reference.optimizer!r} se comparent graine par graine, mais {len(ours)} "
+                f"et {len(theirs)} graines ont été reçues.",
+            )
+        )
+    seeds = tuple(own / other - 1 for own, other in zip(ours, theirs, strict=True))
+    return LossGap(curves.median() / reference.median() - 1, seeds)
+
+
+def reference_of(curves: Curves, all_curves: Sequence[Curves]) -> Curves | None:
+    """The curves that some are held against: those of the optimizer they compress; None where there are none."""
+    wanted = UNCOMPRESSED.get(curves.optimizer)
+    return next((one for one in all_curves if one.optimizer == wanted), None)
+
+
+def curves_of(records: Sequence[RunRecord]) -> list[Curves]:
+    """The losses of recorded runs, one optimizer after the other, in the order of the seeds.
+
+    Args:
+        records: of one task; of each optimizer and seed the first one counts.
+
+    Raises:
+        LabError: if two seeds of an optimizer have not as many steps.
+    """
+    found: dict[str, dict[int, RunRecord]] = {}
+    for record in records:
+        found.setdefault(record.config.optimizer, {}).setdefault(record.config.seed, record)
+    curves = []
+    for optimizer, by_seed in found.items():
+        kept = [by_seed[seed] for seed in sorted(by_seed)]
+        frozen_at = kept[0].config.warmup_steps if optimizer in COMPRESSED else None
+        curves.append(Curves(optimizer, tuple(record.losses for record in kept), frozen_at))
+    return curves

@@ -1,0 +1,259 @@
+"""Local SGD and DiLoCo: every replica goes H steps alone, then all meet at the mean of where they have come.
+
+After a step in which the replicas meet, all hold the same weights, bit for bit; in all others nothing is sent. What
+each inner optimizer keeps (AdamW's moments) stays its own replica's for good.
+
+With Ψ parameters and fp32: 4Ψ bytes in one all-reduce after H steps, so 4Ψ/H in the mean of all steps.
+
+Source: Stich 2018, "Local SGD Converges Fast and Communicates Little" (arXiv 1805.09767), algorithm 1; Lin et al. 2018,
+"Don't Use Large Mini-Batches, Use Local SGD" (arXiv 1808.07217); Douillard et al. 2023, "DiLoCo: Distributed Low-
+Communication Training of Language Models" (arXiv 2311.08105), algorithm 1.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dlojz.by_hand.zero.flat import ranks_of
+from dlojz.config.schedules import check_local_steps, check_stages, goes_alone, meets
+
+OUTER_RATE = 0.7
+OUTER_MOMENTUM = 0.9
+"""Of DiLoCo's outer optimizer, SGD with Nesterov's momentum. Source: Douillard et al. 2023 (arXiv 2311.08105)."""
+TAKEN = "taken"
+"""Key of a `state_dict` under which the number of steps lies."""
+
+
+class LocalSteps(torch.optim.Optimizer):
+    """What the two have in common; comes before the inner optimizer among a class's bases.
+
+    Give it the model's own gradients, not averaged: no DDP. Weights must be equal on all ranks at the start.
+    """
+
+    inner: ClassVar[tuple[str, ...]] = ()
+    """Keys of the states that differ from replica to replica, those of the inner optimizer."""
+
+    def begin(
+        self, local_steps: int, total_steps: int | None, group: dist.ProcessGroup | None, warmup_steps: int = 0
+    ) -> None:
+        """Note when to meet, and whom.
+
+        Raises:
+            LabError: if the replicas would not meet before the end of the run, or the warm-up is as long as it.
+        """
+        check_local_steps(local_steps, total_steps)
+        if warmup_steps:
+            check_stages(warmup_steps, total_steps)
+        self.local_steps, self.warmup_steps, self.total_steps = local_steps, warmup_steps, total_steps
+        self.group, self.taken = group, 0
+        """Steps taken so far."""
+        self.rank, self.size = ranks_of(group)
+        if self.size == 1:
+            warnings.warn(goes_alone(type(self).__name__), stacklevel=4)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All parameters, group after group: the order in which they lie in a message."""
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    @property
+    def meets(self) -> bool:
+        """Whether the replicas meet after the next step."""
+        return meets(self.taken, self.local_steps, self.warmup_steps, self.total_steps)
+
+    @property
+    def apart(self) -> bool:
+        """Whether the replicas hold different weights at this moment."""
+        if self.size == 1 or self.taken <= self.warmup_steps:
+            return False
+        return not meets(self.taken - 1, self.local_steps, self.warmup_steps, self.total_steps)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of the inner optimizer on this replica alone; where they meet, a collective call."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for parameter in self.parameters:
+            if parameter.grad is None:  # of a part that this replica has not used
+                parameter.grad = torch.zeros_like(parameter)
+        warming_up, meeting = self.taken < self.warmup_steps, self.meets
+        if warming_up and self.size > 1:
+            gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+            for gradient, mean in zip(gradients, self.mean_of(gradients), strict=True):
+                gradient.copy_(mean)
+        self.go_alone()
+        self.taken += 1
+        if meeting and not warming_up:
+            self.meet()
+        return loss
+
+    def go_alone(self) -> None:
+        """The inner optimizer's step, on this replica's own gradients."""
+        super().step()
+
+    def meet(self) -> None:
+        """Bring all replicas to one place; a collective call."""
+        raise NotImplementedError
+
+    def mean_of(self, tensors: list[Tensor], minus: list[Tensor] | None = None) -> Iterator[Tensor]:
+        """The mean over the ranks of tensors, or of how far others (`minus`) have come from them; a collective call."""
+        flat = torch.empty(sum(one.numel() for one in tensors), device=tensors[0].device, dtype=tensors[0].dtype)
+        pieces = list(_pieces(flat, tensors))
+        for number, (piece, tensor) in enumerate(zip(pieces, tensors, strict=True)):
+            if minus is None:
+                piece.copy_(tensor)
+            else:
+                torch.sub(tensor, minus[number], out=piece)
+        if self.size > 1:
+            # Who: all ranks. What: a number for each parameter, end to end, (Ψ,) in fp32, summed. How much: 4Ψ bytes.
+            dist.all_reduce(flat, group=self.group)
+            flat.div_(self.size)
+        yield from pieces
+
+    def own_states(self) -> dict[str, Tensor]:
+        """The tensors that differ from the first replica's, by name: what a checkpoint keeps of every other one."""
+        if self.rank == 0:
+            return {}
+        own: dict[str, Tensor] = {}
+        for number, parameter in enumerate(self.parameters):
+            own |= {f"{name}.{number}": self.state[parameter][name] for name in self.inner if self.state[parameter]}
+            if self.apart:
+                own[f"weights.{number}"] = parameter.detach()
+        return own
+
+    @torch.no_grad()
+    def take_own_states(self, kept: dict[str, Tensor]) -> None:
+        """Go on with what the same replica of as many has kept; without it, with what the first one has."""
+        for number, parameter in enumerate(self.parameters):
+            for name in self.inner:
+                if f"{name}.{number}" in kept:
+                    self.state[parameter][name].copy_(kept[f"{name}.{number}"])
+            if f"weights.{number}" in kept:
+                parameter.copy_(kept[f"weights.{number}"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, with the number of steps; keep one of every rank, and its weights."""
+        return {**super().state_dict(), TAKEN: self.taken}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, with the number of steps."""
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != TAKEN})
+        self.taken = int(state_dict[TAKEN])
+
+
+def _pieces(flat: Tensor, like: list[Tensor]) -> Iterator[Tensor]:
+    """A flat tensor cut into views of the shapes of others."""
+    start = 0
+    for one in like:
+        yield flat[start : start + one.numel()].view(one.shape)
+        start += one.numel()
+
+
+class LocalSGD(LocalSteps, torch.optim.SGD):
+    """SGD on each replica alone, and the mean of the weights after H steps.
+
+    With H = 1 it is SGD on averaged gradients, as the mean of x − γ g_k is x − γ times the mean of g_k, L2 decay
+    included: equal in exact arithmetic, and in floating point to rounding. That holds for steps that are linear in the
+    gradient, which Adam's are not, and only as long as all replicas start from one x: not for H = 2.
+
+    Args:
+        params: parameters, or groups of them.
+        lr: γ, learning rate.
+        local_steps: H, steps from one meeting to the next, at least 1.
+        warmup_steps: steps at the start in which gradients are averaged (Lin et al.'s post-local SGD); by default none.
+        weight_decay: L2.
+        total_steps: steps of the run, where they are known: after the last one the replicas meet.
+        group: the ranks; by default all.
+
+    Raises:
+        LabError: if the replicas would not meet before the end of the run, or the warm-up is as long as it.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        *,
+        local_steps: int,
+        warmup_steps: int = 0,
+        weight_decay: float = 0.0,
+        total_steps: int | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(params, lr=lr, weight_decay=weight_decay)
+        self.begin(local_steps, total_steps, group, warmup_steps)
+
+    def meet(self) -> None:
+        """x = 1/K Σ x_k."""
+        if self.size == 1:
+            return
+        for parameter, mean in zip(self.parameters, self.mean_of(self.parameters), strict=True):
+            parameter.copy_(mean)
+
+
+class DiLoCo(LocalSteps, torch.optim.AdamW):
+    """AdamW on each replica alone, and after H steps one of SGD with Nesterov's momentum on how far all have come.
+
+    Args:
+        params: parameters, or groups of them.
+        lr: of the inner AdamW.
+        local_steps: H, steps from one meeting to the next, at least 1.
+        outer_lr: of the outer step.
+        outer_momentum: μ, of the outer step, from 0 to 1.
+        betas, eps, weight_decay: of the inner AdamW.
+        total_steps: steps of the run, where they are known: after the last one the replicas meet.
+        group: the ranks; by default all.
+
+    Raises:
+        LabError: if the replicas would not meet before the end of the run.
+    """
+
+    inner = ("exp_avg", "exp_avg_sq")
+
+    def __init__(  # noqa: PLR0913 - two optimizers' options
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        *,
+        local_steps: int,
+        outer_lr: float = OUTER_RATE,
+        outer_momentum: float = OUTER_MOMENTUM,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        total_steps: int | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
+        self.begin(local_steps, total_steps, group)
+
+    def go_alone(self) -> None:
+        """θ_i = InnerOpt(θ_i, g_i); before the first one all note where they start from, θ."""
+        starts = [] if self.state else [parameter.detach().clone() for parameter in self.parameters]
+        super().go_alone()
+        for parameter, start in zip(self.parameters, starts, strict=bool(starts)):
+            self.state[parameter] |= {"outer_weights": start, "outer_momentum": torch.zeros_like(start)}
+
+    def meet(self) -> None:
+        """Algorithm 1, lines named by what they do: Δ = 1/k Σ (θ − θ_i), then θ by the outer optimizer."""
+        momentum_of, theta_of = self._outer("outer_momentum"), self._outer("outer_weights")
+        outer_gradients = self.mean_of(theta_of, minus=self.parameters)
+        for parameter, momentum, theta, outer in zip(
+            self.parameters, momentum_of, theta_of, outer_gradients, strict=True
+        ):
+            momentum.mul_(self.outer_momentum).add_(outer)  # b = μ b + Δ
+            outer.add_(momentum, alpha=self.outer_momentum)  # Nesterov: Δ + μ b
+            theta.sub_(outer, alpha=self.outer_lr)
+            parameter.copy_(theta)
+
+    def _outer(self, name: str) -> list[Tensor]:
+        return [self.state[parameter][name] for parameter in self.parameters]

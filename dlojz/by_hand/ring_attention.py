@@ -1,0 +1,173 @@
+"""Ring attention: each rank holds part of the sequence; keys and values travel round, queries stay where they are.
+
+After n steps every query has met every key it may see, no rank has held more than two ranks' keys and values nor more
+than one block of scores, and output and gradients are those of one process with the whole sequence.
+
+Shape suffixes: B batch, N heads, G key-value heads (G divides N), S tokens of one rank, H width of a head; C tokens of
+a chunk, R rows: those tokens once for each of the N / G query heads that share a key-value head.
+
+Sources: Liu, Zaharia & Abbeel 2023, "Ring Attention with Blockwise Transformers for Near-Infinite Context" (arXiv
+2310.01889), §3; Milakov & Gimelshein 2018, "Online normalizer calculation for softmax" (arXiv 1805.02867), §3; Dao et
+al. 2022, "FlashAttention" (arXiv 2205.14135), appendix B.2, for the backward pass from the log-sum-exp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.by_hand.sequence_ring import Order, Ring, chunks_of, visible_pairs, wide
+
+
+def ring_attention(
+    q_BNSH: Tensor,
+    k_BGSH: Tensor,
+    v_BGSH: Tensor,
+    group: dist.ProcessGroup | None = None,
+    causal: bool = True,
+    order: Order = "contiguous",
+) -> Tensor:
+    """Attention of this rank's queries over the keys and values of all ranks of a group.
+
+    Scores are `q·k / √H`. Scores and sums are float32 (float64 for float64) whatever the type of the messages. Each of
+    n ranks sends (n − 1)·2·B·G·S·H elements forward; backward the same again, and as many gradients (`ring_bytes`).
+
+    Pairs of chunks that causality masks wholly are not computed, but all messages are sent. With contiguous tokens the
+    ring is unbalanced: rank 0 computes one block of scores, the last rank n, and in every step some rank has a whole
+    block to do, for which the others wait; in zigzag order all ranks have as much to do (`pairs_computed`).
+
+    Args:
+        q_BNSH: queries of this rank's tokens, positions applied.
+        k_BGSH: keys of the same tokens; query head i reads key-value head i // (N / G).
+        v_BGSH: values, of the shape of the keys.
+        group: the ranks that share the sequence; by default all. One process communicates nothing.
+        causal: whether a token sees only itself and those before it.
+        order: which tokens of the sequence the ranks hold (`sequence_order`).
+
+    Returns:
+        `(B, N, S, H)`, of the type of the queries.
+
+    Raises:
+        LabError: if the shapes do not fit together, or the tokens cannot be cut into the chunks of the order.
+    """
+    _check(q_BNSH, k_BGSH, v_BGSH, len(chunks_of(0, 1, order)))
+    return cast(Tensor, _RingAttention.apply(q_BNSH, k_BGSH, v_BGSH, _Blocks(Ring(group), causal, order)))
+
+
+class _RingAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q_BNSH: Tensor, k_BGSH: Tensor, v_BGSH: Tensor, blocks: _Blocks) -> Tensor:
+        with torch.autocast(q_BNSH.device.type, enabled=False):
+            q = blocks.rows(q_BNSH, k_BGSH.shape[1])
+            out = [torch.zeros_like(chunk) for chunk in q]
+            lse = [torch.full_like(chunk[..., :1], -torch.inf) for chunk in q]
+            for source, k, v in blocks.ring.tour(k_BGSH, v_BGSH):
+                keys, values = blocks.cut(k), blocks.cut(v)
+                for a, b, diagonal in blocks.pairs(source):
+                    scores_BGRC = _scores(q[a], keys[b], diagonal)
+                    block_lse = scores_BGRC.logsumexp(dim=-1, keepdim=True)
+                    block_out = (scores_BGRC - block_lse).exp() @ values[b]
+                    # Two averages of values, over different keys: each weighs as its sum of exponentials does.
+                    both = torch.logaddexp(lse[a], block_lse)
+                    out[a] = out[a] * (lse[a] - both).exp() + block_out * (block_lse - both).exp()
+                    lse[a] = both
+            output_BNSH = blocks.heads(out, q_BNSH)
+        ctx.blocks = blocks
+        ctx.save_for_backward(q_BNSH, k_BGSH, v_BGSH, output_BNSH, *lse)
+        return output_BNSH
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_BNSH: Tensor) -> tuple[Tensor | None, ...]:
+        blocks: _Blocks = ctx.blocks
+        q_BNSH, k_BGSH, v_BGSH, output_BNSH, *lse = ctx.saved_tensors
+        with torch.autocast(q_BNSH.device.type, enabled=False):
+            q, grad, out = (blocks.rows(x, k_BGSH.shape[1]) for x in (q_BNSH, grad_BNSH, output_BNSH))
+            # The softmax's derivative needs, for each row, the sum of weights × their gradients, which is grad · out.
+            dot = [(g * o).sum(dim=-1, keepdim=True) for g, o in zip(grad, out, strict=True)]
+            dq = [torch.zeros_like(chunk) for chunk in q]
+            own_2BGSH, arrived = grad_BNSH, cast("Callable[[], Tensor] | None", None)
+            for source, k, v in blocks.ring.tour(k_BGSH, v_BGSH):
+                keys, values = blocks.cut(k), blocks.cut(v)
+                dkv_2BGSH = torch.zeros(2, *k.shape, dtype=wide(k.dtype), device=k.device)
+                dk, dv = (one.chunk(len(q), dim=2) for one in dkv_2BGSH)
+                for a, b, diagonal in blocks.pairs(source):
+                    weights_BGRC = (_scores(q[a], keys[b], diagonal) - lse[a]).exp()
+                    dscores_BGRC = weights_BGRC * (grad[a] @ values[b].mT - dot[a]) * _scale(q[a])
+                    dq[a] += dscores_BGRC @ keys[b]
+                    dk[b].add_(dscores_BGRC.mT @ q[a])
+                    dv[b].add_(weights_BGRC.mT @ grad[a])
+                if source == blocks.ring.rank:
+                    own_2BGSH = dkv_2BGSH  # stays here: gradients set out from the first rank that is not their own
+                else:
+                    # What the ranks before have found for these keys has followed them here; added to, it goes on.
+                    arrived = blocks.ring.pass_gradients(dkv_2BGSH + arrived() if arrived else dkv_2BGSH)
+            dk_BGSH, dv_BGSH = own_2BGSH + arrived() if arrived else own_2BGSH
+        return blocks.heads(dq, q_BNSH), dk_BGSH.to(k_BGSH.dtype), dv_BGSH.to(v_BGSH.dtype), None
+
+
+class _Blocks:
+    """How one rank's queries, keys and values are cut into chunks, and which of them meet."""
+
+    def __init__(self, ring: Ring, causal: bool, order: Order) -> None:
+        self.ring, self._causal, self._order = ring, causal, order
+        self._chunks = len(chunks_of(ring.rank, ring.size, order))
+
+    def pairs(self, source: int) -> list[tuple[int, int, bool]]:
+        return list(visible_pairs(self.ring.rank, source, self.ring.size, self._causal, self._order))
+
+    def cut(self, x_BNSH: Tensor) -> list[Tensor]:
+        """Its chunks in the type of sums, `(B, N, C, H)` each."""
+        return list(x_BNSH.to(wide(x_BNSH.dtype)).chunk(self._chunks, dim=2))
+
+    def rows(self, x_BNSH: Tensor, kv_heads: int) -> list[Tensor]:
+        """Its chunks, the query heads of one key-value head below each other: `(B, G, R, H)` each."""
+        return [chunk.unflatten(1, (kv_heads, -1)).flatten(2, 3) for chunk in self.cut(x_BNSH)]
+
+    def heads(self, rows: list[Tensor], like_BNSH: Tensor) -> Tensor:
+        """The inverse of `rows`, in the type and shape of `like_BNSH`."""
+        tokens = like_BNSH.shape[2] // self._chunks
+        return torch.cat([one.unflatten(2, (-1, tokens)).flatten(1, 2) for one in rows], dim=2).to(like_BNSH.dtype)
+
+
+def _scores(q_BGRH: Tensor, k_BGCH: Tensor, diagonal: bool) -> Tensor:
+    """`q·k / √H` for a pair of chunks; on the diagonal without the tokens that come after each."""
+    scores_BGRC = q_BGRH @ k_BGCH.mT * _scale(q_BGRH)
+    if not diagonal:
+        return scores_BGRC
+    rows, tokens = scores_BGRC.shape[-2:]
+    token_R = torch.arange(rows, device=q_BGRH.device) % tokens
+    return scores_BGRC.masked_fill(torch.arange(tokens, device=q_BGRH.device) > token_R[:, None], -torch.inf)
+
+
+def _scale(q_BGRH: Tensor) -> float:
+    return float(q_BGRH.shape[-1] ** -0.5)
+
+
+def _check(q_BNSH: Tensor, k_BGSH: Tensor, v_BGSH: Tensor, chunks: int) -> None:
+    query, key, value = (tuple(one.shape) for one in (q_BNSH, k_BGSH, v_BGSH))
+    if len(query) != 4 or key != value or query[:1] + query[2:] != key[:1] + key[2:] or query[1] % key[1]:
+        raise LabError(
+            say(
+                en=f"queries {query}, keys {key} and values {value} do not fit: keys and values must be alike, and "
+                "queries too but for the heads, of which they may have a multiple.",
+                fr=f"des requêtes {query}, des clés {key} et des valeurs {value} ne s’accordent pas : clés et valeurs "
+                "doivent avoir la même forme, les requêtes aussi, au nombre de têtes près, qui peut être un multiple.",
+            )
+        )
+    if query[2] % chunks:
+        raise LabError(
+            say(
+                en=f"{query[2]} tokens per rank cannot be cut into {chunks} equal chunks: give each rank an even "
+                "number of tokens, or use order='contiguous'.",
+                fr=f"{query[2]} tokens par rang ne se coupent pas en {chunks} parts égales : donnez à chaque rang un "
+                "nombre pair de tokens, ou utilisez order='contiguous'.",
+            )
+        )

@@ -1,0 +1,174 @@
+"""Tensor axis: a rank's place, its communication, and which part of a parameter it holds.
+
+One rank's place on the tensor-parallel axis, and the only four calls that communicate along it.
+
+Every byte that tensor parallelism sends passes through a method of `TensorAxis`; a pretended axis sends nothing and
+gives tensors of the shapes that real calls give, so that a rank's part of a model can be traced without any other rank.
+
+Shape suffixes: n ranks of the axis; S = T / n, one rank's part of the sequence.
+
+Which part of a parameter a rank holds.
+
+The ranks' slices, side by side along the dimension that is split, are the whole parameter; a module says of each of its
+split parameters which dimension that is (`split_dims`), and nothing else needs to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+
+
+class TensorAxis:
+    """A rank's place among the ranks that share each layer.
+
+    Args:
+        group: the ranks; None pretends (give `rank` and `size`), or stands for one process alone.
+        rank: number of the pretended rank.
+        size: how many ranks are pretended.
+        sequence_parallel: outside of the parallel regions each rank holds T / n tokens of every sequence, not all.
+
+    Attributes:
+        rank: this rank's number on the axis.
+        size: how many ranks it has.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        rank: int = 0,
+        size: int = 1,
+        sequence_parallel: bool = False,
+    ) -> None:
+        self.group = group
+        self.rank = rank if group is None else dist.get_rank(group)
+        self.size = size if group is None else group.size()
+        self.sequence_parallel = sequence_parallel and self.size > 1
+        self._pretends = group is None
+
+    @contextmanager
+    def pretending(self) -> Iterator[None]:
+        """Within it nothing is sent: shapes can be asked for without the other ranks."""
+        before, self._pretends = self._pretends, True
+        try:
+            yield
+        finally:
+            self._pretends = before
+
+    def all_reduce(self, x: Tensor, *, largest: bool = False) -> Tensor:
+        """The sum (or the largest) over the ranks, in the memory of `x` itself, which must be contiguous.
+
+        Who: all ranks of the axis. What: `x`. How much: its bytes.
+        """
+        if self.size > 1 and not self._pretends:
+            operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+            dist.all_reduce(x, op=operation, group=self.group)
+        return x
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """All ranks' `x` side by side along `dim`.
+
+        Who: all ranks of the axis. What: `x` from each. How much: n times the bytes of `x` arrive.
+        """
+        if self.size == 1:
+            return x
+        # c10d lays the ranks one after the other along a dimension of their own; `cat` then copies once more. Megatron
+        # avoids that copy by putting the sequence first.
+        parts = x.new_empty(self.size, *x.shape)
+        if not self._pretends:
+            dist.all_gather_into_tensor(parts.view(-1), x.contiguous().view(-1), group=self.group)
+        return torch.cat(parts.unbind(), dim=dim)
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        """This rank's part, along `dim`, of the sum over the ranks.
+
+        Who: all ranks of the axis. What: `x`, cut in n equal parts along `dim`. How much: the bytes of `x`.
+        """
+        if self.size == 1:
+            return x
+        parts = torch.stack(self._parts(x, dim))
+        own = parts.new_empty(parts.shape[1:])
+        if not self._pretends:
+            dist.reduce_scatter_tensor(own.view(-1), parts.view(-1), group=self.group)
+        return own
+
+    def part(self, x: Tensor, dim: int) -> Tensor:
+        """This rank's part of `x` along `dim`; nothing is sent."""
+        return self._parts(x, dim)[self.rank].contiguous() if self.size > 1 else x
+
+    def _parts(self, x: Tensor, dim: int) -> tuple[Tensor, ...]:
+        if x.shape[dim] % self.size:
+            raise LabError(
+                say(
+                    en=f"{self.size} ranks cannot share dimension {dim} of a tensor of shape {tuple(x.shape)} equally: "
+                    f"use a length that {self.size} divides.",
+                    fr=f"{self.size} rangs ne peuvent pas se partager également la dimension {dim} d’un tenseur de "
+                    f"forme {tuple(x.shape)} : prenez une longueur que {self.size} divise.",
+                )
+            )
+        return x.chunk(self.size, dim=dim)
+
+
+ALONE = TensorAxis()
+"""An axis of one rank: what is not split is a parallel layer on this axis, and communicates nothing."""
+
+
+def share_bounds(length: int, size: int, rank: int) -> tuple[int, int]:
+    """First index of a rank's part, and the one after its last: equal parts, the last ones smaller where they must be.
+
+    Example:
+        >>> [share_bounds(10, 4, rank) for rank in range(4)]
+        [(0, 3), (3, 6), (6, 9), (9, 10)]
+
+    Raises:
+        LabError: if a rank would have nothing.
+    """
+    share = -(-length // size)
+    if rank * share >= length:
+        raise LabError(
+            say(
+                en=f"a dimension of {length} leaves nothing to rank {rank} of {size}: use fewer tensor-parallel ranks.",
+                fr=f"une dimension de {length} ne laisse rien au rang {rank} sur {size} : prenez moins de rangs de "
+                "Tensor Parallelism.",
+            )
+        )
+    return rank * share, min((rank + 1) * share, length)
+
+
+def own_slice(whole: Tensor, dim: int, axis: TensorAxis) -> nn.Parameter:
+    """This rank's slice of a parameter along `dim`, as a parameter with memory of its own."""
+    start, end = share_bounds(whole.shape[dim], axis.size, axis.rank)
+    return nn.Parameter(whole.detach().narrow(dim, start, end - start).clone())
+
+
+def split_dims(model: nn.Module) -> dict[str, int]:
+    """The split parameters of a model by name, with the dimension along which each is split."""
+    found: dict[str, int] = {}
+    for path, module in model.named_modules():
+        dims: dict[str, int] = getattr(module, "split_dims", {})
+        if dims and module.axis.size == 1:
+            continue  # a part that the pattern has left whole
+        found |= {f"{path}.{name}" if path else name: dim for name, dim in dims.items()}
+    return found
+
+
+def gather_whole(own: Tensor, dim: int, shape: Sequence[int], axis: TensorAxis) -> Tensor:
+    """A whole parameter again, of the given shape, from the ranks' slices.
+
+    Who: all ranks of the axis, at the end of a run. What: the slices, padded to the longest. How much: the parameter's
+    bytes.
+    """
+    share = -(-shape[dim] // axis.size)
+    padded_shape = list(own.shape)
+    padded_shape[dim] = share
+    padded = own.new_zeros(padded_shape)
+    padded.narrow(dim, 0, own.shape[dim]).copy_(own)
+    return axis.all_gather(padded, dim).narrow(dim, 0, shape[dim])

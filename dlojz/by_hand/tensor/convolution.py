@@ -1,0 +1,159 @@
+"""Convolutions split by channels: CoAtNet's stem and its MBConv block, depthwise and squeeze-excite included.
+
+A 1×1 convolution is a linear layer over channels, and splits as one does; a depthwise convolution and a batch norm
+treat each channel alone, so that each rank keeps those of its own, running statistics included. The gate of
+squeeze-excite depends on all channels: it is a small parallel region turned round, rows first.
+
+    x ─ norm0 ─ enter ─ expand (columns) ─ norm1 ─ depthwise ─ norm2 ─ × gate ─ project (rows) leave ─ + shortcut
+    gate: mean ─ squeeze (rows) leave ─ SiLU ─ enter ─ excite (columns) ─ sigmoid
+
+Shape suffixes: B batch, C channels, H and W of the feature map; c channels of this rank, Q squeezed channels.
+
+Source: the transposition of Shoeybi et al. 2019 (arXiv 1909.08053), §3, to channels; blocks: Dai et al. 2021 (arXiv
+2106.04803), appendix A.1.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dlojz.by_hand.tensor.axis import TensorAxis, own_slice, share_bounds
+from dlojz.by_hand.tensor.layers import ColumnParallelLinear, RowParallelLinear
+from dlojz.by_hand.tensor.operators import enter, leave
+from dlojz.models.coatnet import MBConvBlock, SqueezeExcitation, Stem
+
+
+class ColumnParallelConv(nn.Module):
+    """A convolution of which each rank computes some of the output channels; a depthwise one, of those it holds.
+
+    Args:
+        whole: the convolution to split, with one group or as many as channels.
+        axis: the ranks that share it.
+    """
+
+    def __init__(self, whole: nn.Conv2d, axis: TensorAxis) -> None:
+        super().__init__()
+        self.axis, self.stride, self.padding = axis, whole.stride, whole.padding
+        self.weight = own_slice(whole.weight, 0, axis)
+        self.groups = 1 if whole.groups == 1 else self.weight.shape[0]
+        self.split_dims = {"weight": 0}
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """``(B, C, H, W)``, or ``(B, c, H, W)`` where it is depthwise, to this rank's channels."""
+        return F.conv2d(x_BCHW, self.weight, stride=self.stride, padding=self.padding, groups=self.groups)
+
+
+class RowParallelConv(nn.Module):
+    """A convolution of which each rank holds the weights of some input channels; the region's end is in it.
+
+    Args:
+        whole: the convolution to split.
+        axis: the ranks that share it.
+    """
+
+    def __init__(self, whole: nn.Conv2d, axis: TensorAxis) -> None:
+        super().__init__()
+        self.axis, self.stride, self.padding = axis, whole.stride, whole.padding
+        self.weight = own_slice(whole.weight, 1, axis)
+        self.bias = whole.bias
+        self.split_dims = {"weight": 1}
+
+    def forward(self, x_BcHW: Tensor) -> Tensor:
+        """``(B, c, H, W)`` to ``(B, C, H, W)``."""
+        partial_BCHW = F.conv2d(x_BcHW, self.weight, stride=self.stride, padding=self.padding)
+        # Who: the ranks of the axis. What: their partial sums over channels, (B, C, H, W). How much: its bytes.
+        y_BCHW = leave(partial_BCHW, self.axis)
+        return y_BCHW if self.bias is None else y_BCHW + self.bias.to(y_BCHW.dtype)[:, None, None]
+
+
+class ParallelBatchNorm(nn.BatchNorm2d):
+    """A batch norm over this rank's channels.
+
+    Args:
+        whole: the norm of all channels.
+        axis: the ranks that share it.
+    """
+
+    def __init__(self, whole: nn.BatchNorm2d, axis: TensorAxis) -> None:
+        start, end = share_bounds(whole.num_features, axis.size, axis.rank)
+        super().__init__(end - start, eps=whole.eps, momentum=whole.momentum, device=whole.weight.device)
+        self.weight, self.bias = own_slice(whole.weight, 0, axis), own_slice(whole.bias, 0, axis)
+        self.axis, self.split_dims = axis, {"weight": 0, "bias": 0}
+        for name in ("running_mean", "running_var"):
+            setattr(self, name, getattr(whole, name)[start:end].clone())
+        self.num_batches_tracked = whole.num_batches_tracked
+
+
+class ParallelSqueezeExcitation(nn.Module):
+    """The gate of each of this rank's channels, from the mean of all channels.
+
+    Args:
+        whole: the module to split.
+        axis: the ranks that share it.
+    """
+
+    def __init__(self, whole: SqueezeExcitation, axis: TensorAxis) -> None:
+        super().__init__()
+        self.axis = axis
+        self.squeeze = RowParallelLinear(whole.squeeze, axis)
+        self.excite = ColumnParallelLinear(whole.excite, axis)
+
+    def forward(self, x_BcHW: Tensor) -> Tensor:
+        """``(B, c, H, W)`` to the same shape."""
+        # Who: the ranks of the axis. What: (B, Q), added up in forward, and its gradient in backward. How much: twice
+        # its bytes, for all channels' sake: the smallest message of the block.
+        squeezed_BQ = F.silu(self.squeeze(x_BcHW.mean(dim=(2, 3))))
+        gate_Bc = torch.sigmoid(self.excite(enter(squeezed_BQ, self.axis)))
+        return x_BcHW * gate_Bc[:, :, None, None]
+
+
+class ParallelMBConvBlock(nn.Module):
+    """An `MBConvBlock` of which each rank computes some of the hidden channels; the shortcut is whole on each.
+
+    Args:
+        whole: the block to split.
+        axis: the ranks that share it.
+    """
+
+    def __init__(self, whole: MBConvBlock, axis: TensorAxis) -> None:
+        super().__init__()
+        self.axis = axis
+        self.shortcut = whole.shortcut
+        self.norm0 = whole.norm0
+        self.expand = ColumnParallelConv(whole.expand, axis)
+        self.norm1 = ParallelBatchNorm(whole.norm1, axis)
+        self.depthwise = ColumnParallelConv(whole.depthwise, axis)
+        self.norm2 = ParallelBatchNorm(whole.norm2, axis)
+        self.squeeze_excitation = ParallelSqueezeExcitation(whole.squeeze_excitation, axis)
+        self.project = RowParallelConv(whole.project, axis)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """``(B, in_width, H, W)`` to ``(B, width, H/stride, W/stride)``."""
+        y_BcHW = F.gelu(self.norm1(self.expand(enter(self.norm0(x_BCHW), self.axis))))
+        y_BcHW = F.gelu(self.norm2(self.depthwise(y_BcHW)))
+        output: Tensor = self.shortcut(x_BCHW) + self.project(self.squeeze_excitation(y_BcHW))
+        return output
+
+
+class ParallelStem(nn.Module):
+    """CoAtNet's two first convolutions, the first by output channels, the second by input channels.
+
+    Images need no gradient: nothing is sent in backward.
+
+    Args:
+        whole: the block to split.
+        axis: the ranks that share it.
+    """
+
+    def __init__(self, whole: Stem, axis: TensorAxis) -> None:
+        super().__init__()
+        self.conv1 = ColumnParallelConv(whole.conv1, axis)
+        self.norm = ParallelBatchNorm(whole.norm, axis)
+        self.conv2 = RowParallelConv(whole.conv2, axis)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """``(B, in_channels, H, W)`` to ``(B, width, H/2, W/2)``."""
+        output: Tensor = self.conv2(F.gelu(self.norm(self.conv1(x_BCHW))))
+        return output

@@ -1,0 +1,156 @@
+"""Two random states for tensor parallelism: where to draw alike on all ranks, and where not to.
+
+Drawing from one stream moves neither the other one nor torch's own generators, and a stream goes on where it was left.
+
+    what is dropped                       each rank has        stream        so that
+    output of a parallel region           the same numbers     replicated    the ranks' streams stay equal
+    attention weights, inside a region    heads of its own     split         masks of different heads differ
+    tokens, with sequence parallelism     tokens of its own    split         masks of different tokens differ
+
+With the wrong one nothing fails: equal masks inside a region drop the same places in every rank's heads, and different
+masks outside of it make replicas that are no longer equal, as each rank adds another tensor to what should be one.
+
+Source: Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053), appendix B.2; Megatron-LM's `CudaRNGStatesTracker`
+(megatron/core/tensor_parallel/random.py), whose offset 2718 this is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say
+
+Where = Literal["replicated", "split"]
+STREAMS: tuple[Where, ...] = get_args(Where)
+SPLIT_OFFSET = 2718
+
+_State = dict[str, Tensor]
+"""State of the generator of each device: `cpu`, and `cuda` where there is one."""
+
+
+class RandomStates:
+    """The two streams of one rank.
+
+    Args:
+        seed: 0 or more; the same on all ranks of a tensor-parallel group, another one for each replica and pipeline
+            stage, which draw for other samples and other layers.
+        tp_rank: this rank's number in its tensor-parallel group.
+
+    Raises:
+        LabError: if one of the two is no whole number from 0.
+    """
+
+    def __init__(self, seed: int, tp_rank: int) -> None:
+        for name, value in (("seed", seed), ("tp_rank", tp_rank)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise LabError(
+                    say(
+                        en=f"{name} must be a whole number from 0, but {value!r} was received.",
+                        fr=f"{name} doit être un entier à partir de 0, mais {value!r} a été reçu.",
+                    )
+                )
+        self._states: dict[Where, _State] = {
+            "replicated": _seeded(seed),
+            "split": _seeded(seed + SPLIT_OFFSET + tp_rank),
+        }
+        self._drawing: Where | None = None
+
+    def replicated(self) -> AbstractContextManager[None]:
+        """Within it torch draws the same numbers on all ranks of the group; no other ranks are asked for it."""
+        return self._stream("replicated")
+
+    def split(self) -> AbstractContextManager[None]:
+        """Within it torch draws numbers that are this rank's own."""
+        return self._stream("split")
+
+    @contextmanager
+    def _stream(self, name: Where) -> Iterator[None]:
+        if self._drawing is not None:
+            raise LabError(
+                say(
+                    en=f"the {name} stream was asked for within the {self._drawing} one: leave one before the other.",
+                    fr=f"le flux {name} a été demandé à l’intérieur du flux {self._drawing} : quittez l’un avant "
+                    "d’entrer dans l’autre.",
+                )
+            )
+        before = _current()
+        _set(self._states[name])
+        self._drawing = name
+        try:
+            yield
+        finally:
+            self._states[name] = _current()
+            self._drawing = None
+            _set(before)
+
+    def dropout(self, x: Tensor, p: float, where: Where, training: bool = True) -> Tensor:
+        """Set each number to 0 with probability `p`, and divide the others by 1 − p.
+
+        Args:
+            x: any shape; the same values on all ranks where `where` is `replicated`.
+            p: from 0 to 1.
+            where: `replicated` outside of the parallel regions, `split` inside, and for tokens of this rank's own.
+            training: otherwise `x` is given back, and nothing is drawn.
+
+        Raises:
+            LabError: if `p` is no probability, or there is no such stream.
+        """
+        if where not in STREAMS:
+            raise LabError(one_of("stream", where, STREAMS))
+        if not 0 <= p <= 1:
+            raise LabError(
+                say(
+                    en=f"p must be a probability from 0 to 1, but {p!r} was received.",
+                    fr=f"p doit être une probabilité entre 0 et 1, mais {p!r} a été reçu.",
+                )
+            )
+        if not training:
+            return x
+        with self._stream(where):
+            return F.dropout(x, p)
+
+    def checkpointed(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Call a function, keep its inputs only, and call it again in backward with the random numbers of before.
+
+        torch's `checkpoint(preserve_rng_state=True)` sees to its own generators. It knows nothing of these streams,
+        which have gone on meanwhile: the second call would draw other masks, and the gradients be those of another
+        network. Megatron's `CheckpointFunction` puts its tracker's states back for the same reason.
+        """
+        return checkpoint(function, *inputs, use_reentrant=False, context_fn=self.checkpoint_contexts)
+
+    def checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """For torch's `checkpoint(context_fn=…)`: draw in the second call what the first one has drawn."""
+        return nullcontext(), self._as_it_was(dict(self._states))
+
+    @contextmanager
+    def _as_it_was(self, states: dict[Where, _State]) -> Iterator[None]:
+        now, self._states = self._states, dict(states)
+        try:
+            yield
+        finally:
+            self._states = now
+
+
+def _seeded(seed: int) -> _State:
+    """The states of fresh generators; torch's own are not touched."""
+    devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    return {device: torch.Generator(device).manual_seed(seed).get_state() for device in devices}
+
+
+def _current() -> _State:
+    state = {"cpu": torch.get_rng_state()}
+    return state | {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else state
+
+
+def _set(state: _State) -> None:
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])

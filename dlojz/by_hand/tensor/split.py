@@ -1,0 +1,128 @@
+"""Which parts of a model are split, and the model made of them.
+
+Block for block and name for name the split model is the whole one; each rank keeps its slices and no view of the whole
+weights. Parts that the pattern leaves out are computed by every rank, which is correct too, and costs memory and time.
+
+Source: the choice by pattern is SageMaker's (`smp.tensor_parallelism`, SageMaker model parallel library v1 docs).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.by_hand.tensor.axis import TensorAxis
+from dlojz.by_hand.tensor.convolution import ParallelMBConvBlock, ParallelStem
+from dlojz.by_hand.tensor.layers import (
+    ParallelEmbedding,
+    VocabularyParallelEmbedding,
+    vocabulary_parallel_cross_entropy,
+)
+from dlojz.by_hand.tensor.split_blocks import (
+    ParallelAttentionBlock,
+    ParallelCoAtNetHead,
+    ParallelHead,
+    ParallelLlamaBlock,
+    ParallelTransformerBlock,
+)
+from dlojz.models import coatnet, gpt, llama
+from dlojz.models.blocks import BlockList, TransformerBlock
+
+EVERYTHING = ""
+"""The pattern that every part's name matches."""
+
+_HALVES: dict[type[nn.Module], Callable[..., nn.Module]] = {
+    TransformerBlock: ParallelTransformerBlock,
+    llama.LlamaBlock: ParallelLlamaBlock,
+    coatnet.AttentionBlock: ParallelAttentionBlock,
+}
+"""Blocks of two regions, which can be split one without the other."""
+_WHOLES: dict[type[nn.Module], tuple[str, Callable[..., nn.Module]]] = {
+    nn.Embedding: ("embedding", VocabularyParallelEmbedding),
+    gpt.Embedding: ("embedding", ParallelEmbedding),
+    gpt.Head: ("head", ParallelHead),
+    llama.Head: ("head", ParallelHead),
+    coatnet.Stem: ("stem", ParallelStem),
+    coatnet.MBConvBlock: ("convolution", ParallelMBConvBlock),
+    coatnet.Head: ("head", ParallelCoAtNetHead),
+}
+"""Blocks of one region, with its name."""
+
+
+def parts_of(model: BlockList) -> Iterator[str]:
+    """Names of the parts of a model that can be split, e.g. `blocks.3.attention`, `blocks.3.mlp`, `blocks.9.head`."""
+    for number, block in enumerate(model.blocks):
+        if type(block) in _HALVES:
+            yield from (f"blocks.{number}.attention", f"blocks.{number}.mlp")
+        elif type(block) in _WHOLES:
+            yield f"blocks.{number}.{_WHOLES[type(block)][0]}"
+
+
+def split_model(model: BlockList, axis: TensorAxis, pattern: str = EVERYTHING) -> BlockList:
+    """Replace the blocks of a model by this rank's parts of them, in place.
+
+    Args:
+        model: the whole model, with the same weights on all ranks of the axis.
+        axis: the ranks that share it.
+        pattern: regular expression; the parts whose name it is found in are split (see `parts_of`), all by default.
+
+    Raises:
+        LabError: if no part matches; or heads, channels or features cannot be shared out.
+    """
+    names = list(parts_of(model))
+    chosen = {name for name in names if re.search(pattern, name)}
+    if not chosen:
+        raise LabError(_nothing_matches(type(model).__name__, pattern, names))
+    if axis.sequence_parallel and chosen != set(names):
+        raise LabError(
+            say(
+                en=f"sequence_parallel needs every part split, as a whole one would miss the other ranks' tokens, but "
+                f"the pattern {pattern!r} leaves out {sorted(set(names) - chosen)[0]}: leave the pattern out.",
+                fr="sequence_parallel demande que toutes les parties soient découpées, car il manquerait à une partie "
+                f"entière les tokens des autres rangs, mais le motif {pattern!r} laisse de côté "
+                f"{sorted(set(names) - chosen)[0]} : retirez le motif.",
+            )
+        )
+    for number, block in enumerate(model.blocks):
+        own = f"blocks.{number}."
+        if type(block) in _HALVES:
+            halves = {half: own + half in chosen for half in ("attention", "mlp")}
+            if any(halves.values()):
+                model.blocks[number] = _HALVES[type(block)](block, axis, **halves)
+        elif type(block) in _WHOLES:
+            name, parallel = _WHOLES[type(block)]
+            if own + name in chosen:
+                model.blocks[number] = parallel(block, axis)
+    return model
+
+
+def parallel_loss(model: BlockList) -> Callable[[Tensor, Tensor], Tensor]:
+    """The mean cross-entropy that fits what the model's last block gives: all logits, or this rank's."""
+    head = model.blocks[-1]
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        if isinstance(head, ParallelHead):
+            return vocabulary_parallel_cross_entropy(logits.float(), targets, head.start, head.axis)
+        return F.cross_entropy(logits.float().reshape(-1, logits.shape[-1]), targets.reshape(-1))
+
+    return loss
+
+
+def _nothing_matches(model: str, pattern: str, names: list[str]) -> str:
+    if not names:
+        return say(
+            en=f"{model} has no tensor-parallel form: use a model of the coatnet, vit, gpt or llama families, or tp=1.",
+            fr=f"{model} n’a pas de forme Tensor Parallel : prenez un modèle des familles coatnet, vit, gpt ou llama, "
+            "ou tp=1.",
+        )
+    return say(
+        en=f"no part of {model} matches {pattern!r}: its parts are called {names[0]}, …, {names[-1]}; write e.g. "
+        "attention, mlp, or blocks\\.[0-3]\\.",
+        fr=f"aucune partie de {model} ne correspond à {pattern!r} : elles s’appellent {names[0]}, …, {names[-1]} ; "
+        "écrivez par exemple attention, mlp, ou blocks\\.[0-3]\\.",
+    )

@@ -1,0 +1,225 @@
+"""Tensor-parallel blocks: the transformer's, Llama's, CoAtNet's.
+
+The transformer block of ViT and GPT, tensor-parallel: attention split by heads, the MLP by hidden features.
+
+Each of the two halves is one parallel region, with one sum at its end in forward and one at its beginning in backward.
+Heads do not see each other, and the activation function treats each feature alone: that is why nothing has to be sent
+between the two matrices of a region.
+
+    x ─ norm1 ─ enter ─ qkv (columns: whole heads) ─ attention ─ project (rows) leave ─ + ─
+      ─ norm2 ─ enter ─ expand (columns) ─ GELU ─ project (rows) leave ─ + ─
+
+Shape suffixes: B batch, T tokens, D width, N heads of this rank, H width of a head, e = N × 3 × H rows of its
+projection, f its hidden features; S = T / n tokens where the sequence is split.
+
+Source: Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053), §3, figure 3; Korthikanti et al. 2022 (arXiv 2205.05198),
+figure 5, for where sequence parallelism begins and ends.
+
+The Llama-like block, tensor-parallel: queries by heads, keys and values by their groups, the gated MLP by features.
+
+A rank holds whole groups, each with all the queries that read it, so that attention sends nothing; query, key and value
+are three layers that read one entered tensor: one sum in backward, not three. Gate and expansion are multiplied feature
+by feature: they are cut at the same places.
+
+Shape suffixes: B batch, T tokens, D width, h width of all query heads of this rank, f its hidden features; S = T / n
+tokens where the sequence is split.
+
+Source: Shoeybi et al. 2019 (arXiv 1909.08053), §3; Ainslie et al. 2023, "GQA" (arXiv 2305.13245), §2, for groups under
+tensor parallelism.
+
+CoAtNet's attention block and its head, tensor-parallel.
+
+As in `transformer_block`; a head's learned position bias goes with the head. The shortcut and the pooling treat whole
+channels on every rank.
+
+Shape suffixes: B batch, C channels, H and W of the feature map, T = H × W tokens, D width, N heads of this rank, K
+classes; f hidden features of this rank.
+
+Source: Shoeybi et al. 2019 (arXiv 1909.08053), §3; blocks: Dai et al. 2021 (arXiv 2106.04803), appendix A.1.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dlojz.by_hand.tensor.axis import ALONE, TensorAxis, own_slice, share_bounds
+from dlojz.by_hand.tensor.layers import ColumnParallelLinear, RowParallelLinear, SequenceLayerNorm, SequenceRMSNorm
+from dlojz.by_hand.tensor.operators import enter
+from dlojz.models import gpt, llama
+from dlojz.models.blocks import TransformerBlock, merge_heads, split_heads
+from dlojz.models.coatnet import AttentionBlock, Head, RelativeAttention
+from dlojz.models.llama import LlamaBlock, attended_heads
+
+
+class ParallelTransformerBlock(nn.Module):
+    """A `TransformerBlock` of which each rank computes some heads and some hidden features.
+
+    Args:
+        whole: the block to split; its norms are used as they are.
+        axis: the ranks that share it.
+        attention: split the attention; else every rank computes all of it.
+        mlp: the same for the MLP.
+    """
+
+    def __init__(self, whole: TransformerBlock, axis: TensorAxis, *, attention: bool = True, mlp: bool = True) -> None:
+        super().__init__()
+        self.head_dim, self.causal, self.gelu = whole.head_dim, whole.causal, whole.gelu
+        self.heads_axis = axis if attention else ALONE
+        self.mlp_axis = axis if mlp else ALONE
+        self.norm1 = SequenceLayerNorm(whole.norm1, axis)
+        # The projection's rows are laid out head by head, (N, 3, H): a slice of them is a whole number of heads.
+        self.qkv = ColumnParallelLinear(whole.qkv, self.heads_axis)
+        self.attention_project = RowParallelLinear(whole.attention_project, self.heads_axis)
+        self.norm2 = SequenceLayerNorm(whole.norm2, axis)
+        self.mlp_expand = ColumnParallelLinear(whole.mlp_expand, self.mlp_axis)
+        self.mlp_project = RowParallelLinear(whole.mlp_project, self.mlp_axis)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """``(B, T, D)`` to the same shape; with sequence parallelism ``(B, S, D)``."""
+        qkv_BTe = self.qkv(enter(self.norm1(x_BTD), self.heads_axis))
+        q_BNTH, k_BNTH, v_BNTH = split_heads(qkv_BTe, self.head_dim)  # N: the heads of this rank
+        attended_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, is_causal=self.causal)
+        x_BTD = x_BTD + self.attention_project(merge_heads(attended_BNTH))
+        hidden_BTf = F.gelu(self.mlp_expand(enter(self.norm2(x_BTD), self.mlp_axis)), approximate=self.gelu)
+        output_BTD: Tensor = x_BTD + self.mlp_project(hidden_BTf)
+        return output_BTD
+
+
+class ParallelHead(nn.Module):
+    """The last block of a text model: norm, then the logits of this rank's words (`cross_entropy` takes them so).
+
+    Args:
+        whole: the block to split.
+        axis: the ranks that share the vocabulary.
+    """
+
+    def __init__(self, whole: gpt.Head | llama.Head, axis: TensorAxis) -> None:
+        super().__init__()
+        self.axis = axis
+        self.start, _ = share_bounds(whole.output.out_features, axis.size, axis.rank)
+        self.norm = (SequenceLayerNorm if isinstance(whole, gpt.Head) else SequenceRMSNorm)(whole.norm, axis)  # type: ignore[arg-type]
+        self.output = ColumnParallelLinear(whole.output, axis)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """``(B, T, D)``, or ``(B, S, D)``, to ``(B, T, v)``."""
+        logits_BTv: Tensor = self.output(enter(self.norm(x_BTD), self.axis))
+        return logits_BTv
+
+
+class ParallelLlamaBlock(nn.Module):
+    """A `LlamaBlock` of which each rank computes some groups of heads and some hidden features.
+
+    Args:
+        whole: the block to split; its norms are used as they are.
+        axis: the ranks that share it.
+        attention: split the attention; else every rank computes all of it.
+        mlp: the same for the MLP.
+    """
+
+    def __init__(self, whole: LlamaBlock, axis: TensorAxis, *, attention: bool = True, mlp: bool = True) -> None:
+        super().__init__()
+        self.head_dim, self.rope_theta = whole.head_dim, whole.rope_theta
+        self.heads_axis = axis if attention else ALONE
+        self.mlp_axis = axis if mlp else ALONE
+        self.norm1 = SequenceRMSNorm(whole.norm1, axis)
+        self.query = ColumnParallelLinear(whole.query, self.heads_axis)
+        self.key = ColumnParallelLinear(whole.key, self.heads_axis)
+        self.value = ColumnParallelLinear(whole.value, self.heads_axis)
+        self.attention_project = RowParallelLinear(whole.attention_project, self.heads_axis)
+        self.norm2 = SequenceRMSNorm(whole.norm2, axis)
+        self.mlp_gate = ColumnParallelLinear(whole.mlp_gate, self.mlp_axis)
+        self.mlp_expand = ColumnParallelLinear(whole.mlp_expand, self.mlp_axis)
+        self.mlp_project = RowParallelLinear(whole.mlp_project, self.mlp_axis)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """``(B, T, D)`` to the same shape; with sequence parallelism ``(B, S, D)``."""
+        entered_BTD = enter(self.norm1(x_BTD), self.heads_axis)
+        projections = self.query, self.key, self.value
+        heads_BTh = attended_heads(entered_BTD, projections, head_dim=self.head_dim, theta=self.rope_theta)
+        x_BTD = x_BTD + self.attention_project(heads_BTh)
+        entered_BTD = enter(self.norm2(x_BTD), self.mlp_axis)
+        hidden_BTf = F.silu(self.mlp_gate(entered_BTD)) * self.mlp_expand(entered_BTD)
+        output_BTD: Tensor = x_BTD + self.mlp_project(hidden_BTf)
+        return output_BTD
+
+
+class ParallelRelativeAttention(nn.Module):
+    """A `RelativeAttention` of which each rank computes some heads, with their position biases.
+
+    Args:
+        whole: the module to split.
+        axis: the ranks that share it.
+    """
+
+    def __init__(self, whole: RelativeAttention, axis: TensorAxis) -> None:
+        super().__init__()
+        self.axis, self.side, self.head_dim = axis, whole.side, whole.head_dim
+        self.qkv = ColumnParallelLinear(whole.qkv, axis)
+        self.position_bias = own_slice(whole.position_bias, 0, axis)
+        self.project = RowParallelLinear(whole.project, axis)
+        self.split_dims = {"position_bias": 0}
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """``(B, T, in_width)`` to ``(B, T, width)``, with T = side²."""
+        q_BNTH, k_BNTH, v_BNTH = split_heads(self.qkv(enter(x_BTD, self.axis)), self.head_dim)
+        bias_NTT = RelativeAttention.relative_bias(self).to(q_BNTH.dtype)  # type: ignore[arg-type]
+        attended_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, attn_mask=bias_NTT)
+        output_BTD: Tensor = self.project(merge_heads(attended_BNTH))
+        return output_BTD
+
+
+class ParallelAttentionBlock(nn.Module):
+    """An `AttentionBlock` of which each rank computes some heads and some hidden features.
+
+    Args:
+        whole: the block to split.
+        axis: the ranks that share it.
+        attention: split the attention; else every rank computes all of it.
+        mlp: the same for the MLP.
+    """
+
+    def __init__(self, whole: AttentionBlock, axis: TensorAxis, *, attention: bool = True, mlp: bool = True) -> None:
+        super().__init__()
+        self.mlp_axis = axis if mlp else ALONE
+        self.shortcut, self.norm1, self.pool = whole.shortcut, whole.norm1, whole.pool
+        self.attention = ParallelRelativeAttention(whole.attention, axis if attention else ALONE)
+        self.norm2 = whole.norm2
+        self.mlp_expand = ColumnParallelLinear(whole.mlp_expand, self.mlp_axis)
+        self.mlp_project = RowParallelLinear(whole.mlp_project, self.mlp_axis)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """``(B, in_width, H, W)`` to ``(B, width, H/stride, W/stride)``."""
+        shortcut_BCHW = self.shortcut(x_BCHW)
+        normed_BCHW = self.norm1(x_BCHW.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        x_BTD = _tokens(shortcut_BCHW) + self.attention(_tokens(self.pool(normed_BCHW)))
+        hidden_BTf = F.gelu(self.mlp_expand(enter(self.norm2(x_BTD), self.mlp_axis)))
+        x_BTD = x_BTD + self.mlp_project(hidden_BTf)
+        output: Tensor = x_BTD.transpose(1, 2).reshape(shortcut_BCHW.shape).contiguous()
+        return output
+
+
+class ParallelCoAtNetHead(nn.Module):
+    """CoAtNet's classifier: its hidden layer by columns, the logits by rows, so that every rank has all of them.
+
+    Args:
+        whole: the block to split.
+        axis: the ranks that share it.
+    """
+
+    def __init__(self, whole: Head, axis: TensorAxis) -> None:
+        super().__init__()
+        self.axis, self.norm = axis, whole.norm
+        self.hidden = ColumnParallelLinear(whole.hidden, axis)
+        self.classifier = RowParallelLinear(whole.classifier, axis)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """``(B, width, H, W)`` to ``(B, K)``."""
+        pooled_BD = self.norm(x_BCHW.mean(dim=(2, 3)))
+        logits_BK: Tensor = self.classifier(torch.tanh(self.hidden(enter(pooled_BD, self.axis))))
+        return logits_BK
+
+
+def _tokens(x_BCHW: Tensor) -> Tensor:
+    return x_BCHW.flatten(2).transpose(1, 2)

@@ -1,0 +1,266 @@
+"""Flat weights: parameters in one tensor that can be sharded, and the base of the ZeRO stages.
+
+Parameters laid end to end in one tensor, so that N ranks can each own an equal share of them.
+
+The parameters are views of `whole`, in their order; `whole` is padded with zeros to a multiple of the number of ranks,
+and rank r owns the r-th of its N equal parts, whatever parameter boundaries it cuts through.
+
+Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §5.1; the layout is that of DeepSpeed's stages 1 and 2.
+
+Whether an optimizer can work on a share: it must treat each number by itself.
+
+Judged by what it does and not by its name, so that it holds for optimizers written in a notebook.
+
+SGD, Adam and their like update every number from its own gradient and its own history: cut anywhere, they do the same.
+LAMB and Adafactor scale a layer's update by a norm over the whole layer, Muon and Shampoo need its matrix, L-BFGS the
+whole gradient: on a share they would silently do something else, and something else for every number of ranks.
+
+What the three stages have in common: how they are used, and what they refuse.
+
+The same training loop for every stage; what a stage shards shows nowhere in it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+
+
+def ranks_of(group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """This rank's number in a group, and how many ranks it has: (0, 1) where none have been joined."""
+    return (dist.get_rank(group), dist.get_world_size(group)) if dist.is_initialized() else (0, 1)
+
+
+def give_from_first(tensor: Tensor, group: dist.ProcessGroup | None) -> None:
+    """All ranks take the values of the group's first rank."""
+    if ranks_of(group)[1] == 1:
+        return
+    source = dist.get_global_rank(group, 0) if group is not None else 0
+    value = tensor.detach().contiguous()
+    # Who: the first rank to all others. What: some weights or a buffer. How much: its bytes, once per run.
+    dist.broadcast(value, src=source, group=group)
+    tensor.detach().copy_(value)
+
+
+class FlatWeights:
+    """Some parameters in one flat tensor, and this rank's share of it.
+
+    From now on the parameters are views of `whole`: who changes one changes the other.
+
+    Args:
+        parameters: of one type, on one device; at least one.
+        group: the ranks that share them; by default all.
+
+    Raises:
+        LabError: if they are of several types.
+
+    Attributes:
+        whole: all weights, shape (size × share_numel,): as many as they are, padded to a multiple of `size`.
+        share: this rank's part of `whole`, shape (share_numel,), a view: what its optimizer updates.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
+        self.parameters, self.group = list(parameters), group
+        types = sorted({str(parameter.dtype) for parameter in parameters})
+        if len(types) > 1:
+            raise LabError(
+                say(
+                    en=f"weights of several types were received ({', '.join(types)}), but a flat tensor has one: cast "
+                    "the model first, e.g. model.float(), or put them into units of their own.",
+                    fr=f"des poids de plusieurs types ont été reçus ({', '.join(types)}), mais un tenseur à plat n’en "
+                    "a qu’un : convertissez d’abord le modèle, par exemple model.float(), ou mettez-les dans des "
+                    "unités séparées.",
+                )
+            )
+        self.rank, self.size = ranks_of(group)
+        self.shapes = [parameter.shape for parameter in self.parameters]
+        self.share_numel = -(-sum(shape.numel() for shape in self.shapes) // self.size)
+        self.whole = self.parameters[0].detach().new_zeros(self.size * self.share_numel)
+        for parameter, piece in zip(self.parameters, self.pieces(self.whole), strict=True):
+            piece.copy_(parameter.detach())
+            parameter.data = piece
+        give_from_first(self.whole, group)
+        self.share = nn.Parameter(self.part_of(self.whole))
+
+    def part_of(self, flat: Tensor) -> Tensor:
+        """This rank's part of a flat tensor of the same length as `whole`, shape (share_numel,); a view."""
+        return flat[self.rank * self.share_numel : (self.rank + 1) * self.share_numel]
+
+    def pieces(self, flat: Tensor) -> Iterator[Tensor]:
+        """A flat tensor cut into views of the parameters' shapes, in their order; the padding is left over."""
+        start = 0
+        for shape in self.shapes:
+            yield flat[start : start + shape.numel()].view(shape)
+            start += shape.numel()
+
+    def take_gradients(self) -> Tensor:
+        """The parameters' gradients in one flat tensor, padded; they themselves are freed. None counts as zeros."""
+        flat = self.share.detach().new_zeros(self.size * self.share_numel)
+        for parameter, piece in zip(self.parameters, self.pieces(flat), strict=True):
+            if parameter.grad is not None:
+                piece.copy_(parameter.grad)
+                parameter.grad = None
+        return flat
+
+
+MakeOptimizer = Callable[[Sequence[Tensor]], torch.optim.Optimizer]
+_SIDE = 6
+_CUT = 13
+_STEPS = 3
+
+
+def check_elementwise(make_optimizer: MakeOptimizer, device: torch.device) -> None:
+    """Try an optimizer on one small matrix, whole, then flat and cut in two: the same numbers must come out.
+
+    Args:
+        make_optimizer: makes the optimizer from a list of tensors.
+        device: where it will work.
+
+    Raises:
+        LabError: if it makes no torch optimizer, or one that cannot be sharded.
+    """
+    matrix = torch.randn(_SIDE, _SIDE, generator=torch.Generator().manual_seed(0))
+    flat = matrix.flatten()
+    # The second part is far larger than the first: a norm over the whole is not that of either part.
+    flat[_CUT:] *= 100
+    whole, name = _updated([flat.view(_SIDE, _SIDE)], make_optimizer, device)
+    try:
+        parts, _ = _updated([flat[:_CUT], flat[_CUT:]], make_optimizer, device)
+    except ValueError:  # Muon takes matrices only
+        _refuse(name)
+    if not torch.allclose(whole, parts, rtol=1e-4, atol=1e-6):
+        _refuse(name)
+
+
+def _updated(weights: list[Tensor], make_optimizer: MakeOptimizer, device: torch.device) -> tuple[Tensor, str]:
+    """The weights after a few steps, in one flat tensor, and the optimizer's name."""
+    parameters = [weight.clone().to(device).requires_grad_() for weight in weights]
+    optimizer: Any = make_optimizer(parameters)
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise LabError(
+            say(
+                en=f"make_optimizer must return a torch optimizer, but {name} was returned: give, for instance, "
+                "lambda shares: torch.optim.AdamW(shares, lr=1e-3).",
+                fr=f"make_optimizer doit renvoyer un optimiseur torch, mais {name} a été renvoyé : donnez, par "
+                "exemple, lambda shares: torch.optim.AdamW(shares, lr=1e-3).",
+            )
+        )
+    for step in range(1, _STEPS + 1):
+        for parameter in parameters:
+            parameter.grad = (parameter.detach() * step).sin()
+        try:
+            optimizer.step()
+        except TypeError:  # L-BFGS: step() wants a closure that computes the whole loss again
+            _refuse(name)
+    return torch.cat([parameter.detach().reshape(-1) for parameter in parameters]), name
+
+
+def _refuse(name: str) -> NoReturn:
+    raise LabError(
+        say(
+            en=f"ZeRO cannot shard {name}: its update of one weight depends on others of the same layer, which lie on "
+            "other ranks; use one that treats each weight by itself, such as SGD, Adam or AdamW.",
+            fr=f"ZeRO ne peut pas partager {name} : sa mise à jour d’un poids dépend d’autres poids de la même couche, "
+            "qui se trouvent sur d’autres rangs ; prenez-en un qui traite chaque poids séparément, comme SGD, Adam ou "
+            "AdamW.",
+        )
+    )
+
+
+class Zero(nn.Module):
+    """A model whose training states are shared out among the ranks of a group.
+
+    A training step is `loss = criterion(zero(inputs), targets)`, `zero.backward(loss)`, `zero.step()`. To accumulate
+    over m micro-batches, call `zero.backward(loss / m)` for each, then `zero.step()` once. `step` also forgets the
+    gradients. Rank 0's weights and buffers are given to all ranks at the start; buffers (BatchNorm's statistics) then
+    stay each rank's own. Frozen parameters stay whole on every rank.
+
+    Args:
+        module: the whole model; freeze parameters before it is wrapped. Wrapped again, it obeys the last wrapper.
+        make_optimizer: makes the optimizer of the tensors it is given, which are this rank's shares:
+            `lambda shares: torch.optim.AdamW(shares, lr=1e-3)`. It is first tried on a few numbers.
+        group: the ranks that share; by default all. One process communicates nothing.
+
+    Raises:
+        LabError: if nothing can be trained, or the optimizer cannot be sharded.
+    """
+
+    optimizer: Any
+
+    def __init__(
+        self, module: nn.Module, make_optimizer: MakeOptimizer, *, group: dist.ProcessGroup | None = None
+    ) -> None:
+        super().__init__()
+        self.module, self.group = module, group
+        self.rank, self.size = ranks_of(group)
+        self.trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if not self.trainable:
+            name = type(module).__name__
+            refuse(
+                en=f"no parameter of {name} needs a gradient: set requires_grad=True on those to train.",
+                fr=f"aucun paramètre de {name} ne demande de gradient : mettez requires_grad=True pour en entraîner.",
+            )
+        check_elementwise(make_optimizer, self.trainable[0].device)
+        former = module.__dict__.pop("_zero", lambda: None)()
+        if former is not None:  # a cell of a notebook is run twice
+            former.release()
+        for parameter in self.trainable:
+            parameter.grad = None
+        self.flats: list[FlatWeights] = []
+        self._handles: list[Any] = []
+        module.__dict__["_zero"] = weakref.ref(self)
+        sharded = set(self.trainable)
+        for tensor in (*module.parameters(), *module.buffers()):
+            if tensor not in sharded:
+                give_from_first(tensor, group)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add one micro-batch's gradient, as the stage does it."""
+        raise NotImplementedError
+
+    def step(self) -> None:
+        """Update the weights, on every rank, and forget the gradients.
+
+        Raises:
+            LabError: if no backward pass came before.
+        """
+        raise NotImplementedError
+
+    @property
+    def shares(self) -> list[Tensor]:
+        """This rank's shares: what its optimizer updates, flat tensors."""
+        return [flat.share for flat in self.flats]
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole parameters by name, the same on every rank; call it on all ranks, for stage 3 has to gather them."""
+        for name, parameter in self.module.named_parameters():
+            yield name, parameter.detach()
+
+    def release(self) -> None:
+        """Give the module back as it was, whole and without hooks; call it on all ranks."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _check_gradients(self) -> None:
+        if all(share.grad is None for share in self.shares):
+            refuse(
+                en="step() found no gradient: call backward(loss) first.",
+                fr="step() n’a trouvé aucun gradient : appelez d’abord backward(loss).",
+            )
+
+
+def refuse(*, en: str, fr: str) -> NoReturn:
+    """Refuse in one sentence."""
+    raise LabError(say(en=en, fr=fr))

@@ -1,0 +1,274 @@
+"""ZeRO stage 3: weights gathered unit by unit, for the forward and again for the backward pass.
+
+A unit of ZeRO stage 3: weights that are whole while they are needed, and a share of them at all times.
+
+The share, in the weights' own type, is the truth; what is gathered is a copy of all shares, gone when it is freed.
+Freed parameters have no elements (as in DeepSpeed), so that none is used by mistake.
+
+ZeRO stage 3: each rank keeps its share alone, of the weights too; a block has whole weights only while it computes.
+
+Between two steps a rank holds one N-th of everything. During a pass at most two units are whole: the one that computes,
+and the next one, which is on its way (prefetch). Units are used in the same order on every rank.
+
+4Ψ/N bytes of weights and of gradients, one N-th of the optimizer's states; 3Ψ elements sent per micro-batch: weights
+all-gathered for forward, freed, all-gathered again for backward, gradients reduce-scattered.
+
+Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §5.3 and §7.2.2; prefetch: Rajbhandari et al. 2021, "ZeRO-Infinity"
+(arXiv 2104.07857), §6.2.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from dlojz.by_hand.zero.flat import FlatWeights, MakeOptimizer, Zero, refuse
+from dlojz.by_hand.zero.stage2 import ZeroStage2
+
+
+class ShardedWeights(FlatWeights):
+    """The weights of one unit.
+
+    Args:
+        parameters, group: see `FlatWeights`.
+        compute_dtype: type in which they are gathered; by default their own.
+
+    Attributes:
+        whole: all weights in `compute_dtype`; while they are freed, a tensor without memory.
+        share: this rank's part of them in their own type, shape (share_numel,).
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        compute_dtype: torch.dtype | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(parameters, group)
+        self.share = nn.Parameter(self.share.detach().clone())
+        self.whole = torch.empty_like(self.whole, dtype=compute_dtype or self.whole.dtype)
+        self._num_bytes = self.whole.untyped_storage().nbytes()
+        self._nothing = self.whole.new_empty(0)
+        self._arriving: Any = None
+        self._gathered = True
+        self.free()
+
+    def start_gather(self) -> None:
+        """Ask for the whole weights, unless they are there or on their way; returns at once."""
+        if self._gathered or self._arriving is not None:
+            return
+        # Autograd has kept views of this memory in forward; given back in the same place, they are right for backward.
+        self.whole.untyped_storage().resize_(self._num_bytes)
+        mine = self.share.detach().to(self.whole.dtype)
+        if self.size == 1:
+            self.whole.copy_(mine)
+            self._gathered = True
+            self._show()
+            return
+        # Who: all N ranks. What: each gives its share of one unit's weights, shape (padded elements / N,), and has all
+        # of them afterwards, shape (padded elements,). How much: 4 bytes per element (2 in bf16), 4Ψ for all units, for
+        # forward and once more for backward; a rank sends (N − 1) / N of them.
+        self._arriving = dist.all_gather_into_tensor(self.whole, mine, group=self.group, async_op=True)
+
+    def gather(self) -> None:
+        """Have the whole weights: ask for them if need be, and wait."""
+        self.start_gather()
+        if self._arriving is not None:
+            self._arriving.wait()
+            self._arriving, self._gathered = None, True
+            self._show()
+
+    def free(self) -> None:
+        """Give back the memory of the whole weights; the share stays."""
+        if self._arriving is not None:
+            self._arriving.wait()
+            self._arriving = None
+        self._gathered = False
+        for parameter in self.parameters:
+            parameter.data = self._nothing
+        self.whole.untyped_storage().resize_(0)
+
+    def _show(self) -> None:
+        for parameter, piece in zip(self.parameters, self.pieces(self.whole), strict=True):
+            parameter.data = piece
+
+    def gathered_share(self) -> Tensor:
+        """All weights in their own type, shape (size × share_numel,), in memory of their own; a collective call."""
+        mine = self.share.detach()
+        if self.size == 1:
+            return mine.clone()
+        whole = mine.new_empty(self.size * self.share_numel)
+        # Who: all N ranks. What and how much: as above, in the weights' own type; at the end of a run only.
+        dist.all_gather_into_tensor(whole, mine, group=self.group)
+        return whole
+
+
+def default_units(module: nn.Module) -> list[nn.Module]:
+    """The blocks of a model that has `blocks`, else its children, those of lists among them; else the module itself."""
+    blocks = getattr(module, "blocks", None)
+    if isinstance(blocks, nn.ModuleList):
+        return list(blocks)
+    units: list[nn.Module] = []
+    for child in module.children():
+        # A list is never called itself, so that nothing would gather its weights.
+        listed = isinstance(child, nn.ModuleList | nn.ModuleDict)
+        units += list(child.children()) if listed else [child]
+    return units or [module]
+
+
+def parameters_of_units(
+    module: nn.Module, units: Sequence[nn.Module]
+) -> tuple[list[tuple[nn.Module, list[nn.Parameter]]], list[nn.Parameter]]:
+    """Each unit with the trainable parameters that are its alone, units without any left out; and all others.
+
+    Raises:
+        LabError: if a unit is not part of the module.
+    """
+    parts = set(module.modules())
+    for unit in units:
+        if unit not in parts:
+            name, whole = type(unit).__name__, type(module).__name__
+            refuse(
+                en=f"the unit {name} is not part of {whole}: give submodules of it, in the order of the forward pass.",
+                fr=f"l’unité {name} ne fait pas partie de {whole} : donnez-en des sous-modules, dans l’ordre de la "
+                "passe avant.",
+            )
+    # A parameter of two units (a tied embedding, say) would be missing in one of them when the other frees it.
+    owners = Counter(parameter for unit in units for parameter in unit.parameters())
+    found = [(unit, [p for p in unit.parameters() if p.requires_grad and owners[p] == 1]) for unit in units]
+    others = [p for p in module.parameters() if p.requires_grad and owners[p] != 1]
+    return [(unit, parameters) for unit, parameters in found if parameters], others
+
+
+class ZeroStage3(ZeroStage2):
+    """A model whose optimizer states, gradients and weights are shared out. Use: see `Zero`.
+
+    It is stage 2 with one bucket per unit, whose weights come and go. While they are gone, parameters have no elements.
+
+    Args:
+        module, make_optimizer, group: see `Zero`.
+        units: the submodules whose weights are gathered together, in the order of the forward pass; by default
+            `module.blocks`, else the module's children. What lies in none of them, or in two, is gathered for the
+            whole of forward and backward.
+        compute_dtype: gather and compute in this type, e.g. `torch.bfloat16`, half the bytes; the shares, the
+            gradients' sum and the update stay in the module's own type. Inputs, buffers and frozen weights are cast
+            too.
+        prefetch: ask for the next unit's weights before a unit computes.
+
+    Raises:
+        LabError: as `Zero`, or if a unit is not part of the module.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        make_optimizer: MakeOptimizer,
+        *,
+        units: Sequence[nn.Module] | None = None,
+        compute_dtype: torch.dtype | None = None,
+        prefetch: bool = True,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        units = default_units(module) if units is None else list(units)
+        of_units, others = parameters_of_units(module, units)
+        Zero.__init__(self, module, make_optimizer, group=group)
+        self.compute_dtype, self.prefetch = compute_dtype, prefetch
+        frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
+        for tensor in (*module.buffers(), *frozen):
+            tensor.data = self._cast(tensor.data)
+        self.rest = ShardedWeights(others, compute_dtype, group) if others else None
+        self.units = [ShardedWeights(parameters, compute_dtype, group) for _, parameters in of_units]
+        # Backward is done with the last unit first, with what is outside of all units last.
+        self._reduce_in_backward([*self.units[::-1], *([self.rest] if self.rest else [])])
+        for number, (unit, _) in enumerate(of_units):
+            self._handles += [
+                unit.register_forward_pre_hook(partial(self._before_forward, number)),
+                unit.register_forward_hook(partial(self._after_forward, number)),
+            ]
+        self.optimizer = make_optimizer(self.shares)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tree_map(self._cast, (args, kwargs))
+        if self.rest:
+            self.rest.gather()
+        output = self.module(*args, **kwargs)
+        if self.rest and not torch.is_grad_enabled():
+            self.rest.free()
+        return output
+
+    def _cast(self, value: Any) -> Any:
+        real = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(self.compute_dtype) if real and self.compute_dtype else value
+
+    def _make_whole(self, number: int, following: int) -> None:
+        """Wait for the weights of a unit, and ask for those of the one that follows in this pass."""
+        self.units[number].gather()
+        if self.prefetch and 0 <= following < len(self.units):
+            self.units[following].start_gather()
+
+    def _before_forward(self, number: int, module: nn.Module, args: Any) -> None:
+        # In backward a checkpointed block computes its forward again: its weights are there already, or wanted alone.
+        self._make_whole(number, -1 if self._in_backward else number + 1)
+
+    def _after_forward(self, number: int, module: nn.Module, args: Any, output: Any) -> None:
+        if self._in_backward:
+            return  # computed again for backward, which needs the weights next
+        outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        for tensor in outputs:
+            tensor.register_hook(partial(self._before_backward, number))
+        if outputs or not torch.is_grad_enabled():
+            self.units[number].free()
+
+    def _before_backward(self, number: int, gradient: Tensor) -> None:
+        """The gradient of a unit's output is there: its own backward is next."""
+        self._make_whole(number, number - 1)
+
+    def backward(self, loss: Tensor) -> None:
+        """Backward: each unit's weights gathered before it, freed after it, its gradients reduced."""
+        if self.rest:
+            self.rest.gather()
+        super().backward(loss)
+        self._free_all()
+
+    def _reduce_next(self) -> None:
+        flat = self.flats[self._next]
+        if isinstance(flat, ShardedWeights):
+            flat.free()  # all its gradients are there, so nothing computes with its weights any more
+        super()._reduce_next()
+
+    def _free_all(self) -> None:
+        """Nothing stays whole, not even a unit that was prefetched and not used."""
+        for flat in self.flats:
+            if isinstance(flat, ShardedWeights):
+                flat.free()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update this rank's share of the weights; nothing is communicated: the next forward gathers them."""
+        self._check_gradients()
+        self._free_all()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        name_of: dict[Tensor, str] = {parameter: name for name, parameter in self.module.named_parameters()}
+        for flat in self.flats:
+            if isinstance(flat, ShardedWeights):
+                for parameter, weight in zip(flat.parameters, flat.pieces(flat.gathered_share()), strict=True):
+                    yield name_of.pop(parameter), weight
+        for parameter, name in name_of.items():  # frozen
+            yield name, parameter.detach()
+
+    def release(self) -> None:
+        """As `Zero`: a collective call, after which every rank has all weights."""
+        super().release()
+        whole = dict(self.weights())
+        for name, parameter in self.module.named_parameters():
+            parameter.data = whole[name].clone()

@@ -1,0 +1,398 @@
+"""Campaign: what is to be measured, and the runs that follow from it.
+
+A campaign as it is written down: a TOML file of base fields, axes and exclusions.
+
+A campaign that exists names only fields that a run has, so that a slip of the keyboard is refused before any point is
+made. Nothing here asks whether a point is possible: `dlojz.campaign.campaign` does.
+
+From a campaign to its points, in order; every impossible one is found before anything is run.
+
+Pure: the same campaign gives the same points in the same order, whatever has been run; a plan that exists holds only
+points that some engine runs, and no run twice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from dlojz.base.contract import Contract
+from dlojz.base.errors import LabError
+from dlojz.base.files import COURSE
+from dlojz.base.language import localized, one_of, say
+from dlojz.config.layout import Layout
+from dlojz.config.run_config import RunConfig
+from dlojz.runnable import check_runnable
+
+MACHINE, TITLE, REASON = "machine", "name", "reason"
+FIELDS = tuple(
+    name for name in (*RunConfig.model_fields, *Layout.model_fields) if name not in ("layout", "schema_version")
+)
+"""What a point may set: the fields of `RunConfig` and `Layout`; `machine` besides."""
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,39}")
+MAX_FILE_BYTES = 256 * 1024
+MAX_REPEATS, MAX_TIME_LIMIT_S = 20, 7 * 86_400
+
+Value = bool | int | float | str
+Table = dict[str, Value]
+
+
+class Exclusion(Contract):
+    """Points that are left out, and why.
+
+    Args:
+        match: field → value, or a list of values any of which matches; a point must match all of them.
+        reason: shown in the report.
+    """
+
+    match: dict[str, Value | list[Value]] = Field(min_length=1)
+    reason: str = Field(min_length=1)
+
+    def matches(self, fields: Mapping[str, object]) -> bool:
+        """Whether a point with these fields, defaults included, is left out."""
+        return all(
+            name in fields
+            and any(_same(fields[name], value) for value in (wanted if isinstance(wanted, list) else [wanted]))
+            for name, wanted in self.match.items()
+        )
+
+
+def _same(value: object, wanted: object) -> bool:
+    """Equality in which `true` is no 1."""
+    return value == wanted and isinstance(value, bool) == isinstance(wanted, bool)
+
+
+class Campaign(Contract):
+    """What is to be measured: every combination of the axes' values, over the base fields.
+
+    An axis is a list of values of the field of its name, or a list of tables of fields; then its name is free, and a
+    table's own `name` is how it is called in figures. The first axis varies slowest.
+
+    Raises:
+        LabError: for an unknown field, an axis without values, or one that sets what another sets.
+    """
+
+    schema_version: Literal[1] = 1
+    title: str = Field(min_length=1, max_length=200)
+    description: str = Field("", max_length=10_000)
+    base: Table = Field(default_factory=dict, description="fields that all points share")
+    axes: dict[str, list[Value | Table]] = Field(default_factory=dict, description="what varies")
+    exclude: list[Exclusion] = Field(default_factory=list)
+    repeats: int = Field(
+        1, ge=1, le=MAX_REPEATS, description="runs of each point; the n-th has the seed of the base + n - 1"
+    )
+    time_limit_s: float | None = Field(None, gt=0, le=MAX_TIME_LIMIT_S, description="of one run")
+
+    @field_validator("exclude", mode="before")
+    @classmethod
+    def _flat_exclusions(cls, given: Any) -> Any:
+        """`[[exclude]]` is written flat: the fields and `reason` in one table."""
+        if not isinstance(given, list) or not all(isinstance(table, dict) for table in given):
+            return given
+        flat = [table for table in given if "match" not in table]
+        return [
+            *(table for table in given if "match" in table),
+            *(
+                {"match": {key: value for key, value in table.items() if key != REASON}, REASON: table.get(REASON, "")}
+                for table in flat
+            ),
+        ]
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        for key in self.base:
+            _check_field(key, "[base]")
+        for exclusion in self.exclude:
+            for key in exclusion.match:
+                _check_field(key, "[[exclude]]")
+        taken: dict[str, str] = {}
+        for axis, values in self.axes.items():
+            for key in self._fields_of(axis, values):
+                _check_field(key, f"[axes] {axis}")
+                if key in taken:
+                    raise LabError(
+                        say(
+                            en=f"the axes {taken[key]!r} and {axis!r} both set {key!r}: let one of them do it.",
+                            fr=f"les axes {taken[key]!r} et {axis!r} fixent tous deux {key!r} : laissez-le à "
+                            "l’un d’eux.",
+                        )
+                    )
+                taken[key] = axis
+        return self
+
+    @staticmethod
+    def _fields_of(axis: str, values: list[Value | Table]) -> list[str]:
+        """The fields that an axis sets."""
+        tables = [value for value in values if isinstance(value, dict)]
+        if not values or (tables and len(tables) < len(values)) or any(not set(table) - {TITLE} for table in tables):
+            raise LabError(
+                say(
+                    en=f"the axis {axis!r} must be a list of values, or a list of tables with a field in each, but "
+                    f"{str(values)[:200]} was received.",
+                    fr=f"l’axe {axis!r} doit être une liste de valeurs, ou une liste de tables contenant chacune un "
+                    f"champ, mais {str(values)[:200]} a été reçu.",
+                )
+            )
+        return list(dict.fromkeys(key for table in tables for key in table if key != TITLE)) if tables else [axis]
+
+
+def _check_field(key: str, place: str) -> None:
+    if key not in (*FIELDS, MACHINE):
+        raise LabError(one_of(say(en=f"field in {place}", fr=f"champ de {place}"), key, (*FIELDS, MACHINE)))
+
+
+def campaigns_folder() -> Path:
+    """Where the campaigns of the course are: `slurm/campaigns` beside the package."""
+    return COURSE / "slurm" / "campaigns"
+
+
+def find_campaign(word: str) -> Path:
+    """The file of a campaign: a path to a TOML file, or the name of one of the course's.
+
+    Raises:
+        LabError: if there is none; the campaigns of the course are listed.
+    """
+    path = Path(word).expanduser()
+    if path.suffix == ".toml":
+        return path
+    known = {file.stem: file for file in sorted(campaigns_folder().glob("*.toml"))}
+    if word not in known:
+        raise LabError(
+            one_of(say(en="campaign", fr="campagne"), word, known)
+            + say(en=" A file is named with its ending .toml.", fr=" Un fichier se nomme avec sa terminaison .toml.")
+        )
+    return known[word]
+
+
+def read_campaign(path: Path) -> Campaign:
+    """A campaign from its file.
+
+    Raises:
+        LabError: if the file cannot be read, is no TOML, has an unfit name, or holds no legal campaign; one sentence
+            that names the file.
+    """
+    if not NAME.fullmatch(path.stem):
+        raise LabError(
+            say(
+                en=f"the campaign file {path.name[:100]!r} names the folder of the report, so its name is made of at "
+                "most 40 letters, digits, '-', '_' and '.': rename it.",
+                fr=f"le fichier de campagne {path.name[:100]!r} nomme le dossier du rapport : son nom se compose d’au "
+                "plus 40 lettres, chiffres, « - », « _ » et « . » ; renommez-le.",
+            )
+        )
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+        if len(text) > MAX_FILE_BYTES:
+            raise LabError(
+                say(
+                    en=f"it is larger than the {MAX_FILE_BYTES} bytes that a campaign may have.",
+                    fr=f"il dépasse les {MAX_FILE_BYTES} octets qu’une campagne peut avoir.",
+                )
+            )
+        return Campaign.from_dict(tomllib.loads(text.decode("utf-8")))
+    except OSError as error:
+        reason = f"{error.strerror}."
+    except (LabError, ValueError, RecursionError) as error:  # what TOML refuses is a ValueError
+        reason = str(error)
+    raise LabError(
+        say(
+            en=f"the campaign {path.name} cannot be used: {reason}",
+            fr=f"la campagne {path.name} est inutilisable : {reason}",
+        )
+    )
+
+
+MAX_POINTS = 1000
+_DEFAULTS = {
+    name: field.default
+    for contract in (RunConfig, Layout)
+    for name, field in contract.model_fields.items()
+    if name not in ("layout", "schema_version")
+}
+
+
+@dataclass(frozen=True)
+class CampaignPoint:
+    """One run of a campaign.
+
+    Args:
+        number: from 1, in the order of the campaign.
+        labels: axis → what this point has on it, in words.
+        machine: name of a machine file; empty for this machine.
+        config: the run; repeats differ by their seed.
+        repeat: from 1.
+    """
+
+    number: int
+    labels: dict[str, str]
+    machine: str
+    config: RunConfig
+    repeat: int = 1
+
+    @property
+    def label(self) -> str:
+        """The point in words: what the axes say of it, or its title where there is no axis."""
+        again = [f"#{self.repeat}"] if self.repeat > 1 else []
+        return ", ".join([*(self.labels.values() or [self.config.title]), *again])
+
+
+@dataclass(frozen=True)
+class CampaignPlan:
+    """The points of a campaign, and those that it leaves out with the reason."""
+
+    points: tuple[CampaignPoint, ...]
+    excluded: tuple[tuple[str, str], ...] = ()
+
+
+def expand(campaign: Campaign, machine: str | None = None) -> CampaignPlan:
+    """Every point of a campaign, the first axis varying slowest and the repeats fastest.
+
+    Args:
+        machine: name of a machine that takes the place of those of the campaign.
+
+    Raises:
+        LabError: listing every impossible point with its sentence; or if there is no point, too many, one twice, or an
+            exclusion that matches none.
+    """
+    points: list[CampaignPoint] = []
+    excluded: list[tuple[str, str]] = []
+    impossible: list[str] = []
+    unused = list(campaign.exclude)
+    for labels, fields in _combinations(campaign, machine):
+        named = ", ".join(labels.values()) or campaign.title
+        matching = [exclusion for exclusion in campaign.exclude if exclusion.matches({**_DEFAULTS, **fields})]
+        unused = [exclusion for exclusion in unused if exclusion not in matching]
+        if matching:
+            excluded.append((named, matching[0].reason))
+            continue
+        try:
+            points += _points(campaign, labels, fields, len(points))
+        except LabError as error:
+            impossible.append(named + say(en=": ", fr=" : ") + str(error))
+    if impossible:
+        raise LabError(_impossible(impossible))
+    _check(campaign, points, unused if machine is None else [])
+    return CampaignPlan(tuple(points), tuple(excluded))
+
+
+def _combinations(campaign: Campaign, machine: str | None) -> Iterator[tuple[dict[str, str], Table]]:
+    """The labels and the fields of every combination."""
+    axes = {name: values for name, values in campaign.axes.items() if machine is None or name != MACHINE}
+    if any(not NAME.fullmatch(str(name)) for name in _machines(campaign, machine)):
+        raise LabError(
+            say(
+                en="a machine is named with at most 40 letters, digits, '-', '_' and '.', but "
+                f"{_machines(campaign, machine)!r} was received.",
+                fr="une machine se nomme par au plus 40 lettres, chiffres, « - », « _ » et « . », mais "
+                f"{_machines(campaign, machine)!r} a été reçu.",
+            )
+        )
+    count = len(list(itertools.islice(itertools.product(*axes.values()), MAX_POINTS + 1))) * campaign.repeats
+    if count > MAX_POINTS:
+        raise LabError(
+            say(
+                en=f"the campaign has more than the {MAX_POINTS} runs that one may have: shorten an axis.",
+                fr=f"la campagne dépasse les {MAX_POINTS} exécutions permises : raccourcissez un axe.",
+            )
+        )
+    for values in itertools.product(*axes.values()):
+        labels: dict[str, str] = {}
+        fields: Table = dict(campaign.base)
+        for axis, value in zip(axes, values, strict=True):
+            table = value if isinstance(value, dict) else {axis: value}
+            labels[axis] = _in_words(axis, value)
+            fields |= {key: own for key, own in table.items() if key != TITLE}
+        if machine is not None:
+            fields[MACHINE] = machine
+        yield labels, fields
+
+
+def _machines(campaign: Campaign, machine: str | None) -> list[Value]:
+    """All machines that a campaign names."""
+    if machine is not None:
+        return [machine]
+    found: list[Value] = [campaign.base[MACHINE]] if MACHINE in campaign.base else []
+    for axis, values in campaign.axes.items():
+        tables = [value if isinstance(value, dict) else {axis: value} for value in values]
+        found += [table[MACHINE] for table in tables if MACHINE in table]
+    return found
+
+
+def _in_words(axis: str, value: Value | Table) -> str:
+    """A value as figures name it: with its axis where it would say nothing alone."""
+    if isinstance(value, dict):
+        if TITLE not in value:
+            return ", ".join(
+                f"{key} {own if isinstance(own, str) else _number_in_words(own)}" for key, own in value.items()
+            )
+        value = value[TITLE]
+    if isinstance(value, str):
+        return f"{axis} {value.lower()}" if value.replace(".", "").isdigit() else value
+    return f"{axis} {_number_in_words(value)}"
+
+
+def _number_in_words(value: bool | int | float) -> str:
+    """A number as the reader's language writes it, or `true` or `false`."""
+    return localized(str(value).lower())
+
+
+def _points(campaign: Campaign, labels: dict[str, str], fields: Table, before: int) -> list[CampaignPoint]:
+    machine = str(fields.get(MACHINE, ""))
+    own = {key: value for key, value in fields.items() if key != MACHINE}
+    first = RunConfig.of(**own)
+    check_runnable(first)
+    return [
+        CampaignPoint(
+            before + repeat, labels, machine, RunConfig.of(**{**own, "seed": first.seed + repeat - 1}), repeat
+        )
+        for repeat in range(1, campaign.repeats + 1)
+    ]
+
+
+def _impossible(sentences: list[str]) -> str:
+    """Every impossible point, one a line."""
+    listed = "\n".join(f"  - {sentence}" for sentence in sentences)
+    return say(
+        en=f"nothing was submitted: {len(sentences)} of the campaign's points cannot be run. Change them, or leave "
+        f"them out with [[exclude]]:\n{listed}",
+        fr=f"rien n’a été soumis : {len(sentences)} points de la campagne ne peuvent pas être exécutés. Changez-les, "
+        f"ou écartez-les avec [[exclude]] :\n{listed}",
+    )
+
+
+def _check(campaign: Campaign, points: list[CampaignPoint], unused: list[Exclusion]) -> None:
+    if unused:
+        raise LabError(
+            say(
+                en=f"the exclusion {unused[0].match} matches no point of the campaign: correct it, or take it out.",
+                fr=f"l’exclusion {unused[0].match} ne correspond à aucun point de la campagne : corrigez-la ou "
+                "retirez-la.",
+            )
+        )
+    if not points:
+        raise LabError(
+            say(
+                en=f"the campaign {campaign.title!r} has no point: all are excluded.",
+                fr=f"la campagne {campaign.title!r} n’a aucun point : tous sont exclus.",
+            )
+        )
+    seen: dict[tuple[str, str], CampaignPoint] = {}
+    for point in points:
+        twin = seen.setdefault((point.machine, point.config.hash), point)
+        if twin is not point:
+            raise LabError(
+                say(
+                    en=f"the points {twin.number} ({twin.label}) and {point.number} ({point.label}) are the same run: "
+                    "exclude one of them.",
+                    fr=f"les points {twin.number} ({twin.label}) et {point.number} ({point.label}) sont la même "
+                    "exécution : excluez l’un des deux.",
+                )
+            )

@@ -1,0 +1,168 @@
+"""The same quantization as the libraries do it: torch's fast INT8 kernels, torchao's INT8, FP8 and INT4.
+
+The model that is given back is the library's own; we only say which layers, what is stored, and how many bytes it will
+be. The teacher is copied first.
+
+Source: torchao (https://github.com/pytorch/ao), `quantize_`; torch.ao.quantization, `quantize_dynamic`; Micikevicius et
+al. 2022, "FP8 Formats for Deep Learning" (arXiv 2209.05433), for e4m3.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterable
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say
+from dlojz.compress.quantizers import linear_layers
+from dlojz.compress.torchao_import import other_version, torchao_module
+
+Form = Literal["int8_weight_only", "int8_dynamic", "fp8_weight_only", "int4_weight_only"]
+FORMS: tuple[Form, ...] = get_args(Form)
+INT4_GROUP = 32
+"""Weights that share a scale in torchao's INT4."""
+_INT4_ROWS = 16
+
+
+def _configuration(form: Form) -> Any:
+    try:
+        return _chosen(form)
+    except (AttributeError, TypeError) as error:  # a name or an argument that another version does not have
+        raise other_version() from error
+
+
+def _chosen(form: Form) -> Any:
+    quantization = torchao_module()
+    if form == "int8_weight_only":
+        return quantization.Int8WeightOnlyConfig(set_inductor_config=False)
+    if form == "int8_dynamic":
+        return quantization.Int8DynamicActivationInt8WeightConfig(set_inductor_config=False)
+    if form == "fp8_weight_only":
+        return quantization.Float8WeightOnlyConfig(set_inductor_config=False)
+    # torchao's public INT4 wants a GPU (its mslk kernels, or CUDA); its prototype packs for torch's kernel for CPUs.
+    prototype = torchao_module("prototype.quantization.int4.inference_workflow")
+    return prototype.PrototypeInt4WeightOnlyConfig(group_size=INT4_GROUP, set_inductor_config=False)
+
+
+def fits_int4(outputs: int, inputs: int) -> bool:
+    """Whether the INT4 kernel for CPUs takes a layer: inputs in groups of 32, outputs by 16."""
+    return outputs % _INT4_ROWS == 0 and inputs % INT4_GROUP == 0
+
+
+class Narrow(nn.Module):
+    """A model that works in bfloat16, asked and answering in float32.
+
+    Args:
+        model: already in bfloat16.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the model: the input goes in as bfloat16, the answer comes out as float32."""
+        answer: Tensor = self.model(x.to(torch.bfloat16))
+        return answer.float()
+
+
+def torchao_model(model: nn.Module, form: Form) -> nn.Module:
+    """A copy of a model whose linear layers torchao has quantized.
+
+    INT4 weights are for bfloat16 inputs, for which torch's CPU kernel was written (in float32 it is dozens of times
+    slower), so that the whole model becomes bfloat16; layers that the kernel does not take are left so.
+
+    Raises:
+        LabError: for another form, or if torchao is not installed or too different a version.
+    """
+    if form not in FORMS:
+        raise LabError(one_of(say(en="form of torchao", fr="forme de torchao"), form, FORMS))
+    configuration, quantize_ = _configuration(form), torchao_module().quantize_
+    changed = copy.deepcopy(model).eval()
+    if form == "int4_weight_only":
+        changed = changed.to(torch.bfloat16)
+
+    def chosen(module: nn.Module, _: str) -> bool:
+        return isinstance(module, nn.Linear) and (form != "int4_weight_only" or fits_int4(*module.weight.shape))
+
+    quantize_(changed, configuration, chosen)
+    return Narrow(changed).eval() if form == "int4_weight_only" else changed
+
+
+def parts(name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+    """The plain tensors that a tensor of torchao consists of; a plain one itself."""
+    names = [*getattr(tensor, "tensor_data_names", ()), *getattr(tensor, "optional_tensor_data_names", ())]
+    if not names:
+        yield name, tensor.detach().contiguous()
+    for part in names:
+        value = getattr(tensor, part)
+        if value is not None:
+            yield f"{name}.{part}", value.detach().contiguous()
+
+
+def stored_torchao(model: nn.Module) -> dict[str, Tensor]:
+    """What a file keeps of a model that torchao has quantized: integers, scales, zero points, and the rest."""
+    return dict(part for name, tensor in model.state_dict().items() for part in parts(name, tensor))
+
+
+def predicted_torchao_bytes(model: nn.Module, form: Form) -> int:
+    """Bytes of `stored_torchao`, from shapes alone.
+
+    Per layer of O outputs and I inputs: INT8 O·I + 4·O for scales + O for zero points (kept although they are 0); FP8
+    O·I + 4·O; INT4 O·I/2 + 4·O·I/32 (a bfloat16 scale and zero point per group of 32). The rest is float32, bfloat16
+    beside INT4.
+    """
+    layers = linear_layers(model)
+    other = 2 if form == "int4_weight_only" else 4
+    total = 0
+    for name, tensor in model.state_dict().items():
+        path, _, own = name.rpartition(".")
+        if path not in layers or own != "weight":
+            total += tensor.numel() * (other if tensor.is_floating_point() else tensor.element_size())
+            continue
+        outputs, inputs = tensor.shape
+        if form == "int4_weight_only":
+            fits = fits_int4(outputs, inputs)
+            total += outputs * inputs // 2 + 4 * outputs * inputs // INT4_GROUP if fits else 2 * outputs * inputs
+        else:
+            total += outputs * inputs + outputs * (4 if form == "fp8_weight_only" else 5)
+    return total
+
+
+def torch_dynamic_model(model: nn.Module) -> nn.Module:
+    """A copy of a model whose linear layers are torch's own dynamic INT8 ones, the fast kernels of a CPU.
+
+    Weights are symmetric in 8 bits, one scale a layer; inputs are put, at every call, on one affine grid of 7 bits for
+    the whole batch (so that sums of two products fit in 16 bits on older processors).
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", message="torch.quantize_per_tensor", category=UserWarning)
+        changed: nn.Module = torch.ao.quantization.quantize_dynamic(copy.deepcopy(model).eval(), {nn.Linear})
+    return changed
+
+
+def stored_torch_dynamic(model: nn.Module) -> dict[str, Tensor]:
+    """What a file keeps of it: integers, a scale for each layer, biases, and the rest."""
+    kept: dict[str, Tensor] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.ao.nn.quantized.dynamic.Linear):
+            weight = module.weight()
+            kept[f"{name}.weight"] = weight.int_repr()
+            kept[f"{name}.scale"] = torch.tensor([weight.q_scale()], dtype=torch.float32)
+            if module.bias() is not None:
+                kept[f"{name}.bias"] = module.bias().detach()
+    kept.update(
+        (name, tensor.detach().contiguous())
+        for name, tensor in model.state_dict().items()
+        if isinstance(tensor, Tensor)
+        and not tensor.is_quantized
+        and "_packed_params" not in name
+        and not name.endswith((".scale", ".zero_point"))
+    )
+    return kept

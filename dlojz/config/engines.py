@@ -1,0 +1,289 @@
+"""Register the engines: one entry for each way of training on several ranks, with the facts that other rooms ask for.
+
+An entry names what implements the engine, and one table in each room above holds the implementations under these names:
+trainers are classes of `dlojz.train.engines`, states are in `dlojz.prediction.states`, traffic in
+`dlojz.prediction.communication`, overlays in `dlojz.prediction.forecast`. `tests/config/test_engines.py` says which
+name a table lacks. To add an engine, add its entry here and what it names there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final, Literal, get_args
+
+from dlojz.base.language import say
+
+Provider = Literal["torch", "by_hand", "deepspeed", "single"]
+"""Who implements the engine: the field `engine` of a layout."""
+Strategy = Literal[
+    "single",
+    "ddp",
+    "by_hand",
+    "by_hand-1",
+    "by_hand-2",
+    "by_hand-3",
+    "fsdp2",
+    "zero-0",
+    "zero-1",
+    "zero-2",
+    "zero-3",
+]
+"""Engines along the data axis, as the degrees, the ZeRO stage and the provider of a layout name them."""
+Form = Literal["one_bit", "local_steps", "hooks", "experts", "in_backward", "in_forward", "megatron"]
+"""What else of a run makes another engine of a strategy: the legal values exclude each other."""
+STRATEGIES: Final[tuple[Strategy, ...]] = get_args(Strategy)
+DEEPSPEED_BUCKET_ELEMENTS: Final = 2_000_000
+"""Elements per bucket of DeepSpeed, run and predicted; its own default, 5e8, would take 2 GB for the smallest model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSpec:
+    """Describe one engine.
+
+    Args:
+        name: `STRATEGY`, or `STRATEGY+FORM` where a form has an engine of its own.
+        provider: who implements it.
+        zero: ZeRO stages that it runs.
+        en: its title in English.
+        fr: its title in French.
+        trainer: `module.Class` that trains with it, in `dlojz.train.engines.base`.
+        states: what counts the weights, gradients and optimizer states that a rank keeps.
+        traffic: what counts the collectives along the data axis.
+        overlay: what else a rank allocates, and when.
+        pipeline_zero: those of its ZeRO stages that are run in a pipeline too.
+        programs: libraries whose program (`dlojz.libraries`) has an equal of it.
+        autocast: whether weights and buffers stay fp32 in every precision, and it computes in another by autocast.
+        replicates: whether every rank keeps weights, gradients and optimizer states whole.
+        takes_bucket_mib: whether gradients leave in buckets whose size can be chosen.
+        torch_buckets: whether gradients live in the buckets of torch's DDP: they may be views of them, its hooks may
+            compress them, and none is freed before the step ends.
+        leaves_averaging: whether an optimizer may average over the ranks in its place.
+        saves_inputs_late: whether a linear layer saves its inputs after its product, as weights are gathered around it.
+        gathers_experts: False where the weights of a gate are missing in its backward pass.
+        gathers_per_step: whether a pipeline gathers its shards once per step, and reduces after its last micro-batch.
+        averages_each_micro_batch: whether it wants torch's tensor-parallel gradients whole after each micro-batch.
+    """
+
+    name: str
+    provider: Provider
+    zero: tuple[int, ...]
+    en: str
+    fr: str
+    trainer: str
+    states: str
+    traffic: str
+    overlay: str
+    pipeline_zero: tuple[int, ...] = ()
+    programs: tuple[str, ...] = ()
+    autocast: bool = False
+    replicates: bool = False
+    takes_bucket_mib: bool = False
+    torch_buckets: bool = False
+    leaves_averaging: bool = False
+    saves_inputs_late: bool = False
+    gathers_experts: bool = True
+    gathers_per_step: bool = False
+    averages_each_micro_batch: bool = False
+
+    def title(self, zero: int) -> str:
+        """Return the name that a person gives to it, with the ZeRO stage where it is not the last of several."""
+        return say(en=self.en, fr=self.fr) + (f" (ZeRO-{zero})" if zero != self.zero[-1] else "")
+
+
+def _by_hand(stage: int) -> EngineSpec:
+    return EngineSpec(
+        name=f"by_hand-{stage}",
+        provider="by_hand",
+        zero=(stage,),
+        en=f"ZeRO-{stage} by hand",
+        fr=f"ZeRO-{stage} à la main",
+        trainer="sharded.ZeroByHandEngine",
+        states="zero_by_hand",
+        traffic="zero_by_hand",
+        overlay=f"zero_{stage}_by_hand",
+        autocast=stage < 3,
+    )
+
+
+def _deepspeed(stage: int) -> EngineSpec:
+    kind = ("deepspeed_0", "deepspeed_1_or_2", "deepspeed_1_or_2", "deepspeed_3")[stage]
+    return EngineSpec(
+        name=f"zero-{stage}",
+        provider="deepspeed",
+        zero=(stage,),
+        en=f"DeepSpeed ZeRO-{stage}",
+        fr=f"DeepSpeed ZeRO-{stage}",
+        trainer="deepspeed.DeepSpeedEngine",
+        states=kind,
+        traffic=kind,
+        overlay=kind,
+        pipeline_zero=(stage,) if stage < 2 else (),
+        programs=("deepspeed", "accelerate"),
+        saves_inputs_late=stage == 3,
+        gathers_experts=stage < 3,
+    )
+
+
+_PLAIN: Final = (
+    EngineSpec(
+        name="single",
+        provider="single",
+        zero=(0,),
+        en="one process",
+        fr="un processus",
+        trainer="base.Engine",
+        states="replicated",
+        traffic="none",
+        overlay="one_process",
+        pipeline_zero=(0,),
+        programs=("torch", "accelerate", "megatron", "colossalai"),
+        autocast=True,
+        replicates=True,
+    ),
+    EngineSpec(
+        name="ddp",
+        provider="torch",
+        zero=(0,),
+        en="DDP",
+        fr="DDP",
+        trainer="replicated.DDPEngine",
+        states="replicated",
+        traffic="ddp",
+        overlay="ddp",
+        pipeline_zero=(0,),
+        programs=("torch", "accelerate", "megatron", "colossalai"),
+        autocast=True,
+        replicates=True,
+        takes_bucket_mib=True,
+        torch_buckets=True,
+        averages_each_micro_batch=True,
+    ),
+    EngineSpec(
+        name="by_hand",
+        provider="by_hand",
+        zero=(0,),
+        en="DDP by hand",
+        fr="DDP à la main",
+        trainer="replicated.ByHandEngine",
+        states="replicated",
+        traffic="by_hand",
+        overlay="by_hand",
+        pipeline_zero=(0,),
+        programs=("megatron",),
+        autocast=True,
+        replicates=True,
+        takes_bucket_mib=True,
+        leaves_averaging=True,
+    ),
+    *map(_by_hand, (1, 2, 3)),
+    EngineSpec(
+        name="fsdp2",
+        provider="torch",
+        zero=(2, 3),
+        en="FSDP2",
+        fr="FSDP2",
+        trainer="sharded.FSDP2Engine",
+        states="fsdp2",
+        traffic="fsdp2",
+        overlay="fsdp2",
+        pipeline_zero=(2,),
+        programs=("torch", "accelerate"),
+        saves_inputs_late=True,
+        gathers_per_step=True,
+        averages_each_micro_batch=True,
+    ),
+    *map(_deepspeed, (0, 1, 2, 3)),
+)
+_AVERAGING: Final[tuple[Form, ...]] = ("one_bit", "local_steps")
+"""Forms whose optimizer averages over the ranks itself."""
+_FORMS: Final[tuple[tuple[Strategy, Form, dict[str, str]], ...]] = (
+    ("ddp", "hooks", {"overlay": "hooked_ddp"}),
+    *(
+        ("by_hand", form, {"trainer": "replicated.CommunicatingEngine", "traffic": form, "overlay": form})
+        for form in _AVERAGING
+    ),
+    ("by_hand", "experts", {"trainer": "expert_engines.ExpertEngine", "traffic": "experts", "overlay": "experts"}),
+    (
+        "zero-0",
+        "experts",
+        {
+            "trainer": "expert_engines.DeepSpeedExpertEngine",
+            "traffic": "experts",
+            "overlay": "deepspeed_experts",
+        },
+    ),
+    ("single", "in_backward", {"overlay": "in_backward"}),
+    (
+        "by_hand",
+        "in_backward",
+        {"trainer": "replicated.ByHandInBackwardEngine", "overlay": "by_hand_in_backward"},
+    ),
+    ("single", "in_forward", {"overlay": "in_forward"}),
+    ("ddp", "in_forward", {"overlay": "ddp_in_forward"}),
+    ("by_hand", "in_forward", {"overlay": "by_hand_in_forward"}),
+    *((strategy, "megatron", {"overlay": "megatron"}) for strategy in ("single", "ddp", "by_hand")),
+)
+"""Forms of the strategies, each with what implements it otherwise."""
+
+
+def _registered() -> Iterator[EngineSpec]:
+    plain = {spec.name: spec for spec in _PLAIN}
+    yield from _PLAIN
+    for strategy, form, otherwise in _FORMS:
+        spec = plain[strategy]
+        yield replace(
+            spec,
+            name=f"{strategy}+{form}",
+            trainer=otherwise.get("trainer", spec.trainer),
+            traffic=otherwise.get("traffic", spec.traffic),
+            overlay=otherwise.get("overlay", spec.overlay),
+        )
+
+
+ENGINES: Final[dict[str, EngineSpec]] = {spec.name: spec for spec in _registered()}
+"""Every engine by its name: the strategies first, then their forms."""
+_STRATEGY_OF: Final[dict[tuple[str, int], Strategy]] = {
+    (ENGINES[name].provider, stage): name for name in STRATEGIES for stage in ENGINES[name].zero
+}
+
+
+def strategy_of(provider: str, zero: int, *, replicas: bool, pipeline: bool) -> Strategy:
+    """Return the engine along the data axis of a legal layout.
+
+    Args:
+        provider: the layout's `engine`.
+        zero: its ZeRO stage.
+        replicas: whether it has several.
+        pipeline: whether each is a pipeline; torch's averages the gradients of its stages itself.
+    """
+    if provider != "torch" or zero:
+        return _STRATEGY_OF[provider, zero]
+    if not replicas:
+        return "single"
+    return "by_hand" if pipeline else "ddp"
+
+
+def zero_stages(provider: str) -> tuple[int, ...]:
+    """Return the ZeRO stages that the engines of a provider have, ascending."""
+    return _stages(spec.zero for spec in _PLAIN if spec.provider == provider)
+
+
+def pipeline_stages(provider: str) -> tuple[int, ...]:
+    """Return the ZeRO stages that the engines of a provider run in a pipeline, ascending."""
+    return _stages(spec.pipeline_zero for spec in _PLAIN if spec.provider == provider)
+
+
+def program_layouts(program: str) -> tuple[tuple[Provider, tuple[int, ...]], ...]:
+    """Return the `engine` and the ZeRO stages of the layouts that a library's program has an equal of.
+
+    Args:
+        program: name of the library; an unknown one has none.
+    """
+    known = [spec for spec in _PLAIN if program in spec.programs and spec.provider != "single"]
+    providers = dict.fromkeys(spec.provider for spec in known)
+    return tuple((one, _stages(spec.zero for spec in known if spec.provider == one)) for one in providers)
+
+
+def _stages(stages: Iterator[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(sorted({stage for some in stages for stage in some}))

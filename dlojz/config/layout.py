@@ -1,0 +1,336 @@
+"""Layout of a model on devices, and the grid of ranks that follows from it.
+
+How a model is laid on the devices: `Layout`, whose fields go together.
+
+A layout that exists is legal; whether an engine of this version runs it is another question, which
+`train.check_runnable` answers.
+
+The grid of ranks: degrees that multiply to the processes, groups along each axis, and which ranks share a node.
+
+A grid that exists has each rank once; every rank is in exactly one group along each axis, two ranks share a group along
+an axis exactly if all their other coordinates are equal, and two different groups of a rank have nothing but the rank
+in common.
+
+Who does what. A rank of the tensor axis holds a slice of each layer of its stage, one of the data axis reads samples of
+its own, one of the pipeline axis holds a stage. `order` names the axes from the innermost, whose neighbours are
+neighbouring ranks, to the outermost. Ranks fill the nodes in order, so the order decides which axis stays inside them:
+`tp-dp-pp` gives rank = (pp_rank·dp + dp_rank)·tp + tp_rank, Megatron-LM's and the lab's own.
+
+Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (arXiv
+2104.04473), §3.1 (degrees multiply to the GPUs; tensor parallelism up to the size of a node, pipelines across nodes);
+Megatron-LM, `megatron/core/parallel_state.py`, `initialize_model_parallel` (the groups, and `order`); Amazon SageMaker,
+"Introduction to Model Parallelism" (`processes_per_host` as the product of the degrees, one of them derived).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import permutations
+from math import prod
+from typing import Literal, NamedTuple, Self, get_args
+
+from pydantic import model_validator
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say
+from dlojz.config.compatibility import LAYOUT, check
+from dlojz.config.fields import MAX_DEGREE, LayoutFields
+
+
+class Layout(LayoutFields):
+    """How a model is laid on the devices: one degree per way of splitting, not a list of named modes.
+
+    DDP is `dp=4`, and `dp=4, engine="by_hand"` the lab's own; ZeRO-2 with DeepSpeed is `dp=4, zero=2,
+    engine="deepspeed"`; FSDP2 is `dp=4, zero=3`.
+
+    Raises:
+        LabError: if the fields cannot be combined; the sentence says why and what would work.
+    """
+
+    @model_validator(mode="after")
+    def _combinable(self) -> Self:
+        check(LAYOUT, self)
+        return self
+
+    def check_processes(self, processes: int) -> None:
+        """Refuse a number of processes that the degrees do not multiply to.
+
+        Raises:
+            LabError: naming the degrees, the processes received and the `dp` that would work.
+        """
+        if processes == self.world_size:
+            return
+        rest = self.tp * self.pp
+        fits = processes >= rest and processes % rest == 0
+        works = f"dp={processes // rest}" if fits else f"{self.world_size} " + say(en="processes", fr="processus")
+        raise LabError(
+            say(
+                en=f"{self.degrees} needs {self.world_size} processes (dp × tp × pp), but {processes} were received: "
+                f"use {works}.",
+                fr=f"{self.degrees} demande {self.world_size} processus (dp × tp × pp), mais {processes} ont été "
+                f"reçus : prenez {works}.",
+            )
+        )
+
+
+Axis = Literal["pp", "dp", "tp"]
+AXES: tuple[Axis, ...] = get_args(Axis)
+DEFAULT_ORDER = "tp-dp-pp"
+ORDERS: tuple[str, ...] = (DEFAULT_ORDER, *sorted({"-".join(axes) for axes in permutations(AXES)} - {DEFAULT_ORDER}))
+"""All ways to lay the axes out, each from the innermost axis to the outermost; the lab's own first."""
+DEFAULT_GPUS_PER_NODE = 4
+"""Those of most nodes of Jean Zay (V100, H100); its A100 nodes have 8, as a DGX has."""
+MAX_RANKS = 2**14
+"""Ranks of the largest grid that is listed rank by rank: the 16,384 GPUs that Llama 3.1 405B was trained on."""
+
+
+class RankPlace(NamedTuple):
+    """Where a rank stands: its position along each axis, from 0."""
+
+    pp: int
+    dp: int
+    tp: int
+
+
+@dataclass(frozen=True)
+class RankGrid:
+    """All ranks of a run, laid out along three axes and over nodes.
+
+    Args:
+        dp: data-parallel replicas, at least 1.
+        pp: pipeline ranks, at least 1.
+        tp: tensor-parallel ranks, at least 1.
+        gpus_per_node: ranks of one node, at least 1; the last node may have fewer.
+        order: the axes from the innermost to the outermost, one of `ORDERS`.
+
+    Raises:
+        LabError: if a number is no whole number of at least 1, the grid is larger than `MAX_RANKS`, or the order is
+            none.
+    """
+
+    dp: int = 1
+    pp: int = 1
+    tp: int = 1
+    gpus_per_node: int = DEFAULT_GPUS_PER_NODE
+    order: str = DEFAULT_ORDER
+
+    def __post_init__(self) -> None:
+        for name in (*AXES, "gpus_per_node"):
+            _check_degree(name, getattr(self, name))
+        if self.order not in ORDERS:
+            raise LabError(one_of("order", self.order, ORDERS))
+        if self.world_size > MAX_RANKS:
+            raise LabError(
+                say(
+                    en=f"{self.degrees} make {self.world_size} ranks, but a grid lists at most {MAX_RANKS}: use "
+                    "smaller degrees.",
+                    fr=f"{self.degrees} font {self.world_size} rangs, mais une grille en énumère au plus {MAX_RANKS} : "
+                    "prenez des degrés plus petits.",
+                )
+            )
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks: the product of the degrees."""
+        return self.dp * self.pp * self.tp
+
+    @property
+    def degrees(self) -> str:
+        """The degrees in words, e.g. `dp=2, pp=4, tp=2`."""
+        return f"dp={self.dp}, pp={self.pp}, tp={self.tp}"
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """The axes from the innermost to the outermost."""
+        return tuple(axis for word in self.order.split("-") for axis in AXES if axis == word)
+
+    def size(self, axis: str) -> int:
+        """The degree along an axis: how many ranks each of its groups has.
+
+        Raises:
+            LabError: if there is no such axis.
+        """
+        if axis not in AXES:
+            raise LabError(one_of("axis", axis, AXES))
+        degree: int = getattr(self, axis)
+        return degree
+
+    def coordinates(self, rank: int) -> RankPlace:
+        """Position of a rank along each axis.
+
+        Raises:
+            LabError: if there is no such rank.
+        """
+        self._check_rank(rank)
+        places, rest = {}, rank
+        for axis in self.axes:
+            rest, places[axis] = divmod(rest, self.size(axis))
+        return RankPlace(**places)
+
+    def rank_of(self, *, pp: int = 0, dp: int = 0, tp: int = 0) -> int:
+        """The rank that stands at these positions.
+
+        Raises:
+            LabError: if a position is outside its axis.
+        """
+        at = {"pp": pp, "dp": dp, "tp": tp}
+        for axis, place in at.items():
+            if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < self.size(axis):
+                raise LabError(
+                    say(
+                        en=f"{axis}={place!r} is outside the grid ({self.degrees}): use 0 to {self.size(axis) - 1}.",
+                        fr=f"{axis}={place!r} est hors de la grille ({self.degrees}) : prenez 0 à "
+                        f"{self.size(axis) - 1}.",
+                    )
+                )
+        return sum(at[axis] * stride for axis, stride in self._strides.items())
+
+    def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
+        """The groups along an axis: ranks that differ in their position along it alone, in the order of the positions.
+
+        Groups are sorted by their first rank; with a degree of 1 each rank is a group of its own.
+
+        Raises:
+            LabError: if there is no such axis.
+        """
+        size, stride = self.size(axis), self._strides[axis]
+        firsts = (rank for rank in range(self.world_size) if rank // stride % size == 0)
+        return tuple(tuple(first + place * stride for place in range(size)) for first in firsts)
+
+    def group_of(self, rank: int, axis: str) -> tuple[int, ...]:
+        """The group of a rank along an axis, itself included.
+
+        Raises:
+            LabError: if there is no such rank or axis.
+        """
+        self._check_rank(rank)
+        size, stride = self.size(axis), self._strides[axis]
+        first = rank - rank // stride % size * stride
+        return tuple(first + place * stride for place in range(size))
+
+    def node_of(self, rank: int) -> int:
+        """The node of a rank: nodes are filled one after the other.
+
+        Raises:
+            LabError: if there is no such rank.
+        """
+        self._check_rank(rank)
+        return rank // self.gpus_per_node
+
+    @cached_property
+    def nodes(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each node."""
+        starts = range(0, self.world_size, self.gpus_per_node)
+        return tuple(tuple(range(start, min(start + self.gpus_per_node, self.world_size))) for start in starts)
+
+    def nodes_of(self, group: Sequence[int]) -> tuple[int, ...]:
+        """The nodes that a group touches, in order."""
+        return tuple(sorted({self.node_of(rank) for rank in group}))
+
+    def links(self, axis: str) -> tuple[tuple[int, ...], ...]:
+        """The groups along an axis that span nodes, so that their communication leaves a node.
+
+        Raises:
+            LabError: if there is no such axis.
+        """
+        return tuple(group for group in self.groups(axis) if self.node_of(group[0]) != self.node_of(group[-1]))
+
+    def inside(self, axis: str) -> bool:
+        """Whether every group along an axis stays within one node.
+
+        Raises:
+            LabError: if there is no such axis.
+        """
+        return not self.links(axis)
+
+    @cached_property
+    def _strides(self) -> dict[str, int]:
+        """How far apart in rank neighbours along each axis are: the product of the degrees further in."""
+        return {axis: prod(self.size(inner) for inner in self.axes[:depth]) for depth, axis in enumerate(self.axes)}
+
+    def _check_rank(self, rank: int) -> None:
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.world_size:
+            raise LabError(
+                say(
+                    en=f"there is no rank {rank!r} in a grid of {self.world_size}: use 0 to {self.world_size - 1}.",
+                    fr=f"il n’y a pas de rang {rank!r} dans une grille de {self.world_size} : prenez 0 à "
+                    f"{self.world_size - 1}.",
+                )
+            )
+
+
+def complete(
+    processes: int, dp: int | None = None, pp: int | None = None, tp: int | None = None
+) -> tuple[int, int, int]:
+    """The three degrees, the one left out derived: processes = pipeline degree × data degree × tensor degree.
+
+    With one host, `processes` is SageMaker's `processes_per_host`. Where SageMaker splits tensors, it calls
+    `data_parallel_degree` what includes the tensor ranks; `dp` here leaves them out, so that the product holds.
+
+    Args:
+        processes: of the whole run, at least 1.
+        dp: data degree, at least 1, or None to derive it.
+        pp: pipeline degree, likewise.
+        tp: tensor degree, likewise; at most one of the three is None.
+
+    Returns:
+        (dp, pp, tp).
+
+    Raises:
+        LabError: if two or more are missing, the product is not the number of processes, or the given degrees do not
+            divide it; the sentence says what would work.
+    """
+    given = {"dp": dp, "pp": pp, "tp": tp}
+    _check_degree("processes", processes)
+    for name, degree in given.items():
+        if degree is not None:
+            _check_degree(name, degree)
+    missing = [name for name, degree in given.items() if degree is None]
+    known = {name: degree for name, degree in given.items() if degree is not None}
+    told, product = ", ".join(f"{name}={degree}" for name, degree in known.items()), prod(known.values())
+    if len(missing) > 1:
+        received = told or say(en="none", fr="aucun")
+        raise LabError(
+            say(
+                en=f"two of the degrees dp, pp and tp make the third, but {received} was received for {processes} "
+                f"processes: give {missing[0]} or {missing[1]} too (1 where an axis is not used).",
+                fr=f"deux des degrés dp, pp et tp donnent le troisième, mais {received} a été reçu pour {processes} "
+                f"processus : donnez aussi {missing[0]} ou {missing[1]} (1 pour un axe inutilisé).",
+            )
+        )
+    if processes % product or (not missing and processes != product):
+        raise LabError(_misfit(processes, given, told, product))
+    done = {**known, **dict.fromkeys(missing, processes // product)}
+    return done["dp"], done["pp"], done["tp"]
+
+
+def _misfit(processes: int, given: dict[str, int | None], told: str, product: int) -> str:
+    """Why degrees do not go with a number of processes, and what would."""
+    if None in given.values():
+        below, above = processes // product * product, -(-processes // product) * product
+        works = say(en=" or ", fr=" ou ").join(str(number) for number in (below, above) if number)
+        return say(
+            en=f"{told} need a multiple of {product} processes, but {processes} were received: use {works} processes, "
+            f"or degrees whose product divides {processes}.",
+            fr=f"{told} demandent un multiple de {product} processus, mais {processes} ont été reçus : prenez {works} "
+            f"processus, ou des degrés dont le produit divise {processes}.",
+        )
+    others = {name: product // (degree or 1) for name, degree in given.items()}
+    fits = next((f"{name}={processes // rest}" for name, rest in others.items() if processes % rest == 0), None)
+    works = say(en=" or ", fr=" ou ").join(filter(None, (fits, f"{product} " + say(en="processes", fr="processus"))))
+    return say(
+        en=f"{told} make {product} processes (dp × pp × tp), but {processes} were received: use {works}.",
+        fr=f"{told} font {product} processus (dp × pp × tp), mais {processes} ont été reçus : prenez {works}.",
+    )
+
+
+def _check_degree(name: str, degree: object) -> None:
+    if isinstance(degree, bool) or not isinstance(degree, int) or not 1 <= degree <= MAX_DEGREE:
+        raise LabError(
+            say(
+                en=f"{name} must be a whole number from 1 to {MAX_DEGREE}, but {degree!r} was received.",
+                fr=f"{name} doit être un nombre entier de 1 à {MAX_DEGREE}, mais {degree!r} a été reçu.",
+            )
+        )

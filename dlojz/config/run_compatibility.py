@@ -1,0 +1,334 @@
+"""List what no engine of this version runs, and what no library's program is asked for, though it can be predicted.
+
+As in `compatibility`, the first rule speaks that a run breaks. What depends on a machine, on the actions of a schedule
+or on the parts of a model is asked where runs are started (`dlojz.runnable.check_runnable`), which reads these rules
+first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, Protocol
+
+from dlojz import models
+from dlojz.base.language import say
+from dlojz.config.compatibility import LAYOUT, LEGAL, Facts, Rule, first_set
+from dlojz.config.engines import pipeline_stages, program_layouts
+from dlojz.config.fields import ASYNCHRONOUS, RunFields
+from dlojz.config.schedules import COMMUNICATING
+from dlojz.models.sizes import CoAtNetSize, GPTSize
+
+# --- a library's program ----------------------------------------------------------------------------------------------
+
+NO_LIBRARY: Final = "none"
+SPLITS: Final[dict[str, tuple[str, ...]]] = {"megatron": ("tp", "pp")}
+"""The axes, besides replicas, along which each library's program splits a model."""
+ONE_WAY: Final[dict[str, object]] = {"precision": "fp32", "optimizer": "adamw", "update": "auto", "curriculum": "none"}
+"""What the programs have one way of, and which."""
+ONE_WAY_OF_LAYOUT: Final[dict[str, object]] = {
+    "ep": 1,
+    "checkpointing": "none",
+    "offload": "none",
+    "bucket_mib": None,
+    "gradient_as_bucket_view": False,
+    "gradient_compression": "none",
+}
+"""The same, of the layout."""
+_OR_NONE: Final = {"en": ", or library='none'.", "fr": ", ou library='none'."}
+
+
+def or_none() -> str:
+    """How a sentence ends that may be answered by the lab's own training, instead of a library's program."""
+    return say(**_OR_NONE)
+
+
+def stage_refusal(program: str, zero: object) -> str | None:
+    """Why a library's program is not asked for this ZeRO stage, whatever the engine; None where it can be.
+
+    Args:
+        program: name of the library.
+        zero: stage; None where none is asked for.
+    """
+    stages = sorted({stage for _, known in program_layouts(program) for stage in known})
+    if zero is None or zero in stages:
+        return None
+    works = ", ".join(map(str, stages))
+    return say(
+        en=f"zero={zero} was received, but the program of library={program!r} has zero={works} only.",
+        fr=f"zero={zero} a été reçu, mais le programme de library={program!r} n’a que zero={works}.",
+    )
+
+
+def _foreign_axis(config: RunFields) -> Facts | None:
+    axes = [axis for axis in ("tp", "pp") if axis not in SPLITS.get(config.library, ())]
+    return first_set(config.layout, dict.fromkeys(axes, 1))
+
+
+def _is_megatron(config: RunFields) -> bool:
+    return config.library == "megatron"
+
+
+def _uneven_layers(config: RunFields) -> Facts | None:
+    size = models.spec(config.model).size
+    if not (_is_megatron(config) and isinstance(size, GPTSize) and size.depth % config.layout.pp):
+        return None
+    return {"depth": size.depth}
+
+
+def _no_program(config: RunFields) -> Facts | None:
+    """What the program of a library has instead of this engine or ZeRO stage."""
+    known = program_layouts(config.library)
+    engine = "torch" if config.layout.engine == "single" else config.layout.engine
+    if any(engine == one and config.layout.zero in stages for one, stages in known):
+        return None
+    return {"works": ", ".join(f"engine={one!r}, zero={'|'.join(map(str, stages))}" for one, stages in known)}
+
+
+def _library(name: str, applies: Callable[[RunFields], Facts | bool | None], *, en: str, fr: str) -> Rule[RunFields]:
+    """A rule of the libraries' programs, which a run without a library does not break."""
+    return Rule(name, lambda config: config.library != NO_LIBRARY and applies(config), en, fr, "library")
+
+
+LIBRARY: Final[tuple[Rule[RunFields], ...]] = (
+    _library(
+        "programs train no mixtures",
+        lambda config: config.experts is not None,
+        en="model={config.model!r} has a mixture of experts, which no library's program here trains: use a dense "
+        f"model such as gpt_tiny{_OR_NONE['en']}",
+        fr="model={config.model!r} a un mélange d’experts, qu’aucun programme de bibliothèque n’entraîne ici : "
+        f"prenez un modèle dense comme gpt_tiny{_OR_NONE['fr']}",
+    ),
+    _library(
+        "programs have one way",
+        lambda config: first_set(config, ONE_WAY) or first_set(config.layout, ONE_WAY_OF_LAYOUT),
+        en="{name}={value!r} is none of what the program of library={config.library!r} does: use {name}={plain!r}"
+        f"{_OR_NONE['en']}",
+        fr="{name}={value!r} n’est pas dans ce que fait le programme de library={config.library!r} : prenez "
+        f"{{name}}={{plain!r}}{_OR_NONE['fr']}",
+    ),
+    _library(
+        "programs split along their own axes",
+        _foreign_axis,
+        en="{name}={value} was received, but the program of library={config.library!r} splits no model that way: use "
+        f"{{name}}=1{_OR_NONE['en']}",
+        fr="{name}={value} a été reçu, mais le programme de library={config.library!r} ne découpe pas ainsi le "
+        f"modèle : prenez {{name}}=1{_OR_NONE['fr']}",
+    ),
+    _library(
+        "Megatron-core trains its own GPT",  # its mixtures are refused with the routing of their experts
+        lambda config: _is_megatron(config) and not isinstance(models.spec(config.model).size, GPTSize),
+        en="model={config.model!r} was received, but the program of library='megatron' trains Megatron-core's own "
+        f"GPT: use a model of the gpt family such as gpt_tiny{_OR_NONE['en']}",
+        fr="model={config.model!r} a été reçu, mais le programme de library='megatron' entraîne le GPT de "
+        f"Megatron-core : prenez un modèle de la famille gpt comme gpt_tiny{_OR_NONE['fr']}",
+    ),
+    _library(
+        "Megatron-core's sequence parallelism needs Apex",
+        lambda config: _is_megatron(config) and config.layout.sequence_parallel,
+        en="sequence_parallel=True was received, but without NVIDIA's Apex or Transformer Engine Megatron-core's "
+        f"GPT has torch's layer norm, which it refuses to combine with it: use sequence_parallel=False{_OR_NONE['en']}",
+        fr="sequence_parallel=True a été reçu, mais sans Apex ni Transformer Engine de NVIDIA le GPT de "
+        "Megatron-core prend la layer norm de torch, qu’il refuse de combiner avec : prenez "
+        f"sequence_parallel=False{_OR_NONE['fr']}",
+    ),
+    _library(
+        "Megatron-core is asked for 1f1b",
+        lambda config: _is_megatron(config) and config.layout.schedule not in (None, "1f1b"),
+        en="schedule={layout.schedule!r} was received, but the program of library='megatron' asks Megatron-core "
+        f"for 1f1b: use schedule='1f1b'{_OR_NONE['en']}",
+        fr="schedule={layout.schedule!r} a été reçu, mais le programme de library='megatron' demande 1f1b à "
+        f"Megatron-core : prenez schedule='1f1b'{_OR_NONE['fr']}",
+    ),
+    _library(
+        "Megatron-core's stages are equal",
+        _uneven_layers,
+        en="pp={layout.pp} was received, but Megatron-core gives each stage as many layers, and {config.model} "
+        "has {depth}: use a pp that divides {depth}.",
+        fr="pp={layout.pp} a été reçu, mais Megatron-core donne à chaque étage autant de couches, et "
+        "{config.model} en a {depth} : prenez un pp qui divise {depth}.",
+    ),
+    _library(
+        "Colossal-AI synchronizes BatchNorm",
+        lambda config: config.library == "colossalai" and isinstance(models.spec(config.model).size, CoAtNetSize),
+        en="model={config.model!r} has BatchNorm, which Colossal-AI turns into SyncBatchNorm: that computes on GPUs "
+        "only and over the samples of all replicas, which is another training: use a vit, gpt or llama "
+        f"model{_OR_NONE['en']}",
+        fr="model={config.model!r} a des BatchNorm, que Colossal-AI change en SyncBatchNorm : celle-ci ne calcule que "
+        "sur GPU et sur les échantillons de toutes les répliques, ce qui est un autre entraînement : prenez un modèle "
+        f"vit, gpt ou llama{_OR_NONE['fr']}",
+    ),
+    _library(
+        "programs have their own layouts",
+        _no_program,
+        en="engine={layout.engine!r}, zero={layout.zero} was received, but the program of library={config.library!r} "
+        "has no such layout: use {works}.",
+        fr="engine={layout.engine!r}, zero={layout.zero} a été reçu, mais le programme de library={config.library!r} "
+        "n’a pas cette répartition : prenez {works}.",
+    ),
+)
+"""What the program of a library is not asked for."""
+
+
+# --- what no engine runs yet ------------------------------------------------------------------------------------------
+
+EVERYWHERE: Final = ("adamw", "momentum", "sgd")
+"""Optimizers that see each number by itself, so that a share of the experts is updated as in the whole."""
+RUN_VALUES: Final[dict[str, tuple[object, ...]]] = {
+    "precision": ("fp32", "bf16"),
+    "optimizer": ("adamw", "momentum", "sgd", "lamb", *COMMUNICATING),
+    "fp32_gradients": (False,),
+}
+"""Values that some engine runs, the usual one first."""
+
+
+def _first_not_run(config: RunFields, runs: Mapping[str, tuple[object, ...]]) -> Facts | None:
+    """The first field whose value is not run, as `name` and `value`, with the one to use."""
+    for name, values in runs.items():
+        value = getattr(config if name in type(config).model_fields else config.layout, name)
+        if value not in values:
+            return {"name": name, "value": value, "legal": values[0]}
+    return None
+
+
+def _foreign_gate(config: RunFields) -> Facts | None:
+    """A number of a mixture that DeepSpeed's gate does not have."""
+    if config.layout.ep == 1 or config.layout.engine != "deepspeed":
+        return None
+    for name, plain in (("z_loss", 0.0), ("expert_groups", 1)):
+        if (value := getattr(config, name)) not in (None, plain):
+            return {"name": name, "value": value, "plain": plain}
+    return None
+
+
+def _run(name: str, applies: Callable[[RunFields], Facts | bool | None], *, en: str, fr: str) -> Rule[RunFields]:
+    return Rule(name, applies, en, fr, "run")
+
+
+RUN: Final[tuple[Rule[RunFields], ...]] = (
+    _run(
+        "LAMB needs whole layers",
+        lambda config: (
+            config.optimizer == "lamb"
+            and (config.layout.zero > 0 or config.layout.tp > 1 or config.layout.engine == "deepspeed")
+        ),
+        en="optimizer='lamb' is run where each rank has whole layers, but {layout.title} was received: use "
+        "engine='torch' or 'by_hand' with zero=0, tp=1.",
+        fr="optimizer='lamb' s’exécute là où chaque rang a des couches entières, mais {layout.title} a été "
+        "reçu : prenez engine='torch' ou 'by_hand' avec zero=0, tp=1.",
+    ),
+    _run(
+        "some values are only predicted",
+        lambda config: _first_not_run(config, RUN_VALUES),
+        en="{name}={value!r} cannot be run yet by any engine: use {name}={legal!r}.",
+        fr="{name}={value!r} n'est encore exécutable par aucun moteur : prenez {name}={legal!r}.",
+    ),
+    _run(
+        "pipelines train no mixtures",
+        lambda config: config.experts is not None and config.layout.pp > 1,
+        en="no pipeline trains a mixture of experts yet, but pp={layout.pp} was received with {config.model}: "
+        "use pp=1; its memory can be predicted.",
+        fr="aucun pipeline n’entraîne encore de mélange d’experts, mais pp={layout.pp} a été reçu avec "
+        "{config.model} : prenez pp=1 ; sa mémoire peut être prédite.",
+    ),
+    _run(
+        "DeepSpeed ZeRO-3 gathers no gate",
+        # It finds the tensors that a module gives in tuples, lists and dictionaries alone, not in a gate's `Choice`.
+        lambda config: config.experts is not None and not config.layout.engine_spec.gathers_experts,
+        en="DeepSpeed ZeRO-3 does not gather a gate's weights for its backward pass, but zero=3 was received with "
+        "{config.model}: use zero=2, or engine='torch' or 'by_hand'.",
+        fr="DeepSpeed ZeRO-3 ne rassemble pas les poids d’une porte pour sa passe arrière, mais zero=3 a été reçu "
+        "avec {config.model} : prenez zero=2, ou engine='torch' ou 'by_hand'.",
+    ),
+    _run(
+        "experts of a rank are updated by themselves",
+        lambda config: config.layout.ep > 1 and config.optimizer not in EVERYWHERE,
+        en="optimizer={config.optimizer!r} needs whole layers, or averages over all ranks, but ep={layout.ep} "
+        f"gives each rank experts of its own: use {', '.join(EVERYWHERE)}.",
+        fr="optimizer={config.optimizer!r} demande des couches entières, ou moyenne entre tous les rangs, mais "
+        f"ep={{layout.ep}} donne à chaque rang ses propres experts : prenez {', '.join(EVERYWHERE)}.",
+    ),
+    _run(
+        "DeepSpeed's experts are in fp32",
+        lambda config: config.layout.ep > 1 and config.layout.engine == "deepspeed" and config.precision != "fp32",
+        en="DeepSpeed's experts are run in fp32 here, but precision={config.precision!r} was received: use "
+        "precision='fp32', or engine='by_hand'.",
+        fr="les experts de DeepSpeed s’exécutent ici en fp32, mais precision={config.precision!r} a été reçu : "
+        "prenez precision='fp32', ou engine='by_hand'.",
+    ),
+    _run(
+        "DeepSpeed's gate has two losses less",
+        _foreign_gate,
+        en="DeepSpeed's gate has no {name}, but {name}={value!r} was received: use {name}={plain:g}, or "
+        "engine='by_hand'.",
+        fr="la porte de DeepSpeed n’a pas de {name}, mais {name}={value!r} a été reçu : prenez "
+        "{name}={plain:g}, ou engine='by_hand'.",
+    ),
+    _run(
+        "DeepSpeed trains no tensor-parallel layers",
+        lambda config: config.layout.tp > 1 and config.layout.engine == "deepspeed",
+        en="tp={layout.tp} is not run with engine 'deepspeed', which trains no tensor-parallel layers of its "
+        "own: use engine='by_hand' or 'torch', or tp=1.",
+        fr="tp={layout.tp} ne s’exécute pas avec engine='deepspeed', qui n’entraîne pas lui-même de couches "
+        "Tensor Parallel : prenez engine='by_hand' ou 'torch', ou tp=1.",
+    ),
+    _run(
+        "asynchronous pipelines have whole layers",
+        lambda config: config.layout.tp > 1 and config.layout.schedule in ASYNCHRONOUS,
+        en="tp={layout.tp} is not run in the asynchronous pipeline {layout.schedule}: use a synchronous "
+        "schedule such as 1f1b, or tp=1.",
+        fr="tp={layout.tp} ne s’exécute pas dans le pipeline asynchrone {layout.schedule} : prenez un "
+        "ordonnancement synchrone tel que 1f1b, ou tp=1.",
+    ),
+)
+"""What no engine of this version runs, though it can be predicted."""
+
+
+class KnownSchedule(Protocol):
+    """What the rules ask of a pipeline's schedule."""
+
+    @property
+    def name(self) -> str:
+        """Of the schedule."""
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of inputs and of weights are computed apart."""
+
+
+class PipelineRun(NamedTuple):
+    """A run in a pipeline, with its schedule."""
+
+    config: RunFields
+    schedule: KnownSchedule
+
+
+def _not_in_pipelines(run: PipelineRun) -> Facts | None:
+    config, schedule = run
+    engine = config.layout.engine
+    asynchronous = schedule.name in ASYNCHRONOUS
+    # A stage's buffers for what it sends and receives are made once, for one shape.
+    runs: dict[str, tuple[object, ...]] = {"offload": ("none",), "curriculum": ("none",)}
+    runs["zero"] = pipeline_stages(engine)
+    if engine == "deepspeed":
+        runs["checkpointing"] = ("none", "full")
+    elif schedule.splits_backward or asynchronous:
+        runs["checkpointing"] = ("none",)
+    if asynchronous:
+        runs |= {"optimizer": ("sgd",), "dp": (1,), "precision": ("fp32",)}
+    found = _first_not_run(config, runs)
+    return {**found, "schedule": schedule.name} if found else None
+
+
+PIPELINE: Final[tuple[Rule[PipelineRun], ...]] = (
+    Rule(
+        "some values are not run in a pipeline",
+        _not_in_pipelines,
+        en="{name}={value!r} is not run in a pipeline {schedule} with engine {layout.engine!r}: use {name}={legal!r}.",
+        fr="{name}={value!r} ne s’exécute pas dans un pipeline {schedule} avec engine={layout.engine!r} : prenez "
+        "{name}={legal!r}.",
+        scope="run",
+    ),
+)
+"""What no engine of this version runs in a pipeline, though it can be predicted or simulated."""
+RULES: Final[tuple[Rule[Any], ...]] = (*LAYOUT, *LEGAL, *LIBRARY, *RUN, *PIPELINE)
+"""The whole book."""

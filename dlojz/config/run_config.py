@@ -1,0 +1,272 @@
+"""RunConfig: what to train and how, checked when it is made; as words of a command line.
+
+What to train and how it is laid on the devices: `RunConfig`, with its `Layout`.
+
+An object that exists is legal and complete: what was left out is filled in with the value that will be used, so that
+equal runs have equal hashes. The global batch is derived, never stored.
+
+The command line that asks for a configuration, as a sentence of advice ends with it.
+
+What it says asks for exactly that configuration, and only what differs from the defaults is said.
+
+The names of the libraries, and what one of them may do instead of what it was asked for.
+
+A library is told of under its own name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any, Final, Self
+
+from pydantic import model_validator
+
+from dlojz import data as datasets
+from dlojz import models
+from dlojz.base.contract import Contract
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say
+from dlojz.config.compatibility import LEGAL, check
+from dlojz.config.engines import ENGINES, EngineSpec, Form
+from dlojz.config.fields import RunFields
+from dlojz.config.layout import Layout
+from dlojz.config.run_compatibility import LIBRARY
+from dlojz.config.schedules import COMPRESSED, LOCAL, MULTIPLE, default_local_steps, default_warmup_steps
+from dlojz.models.experts.routing import Routing
+
+START_SHARE: Final = 8
+"""Where no length is said, the samples of a curriculum begin with so small a share of the whole."""
+STEPS_SHARE: Final = 2
+"""Where no number of steps is said, its samples are whole after so small a share of the run."""
+MAX_DIGITS: Final = 12
+"""Longer numbers are refused by their own field."""
+RARE: Final = ("update", "curriculum_root", "curriculum_multiple", "partition", "ep", "powersgd_rank")
+"""Fields that `in_use` shows only where a run sets them."""
+
+
+class RunConfig(RunFields):
+    """One training run, whole: model, data, precision, optimizer, length, and its `Layout`.
+
+    Raises:
+        LabError: if a value is illegal or unknown; the sentence names it and the legal ones.
+    """
+
+    layout: Layout = Layout()
+
+    @classmethod
+    def of(cls, **flat: Any) -> Self:
+        """Build from fields given flat, those of the layout among them: `RunConfig.of(model="vit_tiny", dp=2)`.
+
+        Raises:
+            LabError: if a key is neither a field of `RunConfig` nor of `Layout`; the legal ones are listed.
+        """
+        own = {key: value for key, value in flat.items() if key in cls.model_fields}
+        rest = {key: value for key, value in flat.items() if key not in cls.model_fields}
+        rest = _engine_of(own) | rest
+        legal = [*cls.model_fields, *Layout.model_fields]
+        for key in rest:
+            if key not in Layout.model_fields:
+                raise LabError(one_of("key", key, sorted(set(legal) - {"layout", "schema_version"})))
+        if rest:
+            base = own.get("layout", Layout())
+            own["layout"] = Layout(**{**base.to_dict(), **rest})
+        return cls(**own)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, given: Any) -> Any:
+        """Put the defaults that depend on other fields where nothing was given."""
+        if not isinstance(given, dict):
+            return given
+        spec = models.spec(given.get("model", cls.model_fields["model"].default))
+        filled = dict(given)
+        size = "image_size" if spec.family == "image" else "sequence_length"
+        _default(filled, "data", datasets.default_for(spec.family))
+        _default(filled, size, getattr(spec, size))
+        experts = getattr(spec.size, "experts", None)
+        for name, value in experts.defaults().items() if experts else ():
+            _default(filled, name, value)
+        steps = filled.get("steps", cls.model_fields["steps"].default)
+        _fill_in_stages(filled, _number(steps))
+        _fill_in_curriculum(filled, _number(steps))
+        if engine := _engine_of(filled):
+            filled["layout"] = engine
+        return filled
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        check((*LEGAL, *LIBRARY), self)
+        return self
+
+    @property
+    def data_name(self) -> str:
+        """The data set that will be used (never empty once validated)."""
+        return self.data or ""
+
+    @property
+    def num_classes(self) -> int:
+        """Classes the model tells apart (size of the vocabulary for text)."""
+        return datasets.num_classes(self.data_name) or models.spec(self.model).num_classes
+
+    @property
+    def routing(self) -> Routing | None:
+        """How the mixtures of the model route; None for a model without experts."""
+        if self.experts is None:
+            return None
+        return Routing(
+            experts=self.experts,
+            top_k=self.top_k or 1,
+            capacity_factor=self.capacity_factor or 1.0,
+            balance_loss=self.balance_loss or 0.0,
+            z_loss=self.z_loss or 0.0,
+            groups=self.expert_groups or 1,
+        )
+
+    @property
+    def engine_forms(self) -> tuple[Form, ...]:
+        """What makes another engine of the layout's strategy: one form at most, as the rules leave no two together."""
+        asked: dict[Form, bool] = {
+            "one_bit": self.optimizer in COMPRESSED,
+            "local_steps": self.optimizer in LOCAL,
+            "hooks": self.layout.gradient_compression != "none",
+            "experts": self.layout.ep > 1,
+            "in_backward": self.update == "in_backward",
+            "in_forward": self.update == "in_forward",
+            "megatron": self.library == "megatron",
+        }
+        return tuple(form for form, is_asked in asked.items() if is_asked)
+
+    @property
+    def engine_name(self) -> str:
+        """Name of the engine that runs this along its data-parallel axis, in `dlojz.config.engines.ENGINES`."""
+        return "+".join((self.layout.strategy, *self.engine_forms))
+
+    @property
+    def engine_spec(self) -> EngineSpec:
+        """The entry of that engine in the registry."""
+        return ENGINES[self.engine_name]
+
+    def in_use(self) -> dict[str, Any]:
+        """Plain data as `to_dict` gives it, without what this run leaves alone: rare options, None, False, nothing."""
+        content = _said(self.to_dict(), type(self))
+        content["layout"] = _said(content["layout"], Layout)
+        return content
+
+    @property
+    def hash(self) -> str:
+        """Twelve hexadecimal digits that name this run: equal configurations have equal hashes.
+
+        Only fields that differ from their defaults count, so that a field that comes later leaves the names of older
+        runs as they are; a default, once released, does not change.
+        """
+        content = self.model_dump(mode="json", exclude_defaults=True)
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+    @property
+    def title(self) -> str:
+        """Model and layout in words, e.g. `coatnet_tiny, DDP ×2`."""
+        processes = f" ×{self.layout.world_size}" if self.layout.world_size > 1 else ""
+        library = f", library={self.library}" if self.library != "none" else ""
+        return f"{self.model}, {self.layout.title}{processes}{library}"
+
+
+def _said(content: dict[str, Any], contract: type[Contract]) -> dict[str, Any]:
+    """What is worth being said of some fields."""
+    plain = {name: contract.model_fields[name].default for name in RARE if name in content}
+    return {
+        name: value
+        for name, value in content.items()
+        if value not in (None, "", "none") and value is not False and not (name in plain and value == plain[name])
+    }
+
+
+def _engine_of(given: Mapping[str, Any]) -> dict[str, str]:
+    """The engine that a library is, as a field of the layout, where no layout is given; nothing for the others."""
+    return {"engine": "deepspeed"} if given.get("library") == "deepspeed" and given.get("layout") is None else {}
+
+
+def _default(filled: dict[str, Any], name: str, value: object) -> None:
+    if filled.get(name) is None:
+        filled[name] = value
+
+
+def _number(value: object) -> int | None:
+    """A whole number, also one written as text, as its field takes it; what is none is left to its field to refuse."""
+    written = str(value)
+    return int(written) if written.isdecimal() and len(written) <= MAX_DIGITS else None
+
+
+def _fill_in_stages(filled: dict[str, Any], steps: int | None) -> None:
+    """Put how long an optimizer's first stage lasts, or how far replicas go alone, where nothing was given."""
+    if steps is None:
+        return
+    if filled.get("optimizer") in COMPRESSED:
+        _default(filled, "warmup_steps", default_warmup_steps(steps))
+    if filled.get("optimizer") in LOCAL:
+        _default(filled, "local_steps", default_local_steps(steps))
+
+
+def _fill_in_curriculum(filled: dict[str, Any], steps: int | None) -> None:
+    """Put where a curriculum starts and ends where nothing was given, and write its lengths in one way."""
+    kind, written = filled.get("curriculum", "none"), filled.get("curriculum_lengths")
+    if kind == "discrete" and isinstance(written, str):
+        filled["curriculum_lengths"] = written.replace(" ", "")
+    if kind not in ("linear", "root"):
+        return
+    whole, multiple = _number(filled.get("sequence_length")), _number(filled.get("curriculum_multiple", MULTIPLE))
+    if whole and multiple:
+        _default(filled, "curriculum_start", max(multiple, whole // START_SHARE // multiple * multiple))
+    if steps:
+        _default(filled, "curriculum_steps", max(1, steps // STEPS_SHARE))
+
+
+HIDDEN = ("layout", "schema_version")
+"""Fields of a configuration that are no options."""
+
+
+def command_of(config: RunConfig, command: str = "run") -> str:
+    """The command line that asks for a configuration: only what differs from the defaults is written."""
+    plain = RunConfig.of(model=config.model)
+    words = ["dlojz", command, "--model", config.model]
+    for own, default in ((config, plain), (config.layout, plain.layout)):
+        for name in type(own).model_fields:
+            value = getattr(own, name)
+            if name in (*HIDDEN, "model") or value == getattr(default, name):
+                continue
+            words.append("--" + name.replace("_", "-"))
+            if value is not True:
+                words.append(str(value))
+    return shlex.join(words)
+
+
+LIBRARY_TITLES = {
+    "torch": "PyTorch",
+    "deepspeed": "DeepSpeed",
+    "accelerate": "Accelerate",
+    "megatron": "Megatron-core",
+    "colossalai": "Colossal-AI",
+}
+"""Each library's name, as it writes it."""
+
+
+def laid_out_otherwise(config: RunConfig, wrapped_in: str) -> str:
+    """What a library did instead of what it was asked for, in one sentence; empty where it did that.
+
+    Args:
+        config: the run.
+        wrapped_in: class that the library has put the model in, as a record tells it.
+    """
+    sharded = config.layout.zero or config.layout.engine == "deepspeed"
+    if not sharded or wrapped_in != "DistributedDataParallel":
+        return ""
+    title = LIBRARY_TITLES[config.library]
+    return say(
+        en=f"asked for {config.layout.title}, {title} trained with DDP: it leaves its plugins aside where "
+        "there is no GPU, and does not say so.",
+        fr=f"au lieu de {config.layout.title}, {title} a entraîné avec DDP : sans GPU, il laisse ses plugins de "
+        "côté, sans le dire.",
+    )

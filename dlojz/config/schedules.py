@@ -1,0 +1,437 @@
+"""Schedule what changes over the steps of a run: an optimizer's stages and a curriculum's lengths.
+
+Schedule what an optimizer does over the steps of a run: its stages, when replicas meet, the forms of one update.
+
+A run that exists has a first stage of at least one step, and a second of at least one, or its replicas meet at least
+once; the optimizers themselves (`dlojz.by_hand.optimizers`) refuse by the same sentences.
+
+The forms of one update compute the same; what differs is how many kernels are launched, which temporaries are there,
+and how long gradients live:
+
+    form          kernels             temporaries of AdamW        gradients
+    for_loop      some per parameter  twice the largest tensor    all, until the update
+    foreach       some for all        one tensor per parameter    all, until the update
+    fused         one for all         none                        all, until the update
+    in_backward   some per parameter  twice the tensor's own      freed as they come: those of about one module
+    in_forward    some per parameter  twice the tensor's own      all, until their module is used again
+
+Source: torch 2.13, `optim/adam.py` and `optim/sgd.py` (for_loop, foreach, fused); Jiang et al. 2021, "Optimizer Fusion:
+Efficient Training with Better Locality and Parallelism" (arXiv 2104.00237), backward-fusion and forward-fusion; torch
+2.13, `distributed/algorithms/ddp_comm_hooks`; Vogels et al. 2019, "PowerSGD: Practical Low-Rank Gradient Compression
+for Distributed Optimization" (arXiv 1905.13727).
+
+How the sequences of a text grow over the first steps: the pacing functions, and the tokens of each step.
+
+A length is a multiple of `curriculum_multiple`, never falls from step to step, and is the whole `sequence_length` from
+the last step of the pacing on. The lab counts a run's steps from 0, the pacing functions count from 1, as DeepSpeed
+does: step `s` of a run is their `t = s + 1`.
+
+Source: Li et al. 2021, "The Stability-Efficiency Dilemma: Investigating Sequence Length Warmup for Training GPT Models"
+(arXiv 2108.06084); DeepSpeed's `runtime/data_pipeline/curriculum_scheduler.py`, whose settings and lengths these are.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.config.fields import RunFields
+
+COMPRESSED: Final = ("one_bit_adam", "one_bit_lamb", "zero_one_adam")
+"""Optimizers that average over the ranks themselves: in full in the first stage, one bit per number in the second."""
+LOCAL: Final = ("local_sgd", "diloco")
+"""Optimizers whose replicas go several steps alone, then average their weights, or how far they have gone."""
+COMMUNICATING: Final = (*COMPRESSED, *LOCAL)
+"""All that average over the ranks themselves."""
+WITH_FIRST_STAGE: Final = (*COMPRESSED, "local_sgd")
+"""Those that take `warmup_steps`."""
+AT_ONCE: Final = ("for_loop", "foreach", "fused")
+"""Forms of an update after the backward pass."""
+IN_PASSES: Final = ("in_backward", "in_forward")
+"""Forms of an update within the passes."""
+WITH_FORMS: Final = ("sgd", "momentum", "adamw")
+"""Optimizers that have all these forms."""
+LOCAL_STEPS: Final = 8
+"""H where nothing is said, for short runs; DiLoCo's paper has 500 (Douillard et al. 2023, arXiv 2311.08105)."""
+WARMUP_SHARE: Final = 4
+"""One step in so many is of the first stage, where nothing is said: 15 to 25 % is the advice.
+
+Source: DeepSpeed's tutorial on 1-bit Adam, `freeze_step`."""
+POWERSGD_LEAST_START: Final = 2
+"""Steps in full before PowerSGD, at least: DDP fills its buckets anew in its second step, and errors belong to buckets.
+
+Source: torch 2.13, `powerSGD_hook.py`, `PowerSGDState.__init__`."""
+POWERSGD_START_SHARE: Final = 10
+"""One step in so many is sent in full before PowerSGD begins: torch's advice is to start with 10 % of the run.
+
+Source: torch 2.13, `powerSGD_hook.py`, docstring of `PowerSGDState`, `start_powerSGD_iter`."""
+SETTLING_STEPS: Final = 2
+"""The first step makes the optimizer's states, the second lets DDP and DeepSpeed settle their buckets."""
+
+
+def default_warmup_steps(steps: int) -> int:
+    """Steps of the first stage, where nothing is said."""
+    return max(1, steps // WARMUP_SHARE)
+
+
+def default_local_steps(steps: int) -> int:
+    """Steps that each replica takes alone, where nothing is said."""
+    return min(LOCAL_STEPS, steps)
+
+
+def powersgd_start(steps: int) -> int:
+    """Steps at the start of a run whose gradients PowerSGD sends in full."""
+    return max(POWERSGD_LEAST_START, steps // POWERSGD_START_SHARE)
+
+
+def begins_anew(steps: int) -> str:
+    """What is said where a run goes on whose gradients PowerSGD compresses."""
+    return say(
+        en=f"a checkpoint keeps no errors of PowerSGD, as they belong to DDP's buckets: the next {steps} steps send "
+        "their gradients in full, and compression then begins anew.",
+        fr=f"un checkpoint ne garde pas les erreurs de PowerSGD, qui appartiennent aux buckets de DDP : les {steps} "
+        "prochains pas envoient leurs gradients en entier, puis la compression repart de zéro.",
+    )
+
+
+def meets(step: int, local_steps: int, warmup_steps: int = 0, total_steps: int | None = None) -> bool:
+    """Whether the replicas meet after a step, numbered from 0: after every H-th one behind the warm-up, and at the end.
+
+    Args:
+        step: in question.
+        local_steps: H, at least 1.
+        warmup_steps: steps of the first stage, in which gradients are averaged; all replicas hold the same weights.
+        total_steps: steps of the run, where they are known.
+
+    Source: Stich 2018 (arXiv 1805.09767), algorithm 1, with synchronisation times H apart; Lin et al. 2018 (arXiv
+    1808.07217) for the warm-up, "post-local SGD".
+    """
+    if step + 1 == total_steps:
+        return True
+    return step >= warmup_steps and (step + 1 - warmup_steps) % local_steps == 0
+
+
+def sending_interval(config: RunFields) -> int:
+    """One step in so many sends something along the data axis: H where replicas go alone, else 1."""
+    return config.local_steps or 1
+
+
+def settled_step(config: RunFields, first_step: int = 0, *, at_least: int = 0) -> int:
+    """A step that sends what all later ones send, those aside in which replicas go alone; numbered from 0.
+
+    It is the third of the run (of the attempt, where it goes on from a checkpoint), the second of the second stage, or
+    one after which the replicas meet.
+
+    Args:
+        config: the run.
+        first_step: of the attempt.
+        at_least: the first step that counts for other reasons.
+    """
+    last, step = config.steps - 1, max(first_step + SETTLING_STEPS, at_least)
+    if config.optimizer in LOCAL:
+        warmup_steps = config.warmup_steps or 0
+        step = max(step, warmup_steps)
+        while step < last and not meets(step, config.local_steps or 1, warmup_steps, config.steps):
+            step += 1
+    elif config.layout.gradient_compression == "powersgd":
+        step = max(step, first_step + powersgd_start(config.steps) + 1)
+    else:
+        step = max(step, (config.warmup_steps or 0) + 1)
+    return min(step, last)
+
+
+def check_stages(warmup_steps: int, total_steps: int | None) -> None:
+    """Refuse a first stage that is none, or that leaves no step to the second.
+
+    Raises:
+        LabError: in one sentence.
+    """
+    if warmup_steps < 1:
+        raise LabError(
+            say(
+                en=f"warmup_steps must be at least 1, but {warmup_steps} was received: the variance by which the "
+                "second stage divides is that of the first.",
+                fr=f"warmup_steps doit valoir au moins 1, mais {warmup_steps} a été reçu : la variance par laquelle "
+                "divise la seconde phase est celle de la première.",
+            )
+        )
+    if total_steps is not None and warmup_steps >= total_steps:
+        most = max(1, total_steps - 1)
+        raise LabError(
+            say(
+                en=f"warmup_steps={warmup_steps} leaves nothing to compress in a run of {total_steps} steps: use at "
+                f"most {most}, or more steps; 15 to 25 % of the run is usual.",
+                fr=f"warmup_steps={warmup_steps} ne laisse rien à compresser dans un entraînement de {total_steps} "
+                f"pas : prenez au plus {most}, ou davantage de pas ; 15 à 25 % de l’entraînement est l’usage.",
+            )
+        )
+
+
+def check_local_steps(local_steps: int, total_steps: int | None) -> None:
+    """Refuse replicas that would not meet before the end of the run.
+
+    Raises:
+        LabError: in one sentence.
+    """
+    if local_steps < 1:
+        raise LabError(
+            say(
+                en=f"local_steps must be at least 1, but {local_steps} was received: it is the steps from one meeting "
+                "of the replicas to the next.",
+                fr=f"local_steps doit valoir au moins 1, mais {local_steps} a été reçu : ce sont les pas d’une "
+                "rencontre des répliques à la suivante.",
+            )
+        )
+    if total_steps is not None and local_steps > total_steps:
+        raise LabError(
+            say(
+                en=f"local_steps={local_steps} is longer than the run of {total_steps} steps: use at most "
+                f"{total_steps}, or more steps.",
+                fr=f"local_steps={local_steps} dépasse l’entraînement de {total_steps} pas : prenez au plus "
+                f"{total_steps}, ou davantage de pas.",
+            )
+        )
+
+
+def does_nothing(name: str) -> str:
+    """What is said where there is nobody to send to."""
+    return say(
+        en=f"{name} has one process: it sends nothing, so compression does nothing but freeze the variance; use two "
+        "processes or more.",
+        fr=f"{name} n’a qu’un processus : il n’envoie rien, donc la compression ne fait rien d’autre que geler la "
+        "variance ; prenez deux processus ou plus.",
+    )
+
+
+def goes_alone(name: str) -> str:
+    """What is said where a replica has no other to meet."""
+    outer = name.lower() == "diloco"
+    return say(
+        en=f"{name} has one process: it sends nothing, so averaging does nothing"
+        + (", and the outer step alone remains" if outer else "")
+        + "; use two processes or more.",
+        fr=f"{name} n’a qu’un processus : il n’envoie rien, donc moyenner ne fait rien"
+        + (", et seul le pas extérieur reste" if outer else "")
+        + " ; prenez deux processus ou plus.",
+    )
+
+
+def left_behind(name: str, kept: int, ranks: int) -> str:
+    """What is said where a run goes on with another number of ranks than the checkpoint is of."""
+    if name in LOCAL:
+        en = f"with dp={ranks} every replica goes on from what the first of {kept} had, as if they had just met"
+        fr = f"avec dp={ranks}, chaque réplique repart de l’état de la première de {kept}, comme si toutes venaient de "
+        fr += "se rencontrer"
+    else:
+        en = f"the errors held back by {kept} ranks are dropped, and with dp={ranks} compression begins with none"
+        fr = f"les erreurs retenues par {kept} rangs sont abandonnées, et avec dp={ranks} la compression repart sans"
+    return say(en=f"{name}: {en}.", fr=f"{name} : {fr}.")
+
+
+MULTIPLE = 8
+"""Products of half-precision matrices are fastest on sides that are multiples of it.
+
+Source: DeepSpeed's `CurriculumScheduler`, whose `difficulty_step` is to be a multiple of 8 for FP16."""
+PLAIN: Final[dict[str, object]] = {
+    "curriculum_start": None,
+    "curriculum_steps": None,
+    "curriculum_root": 2,
+    "curriculum_multiple": MULTIPLE,
+    "curriculum_lengths": "",
+}
+"""The fields of a curriculum, each as it is where no pacing function reads it."""
+READ: Final[dict[str, tuple[str, ...]]] = {
+    "none": (),
+    "linear": ("curriculum_start", "curriculum_steps", "curriculum_multiple"),
+    "root": ("curriculum_start", "curriculum_steps", "curriculum_root", "curriculum_multiple"),
+    "discrete": ("curriculum_lengths", "curriculum_multiple"),
+}
+"""The fields that each pacing function reads."""
+MAX_WRITTEN = 400
+"""Letters that the lengths of a discrete curriculum may take."""
+_STAGES = re.compile(r"[0-9]{1,9}:[0-9]{1,9}(,[0-9]{1,9}:[0-9]{1,9})*")
+
+
+class LengthStretch(NamedTuple):
+    """Steps in a row whose samples are of one length.
+
+    Args:
+        length: tokens per sample.
+        first_step: the first of them, from 0.
+        num_steps: how many they are, at least 1.
+    """
+
+    length: int
+    first_step: int
+    num_steps: int
+
+
+def linear_length(t: int, *, start: int, end: int, steps: int, multiple: int = MULTIPLE) -> int:
+    """Tokens per sample of the t-th step, where they grow in proportion to the steps.
+
+    Args:
+        t: number of the step, from 1.
+        start: tokens of the first samples; raised to a multiple where it is none.
+        end: tokens of whole samples.
+        steps: the step from which samples are whole.
+        multiple: lengths are rounded down to a multiple of this.
+
+    Source: Li et al. 2021 (arXiv 2108.06084), the pacing function of sequence length warmup; DeepSpeed's
+    `fixed_linear`.
+    """
+    return root_length(t, start=start, end=end, steps=steps, degree=1, multiple=multiple)
+
+
+def root_length(t: int, *, start: int, end: int, steps: int, degree: int = 2, multiple: int = MULTIPLE) -> int:
+    """Tokens per sample of the t-th step, where they grow by a root of the steps: fast at first, then slower.
+
+    Args:
+        t: number of the step, from 1.
+        start: tokens of the first samples; raised to a multiple where it is none.
+        end: tokens of whole samples.
+        steps: the step from which samples are whole.
+        degree: of the root; 2 is the square root, 1 the linear pacing.
+        multiple: lengths are rounded down to a multiple of this.
+
+    Source: DeepSpeed's `fixed_root`, operation for operation, so that roundings are the same.
+    """
+    grown: float = (float(t) / steps) ** (1.0 / degree)
+    length = math.floor(grown * (end - start) + start)
+    lowest = -(-start // multiple) * multiple
+    return min(max(length - length % multiple, lowest), end)
+
+
+def discrete_length(t: int, *, lengths: Sequence[int], last_steps: Sequence[int]) -> int:
+    """Tokens per sample of the t-th step, where they grow in stages.
+
+    Args:
+        t: number of the step, from 1.
+        lengths: of the stages in turn, the whole length last.
+        last_steps: number of the last step of each stage but the last, which has no end.
+
+    Source: DeepSpeed's `fixed_discrete`.
+    """
+    for length, last_step in zip(lengths, last_steps, strict=False):
+        if t <= last_step:
+            return length
+    return lengths[-1]
+
+
+def stages_of(written: str) -> tuple[tuple[int, int], ...]:
+    """The stages of a discrete curriculum, `(length, number of its last step)`, from text such as `16:100,32:200`.
+
+    Raises:
+        LabError: if the text is not so made.
+    """
+    dense = written.replace(" ", "")
+    if len(dense) > MAX_WRITTEN or not _STAGES.fullmatch(dense):
+        raise LabError(
+            say(
+                en="curriculum_lengths is a list of lengths and their last steps such as 16:100,32:200, but "
+                f"{written[:60]!r} was received.",
+                fr="curriculum_lengths est une liste de longueurs et de leurs derniers pas, comme 16:100,32:200, "
+                f"mais {written[:60]!r} a été reçu.",
+            )
+        )
+    pairs = (pair.partition(":") for pair in dense.split(","))
+    return tuple((int(length), int(last_step)) for length, _, last_step in pairs)
+
+
+def length_at(config: RunFields, step: int) -> int:
+    """Tokens per sample of one step of a run, the same on all ranks.
+
+    Args:
+        config: a run on text.
+        step: from 0.
+
+    Raises:
+        LabError: if the run reads images.
+    """
+    whole, t = whole_length(config), step + 1
+    if config.curriculum == "none":
+        return whole
+    if config.curriculum == "discrete":
+        stages = stages_of(config.curriculum_lengths)
+        lengths = [length for length, _ in stages]
+        return discrete_length(t, lengths=[*lengths, whole], last_steps=[last_step for _, last_step in stages])
+    return root_length(
+        t,
+        start=config.curriculum_start or whole,
+        end=whole,
+        steps=config.curriculum_steps or 1,
+        degree=config.curriculum_root if config.curriculum == "root" else 1,
+        multiple=config.curriculum_multiple,
+    )
+
+
+def stretches(config: RunFields) -> tuple[LengthStretch, ...]:
+    """The lengths of a run in turn, each with its steps; there are at most `sequence_length / curriculum_multiple`.
+
+    Raises:
+        LabError: if the run reads images.
+    """
+    found: list[LengthStretch] = []
+    step = 0
+    while step < config.steps:
+        length = length_at(config, step)
+        after = bisect_right(range(config.steps), length, lo=step, key=lambda at: length_at(config, at))
+        found.append(LengthStretch(length, step, after - step))
+        step = after
+    return tuple(found)
+
+
+def lengths_of(config: RunFields) -> tuple[int, ...]:
+    """Tokens per sample of every step.
+
+    Raises:
+        LabError: if the run reads images.
+    """
+    return tuple(stretch.length for stretch in stretches(config) for _ in range(stretch.num_steps))
+
+
+def tokens_at(config: RunFields, step: int) -> int:
+    """Tokens of one step's global batch: samples times their length.
+
+    Raises:
+        LabError: if the run reads images.
+    """
+    return config.layout.global_batch * length_at(config, step)
+
+
+def total_tokens(config: RunFields) -> int:
+    """Tokens that a run reads in all its steps, over all replicas.
+
+    Raises:
+        LabError: if the run reads images.
+    """
+    return config.layout.global_batch * sum(stretch.length * stretch.num_steps for stretch in stretches(config))
+
+
+def first_whole_step(config: RunFields) -> int:
+    """The first step whose samples are whole, from 0: from there on a step takes most memory.
+
+    Raises:
+        LabError: if the run reads images.
+    """
+    return stretches(config)[-1].first_step
+
+
+def whole_length(config: RunFields) -> int:
+    """Tokens of a whole sample.
+
+    Raises:
+        LabError: if the run reads images.
+    """
+    if config.sequence_length is None:
+        raise LabError(
+            say(
+                en=f"{config.model} reads images, which have no tokens: use a gpt or llama model.",
+                fr=f"{config.model} lit des images, qui n’ont pas de tokens : prenez un modèle gpt ou llama.",
+            )
+        )
+    return config.sequence_length

@@ -1,0 +1,277 @@
+"""Layouts as columns, many at once, and the habits of the libraries that run them.
+
+Many layouts at once, as a struct of arrays: what the fast path of the cost model takes.
+
+All columns have one length; words are kept as their place in the lists here, so that a hundred thousand layouts are
+compared without looking at a string.
+
+What a training library does that its layout does not say.
+
+Facts of the software, each with its source, not fitted numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say
+from dlojz.hardware import Precision
+from dlojz.hardware.evidence import Measurement
+
+Integers = NDArray[np.int64]
+Reals = NDArray[np.float64]
+
+CHECKPOINTING: Final = ("none", "selective", "full")
+SCHEDULES: Final = ("1f1b", "interleaved", "gpipe", "zb-h1")
+OFFLOAD: Final = ("none", "optimizer", "all")
+ENGINES: Final = ("megatron", "megatron-deepspeed", "deepspeed", "megatron-core", "torchtitan", "nemo", "llama")
+WORDS: Final[dict[str, tuple[str, ...]]] = {
+    "checkpointing": CHECKPOINTING,
+    "schedule": SCHEDULES,
+    "offload": OFFLOAD,
+    "engine": ENGINES,
+}
+SEPARATE_ACCUMULATION: Final = ("sc21-1", "sc21-2", "jean-zay-a100", "jean-zay-v100", "vtrain-multi")
+"""Tables from before Megatron could add to gradients within a product (`--gradient-accumulation-fusion`, 2022)."""
+BLOCKED_FROM_GPUS: Final = 320
+"""From so many GPUs on, Jean Zay's A100 rows ran with `CUDA_LAUNCH_BLOCKING=1`, because they hung without it.
+
+Source: bigscience-workshop/bigscience, chronicles-prequel.md, "dealing with JZ hanging on the large model".
+"""
+_DEFAULTS: Final[dict[str, Any]] = {
+    "dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "zero": 0, "zero_shards": 0, "micro_batch": 1, "micro_batches": 1,
+    "chunks": 1, "sequence_parallel": 0, "fused_attention": 0, "embedding_slots": 0, "overlap": 0, "gradient_bytes": 2,
+    "fused_accumulation": 1, "blocking": 0, "eager": 0, "asynchronous": 0,
+    "checkpointing": "none", "schedule": "1f1b", "offload": "none", "engine": "megatron",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Layouts:
+    """Layouts, one per place of every column; build it with `Layouts.of`.
+
+    Attributes:
+        dp, tp, pp, cp: degrees; their product is the number of GPUs.
+        ep: so many of the dp · cp ranks share the experts of a mixture out.
+        zero: stage, 0 to 3.
+        zero_shards: ranks that states are sharded over (0: dp · cp).
+        micro_batch, micro_batches: samples of one forward; forwards of one replica in a step.
+        chunks: stages of one rank, with interleaving.
+        sequence_parallel, fused_attention, overlap: 0 or 1, as in `dlojz.hardware.evidence.Measurement`.
+        embedding_slots: 1 where embedding and logits count as a layer each when layers are shared out.
+        gradient_bytes: of an element of the accumulated gradients, 2 or 4.
+        fused_accumulation: 1 where the product of a weight's gradient adds to what is there (Megatron since 2022).
+        blocking: 1 where the host waits for each kernel (`CUDA_LAUNCH_BLOCKING=1`).
+        eager: 1 where each operation on a tensor is a kernel of its own, not fused by hand or by a compiler.
+        asynchronous: 1 where tensor-parallel messages run in pieces beside the products (async TP).
+        checkpointing, schedule, offload, engine: places in `CHECKPOINTING`, `SCHEDULES`, `OFFLOAD`, `ENGINES`.
+        precision: of the products, one for all.
+    """
+
+    dp: Integers
+    tp: Integers
+    pp: Integers
+    cp: Integers
+    ep: Integers
+    zero: Integers
+    zero_shards: Integers
+    micro_batch: Integers
+    micro_batches: Integers
+    chunks: Integers
+    sequence_parallel: Integers
+    fused_attention: Integers
+    embedding_slots: Integers
+    overlap: Integers
+    gradient_bytes: Integers
+    fused_accumulation: Integers
+    blocking: Integers
+    eager: Integers
+    asynchronous: Integers
+    checkpointing: Integers
+    schedule: Integers
+    offload: Integers
+    engine: Integers
+    precision: Precision = "fp16"
+
+    @classmethod
+    def of(cls, precision: Precision = "fp16", **columns: ArrayLike) -> Layouts:
+        """Layouts from columns: arrays or single values, words or their places; what is not given is the plainest.
+
+        Raises:
+            LabError: for a column or word that is not known, lengths that differ, or a degree below 1.
+        """
+        for name in columns:
+            if name not in _DEFAULTS:
+                raise LabError(one_of("column", name, _DEFAULTS))
+        read = {name: _codes(name, columns.get(name, default)) for name, default in _DEFAULTS.items()}
+        try:
+            arrays = dict(zip(read, np.broadcast_arrays(*(np.atleast_1d(one) for one in read.values())), strict=True))
+        except ValueError:
+            lengths = {name: np.size(one) for name, one in read.items() if np.size(one) > 1}
+            raise LabError(
+                say(
+                    en=f"all columns of layouts must have one length, but {lengths} was received.",
+                    fr=f"toutes les colonnes de layouts doivent avoir la même longueur, mais {lengths} a été reçu.",
+                )
+            ) from None
+        for name in ("dp", "tp", "pp", "cp", "ep", "micro_batch", "micro_batches", "chunks"):
+            if arrays[name].size and arrays[name].min() < 1:
+                raise LabError(
+                    say(
+                        en=f"{name} must be at least 1, but {arrays[name].min()} was received.",
+                        fr=f"{name} doit valoir au moins 1, mais {arrays[name].min()} a été reçu.",
+                    )
+                )
+        arrays["zero_shards"] = np.where(arrays["zero_shards"] < 1, arrays["dp"] * arrays["cp"], arrays["zero_shards"])
+        return cls(**arrays, precision=precision)
+
+    @classmethod
+    def from_measurements(cls, rows: Sequence[Measurement]) -> Layouts:
+        """The layouts of published rows of one precision, in their order; each must print its micro-batch."""
+        column = lambda name: np.array([getattr(row, name) for row in rows])  # noqa: E731
+        return cls.of(
+            precision=rows[0].precision if rows else "fp16",
+            **{name: column(name) for name in ("dp", "tp", "pp", "cp", "zero", "zero_shards", "chunks")},
+            micro_batch=[row.micro_batch or 1 for row in rows],
+            micro_batches=[row.micro_batches or 1 for row in rows],
+            **{name: column(name).astype(int) for name in ("fused_attention", "overlap")},
+            sequence_parallel=[int(row.sequence_parallel or row.engine == "torchtitan") for row in rows],
+            embedding_slots=[int(row.partition == "embedding") for row in rows],
+            gradient_bytes=[4 if row.gradient_precision == "fp32" else 2 for row in rows],
+            fused_accumulation=[int(row.table not in SEPARATE_ACCUMULATION) for row in rows],
+            blocking=[int(row.table == "jean-zay-a100" and row.gpus >= BLOCKED_FROM_GPUS) for row in rows],
+            eager=[int(row.series == "eager") for row in rows],
+            asynchronous=[int(row.series == "asynchronous tensor parallelism") for row in rows],
+            checkpointing=[row.checkpointing for row in rows],
+            schedule=[row.schedule if row.schedule in SCHEDULES else "1f1b" for row in rows],
+            offload=[row.offload if row.offload in OFFLOAD else "none" for row in rows],
+            engine=[row.engine for row in rows],
+        )
+
+    def __len__(self) -> int:
+        return int(self.dp.size)
+
+    def __getitem__(self, index: Any) -> Layouts:
+        """Some of them, by an index that numpy takes; always an array of layouts."""
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "precision"}
+        return Layouts(**{name: np.atleast_1d(one[index]) for name, one in own.items()}, precision=self.precision)
+
+    @property
+    def gpus(self) -> Integers:
+        """GPUs of each."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def global_batch(self) -> Integers:
+        """Samples of one step."""
+        return self.dp * self.micro_batch * self.micro_batches
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an activation and of a weight: 4 in fp32 and tf32, else 2 (products in fp8 keep both in 16 bit)."""
+        return element_bytes(self.precision)
+
+    def word(self, name: str, place: int) -> str:
+        """The word in a column that keeps places."""
+        return WORDS[name][int(getattr(self, name)[place])]
+
+
+def element_bytes(precision: Precision) -> int:
+    """Bytes of an activation in a precision of the products: 4 in fp32 and tf32, else 2."""
+    return 4 if precision in ("fp32", "tf32") else 2
+
+
+def _codes(name: str, values: ArrayLike) -> NDArray[Any]:
+    legal = WORDS.get(name)
+    array = np.asarray(values)
+    if legal is None or array.dtype.kind in "iub":
+        return array.astype(np.int64)
+    places = {word: place for place, word in enumerate(legal)}
+    try:
+        return np.array([places[str(word)] for word in array.reshape(-1)], np.int64).reshape(array.shape)
+    except KeyError as error:
+        raise LabError(one_of(name, error.args[0], legal)) from None
+
+
+@dataclass(frozen=True)
+class LibraryHabits:
+    """A library's habits.
+
+    Attributes:
+        sliced: whether tensor-parallel ranks send a pipeline boundary in parts (scatter/gather).
+        hidden_tensor: share of the tensor-parallel messages that run beside products.
+        gather_interfaces: network interfaces of a node that gathering weights (ZeRO-3) can use; 0: all.
+        blocking: whether a stage waits for its neighbour's message before it computes.
+        reduces_each: whether gradients are reduced after every micro-batch with ZeRO-2, and weights gathered again for
+            each micro-batch of a pipeline with ZeRO-3.
+        selective_share: with selective checkpointing, share of the layer's forward that is computed again; 0:
+            attention's core alone.
+        source: where it says so.
+    """
+
+    sliced: bool
+    hidden_tensor: float
+    gather_interfaces: int
+    blocking: bool
+    selective_share: float
+    reduces_each: bool
+    source: str
+
+
+HABITS: Final[dict[str, LibraryHabits]] = {
+    "megatron": LibraryHabits(
+        True, 0.0, 0, True, 0.0, False, "Narayanan et al. 2021, §4.1: scatter/gather; collectives not overlapped"
+    ),
+    "megatron-deepspeed": LibraryHabits(
+        True,
+        0.0,
+        1,
+        True,
+        0.0,
+        True,
+        "deepspeed/runtime/pipe/engine.py: is_pipe_partitioned = is_model_parallel; with a pipeline it refuses ZeRO-2 "
+        "and 3, so that how it gathers and reduces then is deepspeed's",
+    ),
+    "deepspeed": LibraryHabits(
+        True,
+        0.0,
+        1,
+        True,
+        0.0,
+        True,
+        "ZeRO-3 gathers one parameter at a time over all ranks: one ring, one interface per node",
+    ),
+    "megatron-core": LibraryHabits(
+        True, 0.5, 0, False, 0.0, False, "Megatron-LM README: --tp-comm-overlap, --overlap-p2p-communication"
+    ),
+    "torchtitan": LibraryHabits(
+        True,
+        0.0,
+        0,
+        True,
+        0.5,
+        False,
+        "Liang et al. 2024 (arXiv 2410.06511), §2.1 vanilla TP, §2.3 every second product kept",
+    ),
+    "nemo": LibraryHabits(True, 0.5, 0, False, 0.0, False, "as megatron-core"),
+    "llama": LibraryHabits(
+        True, 0.0, 0, False, 0.0, False, "Llama 3 (arXiv 2407.21783), §3.3.2: asynchronous point-to-point"
+    ),
+}
+
+
+def habit(layouts: Layouts, name: str) -> Reals:
+    """One habit of each layout's engine, as a number."""
+    of_engine = np.array([float(getattr(HABITS[engine], name)) for engine in ENGINES])
+    return of_engine[layouts.engine]
+
+
+def unlimited(interfaces: Reals) -> Reals:
+    """Interfaces, where 0 stands for all."""
+    return np.where(interfaces > 0, interfaces, np.inf)

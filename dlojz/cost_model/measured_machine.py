@@ -1,0 +1,753 @@
+"""Machine as measured: its calibration file, and the seconds of a step that follow from it.
+
+What this machine was measured at, as a file: raw measurements with where, when and with which libraries.
+
+The file keeps measurements, not what was made of them, so that a later version reads more out of them; it carries a
+checksum of its content, and a file that was altered or cut short is refused.
+
+A calibration from a machine's own measurements, in a minute: products, passes over memory, launches.
+
+Each parameter is the median of what its own measurements say, so that one disturbed measurement does not count; nothing
+is fitted to the time of a model.
+
+From a machine's measurements to what the cost model takes: a cluster, a calibration, the cost of an update.
+
+Each number of ranks has its own processor, because ranks that share cores are each slower; every parameter comes from
+measurements of what it stands for, none from the time of a model, and `residuals` tells how far each measurement lies
+from what the parameters say of it.
+
+The step of a run on the measured machine: the cost model, with what a CPU's host adds to it.
+
+The parts are those of `dlojz.cost_model.step`; here an operation is over before the next is launched, the update
+counts its tensors, the engines' own code costs what it cost on blocks that compute nothing, and a message between two
+computations waits for the ranks to wake up: all from measurements, none of them of a model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, Self, cast, get_args
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from dlojz import models
+from dlojz.base.contract import Contract, parse_json
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.by_hand.collectives.running import TimedMessage
+from dlojz.config.run_config import RunConfig
+from dlojz.cost_model.calibration import BOUNDS, Calibration
+from dlojz.cost_model.layouts import SCHEDULES, Layouts, Reals
+from dlojz.cost_model.measuring import Timed, chained
+from dlojz.cost_model.step import Parts, step_parts
+from dlojz.cost_model.workload import Product, product_s, workload
+from dlojz.hardware import Cluster, Gpu, Precision, cluster, gpu
+from dlojz.hardware.links import Collective, Interconnect, bus_factor
+from dlojz.results.record import write_atomic
+
+MOST_BYTES: Final = 4_000_000
+"""A file of this kind has some tens of kilobytes."""
+KINDS: Final = {"product": 4, "attention": 4, "convolution": 4, "pass": 1, "launch": 0, "update": 2, "sharded": 2,
+                "checkpoint": 2, "ddp": 2, "fsdp2": 2, "fsdp3": 2, "dtensor": 1, "meeting": 0,
+                "chain": 3}  # fmt: skip
+"""What is timed, and how many numbers its size has; `dlojz.cost_model.measuring` and `measuring_engines` say what."""
+NEEDED: Final = ("product", "pass", "launch", "update")
+
+
+class Setup(Contract):
+    """What so many ranks measured at once.
+
+    Raises:
+        LabError: if a measurement is missing, or not above 0 s.
+    """
+
+    ranks: int = Field(ge=1, le=1024, description="processes that worked at the same time")
+    timings: tuple[Timed, ...] = Field(description="computation, on one of them")
+    points: tuple[TimedMessage, ...] = Field((), description="messages between all of them")
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        for one in self.timings:
+            fits = KINDS.get(one.what) == len(one.size) and all(part > 0 for part in one.size)
+            if not (fits and 0 < one.seconds < math.inf):
+                raise LabError(
+                    say(
+                        en=f"a timing has a kind ({', '.join(KINDS)}), its sizes and seconds above 0, but "
+                        f"{tuple(one)!r} was received.",
+                        fr=f"une mesure a une sorte ({', '.join(KINDS)}), ses tailles et une durée de plus de 0 s, "
+                        f"mais {tuple(one)!r} a été reçu.",
+                    )
+                )
+        for point in self.points:
+            if not (point.message_bytes > 0 and 0 < point.time_s < math.inf and point.size == self.ranks):
+                raise LabError(
+                    say(
+                        en=f"a message of {self.ranks} ranks has bytes and seconds above 0, but {tuple(point)!r} was "
+                        "received.",
+                        fr=f"un message de {self.ranks} rangs a une taille et une durée positives, mais "
+                        f"{tuple(point)!r} a été reçu.",
+                    )
+                )
+        absent = [what for what in NEEDED if not any(one.what == what for one in self.timings)]
+        if absent or (self.ranks > 1 and not self.points):
+            lacking = ", ".join(absent) or say(en="messages", fr="les messages")
+            raise LabError(
+                say(
+                    en=f"the measurements of {self.ranks} rank(s) lack {lacking}: run `dlojz calibrate` again.",
+                    fr=f"aux mesures sur {self.ranks} rang(s), il manque {lacking} : relancez `dlojz calibrate`.",
+                )
+            )
+        return self
+
+
+class Measured(Contract):
+    """A machine's measurements, for one, two and more ranks.
+
+    Raises:
+        LabError: if two setups have the same number of ranks, or one rank alone was not measured.
+    """
+
+    schema_version: Literal[1] = 1
+    machine: str = Field(description="its name")
+    processor: str = Field(description="CPU, or the GPU's name")
+    gpu: str = Field("cpu", description="name in `dlojz.hardware`, or cpu")
+    cores: int = Field(ge=1, description="that the processes could use")
+    memory_bytes: int = Field(ge=1, description="of the GPU, or of the machine")
+    date: str = Field(description="when")
+    versions: dict[str, str] = Field(description="of the libraries")
+    load: float = Field(0.0, ge=0, description="processes that wanted a core before the measurement began")
+    setups: tuple[Setup, ...] = Field(min_length=1, description="by number of ranks")
+
+    def __hash__(self) -> int:
+        return hash((self.machine, self.date, len(self.setups)))
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        ranks = [one.ranks for one in self.setups]
+        if ranks != sorted(set(ranks)) or ranks[0] != 1:
+            raise LabError(
+                say(
+                    en=f"setups grow in their number of ranks and begin with 1, but {ranks} was received.",
+                    fr=f"les configurations vont par nombre de rangs croissant, à partir de 1 ; reçu : {ranks}.",
+                )
+            )
+        return self
+
+    def setup(self, ranks: int) -> Setup:
+        """The measurements of so many ranks, or of the next larger number that was measured.
+
+        Raises:
+            LabError: if fewer ranks were measured.
+        """
+        for one in self.setups:
+            if one.ranks >= ranks:
+                return one
+        raise LabError(
+            say(
+                en=f"this machine was measured on up to {self.setups[-1].ranks} ranks, but {ranks} were asked for: run "
+                f"`dlojz calibrate --ranks {ranks}`.",
+                fr=f"cette machine a été mesurée jusqu’à {self.setups[-1].ranks} rangs, mais {ranks} sont demandés : "
+                f"lancez `dlojz calibrate --ranks {ranks}`.",
+            )
+        )
+
+
+def default_path() -> Path:
+    """Where a user's calibration lies: `$XDG_CONFIG_HOME/dlojz/calibration.json`, else under `~/.config`."""
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "dlojz" / "calibration.json"
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def write_measured(path: Path, measured: Measured) -> None:
+    """Write the file at once, with the checksum of its content under the key `sha256`.
+
+    Raises:
+        LabError: if the folder cannot be written.
+    """
+    content = measured.to_dict()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps({**content, "sha256": _checksum(content)}, indent=1, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise LabError(
+            say(
+                en=f"the calibration cannot be written to {path}: {error.strerror}; give another path.",
+                fr=f"le calibrage ne peut pas être écrit dans {path} : {error.strerror} ; donnez un autre chemin.",
+            )
+        ) from None
+
+
+def read_measured(path: Path | None = None) -> Measured:
+    """Read a machine's measurements; by default the user's own.
+
+    Raises:
+        LabError: if there is no such file, or it is damaged, altered, or written by a newer version.
+    """
+    path = path or default_path()
+
+    def damaged(why: str) -> LabError:
+        return LabError(
+            say(
+                en=f"the calibration {path.name} is damaged: {why} Run `dlojz calibrate` again.",
+                fr=f"le calibrage {path.name} est abîmé : {why} Relancez `dlojz calibrate`.",
+            )
+        )
+
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise damaged(say(en="it is too large.", fr="il est trop gros."))
+        content = parse_json(path.read_bytes())
+    except OSError as error:
+        raise LabError(
+            say(
+                en=f"there is no calibration at {path} ({error.strerror}): run `dlojz calibrate` first.",
+                fr=f"il n’y a pas de calibrage dans {path} ({error.strerror}) : lancez d’abord `dlojz calibrate`.",
+            )
+        ) from None
+    except LabError as error:
+        raise error if path.name in str(error) else damaged(str(error)) from None
+    if not isinstance(content, dict):
+        raise damaged(say(en="it holds no JSON object.", fr="ce n’est pas un objet JSON."))
+    version = content.get("schema_version")
+    if isinstance(version, int) and version > 1:
+        raise LabError(
+            say(
+                en=f"the calibration {path.name} has schema version {version}, newer than this dlojz: update dlojz.",
+                fr=f"le calibrage {path.name} a la version {version} du schéma, plus récente que ce dlojz : mettez "
+                "dlojz à jour.",
+            )
+        )
+    stored = content.pop("sha256", None)
+    if stored != _checksum(content):
+        raise damaged(say(en="its checksum does not match.", fr="sa somme de contrôle ne correspond pas."))
+    try:
+        return Measured.from_dict(content)
+    except LabError as error:
+        raise damaged(str(error)) from None
+
+
+def from_measurements(
+    name: str,
+    gpu: Gpu,
+    *,
+    products: Sequence[tuple[Product, float]],
+    passes: Sequence[tuple[float, float]],
+    launches_s: Sequence[float] = (),
+    precision: Precision = "fp32",
+    start: Calibration | None = None,
+) -> Calibration:
+    """The calibration that a machine's measurements come to.
+
+    Args:
+        name: of the profile.
+        gpu: whose peaks the efficiencies refer to; for this machine its own best product and pass.
+        products: products of matrices and the seconds of each.
+        passes: bytes read and written, and the seconds.
+        launches_s: seconds of an operation on next to nothing.
+        precision: of the products.
+        start: whose other parameters are kept; by default those of `Calibration`.
+
+    Raises:
+        LabError: without a product or a pass, or if a time is not above 0.
+    """
+    given: dict[str, list[float]] = {"products": [one[1] for one in products], "passes": [one[1] for one in passes]}
+    for what, seconds_of in given.items():
+        if not seconds_of or min(seconds_of) <= 0:
+            raise LabError(
+                say(
+                    en=f"{what} needs measurements, each longer than 0 s, but {seconds_of[:3]} was received.",
+                    fr=f"{what} demande des mesures, chacune de plus de 0 s, mais {seconds_of[:3]} a été reçu.",
+                )
+            )
+    perfect = replace(
+        start or Calibration(name), name=name, product_efficiency=BOUNDS["product_efficiency"].high,
+        attention_efficiency=BOUNDS["attention_efficiency"].high, memory_efficiency=BOUNDS["memory_efficiency"].high,
+        product_start=0.0, unaligned=1.0,
+    )  # fmt: skip
+    moved = statistics.median(num_bytes / seconds for num_bytes, seconds in passes) / gpu.memory_bytes_per_s
+
+    def speed(attention: bool) -> float | None:
+        shares = [
+            product_s(product, gpu, perfect, precision) / seconds
+            for product, seconds in products
+            if product.attention == attention
+        ]
+        reach = perfect.attention_efficiency if attention else perfect.product_efficiency
+        return statistics.median(shares) * reach if shares else None
+
+    products_speed, attention_speed = speed(False), speed(True)
+    found = {
+        "product_efficiency": products_speed or attention_speed or 1.0,
+        "attention_efficiency": attention_speed or products_speed or 1.0,
+        "memory_efficiency": moved,
+    }
+    if launches_s:
+        found["launch_s"] = statistics.median(launches_s)
+    within: dict[str, Any] = {key: min(max(value, BOUNDS[key].low), BOUNDS[key].high) for key, value in found.items()}
+    return replace(perfect, **within)
+
+
+BEST_SHARE: Final = 0.9
+"""Of a CPU's peak, what its best product is taken to reach: only the product of both counts."""
+MEMORY_SHARE: Final = 0.8
+"""The same of the memory and the median pass."""
+STARTS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+"""Inner sizes at half speed that are tried."""
+LEAST_LEFT: Final = 0.1
+"""Of a measured product, what is left at least once its launch is taken off."""
+
+
+MOST_CHAINED: Final = 2.0
+"""A chain that takes more than twice its parts, or less than half, was disturbed."""
+ENGINES: Final = ("checkpoint", "ddp", "fsdp2", "fsdp3", "dtensor")
+
+
+class FittedLine(NamedTuple):
+    """Seconds of something from two numbers: start · a + slope · b.
+
+    Attributes:
+        start: seconds per message, per tensor, or per block.
+        slope: seconds per byte, per element, or per tensor.
+    """
+
+    start: float
+    slope: float
+
+
+class Residual(NamedTuple):
+    """A measurement beside what the parameters say of it.
+
+    Attributes:
+        what, label: of the measurement.
+        size: operations of a product, bytes of a pass or message, elements of an update.
+        measured_s, fitted_s: seconds.
+    """
+
+    what: str
+    label: str
+    size: float
+    measured_s: float
+    fitted_s: float
+
+    @property
+    def error(self) -> float:
+        """Relative: 0.1 means that the parameters say 10 % more than was measured."""
+        return self.fitted_s / self.measured_s - 1
+
+
+@dataclass(frozen=True)
+class MeasuredSite:
+    """A machine as the cost model takes it, for one number of ranks.
+
+    Attributes:
+        ranks: that share it.
+        cluster: its processor and links.
+        calibration: how far of the peaks it stays.
+        update: seconds of AdamW per tensor and per element.
+        sharded: the same of tensors split over the ranks.
+        engines: seconds that each kind of `measuring_engines` adds per block and per tensor, `dtensor` per message.
+        meeting_s: of an all-reduce between two computations.
+        chained: times that a chain of operations takes as long as its parts say; 1 where none was measured.
+        residuals: of every measurement.
+    """
+
+    ranks: int
+    cluster: Cluster
+    calibration: Calibration
+    update: FittedLine
+    sharded: FittedLine
+    engines: Mapping[str, FittedLine]
+    meeting_s: float
+    chained: float
+    residuals: tuple[Residual, ...]
+
+    def engine_s(self, kind: str, blocks: float, tensors: float = 0.0) -> float:
+        """Seconds that an engine adds to so many blocks with so many tensors; 0 where it was not measured."""
+        taken = self.engines.get(kind, FittedLine(0.0, 0.0))
+        return blocks * taken.start + tensors * taken.slope
+
+    @property
+    def median_error(self) -> float:
+        """Median of the residuals' absolute values."""
+        return statistics.median(abs(one.error) for one in self.residuals)
+
+
+def line(rows: Sequence[tuple[float, float, float]]) -> FittedLine:
+    """Start and slope by least squares of relative errors, both at least 0.
+
+    Args:
+        rows: (a, b, seconds) of each measurement; at least one.
+
+    Source: as `dlojz.by_hand.collectives.alpha_beta_fit` fits α and β (normal equations; Lawson & Hanson 1974, ch. 23).
+    """
+    table = np.array([(a / seconds, b / seconds) for a, b, seconds in rows])
+    ones = np.ones(len(rows))
+    start, slope = np.linalg.lstsq(table, ones, rcond=None)[0]
+    squares = (table**2).sum(axis=0)
+    if start < 0 or squares[0] == 0:
+        return FittedLine(0.0, float(table[:, 1].sum() / squares[1]))
+    if slope < 0 or squares[1] == 0:
+        return FittedLine(float(table[:, 0].sum() / squares[0]), 0.0)
+    return FittedLine(float(start), float(slope))
+
+
+def link_of(measured: Measured) -> Interconnect:
+    """The link between this machine's ranks: α and bus bandwidth of each collective by number of ranks.
+
+    A collective that was not measured is taken as slow as an all-reduce; one rank alone has no messages.
+    """
+    collectives = get_args(Collective)
+    alpha: dict[str, dict[int, float]] = {name: {} for name in collectives}
+    bandwidth: dict[str, dict[int, float]] = {name: {} for name in collectives}
+    for setup in measured.setups:
+        known = {point.collective for point in setup.points}
+        for name in collectives if known else ():
+            taken = name if name in known else "all_reduce"
+            own = [point for point in setup.points if point.collective == taken]
+            factor = bus_factor(cast(Collective, taken), setup.ranks)
+            found = line([(1.0, factor * point.message_bytes, point.time_s) for point in own])
+            alpha[name][setup.ranks] = found.start
+            bandwidth[name][setup.ranks] = 1 / max(found.slope, 1e-15)
+    if not alpha["all_reduce"]:
+        return cluster("local").intra
+    return Interconnect("measured", f"{measured.machine}, {measured.date}", alpha, bandwidth, {})
+
+
+def site(measured: Measured, ranks: int = 1, *, image: bool = True, precision: Precision = "fp32") -> MeasuredSite:
+    """The machine while so many ranks share it.
+
+    Args:
+        measured: its measurements.
+        ranks: processes of the run, at least 1.
+        image: whether the model has convolutions, which then count among the products.
+        precision: of the products.
+
+    Raises:
+        LabError: if so many ranks, or this precision, were not measured.
+    """
+    setup = measured.setup(ranks)
+    launch_s = statistics.median(one.seconds for one in setup.timings if one.what == "launch")
+    kinds = ("product", "attention", "convolution") if image else ("product", "attention")
+    some = [one for one in setup.timings if one.what in kinds and one.precision == precision]
+    if not any(one.what == "product" for one in some):
+        raise LabError(
+            say(
+                en=f"products in {precision} were not measured on this machine: use fp32.",
+                fr=f"les produits en {precision} n’ont pas été mesurés sur cette machine : prenez fp32.",
+            )
+        )
+    products = [(_product(one), max(one.seconds - launch_s, LEAST_LEFT * one.seconds)) for one in some]
+    passes = [(float(one.size[0]), one.seconds) for one in setup.timings if one.what == "pass"]
+    chip = _chip(measured, products, passes, precision)
+    found = _with_start(
+        from_measurements("measured", chip, products=products, passes=passes, precision=precision), chip, products,
+        precision,
+    )  # fmt: skip
+    within = BOUNDS["serial_s"]
+    found = replace(
+        found,
+        launch_s=min(max(launch_s, BOUNDS["launch_s"].low), BOUNDS["launch_s"].high),
+        serial_s=min(max(launch_s, within.low), within.high),
+        intra_efficiency=1.0, inter_efficiency=1.0, micro_batch_s=0.0, step_s=0.0, overlap=0.0,
+    )  # fmt: skip
+    connection = link_of(measured)
+    here = replace(
+        cluster("local"), name="measured", title=measured.machine, gpu=chip, gpus_per_node=measured.setups[-1].ranks,
+        intra=connection, inter=connection,
+    )  # fmt: skip
+    update = _update(setup, "update")
+    sharded = _update(setup, "sharded") if any(one.what == "sharded" for one in setup.timings) else update
+    engines = {kind: _engine(setup, kind) for kind in ENGINES if any(one.what == kind for one in setup.timings)}
+    meeting_s = statistics.median([one.seconds for one in setup.timings if one.what == "meeting"] or [0.0])
+    residuals = (
+        *(_of_product(one, fair, chip, found, launch_s) for one, fair in zip(some, products, strict=True)),
+        *_of_passes(setup, chip, found),
+        *_of_updates(setup, update),
+        *_of_messages(setup, connection),
+    )
+    beyond = min(max(chained(setup.timings) or 1.0, 1 / MOST_CHAINED), MOST_CHAINED)
+    return MeasuredSite(setup.ranks, here, found, update, sharded, engines, meeting_s, beyond, residuals)
+
+
+def _product(one: Timed) -> Product:
+    m, n, k, times = one.size
+    return Product(m, n, k, times, attention=one.what == "attention")
+
+
+def _chip(
+    measured: Measured,
+    products: Sequence[tuple[Product, float]],
+    passes: Sequence[tuple[float, float]],
+    precision: Precision,
+) -> Gpu:
+    """The processor; a CPU's peaks are its own best product and median pass, as nobody publishes them for one core."""
+    if measured.gpu != "cpu":
+        return gpu(measured.gpu)
+    chip = gpu("cpu")
+    best = max(product.flops / seconds for product, seconds in products)
+    moved = statistics.median(num_bytes / seconds for num_bytes, seconds in passes)
+    share = measured.memory_bytes // measured.setups[-1].ranks
+    return replace(
+        chip, device=replace(chip.device, memory_bytes=share), peak_flops={precision: best / BEST_SHARE},
+        memory_bytes_per_s=moved / MEMORY_SHARE, num_sms=1,
+    )  # fmt: skip
+
+
+def _with_start(
+    found: Calibration, chip: Gpu, products: Sequence[tuple[Product, float]], precision: Precision
+) -> Calibration:
+    """The same with the inner size at half speed, and the efficiencies, that leave the least mean error."""
+    kinds = (("product_efficiency", False), ("attention_efficiency", True))
+
+    def tried(start: float) -> tuple[float, Calibration]:
+        made = replace(found, product_start=start)
+        for name, attention in kinds:
+            own = [one for one in products if one[0].attention == attention]
+            if own:
+                shift = statistics.median(product_s(one, chip, made, precision) / seconds for one, seconds in own)
+                bound = BOUNDS[name]
+                changed: dict[str, Any] = {name: min(max(getattr(made, name) * shift, bound.low), bound.high)}
+                made = replace(made, **changed)
+        errors = [abs(np.log(product_s(product, chip, made, precision) / seconds)) for product, seconds in products]
+        return float(np.mean(errors)), made
+
+    return min((tried(start) for start in STARTS), key=lambda one: one[0])[1]
+
+
+def _update(setup: Setup, what: str) -> FittedLine:
+    rows = [(one.size[0], one.size[0] * one.size[1], one.seconds) for one in setup.timings if one.what == what]
+    return line([(float(tensors), float(elements), seconds) for tensors, elements, seconds in rows])
+
+
+def _engine(setup: Setup, kind: str) -> FittedLine:
+    rows = [(one.size, one.seconds) for one in setup.timings if one.what == kind]
+    return line([(float(size[0]), float(size[1]) if len(size) > 1 else 0.0, seconds) for size, seconds in rows])
+
+
+def _of_product(one: Timed, fair: tuple[Product, float], chip: Gpu, found: Calibration, launch_s: float) -> Residual:
+    own = one.seconds - fair[1] if fair[1] > LEAST_LEFT * one.seconds else launch_s
+    fitted_s = product_s(fair[0], chip, found, one.precision) + own
+    return Residual(one.what, one.label, fair[0].flops, one.seconds, fitted_s)
+
+
+def _of_passes(setup: Setup, chip: Gpu, found: Calibration) -> list[Residual]:
+    speed = chip.memory_bytes_per_s * found.memory_efficiency
+    return [
+        Residual("pass", one.label, one.size[0], one.seconds, one.size[0] / speed)
+        for one in setup.timings
+        if one.what == "pass"
+    ]
+
+
+def _of_updates(setup: Setup, update: FittedLine) -> list[Residual]:
+    return [
+        Residual(
+            "update", one.label, one.size[0] * one.size[1], one.seconds,
+            one.size[0] * update.start + one.size[0] * one.size[1] * update.slope,
+        )
+        for one in setup.timings
+        if one.what == "update"
+    ]  # fmt: skip
+
+
+def _of_messages(setup: Setup, connection: Interconnect) -> list[Residual]:
+    found = []
+    for point in setup.points:
+        name = cast(Collective, point.collective)
+        fitted_s = float(connection.time_s(name, point.size, point.message_bytes))
+        found.append(Residual(point.collective, point.collective, point.message_bytes, point.time_s, fitted_s))
+    return found
+
+
+ENGINE = "megatron"
+"""Whose habits the cost model takes: waits for its neighbours, reduces once per step."""
+
+
+COMPUTING = ("forward", "backward", "recompute", "bubble")
+"""Parts that take as long as operations do."""
+
+
+class Tensors(NamedTuple):
+    """A model's parameters.
+
+    Attributes:
+        tensors: how many tensors.
+        elements: in all of them.
+        blocks: of the model, each gathered at a time by ZeRO-3.
+    """
+
+    tensors: int
+    elements: int
+    blocks: int
+
+
+@lru_cache(maxsize=32)
+def tensors_of(model: str, image_size: int | None, sequence_length: int | None, num_classes: int) -> Tensors:
+    """Counted on the meta device."""
+    from dlojz.prediction.shapes import build_on_meta
+
+    built = build_on_meta(model, image_size, sequence_length, num_classes)
+    sizes = [one.numel() for one in built.parameters()]
+    return Tensors(len(sizes), sum(sizes), len(list(built.blocks)))
+
+
+def local_parts(machine: Measured, config: RunConfig) -> Parts:
+    """Seconds of the parts of one step of a run on the measured machine; each an array of one.
+
+    Args:
+        machine: its measurements, with as many ranks as the run has, or more.
+        config: the run; in the precision that the machine's products were measured in.
+
+    Raises:
+        LabError: for a schedule that the cost model has not, what is offloaded, an engine whose own cost is not
+            measured, or more ranks than were measured.
+    """
+    layout = config.layout
+    schedule = layout.schedule or "1f1b"
+    if schedule not in SCHEDULES or layout.offload != "none" or layout.engine == "deepspeed":
+        raise LabError(
+            say(
+                en=f"a step on this machine is predicted for the schedules {', '.join(SCHEDULES)} without offload, "
+                f"with engine torch or by_hand, but {schedule}, offload={layout.offload!r}, "
+                f"engine={layout.engine!r} was received.",
+                fr=f"une itération sur cette machine se prédit pour les ordonnancements {', '.join(SCHEDULES)} sans "
+                f"offload, avec engine torch ou by_hand, mais {schedule}, offload={layout.offload!r}, "
+                f"engine={layout.engine!r} a été reçu.",
+            )
+        )
+    image = models.spec(config.model).family == "image"
+    here = _site(machine, layout.world_size, image)
+    parts = _computed(machine, config, image)
+    held = tensors_of(config.model, config.image_size, config.sequence_length, config.num_classes)
+    tensor, pipeline = _met(here, config, parts)
+    return replace(
+        parts,
+        recompute=parts.recompute + _recomputing_s(here, config, held),
+        tensor=tensor,
+        pipeline=pipeline,
+        data=parts.data + _wrapping_s(here, config, held),
+        optimizer=np.array([update_s(here, config, held)]),
+    )
+
+
+def local_step_s(machine: Measured, config: RunConfig) -> float:
+    """Seconds of one step of a run on the measured machine: the sum of `local_parts`."""
+    return float(local_parts(machine, config).step_s[0])
+
+
+@lru_cache(maxsize=16)
+def _site(machine: Measured, ranks: int, image: bool) -> MeasuredSite:
+    return site(machine, ranks, image=image)
+
+
+def _computed(machine: Measured, config: RunConfig, image: bool) -> Parts:
+    """The cost model's parts. Where stages wait, fewer ranks compete for the cores than there are.
+
+    Of p stages, m·v/(m·v + p − 1) compute at a time on average; between two numbers of ranks that were measured, times
+    are taken to be on a line.
+    """
+    layout = config.layout
+    columns = Layouts.of(
+        precision=config.precision, dp=layout.dp, tp=layout.tp, pp=layout.pp, zero=layout.zero,
+        micro_batch=layout.micro_batch, micro_batches=layout.micro_batches, checkpointing=layout.checkpointing,
+        schedule=layout.schedule or "1f1b", chunks=_chunks(config), gradient_bytes=4, blocking=1, engine=ENGINE,
+    )  # fmt: skip
+    work = workload(config.model, config.image_size, config.sequence_length)
+
+    def of(ranks: int) -> Parts:
+        here = _site(machine, ranks, image)
+        made = step_parts(work, here.cluster, columns, here.calibration)
+        return replace(made, **{name: here.chained * getattr(made, name) for name in COMPUTING})
+
+    all_busy = of(layout.world_size)
+    if layout.pp == 1:
+        return all_busy
+    slots = layout.micro_batches * _chunks(config)
+    busy = layout.world_size * slots / (slots + layout.pp - 1)
+    below = max(one.ranks for one in machine.setups if one.ranks <= busy)  # one rank alone was measured in any case
+    above = min(one.ranks for one in machine.setups if one.ranks >= busy)
+    share = (busy - below) / (above - below) if above > below else 0.0
+    few, many = of(below), of(above)
+    mixed = {name: (1 - share) * getattr(few, name) + share * getattr(many, name) for name in COMPUTING}
+    return replace(all_busy, **mixed)
+
+
+def _chunks(config: RunConfig) -> int:
+    return (config.layout.chunks or 2) if config.layout.schedule == "interleaved" else 1
+
+
+def update_s(here: MeasuredSite, config: RunConfig, held: Tensors) -> float:
+    """Seconds of AdamW on one rank: per tensor, and per element of its share.
+
+    Tensors are counted whole on each rank of ZeRO and tensor parallelism, where every rank has a part of each, and
+    shared out by a pipeline. Where torch keeps the parts together (DTensor), each operation costs the host more.
+    """
+    layout = config.layout
+    parts = layout.tp * layout.pp * (layout.dp if layout.zero else 1)
+    distributed = layout.engine == "torch" and (layout.zero >= 2 or layout.tp > 1) and layout.world_size > 1
+    taken = here.sharded if distributed else here.update
+    return held.tensors / layout.pp * taken.start + held.elements / parts * here.update.slope
+
+
+def _wrapping_s(here: MeasuredSite, config: RunConfig, held: Tensors) -> float:
+    """What data parallelism's engine costs a step beyond its bytes: FSDP2 for every micro-batch, DDP once."""
+    layout = config.layout
+    if layout.dp == 1:
+        return 0.0
+    blocks, tensors = held.blocks / layout.pp, held.tensors / layout.pp
+    if layout.zero < 2:
+        return here.engine_s("ddp", blocks, tensors)
+    return layout.micro_batches * here.engine_s(f"fsdp{layout.zero}", blocks, tensors)
+
+
+def _recomputing_s(here: MeasuredSite, config: RunConfig, held: Tensors) -> float:
+    """What checkpointing costs a step beyond computing again."""
+    layout = config.layout
+    if layout.checkpointing != "full":
+        return 0.0
+    each = here.engine_s("checkpoint", held.blocks / layout.pp, held.tensors / layout.pp)
+    return layout.micro_batches * each
+
+
+def _met(here: MeasuredSite, config: RunConfig, parts: Parts) -> tuple[Reals, Reals]:
+    """Messages of tensor parallelism and between stages: each met between computations, with torch's own code around.
+
+    Beside its bytes a message costs what an all-reduce between two computations took, instead of its start after
+    another one; layers split by torch cost the host's dispatch too.
+    """
+    layout = config.layout
+    start = float(here.cluster.intra.alpha_s("all_reduce", here.ranks)) if here.ranks > 1 else 0.0
+    waiting = max(0.0, here.meeting_s - start)
+    tensor, pipeline = parts.tensor, parts.pipeline
+    if layout.tp > 1:
+        around = max(0.0, here.engine_s("dtensor", 1) - start) if layout.engine == "torch" else 0.0
+        tensor = tensor + _tensor_messages(config) * (waiting + around)
+    if layout.pp > 1:
+        pipeline = pipeline + 2 * layout.micro_batches * _chunks(config) * waiting
+    return tensor, pipeline
+
+
+def _tensor_messages(config: RunConfig) -> int:
+    """How many messages a rank's step has along the tensor axis.
+
+    Source: `dlojz.prediction.communication`, which the probe confirms.
+    """
+    from dlojz.prediction.communication import tensor_traffic
+    from dlojz.prediction.shapes import model_shapes
+
+    traffic = tensor_traffic(config, model_shapes(config), 0)
+    return sum(one.count or 0 for one in traffic)

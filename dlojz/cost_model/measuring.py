@@ -1,0 +1,574 @@
+"""Measure a machine for the cost model: products, chains of layers, engines.
+
+One minute of measurements on the ranks that are here: products, convolutions, passes, launches, updates, messages, and
+what the engines cost (`measuring_engines`).
+
+Every rank makes the same calls in the same order, and all of them are busy while one is timed, so that ranks which
+share cores, or the memory's bandwidth, are measured sharing them.
+
+What is short is called over and over for a window of time, and counts by the mean of the window: a single call of a
+rank that takes turns with others on a core would mostly fall between two turns. The median of the windows counts.
+
+What a chain of operations takes beyond the sum of its parts: what is kept for backward, memory that is asked for anew,
+caches that others have filled.
+
+The chain is no model of the lab but a perceptron, and each of its parts is among what is timed alone: products, a norm
+and a GELU of its very sizes.
+
+What the engines themselves cost, beside what they compute: measured on blocks that compute next to nothing.
+
+A wrapped model minus the same model bare, both on the same ranks one after the other, so that what is left is the
+engine's own code and its messages' starts; every rank makes the same calls in the same order.
+
+    kind        what is measured                                                         size
+    checkpoint  a block whose forward is done again in backward                          blocks, tensors
+    ddp         hooks, copies into buckets, one message                                  blocks, tensors
+    fsdp2       a block's weights gathered once, its gradients scattered (ZeRO-2)        blocks, tensors
+    fsdp3       the same, gathered twice (ZeRO-3)                                        blocks, tensors
+    dtensor     a pair of layers split by columns and rows: two messages                 messages
+    meeting     an all-reduce between two computations: ranks that waited for a message  nothing
+                wake up, and none begins before the last has come
+
+Before them the chain of `measuring_chain`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from dlojz.by_hand.collectives.running import TimedMessage, measure
+from dlojz.hardware import Precision
+
+PRODUCTS: Final = ((512, 128, 128), (2048, 128, 128), (2048, 512, 128), (2048, 128, 512), (1024, 352, 128),
+                   (512, 256, 256), (512, 512, 512), (1024, 1024, 1024))  # fmt: skip
+"""Rows, columns and inner size: from a small decoder's layers to sizes at which a core is at its best."""
+ATTENTION: Final = ((128, 128, 32, 16), (64, 64, 16, 64), (256, 256, 64, 8))
+"""The same of products of attention, with how many at once."""
+CONVOLUTIONS: Final = ((3, 8, 64, 3), (8, 32, 32, 1), (32, 16, 32, 1), (16, 64, 32, 1), (64, 32, 16, 1),
+                       (64, 128, 8, 1), (32, 32, 16, 3), (64, 64, 28, 3))  # fmt: skip
+"""Channels in and out, side and kernel, of 8 images."""
+IMAGES: Final = 8
+PASSES: Final = (2**16, 2**18, 2**20)
+"""Elements of a tensor that is read and written."""
+PRODUCTS_ON_GPU: Final = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (8192, 4096, 4096),
+                          (8192, 12288, 4096), (8192, 8192, 8192))  # fmt: skip
+HALF: Final = ((512, 512, 512), (2048, 128, 128))
+"""Products that are timed in bf16 too; on a GPU all of them are."""
+UPDATES: Final = ((8, 256), (64, 256), (8, 65536), (64, 16384))
+"""Tensors and elements of each."""
+MESSAGES: Final = (2**10, 2**14, 2**17, 2**20, 2**22)
+COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+LEAST_REPEATS: Final = 11
+WINDOW_S: Final = 0.04
+WINDOWS: Final = 3
+CHAIN: Final = 12
+"""Operations between two looks at the clock, where a launch is timed."""
+
+
+class Timed(NamedTuple):
+    """One measurement of computation; as JSON the list of its parts.
+
+    Attributes:
+        what: `product`, `attention`, `convolution`, `pass`, `launch`, `update`, `sharded` for the update of tensors of
+            which each rank holds a part (DTensor), or a kind of `dlojz.cost_model.measuring`.
+        size: of a product m, n, k, times; of a convolution the product that it comes to, and groups; of a pass bytes;
+            of an update tensors and elements of each; of a launch nothing; of an engine its blocks and tensors.
+        seconds: of one; of a convolution, a third of forward and backward; of an engine what it adds.
+        label: as a figure shows it.
+        precision: of a product.
+    """
+
+    what: str
+    size: tuple[int, ...]
+    seconds: float
+    label: str
+    precision: Precision = "fp32"
+
+
+def measure_rank(
+    *, windows: int = WINDOWS, window_s: float = WINDOW_S, tell: Callable[[int, int], None] | None = None
+) -> tuple[list[Timed], list[TimedMessage]]:
+    """Measure on this rank, together with all others of its process group.
+
+    Args:
+        windows: how often each computation is timed, at least 1.
+        window_s: seconds of each.
+        tell: called before each measurement, with how many are done and how many there are.
+
+    Returns:
+        What this rank measured of computation, and the messages' points, the same on every rank.
+    """
+    import torch
+    import torch.distributed as dist
+
+
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    device = torch.device("cuda", torch.cuda.current_device()) if _on_gpu() else torch.device("cpu")
+    work = list(_computations(device, ranks))
+    engines = 0 if device.type == "cuda" else count_engines(ranks)  # a GPU's host runs ahead of it
+    total = len(work) + engines + (len(COLLECTIVES) + 1 if ranks > 1 else 0)
+    found = []
+    for number, (timed, call) in enumerate(work):
+        if tell:
+            tell(number, total)
+        seconds = statistics.median(_window_s(call, window_s, device) for _ in range(windows))
+        found.append(timed._replace(seconds=seconds * timed.seconds))
+    if engines:
+        done = itertools.count(len(work))
+        found += measure_engines(
+            windows=windows, window_s=window_s, tell=(lambda: tell(next(done), total)) if tell else None
+        )
+    points: list[TimedMessage] = []
+    if ranks > 1:
+        for number, collective in enumerate(COLLECTIVES):
+            if tell:
+                tell(len(work) + engines + number, total)
+            points += measure(collective, MESSAGES, repeats=max(LEAST_REPEATS, 5 * windows), warmup=2)
+        points += _neighbours(device, max(LEAST_REPEATS, 5 * windows))
+    if tell:
+        tell(total, total)
+    return found, points
+
+
+def _on_gpu() -> bool:
+    import torch
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        return "nccl" in str(dist.get_backend())
+    return torch.cuda.is_available()
+
+
+def _window_s(call: Callable[[], Any], window_s: float, device: Any) -> float:
+    """Mean seconds of one call during a window that all ranks begin together; on a GPU by its own clock."""
+    import torch.distributed as dist
+
+    call()
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        # Who: all ranks. What: nothing but that each is there. How much: a few bytes.
+        dist.barrier()
+    if device.type == "cuda":
+        return _window_on_gpu_s(call, window_s)
+    count, start_s = 0, time.perf_counter()
+    while (took_s := time.perf_counter() - start_s) < window_s:
+        call()
+        count += 1
+    return took_s / count
+
+
+def _window_on_gpu_s(call: Callable[[], Any], window_s: float) -> float:
+    import torch
+
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    count = 8
+    while True:
+        begin.record()
+        for _ in range(count):
+            call()
+        end.record()
+        torch.cuda.synchronize()
+        took_s = begin.elapsed_time(end) / 1e3
+        if took_s >= window_s / 2:
+            return float(took_s) / count
+        count *= 4
+
+
+def _computations(device: Any, ranks: int) -> Iterator[tuple[Timed, Callable[[], Any]]]:
+    """What is timed, and the call; `seconds` is the share of a call's time that is one."""
+    yield from _products(device)
+    yield from _convolutions(device)
+    yield from _passes(device)
+    yield from _launches(device)
+    yield from _updates(device)
+    if ranks > 1:
+        yield from _sharded(device, ranks)
+
+
+def _products(device: Any) -> Iterator[tuple[Timed, Callable[[], Any]]]:
+    import torch
+
+    def times(call: Callable[[Any, Any], Any], left: Any, right: Any) -> Callable[[], Any]:
+        return lambda: call(left, right)
+
+    on_gpu = device.type == "cuda"
+    sizes = PRODUCTS_ON_GPU if on_gpu else PRODUCTS
+    asked: list[tuple[Precision, Any]] = [("fp32", sizes), ("bf16", sizes if on_gpu else HALF)]
+    for precision, some in asked:
+        kind = torch.bfloat16 if precision == "bf16" else torch.float32
+        for m, n, k in some:
+            left, right = torch.randn(m, k, device=device, dtype=kind), torch.randn(k, n, device=device, dtype=kind)
+            yield Timed("product", (m, n, k, 1), 1.0, f"{m}×{n}×{k}", precision), times(torch.mm, left, right)
+    for m, n, k, heads in ATTENTION:
+        left, right = torch.randn(heads, m, k, device=device), torch.randn(heads, k, n, device=device)
+        yield Timed("attention", (m, n, k, heads), 1.0, f"{heads}×({m}×{n}×{k})"), times(torch.bmm, left, right)
+
+
+def _convolutions(device: Any) -> Iterator[tuple[Timed, Callable[[], Any]]]:
+    import torch
+    import torch.nn.functional as F
+
+    for inside, outside, side, kernel in CONVOLUTIONS:
+        x = torch.randn(IMAGES, inside, side, side, device=device, requires_grad=True)
+        weight = torch.randn(outside, inside, kernel, kernel, device=device, requires_grad=True)
+        gradient = torch.randn(IMAGES, outside, side, side, device=device)
+
+        def call(x: Any = x, weight: Any = weight, gradient: Any = gradient, padding: int = kernel // 2) -> None:
+            torch.autograd.grad(F.conv2d(x, weight, padding=padding), (x, weight), gradient)
+
+        size = (IMAGES * side * side, outside, inside * kernel * kernel, 1)
+        yield Timed("convolution", size, 1 / 3, f"{inside}→{outside} {side}² {kernel}×{kernel}"), call
+
+
+def _passes(device: Any) -> Iterator[tuple[Timed, Callable[[], Any]]]:
+    """Forward and backward of what stands between the products; bytes as the cost model counts them, in fp32."""
+    import torch
+    import torch.nn.functional as F
+
+    size_bytes = 4
+    for elements in PASSES:
+        x = torch.randn(elements // 128, 128, device=device, requires_grad=True)
+        gradient = torch.randn_like(x)
+        gain = torch.ones(128, device=device, requires_grad=True)
+
+        def norm(x: Any = x, gain: Any = gain, gradient: Any = gradient) -> None:
+            torch.autograd.grad(F.layer_norm(x, (128,), gain), (x, gain), gradient)
+
+        def curve(x: Any = x, gradient: Any = gradient) -> None:
+            torch.autograd.grad(F.gelu(x), (x,), gradient)
+
+        def added(x: Any = x, gradient: Any = gradient) -> None:
+            torch.add(x.detach(), gradient)
+
+        # Read and written once forward, twice that backward (`dlojz.cost_model.workload.PASS_BACKWARD`).
+        moved = 2 * size_bytes * elements
+        yield Timed("pass", (3 * moved,), 1.0, f"norm {elements}"), norm
+        yield Timed("pass", (3 * moved,), 1.0, f"gelu {elements}"), curve
+        yield Timed("pass", (3 * size_bytes * elements,), 1.0, f"add {elements}"), added
+
+
+def _launches(device: Any) -> Iterator[tuple[Timed, Callable[[], Any]]]:
+    """Operations on next to nothing, with their backward, which the cost model counts as two."""
+    import torch
+    import torch.nn.functional as F
+
+    x = torch.randn(2, 8, device=device, requires_grad=True)
+    weight, gain = torch.randn(8, 8, device=device, requires_grad=True), torch.ones(8, device=device)
+
+    def chain() -> None:
+        y = x
+        for _ in range(CHAIN // 4):
+            y = y + F.gelu(F.linear(F.layer_norm(y, (8,), gain), weight))
+        torch.autograd.grad(y, (x, weight), torch.ones_like(y))
+
+    yield Timed("launch", (), 1 / (3 * CHAIN), "launch"), chain
+
+
+def _updates(device: Any) -> Iterator[tuple[Timed, Callable[[], Any]]]:
+    import torch
+
+    for tensors, elements in UPDATES:
+        held = [torch.randn(elements, device=device, requires_grad=True) for _ in range(tensors)]
+        for one in held:
+            one.grad = torch.randn_like(one)
+        optimizer = torch.optim.AdamW(held)
+        yield Timed("update", (tensors, elements), 1.0, f"{tensors}×{elements}"), optimizer.step
+
+
+def _sharded(device: Any, ranks: int) -> Iterator[tuple[Timed, Callable[[], Any]]]:
+    """The update of tensors that are split over the ranks: each operation first finds out where its parts lie."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    mesh = init_device_mesh(device.type, (ranks,))
+    for tensors, elements in UPDATES[:2]:
+        held = []
+        for _ in range(tensors):
+            part = torch.randn(elements, device=device)
+            one = DTensor.from_local(part, mesh, [Shard(0)]).requires_grad_()
+            one.grad = DTensor.from_local(torch.randn_like(part), mesh, [Shard(0)])
+            held.append(one)
+        optimizer = torch.optim.AdamW(held)
+        yield Timed("sharded", (tensors, elements), 1.0, f"{tensors}×{elements}"), optimizer.step
+
+
+def _neighbours(device: Any, repeats: int) -> list[TimedMessage]:
+    """Every even rank sends to the next one: until the last has received."""
+    import torch
+    import torch.distributed as dist
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    partner = rank ^ 1
+    points = []
+    for message_bytes in MESSAGES:
+        tensor = torch.zeros(message_bytes // 4, device=device)
+        times_s = []
+        for _ in range(repeats + 2):
+            dist.barrier()
+            start_s = time.perf_counter()
+            if partner < ranks:
+                # Who: even ranks to the next. What: zeros in fp32. How much: message_bytes.
+                dist.recv(tensor, partner) if rank % 2 else dist.send(tensor, partner)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            times_s.append(time.perf_counter() - start_s)
+        slowest = torch.tensor(times_s[2:], device=device)
+        # Who: all ranks. What: their times, of which the largest count. How much: 4 bytes each.
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        points.append(TimedMessage(message_bytes, statistics.median(slowest.tolist()), ranks, "p2p"))
+    return points
+
+
+ROWS, CHAIN_WIDTH, WIDER, LAYERS = 2048, 128, 4, 4
+CHAIN_LENGTHS: Final = Timed("chain", (ROWS, CHAIN_WIDTH, LAYERS), 0.0, f"{LAYERS} × (norm, linear, GELU, linear)")
+
+
+def chain() -> Callable[[], Any]:
+    """A step of the chain: forward and backward, with gradients made anew."""
+    import torch
+    from torch import nn
+
+    layers = [
+        part
+        for _ in range(LAYERS)
+        for part in (
+            nn.LayerNorm(CHAIN_WIDTH),
+            nn.Linear(CHAIN_WIDTH, WIDER * CHAIN_WIDTH),
+            nn.GELU(),
+            nn.Linear(WIDER * CHAIN_WIDTH, CHAIN_WIDTH),
+        )
+    ]
+    model, x = nn.Sequential(*layers), torch.randn(ROWS, CHAIN_WIDTH, requires_grad=True)
+
+    def call() -> None:
+        model(x).mean().backward()
+        model.zero_grad(set_to_none=True)
+        x.grad = None
+
+    return call
+
+
+def chained(timings: Sequence[Timed]) -> float | None:
+    """The measured chain over the sum of its parts as they were measured alone; None where one of them was not.
+
+    A product has two more in its backward; a norm and a GELU were timed forward and backward.
+    """
+    whole = [one.seconds for one in timings if one.what == "chain"]
+    wide, narrow = (ROWS, WIDER * CHAIN_WIDTH, CHAIN_WIDTH, 1), (ROWS, CHAIN_WIDTH, WIDER * CHAIN_WIDTH, 1)
+    products = [
+        one.seconds
+        for one in timings
+        if one.what == "product" and one.size in (wide, narrow) and one.precision == "fp32"
+    ]
+    elements = {f"norm {ROWS * CHAIN_WIDTH}", f"gelu {ROWS * WIDER * CHAIN_WIDTH}"}
+    passes = [one.seconds for one in timings if one.what == "pass" and one.label in elements]
+    if not whole or len(products) != 2 or len(passes) != 2:
+        return None
+    return whole[0] / (LAYERS * (3 * sum(products) + sum(passes)))
+
+
+ENGINES_WIDTH: Final = 8
+TOYS: Final = ((2, 1), (8, 1), (8, 5))
+"""Blocks, and linear layers with a norm in each: four tensors a layer."""
+TENSORS_PER_LAYER: Final = 4
+PAIRS: Final = (2, 8)
+MEETING_ELEMENTS: Final = 2**14
+MEETING_PRODUCTS: Final = 4
+"""Of 512 × 128 × 512 each: some milliseconds on one core, what lies between two messages of a small model."""
+LEAST_S: Final = 1e-7
+"""What an engine is taken to cost where the difference of two measurements drowns."""
+LEAST_CALLS: Final = 3
+MEETING_S: Final = 0.005
+"""About what products and message take together."""
+LEAST_MEETINGS: Final = 41
+
+Call = Callable[[], Any]
+
+
+def measure_engines(*, windows: int, window_s: float, tell: Call | None = None) -> list[Timed]:
+    """Measure on this rank, together with all others of its process group; on CPUs.
+
+    Args:
+        windows: how often each is timed, at least 1; the median counts.
+        window_s: seconds of each, about.
+        tell: called before each measurement.
+    """
+    import torch.distributed as dist
+
+    found = []
+    if tell:
+        tell()
+    whole = chain()
+    found.append(CHAIN_LENGTHS._replace(seconds=statistics.median(_call_s(whole, window_s) for _ in range(windows))))
+    for timed, bare, wrapped in _pairs():
+        if tell:
+            tell()
+        # By turns, so that what else the machine does falls on both.
+        both = [(_call_s(wrapped, window_s), _call_s(bare, window_s)) for _ in range(windows)]
+        extra_s = statistics.median(one - other for one, other in both)
+        found.append(timed._replace(seconds=max(extra_s, LEAST_S)))
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        if tell:
+            tell()
+        found.append(Timed("meeting", (), _meeting_s(4 * windows * window_s), "meeting"))
+    return found
+
+
+def count_engines(ranks: int) -> int:
+    """How many measurements `measure_engines` makes with so many ranks."""
+    return 1 + (len(TOYS) if ranks == 1 else 4 * len(TOYS) + len(PAIRS) + 1)
+
+
+def _call_s(call: Call, window_s: float) -> float:
+    """Seconds of one call on the slowest rank, in a window that all ranks begin together; the same calls on all."""
+    import torch
+    import torch.distributed as dist
+
+    several = dist.is_initialized() and dist.get_world_size() > 1
+
+    def slowest(seconds: float) -> float:
+        if not several:
+            return seconds
+        told = torch.tensor(seconds, dtype=torch.float64)
+        # Who: all ranks. What: their seconds, of which the largest count. How much: 8 bytes.
+        dist.all_reduce(told, op=dist.ReduceOp.MAX)
+        return float(told)
+
+    call()
+    start_s = time.perf_counter()
+    call()
+    calls = max(LEAST_CALLS, int(window_s / slowest(time.perf_counter() - start_s)))
+    if several:
+        # Who: all ranks. What: nothing but that each is there. How much: a few bytes.
+        dist.barrier()
+    start_s = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return slowest((time.perf_counter() - start_s) / calls)
+
+
+def _block(layers: int) -> Any:
+    from torch import nn
+
+    return nn.Sequential(*(part for _ in range(layers)
+        for part in (nn.Linear(ENGINES_WIDTH, ENGINES_WIDTH), nn.LayerNorm(ENGINES_WIDTH))))
+
+
+def _toy(blocks: int, layers: int) -> Any:
+    from torch import nn
+
+    return nn.Sequential(*(_block(layers) for _ in range(blocks)))
+
+
+def _pairs() -> Iterator[tuple[Timed, Call, Call]]:
+    """What is timed, the bare call, and the call with the engine."""
+    import torch
+    import torch.distributed as dist
+
+    x = torch.randn(4, ENGINES_WIDTH, requires_grad=True)
+
+    def step(model: Any) -> Call:
+        return lambda: model(x).sum().backward()
+
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    for blocks, layers in TOYS:
+        size = (blocks, blocks * layers * TENSORS_PER_LAYER)
+        model = _toy(blocks, layers)
+        bare, again = step(model), _forward_twice(model, x)
+        for kind, wrapped in _wrapped(blocks, layers, ranks):
+            label = f"{kind} {size[0]} × {size[1] // blocks}"
+            yield Timed(kind, size, 0.0, label), again if kind == "checkpoint" else bare, step(wrapped)
+    if ranks == 1:
+        return
+    for pairs in PAIRS:
+        messages = 2 * pairs
+        yield Timed("dtensor", (messages,), 0.0, f"dtensor {messages}"), step(_layers(pairs)), step(_split(pairs))
+
+
+def _forward_twice(model: Any, x: Any) -> Call:
+    """A step with a second forward: what recomputing computes, without what keeps its books."""
+
+    def call() -> None:
+        model(x)
+        model(x).sum().backward()
+
+    return call
+
+
+def _wrapped(blocks: int, layers: int, ranks: int) -> Iterator[tuple[str, Any]]:
+    yield "checkpoint", _Checkpointed(_toy(blocks, layers))
+    if ranks == 1:
+        return
+    import warnings
+
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
+        yield "ddp", DistributedDataParallel(_toy(blocks, layers), broadcast_buffers=False)
+    mesh = init_device_mesh("cpu", (ranks,))
+    for kind, reshard in (("fsdp2", False), ("fsdp3", True)):
+        model = _toy(blocks, layers)
+        for block in model:
+            fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+        yield kind, fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
+
+
+class _Checkpointed:
+    """Blocks of which each is computed again in backward."""
+
+    def __init__(self, blocks: Any) -> None:
+        self.blocks = blocks
+
+    def __call__(self, x: Any) -> Any:
+        from torch.utils.checkpoint import checkpoint
+
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+def _layers(pairs: int) -> Any:
+    from torch import nn
+
+    return nn.Sequential(*(nn.Sequential(nn.Linear(ENGINES_WIDTH, ENGINES_WIDTH),
+        nn.Linear(ENGINES_WIDTH, ENGINES_WIDTH)) for _ in range(pairs)))
+
+
+def _split(pairs: int) -> Any:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = _layers(pairs)
+    for pair in model:
+        parallelize_module(pair, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    return model
+
+
+def _meeting_s(window_s: float) -> float:
+    """Median seconds of a message after products, mean of the ranks: those that come first wait for the others."""
+    import torch
+    import torch.distributed as dist
+
+    left, right = torch.randn(512, 512), torch.randn(512, 128)
+    message = torch.zeros(MEETING_ELEMENTS)
+    waited_s = []
+    for _ in range(max(LEAST_MEETINGS, int(window_s / MEETING_S))):
+        for _ in range(MEETING_PRODUCTS):
+            torch.mm(left, right)
+        start_s = time.perf_counter()
+        # Who: all ranks. What: zeros in fp32. How much: 64 KiB.
+        dist.all_reduce(message)
+        waited_s.append(time.perf_counter() - start_s)
+    told = torch.tensor(waited_s, dtype=torch.float64)
+    # Who: all ranks. What: how long each waited every time, of which the mean counts. How much: 8 bytes each.
+    dist.all_reduce(told)
+    return statistics.median((told / dist.get_world_size()).tolist())

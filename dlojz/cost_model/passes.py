@@ -1,0 +1,324 @@
+"""Seconds of a layer's passes: computation, messages, and the stages that layers are dealt to.
+
+Which layers a pipeline stage holds, for a whole model at once.
+
+Every layer lies in exactly one stage. Stages that hold the same layers are computed once; the first of them stands for
+all, because it keeps the most micro-batches.
+
+Seconds of the messages of a layout: who shares a node's links with whom.
+
+Ranks are placed tensor-parallel innermost, then context, then data, and pipeline stages outermost, as Megatron and
+DeepSpeed place them; so a group's members per node follow from the degrees, and what crosses nodes shares the node's
+network interfaces with all groups that cross at the same time.
+
+Every function takes numbers or numpy arrays. Symbols: L members of a group in one node, G nodes of a group, n = L·G.
+
+Seconds of one forward and backward of each layer kind, for the few cuts that many layouts share.
+
+Computed once per distinct (micro-batch, tensor and context parallelism, …) with plain Python, then looked up; the
+columns that a layout adds (stages, replicas, ZeRO) do not change them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dlojz.cost_model.calibration import Calibration
+from dlojz.cost_model.layouts import CHECKPOINTING, Integers, Layouts, Reals, element_bytes, habit
+from dlojz.cost_model.workload import Cut, Kind, Workload, operators_s
+from dlojz.hardware import Cluster, Collective, Precision
+from dlojz.pipeline.partition import exact
+
+
+@dataclass(frozen=True, eq=False)
+class StageCosts:
+    """The stages of a pipeline, those that hold the same layers taken together.
+
+    Attributes:
+        counts: layers of each kind (columns) in each distinct stage (rows).
+        first: number of the first such stage.
+        times: how many such stages there are.
+        order: which distinct stage each stage of the pipeline is.
+    """
+
+    counts: Reals
+    first: Integers
+    times: Integers
+    order: Integers
+
+
+@lru_cache(maxsize=4096)
+def stages_of(workload: Workload, pp: int, embedding_slots: bool = False) -> StageCosts:
+    """The stages that libraries make.
+
+    A decoder's layers are shared out evenly; if they do not divide, the first stages hold one more, as many as it
+    takes (78 layers on 12 stages: 7 on eleven and 1 on the last, as DeepSpeed dealt them). With `embedding_slots`
+    embedding and logits count as a layer each. Blocks of an image model are cut so that the heaviest stage is as light
+    as can be, by operations.
+
+    Source: DeepSpeed, `runtime/utils.py`, `partition_balanced`; the Jean Zay rows from line 841 on.
+    """
+    bounds = _decoder_bounds(workload, pp, embedding_slots) if workload.size else _balanced_bounds(workload, pp)
+    blocks = np.repeat(np.arange(len(workload.kinds)), [kind.count for kind in workload.kinds])
+    rows = [tuple(np.bincount(blocks[start:stop], minlength=len(workload.kinds))) for start, stop in pairwise(bounds)]
+    distinct = list(dict.fromkeys(rows))
+    order = np.array([distinct.index(row) for row in rows])
+    first = np.array([rows.index(row) for row in distinct])
+    return StageCosts(np.array(distinct, float), first, np.bincount(order, minlength=len(distinct)), order)
+
+
+def _decoder_bounds(workload: Workload, pp: int, embedding_slots: bool) -> list[int]:
+    layers = workload.kinds[1].count
+    blocks = layers + 2
+    if pp == 1:
+        return [0, blocks]
+    if embedding_slots:
+        each = -(-blocks // pp)
+        return [min(each * stage, blocks) for stage in range(pp)] + [blocks]
+    each = -(-layers // pp)
+    return [0, *(1 + min(each * stage, layers) for stage in range(1, pp)), blocks]
+
+
+def _balanced_bounds(workload: Workload, pp: int) -> list[int]:
+    cut = Cut(1)
+    weights: list[float] = []
+    for kind in workload.kinds:
+        flops = sum(product.flops for one in kind.operators(cut) for product in one.forward)
+        weights += [flops] * kind.count
+    return list(exact(weights, pp).bounds)
+
+
+VOLUME: Final[dict[str, float]] = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
+"""What each rank sends in a ring, over (n − 1)/n of the whole message.
+
+Source: Patarasuk and Yuan 2009 (J. Parallel Distrib. Comput. 69), §4; the bus bandwidth of nccl-tests.
+"""
+
+
+WIRE: Final = 0.8
+"""Of a network card's rate as sold, what one ring over it carries; the shipped InfiniBand links take the same."""
+
+
+def members(cluster: Cluster, ranks: ArrayLike, stride: ArrayLike) -> tuple[Reals, Reals]:
+    """L and G of a group of `ranks` that are `stride` apart in the order of placement.
+
+    Source: the order is Megatron's (Narayanan et al. 2021, §3): tensor within a node first.
+    """
+    here = np.maximum(1, cluster.gpus_per_node // np.asarray(stride))
+    inside = np.minimum(np.asarray(ranks), here)
+    return inside.astype(float), np.ceil(np.asarray(ranks) / inside)
+
+
+def collective_s(
+    collective: Collective,
+    cluster: Cluster,
+    calibration: Calibration,
+    message_bytes: ArrayLike,
+    ranks: ArrayLike,
+    stride: ArrayLike = 1,
+    interfaces: ArrayLike = np.inf,
+) -> Reals:
+    """Seconds of a collective over `ranks` GPUs that are `stride` apart, while all groups like it do the same.
+
+    Within a node, the link's own time; across nodes, the slower of the node's link and of its network interfaces, of
+    which every group that crosses (gpus_per_node / L of them) takes its share.
+
+    Args:
+        collective: `all_reduce`, `all_gather`, `reduce_scatter`.
+        message_bytes: the whole message, as gathered.
+        ranks, stride: of the group.
+        interfaces: most network interfaces of a node that one group can use.
+
+    Source: §3.1 of nccl-tests' PERFORMANCE.md for bus bandwidth; sharing of interfaces: counted.
+    """
+    ranks, message = np.asarray(ranks, float), np.asarray(message_bytes, float)
+    inside, nodes = members(cluster, ranks, stride)
+    volume = VOLUME[collective] * (ranks - 1) / np.maximum(ranks, 1) * message
+    link = cluster.intra.time_s(collective, np.maximum(inside, 2), message) / calibration.intra_efficiency
+    local = np.where(inside > 1, link, 0.0)
+    groups = cluster.gpus_per_node / inside
+    node = cluster.inter.bytes_per_s(collective, np.maximum(nodes, 2))
+    share = np.minimum(node / groups, np.asarray(interfaces, float) * WIRE * cluster.nic_bytes_per_s)
+    alpha = cluster.inter.alpha_s(collective, np.maximum(nodes, 2))
+    across = alpha + volume / (share * calibration.inter_efficiency)
+    return np.where(ranks <= 1, 0.0, np.where(nodes > 1, np.maximum(across, local), local))
+
+
+def all_to_all_s(
+    cluster: Cluster, calibration: Calibration, message_bytes: ArrayLike, ranks: ArrayLike, stride: ArrayLike = 1
+) -> Reals:
+    """Seconds of an all-to-all over `ranks` GPUs that are `stride` apart, while all groups like it do the same.
+
+    Each rank keeps 1/n of its message; within a node (L − 1)/n of it goes over the node's links, and the (n − L)/n for
+    other nodes over the node's network interfaces, which all its GPUs share. The slower of the two sets the time.
+
+    Args:
+        message_bytes: the whole message that one rank hands over.
+        ranks, stride: of the group.
+
+    Source: counted; α and bandwidth of the link for an all-to-all, or across nodes for an all-gather, of `cluster`.
+    """
+    ranks, message = np.asarray(ranks, float), np.asarray(message_bytes, float)
+    inside, nodes = members(cluster, ranks, stride)
+    near = message * inside / np.maximum(ranks, 1)
+    link = cluster.intra.time_s("all_to_all", np.maximum(inside, 2), near) / calibration.intra_efficiency
+    local = np.where(inside > 1, link, 0.0)
+    far = message * (ranks - inside) / np.maximum(ranks, 1)
+    node = cluster.inter.bytes_per_s("all_gather", np.maximum(nodes, 2)) * calibration.inter_efficiency
+    alpha = cluster.inter.alpha_s("all_gather", np.maximum(nodes, 2))
+    across = alpha + cluster.gpus_per_node * far / node
+    return np.where(ranks <= 1, 0.0, np.where(nodes > 1, np.maximum(across, local), local))
+
+
+def neighbour_s(
+    cluster: Cluster,
+    calibration: Calibration,
+    message_bytes: ArrayLike,
+    pp: ArrayLike,
+    rank_group: ArrayLike,
+    sliced: ArrayLike,
+    tp: ArrayLike,
+) -> Reals:
+    """Seconds that a boundary tensor takes to the next pipeline stage, while all ranks of the node send theirs.
+
+    With `sliced`, each tensor-parallel rank sends its part, and the receivers gather the parts over the node's link.
+
+    Args:
+        message_bytes: of the whole tensor, of one micro-batch.
+        pp: stages.
+        rank_group: dp · cp · tp, how far the next stage is in the order of placement.
+        sliced: 0 or 1.
+        tp: tensor-parallel ranks.
+
+    Source: Narayanan et al. 2021, §4.1 (scatter/gather).
+    """
+    message, tp = np.asarray(message_bytes, float), np.asarray(tp)
+    parts = np.where(np.asarray(sliced) > 0, tp, 1)
+    sent = message / parts
+    inside = np.asarray(rank_group) * 2 <= cluster.gpus_per_node
+    share = cluster.inter.bytes_per_s("all_gather", 2) / cluster.gpus_per_node * calibration.inter_efficiency
+    across = cluster.inter.alpha_s("p2p", 2) + sent / share
+    within = cluster.intra.time_s("p2p", 2, sent) / calibration.intra_efficiency
+    gathered = np.where(parts > 1, collective_s("all_gather", cluster, calibration, message, np.maximum(parts, 2)), 0.0)
+    return np.where(np.asarray(pp) > 1, np.where(inside, within, across) + gathered, 0.0)
+
+
+ASYNCHRONOUS = 0.3
+"""Share of tensor-parallel messages that hides where they are cut up. Approximate: torchtitan gained 5 to 9 % of a step
+of which about a fifth is such messages (Liang et al. 2024, 70 B)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """Per layer kind (rows) and layout (columns), seconds of one micro-batch in one layer.
+
+    Attributes:
+        forward, backward: computation.
+        again: computation of what was not kept.
+        tensor_forward, tensor_backward: messages of tensor and context parallelism that are waited for; the latter
+            with those of the recomputation.
+    """
+
+    forward: Reals
+    backward: Reals
+    again: Reals
+    tensor_forward: Reals
+    tensor_backward: Reals
+
+
+def cuts_of(layouts: Layouts) -> tuple[list[Cut], Integers]:
+    """The distinct cuts of many layouts, and which one each layout has."""
+    names = (
+        "micro_batch", "tp", "cp", "sequence_parallel", "fused_attention", "gradient_bytes", "fused_accumulation",
+        "blocking", "eager", "ep",
+    )  # fmt: skip
+    columns = [getattr(layouts, name) for name in names]
+    key = np.zeros(len(layouts), np.int64)
+    for column in columns:
+        key = key * (int(column.max(initial=0)) + 1) + column
+    _, first, place = np.unique(key, return_index=True, return_inverse=True)
+    cuts = [
+        Cut(mb, tp, cp, bool(sp), bool(fused), size, bool(adds), bool(blocks), bool(eager), ep)
+        for mb, tp, cp, sp, fused, size, adds, blocks, eager, ep in zip(
+            *(column[first].tolist() for column in columns), strict=True
+        )
+    ]
+    return cuts, place.reshape(-1)
+
+
+def kind_times(
+    kind: Kind, cut: Cut, cluster: Cluster, calibration: Calibration, precision: Precision, decoder: bool = True
+) -> tuple[float, float, float]:
+    """Forward, backward and the forward of what selective checkpointing computes again, in seconds, of one layer.
+
+    That is attention's core in a decoder, and in a block of an image model all that is no product.
+
+    Source: Korthikanti et al. 2022, §5; `dlojz.models.blocks.run_checkpointed` keeps products, convolutions, attention.
+    """
+    operators = kind.operators(cut)
+    seconds = partial(operators_s, gpu=cluster.gpu, calibration=calibration, precision=precision, blocking=cut.blocking)
+    again = [one for one in operators if (one.core if decoder else not one.forward)]
+    return *seconds(operators), seconds(again)[0]
+
+
+def message_times(
+    kind: Kind, cut: Cut, cluster: Cluster, calibration: Calibration, precision: Precision = "fp16"
+) -> tuple[float, float]:
+    """Seconds of the messages of one layer, forward and backward, none of them hidden.
+
+    Tensor parallelism: `sums` all-reduces of the boundary tensor, with sequence parallelism as a reduce-scatter and an
+    all-gather each. Context parallelism: keys and values go around the ring once forward, and twice (with their
+    gradients) backward. Expert parallelism: two all-to-alls of all rows forward, and two backward.
+
+    Source: Shoeybi et al. 2019 (arXiv 1909.08053), §3; Korthikanti et al. 2022, §4.2.2; Liu et al. 2023 (arXiv
+    2310.01889), §3; Lepikhin et al. 2020 (arXiv 2006.16668), for dispatch and combine.
+    """
+    size = element_bytes(precision)
+    message = size * kind.elements * cut.micro_batch / cut.cp
+    one = 0.0
+    if cut.tp > 1:
+        parts: tuple[Collective, ...] = ("all_reduce",)
+        if cut.sequence_parallel:
+            parts = ("reduce_scatter", "all_gather")
+        one = sum(float(collective_s(part, cluster, calibration, message, cut.tp)) for part in parts)
+    ring = 0.0
+    if cut.cp > 1 and kind.ring_elements:
+        keys = size * kind.ring_elements * cut.micro_batch / cut.tp
+        ring = float(collective_s("all_gather", cluster, calibration, keys, cut.cp, cut.tp))
+    exchanged = 0.0
+    if cut.ep > 1 and kind.exchange_elements:
+        rows = size * kind.exchange_elements * cut.micro_batch / cut.cp
+        exchanged = 2 * float(all_to_all_s(cluster, calibration, rows, cut.ep, cut.tp))
+    return kind.sums[0] * one + ring + exchanged, kind.sums[1] * one + 2 * ring + exchanged
+
+
+def passes_of(workload: Workload, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Passes:
+    """The seconds of every layer kind for every layout.
+
+    Selective checkpointing computes attention's core again (of image models all but products; see `kind_times`), full
+    checkpointing all of a layer, with its messages.
+
+    Source: Korthikanti et al. 2022, §5; SC21 (Narayanan et al. 2021), §3.5.
+    """
+    cuts, place = cuts_of(layouts)
+    precision, decoder = layouts.precision, workload.size is not None
+    kinds = workload.kinds
+    table = np.zeros((5, len(kinds), len(cuts)))
+    for column, cut in enumerate(cuts):
+        for row, kind in enumerate(kinds):
+            table[:3, row, column] = kind_times(kind, cut, cluster, calibration, precision, decoder)
+            table[3:, row, column] = message_times(kind, cut, cluster, calibration, precision)
+    forward, backward, core, message, message_back = table[:, :, place]
+    exposed = 1.0 - np.maximum(habit(layouts, "hidden_tensor"), ASYNCHRONOUS * layouts.asynchronous)
+    inner = np.array([kind.recomputed for kind in kinds])[:, None]
+    full = inner * (layouts.checkpointing == CHECKPOINTING.index("full"))
+    selective = inner * (layouts.checkpointing == CHECKPOINTING.index("selective"))
+    share = habit(layouts, "selective_share") if decoder else np.zeros(len(layouts))
+    again = full * forward + selective * np.where(share > 0, share * forward, core)
+    return Passes(forward, backward, again, message * exposed, (message_back + full * message) * exposed)

@@ -1,0 +1,553 @@
+"""Seconds of a step and of a training: many layouts at once, or one simulated action by action.
+
+The time of a step from the times of its parts: pipeline, data parallelism, optimizer.
+
+The parts add up to the step; each is seconds on the stage that takes longest, and what that stage waits for is the
+bubble. Every function takes arrays, one place per layout.
+
+Symbols: p stages, m micro-batches, v chunks, F and B a stage's forward and backward of one micro-batch.
+
+The fast path: seconds and bytes of many layouts at once.
+
+One layout gets the same numbers alone and among a hundred thousand; nothing is a loop over layouts.
+
+One layout by event simulation of its pipeline: stages as uneven as they are, memory rank by rank.
+
+The same seconds per layer, message and update as the fast path; only the pipeline is played out, action by action,
+where the fast path uses a closed form. On equal stages both give the same step.
+
+What a whole training takes: days, GPU-hours, energy, carbon.
+
+Plain arithmetic on the time of a step; what is counted on top of the GPUs (idle power, the site) is said, and the
+published account of BLOOM is reproduced by it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.cost_model.calibration import Calibration
+from dlojz.cost_model.layout_memory import CONTEXT_BYTES, Memories, memories_of, stage_memory
+from dlojz.cost_model.layouts import OFFLOAD, SCHEDULES, Integers, Layouts, Reals, habit, unlimited
+from dlojz.cost_model.passes import Passes, StageCosts, collective_s, neighbour_s, passes_of, stages_of
+from dlojz.cost_model.workload import Workload
+from dlojz.hardware import Cluster, Collective
+from dlojz.pipeline.schedule import Costs
+from dlojz.pipeline.schedule_catalogue import build
+from dlojz.pipeline.simulator import Timeline, peak_activations
+from dlojz.pipeline.simulator import simulate as play
+
+ADAM_BYTES = 34
+"""Per parameter: master copy and two moments read and written in fp32 (24), gradient read (4 at most), weight written
+(2), gradient read once more for the norm (4)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Seconds of a step, by what they go into; their sum is the step.
+
+    Attributes:
+        forward, backward, recompute: computation of the slowest stage, all micro-batches.
+        tensor: messages of tensor and context parallelism that are waited for.
+        pipeline: messages between stages, and waiting for neighbours.
+        bubble: waiting for the pipeline to fill and empty, and for slower stages.
+        data: gradients and weights of data parallelism and ZeRO that are waited for.
+        optimizer: the update.
+        constant: once per step.
+    """
+
+    forward: Reals
+    backward: Reals
+    recompute: Reals
+    tensor: Reals
+    pipeline: Reals
+    bubble: Reals
+    data: Reals
+    optimizer: Reals
+    constant: Reals
+
+    @property
+    def step_s(self) -> Reals:
+        """Seconds of the step."""
+        total: Reals = sum(getattr(self, field.name) for field in fields(self))
+        return total
+
+
+def ramp(layouts: Layouts, forward: Reals, backward: Reals) -> Reals:
+    """How much of the other stages' F + B a stage waits for: 1, with chunks 1/v, with a split backward less.
+
+    1F1B and GPipe: (p − 1)(F + B) in all; interleaved: (p − 1)(F + B)/v; ZB-H1: (p − 1)(F + B_input − B_weight), where
+    the parts of the backward are taken as equal, so that (p − 1)·F is left.
+
+    Source: Narayanan et al. 2021, §2.2; Qi et al. 2024 (arXiv 2401.10241), §2.2 and table 1.
+    """
+    whole = forward + backward
+    zero_bubble = np.divide(forward, whole, out=np.ones_like(whole), where=whole > 0)
+    is_zero_bubble = layouts.schedule == SCHEDULES.index("zb-h1")
+    return np.where(is_zero_bubble, zero_bubble, 1.0) / layouts.chunks
+
+
+def boundary_s(workload: Workload, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Reals:
+    """Seconds that a stage spends per micro-batch and direction on its boundary: the message, and synchronising.
+
+    With v chunks there are v boundaries. Where messages are not waited for, only the synchronisation is left.
+    """
+    elements = max(kind.elements for kind in workload.kinds)
+    message = layouts.element_bytes * elements * layouts.micro_batch / layouts.cp
+    group = layouts.dp * layouts.cp * layouts.tp
+    sent = neighbour_s(cluster, calibration, message, layouts.pp, group, habit(layouts, "sliced"), layouts.tp)
+    waits = np.where(layouts.pp > 1, calibration.micro_batch_s, 0.0)
+    return layouts.chunks * (sent * habit(layouts, "blocking") + waits)
+
+
+def gathered_s(
+    weights: Reals, cluster: Cluster, layouts: Layouts, calibration: Calibration, ep: Integers | int = 1
+) -> tuple[Reals, Reals, Reals]:
+    """Seconds of data parallelism: (once per step, before or after; per micro-batch, beside it; last backward's).
+
+    With Ψ weights of the stage: an all-reduce of the gradients (ZeRO-0), their reduce-scatter and an all-gather of the
+    weights (1 and 2; with 2, DeepSpeed does the former after every micro-batch), with 3 two all-gathers of the weights
+    and one reduce-scatter for every micro-batch, unless a pipeline keeps the weights gathered (torchtitan, Llama 3).
+
+    Args:
+        weights: of the stage, on one rank.
+        ep: ranks that have shared these weights out already, neighbours on the data axis: only the others hold them.
+
+    Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §7; ZeRO-2 under accumulation: DeepSpeed, `stage_1_and_2.py`.
+    """
+    ranks, stride = layouts.dp * layouts.cp / ep, layouts.tp * ep
+    gradients, halves = weights * layouts.gradient_bytes, layouts.element_bytes * weights
+
+    def of(collective: Collective, message: Reals, interfaces: Reals | float = np.inf) -> Reals:
+        return collective_s(collective, cluster, calibration, message, ranks, stride, interfaces)
+
+    interfaces = unlimited(habit(layouts, "gather_interfaces"))
+    reduce_all = of("all_reduce", gradients)
+    scatter = of("reduce_scatter", gradients)
+    gather = of("all_gather", halves)
+    for_layer = 2 * of("all_gather", halves, interfaces) + of("reduce_scatter", halves, interfaces)
+    zero = layouts.zero
+    # Where the engine keeps gradients, and gathered weights, whole over the micro-batches, it communicates once.
+    each = (habit(layouts, "reduces_each") > 0) & (layouts.micro_batches > 1)
+    regathers = (zero == 3) & ((layouts.pp == 1) | (habit(layouts, "reduces_each") > 0))
+    every = np.where(regathers, for_layer, np.where((zero == 2) & each, scatter, 0.0))
+    once = np.where((zero > 0) & ~regathers, gather, 0.0)
+    last = np.where(zero == 0, reduce_all, np.where(every > 0, 0.0, scatter))
+    return once, every, last
+
+
+def exposed_s(message_s: Reals, computation_s: Reals, overlap: Reals) -> Reals:
+    """Seconds that communication adds to the computation it runs beside: (C^q + M^q)^(1/q) − C, q = 1/(1 − overlap).
+
+    Without overlap it adds all of M, with perfect overlap max(C, M) − C; in between the loss is greatest where both
+    take as long, because neither then waits long enough for the other's delays to vanish.
+
+    Source: our choice of a curve between both limits; ZeRO-3 in Narayanan et al. 2021, table 2, lies on q ≈ 1.6 to 2.
+    """
+    if not overlap.any():
+        return message_s
+    order = 1 / (1 - overlap)
+    longer = np.maximum(np.maximum(message_s, computation_s), 1e-30)
+    shorter = np.minimum(message_s, computation_s) / longer
+    return longer * (1 + shorter**order) ** (1 - overlap) - computation_s
+
+
+def update_s(weights: Reals, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Reals:
+    """Seconds of the optimizer on the rank's share of the states; offloaded, over the host's link and memory.
+
+    Source: bytes of Adam counted (`ADAM_BYTES`); ZeRO-Offload (arXiv 2101.06840), §4.1: gradients go down and weights
+    come up, 2 bytes each.
+    """
+    share = np.where(layouts.zero > 0, layouts.zero_shards, 1)
+    own = weights / share
+    memory = cluster.gpu.memory_bytes_per_s * calibration.memory_efficiency
+    host = own * (4 / HOST_LINK_BYTES_PER_S + ADAM_BYTES * cluster.gpus_per_node / HOST_MEMORY_BYTES_PER_S)
+    moved = layouts.offload != OFFLOAD.index("none")
+    return np.where(moved, host, own * ADAM_BYTES / memory) + 4 * weights / memory
+
+
+def fetched_s(weights: Reals, layouts: Layouts) -> Reals:
+    """Seconds in which a rank's share of weights that lie in the host's memory comes down its link, for the forward and
+    for the backward of one micro-batch: 2 bytes per parameter and pass, which run beside the computation like ZeRO-3's
+    gathers.
+
+    Unconfirmed: no row tells the link's share from that of the gathers that follow it.
+
+    Source: ZeRO-Infinity (arXiv 2104.07857), §6.1: each rank fetches its share over its own link; §6.2: beside
+    computation and gathers, of which we take the latter only.
+    """
+    down = 2 * layouts.element_bytes * weights / layouts.zero_shards / HOST_LINK_BYTES_PER_S
+    return np.where(layouts.offload == OFFLOAD.index("all"), down, 0.0)
+
+
+HOST_LINK_BYTES_PER_S = 20e9
+"""PCIe 4.0 × 16 as reached by large pinned copies; of one GPU. Unconfirmed on Jean Zay."""
+HOST_MEMORY_BYTES_PER_S = 150e9
+"""Of a node's host memory as an Adam on all cores reaches it. Unconfirmed on Jean Zay."""
+
+
+def parts_of(
+    workload: Workload,
+    cluster: Cluster,
+    layouts: Layouts,
+    calibration: Calibration,
+    passes: Passes,
+    stages: StageCosts,
+    weights: Reals,
+) -> Parts:
+    """The parts of a step for layouts that share one list of stages.
+
+    A pipeline takes m(F + B) on its slowest stage, and beside that what the other stages need for one micro-batch:
+    m·max(F + B) + (Σ(F + B) − max(F + B))·ramp, which is (m + p − 1)(F + B) for equal stages.
+
+    Source: Narayanan et al. 2021, §2.2; for unequal stages Fan et al. 2021 (DAPPLE), §4.1, without their pivot.
+
+    Args:
+        passes: of these layouts.
+        stages: theirs.
+        weights: on the heaviest stage's rank.
+    """
+    counts = stages.counts
+    boundary = boundary_s(workload, cluster, layouts, calibration)
+    forward, backward, again, tensor = (
+        counts @ each
+        for each in (passes.forward, passes.backward, passes.again, passes.tensor_forward + passes.tensor_backward)
+    )
+    experts = float((counts @ np.array([kind.expert_parameters for kind in workload.kinds], float)).max()) / layouts.ep
+    once, every, last = gathered_s(weights - experts, cluster, layouts, calibration)
+    if experts.any():
+        of_experts = gathered_s(experts, cluster, layouts, calibration, layouts.ep)
+        once, every, last = (one + other for one, other in zip((once, every, last), of_experts, strict=True))
+    # What ZeRO shares out is shared over fewer ranks for experts: as if a rank held those of all ep ranks.
+    updated = weights + np.where(layouts.zero > 0, experts * (layouts.ep - 1), 0.0)
+    every = every + fetched_s(weights, layouts)
+    overlap = np.where((layouts.overlap > 0) | (layouts.zero == 3), calibration.overlap, 0.0)
+    work = forward + backward + again + tensor + 2 * boundary
+    slowest = np.argmax(work, axis=0)[None, :]
+    pick = lambda table: np.take_along_axis(table, slowest, 0)[0]  # noqa: E731
+    m = layouts.micro_batches
+    heavy = pick(work)
+    total = (stages.times[:, None] * work).sum(axis=0)
+    exposed = exposed_s(every, heavy, overlap)
+    after = exposed_s(last, pick(backward), overlap)
+    before = exposed_s(once, pick(forward), overlap)
+    rest = (total - heavy) * ramp(layouts, pick(forward), pick(backward + again))
+    return Parts(
+        forward=m * pick(forward),
+        backward=m * pick(backward),
+        recompute=m * pick(again),
+        tensor=m * pick(tensor),
+        pipeline=2 * m * boundary,
+        bubble=rest,
+        data=before + m * exposed + after,
+        optimizer=update_s(updated, cluster, layouts, calibration),
+        constant=np.full(len(layouts), calibration.step_s),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Estimates:
+    """What the cost model says of layouts, one place per layout.
+
+    Attributes:
+        parts: seconds of a step by what they go into.
+        memory: bytes on the fullest rank by category.
+        fits: whether the fullest rank's bytes are within the GPU's memory.
+    """
+
+    parts: Parts
+    memory: Memories
+    fits: NDArray[np.bool_]
+
+    @property
+    def step_s(self) -> Reals:
+        """Seconds of one step."""
+        return self.parts.step_s
+
+    @property
+    def memory_bytes(self) -> Reals:
+        """Bytes of the fullest rank, as `nvidia-smi` shows them."""
+        return self.memory.total_bytes
+
+
+def by_stages(layouts: Layouts) -> tuple[Layouts, Integers, list[tuple[int, bool, slice]]]:
+    """Layouts in an order in which those that share one list of stages stand together.
+
+    Returns:
+        The layouts in that order, the place of each before, and for every list of stages its pp, whether embedding and
+        logits count as layers, and where its layouts stand.
+    """
+    key = layouts.pp * 2 + layouts.embedding_slots
+    order = np.argsort(key, kind="stable")
+    values, starts = np.unique(key[order], return_index=True)
+    ends = [*starts[1:].tolist(), len(key)][: len(values)]  # none at all, of no layouts
+    spans = zip(values.tolist(), starts.tolist(), ends, strict=True)
+    return layouts[order], order, [(value // 2, bool(value % 2), slice(start, end)) for value, start, end in spans]
+
+
+def weights_of(workload: Workload, layouts: Layouts, stages: StageCosts) -> Reals:
+    """Weights that one rank of each distinct stage (rows) holds; a tied matrix is on both its stages.
+
+    Experts are shared out over the ep ranks, all else over the tensor-parallel ones.
+
+    Source: Narayanan et al. 2021, §2.3: the embedding's copy on the last stage.
+    """
+    each = np.array([kind.parameters for kind in workload.kinds], float)
+    if workload.size is not None and workload.size.tied and stages.order.size > 1:
+        each[-1] = workload.size.vocabulary * workload.size.hidden
+    experts = np.array([kind.expert_parameters for kind in workload.kinds], float)
+    if not experts.any():
+        return (stages.counts @ each)[:, None] / layouts.tp
+    shared = (stages.counts @ experts)[:, None]
+    return ((stages.counts @ each)[:, None] - shared) / layouts.tp + shared / layouts.ep
+
+
+def estimate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Estimates:
+    """Seconds and bytes of every layout.
+
+    Args:
+        workload: what is trained.
+        cluster: on what.
+        layouts: how.
+        calibration: of the cluster's GPUs.
+    """
+    made = memories(workload, layouts)
+    if not cluster.gpu.device.context_bytes:  # no GPU: nothing takes its part before the model
+        made = replace(made, reserve=made.reserve - CONTEXT_BYTES)
+    fits = made.total_bytes <= cluster.gpu.device.memory_bytes
+    return Estimates(step_parts(workload, cluster, layouts, calibration), made, fits)
+
+
+def step_parts(workload: Workload, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Parts:
+    """Seconds of the parts of a step of every layout."""
+    ordered, order, groups = by_stages(layouts)
+    passes = passes_of(workload, cluster, ordered, calibration)
+    parts = {field.name: np.zeros(len(layouts)) for field in fields(Parts)}
+    for pp, slots, span in groups:
+        some, stages = ordered[span], stages_of(workload, pp, slots)
+        own = Passes(*(getattr(passes, field.name)[:, span] for field in fields(Passes)))
+        weights = weights_of(workload, some, stages).max(axis=0)
+        made = parts_of(workload, cluster, some, calibration, own, stages, weights)
+        for name, part in parts.items():
+            part[order[span]] = getattr(made, name)
+    return Parts(**parts)
+
+
+def memories(workload: Workload, layouts: Layouts) -> Memories:
+    """Bytes of the fullest rank of every layout."""
+    ordered, order, groups = by_stages(layouts)
+    columns = {field.name: np.zeros(len(layouts)) for field in fields(Memories)}
+    for pp, slots, span in groups:
+        some, stages = ordered[span], stages_of(workload, pp, slots)
+        made = memories_of(workload, some, stages, weights_of(workload, some, stages))
+        for name, column in columns.items():
+            column[order[span]] = getattr(made, name)
+    return Memories(**columns)
+
+
+@dataclass(frozen=True, eq=False)
+class StepSimulation:
+    """A step, played out.
+
+    Attributes:
+        step_s: seconds of the step.
+        parts: of the fast path, for comparison; their bubble is the closed form's.
+        pipeline_s: seconds of the pipeline alone, from the first forward to the last backward.
+        timeline: of every action on every stage's rank.
+        rank_bytes: bytes of each stage's rank, as `nvidia-smi` shows them.
+    """
+
+    step_s: float
+    parts: Parts
+    pipeline_s: float
+    timeline: Timeline
+    rank_bytes: tuple[float, ...]
+
+
+def simulate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> StepSimulation:
+    """One layout, played out with the pipeline simulator.
+
+    Args:
+        workload: what is trained.
+        cluster: on what.
+        layouts: one layout.
+        calibration: of the cluster's GPUs.
+
+    Raises:
+        LabError: if there is not exactly one layout, its layers cannot be dealt out to all chunks, or its schedule
+            refuses its numbers.
+    """
+    if len(layouts) != 1:
+        raise LabError(
+            say(
+                en=f"simulate takes one layout, but {len(layouts)} were received: use estimate for many.",
+                fr=f"simulate prend une configuration, mais {len(layouts)} ont été reçues : utilisez estimate.",
+            )
+        )
+    p, v, m = (int(column[0]) for column in (layouts.pp, layouts.chunks, layouts.micro_batches))
+    name = SCHEDULES[int(layouts.schedule[0])]
+    schedule = build("interleaved" if v > 1 else "1f1b" if name == "interleaved" else name, p, m, **_chunks(v))
+    chunks = _chunk_stages(workload, p, v, bool(layouts.embedding_slots[0]))
+    passes = passes_of(workload, cluster, layouts, calibration)
+    boundary = float(boundary_s(workload, cluster, layouts, calibration)[0]) / v
+    forward, backward = _times(chunks, passes)
+    costs = Costs(
+        forward=tuple(float(one) + boundary for one in forward),
+        backward=tuple(float(one) + boundary for one in backward),
+        backward_input=tuple((float(one) + boundary) / 2 for one in backward),
+        backward_weight=tuple((float(one) + boundary) / 2 for one in backward),
+    )
+    timeline = play(schedule, costs)
+    parts = step_parts(workload, cluster, layouts, calibration)
+    beside = float((parts.data + parts.optimizer + parts.constant)[0])
+    kept = tuple(peak_activations(schedule))
+    return StepSimulation(
+        timeline.makespan + beside,
+        parts,
+        timeline.makespan,
+        timeline,
+        _rank_bytes(workload, layouts, p, v, kept, chunks),
+    )
+
+
+def _chunks(v: int) -> dict[str, Any]:
+    return {"chunks": v} if v > 1 else {}
+
+
+def _chunk_stages(workload: Workload, p: int, v: int, embedding_slots: bool) -> StageCosts:
+    """The p·v stages in the order in which a sample passes them."""
+    if v > 1 and workload.size is not None and workload.size.layers % (p * v):
+        layers = workload.size.layers
+        raise LabError(
+            say(
+                en=f"{layers} layers cannot be dealt out evenly to {p} stages of {v} chunks: {p * v} must divide them.",
+                fr=f"{layers} couches ne se répartissent pas sur {p} étages de {v} chunks : {p * v} doit les diviser.",
+            )
+        )
+    return stages_of(workload, p * v, embedding_slots)
+
+
+def _times(chunks: StageCosts, passes: Passes) -> tuple[Reals, Reals]:
+    """Seconds of the forward and of the backward, with what is computed again, of every chunk in order."""
+    forward = chunks.counts @ (passes.forward + passes.tensor_forward)
+    backward = chunks.counts @ (passes.backward + passes.again + passes.tensor_backward)
+    return forward[chunks.order, 0], backward[chunks.order, 0]
+
+
+def _rank_bytes(
+    workload: Workload, layouts: Layouts, p: int, v: int, kept: tuple[float, ...], chunks: StageCosts
+) -> tuple[float, ...]:
+    """Bytes of every rank: its chunks' states, and as many of their micro-batches as the schedule keeps at most."""
+    weights = weights_of(workload, layouts, chunks)[:, 0]
+    found = []
+    for rank in range(p):
+        own = chunks.order[rank::p]
+        counts, held = chunks.counts[own].sum(axis=0), np.array([kept[rank] / v])
+        found.append(stage_memory(workload, layouts, counts, held, np.array([weights[own].sum()])).total_bytes[0])
+    return tuple(float(one) for one in found)
+
+
+SECONDS_PER_DAY: Final = 86_400
+IDLE_OVER_DYNAMIC: Final = 256_646 / 433_196
+"""Energy of idle nodes and network over that of the busy GPUs: 0.59.
+
+Source: Luccioni, Viguier and Ligozat 2023 (JMLR 24), table 3: 256,646 kWh beside 433,196 kWh.
+"""
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What a training takes.
+
+    Attributes:
+        seconds: from the first to the last step, without failures and restarts.
+        gpu_hours: GPUs times hours.
+        energy_kwh: of the GPUs at their power.
+        idle_kwh: of what stands idle beside them, by BLOOM's account.
+        carbon_kg: of the GPUs' energy, as CO₂ equivalent.
+        total_carbon_kg: with what stands idle, and the site's cooling (PUE).
+    """
+
+    seconds: float
+    gpu_hours: float
+    energy_kwh: float
+    idle_kwh: float
+    carbon_kg: float
+    total_carbon_kg: float
+
+    @property
+    def days(self) -> float:
+        """Days of 24 hours."""
+        return self.seconds / SECONDS_PER_DAY
+
+
+def training_s(flops_per_token: float, tokens: float, gpus: int, flops_per_s: float) -> float:
+    """Seconds to train on so many tokens at a rate per GPU: T·F/(n·X), 8TP/(nX) with F = 8P.
+
+    Source: Narayanan et al. 2021 (arXiv 2104.04473), §5.1, equation 4, and its footnote for recomputation.
+
+    Raises:
+        LabError: if a number is not above 0.
+    """
+    for name, value in (("tokens", tokens), ("gpus", gpus), ("flops_per_s", flops_per_s)):
+        if not value > 0:
+            raise LabError(
+                say(
+                    en=f"{name} must be above 0, but {value!r} was received.",
+                    fr=f"{name} doit être plus grand que 0, mais {value!r} a été reçu.",
+                )
+            )
+    return flops_per_token * tokens / (gpus * flops_per_s)
+
+
+def bill(cluster: Cluster, gpus: int, seconds: float, *, load: float = 1.0) -> Bill:
+    """Energy and carbon of so many GPUs for so long.
+
+    The GPUs draw idle power and `load` of the rest: E = n·t·(idle + load·(TDP − idle)). With load 1 it is the account
+    of BLOOM, which takes the thermal design power: 1,082,990 GPU-hours of 400 W, 433,196 kWh, 24.7 t.
+
+    Source: Luccioni, Viguier and Ligozat 2023 (JMLR 24), §4.2.
+
+    Args:
+        cluster: where; its GPU's power, its PUE and its electricity's carbon.
+        gpus: how many.
+        seconds: for how long.
+        load: of the GPUs, 0 to 1.
+
+    Raises:
+        LabError: if the load is not a share.
+    """
+    if not 0 <= load <= 1:
+        raise LabError(
+            say(
+                en=f"load is a share from 0 to 1, but {load!r} was received.",
+                fr=f"load est une part entre 0 et 1, mais {load!r} a été reçu.",
+            )
+        )
+    hours = gpus * seconds / 3600
+    power_w = cluster.gpu.idle_w + load * (cluster.gpu.tdp_w - cluster.gpu.idle_w)
+    energy = hours * power_w / 1000
+    idle = energy * IDLE_OVER_DYNAMIC
+    grams = cluster.carbon_g_per_kwh / 1000
+    return Bill(seconds, hours, energy, idle, energy * grams, (energy + idle) * cluster.pue * grams)
+
+
+def train(workload: Workload, cluster: Cluster, layouts: Layouts, step_s: Reals, tokens: float) -> list[Bill]:
+    """The bill of a whole training for every layout.
+
+    Args:
+        tokens: to train on; samples, of an image model.
+        step_s: seconds of a step of every layout.
+    """
+    per_sample = workload.size.sequence_length if workload.size is not None else 1
+    steps = tokens / (layouts.global_batch * per_sample)
+    return [
+        bill(cluster, gpus, seconds)
+        for gpus, seconds in zip(layouts.gpus.tolist(), (steps * step_s).tolist(), strict=True)
+    ]

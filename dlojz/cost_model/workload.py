@@ -1,0 +1,718 @@
+"""Workload of a model: its operators with their shapes, for decoders and for models of the catalogue.
+
+How long one operator of a layer takes on one GPU: a matrix product, or a pass over memory.
+
+Times come from shapes and from the `Calibration`, never from the name of a model. A product is computed in tiles, one
+per multiprocessor at a time, so that its time is a whole number of waves; what is not a product takes the time to move
+its bytes.
+
+Symbols: a product multiplies [m, k] by [k, n], `batch` times.
+
+The operators of a decoder: its layer, its embedding, its logits.
+
+Every product and every pass over memory is written once, with its bytes per element; 16-bit activations, dropout masks
+of 1 byte, reductions in fp32.
+
+Symbols: T tokens of one rank's micro-batch (b·s/cp), h hidden, a heads, d head size, w width of the MLP, V vocabulary,
+t tensor-parallel ranks. Passes of a tensor of n elements are written as bytes per element: read 2, written 2.
+
+Source: the operators are those of Megatron-LM's layer (Narayanan et al. 2021, arXiv 2104.04473, §4.2; Korthikanti et
+al. 2022, arXiv 2205.05198, §4.1, figure 2), fused as §4.2 there says; bytes counted by hand.
+
+What a model computes, layer by layer, as operators with their shapes on one rank.
+
+A workload is a list of layer kinds in order; embedding and logits are layers of their own, because a pipeline's first
+and last stages carry them. Shapes are those of one rank after tensor and context parallelism.
+
+Workloads of the catalogue's models: decoders by their size, image models block by block from the meta device.
+
+An image model's operators are read off its own forward, with shapes and without memory; a convolution is the product
+that it comes to. Blocks that follow each other and do the same are one kind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from dlojz import models
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.cost_model.calibration import Calibration
+from dlojz.cost_model.layouts import element_bytes
+from dlojz.hardware import Gpu, Precision
+from dlojz.hardware.decoder_size import DecoderSize
+from dlojz.models.sizes import GPTSize, LlamaSize
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+TILES: Final = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.8), (64, 64, 0.65))
+"""Rows and columns of the tiles of a product's result, and how far from the peak each one stays at best.
+
+Source: the tiles of cuBLAS that NVIDIA names (Deep Learning Performance, "Matrix Multiplication Background", §3.1); the
+larger one reuses more of what it reads. The last column is ours: bytes read per operation of a tile against 256 × 128.
+"""
+ALIGNED: Final = 8
+"""16-bit elements in 16 bytes: a product whose inner or outer size is not a multiple of it misses the fast kernels.
+
+Source: NVIDIA, same document, §2.2 ("Tensor Core Requirements").
+"""
+CAST_BYTES: Final = 2
+"""Per element of a factor in fp8: written as it is and transposed; it is read by the operator before it, which casts.
+
+Source: NVIDIA Transformer Engine, "Using FP8": fused casts of norms and activations, and the transposed copy on Hopper.
+"""
+
+
+class Product(NamedTuple):
+    """A product of matrices, `batch` times.
+
+    Attributes:
+        m, n, k: sizes.
+        batch: how often; above 1 for the heads of an attention.
+        attention: whether it is one of the two products of unfused attention, whose kernels are less well tuned.
+        work: share of the operations that are really done (½ where a causal mask is used to skip).
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    attention: bool = False
+    work: float = 1.0
+
+    @property
+    def flops(self) -> float:
+        """Two per multiply-add."""
+        return 2.0 * self.batch * self.m * self.n * self.k * self.work
+
+    @property
+    def moved_bytes(self) -> float:
+        """Bytes read and written in 16 bit, each matrix once."""
+        return 2.0 * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
+
+    def backward(self) -> tuple[Product, Product]:
+        """The products for the gradients of both factors: [m, n] by [n, k], and [k, m] by [m, n]."""
+        m, n, k = self.m, self.n, self.k
+        return self._replace(m=m, n=k, k=n), self._replace(m=k, n=n, k=m)
+
+
+@dataclass(frozen=True)
+class LayerOperator:
+    """What a layer does between two synchronisations, forward and backward apart.
+
+    Attributes:
+        name: as a table shows it.
+        forward, backward: products.
+        forward_bytes, backward_bytes: moved to and from memory beside the products.
+        kernels: launched forward; backward about twice as many.
+        core: part of attention's core, which selective recomputation runs again.
+    """
+
+    name: str
+    forward: tuple[Product, ...] = ()
+    backward: tuple[Product, ...] = ()
+    forward_bytes: float = 0.0
+    backward_bytes: float = 0.0
+    kernels: int = 1
+    core: bool = False
+
+
+def product_operator(name: str, product: Product, *, kernels: int = 1, core: bool = False) -> LayerOperator:
+    """An operator that is one product, with the two of its backward."""
+    return LayerOperator(name, (product,), product.backward(), kernels=kernels, core=core)
+
+
+@lru_cache(maxsize=65536)
+def wave_efficiency(product: Product, num_sms: int) -> float:
+    """Share of the multiprocessors' time that a product's result uses, for its best tile.
+
+    Results at the edge of a tile, and multiprocessors idle in the last wave, are computed or waited for in vain:
+    m·n·batch / (waves · multiprocessors · tile), waves = ⌈⌈m/tile rows⌉·⌈n/tile columns⌉·batch / multiprocessors⌉.
+
+    Source: NVIDIA, Deep Learning Performance, "Matrix Multiplication Background", §3.1 and §3.2 (tile and wave
+    quantization).
+
+    Args:
+        product: of what sizes.
+        num_sms: multiprocessors of the GPU, at least 1.
+    """
+    best = 0.0
+    for rows, columns, reach in TILES:
+        tiles = math.ceil(product.m / rows) * math.ceil(product.n / columns) * product.batch
+        waves = math.ceil(tiles / num_sms)
+        best = max(best, reach * product.m * product.n * product.batch / (waves * num_sms * rows * columns))
+    return best
+
+
+def alignment_efficiency(product: Product, calibration: Calibration) -> float:
+    """Loss of a product whose sizes are not multiples of what tensor cores read at once."""
+    if product.n % ALIGNED or product.k % ALIGNED:  # rows of the three matrices are k and n long
+        return calibration.unaligned
+    return 1.0
+
+
+def product_s(product: Product, gpu: Gpu, calibration: Calibration, precision: Precision) -> float:
+    """Seconds of a product: the slower of computing and of moving its matrices once (roofline).
+
+    With fp8 the products of attention stay in bf16 (Transformer Engine's default).
+
+    Source: Williams, Waterman, Patterson 2009, "Roofline" (CACM 52), with the peak multiplied by the efficiencies.
+    """
+    reach = calibration.attention_efficiency if product.attention else calibration.product_efficiency
+    efficiency = reach * wave_efficiency(product, gpu.num_sms) * alignment_efficiency(product, calibration)
+    efficiency *= product.k / (product.k + calibration.product_start)
+    peak = gpu.peak_flops["bf16" if product.attention and precision == "fp8" else precision]
+    memory = gpu.memory_bytes_per_s * calibration.memory_efficiency
+    cast = CAST_BYTES * (product.m + product.n) * product.k if precision == "fp8" and not product.attention else 0.0
+    moved = product.moved_bytes * element_bytes(precision) / 2
+    return max(product.flops / (peak * efficiency), moved / memory) + cast / memory
+
+
+def operators_s(
+    operators: Iterable[LayerOperator],
+    gpu: Gpu,
+    calibration: Calibration,
+    precision: Precision,
+    *,
+    blocking: bool = False,
+) -> tuple[float, float]:
+    """Seconds of operators, forward and backward, each at least as long as the host takes to launch its kernels.
+
+    Args:
+        blocking: whether the host waits for each kernel before it launches the next (`CUDA_LAUNCH_BLOCKING=1`).
+    """
+    forward = backward = 0.0
+    # Passes are counted in 16 bit.
+    memory = gpu.memory_bytes_per_s * calibration.memory_efficiency * 2 / element_bytes(precision)
+    kernels = 0
+    for one in operators:
+        forward += sum(product_s(each, gpu, calibration, precision) for each in one.forward)
+        backward += sum(product_s(each, gpu, calibration, precision) for each in one.backward)
+        forward += one.forward_bytes / memory
+        backward += one.backward_bytes / memory
+        kernels += one.kernels
+    if blocking:
+        return forward + kernels * calibration.serial_s, backward + 2 * kernels * calibration.serial_s
+    return max(forward, kernels * calibration.launch_s), max(backward, 2 * kernels * calibration.launch_s)
+
+
+NORM_BYTES: Final = (4, 8)
+"""Forward reads and writes; backward reads gradient and input, writes, and reads twice more for its weights."""
+EAGER_NORM_BYTES: Final = (30, 54)
+"""An RMS norm in eager PyTorch: into fp32 (6), mean of squares (8), scaled (8), back and weighted (8); backward too."""
+ROTATION_BYTES: Final = (4, 4)
+EAGER_ROTATION_BYTES: Final = (20, 20)
+"""Rotary positions as complex products in fp32: into fp32, product, back."""
+RESIDUAL_BYTES: Final = (7, 11)
+"""Bias, dropout and residual in one kernel: two reads, one write, a mask; backward also adds two gradients."""
+GELU_BYTES: Final = (4, 8)
+GATE_BYTES: Final = (6, 12)
+EAGER_GATE_BYTES: Final = (10, 18)
+"""Per element of one of the two halves: both read, one written."""
+SOFTMAX_BYTES: Final = (4, 6)
+DROPOUT_BYTES: Final = (5, 5)
+"""Of the scores, in a kernel of its own."""
+TRANSPOSE_BYTES: Final = (4, 4)
+ROW_BYTES: Final = (8, 8)
+"""Rows set to zero and filled, or read and added up with their weights: written twice, or read twice; counted."""
+LOSS_BYTES: Final = (18, 10)
+"""Logits are written in 16 bit, read into fp32 (6); maximum, exponential and sum pass over fp32 (12); backward writes
+fp32 and rounds (10)."""
+COLLECTIVE_KERNELS: Final = 2
+"""Launches for a layer's two collectives forward; backward as many again."""
+FUSED_BACKWARD: Final = 2.5
+"""Products of a fused attention's backward over those of its forward: scores are computed again.
+
+Source: Dao 2023, FlashAttention-2 (arXiv 2307.08691), §3.1 and §4.1.
+"""
+
+
+def tokens(size: DecoderSize, cut: Cut) -> int:
+    """Tokens that one rank computes at once."""
+    return cut.micro_batch * math.ceil(size.sequence_length / cut.cp)
+
+
+def _pass(
+    name: str, elements: float, of_element: tuple[int, int], kernels: int = 1, core: bool = False
+) -> LayerOperator:
+    forward, backward = of_element
+    return LayerOperator(
+        name, forward_bytes=forward * elements, backward_bytes=backward * elements, kernels=kernels, core=core
+    )
+
+
+def accumulation(parameters: float, cut: Cut) -> LayerOperator:
+    """Adding a micro-batch's 16-bit gradients to those that are there: both read, one written; nothing where fused."""
+    moved = 0.0 if cut.fused_accumulation else parameters * (2 + 2 * cut.gradient_bytes)
+    return LayerOperator("gradient accumulation", backward_bytes=moved, kernels=0)
+
+
+def attention_core(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
+    """Scores, softmax, dropout and context of one layer; or one fused kernel that skips what the mask hides."""
+    heads, width = math.ceil(size.heads / cut.tp), size.head_size
+    rows, columns, batch = math.ceil(size.sequence_length / cut.cp), size.sequence_length, cut.micro_batch * heads
+    if cut.fused_attention:
+        forward = (Product(rows, columns, width, batch, True, 0.5), Product(rows, width, columns, batch, True, 0.5))
+        more = tuple(each._replace(work=each.work * FUSED_BACKWARD) for each in forward)
+        return (LayerOperator("fused attention", forward, more, core=True),)
+    scores = batch * rows * columns
+    return (
+        product_operator("scores", Product(rows, columns, width, batch, attention=True), core=True),
+        _pass("softmax", scores, SOFTMAX_BYTES, core=True),
+        _pass("dropout of scores", scores, DROPOUT_BYTES, core=True),
+        product_operator("context", Product(rows, width, columns, batch, attention=True), core=True),
+    )
+
+
+def routed_rows(size: DecoderSize) -> float:
+    """Rows that the experts of a layer compute for each token: f·k in a mixture, the mean over the layers.
+
+    Source: Fedus et al. 2021, "Switch Transformers" (arXiv 2101.03961), "expert capacity": f·k·N/E rows of each expert.
+    """
+    return size.capacity_factor * size.top_k / size.every
+
+
+def mixture_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
+    """What stands in the place of an MLP: gate, rows laid out for the experts and back, and the experts' products.
+
+    A rank holds E/ep experts, each with the rows of ep ranks. Where not each layer has a mixture, the MLP of the others
+    is here too, each with its share of the layers.
+    """
+    n, h, w, every = tokens(size, cut), size.hidden, size.mlp_width, size.every
+    rows = math.ceil(size.capacity_factor * size.top_k * n * cut.ep / size.experts)
+    held, mlp_in, share = size.experts // cut.ep, 2 * w if size.gated else w, 1 / every
+    routed, plain = routed_rows(size) * n, n * (every - 1) / every
+    of_element = (EAGER_GATE_BYTES if cut.eager else GATE_BYTES) if size.gated else GELU_BYTES
+    found = [
+        product_operator("gate", Product(n, size.experts, h, work=share), kernels=4),
+        _pass("dispatch", routed * h, ROW_BYTES, kernels=3),
+        product_operator("experts, up", Product(rows, mlp_in, h, held, work=share)),
+        _pass("gate of experts" if size.gated else "GeLU of experts", routed * w, of_element),
+        product_operator("experts, down", Product(rows, h, w, held, work=share), kernels=2),
+        _pass("combine", routed * h, ROW_BYTES, kernels=3),
+    ]
+    if every > 1:
+        found += [
+            product_operator("MLP, up", Product(n, mlp_in, h, work=1 - share)),
+            _pass("gate" if size.gated else "GeLU", plain * w, of_element),
+            product_operator("MLP, down", Product(n, h, w, work=1 - share), kernels=2),
+        ]
+    return tuple(found)
+
+
+def layer_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
+    """One layer: norm, attention, residual, norm, MLP, residual."""
+    n, h, w = tokens(size, cut), size.hidden, math.ceil(size.mlp_width / cut.tp)
+    keys = math.ceil(size.kv_heads / cut.tp) * size.head_size
+    queries = math.ceil(size.heads / cut.tp) * size.head_size
+    whole = n * h / (cut.tp if cut.sequence_parallel else 1)
+    mlp_in = 2 * w if size.gated else w
+    weights = h * (queries + 2 * keys) + queries * h + h * mlp_in + w * h
+    if size.experts:
+        weights = size.layer_parameters - size.expert_parameters * (cut.ep - 1) // cut.ep
+    norm = _pass("norm", whole, EAGER_NORM_BYTES if cut.eager else NORM_BYTES, kernels=8 if cut.eager else 1)
+    gate = EAGER_GATE_BYTES if cut.eager else GATE_BYTES
+    activation = _pass("gate", n * w, gate) if size.gated else _pass("GeLU", n * w, GELU_BYTES)
+    rotation = EAGER_ROTATION_BYTES if cut.eager else ROTATION_BYTES
+    rotated = 0 if size.positions == "learned" else n * (queries + keys)
+    mlp: tuple[LayerOperator, ...] = (
+        product_operator("MLP, up", Product(n, mlp_in, h)),
+        activation,
+        product_operator("MLP, down", Product(n, h, w), kernels=2),
+    )
+    return (
+        norm,
+        product_operator("queries, keys, values", Product(n, queries + 2 * keys, h), kernels=2),
+        _pass("transposes", n * (queries + 2 * keys), TRANSPOSE_BYTES, kernels=5),
+        _pass("rotation", rotated, rotation, kernels=1 if rotated else 0),
+        *attention_core(size, cut),
+        product_operator("projection", Product(n, h, queries), kernels=2),
+        _pass("residual", whole, RESIDUAL_BYTES),
+        norm,
+        *(mixture_operators(size, cut) if size.experts else mlp),
+        _pass("residual", whole, RESIDUAL_BYTES),
+        accumulation(weights, cut),
+        LayerOperator("collectives", kernels=COLLECTIVE_KERNELS if cut.tp > 1 else 0),
+    )
+
+
+def embedding_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
+    """Looking tokens up; backward adds into a whole gradient matrix, which is then accumulated."""
+    elements = tokens(size, cut) * size.hidden
+    matrix = size.vocabulary * size.hidden / cut.tp
+    return (
+        _pass("lookup", elements, (4, 8), kernels=4),
+        _pass("dropout", elements / (cut.tp if cut.sequence_parallel else 1), DROPOUT_BYTES),
+        LayerOperator("gradient matrix", backward_bytes=2 * matrix + matrix * (2 + 2 * cut.gradient_bytes)),
+    )
+
+
+def padded_vocabulary(size: DecoderSize, tp: int) -> int:
+    """Entries that one rank holds: the vocabulary is padded to a multiple of 128 for every rank.
+
+    Source: Megatron-LM, `--make-vocab-size-divisible-by 128`.
+    """
+    return 128 * math.ceil(size.vocabulary / (128 * tp))
+
+
+def logit_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
+    """Last norm, logits and cross-entropy over the rank's part of the vocabulary."""
+    n, v = tokens(size, cut), padded_vocabulary(size, cut.tp)
+    whole = n * size.hidden / (cut.tp if cut.sequence_parallel else 1)
+    return (
+        _pass("norm", whole, NORM_BYTES),
+        product_operator("logits", Product(n, v, size.hidden)),
+        _pass("cross-entropy", n * v, LOSS_BYTES, kernels=6),
+        accumulation(v * size.hidden, cut),
+    )
+
+
+class Cut(NamedTuple):
+    """What of a layer one rank computes at a time.
+
+    Attributes:
+        micro_batch: samples.
+        tp, cp: tensor- and context-parallel ranks.
+        sequence_parallel: norms and dropouts split over the tensor-parallel ranks too.
+        fused_attention: attention is one kernel that never writes the scores.
+        gradient_bytes: of an element of the accumulated gradients, 2 or 4.
+        fused_accumulation: the product of the weights' gradient adds to what is there, without a pass of its own.
+        blocking: the host waits for each kernel (`CUDA_LAUNCH_BLOCKING=1`).
+        eager: norms, rotations and gates are many kernels, in fp32.
+        ep: ranks that share the experts of a mixture out.
+    """
+
+    micro_batch: int
+    tp: int = 1
+    cp: int = 1
+    sequence_parallel: bool = False
+    fused_attention: bool = False
+    gradient_bytes: int = 2
+    fused_accumulation: bool = True
+    blocking: bool = False
+    eager: bool = False
+    ep: int = 1
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of layer.
+
+    Attributes:
+        name: `embedding`, `layer`, `logits`, or of a block of an image model.
+        count: how many follow each other.
+        parameters: of one, before tensor parallelism.
+        operators: of one, for a cut.
+        elements: of the tensor that one sample hands to the next layer: what tensor-parallel ranks sum and pipeline
+            ranks send.
+        ring_elements: keys and values of one sample, which context-parallel ranks hand on.
+        sums: all-reduces of such a tensor per forward and per backward, with tensor parallelism.
+        recomputed: whether full checkpointing computes it again.
+        expert_parameters: those of its parameters that expert parallelism shares out.
+        exchange_elements: of the buffer of rows that one sample hands to each all-to-all of its experts.
+    """
+
+    name: str
+    count: int
+    parameters: int
+    operators: Callable[[Cut], tuple[LayerOperator, ...]]
+    elements: int
+    sums: tuple[int, int] = (2, 2)
+    ring_elements: int = 0
+    recomputed: bool = True
+    expert_parameters: int = 0
+    exchange_elements: float = 0.0
+
+    def repeated(self) -> Kind:
+        """The same with one more."""
+        return replace(self, count=self.count + 1)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model as the cost model sees it.
+
+    Attributes:
+        name: of the model.
+        kinds: in order; the first one's input is the sample.
+        size: of the decoder; None for an image model.
+    """
+
+    name: str
+    kinds: tuple[Kind, ...]
+    size: DecoderSize | None = None
+
+    @property
+    def num_parameters(self) -> int:
+        """All parameters; a tied matrix once."""
+        return sum(kind.count * kind.parameters for kind in self.kinds)
+
+    def flops(self, cut: Cut | None = None) -> float:
+        """Operations of one forward of one rank, attention whole."""
+        cut = cut or Cut(1)
+        return sum(
+            kind.count * product.flops for kind in self.kinds for one in kind.operators(cut) for product in one.forward
+        )
+
+
+@cache
+def decoder_workload(size: DecoderSize) -> Workload:
+    """The workload of a decoder: embedding, layers, logits.
+
+    The matrix of the logits is a parameter of its own only if it is not tied; with a pipeline, the last stage holds a
+    copy of a tied one (`dlojz.cost_model.layout_memory` counts it).
+    """
+    elements = size.sequence_length * size.hidden
+    logits = 0 if size.tied else size.vocabulary * size.hidden
+    return Workload(
+        f"decoder-{size.num_parameters / 1e9:.1f}B",
+        (
+            Kind(
+                "embedding", 1, size.embedding_parameters, lambda cut: embedding_operators(size, cut), elements, (1, 0)
+            ),
+            Kind(
+                "layer",
+                size.layers,
+                size.layer_parameters,
+                lambda cut: layer_operators(size, cut),
+                elements,
+                ring_elements=2 * size.sequence_length * size.kv_heads * size.head_size,
+                expert_parameters=size.expert_parameters,
+                exchange_elements=routed_rows(size) * elements if size.experts else 0.0,
+            ),
+            Kind("logits", 1, logits, lambda cut: logit_operators(size, cut), elements, (0, 1), recomputed=False),
+        ),
+        size,
+    )
+
+
+def workload(model: DecoderSize | str, image_size: int | None = None, sequence_length: int | None = None) -> Workload:
+    """What a model computes.
+
+    Args:
+        model: a decoder's size, or a name of the catalogue (`dlojz models`).
+        image_size: pixels of a side, of an image model; by default the catalogue's.
+        sequence_length: tokens, of a text model; by default the catalogue's.
+
+    Raises:
+        LabError: if there is no such model, or the size does not fit it.
+    """
+    if isinstance(model, DecoderSize):
+        return decoder_workload(model)
+    if not isinstance(model, str):
+        raise LabError(
+            say(
+                en=f"model must be a DecoderSize or a name of the catalogue, but {model!r} was received.",
+                fr=f"model doit être un DecoderSize ou un nom du catalogue, mais {model!r} a été reçu.",
+            )
+        )
+
+    return catalogue_workload(model, image_size, sequence_length)
+
+
+PASS_BACKWARD: Final = 2.0
+"""Bytes of the backward of what is no product, over those of its forward: it reads gradient and input, and writes."""
+_VIEWS: Final = ("view", "t", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "reshape")
+
+
+class Traced(NamedTuple):
+    """One operation of one sample's forward.
+
+    Attributes:
+        product: as which it is computed; None for a pass over memory.
+        per_sample: whether the batch multiplies the product's `batch` and not its rows.
+        num_bytes: read and written, in 16 bit; 0 for a product.
+    """
+
+    product: Product | None
+    per_sample: bool
+    num_bytes: float
+
+
+class BlockWork(NamedTuple):
+    """A block of a model, for one sample.
+
+    Attributes:
+        name: of its class.
+        parameters: of it.
+        elements: of what it hands on.
+        traced: its operations in order.
+    """
+
+    name: str
+    parameters: int
+    elements: int
+    traced: tuple[Traced, ...]
+
+
+def catalogue_workload(model: str, image_size: int | None = None, sequence_length: int | None = None) -> Workload:
+    """What a model of the catalogue computes.
+
+    Args:
+        model: its name.
+        image_size: pixels of a side; by default the catalogue's.
+        sequence_length: tokens; by default the catalogue's.
+
+    Raises:
+        LabError: if there is no such model, or the size does not fit it.
+    """
+    spec = models.spec(model)
+    models.check_input(model, image_size=image_size, sequence_length=sequence_length)
+    size = spec.size
+    if isinstance(size, GPTSize | LlamaSize):
+        tokens = sequence_length or spec.sequence_length or 1
+        return decoder_workload(_decoder_size(size, spec.num_classes, tokens))
+    return _image_workload(model, image_size or spec.image_size or 1, spec.num_classes)
+
+
+def _decoder_size(size: GPTSize | LlamaSize, vocabulary: int, tokens: int) -> DecoderSize:
+    common: dict[str, Any] = {
+        "layers": size.depth,
+        "hidden": size.width,
+        "heads": size.num_heads,
+        "vocabulary": vocabulary,
+    }
+    if size.experts is not None:
+        common |= {"experts": size.experts.num_experts, "top_k": size.experts.top_k, "every": size.experts.every}
+        common["capacity_factor"] = size.experts.capacity_factor
+    if isinstance(size, GPTSize):
+        return DecoderSize(**common, sequence_length=tokens, tied=False)
+    return DecoderSize(
+        **common,
+        sequence_length=tokens,
+        mlp_width=size.mlp_width,
+        kv_heads=size.num_kv_heads,
+        gated=True,
+        tied=False,
+        biased=False,
+        positions="none",
+    )
+
+
+@lru_cache(maxsize=32)
+def _image_workload(model: str, image_size: int, num_classes: int) -> Workload:
+    kinds: list[Kind] = []
+    former: BlockWork | None = None
+    for block in traced_blocks(model, image_size, num_classes):
+        if former is not None and former == block:
+            kinds[-1] = kinds[-1].repeated()
+            continue
+        former = block
+        has_attention = any(one.per_sample for one in block.traced)
+        name = f"{len(kinds)} {block.name}"
+        sums = (2, 2) if has_attention else (1, 1)
+        kinds.append(Kind(name, 1, block.parameters, _operators(block), block.elements, sums))
+    return Workload(f"{model}-{image_size}", tuple(kinds))
+
+
+def _operators(block: BlockWork) -> Callable[[Cut], tuple[LayerOperator, ...]]:
+    @lru_cache(maxsize=256)
+    def of(cut: Cut) -> tuple[LayerOperator, ...]:
+        return tuple(_operator(one, cut) for one in block.traced)
+
+    return of
+
+
+def _operator(one: Traced, cut: Cut) -> LayerOperator:
+    """An operation for a micro-batch; tensor-parallel ranks share heads, columns and elements out."""
+    if one.product is None:
+        moved = one.num_bytes * cut.micro_batch / cut.tp
+        return LayerOperator("pass", forward_bytes=moved, backward_bytes=PASS_BACKWARD * moved)
+    product = one.product
+    if one.per_sample:
+        batch = math.ceil(product.batch / cut.tp) * cut.micro_batch
+        return product_operator("attention", product._replace(batch=batch), core=True)
+    shared = product._replace(m=product.m * cut.micro_batch, n=math.ceil(product.n / cut.tp))
+    return product_operator("product", shared)
+
+
+@lru_cache(maxsize=32)
+def traced_blocks(model: str, image_size: int, num_classes: int) -> tuple[BlockWork, ...]:
+    """The blocks of an image model with the operations of one sample's forward, in order."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from dlojz.prediction.shapes import build_on_meta
+
+    built = build_on_meta(model, image_size, None, num_classes).eval()
+    x = torch.empty(1, 3, image_size, image_size, device="meta")
+    found = []
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        for block in _children(built):
+            recorder = _recorder()
+            with recorder:
+                x = block(x)
+            parameters = sum(one.numel() for one in block.parameters())
+            found.append(BlockWork(type(block).__name__, parameters, x.numel(), tuple(recorder.traced)))
+    return tuple(found)
+
+
+def _children(built: nn.Module) -> Iterator[Any]:
+    blocks: Any = built.blocks
+    yield from blocks
+
+
+def _recorder() -> Any:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Recorder(TorchDispatchMode):
+        """Notes every operation on tensors."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.traced: list[Traced] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            traced = traced_operation(func.overloadpacket.__name__, args, result)
+            if traced is not None:
+                self.traced.append(traced)
+            return result
+
+    return Recorder()
+
+
+def traced_operation(name: str, args: Any, result: Any) -> Traced | None:
+    """What one operator of PyTorch comes to; None for a view, which does nothing.
+
+    Args:
+        name: of the operator, e.g. `addmm`.
+        args: positional.
+        result: what it gave.
+    """
+    tensors = [one for one in _flat(args) if _is_tensor(one)]
+    if name in ("mm", "addmm"):
+        left, right = tensors[-2:]
+        return Traced(Product(left.shape[0], right.shape[1], left.shape[1]), False, 0.0)
+    if name in ("bmm", "baddbmm"):
+        left, right = tensors[-2:]
+        batch, rows, inner = left.shape
+        return Traced(Product(rows, right.shape[2], inner, batch, attention=True), True, 0.0)
+    if name == "convolution":
+        weight, groups = tensors[1], int(args[8])
+        outputs = result.shape[0] * math.prod(result.shape[2:])
+        inner = math.prod(weight.shape[1:])
+        if groups == weight.shape[0]:  # one filter per channel: bound by the bytes, not by the products
+            return Traced(None, False, 2.0 * (tensors[0].numel() + result.numel()))
+        return Traced(Product(outputs, weight.shape[0] // groups, inner, groups), False, 0.0)
+    if name.lstrip("_").startswith(_VIEWS) or name in ("detach", "alias", "unsafe_view", "_unsafe_view"):
+        return None
+    written = [one for one in _flat((result,)) if _is_tensor(one)]
+    return Traced(None, False, 2.0 * sum(one.numel() for one in (*tensors, *written)))
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, tuple | list):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _is_tensor(value: Tensor | object) -> bool:
+    return hasattr(value, "numel") and hasattr(value, "shape")

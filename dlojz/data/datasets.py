@@ -1,0 +1,114 @@
+"""Data sets: digits, prose that every Python brings along, synthetic images and tokens, ImageNet.
+
+Images: scikit-learn's handwritten digits, random images, ImageNet.
+
+A sample depends on its index (and the seed) alone.
+
+Text: the English prose that Python carries with itself, and random tokens.
+
+Tokens are bytes (vocabulary 256); the target of a position is the byte that follows it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import Dataset
+
+
+class Digits(Dataset):
+    """1,797 real handwritten digits, 8×8 pixels in 17 grey levels, scaled up to `image_size`.
+
+    Source: E. Alpaydin and C. Kaynak 1998, "Optical Recognition of Handwritten Digits" (UCI), as embedded in
+    scikit-learn (`sklearn.datasets.load_digits`).
+    """
+
+    def __init__(self, image_size: int) -> None:
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        self._image_size = image_size
+        grey_NHW = torch.from_numpy(digits.images).float() / 16
+        self._images_N1HW = ((grey_NHW - grey_NHW.mean()) / grey_NHW.std()).unsqueeze(1)
+        self._labels_N = torch.from_numpy(digits.target).long()
+
+    def __len__(self) -> int:
+        return len(self._labels_N)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        size = (self._image_size, self._image_size)
+        image = F.interpolate(self._images_N1HW[index : index + 1], size, mode="bilinear", align_corners=False)[0]
+        return image.expand(3, *size), self._labels_N[index]
+
+
+class SyntheticImages(Dataset):
+    """Random normal images of any size with random classes, the same in every run of one seed."""
+
+    def __init__(self, image_size: int, num_classes: int, seed: int, num_samples: int = 2**16) -> None:
+        self._shape = (3, image_size, image_size)
+        self._num_classes, self._seed, self._num_samples = num_classes, seed, num_samples
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(self._seed * self._num_samples + index)
+        image = torch.randn(self._shape, generator=generator)
+        return image, torch.randint(self._num_classes, (), generator=generator)
+
+
+def imagenet(folder: Path, image_size: int) -> Dataset:
+    """ImageNet's training images, cropped to `image_size` at their centre, from one folder per class."""
+    from dlojz.models.torchvision_ops import ensure_torchvision_imports
+
+    ensure_torchvision_imports()
+    from torchvision import datasets, transforms
+
+    prepare = transforms.Compose(
+        [
+            transforms.Resize(round(image_size * 256 / 224)),
+            transforms.CenterCrop(image_size),
+            transforms.ToTensor(),
+            transforms.Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+        ]
+    )
+    dataset: Dataset = datasets.ImageFolder(str(folder), prepare)
+    return dataset
+
+
+class ProseWindows(Dataset):
+    """Python's language reference (`pydoc_data.topics`), cut into windows of `sequence_length` bytes."""
+
+    def __init__(self, sequence_length: int) -> None:
+        from pydoc_data import topics
+
+        prose = "\n\n".join(topics.topics[name] for name in sorted(topics.topics))
+        self._bytes = torch.frombuffer(bytearray(prose.encode()), dtype=torch.uint8)
+        self._length = sequence_length
+
+    def __len__(self) -> int:
+        return (len(self._bytes) - 1) // self._length
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        start = index * self._length
+        window_T = self._bytes[start : start + self._length + 1].long()
+        return window_T[:-1], window_T[1:]
+
+
+class SyntheticTokens(Dataset):
+    """Random tokens, the same in every run of one seed; the target is the input shifted by one."""
+
+    def __init__(self, sequence_length: int, vocabulary: int, seed: int, num_samples: int = 2**16) -> None:
+        self._length, self._vocabulary = sequence_length, vocabulary
+        self._seed, self._num_samples = seed, num_samples
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(self._seed * self._num_samples + index)
+        window_T = torch.randint(self._vocabulary, (self._length + 1,), generator=generator)
+        return window_T[:-1], window_T[1:]

@@ -1,0 +1,110 @@
+"""What happens in a step, in sentences, and short durations as people read them.
+
+Everything a picture of a collective shows is also said here, for those who cannot see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dlojz.base.language import format_count, format_seconds, minus, say
+from dlojz.by_hand.collectives.simulation import Held, Simulation, Transfer
+
+
+def _chunks(chunks: tuple[int, ...], whole: bool) -> str:
+    if whole:
+        return say(en="the whole message", fr="tout le message")
+    if len(chunks) == 1:
+        return say(en=f"chunk {chunks[0]}", fr=f"le morceau {chunks[0]}")
+    *most, last = map(str, chunks)
+    if chunks == tuple(range(chunks[0], chunks[-1] + 1)) and len(chunks) > 2:
+        return say(en=f"chunks {chunks[0]} to {last}", fr=f"les morceaux {chunks[0]} à {last}")
+    return say(en=f"chunks {', '.join(most)} and {last}", fr=f"les morceaux {', '.join(most)} et {last}")
+
+
+def transfer_words(transfer: Transfer, whole: bool = False) -> str:
+    """One message as a sentence: who sends which chunks to whom, and whether they are added or kept.
+
+    Args:
+        transfer: the message.
+        whole: whether the algorithm does not cut its message, so that a chunk is all of it.
+
+    Example:
+        >>> transfer_words(Transfer(0, 1, (2,), (2,), True))
+        'rank 0 sends chunk 2 to rank 1, which adds it'
+    """
+    if len(transfer.chunks) > 1:
+        act = say(en="adds them", fr="les ajoute aux siens") if transfer.add else say(en="keeps them", fr="les garde")
+    else:
+        act = say(en="adds it", fr="l’ajoute au sien") if transfer.add else say(en="keeps it", fr="le garde")
+    moved = _chunks(transfer.chunks, whole)
+    return say(
+        en=f"rank {transfer.source} sends {moved} to rank {transfer.to}, which {act}",
+        fr=f"le rang {transfer.source} envoie {moved} au rang {transfer.to}, qui {act}",
+    )
+
+
+def step_words(simulation: Simulation, step: int) -> list[str]:
+    """The sentences of one step, numbered from 1; step 0 is the start."""
+    if step == 0:
+        return [
+            say(
+                en="before the first step: what each rank has",
+                fr="avant la première étape : ce que détient chaque rang",
+            )
+        ]
+    whole = len(simulation.states[0][0]) == 1
+    return [transfer_words(transfer, whole) for transfer in simulation.transfers[step - 1]]
+
+
+def held_words(held: Held, done: bool) -> str:
+    """What a rank holds in a chunk: the number, whose contributions it has, whether it is final."""
+    if held.value is None:
+        return say(en="nothing", fr="rien")
+    final = say(en=", final", fr=", définitif") if done else ""
+    return f"{number_words(held.value)} ({rank_list(held.ranks)}{final})"
+
+
+def number_words(value: float | None) -> str:
+    """A number of a chunk, without needless digits."""
+    return "·" if value is None else minus(f"{value:g}")
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """Ranks, said shortly.
+
+    Example:
+        >>> rank_list((0, 2))
+        'ranks 0, 2'
+    """
+    listed = [str(rank) for rank in ranks]
+    word = say(en="rank", fr="rang") + ("s" if len(listed) > 1 else "")
+    return f"{word} {', '.join(listed)}"
+
+
+def format_latency(duration_s: float) -> str:
+    """A duration that may be far below a millisecond.
+
+    Example:
+        >>> format_latency(42e-6)
+        '42.0 µs'
+    """
+    duration_s = _three_digits(duration_s)
+    if 0 < duration_s < 1e-6:
+        return format_seconds(duration_s * 1e6).replace("ms", "ns")
+    return format_seconds(duration_s * 1e3).replace("ms", "µs") if 0 < duration_s < 1e-3 else format_seconds(duration_s)
+
+
+def format_bandwidth(bytes_per_s: float | None) -> str:
+    """Bytes per second with a decimal prefix, as links are sold.
+
+    Example:
+        >>> format_bandwidth(2.5e9)
+        '2.50 GB/s'
+    """
+    return format_count(None if bytes_per_s is None else _three_digits(bytes_per_s), say(en="B/s", fr="o/s"))
+
+
+def _three_digits(value: float) -> float:
+    """Rounded before the unit is chosen: 999.9996 MB/s is 1 GB/s."""
+    return float(f"{value:.3g}")

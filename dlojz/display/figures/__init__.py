@@ -1,0 +1,1 @@
+"""Figures of the lab, one module per subject, drawn with matplotlib."""

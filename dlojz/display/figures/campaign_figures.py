@@ -1,0 +1,471 @@
+"""Figures of a campaign: scaling, efficiency, predicted beside measured.
+
+What the figures of a campaign are made of: its points as marks, and the parts that all figures share.
+
+A series has one colour, one dash and one marker in every figure; colour never tells anything alone.
+
+The figures of a campaign: memory and throughput against the batch, one against the other, prediction, scaling.
+
+Nothing is computed here; what did not fit is drawn where it was predicted, crossed out; a machine's limit is a line
+with its name.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Literal, get_args
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from dlojz.base.language import format_bytes, say
+from dlojz.base.table import visible
+from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.figures.run_figures import far_limit, scale_of
+from dlojz.display.style import BLACK, GREY, LINE_STYLES, REMARK, VERMILION
+
+MOST_IN_LEGEND = 24
+Dash = Literal["-", "--", ":"]
+DASHES: tuple[Dash, ...] = get_args(Dash)
+
+
+@dataclass(frozen=True)
+class CampaignMark:
+    """One point of a campaign, as it is drawn.
+
+    Args:
+        series: what the point shares with those of other batches, to which it is joined.
+        family: what it shares with those on other numbers of ranks.
+        batch: its place on the axis of the batch.
+        ranks: number of processes.
+        state: of the run.
+        predicted_bytes: memory of the heaviest rank; None where not known, as every figure below.
+        measured_bytes: the same.
+        limit_bytes: what a rank may take.
+        limit_name: whose limit that is.
+        samples_per_s: measured.
+        predicted_samples_per_s: from one process.
+        predicted_message_bytes: per step.
+        measured_message_bytes: the same.
+        efficiency: of the scaling, 1 = perfect.
+    """
+
+    series: str
+    family: str
+    batch: int
+    ranks: int
+    state: str
+    predicted_bytes: int | None = None
+    measured_bytes: int | None = None
+    limit_bytes: int | None = None
+    limit_name: str = ""
+    samples_per_s: float | None = None
+    predicted_samples_per_s: float | None = None
+    predicted_message_bytes: int | None = None
+    measured_message_bytes: int | None = None
+    efficiency: float | None = None
+
+    @property
+    def taken_bytes(self) -> int | None:
+        """Measured, else predicted."""
+        return self.predicted_bytes if self.measured_bytes is None else self.measured_bytes
+
+
+def series_of(
+    marks: Sequence[CampaignMark], by: Callable[[CampaignMark], str] = attrgetter("series")
+) -> dict[str, list[CampaignMark]]:
+    """The marks by series, or by what `by` tells of each; in order."""
+    found: dict[str, list[CampaignMark]] = {}
+    for mark in marks:
+        found.setdefault(by(mark), []).append(mark)
+    return found
+
+
+def style_of(number: int) -> tuple[str, Dash, str]:
+    """Colour, dashes and marker of the n-th series; they recur with other dashes, so that no two of 24 are alike."""
+    color, _, marker = LINE_STYLES[number % len(LINE_STYLES)]
+    return color, DASHES[number // len(LINE_STYLES) % len(DASHES)], marker
+
+
+def pareto_front(marks: Sequence[CampaignMark]) -> list[CampaignMark]:
+    """The marks than which none has both as much throughput and as little memory, from little memory to much."""
+    front: list[CampaignMark] = []
+    for mark in sorted(marks, key=lambda mark: (mark.measured_bytes or 0, -(mark.samples_per_s or 0))):
+        if not front or (mark.samples_per_s or 0) > (front[-1].samples_per_s or 0):
+            front.append(mark)
+    return front
+
+
+def campaign_canvas(what: str, series: Sequence[str], width_in: float = 9.0) -> LabFigure:
+    """An empty figure with a description in words, as high as its legend needs."""
+    rows = -(-min(len(series), MOST_IN_LEGEND) // _columns(series, width_in))
+    return new_figure(width_in, 5.0 + 0.22 * rows, alt=what + ", ".join(map(visible, series)))
+
+
+def _columns(series: Sequence[str], width_in: float) -> int:
+    longest = max((len(name) for name in series), default=1)
+    return max(1, min(4, int(width_in * 11 / (longest + 8))))
+
+
+def legend(figure: LabFigure, series: Sequence[str], more: Sequence[Line2D]) -> None:
+    """The series by name below the figure, and the keys that a figure has besides."""
+    handles = []
+    for number, name in enumerate(series[:MOST_IN_LEGEND]):
+        color, dashes, marker = style_of(number)
+        text = textwrap.shorten(visible(name), 70, placeholder="…")
+        text = f" {text}" if text.startswith("_") else text  # a legend leaves out what begins so
+        handles.append(Line2D([], [], color=color, linestyle=dashes, marker=marker, label=text))
+    if len(series) > MOST_IN_LEGEND:
+        left = len(series) - MOST_IN_LEGEND
+        label = say(en=f"and {left} more series", fr=f"et {left} autres séries")
+        handles.append(Line2D([], [], linestyle="none", label=label))
+    columns = _columns(series, float(figure.get_figwidth()))
+    labels = [str(handle.get_label()) for handle in (*handles, *more)]
+    figure.legend([*handles, *more], labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+
+
+def hidden_marks(marks: Sequence[CampaignMark]) -> dict[CampaignMark, int]:
+    """How many marks lie on each one and would hide it: those of series drawn later, at the same batch and memory."""
+    drawn = [mark for own in series_of(marks).values() for mark in own if mark.taken_bytes is not None]
+    near = 0.004 * max((mark.taken_bytes or 0 for mark in drawn), default=0)
+    return {
+        mark: sum(
+            other.batch == mark.batch and abs((other.taken_bytes or 0) - (mark.taken_bytes or 0)) <= near
+            for other in drawn[number + 1 :]
+        )
+        for number, mark in enumerate(drawn)
+    }
+
+
+def memory_mark(
+    axes: Axes, at: tuple[float, float], mark: CampaignMark, style: tuple[str, Dash, str], hidden_by: int = 0
+) -> None:
+    """Full where measured, hollow where only predicted, crossed out where it did not fit; larger where it is hidden."""
+    color, _, marker = style
+    measured = mark.measured_bytes is not None
+    axes.plot(
+        *at,
+        marker=marker,
+        linestyle="none",
+        color=color,
+        markerfacecolor=color if measured else "white",
+        markersize=7 + 4 * min(hidden_by, 3),
+    )
+    if does_not_fit(mark):
+        axes.plot(*at, marker="x", linestyle="none", color=VERMILION, markersize=13, markeredgewidth=2.2)
+
+
+def does_not_fit(mark: CampaignMark) -> bool:
+    """Whether the point ran out of memory, or, where it was not run, is predicted to."""
+    if mark.state == "oom":
+        return True
+    over = mark.predicted_bytes is not None and mark.limit_bytes is not None and mark.predicted_bytes > mark.limit_bytes
+    return over and mark.measured_bytes is None
+
+
+def memory_keys(marks: Sequence[CampaignMark]) -> list[Line2D]:
+    """What the marks of memory say, for the legend."""
+    keys = [
+        Line2D([], [], marker="o", color=GREY, linestyle="none", label=say(en="measured", fr="mesuré")),
+        Line2D(
+            [],
+            [],
+            marker="o",
+            color=GREY,
+            linestyle="none",
+            markerfacecolor="white",
+            label=say(en="only predicted", fr="seulement prédit"),
+        ),
+    ]
+    if any(does_not_fit(mark) for mark in marks):
+        keys.append(
+            Line2D(
+                [],
+                [],
+                marker="x",
+                color=VERMILION,
+                linestyle="none",
+                markersize=9,
+                markeredgewidth=2.2,
+                label=say(en="does not fit", fr="ne tient pas"),
+            )
+        )
+    return keys
+
+
+def limits(axes: Axes, marks: Sequence[CampaignMark], scale: float, *, vertical: bool = False) -> str:
+    """A line for each device's limit; those too far away are returned, in words."""
+    known = {
+        mark.limit_bytes: mark.limit_name
+        for mark in marks
+        if mark.limit_bytes is not None and mark.taken_bytes is not None
+    }
+    highest = max((mark.taken_bytes or 0 for mark in marks), default=0)
+    far = []
+    for limit_bytes, name in sorted(known.items()):
+        words = far_limit(limit_bytes, highest)
+        if words:
+            far.append(words)
+            continue
+        value = limit_bytes / scale
+        label = visible(name) + ", " + format_bytes(limit_bytes)
+        if vertical:
+            axes.axvline(value, color=BLACK, linestyle="--", linewidth=1.4)
+            axes.annotate(
+                label,
+                (value, 0.02),
+                xycoords=("data", "axes fraction"),
+                rotation=90,
+                fontsize=8,
+                xytext=(-3, 0),
+                textcoords="offset points",
+                ha="right",
+                va="bottom",
+            )
+        else:
+            axes.axhline(value, color=BLACK, linestyle="--", linewidth=1.4)
+            axes.annotate(
+                label,
+                (0.01, value),
+                xycoords=("axes fraction", "data"),
+                fontsize=8,
+                xytext=(0, 3),
+                textcoords="offset points",
+                ha="left",
+                va="bottom",
+            )
+    return say(en="; ", fr=" ; ").join(far)
+
+
+def count_axis(axes: Axes, values: Sequence[int], label: str) -> None:
+    """An axis of counts: a tick at each that occurs, by powers of two where they grow so."""
+    if values and values[-1] >= 8 * max(values[0], 1):
+        axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(list(values)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticklabels([str(value) for value in values])
+    axes.set_xlabel(label)
+    plain(axes)
+
+
+def decimals(axes: Axes) -> None:
+    """The numbers of both axes as the reader's language writes them."""
+    for axis in (axes.xaxis, axes.yaxis):
+        if not isinstance(axis.get_major_locator(), FixedLocator):
+            decimal_marks(axis)
+
+
+def from_zero(axes: Axes, label: str, title: str) -> None:
+    """A vertical axis that begins at nothing, with room above."""
+    axes.set_ylim(bottom=0)
+    axes.set_ylim(top=axes.get_ylim()[1] * 1.06)
+    axes.set_ylabel(label)
+    axes.set_title(title, loc="left", fontsize=11)
+    decimals(axes)
+    plain(axes)
+
+
+def or_nothing(axes: Axes, known: bool, missing: str = "") -> None:
+    """Say that there is nothing to draw yet, where that is so; `missing` says what it would take."""
+    if not known:
+        words = missing or say(en="nothing measured yet", fr="rien n’est encore mesuré")
+        axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", color=REMARK)
+
+
+FAMILY = attrgetter("family")
+
+
+def batch_figure(marks: Sequence[CampaignMark], batch_label: str, path: str | Path | None = None) -> LabFigure:
+    """Throughput and memory against the batch, with the limit of the device.
+
+    Args:
+        marks: the points.
+        batch_label: what the axis counts, in words.
+        path: picture to write, if any.
+
+    Raises:
+        LabError: if the picture cannot be written.
+    """
+    figure = campaign_canvas(
+        say(
+            en="Throughput and memory of the heaviest rank against the batch, with the device's limit, of: ",
+            fr="Débit et mémoire du rang le plus chargé selon le batch, avec la limite de l’appareil, de : ",
+        ),
+        list(series_of(marks)),
+        width_in=12.5,
+    )
+    speed, memory = figure.subplots(1, 2)
+    unit, scale = scale_of(max((mark.taken_bytes or 0 for mark in marks), default=0))
+    hidden = hidden_marks(marks)
+    for number, own in enumerate(series_of(marks).values()):
+        color, dashes, marker = style_of(number)
+        ordered = sorted(own, key=lambda mark: mark.batch)
+        known = [mark for mark in ordered if mark.samples_per_s is not None]
+        speed.plot([m.batch for m in known], [m.samples_per_s or 0 for m in known], dashes, color=color, marker=marker)
+        held = [mark for mark in ordered if mark.taken_bytes is not None]
+        values = [(mark.taken_bytes or 0) / scale for mark in held]
+        memory.plot([mark.batch for mark in held], values, dashes, color=color, linewidth=1.2)
+        for mark, value in zip(held, values, strict=True):
+            memory_mark(memory, (mark.batch, value), mark, style_of(number), hidden[mark])
+    far = limits(memory, marks, scale)
+    for axes in (speed, memory):
+        count_axis(axes, sorted({mark.batch for mark in marks}), batch_label)
+    or_nothing(speed, any(mark.samples_per_s is not None for mark in marks))
+    from_zero(speed, say(en="samples/s", fr="échantillons/s"), say(en="Throughput, measured", fr="Débit mesuré"))
+    title = say(en="Memory of the heaviest rank", fr="Mémoire du rang le plus chargé")
+    from_zero(memory, unit, title + (f"\n({far})" if far else ""))
+    legend(figure, list(series_of(marks)), memory_keys(marks))
+    return finish(figure, path)
+
+
+def pareto_figure(marks: Sequence[CampaignMark], path: str | Path | None = None) -> LabFigure:
+    """Memory against throughput; the points that no other beats in both are joined.
+
+    Raises:
+        LabError: if the picture cannot be written.
+    """
+    figure = campaign_canvas(
+        say(
+            en="Throughput against memory; the best compromises joined, of: ",
+            fr="Débit selon la mémoire ; les meilleurs compromis reliés, de : ",
+        ),
+        list(series_of(marks)),
+    )
+    axes = figure.subplots()
+    known = [mark for mark in marks if mark.samples_per_s is not None and mark.measured_bytes is not None]
+    unit, scale = scale_of(max((mark.measured_bytes or 0 for mark in known), default=0))
+    for number, own in enumerate(series_of(marks).values()):
+        color, _, marker = style_of(number)
+        for mark in own:
+            if mark in known:
+                x, y = (mark.measured_bytes or 0) / scale, mark.samples_per_s or 0
+                axes.plot(x, y, marker=marker, color=color, markersize=8, linestyle="none")
+                axes.annotate(str(mark.batch), (x, y), xytext=(6, 4), textcoords="offset points", fontsize=8)
+    front = pareto_front(known)
+    axes.plot(
+        [(mark.measured_bytes or 0) / scale for mark in front],
+        [mark.samples_per_s or 0 for mark in front],
+        linestyle="--",
+        color=BLACK,
+        linewidth=1.2,
+        zorder=1,
+    )
+    far = limits(axes, known, scale, vertical=True)
+    or_nothing(axes, bool(known))
+    axes.set_xlabel(say(en=f"memory of the heaviest rank, {unit}", fr=f"mémoire du rang le plus chargé, {unit}"))
+    axes.set_xlim(left=0)
+    title = say(
+        en="Best compromises: up and to the left (numbers: batch)",
+        fr="Meilleurs compromis : en haut à gauche (nombres : batch)",
+    )
+    from_zero(axes, say(en="samples/s", fr="échantillons/s"), title + (f"\n({far})" if far else ""))
+    joined = Line2D([], [], linestyle="--", color=BLACK, label=say(en="not beaten in both", fr="non dominés"))
+    legend(figure, list(series_of(marks)), [joined])
+    return finish(figure, path)
+
+
+def truth_figure(marks: Sequence[CampaignMark], path: str | Path | None = None) -> LabFigure:
+    """Predicted against measured: memory, bytes of communication, throughput; on the diagonal they are equal.
+
+    Raises:
+        LabError: if the picture cannot be written.
+    """
+    figure = campaign_canvas(
+        say(
+            en="Predicted against measured memory, communication and throughput, of: ",
+            fr="Mémoire, communication et débit, prédits et mesurés, de : ",
+        ),
+        list(series_of(marks)),
+        width_in=13.0,
+    )
+    panels = figure.subplots(1, 3)
+    titles = (
+        say(en="Memory of the heaviest rank", fr="Mémoire du rang le plus chargé"),
+        say(en="Messages of rank 0, per step", fr="Messages du rang 0, par pas"),
+        say(en="Throughput (predicted: replicas × one process)", fr="Débit (prédit : répliques × un processus)"),
+    )
+    pairs: tuple[Callable[[CampaignMark], tuple[float | None, float | None]], ...] = (
+        lambda mark: (mark.predicted_bytes, mark.measured_bytes),
+        lambda mark: (mark.predicted_message_bytes, mark.measured_message_bytes),
+        lambda mark: (mark.predicted_samples_per_s, mark.samples_per_s),
+    )
+    for panel, title, pair, in_bytes in zip(panels, titles, pairs, (True, True, False), strict=True):
+        _truth(panel, marks, pair, title, in_bytes)
+    legend(
+        figure, list(series_of(marks)), [Line2D([], [], color=BLACK, linestyle="--", label=say(en="equal", fr="égaux"))]
+    )
+    return finish(figure, path)
+
+
+def _truth(
+    axes: Axes,
+    marks: Sequence[CampaignMark],
+    pair: Callable[[CampaignMark], tuple[float | None, float | None]],
+    title: str,
+    in_bytes: bool,
+) -> None:
+    known = [(number, *pair(mark)) for number, own in enumerate(series_of(marks).values()) for mark in own]
+    drawn = [(number, x, y) for number, x, y in known if x is not None and y is not None]
+    most = max((max(x, y) for _, x, y in drawn), default=1.0) or 1.0
+    unit, scale = scale_of(most) if in_bytes else (say(en="samples/s", fr="échantillons/s"), 1)
+    for number, x, y in drawn:
+        color, _, marker = style_of(number)
+        axes.plot(x / scale, y / scale, marker=marker, color=color, linestyle="none", markersize=7, clip_on=False)
+    end = most / scale * 1.08
+    if drawn:
+        axes.plot([0, end], [0, end], linestyle="--", color=BLACK, linewidth=1.0, zorder=1)
+    axes.set(xlim=(0, end), ylim=(0, end), xlabel=say(en="predicted, ", fr="prédit, ") + unit)
+    axes.set_ylabel(say(en="measured, ", fr="mesuré, ") + unit)
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.set_aspect("equal")
+    decimals(axes)
+    plain(axes)
+    if not drawn:
+        axes.set(xticks=[], yticks=[])
+    half = any(y is not None for _, _, y in known)
+    unforeseen = say(en="measured, but nothing predicts it here", fr="mesuré, mais rien ne le prédit ici")
+    or_nothing(axes, bool(drawn), unforeseen if half else "")
+
+
+def scaling_figure(marks: Sequence[CampaignMark], path: str | Path | None = None) -> LabFigure:
+    """Scaling efficiency against the number of ranks.
+
+    Raises:
+        LabError: if the picture cannot be written.
+    """
+    figure = campaign_canvas(
+        say(
+            en="Scaling efficiency against the number of ranks, of: ",
+            fr="Efficacité du passage à l’échelle selon le nombre de rangs, de : ",
+        ),
+        list(series_of(marks, FAMILY)),
+    )
+    axes = figure.subplots()
+    known = [mark for mark in marks if mark.efficiency is not None]
+    for number, own in enumerate(series_of(marks, FAMILY).values()):
+        color, dashes, marker = style_of(number)
+        drawn = sorted((mark for mark in own if mark.efficiency is not None), key=lambda mark: mark.ranks)
+        values = [100 * (mark.efficiency or 0) for mark in drawn]
+        axes.plot([mark.ranks for mark in drawn], values, dashes, color=color, marker=marker)
+    axes.axhline(100, linestyle="--", color=BLACK, linewidth=1.0)
+    count_axis(axes, sorted({mark.ranks for mark in marks}), say(en="ranks", fr="rangs"))
+    or_nothing(axes, bool(known))
+    from_zero(
+        axes,
+        "%",
+        say(
+            en="Throughput per rank, over that of the fewest ranks",
+            fr="Débit par rang, rapporté à celui du plus petit nombre de rangs",
+        ),
+    )
+    legend(
+        figure,
+        list(series_of(marks, FAMILY)),
+        [Line2D([], [], color=BLACK, linestyle="--", label=say(en="perfect", fr="parfaite"))],
+    )
+    return finish(figure, path)

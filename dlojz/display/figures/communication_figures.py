@@ -1,0 +1,746 @@
+"""Figures of collectives: their rounds, their costs, bytes sent, α and β; and the stepper.
+
+A collective, step by step: what every rank holds in every chunk, and what is sent.
+
+Every number drawn comes from the simulation; that a chunk is partial or final is said by its colour, by its hatch, and
+by the count of contributions written in it.
+
+A collective to step through by hand: the same drawing as in the figure, one step at a time.
+
+Whatever the picture shows is also there as text, so that it can be used without eyes and without a mouse (all controls
+are those of the notebook, reached by keyboard).
+
+The board of all ways to send less: bytes against loss, and the step over links from slow to fast.
+
+Nothing is trained or counted here; every way has one colour and one marker in both panels, and what sends everything is
+hollow.
+
+Measured times of a collective over the line that α and β draw, and what that line says of more ranks.
+
+Dots are measurements, lines are the model; the model's numbers come from the calibration.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import statistics
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import format_bytes, localized, say, significant
+from dlojz.base.table import safe, visible
+from dlojz.by_hand.collectives.algorithm_catalogue import ADDING, ALGORITHMS, algorithm, check_size
+from dlojz.by_hand.collectives.alpha_beta_fit import AlphaBetaFit
+from dlojz.by_hand.collectives.cost import crossover_bytes, terms
+from dlojz.by_hand.collectives.simulation import Held, Simulation, Transfer, simulate
+from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.collective_text import format_bandwidth, format_latency, held_words, number_words, step_words
+from dlojz.display.style import (
+    BLACK,
+    BLUE,
+    FAINT_HATCH,
+    GREEN,
+    GREEN_TINT,
+    GREY,
+    NEUTRAL,
+    ORANGE,
+    PURPLE,
+    SKY,
+    SKY_TINT,
+    VERMILION,
+    WHITE,
+    YELLOW_TINT,
+    Style,
+)
+from dlojz.prediction.link_traffic import Reduction, gaps_percent
+
+MAX_RANKS = 16
+WIDTH_IN = 12.0
+CELL_WIDTH, CELL_HEIGHT = 0.62, 0.8
+MAX_ALT_SENTENCES = 60
+
+EMPTY, OWN, PARTIAL, FINAL = "empty", "own", "partial", "final"
+STYLES = {  # light tints of the palette's colours, so that black figures stand out on them
+    EMPTY: Style(WHITE, ""),
+    OWN: Style(SKY_TINT, ""),
+    PARTIAL: Style(YELLOW_TINT, "//"),
+    FINAL: Style(GREEN_TINT, ".."),
+}
+
+
+def kind_of(simulation: Simulation, step: int, rank: int, chunk: int) -> str:
+    """Whether a chunk is empty, the rank's own, a partial sum, or final."""
+    held = simulation.states[step][rank][chunk]
+    if held.value is None:
+        return EMPTY
+    if simulation.done(step, rank, chunk):
+        return FINAL
+    return PARTIAL if len(held.ranks) > 1 else OWN
+
+
+def kind_label(kind: str) -> str:
+    """A kind of chunk in the reader's language."""
+    return {
+        EMPTY: say(en="nothing yet", fr="encore rien"),
+        OWN: say(en="one rank’s part", fr="la part d’un rang"),
+        PARTIAL: say(en="partial sum", fr="somme partielle"),
+        FINAL: say(en="final", fr="définitif"),
+    }[kind]
+
+
+def heading(simulation: Simulation) -> str:
+    """What is shown: the algorithm, the ranks, the steps and what the busiest rank moves."""
+    title = algorithm(simulation.name).title()
+    steps, moved = len(simulation.transfers), float(terms(simulation.name, simulation.size).moved)
+    written = significant(moved)
+    return say(
+        en=f"{title[0].upper()}{title[1:]}, {simulation.size} ranks: {steps} step{'' if steps == 1 else 's'}, "
+        f"{written} × the message moved by the busiest rank",
+        fr=f"{title[0].upper()}{title[1:]}, {simulation.size} rangs : {steps} étape{'s' if steps > 1 else ''}, "
+        f"{written} × le message déplacé par le rang le plus chargé",
+    )
+
+
+def collective_figure(
+    name: str,
+    size: int = 4,
+    values: Sequence[Sequence[float | None]] | None = None,
+    path: str | Path | None = None,
+    *,
+    per_node: int | None = None,
+) -> LabFigure:
+    """Draw an algorithm: one panel for the start and one per step, ranks as rows, chunks as columns.
+
+    Args:
+        name: an algorithm (`collectives.names()`).
+        size: number of ranks, 1 to 16; without `values`.
+        values: by rank, one number per chunk; by default numbers that tell their origin (23: rank 2's chunk 3).
+        path: picture to write, if any.
+        per_node: ranks of one node, for `hierarchical_all_reduce`.
+
+    Raises:
+        LabError: if the name or a number is not legal, there are too many ranks, or the picture cannot be written.
+    """
+    check_drawable(size if values is None else len(values))
+    simulation = simulate(name, size if values is None else values, per_node=per_node)
+    panels = len(simulation.states)
+    wide, high = panel_inches(simulation)
+    across = min(panels, max(1, int(WIDTH_IN / wide)))
+    down = -(-panels // across)
+    figure = new_figure(max(across * wide, 4.5), down * high + 1.1, alt=collective_description(simulation))
+    grid = figure.subplots(down, across, squeeze=False)
+    for number, axes in enumerate(grid.flat):
+        if number < panels:
+            draw_panel(axes, simulation, number, label_ranks=number % across == 0)
+        else:
+            axes.set_axis_off()
+    width = max(30, int(figure.get_figwidth() * 10))
+    figure.suptitle(textwrap.fill(heading(simulation), width), x=0.01, ha="left", fontsize=11)
+    figure.legend(
+        handles=legend_handles(simulation),
+        loc="outside lower left",
+        ncols=max(1, int(figure.get_figwidth() / 2.4)),
+        frameon=False,
+        fontsize=9,
+        handleheight=1.3,
+    )
+    return finish(figure, path)
+
+
+def check_drawable(size: int) -> None:
+    """Refuse what could not be read.
+
+    Raises:
+        LabError: if the number of ranks is none, or more than can be drawn legibly.
+    """
+    if check_size(size) > MAX_RANKS:
+        raise LabError(
+            say(
+                en=f"a figure of {size} ranks could not be read: draw at most {MAX_RANKS}.",
+                fr=f"une figure de {size} rangs serait illisible : dessinez-en {MAX_RANKS} au plus.",
+            )
+        )
+
+
+def panel_inches(simulation: Simulation) -> tuple[float, float]:
+    """Width and height of one panel."""
+    pitch_in = 0.64 if simulation.size <= 4 else 0.45
+    columns = len(simulation.states[0][0])
+    return max(1.3, columns * pitch_in + 0.35), simulation.size * (0.48 if simulation.size <= 4 else 0.38) + 0.6
+
+
+def collective_description(simulation: Simulation) -> str:
+    """The whole figure in words."""
+    lines = [heading(simulation) + "."]
+    for step in range(1, len(simulation.states)):
+        said = "; ".join(step_words(simulation, step))
+        lines.append(say(en=f"Step {step}: {said}.", fr=f"Étape {step} : {said}."))
+    return "\n".join(lines[: MAX_ALT_SENTENCES + 1])
+
+
+def draw_panel(axes: Axes, simulation: Simulation, step: int, *, label_ranks: bool = True) -> None:
+    """What the ranks hold after a step, with what was sent in it; step 0 is the start."""
+    chunks, size = len(simulation.states[0][0]), simulation.size
+    adding = algorithm(simulation.name).collective in ADDING
+    large = size <= 4
+    moved = [
+        (transfer, chunk, place)
+        for transfer in (simulation.transfers[step - 1] if step else ())
+        for chunk, place in zip(transfer.chunks, transfer.places, strict=True)
+    ]
+    look: dict[str, Any] = {"ha": "center", "va": "center", "zorder": 4}
+    if algorithm(simulation.name).collective == "all_to_all":  # whose arrows pass behind figures
+        look["path_effects"] = [withStroke(linewidth=2, foreground="white", alpha=0.7)]
+    for rank, row in enumerate(simulation.states[step]):
+        for chunk, held in enumerate(row):
+            _cell(axes, rank, chunk, kind_of(simulation, step, rank, chunk))
+            upper, lower = number_words(held.value), _origin(held, size, adding)
+            fits = min(1.0, 4 / len(upper)) * (10 if large else 8)
+            axes.text(chunk, rank - (0.13 if lower else 0), upper, fontsize=fits, fontweight="bold", **look)
+            axes.text(chunk, rank + 0.22, lower, fontsize=7 if large else 6, **look)
+    for transfer, chunk, place in moved:
+        _arrow(axes, transfer, chunk, place)
+    for artist in (*axes.texts, *axes.patches):
+        artist.set_in_layout(False)  # all lie within the axes: asking each for its size takes seconds
+    axes.set_xlim(-0.5, chunks - 0.5 + 0.2)
+    axes.set_ylim(size - 0.5, -0.5)
+    axes.set_yticks(range(size), [say(en=f"rank {rank}", fr=f"rang {rank}") for rank in range(size)])
+    columns = [say(en="all", fr="tout")] if chunks == 1 else [str(chunk) for chunk in range(chunks)]
+    axes.set_xticks(range(chunks), columns)
+    axes.tick_params(length=0, labelsize=8, labelleft=label_ranks, labeltop=True, labelbottom=False, pad=1)
+    axes.spines[:].set_visible(False)
+    axes.set_title(
+        say(en=f"after step {step}", fr=f"après l’étape {step}") if step else say(en="start", fr="départ"),
+        fontsize=9,
+        loc="left",
+        pad=4,
+    )
+
+
+def _origin(held: Held, size: int, adding: bool) -> str:
+    """How many ranks' contributions a chunk holds, or whose it is where nothing is added."""
+    if held.value is None:
+        return ""
+    return f"{len(held.ranks)}/{size}" if adding else "r" + "".join(map(str, held.ranks))
+
+
+def _cell(axes: Axes, rank: int, chunk: int, kind: str) -> None:
+    corner = (chunk - CELL_WIDTH / 2, rank - CELL_HEIGHT / 2)
+    style = STYLES[kind]
+    box = Rectangle(
+        corner,
+        CELL_WIDTH,
+        CELL_HEIGHT,
+        facecolor=style.color,
+        edgecolor=NEUTRAL,
+        linewidth=1.6 if kind == FINAL else 0.8,
+        linestyle=":" if kind == EMPTY else "-",
+        hatch=style.hatch,
+    )
+    box.set_hatchcolor(FAINT_HATCH)
+    axes.add_artist(box)
+
+
+def _arrow(axes: Axes, transfer: Transfer, chunk: int, place: int) -> None:
+    """From the sender's cell to the receiver's, through the gap on the right of the column."""
+    edge = CELL_WIDTH / 2
+    if chunk == place:
+        start, end = (chunk + edge, transfer.source), (place + edge, transfer.to)
+        # An arc bulges by rad · length / 2: as much for a long one as for a short one, so that it stays in its gap.
+        rad = 0.44 / abs(transfer.to - transfer.source) * (1 if transfer.to > transfer.source else -1)
+    else:
+        start, end, rad = (chunk, transfer.source), (place, transfer.to), 0.25
+    axes.add_artist(
+        FancyArrowPatch(
+            start,
+            end,
+            connectionstyle=f"arc3,rad={-rad if chunk == place else rad}",
+            arrowstyle="-|>",
+            mutation_scale=9,
+            color=VERMILION if transfer.add else BLUE,
+            linestyle="-" if transfer.add else "--",
+            linewidth=1.3,
+            shrinkA=0 if chunk == place else 9,
+            shrinkB=0 if chunk == place else 9,
+            zorder=3,
+        )
+    )
+
+
+def legend_handles(simulation: Simulation) -> list[Patch | Line2D]:
+    """What the colours and arrows of this algorithm mean."""
+    kinds = {
+        kind_of(simulation, step, rank, chunk)
+        for step, state in enumerate(simulation.states)
+        for rank, row in enumerate(state)
+        for chunk in range(len(row))
+    }
+    handles: list[Patch | Line2D] = []
+    for kind in (EMPTY, OWN, PARTIAL, FINAL):
+        if kind in kinds:
+            style = STYLES[kind]
+            patch = Patch(facecolor=style.color, edgecolor=NEUTRAL, hatch=style.hatch, label=" " + kind_label(kind))
+            patch.set_hatchcolor(FAINT_HATCH)
+            handles.append(patch)
+    acts = {transfer.add for step in simulation.transfers for transfer in step}
+    if True in acts:
+        handles.append(Line2D([], [], color=VERMILION, label=say(en="sent, then added", fr="envoyé, puis ajouté")))
+    if False in acts:
+        handles.append(
+            Line2D([], [], color=BLUE, linestyle="--", label=say(en="sent, then kept", fr="envoyé, puis gardé"))
+        )
+    if algorithm(simulation.name).collective in ADDING:
+        meaning = say(en="k/p: parts of k of p ranks", fr="k/p : parts de k rangs sur p")
+    else:
+        meaning = say(en="r2: comes from rank 2", fr="r2 : vient du rang 2")
+    meanings = [meaning]
+    if len(simulation.states[0][0]) > 1:
+        meanings.append(say(en="columns: chunks", fr="colonnes : morceaux"))
+    handles += [Line2D([], [], color=BLACK, linestyle="", label=words) for words in meanings]
+    return handles
+
+
+MAX_STEPPED_RANKS = 16
+
+
+def stepper(name: str = "ring_all_reduce", size: int = 4) -> Any:
+    """A widget: choose an algorithm and a number of ranks, then go through the steps.
+
+    Args:
+        name: the algorithm shown first.
+        size: the number of ranks shown first, 1 to 16.
+
+    Returns:
+        An ipywidgets box; its controls are the algorithm, the ranks, the step, back and forth.
+
+    Raises:
+        LabError: if the name or the number is not legal, or ipywidgets is not installed.
+    """
+    algorithm(name)
+    check_drawable(check_size(size))
+    return Stepper(name, size).box
+
+
+class Stepper:
+    """The parts of the widget, and what each change does.
+
+    Args:
+        name: the algorithm shown first.
+        size: the number of ranks shown first.
+    """
+
+    def __init__(self, name: str, size: int) -> None:
+        widgets = _widgets()
+        self.choice = widgets.Dropdown(
+            options=[(entry.title(), key) for key, entry in ALGORITHMS.items()],
+            value=name,
+            description=say(en="algorithm", fr="algorithme"),
+        )
+        self.ranks = widgets.BoundedIntText(
+            value=size, min=1, max=MAX_STEPPED_RANKS, description=say(en="ranks", fr="rangs")
+        )
+        self.step = widgets.IntSlider(value=0, min=0, max=1, description=say(en="step", fr="étape"))
+        self.back = widgets.Button(description=say(en="◀ previous", fr="◀ précédente"))
+        self.forth = widgets.Button(description=say(en="next ▶", fr="suivante ▶"))
+        self.picture, self.sentences = widgets.HTML(), widgets.HTML()
+        self.simulation: Simulation = simulate(name, size)
+        self.choice.observe(self._restart, names="value")
+        self.ranks.observe(self._restart, names="value")
+        self.step.observe(self._show, names="value")
+        self.back.on_click(lambda _: self._move(-1))
+        self.forth.on_click(lambda _: self._move(+1))
+        controls = [widgets.HBox([self.choice, self.ranks]), widgets.HBox([self.back, self.step, self.forth])]
+        self.box = widgets.VBox([*controls, self.sentences, self.picture])
+        self._restart()
+
+    def _restart(self, change: Any = None) -> None:
+        self.simulation = simulate(self.choice.value, self.ranks.value)
+        last = len(self.simulation.transfers)
+        with self.step.hold_trait_notifications():
+            self.step.value = 0
+            self.step.max = max(last, 1)
+        self.step.disabled = last == 0
+        self._show()
+
+    def _move(self, by: int) -> None:
+        self.step.value = min(max(self.step.value + by, 0), len(self.simulation.transfers))
+
+    def _show(self, change: Any = None) -> None:
+        step = min(self.step.value, len(self.simulation.transfers))
+        self.back.disabled, self.forth.disabled = step == 0, step == len(self.simulation.transfers)
+        self.sentences.value = sentences_html(self.simulation, step)
+        self.picture.value = picture_html(self.simulation, step)
+
+
+def sentences_html(simulation: Simulation, step: int) -> str:
+    """One sentence per message, marked as a status for screen readers, and what is held, as a table."""
+    said = "".join(f"<li>{safe(sentence)}</li>" for sentence in step_words(simulation, step))
+    total = len(simulation.transfers)
+    place = say(en=f"Step {step} of {total}", fr=f"Étape {step} sur {total}")
+    chunks = range(len(simulation.states[step][0]))
+    head = "".join(f'<th scope="col">{safe(say(en=f"chunk {c}", fr=f"morceau {c}"))}</th>' for c in chunks)
+    rows = "".join(
+        f'<tr><th scope="row">{safe(say(en=f"rank {rank}", fr=f"rang {rank}"))}</th>'
+        + "".join(f"<td>{safe(held_words(row[c], simulation.done(step, rank, c)))}</td>" for c in chunks)
+        + "</tr>"
+        for rank, row in enumerate(simulation.states[step])
+    )
+    summary = say(en="what each rank holds, as text", fr="ce que chaque rang détient, en texte")
+    return (
+        f'<div role="status" aria-live="polite"><b>{safe(place)}</b><ul>{said}</ul></div>'
+        f"<details><summary>{safe(summary)}</summary><table><thead><tr><td></td>{head}</tr></thead>"
+        f"<tbody>{rows}</tbody></table></details>"
+    )
+
+
+def picture_html(simulation: Simulation, step: int) -> str:
+    """The drawing of one step as an image that carries its description."""
+    figure = step_figure(simulation, step)
+    picture = base64.b64encode(figure._repr_mimebundle_()["image/png"]).decode()
+    return f'<img alt="{safe(figure.alt)}" style="max-width:100%" src="data:image/png;base64,{picture}">'
+
+
+def step_figure(simulation: Simulation, step: int) -> LabFigure:
+    """One step, drawn alone."""
+    wide, high = panel_inches(simulation)
+    alt = heading(simulation) + ". " + "; ".join(step_words(simulation, step)) + "."
+    figure = new_figure(max(wide + 3.6, 6.0), high + 0.4, alt=alt)
+    draw_panel(figure.subplots(), simulation, step)
+    figure.legend(handles=legend_handles(simulation), loc="outside right upper", frameon=False, fontsize=9)
+    return finish(figure)
+
+
+def _widgets() -> Any:
+    try:
+        import ipywidgets
+    except ImportError:
+        raise LabError(
+            say(
+                en="the stepper needs ipywidgets: install it (`pip install ipywidgets`), or use collective_figure, "
+                "which shows all steps at once.",
+                fr="le pas à pas demande ipywidgets : installez-le (`pip install ipywidgets`), ou utilisez "
+                "collective_figure, qui montre toutes les étapes.",
+            )
+        ) from None
+    return ipywidgets
+
+
+LATENCY_S = 30e-6
+"""α of the links drawn: that of Ethernet through the kernel, tens of microseconds."""
+LINKS_GBIT = (0.1, 100.0)
+"""Bandwidths drawn, from and to, in Gbit/s per direction."""
+_POINTS = 60
+_LINEAR_PERCENT = 5.0
+"""Gaps beyond this are drawn on a logarithmic scale."""
+_COLORS = (BLACK, ORANGE, SKY, GREEN, VERMILION, BLUE, PURPLE, GREY)
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
+_COMMUNICATION_DASHES = ("-", "--", "-.", ":")
+
+
+def communication_figure(
+    ways: Sequence[Reduction], path: str | Path | None = None, *, latency_s: float = LATENCY_S
+) -> LabFigure:
+    """Draw the bytes that a rank sends per step against the final loss, and the step's time over slow and fast links.
+
+    Left: a point per way, on a logarithmic axis of bytes: how far its loss is above that of `Way.against`, seed by seed
+    (median, a bar from the best to the worst); a dotted line goes to what is sent after a first stage in full. Right,
+    where steps were measured: the step as it was measured here plus `Way.link_s`, an upper bound, as nothing is
+    computed meanwhile.
+
+    Args:
+        ways: see `dlojz.prediction.link_traffic`; those without losses are not drawn on the left.
+        path: picture to write, if any.
+        latency_s: α of the links.
+
+    Raises:
+        LabError: without a way that has losses, or without what it is held against; if the picture cannot be written.
+    """
+    judged = {way.name: way for way in ways if way.losses and all(map(math.isfinite, way.losses))}
+    lonely = [way for way in judged.values() if len(way.losses) != len(getattr(judged.get(way.against), "losses", ()))]
+    if lonely:
+        raise LabError(
+            say(
+                en=f"{lonely[0].name} is held against {lonely[0].against}, seed by seed, but that has no losses of the "
+                "same seeds: train it beside.",
+                fr=f"{lonely[0].name} se compare à {lonely[0].against}, graine par graine, mais celui-ci n’a pas de "
+                "pertes pour les mêmes graines : entraînez-le à côté.",
+            )
+        )
+    if not judged:
+        raise LabError(
+            say(
+                en="the board needs at least one way with the losses of a run, but none was received: train first.",
+                fr="le tableau demande au moins une méthode avec les pertes d’un entraînement, mais aucune n’a été "
+                "reçue : entraînez d’abord.",
+            )
+        )
+    timed = [way for way in ways if way.step_s is not None]
+    names = ", ".join(visible(way.name) for way in ways)
+    figure = new_figure(
+        12.5 if timed else 8.0,
+        6.4,
+        say(
+            en=f"Bytes sent per step against the gap of the final loss, and the step's time over links, of: {names}",
+            fr=f"Octets envoyés par pas et écart de la perte finale, durée du pas selon le lien, de : {names}",
+        ),
+    )
+    columns = figure.subplots(1, 2) if timed else [figure.subplots()]
+    _pareto(columns[0], ways, judged)
+    if timed:
+        _links(columns[1], ways, timed, latency_s)
+    handles, labels = columns[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=6 if timed else 4, frameon=False, fontsize=9)
+    return finish(figure, path)
+
+
+def _look(ways: Sequence[Reduction], way: Reduction) -> tuple[str, str, str]:
+    """Colour, marker and dashes of a way."""
+    number = list(ways).index(way)
+    return (
+        _COLORS[number % len(_COLORS)],
+        _MARKERS[number % len(_MARKERS)],
+        _COMMUNICATION_DASHES[
+            number % len(_COMMUNICATION_DASHES) if number < len(_COLORS) else (number + 1) % len(_COMMUNICATION_DASHES)
+        ],
+    )
+
+
+def _pareto(axes: Axes, ways: Sequence[Reduction], judged: Mapping[str, Reduction]) -> None:
+    """The left panel."""
+    points = {name: gaps_percent(way, judged[way.against]) for name, way in judged.items()}
+    for name, way in judged.items():
+        color, marker, _ = _look(ways, way)
+        x, y = way.counted_bytes or way.sent_bytes, statistics.median(points[name])
+        axes.plot([x, x], [min(points[name]), max(points[name])], color=color, linewidth=1.2)
+        if way.steady_bytes < 0.99 * x:  # where a long run would lie
+            axes.plot([way.steady_bytes, x], [y, y], color=color, linestyle=":", linewidth=1.2)
+            axes.plot(way.steady_bytes, y, marker="|", color=color, markersize=9)
+        face = "white" if way.plain else color
+        axes.plot(x, y, marker=marker, color=color, markerfacecolor=face, markersize=9, linestyle="none", label=name)
+    if max(abs(gap) for own in points.values() for gap in own) > _LINEAR_PERCENT:  # one far away would hide the others
+        axes.set_yscale("symlog", linthresh=_LINEAR_PERCENT)
+        axes.set_yticks((-20, -10, -5, -2, 0, 2, 5, 10, 20, 50, 100))
+        low, high = (bound(gap for own in points.values() for gap in own) for bound in (min, max))
+        axes.set_ylim(min(low * 1.2, -1), high * 1.2)
+    decimal_marks(axes.yaxis)
+    axes.axhline(0, color=GREY, linewidth=0.8, zorder=0)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(base=4))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel(say(en="sent by each rank per step, mean of the run", fr="envoyé par rang et par pas, en moyenne"))
+    axes.set_ylabel(
+        say(en="final loss: gap to sending everything (%)", fr="perte finale : écart à l’envoi complet (%)")
+    )
+    axes.set_title(
+        say(
+            en="Less sent, and what it costs\n(hollow: everything sent; dotted: after the first stage)",
+            fr="Envoyer moins, et ce que cela coûte\n(creux : tout est envoyé ; pointillé : après la première phase)",
+        ),
+        fontsize=11,
+    )
+    plain(axes)
+
+
+def _links(axes: Axes, ways: Sequence[Reduction], timed: Sequence[Reduction], latency_s: float) -> None:
+    """The right panel."""
+    low, high = (math.log10(gbit) for gbit in LINKS_GBIT)
+    gbits = [10 ** (low + (high - low) * number / (_POINTS - 1)) for number in range(_POINTS)]
+    for way in timed:
+        color, marker, dashes = _look(ways, way)
+        taken = [1e3 * ((way.step_s or 0) + way.link_s(latency_s, gbit * 1e9 / 8)) for gbit in gbits]
+        face = "white" if way.plain else color
+        axes.plot(gbits, taken, dashes, color=color, marker=marker, markevery=10, markersize=5, markerfacecolor=face)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    decimal_marks(axes.xaxis)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    decimal_marks(axes.yaxis)
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel(say(en="bandwidth of the link (Gbit/s)", fr="débit du lien (Gbit/s)"))
+    axes.set_ylabel(say(en="step (ms)", fr="pas (ms)"))
+    microseconds = f"{1e6 * latency_s:g}"
+    axes.set_title(
+        say(
+            en=f"The step over slower links, predicted\n(measured here, plus α–β with α = {microseconds} µs)",
+            fr=f"Le pas sur des liens plus lents, prédit\n(mesuré ici, plus α–β avec α = {microseconds} µs)",
+        ),
+        fontsize=11,
+    )
+    plain(axes)
+
+
+PREDICTED_SIZES = (2, 8, 512)
+RING, TREE = "ring_all_reduce", "tree_all_reduce"
+PREDICTED_FROM_BYTES, PREDICTED_TO_BYTES = 2**10, 2**30
+_CALIBRATION_DASHES = ("-", "--", ":")
+
+
+def calibration_figure(calibration: AlphaBetaFit, path: str | Path | None = None) -> LabFigure:
+    """Draw a calibration: on the left what was measured and fitted, on the right ring and tree on 2, 8 and 512 ranks.
+
+    Args:
+        calibration: of `collectives.fit`.
+        path: picture to write, if any.
+
+    Raises:
+        LabError: if the picture cannot be written.
+    """
+    figure = new_figure(12.0, 4.6, alt=calibration_description(calibration))
+    left, right = figure.subplots(1, 2)
+    _measured(left, calibration)
+    _predicted(right, calibration)
+    return finish(figure, path)
+
+
+def summary(calibration: AlphaBetaFit) -> str:
+    """α, the bandwidth and the residual in one line."""
+    alpha, bandwidth = format_latency(calibration.alpha_s), format_bandwidth(calibration.bandwidth_bytes_per_s)
+    percent = f"{100 * calibration.residual:.0f}"
+    return say(
+        en=f"α = {alpha} per message, bandwidth 1/β = {bandwidth}, residual {percent}%",
+        fr=f"α = {alpha} par message, débit 1/β = {bandwidth}, résidu {percent} %",
+    )
+
+
+def dominance(calibration: AlphaBetaFit) -> str:
+    """Up to which size of message latency takes the larger part; empty where the fit has no bandwidth."""
+    if calibration.half_bytes is None:
+        return ""
+    size = format_bytes(calibration.half_bytes)
+    return say(
+        en=f"below {size}, latency takes more than half of the time",
+        fr=f"au-dessous de {size}, la latence prend plus de la moitié du temps",
+    )
+
+
+def crossing(calibration: AlphaBetaFit, size: int) -> str:
+    """Where ring and tree take as long on so many ranks; empty where one is never slower."""
+    at = crossover_bytes(
+        RING, TREE, size, alpha_s=calibration.alpha_s, beta_s_per_byte=calibration.beta_s_per_byte or 0.0
+    )
+    if at is None:
+        return ""
+    return say(
+        en=f"{size} ranks: the tree is faster below {format_bytes(at)}",
+        fr=f"{size} rangs : l’arbre est plus rapide au-dessous de {format_bytes(at)}",
+    )
+
+
+def calibration_description(calibration: AlphaBetaFit) -> str:
+    """The figure in words."""
+    points = ", ".join(
+        f"{format_bytes(point.message_bytes)} {format_latency(point.time_s)}" for point in calibration.points
+    )
+    what = visible(calibration.collective)
+    crossings = "; ".join(filter(None, (crossing(calibration, size) for size in PREDICTED_SIZES)))
+    return say(
+        en=f"Time of {what} on {calibration.size} ranks by size of the message: {points}. {summary(calibration)}. "
+        f"{crossings}.",
+        fr=f"Durée de {what} sur {calibration.size} rangs selon la taille du message : {points}. "
+        f"{summary(calibration)}. {crossings}.",
+    )
+
+
+def _measured(axes: Axes, calibration: AlphaBetaFit) -> None:
+    sizes = [point.message_bytes for point in calibration.points]
+    ends = _spread(min(sizes), max(sizes))
+    axes.loglog(
+        ends,
+        [calibration.fitted_s(size) for size in ends],
+        color=BLUE,
+        label=say(en="fitted: α and β", fr="ajusté : α et β"),
+    )
+    axes.loglog(
+        sizes,
+        [point.time_s for point in calibration.points],
+        color=BLACK,
+        marker="o",
+        linestyle="",
+        label=say(en="measured", fr="mesuré"),
+    )
+    _label(axes)
+    axes.set_title(
+        say(
+            en=f"{visible(calibration.collective)} on {calibration.size} ranks, here",
+            fr=f"{visible(calibration.collective)} sur {calibration.size} rangs, ici",
+        )
+        + "\n"
+        + summary(calibration)
+        + (f"\n{words}" if (words := dominance(calibration)) else ""),
+        loc="left",
+        fontsize=9,
+    )
+    axes.legend(frameon=False, loc="upper left")
+
+
+def _predicted(axes: Axes, calibration: AlphaBetaFit) -> None:
+    sizes = _spread(PREDICTED_FROM_BYTES, PREDICTED_TO_BYTES)
+    looks = ((RING, VERMILION, say(en="ring", fr="anneau")), (TREE, BLUE, say(en="tree", fr="arbre")))
+    for name, colour, title in looks:
+        for ranks, dashes in zip(PREDICTED_SIZES, _CALIBRATION_DASHES, strict=True):
+            times_s = [calibration.predict_s(size, ranks, name) for size in sizes]
+            if min(times_s) <= 0:  # α = β = 0 has no place on a logarithmic axis
+                continue
+            axes.loglog(
+                sizes,
+                times_s,
+                color=colour,
+                linestyle=dashes,
+                linewidth=1.4 if name == RING else 2.4,
+                alpha=1 if name == RING else 0.75,
+                label=say(en=f"{title}, {ranks} ranks", fr=f"{title}, {ranks} rangs"),
+            )
+    _label(axes)
+    crossings = [words for size in PREDICTED_SIZES if (words := crossing(calibration, size))]
+    axes.set_title(
+        say(
+            en="all-reduce predicted with these links, if all ranks had them",
+            fr="all-reduce prédit avec ces liens, si tous les rangs les avaient",
+        )
+        + "".join(f"\n{words}" for words in crossings),
+        loc="left",
+        fontsize=9,
+    )
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _spread(low: float, high: float, number: int = 60) -> list[float]:
+    """Sizes evenly spaced on a logarithmic axis."""
+    return [low * (high / low) ** (index / (number - 1)) for index in range(number)]
+
+
+def _label(axes: Axes) -> None:
+    """Powers in the units people use, instead of 10ⁿ."""
+    plain(axes)
+    low, high = axes.get_xlim()
+    ticks = [4**power for power in range(1, 17) if low <= 4**power <= high]
+    ticks = ticks[:: -(-len(ticks) // 8)] if ticks else ticks
+    axes.set_xticks(ticks, [_short(format_bytes(tick)) for tick in ticks])
+    low, high = axes.get_ylim()
+    digits = (1, 2, 5) if high < 500 * low else (1,)
+    ticks_s = [
+        tick for power in range(-9, 6) for digit in digits if low <= (tick := round(digit * 10.0**power, 9)) <= high
+    ]
+    axes.set_yticks(ticks_s, [_short(format_latency(tick)) for tick in ticks_s])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel(say(en="size of the message", fr="taille du message"))
+    axes.set_ylabel(say(en="time", fr="durée"))
+
+
+def _short(quantity: str) -> str:
+    """A round quantity without its zeros: 4.00 KiB is 4 KiB."""
+    number, _, unit = quantity.partition(" ")
+    mark = localized(".")
+    return f"{number.rstrip('0').rstrip(mark) if mark in number else number} {unit}"

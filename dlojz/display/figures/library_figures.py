@@ -1,0 +1,327 @@
+"""Figures and tables of the libraries side by side.
+
+The libraries in a terminal: the catalogue, and what was measured side by side.
+
+Nothing is computed here; each cell of bytes is `predicted | measured`, as in `dlojz compare`.
+
+The libraries side by side in a picture: lines, memory predicted and measured, bytes, time of a step.
+
+Nothing is computed here; a library has one colour and one hatch in every panel, and one that was not run has its place,
+empty, with the words "not run".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import rich.table
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+from rich.text import Text
+
+from dlojz.base.language import decimal, format_bytes, say
+from dlojz.base.table import Table, visible
+from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.style import BASELINE, BLUE, GREEN, GREY, ORANGE, PREDICTED_ALPHA, PURPLE, SKY
+from dlojz.libraries.library_catalogue import LIBRARIES, REFERENCE, Library, absence, bridge_lines, lines_changed
+from dlojz.libraries.side_by_side import LibraryRow
+
+DASH = "—"
+OTHERWISE = " *"
+"""Behind a ratio of two trainings that are not the same: the library has done something else than asked."""
+
+
+def catalogue_table(hides: bool = True) -> Table:
+    """Each library: version or what installs it, layouts, lines changed, and what it hides.
+
+    Args:
+        hides: whether there is room for the last column; `catalogue_sentences` says it otherwise.
+    """
+    titles = (
+        say(en="library", fr="bibliothèque"),
+        say(en="here", fr="ici"),
+        say(en="its program runs", fr="son programme exécute"),
+        say(en="lines", fr="lignes"),
+        *([say(en="what its user no longer writes", fr="ce que l’on n’écrit plus")] if hides else []),
+    )
+    rows = tuple(
+        (one.title, _here(one), one.runs(), all_lines_words(one.name), *([one.hides()] if hides else []))
+        for one in LIBRARIES.values()
+    )
+    return Table(titles, rows, align="l")
+
+
+def catalogue_sentences() -> list[str]:
+    """What each library hides, in one line each."""
+    return [_hides(one.title, one.hides()) for one in LIBRARIES.values()]
+
+
+def _here(one: Library) -> str:
+    if absence(one.name) is None:
+        return one.version or say(en="in its own environment", fr="dans son environnement")
+    return one.command
+
+
+def lines_words(name: str) -> str:
+    """Lines of code of a program, and how many are new or gone compared with plain torch's: `33 (+4 −9)`."""
+    change = lines_changed(name)
+    return f"{change.lines}" + (f" (+{change.added} −{change.removed})" if change.changed else "")
+
+
+def all_lines_words(name: str) -> str:
+    """The same, with those of the modules that bridge the lab and the library, where there are some."""
+    bridge = bridge_lines(name)
+    more = say(en=f" + {bridge} of bridge", fr=f" + {bridge} d’adaptation") if bridge else ""
+    return lines_words(name) + more
+
+
+def difference_words(row: LibraryRow) -> str:
+    """Largest difference of a loss to plain torch's; 0 is said so."""
+    if row.difference is None:
+        return DASH
+    return "0" if row.difference == 0 else f"{row.difference:.0e}"
+
+
+def ratio_words(row: LibraryRow) -> str:
+    """Step time over plain torch's, with the quartiles where there are several rounds; `*`: of another training."""
+    if row.step_ratio is None:
+        return DASH
+    words = f"×{decimal(row.step_ratio, 2)}"
+    if row.rounds > 1 and row.step_ratio_low is not None and row.step_ratio_high is not None:
+        words += f" ({decimal(row.step_ratio_low, 2)}–{decimal(row.step_ratio_high, 2)})"
+    elif row.rounds == 1:
+        words += say(en=" (1 round)", fr=" (1 tour)")
+    return words + OTHERWISE * row.otherwise
+
+
+def _pair(pair: tuple[int | None, int | None]) -> Text:
+    before, after = (format_bytes(value) for value in pair)
+    return Text(f"{before} | {after}" if before != after else after)
+
+
+def measured_table(rows: Sequence[LibraryRow]) -> rich.table.Table:
+    """What was measured with each library, of rank 0; those that were not run stand below it in `not_run`."""
+    table = rich.table.Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    ran = [row for row in rows if row.ran]
+    table.add_column("")
+    for row in ran:
+        table.add_column(Text(visible(f"{row.title} {row.version}".strip())), justify="right", overflow="fold")
+    lines: list[tuple[str, list[str | Text]]] = [
+        (say(en="lines", fr="lignes"), [all_lines_words(row.name) for row in ran]),
+        (say(en="loss: largest gap", fr="perte : plus grand écart"), [difference_words(row) for row in ran]),
+        (say(en="final weights equal", fr="poids finals égaux"), [_equal(row.same_weights, False) for row in ran]),
+        (say(en="last loss", fr="dernière perte"), [decimal(row.losses[-1], 4) if row.losses else DASH for row in ran]),
+        (say(en="states", fr="états"), [_pair(row.states_bytes) for row in ran]),
+        (say(en="peak", fr="pic"), [_pair(row.peak_bytes) for row in ran]),
+        *_traffic_lines(ran),
+        (say(en="bytes equal", fr="octets égaux"), [_equal(row.bytes_equal) for row in ran]),
+        (say(en="steps timed", fr="pas chronométrés"), [f"{row.steps_timed} × {row.rounds}" for row in ran]),
+        (say(en="step, ms", fr="pas, ms"), [decimal(row.step_s * 1e3, 0) if row.step_s else DASH for row in ran]),
+        (say(en="over torch's", fr="par rapport à torch"), [ratio_words(row) for row in ran]),
+    ]
+    for label, cells in lines:
+        table.add_row(label, *cells)
+    return table
+
+
+def _traffic_lines(ran: Sequence[LibraryRow]) -> list[tuple[str, list[str | Text]]]:
+    names = list(dict.fromkeys(name for row in ran for name, _, _ in row.traffic_bytes))
+    return [(name, [_traffic(row, name) for row in ran]) for name in names]
+
+
+def _traffic(row: LibraryRow, name: str) -> Text:
+    pair = next((one[1:] for one in row.traffic_bytes if one[0] == name), None)
+    if pair is None:
+        return Text(DASH)
+    wrong = None not in pair and pair[0] != pair[1]
+    before, after = (format_bytes(value) for value in pair)
+    return Text(f"{before} {'≠' if wrong else '|'} {after}", style="bold red" if wrong else "")
+
+
+def _equal(equal: bool | None, alarming: bool = True) -> Text:
+    if equal is None:
+        return Text(DASH)
+    if equal:
+        return Text(say(en="yes", fr="oui"))
+    return Text(say(en="NO", fr="NON"), style="bold red") if alarming else Text(say(en="no", fr="non"))
+
+
+def hides_sentences(rows: Sequence[LibraryRow]) -> list[str]:
+    """What the user of each library no longer writes, in one line each."""
+    return [_hides(row.title, row.hides) for row in rows]
+
+
+def _hides(title: str, hides: str) -> str:
+    return say(en=f"{title} hides: {hides}.", fr=f"{title} cache : {hides}.")
+
+
+def notes(rows: Sequence[LibraryRow]) -> list[str]:
+    """What was not run, with its reason, and what was done otherwise than asked."""
+    told = []
+    for row in rows:
+        if not row.ran:
+            told.append(say(en=f"{row.title}: not run. {row.note}", fr=f"{row.title} : pas exécuté. {row.note}"))
+        elif row.note:
+            told.append(f"{row.title}{OTHERWISE * row.otherwise}{say(en=':', fr=' :')} {row.note}")
+    return told
+
+
+LOOKS = {
+    "torch": (GREY, ""),
+    "deepspeed": (BLUE, "//"),
+    "accelerate": (ORANGE, "\\\\"),
+    "megatron": (GREEN, "xx"),
+    "colossalai": (PURPLE, ".."),
+}
+"""Colour and hatch of a library."""
+OTHER = (SKY, "++")
+MEBIBYTE = 2**20
+HEIGHT = 0.36
+Pair = tuple[int | None, int | None]
+"""Bytes predicted and measured."""
+
+
+def libraries_figure(rows: Sequence[LibraryRow], path: str | Path | None = None) -> LabFigure:
+    """Draw the libraries side by side: four panels, a line of each for every library.
+
+    Lines of code, those that are not plain torch's in full colour; the peak of memory of rank 0, predicted (light)
+    above measured, in MiB; the bytes that a step communicates, likewise; the time of a step over plain torch's in the
+    same round, a dot for the median, a bar for the quartiles. Beneath each name: the largest difference of a loss.
+
+    Args:
+        rows: the libraries, in order.
+        path: picture to write, if any.
+
+    Raises:
+        LabError: if the picture cannot be written.
+    """
+    figure = new_figure(12.0, 1.3 + 0.75 * max(1, len(rows)), alt=description(rows))
+    panels = figure.subplots(1, 4, sharey=True, squeeze=False)[0]
+    for panel in panels:
+        plain(panel)
+        panel.grid(axis="y", visible=False)
+        panel.set_ylim(len(rows) - 0.5, -0.5)
+        panel.xaxis.set_major_locator(MaxNLocator(4))
+        decimal_marks(panel.xaxis)
+    panels[0].set_yticks(range(len(rows)), [_name(row) for row in rows], fontsize=9)
+    _lines(panels[0], rows)
+    _pairs(panels[1], rows, lambda row: row.peak_bytes)
+    _pairs(panels[2], rows, _sent)
+    _times(panels[3], rows)
+    titles = (
+        say(en="lines of code\n(full: not plain torch's)", fr="lignes de code\n(plein : pas celles de torch)"),
+        say(en="peak of rank 0, MiB\npredicted (light), measured", fr="pic du rang 0, Mio\nprédit (clair), mesuré"),
+        say(
+            en="messages of a step, MiB\npredicted (light), measured",
+            fr="messages par pas, Mio\nprédits (clair), mesurés",
+        ),
+        say(en="time of a step, over\nplain torch's", fr="durée d’un pas,\nrapportée à torch seul"),
+    )
+    for panel, title in zip(panels, titles, strict=True):
+        panel.set_title(title, loc="left", fontsize=9)
+    return finish(figure, path)
+
+
+def _name(row: LibraryRow) -> str:
+    title = visible(f"{row.title} {row.version.split('+')[0]}".strip())
+    if not row.ran:
+        return f"{title}\n" + say(en="not run", fr="pas exécuté")
+    if row.difference is None or row.name == REFERENCE:
+        return title
+    return f"{title}\n" + say(en=f"losses ± {difference_words(row)}", fr=f"pertes ± {difference_words(row)}")
+
+
+def _sent(row: LibraryRow) -> Pair:
+    """Bytes of all messages of a step, predicted and measured; None where one is not known."""
+    if not row.ran:
+        return None, None
+    before, after = [one for _, one, _ in row.traffic_bytes], [one for _, _, one in row.traffic_bytes]
+    return _sum(before), _sum(after)
+
+
+def _sum(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _looks(row: LibraryRow) -> dict[str, Any]:
+    color, hatch = LOOKS.get(row.name, OTHER)
+    return {"color": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
+
+
+def _beside(axes: Axes, text: str, right: float, place: float) -> None:
+    axes.annotate(text, (right, place), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8,
+                  bbox={"color": "white", "pad": 0.5})  # fmt: skip
+
+
+def _lines(axes: Axes, rows: Sequence[LibraryRow]) -> None:
+    for place, row in enumerate(rows):
+        same = row.change.lines - row.change.added
+        axes.barh(place, same, 2 * HEIGHT, alpha=PREDICTED_ALPHA, **_looks(row))
+        axes.barh(place, row.change.added, 2 * HEIGHT, left=same, **_looks(row))
+        _beside(axes, lines_words(row.name), row.change.lines, place)
+    axes.set_xlim(0, 1.75 * max(row.change.lines for row in rows))
+
+
+def _pairs(axes: Axes, rows: Sequence[LibraryRow], pair_of: Callable[[LibraryRow], Pair]) -> None:
+    most = 0.0
+    for place, row in enumerate(rows):
+        predicted, measured = pair_of(row)
+        for shift, value, alpha in ((-HEIGHT / 2, predicted, PREDICTED_ALPHA), (HEIGHT / 2, measured, 1.0)):
+            if value is None:
+                continue
+            axes.barh(place + shift, value / MEBIBYTE, HEIGHT, alpha=alpha, **_looks(row))
+            most = max(most, value / MEBIBYTE)
+        if predicted is not None and measured is not None and _mebibytes(predicted) != _mebibytes(measured):
+            _beside(axes, _mebibytes(predicted), predicted / MEBIBYTE, place - HEIGHT / 2)
+            _beside(axes, _mebibytes(measured), measured / MEBIBYTE, place + HEIGHT / 2)
+        elif measured is not None:
+            shift = HEIGHT / 2 if predicted is None else 0
+            _beside(axes, _mebibytes(measured), max(measured, predicted or 0) / MEBIBYTE, place + shift)
+    axes.set_xlim(0, 1.35 * most or 1)
+
+
+def _mebibytes(num_bytes: int) -> str:
+    return decimal(num_bytes / MEBIBYTE, 2 if num_bytes < 100 * MEBIBYTE else 0)
+
+
+def _times(axes: Axes, rows: Sequence[LibraryRow]) -> None:
+    axes.axvline(1, color=BASELINE, linewidth=0.8)
+    most = 1.0
+    for place, row in enumerate(rows):
+        if row.step_ratio is None:
+            continue
+        low, high = row.step_ratio_low or row.step_ratio, row.step_ratio_high or row.step_ratio
+        color = LOOKS.get(row.name, OTHER)[0]
+        axes.plot([low, high], [place, place], color=color, linewidth=3, alpha=0.6)
+        axes.plot([row.step_ratio], [place], color=color, marker="o", markersize=7, linestyle="")
+        _beside(axes, ratio_words(row), high, place)
+        most = max(most, high)
+    axes.set_xlim(0, 1.75 * most)
+
+
+def description(rows: Sequence[LibraryRow]) -> str:
+    """The figure in words: each library's lines, peak, messages and step."""
+    each = "; ".join(_described(row) for row in rows)
+    return say(en=f"The libraries side by side. {each}.", fr=f"Les bibliothèques côte à côte. {each}.")
+
+
+def _described(row: LibraryRow) -> str:
+    title, lines = visible(row.title), lines_words(row.name)
+    if not row.ran:
+        return say(en=f"{title}: {lines} lines, not run", fr=f"{title} : {lines} lignes, pas exécuté")
+    peak = _of(row.peak_bytes)
+    sent, ratio, gap = _of(_sent(row)), ratio_words(row), difference_words(row)
+    return say(
+        en=f"{title}: {lines} lines, losses within {gap} of torch's, peak {peak}, messages {sent}, step {ratio}",
+        fr=f"{title} : {lines} lignes, pertes à {gap} près de celles de torch, pic {peak}, messages {sent}, "
+        f"pas {ratio}",
+    )
+
+
+def _of(pair: tuple[int | None, int | None]) -> str:
+    unit = say(en="MiB", fr="Mio")
+    before, after = ("—" if value is None else f"{_mebibytes(value)} {unit}" for value in pair)
+    return say(en=f"{after} (predicted {before})", fr=f"{after} (prédit : {before})")

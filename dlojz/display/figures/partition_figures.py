@@ -1,0 +1,462 @@
+"""Figures of stages: a partition, bubbles by size, a measured step over its simulation.
+
+A measured timeline under the simulated one of the same schedule, on one time axis, and where they part.
+
+Both are timelines of the same orders and both begin at zero; the simulation is drawn as it was calibrated, never
+shifted or stretched to fit.
+
+How the bubble shrinks with more micro-batches: one small panel per schedule, formula as a line, simulation as marks.
+
+All panels share their axes; a mark off its line is a formula that does not hold there, and is left to be seen. Where a
+schedule has no formula there are marks alone.
+
+Stages as stacks of their blocks, one panel per way to cut, all on one scale.
+
+A block is as high as it weighs; the dashed line is the bottleneck of the panel's own cut, the dotted one the mean,
+which no cut changes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import decimal, say, spaced_percent
+from dlojz.base.table import visible
+from dlojz.compare import overlay_of
+from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.figures.pipeline_figures import WIDTH_IN, draw_scene, legend_of, scene_of
+from dlojz.display.pipeline_scene import Lanes, Scene, amount, title_of
+from dlojz.display.style import (
+    BLACK,
+    BLUE,
+    EDGE,
+    GREEN,
+    GREY,
+    LINE_STYLES,
+    NEUTRAL,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    YELLOW,
+    Style,
+)
+from dlojz.pipeline.closed_forms import closed_form
+from dlojz.pipeline.partition import Partition
+from dlojz.pipeline.schedule import Costs
+from dlojz.pipeline.schedule_catalogue import build, entry
+from dlojz.pipeline.simulator import UNIT_COSTS, Timeline, simulate
+from dlojz.results.record import RunRecord
+
+if TYPE_CHECKING:
+    from dlojz.pipeline.partition_baselines import BlockWeights
+
+MOST_LINES = 8
+"""Ranks whose lateness is drawn: more lines than these are not told apart."""
+
+
+def overlay_figure(
+    predicted: Timeline,
+    measured: Timeline,
+    path: str | Path | None = None,
+    *,
+    color_by: str = "kind",
+    mark: str = "",
+) -> LabFigure:
+    """Draw a measured timeline under its simulation, and how late each action is.
+
+    Args:
+        predicted: simulated with costs in seconds (measured means, say).
+        measured: the same schedule, executed; times in seconds.
+        path: picture to write, if any.
+        color_by: kind, micro_batch or chunk.
+        mark: what the title says besides: that the measurement is replayed.
+
+    Raises:
+        LabError: if the two are not of the same orders, or the picture cannot be written.
+    """
+    scene = overlay_scene(predicted, measured, color_by=color_by)
+    rows = len(scene.rows)
+    row_in = max(min(0.36, 8.0 / rows), 0.12)
+    figure = new_figure(WIDTH_IN, rows * row_in + 3.9, alt=scene.alt)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[rows * row_in, 1.7])
+    draw_scene(upper, scene, WIDTH_IN - 2.2, row_in)
+    ranks = predicted.schedule.ranks
+    upper.hlines([2 * rank for rank in range(1, ranks)], 0, scene.width, color=NEUTRAL, linewidth=1.0)
+    for end, style, name in (
+        (predicted.makespan, "--", say(en="end, predicted", fr="fin prédite")),
+        (measured.makespan, "-", say(en="end, measured", fr="fin mesurée")),
+    ):
+        upper.axvline(1e3 * end, color=BLACK, linestyle=style, linewidth=1.4, label=name)
+    upper.set_xlabel("")
+    upper.set_title(scene.subtitle, loc="left", fontsize=10)
+    lateness = (measured.ends - measured.start) - (predicted.ends - predicted.start)
+    for rank in range(min(ranks, MOST_LINES)):
+        color, dashes, marker = LINE_STYLES[rank % len(LINE_STYLES)]
+        part = predicted.of_rank(rank)
+        lower.plot(
+            1e3 * (measured.ends[part] - measured.start),
+            1e3 * lateness[part],
+            color=color,
+            linestyle=dashes,
+            marker=marker,
+            markersize=3,
+            linewidth=1.2,
+            label=say(en=f"rank {rank}", fr=f"rang {rank}"),
+        )
+    lower.axhline(0, color=EDGE, linewidth=0.8)
+    lower.set_xlabel(say(en="time, ms", fr="temps (ms)"))
+    lower.set_ylabel(say(en="measured − predicted\nend of action, ms", fr="fin d’action, ms\nmesurée − prédite"))
+    lower.set_title(
+        say(en="Where they part: how late each action ends", fr="Où elles s’écartent : retard de chaque fin d’action"),
+        loc="left",
+        fontsize=10,
+    )
+    plain(lower)
+    decimal_marks(lower.xaxis, lower.yaxis)
+    lower.legend(loc="best", ncols=4, frameon=False, fontsize=8)
+    figure.suptitle(scene.title + mark, x=0.01, ha="left", fontsize=12)
+    figure.legend(
+        handles=[*legend_of(scene), *upper.get_legend_handles_labels()[0]],
+        loc="outside lower left",
+        ncols=6,
+        frameon=False,
+        fontsize=8.5,
+    )
+    return finish(figure, path)
+
+
+def overlay_scene(predicted: Timeline, measured: Timeline, *, color_by: str = "kind") -> Scene:
+    """Both timelines as one scene with two rows per rank, the measured one below; times in milliseconds.
+
+    Raises:
+        LabError: if the two are not of the same orders.
+    """
+    if predicted.schedule.orders != measured.schedule.orders:
+        raise LabError(
+            say(
+                en=f"the simulation is of {predicted.schedule.name}, but what was measured is of "
+                f"{measured.schedule.name} or of another size: simulate the schedule that was executed.",
+                fr=f"la simulation est celle de {predicted.schedule.name}, mais la mesure est celle de "
+                f"{measured.schedule.name} ou d’une autre taille : simulez l’ordonnancement exécuté.",
+            )
+        )
+    above, below = (
+        scene_of(timeline, color_by=color_by, memory=False, seconds=True) for timeline in (predicted, measured)
+    )
+    rows = tuple(
+        f"{name} {what}"
+        for name in above.rows
+        for what in (say(en="predicted", fr="prédit"), say(en="measured", fr="mesuré"))
+    )
+    bars = [bar._replace(row=2 * bar.row + lower) for lower, scene in enumerate((above, below)) for bar in scene.bars]
+    title = f"{title_of(predicted.schedule)}. {step_sentence(predicted, measured)}"
+    return replace(
+        above,
+        title=title,
+        subtitle=bubble_sentence(predicted, measured),
+        alt=f"{title}. {bubble_sentence(predicted, measured)}.",
+        rows=rows,
+        width=max(above.width, below.width),
+        time_label=say(en="time, ms", fr="temps (ms)"),
+        lanes=Lanes((0.1, 0.8), None, None),
+        bars=tuple(bars),
+    )
+
+
+def step_sentence(predicted: Timeline, measured: Timeline) -> str:
+    """The length of a step, predicted and measured, and the difference."""
+    part = measured.makespan / predicted.makespan - 1 if predicted.makespan else 0.0
+    return say(
+        en=f"Step: predicted {amount(predicted.makespan, True)}, measured {amount(measured.makespan, True)} "
+        f"({spaced_percent(part, signed=True)})",
+        fr=f"Pas : prédit {amount(predicted.makespan, True)}, mesuré {amount(measured.makespan, True)} "
+        f"({spaced_percent(part, signed=True)})",
+    )
+
+
+def bubble_sentence(predicted: Timeline, measured: Timeline) -> str:
+    """The bubble, predicted and measured, as fraction and as overhead."""
+    fractions = [spaced_percent(timeline.bubble_fraction) for timeline in (predicted, measured)]
+    overheads = [spaced_percent(timeline.bubble_overhead) for timeline in (predicted, measured)]
+    return say(
+        en=f"bubble fraction: predicted {fractions[0]}, measured {fractions[1]}; bubble overhead: predicted "
+        f"{overheads[0]}, measured {overheads[1]}",
+        fr=f"fraction de bulle : prédite {fractions[0]}, mesurée {fractions[1]} ; surcoût de bulle : prédit "
+        f"{overheads[0]}, mesuré {overheads[1]}",
+    )
+
+
+def overlay_figure_of(record: RunRecord, path: str | Path | None = None, step: int | None = None) -> LabFigure:
+    """The figure of `overlay_of`: each rank's simulated line above its measured one.
+
+    Raises:
+        LabError: as `overlay_of`, or if the picture cannot be written.
+    """
+    both = overlay_of(record, step)
+    return overlay_figure(both.simulated, both.measured, path, mark=record.mark)
+
+
+DEFAULT_NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "chimera", "dualpipe", "hanayo")
+MICRO_BATCHES = (4, 8, 12, 16, 24, 32, 48, 64)
+_COLUMNS = 4
+
+
+class BubblePoint(NamedTuple):
+    """The bubble fraction of one size: simulated, and by the formula where there is one."""
+
+    micro_batches: int
+    simulated: float
+    formula: float | None
+
+
+def bubble_points(name: str, ranks: int, micro_batches: Sequence[int], costs: Costs = UNIT_COSTS) -> list[BubblePoint]:
+    """The bubble fraction of a schedule at several sizes; sizes that it does not allow are left out.
+
+    Args:
+        name: a schedule of the catalogue.
+        ranks: number of ranks.
+        micro_batches: sizes to try.
+        costs: times, in any unit.
+
+    Raises:
+        LabError: for an unknown name.
+    """
+    known = entry(name).name
+    points = []
+    for number in micro_batches:
+        try:
+            timeline = simulate(build(known, ranks, number, costs=costs), costs)
+        except LabError:  # the schedule's own rule (a multiple, an even number …) excludes this size
+            continue
+        form = closed_form(known, ranks, number, costs=costs)
+        points.append(BubblePoint(number, timeline.bubble_fraction, form.bubble_fraction if form else None))
+    return points
+
+
+def bubble_figure(
+    names: Sequence[str] = DEFAULT_NAMES,
+    ranks: int = 4,
+    micro_batches: Sequence[int] = MICRO_BATCHES,
+    path: str | Path | None = None,
+    costs: Costs = UNIT_COSTS,
+) -> LabFigure:
+    """Draw the bubble fraction against the number of micro-batches, one panel per schedule.
+
+    Args:
+        names: schedules of the catalogue.
+        ranks: number of ranks.
+        micro_batches: numbers of micro-batches.
+        path: picture to write, if any.
+        costs: times, in any unit.
+
+    Raises:
+        LabError: for an unknown name, if no size is legal for any of them, or the picture cannot be written.
+    """
+    curves = {entry(name).name: bubble_points(name, ranks, micro_batches, costs) for name in names}
+    drawn = {name: points for name, points in curves.items() if points}
+    if not drawn:
+        raise LabError(
+            say(
+                en=f"none of {', '.join(names) or '(no names)'} exists for {ranks} ranks and the micro-batches "
+                f"{', '.join(map(str, micro_batches)) or '(none)'}: give other sizes, such as 4 ranks and 8, 16, 32.",
+                fr=f"aucun de {', '.join(names) or '(aucun nom)'} n’existe pour {ranks} rangs et les micro-batches "
+                f"{', '.join(map(str, micro_batches)) or '(aucun)'} : donnez d’autres tailles, comme 4 rangs et 8, 16, "
+                "32.",
+            )
+        )
+    last = {name: points[-1] for name, points in drawn.items()}
+    words = "; ".join(
+        f"{name}: {spaced_percent(point.simulated)} (m = {point.micro_batches})" for name, point in last.items()
+    )
+    title = say(
+        en=f"Bubble fraction against micro-batches, {ranks} ranks",
+        fr=f"Fraction de bulle selon le nombre de micro-batches, {ranks} rangs",
+    )
+    columns = min(_COLUMNS, len(drawn))
+    rows = -(-len(drawn) // columns)
+    figure = new_figure(max(3.0 * columns, 5.0), 2.3 * rows + 1.0, alt=f"{title}. {words}.")
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    flat = list(grid.flat)
+    for axes in flat[len(drawn) :]:
+        axes.remove()
+    for number, (axes, (name, points)) in enumerate(zip(flat, drawn.items(), strict=False)):
+        formula = [(point.micro_batches, 100 * point.formula) for point in points if point.formula is not None]
+        if formula:
+            axes.plot(*zip(*formula, strict=True), color=BLUE, linewidth=1.6)
+        axes.plot(
+            [point.micro_batches for point in points],
+            [100 * point.simulated for point in points],
+            linestyle="none",
+            marker="o",
+            markersize=5,
+            markerfacecolor="none",
+            markeredgecolor=VERMILION if formula else BLACK,
+            markeredgewidth=1.4,
+        )
+        axes.set_title(name, loc="left", fontsize=10)
+        axes.set_ylim(bottom=0)
+        if number + columns >= len(drawn):
+            axes.set_xlabel(say(en="micro-batches", fr="micro-batches"))
+            axes.xaxis.set_tick_params(labelbottom=True)
+        if number % columns == 0:
+            axes.set_ylabel(say(en="bubble, % of time", fr="bulle (% du temps)"))
+        plain(axes)
+        decimal_marks(axes.xaxis, axes.yaxis)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+    handles = [
+        *flat[0].plot([], [], color=BLUE, linewidth=1.6, label=say(en="formula", fr="formule")),
+        *_mark(flat[0], VERMILION, say(en="simulated", fr="simulé")),
+        *_mark(flat[0], BLACK, say(en="simulated, no formula", fr="simulé, sans formule")),
+    ]
+    figure.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=9)
+    return finish(figure, path)
+
+
+def _mark(axes: Axes, color: str, label: str) -> list[Line2D]:
+    return axes.plot(
+        [], [], linestyle="none", marker="o", markerfacecolor="none", markeredgecolor=color, markeredgewidth=1.4,
+        label=label,
+    )  # fmt: skip
+
+
+KIND_STYLES = (
+    Style(BLUE, ""),
+    Style(ORANGE, "//"),
+    Style(GREEN, "\\\\"),
+    Style(PURPLE, "xx"),
+    Style(SKY, ".."),
+    Style(YELLOW, "++"),
+    Style(GREY, "--"),
+)
+PANELS_IN_A_ROW = 4
+MOST_NARROW_STAGES = 10
+"""With more stages than this, two panels stand in a row and not four."""
+PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def partition_figure(
+    cuts: Mapping[str, Partition], weighed: BlockWeights, model: str, path: str | Path | None = None
+) -> LabFigure:
+    """Draw cuts of the same blocks side by side.
+
+    Args:
+        cuts: title of each panel, in the reader's language, and its cut; at least one.
+        weighed: the blocks, their classes and the unit of their weights.
+        model: its name, for the heading.
+        path: picture to write, if any.
+
+    Raises:
+        LabError: if there is no cut, or the picture cannot be written.
+    """
+    if not cuts:
+        raise LabError(
+            say(
+                en="there is nothing to draw: give at least one cut.",
+                fr="il n’y a rien à dessiner : donnez au moins un découpage.",
+            )
+        )
+    first = next(iter(cuts.values()))
+    unit, scale = _unit(weighed, max(cut.bottleneck for cut in cuts.values()))
+    columns = min(len(cuts), PANELS_IN_A_ROW if first.num_stages <= MOST_NARROW_STAGES else 2)
+    rows = math.ceil(len(cuts) / columns)
+    told = "; ".join(f"{name} {weighed.text(cut.bottleneck)}" for name, cut in cuts.items())
+    heading = say(
+        en=f"{model}: {len(weighed.kinds)} blocks, stages: {first.num_stages}",
+        fr=f"{model} : {len(weighed.kinds)} blocs, étages : {first.num_stages}",
+    )
+    figure = new_figure(
+        max(3.3 * columns, 5.0) if columns > 2 else 6.2 * columns,
+        3.6 * rows + 1.0,
+        alt=say(en=f"{heading}. Bottlenecks: {told}", fr=f"{heading}. Goulots : {told}"),
+    )
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    styles = dict(zip(dict.fromkeys(weighed.kinds), KIND_STYLES * len(weighed.kinds), strict=False))
+    for axes, (name, cut) in zip(panels.flat, cuts.items(), strict=False):
+        _panel(axes, name, cut, weighed, styles, scale)
+    for axes in list(panels.flat)[len(cuts) :]:
+        axes.set_visible(False)
+    for row in panels:
+        row[0].set_ylabel(unit)
+    decimal_marks(panels[0, 0].yaxis)
+    if weighed.unit == "blocks":
+        panels[0, 0].yaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in panels[-1]:
+        axes.set_xlabel(say(en="stage", fr="étage"))
+    figure.suptitle(f"{visible(heading)}. {weighed.title()[0].upper()}{weighed.title()[1:]}", fontweight="bold")
+    handles: list[Patch | Line2D] = [
+        Patch(facecolor=style.color, hatch=style.hatch, edgecolor=EDGE, linewidth=0.4, label=visible(kind))
+        for kind, style in styles.items()
+    ]
+    handles.append(Line2D([], [], color=VERMILION, linestyle="--", label=say(en="bottleneck", fr="goulot")))
+    handles.append(
+        Line2D([], [], color=BLACK, linestyle=":", label=say(en="mean of the stages", fr="moyenne des étages"))
+    )
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=min(len(handles), 6), frameon=False, handleheight=1.2
+    )
+    return finish(figure, path)
+
+
+def _unit(weighed: BlockWeights, largest: float) -> tuple[str, float]:
+    """The label of the axis, and how much of a weight one of its units is."""
+    if weighed.unit == "s":
+        return ("s", 1.0) if largest >= 1 else ("ms", 1e-3)
+    scale, prefix = next(((size, sign) for size, sign in PREFIXES if largest >= size), (1.0, ""))
+    if weighed.unit == "FLOP":
+        return f"{prefix}FLOP", scale
+    if weighed.unit:
+        return say(en="blocks", fr="blocs"), 1.0
+    words = say(en="parameters", fr="paramètres")
+    return (f"{words}, {prefix}" if prefix else words), scale
+
+
+def _panel(
+    axes: Axes, name: str, cut: Partition, weighed: BlockWeights, styles: Mapping[str, Style], scale: float
+) -> None:
+    """One cut: a bar per stage, its blocks in it from the first below to the last above, then its extra."""
+    for stage, own in enumerate(cut.stages):
+        bottom = 0.0
+        for block in range(own.start, own.stop):
+            style, height = styles[weighed.kinds[block]], cut.weights[block] / scale
+            axes.bar(
+                stage,
+                height,
+                0.8,
+                bottom=bottom,
+                color=style.color,
+                hatch=style.hatch,
+                edgecolor=EDGE,
+                linewidth=0.9,
+            )
+            bottom += height
+        if cut.extras and cut.extras[stage]:
+            axes.bar(
+                stage,
+                cut.extras[stage] / scale,
+                0.8,
+                bottom=bottom,
+                color="white",
+                hatch="oo",
+                edgecolor=EDGE,
+                linewidth=0.9,
+            )
+    axes.axhline(cut.bottleneck / scale, color=VERMILION, linestyle="--", linewidth=1.4)
+    axes.axhline(sum(cut.loads) / cut.num_stages / scale, color=BLACK, linestyle=":", linewidth=1.2)
+    imbalance = say(en="imbalance ", fr="déséquilibre ") + decimal(cut.imbalance, 2)
+    bottleneck = say(en="bottleneck ", fr="goulot ") + weighed.text(cut.bottleneck)
+    axes.set_title(f"{visible(name)}\n{bottleneck}, {imbalance}", loc="left", fontsize=10)
+    step = math.ceil(cut.num_stages / 16)
+    axes.set_xticks(range(0, cut.num_stages, step))
+    plain(axes)
+    axes.grid(visible=False, axis="x")

@@ -1,0 +1,305 @@
+"""Scene of the grid of ranks: cells, groups, links, and the sentences about them.
+
+Where the ranks of a grid are drawn: cells in the boxes of their nodes, and lines along the groups of one axis.
+
+The notebook's SVG and the matplotlib figure draw the same scene; lengths are in cells, y goes down.
+
+What is said of a grid of ranks: which axis leaves its node and what to do about it, bytes by link as rows.
+
+Every sentence follows from the grid and from counted bytes; figure, panel and terminal say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil, sqrt
+from typing import NamedTuple
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import format_bytes, format_seconds, say
+from dlojz.config.layout import AXES, DEFAULT_ORDER, RankGrid, RankPlace
+from dlojz.display.style import SERIES
+from dlojz.prediction.link_traffic import Crossing
+
+MOST_DRAWN = 512
+"""Ranks of the largest picture: beyond, a cell has no room for its number."""
+MOST_JOINED = 32
+"""Ranks of the largest picture that shows the lines of all groups; beyond, those of some, chosen evenly."""
+MOST_LINES = 4
+FEW = 64
+"""Ranks up to which each cell tells its position."""
+GAP, PAD, HEAD, WIDEST = 0.14, 0.2, 0.42, 8
+DOT = (0.88, 0.8)
+"""Where in a cell its dot is, from which lines start: beside the text."""
+
+
+class GridCell(NamedTuple):
+    """One rank: its place (upper left corner), the number of its group, and its position along (pp, dp, tp)."""
+
+    rank: int
+    x: float
+    y: float
+    group: int
+    place: RankPlace
+
+    @property
+    def color(self) -> str:
+        """Of its group; the colours recur, so the number of the group stands in the cell."""
+        return SERIES[self.group % len(SERIES)]
+
+    @property
+    def dot(self) -> tuple[float, float]:
+        """Where lines start and end."""
+        return self.x + DOT[0], self.y + DOT[1]
+
+
+class NodeBox(NamedTuple):
+    """The frame of a node."""
+
+    number: int
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+class Join(NamedTuple):
+    """A line between neighbours of a group: from, to, and the point that bends it (quadratic Bézier curve)."""
+
+    start: tuple[float, float]
+    bend: tuple[float, float]
+    end: tuple[float, float]
+    crosses: bool
+
+
+@dataclass(frozen=True)
+class GridScene:
+    """A picture of the groups along one axis.
+
+    Args:
+        title: axis, groups, and whether they leave their node.
+        width: of the picture, in cells.
+        height: likewise.
+        nodes: frames.
+        cells: one per rank.
+        joins: lines along groups.
+    """
+
+    title: str
+    width: float
+    height: float
+    nodes: tuple[NodeBox, ...]
+    cells: tuple[GridCell, ...]
+    joins: tuple[Join, ...]
+
+
+def scene_of(grid: RankGrid, axis: str) -> GridScene:
+    """Arrange a grid for the groups along one axis.
+
+    Raises:
+        LabError: if there is no such axis, or the grid is too large to draw.
+    """
+    if grid.world_size > MOST_DRAWN:
+        raise LabError(
+            say(
+                en=f"a picture shows at most {MOST_DRAWN} ranks, but {grid.degrees} make {grid.world_size}: draw a "
+                "smaller grid.",
+                fr=f"une image montre au plus {MOST_DRAWN} rangs, mais {grid.degrees} en font {grid.world_size} : "
+                "dessinez une grille plus petite.",
+            )
+        )
+    groups = grid.groups(axis)
+    group_of = {rank: number for number, group in enumerate(groups) for rank in group}
+    in_node = len(grid.nodes[0])
+    columns = min(in_node, WIDEST)
+    rows = ceil(in_node / columns)
+    box = columns + (columns - 1) * GAP + 2 * PAD, rows + (rows - 1) * GAP + 2 * PAD + HEAD
+    abreast = max(1, round(sqrt(len(grid.nodes) * rows / columns)))
+    boxes, cells = [], []
+    for number, ranks in enumerate(grid.nodes):
+        left, top = number % abreast * (box[0] + PAD), number // abreast * (box[1] + PAD)
+        boxes.append(NodeBox(number, left, top, *box))
+        for slot, rank in enumerate(ranks):
+            x = left + PAD + slot % columns * (1 + GAP)
+            y = top + HEAD + PAD / 2 + slot // columns * (1 + GAP)
+            cells.append(GridCell(rank, x, y, group_of[rank], grid.coordinates(rank)))
+    shown = groups if grid.world_size <= MOST_JOINED else groups[:: ceil(len(groups) / MOST_LINES)]
+    joins = [
+        _join(cells[one], cells[other], grid.node_of(one) != grid.node_of(other))
+        for group in shown
+        for one, other in pairwise(group)
+    ]
+    lines = ceil(len(grid.nodes) / abreast)
+    width = min(abreast, len(grid.nodes)) * (box[0] + PAD) - PAD
+    return GridScene(
+        title_of(grid, axis), width, lines * (box[1] + PAD) - PAD, tuple(boxes), tuple(cells), tuple(joins)
+    )
+
+
+def title_of(grid: RankGrid, axis: str) -> str:
+    """How many groups an axis has, how large they are, and whether they leave their node."""
+    size, groups, spanning = grid.size(axis), len(grid.groups(axis)), len(grid.links(axis))
+    if size == 1:
+        return say(en=f"{axis} = 1: each rank is alone", fr=f"{axis} = 1 : chaque rang est seul")
+    near = say(en="inside a node", fr="dans un nœud")
+    stays = near if not spanning else say(en="across nodes", fr="à cheval sur des nœuds")
+    if 0 < spanning < groups:
+        stays = say(en=f"{spanning} across nodes", fr=f"dont {spanning} à cheval sur des nœuds")
+    many = "" if groups == 1 else "s"
+    return say(
+        en=f"{axis}: {groups} group{many} of {size}, {stays}", fr=f"{axis} : {groups} groupe{many} de {size}, {stays}"
+    )
+
+
+def _join(one: GridCell, other: GridCell, crosses: bool) -> Join:
+    """A curve that leaves the straight line by more the farther it goes: below a row of cells, right of a column."""
+    (x, y), (to_x, to_y) = one.dot, other.dot
+    far = sqrt((to_x - x) ** 2 + (to_y - y) ** 2)
+    bulge = 0.1 + 0.06 * far
+    across = ((to_y - y) / far, -(to_x - x) / far) if to_y != y else (0.0, 1.0)
+    bend = (x + to_x) / 2 + across[0] * bulge, (y + to_y) / 2 + across[1] * bulge
+    return Join(one.dot, bend, other.dot, crosses)
+
+
+AXIS_ORDER = ("tp", "dp", "pp")
+"""As axes are listed: from the one that communicates most to the one that communicates least, as a rule."""
+
+
+def axis_title(axis: str) -> str:
+    """An axis by its full name; what is no axis as it is."""
+    return {
+        "tp": "Tensor Parallelism",
+        "dp": "Data Parallelism",
+        "pp": "Pipeline Parallelism",
+        "twins": say(en="two copies of a stage", fr="deux copies d’un étage"),
+        "control": say(en="the lab’s own bookkeeping", fr="la comptabilité du TP"),
+    }.get(axis, axis)
+
+
+def size_sentence(grid: RankGrid) -> str:
+    """Ranks, degrees, nodes and order in one line."""
+    nodes, world = len(grid.nodes), grid.world_size
+    return say(
+        en=f"{world} rank{_s(world)} = dp {grid.dp} × pp {grid.pp} × tp {grid.tp}, on {nodes} node{_s(nodes)} of "
+        f"{grid.gpus_per_node} GPU{_s(grid.gpus_per_node)}, order {grid.order} (innermost first)",
+        fr=f"{world} rang{_s(world)} = dp {grid.dp} × pp {grid.pp} × tp {grid.tp}, sur {nodes} nœud{_s(nodes)} de "
+        f"{grid.gpus_per_node} GPU, ordre {grid.order} (du plus intérieur au plus extérieur)",
+    )
+
+
+def advice(grid: RankGrid) -> str:
+    """One sentence on the placement: what leaves its node, and what would be better.
+
+    Source: Narayanan et al. 2021 (arXiv 2104.04473), §3.2, takeaway 1: tensor parallelism up to the GPUs of a node,
+    pipelines across nodes.
+    """
+    crossing = [axis for axis in AXIS_ORDER if not grid.inside(axis)]
+    if not crossing:
+        return say(
+            en="No group leaves its node: nothing of a step goes over the network between nodes.",
+            fr="Aucun groupe ne sort de son nœud : rien d’un pas ne passe par le réseau entre les nœuds.",
+        )
+    if "tp" in crossing:
+        return _tensor_crosses(grid)
+    told = {
+        "stays": say(en="tp stays inside the nodes", fr="tp reste dans les nœuds"),
+        "dp": say(
+            en="dp crosses nodes with the gradients of each step, which backward can hide",
+            fr="dp sort du nœud avec les gradients de chaque pas, que la passe arrière peut recouvrir",
+        ),
+        "pp": say(
+            en="pp crosses nodes with activations and their gradients, at the boundaries of stages alone",
+            fr="pp sort du nœud avec des activations et leurs gradients, aux seules frontières des étages",
+        ),
+    }
+    clauses = [told[axis] for axis in (*(["stays"] if grid.tp > 1 else []), *crossing)]
+    return say(en="; ", fr=" ; ").join(clauses) + "."
+
+
+def _tensor_crosses(grid: RankGrid) -> str:
+    """Why tensor parallelism leaves its node, and the nearest placement where it does not."""
+    fits = max(size for size in range(1, min(grid.tp, grid.gpus_per_node) + 1) if grid.gpus_per_node % size == 0)
+    if grid.tp > grid.gpus_per_node:
+        remedy = say(
+            en=f"a node has {grid.gpus_per_node} GPUs, so use tp={fits} or less, and a larger pp",
+            fr=f"un nœud a {grid.gpus_per_node} GPU : prenez tp={fits} ou moins, et un pp plus grand",
+        )
+    elif grid.gpus_per_node % grid.tp:
+        remedy = say(
+            en=f"{grid.tp} does not divide the {grid.gpus_per_node} GPUs of a node, so use tp={fits}",
+            fr=f"{grid.tp} ne divise pas les {grid.gpus_per_node} GPU d’un nœud : prenez tp={fits}",
+        )
+    else:
+        remedy = say(
+            en=f"put it innermost, order {DEFAULT_ORDER}",
+            fr=f"mettez-le à l’intérieur, ordre {DEFAULT_ORDER}",
+        )
+    return say(
+        en=f"tp crosses nodes: its collectives, several per layer and hardly hidden, go over the network; {remedy}.",
+        fr=f"tp sort du nœud : ses collectives, plusieurs par couche et à peine recouvertes, passent par le réseau ; "
+        f"{remedy}.",
+    )
+
+
+def cell_words(every_group: bool = True) -> str:
+    """What stands in a cell of the picture, and what its lines say.
+
+    Args:
+        every_group: whether there are lines for all groups, or for some.
+    """
+    whose = say(en="a group", fr="un groupe") if every_group else say(en="some groups", fr="quelques groupes")
+    return say(
+        en=f"in each cell: rank, position (pp,dp,tp), group; lines: neighbours in {whose}, dashed from node to node",
+        fr=f"dans chaque case : rang, position (pp,dp,tp), groupe ; traits : voisins dans {whose}, en tirets d’un nœud "
+        "à l’autre",
+    )
+
+
+def crossing_rows(crossing: Crossing) -> list[tuple[str, str, str, str]]:
+    """Axis, collective, bytes inside nodes, bytes between them: per step, over all ranks."""
+    return [
+        (row.group, row.collective, format_bytes(row.inside_bytes), format_bytes(row.between_bytes))
+        for row in crossing.rows
+    ]
+
+
+def crossing_titles() -> tuple[str, str, str, str]:
+    """The titles of `crossing_rows`."""
+    return (
+        say(en="axis", fr="axe"),
+        say(en="collective", fr="collective"),
+        say(en="inside a node", fr="dans un nœud"),
+        say(en="between nodes", fr="entre nœuds"),
+    )
+
+
+def order_rows(placed: Mapping[str, Crossing]) -> list[tuple[str, ...]]:
+    """Per order, what goes between nodes in one step: along each axis of more than one rank, and in all."""
+    return [(order, *(format_bytes(value) for value in _between(one))) for order, one in placed.items()]
+
+
+def order_titles(grid: RankGrid) -> tuple[str, ...]:
+    """The titles of `order_rows`."""
+    return (say(en="order", fr="ordre"), *_used(grid), say(en="in all", fr="en tout"))
+
+
+def seconds_sentence(times_s: Mapping[str, float]) -> str:
+    """Seconds that each axis keeps its busiest rank's links busy."""
+    told = ", ".join(f"{axis} {format_seconds(times_s[axis])}" for axis in AXIS_ORDER if axis in times_s)
+    return say(en=f"on the links per step: {told}", fr=f"sur les liens, par pas : {told}")
+
+
+def _between(crossing: Crossing) -> list[int]:
+    each = [crossing.bytes_of(axis, between=True) for axis in _used(crossing.grid)]
+    return [*each, sum(each)]
+
+
+def _used(grid: RankGrid) -> tuple[str, ...]:
+    return tuple(axis for axis in AXIS_ORDER if axis in AXES and grid.size(axis) > 1)
+
+
+def _s(number: int) -> str:
+    """The ending of a plural: French begins it at 2, as English does for whole numbers above 0."""
+    return "" if number == 1 else "s"

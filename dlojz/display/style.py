@@ -1,0 +1,175 @@
+"""The look of everything drawn: one colour and one hatch per category, the same in every figure.
+
+Colour never carries a meaning alone; a hatch, a marker or a line style says the same. Source: Okabe & Ito 2008, "Color
+Universal Design", whose eight colours are told apart by colour-blind readers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dlojz.base.language import say
+from dlojz.results.footprint import CATEGORIES, Category
+
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+YELLOW, BLUE, VERMILION, PURPLE, GREY = "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#999999"
+"""The eight, and the grey of what belongs to none."""
+
+WHITE = "#FFFFFF"
+INK = "#222222"
+"""Text of a page, and fine lines over a fill."""
+EDGE = "#333333"
+"""Outline of a filled shape."""
+BASELINE = "#444444"
+"""Line that values are compared with, such as zero, and the note beside it."""
+QUIET = "#555555"
+"""Text that explains signs, and outlines of many small shapes."""
+REMARK = "#666666"
+"""A comment in code, a note in an empty plot."""
+NEUTRAL = "#777777"
+"""Mark of what is neither right nor wrong, and leader lines."""
+FRAME = "#BBBBBB"
+"""Border of a cell or a box."""
+RULE = "#DDDDDD"
+"""Grid of a plot."""
+SHADE = "#E8E8E8"
+"""Ground of a band or of a bar that fills."""
+PALE = "#F4F4F4"
+"""Ground of a large box."""
+SHADOW = "#00000038"
+"""Translucent hatch over any fill."""
+
+ORANGE_TINT, SKY_TINT, GREEN_TINT = "#FFF3D6", "#CFE6F5", "#B5E3D3"
+YELLOW_TINT, VERMILION_TINT = "#FBF3B5", "#F2C2A2"
+"""Grounds on which black text stands out."""
+LIGHT_SKY, LIGHT_ORANGE, LIGHT_PURPLE = "#A6CEE3", "#FDD9A0", "#E8B7D4"
+DARK_VERMILION = "#A03A00"
+"""Dark enough for small text."""
+FAINT_HATCH = "#C4B98A"
+"""Hatch under the figures of a cell."""
+
+PREDICTED_ALPHA = 0.45
+
+
+class Style(NamedTuple):
+    """Fill colour and hatch."""
+
+    color: str
+    hatch: str
+
+
+CATEGORY_STYLES: dict[Category, Style] = {
+    "weights": Style(BLUE, ""),
+    "gradients": Style(ORANGE, "//"),
+    "optimizer": Style(GREEN, "\\\\"),
+    "master": Style(PURPLE, "xx"),
+    "activations": Style(SKY, ".."),
+    "buffers": Style(YELLOW, "++"),
+    "workspace": Style(GREY, "--"),
+}
+
+COLLECTIVE_STYLES: dict[str, Style] = {
+    "all_reduce": Style(VERMILION, ""),
+    "all_gather": Style(BLUE, "//"),
+    "reduce_scatter": Style(GREEN, "\\\\"),
+    "broadcast": Style(YELLOW, "xx"),
+    "reduce": Style(PURPLE, ".."),
+    "all_to_all": Style(SKY, "||"),
+}
+
+PHASE_STYLES: dict[str, Style] = {
+    "forward": Style(BLUE, ""),
+    "backward": Style(ORANGE, "//"),
+    "optimizer": Style(GREEN, "\\\\"),
+    "communication": Style(VERMILION, "xx"),
+    "wait": Style(WHITE, "xx"),
+    "data": Style(GREY, ".."),
+    "bubble": Style(WHITE, ""),
+}
+OTHER = Style(GREY, "oo")
+
+SCHEDULE_STYLES: dict[str, Style] = {  # kinds of pipeline actions, see dlojz.pipeline.schedule
+    "F": Style(SKY, ""),
+    "B": Style(ORANGE, "//"),
+    "I": Style(YELLOW, "\\\\"),
+    "W": Style(GREEN, ".."),
+    "O": Style(PURPLE, "xx"),
+    "U": Style(VERMILION, "++"),
+    "E": Style(GREY, "--"),
+    "L": Style(WHITE, "--"),
+}
+SERIES = (SKY, ORANGE, YELLOW, PURPLE, GREEN, LIGHT_SKY, LIGHT_ORANGE, LIGHT_PURPLE)
+"""Light colours, for as many micro-batches, chunks or weight versions; they recur, so a number always stands beside."""
+IDLE_STYLES: dict[str, Style] = {
+    "warm-up": Style("#DCEBF7", "//"),
+    "latency": Style("#F6D5C3", "||"),
+    "imbalance": Style("#F0E6F2", "xx"),
+    "drain": Style("#E6F2DC", "\\\\"),
+    "barrier": Style(SHADE, ".."),
+}
+
+LINE_STYLES: tuple[tuple[str, str, str], ...] = (  # colour, dashes, marker
+    (BLACK, "-", "o"),
+    (ORANGE, "--", "s"),
+    (SKY, "-.", "^"),
+    (GREEN, ":", "D"),
+    (VERMILION, "--", "v"),
+    (BLUE, "-.", "P"),
+    (PURPLE, ":", "X"),
+    (GREY, "-", "*"),
+)
+
+
+def category_label(name: str) -> str:
+    """A memory category in the reader's language."""
+    return {
+        "weights": say(en="weights", fr="poids"),
+        "gradients": say(en="gradients", fr="gradients"),
+        "optimizer": say(en="optimizer", fr="optimiseur"),
+        "master": say(en="master copy", fr="copie maître"),
+        "activations": say(en="activations", fr="activations"),
+        "buffers": say(en="buffers", fr="tampons"),
+        "workspace": say(en="workspace", fr="temporaires"),
+        "peak": say(en="peak", fr="pic"),
+    }.get(name, name)
+
+
+def needed_label() -> str:
+    """What `Memory.needed_bytes` is, in the reader's language."""
+    return say(en="needed: peak, CUDA context, NCCL", fr="nécessaire : pic, contexte CUDA, NCCL")
+
+
+def phase_label(name: str) -> str:
+    """A phase of a training step in the reader's language; one without translation as it is."""
+    return {
+        "forward": say(en="forward", fr="passe avant"),
+        "backward": say(en="backward", fr="passe arrière"),
+        "optimizer": say(en="optimizer", fr="optimiseur"),
+        "communication": say(en="communication", fr="communication"),
+        "wait": say(en="wait for communication", fr="attente de la communication"),
+        "data": say(en="data", fr="données"),
+        "bubble": say(en="bubble", fr="bulle"),
+    }.get(name, name)
+
+
+def action_label(kind: str) -> str:
+    """A kind of pipeline action in the reader's language."""
+    return {
+        "F": say(en="forward", fr="passe avant"),
+        "B": say(en="backward", fr="passe arrière"),
+        "I": say(en="backward, input", fr="arrière, entrée"),
+        "W": say(en="backward, weights", fr="arrière, poids"),
+        "O": say(en="forward and backward", fr="avant et arrière"),
+        "U": say(en="update", fr="mise à jour"),
+        "E": say(en="evict", fr="éviction"),
+        "L": say(en="load back", fr="rapatriement"),
+    }.get(kind, kind)
+
+
+def phase_style(name: str) -> Style:
+    """Style of a phase; `forward 3` looks like `forward`."""
+    return next((style for key, style in PHASE_STYLES.items() if name.startswith(key)), OTHER)
+
+
+if set(CATEGORY_STYLES) != set(CATEGORIES):  # a category without a colour would be drawn as another one
+    raise RuntimeError("every memory category needs a style in dlojz.display.style.")

@@ -1,0 +1,193 @@
+"""A decoder's size, its parameters and its floating-point operations, as the published tables count them.
+
+Plain arithmetic on integers; a formula that has a name here gives what its paper prints, whatever one may think of it
+(most count attention whole, as if it were not causal).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, Literal, get_args
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say
+
+Positions = Literal["learned", "none"]
+Formula = Literal["recompute", "model", "causal", "layers", "parameters", ""]
+FORMULAS: Final = tuple(name for name in get_args(Formula) if name)
+"""How a table came to its TFLOP/s; see `flops_per_sequence`. Empty: it does not say."""
+
+
+@dataclass(frozen=True)
+class DecoderSize:
+    """The size of a decoder-only Transformer.
+
+    Args:
+        layers: Transformer layers, at least 1.
+        hidden: width, a multiple of `heads`.
+        heads: attention heads.
+        vocabulary: entries of the embedding, without padding.
+        sequence_length: tokens of one sequence.
+        mlp_width: of the MLP between its layers; 0 stands for 4 × hidden.
+        kv_heads: heads of keys and values; 0 stands for `heads`, less is grouped-query attention.
+        gated: whether the MLP has a third matrix (SwiGLU).
+        tied: whether embedding and logits share one matrix.
+        biased: whether linear layers and norms have biases.
+        positions: `learned` adds an embedding of positions; `none` is for rotary positions and ALiBi.
+        experts: feed-forward networks of each mixture that stands in the place of an MLP; 0 for a dense decoder.
+        top_k: experts that see each token.
+        every: of so many layers one has a mixture.
+        capacity_factor: rows that the experts compute, in units of what the tokens need.
+
+    Raises:
+        LabError: if a number is not positive, or the heads do not divide what they must.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    vocabulary: int
+    sequence_length: int
+    mlp_width: int = 0
+    kv_heads: int = 0
+    gated: bool = False
+    tied: bool = True
+    biased: bool = True
+    positions: Positions = "learned"
+    experts: int = 0
+    top_k: int = 1
+    every: int = 1
+    capacity_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mlp_width", self.mlp_width or 4 * self.hidden)
+        object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
+        for name in ("layers", "hidden", "heads", "vocabulary", "sequence_length", "mlp_width", "kv_heads"):
+            if getattr(self, name) < 1:
+                raise LabError(
+                    say(
+                        en=f"{name} must be at least 1, but {getattr(self, name)} was received.",
+                        fr=f"{name} doit être au moins égal à 1, mais {getattr(self, name)} a été reçu.",
+                    )
+                )
+        for divisor, dividend in (("heads", "hidden"), ("kv_heads", "heads")):
+            if getattr(self, dividend) % getattr(self, divisor):
+                raise LabError(
+                    say(
+                        en=f"{divisor} must divide {dividend}, but {getattr(self, dividend)} is no multiple of "
+                        f"{getattr(self, divisor)}.",
+                        fr=f"{divisor} doit diviser {dividend}, or {getattr(self, dividend)} n’est pas un multiple de "
+                        f"{getattr(self, divisor)}.",
+                    )
+                )
+        if self.positions not in get_args(Positions):
+            raise LabError(one_of("positions", self.positions, get_args(Positions)))
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.hidden // self.heads
+
+    @property
+    def layer_weights(self) -> int:
+        """Elements of the matrices of one layer that a token meets: 12 h² of the classic decoder.
+
+        With experts, the mean over the layers, of which a token meets `top_k` and the gate in each mixture.
+        """
+        attention = 2 * self.hidden**2 + 2 * self.hidden * self.kv_heads * self.head_size
+        mlp = (3 if self.gated else 2) * self.hidden * self.mlp_width
+        if not self.experts:
+            return attention + mlp
+        return attention + (mlp * (self.every - 1 + self.top_k) + self.hidden * self.experts) // self.every
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of all experts of a layer, of the mean one where not each has a mixture; 0 for a dense decoder."""
+        biases = self.mlp_width + self.hidden if self.biased else 0
+        expert = (3 if self.gated else 2) * self.hidden * self.mlp_width + biases
+        return self.experts * expert // self.every
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one layer: 12 h² + 13 h of the classic decoder.
+
+        Source: Narayanan et al., SC21, "Efficient Large-Scale Language Model Training on GPU Clusters", section 5.1.
+        """
+        if self.experts:
+            return self._mixed_parameters
+        if not self.biased:
+            return self.layer_weights + 2 * self.hidden
+        attention = 2 * self.hidden + 2 * self.kv_heads * self.head_size
+        mlp = (2 if self.gated else 1) * self.mlp_width + self.hidden
+        return self.layer_weights + attention + mlp + 4 * self.hidden
+
+    @property
+    def _mixed_parameters(self) -> int:
+        """A layer's, of the mean one: of the dense decoder's, one in `every` changes its MLP for experts."""
+        dense = replace(self, experts=0).layer_parameters
+        own = (3 if self.gated else 2) * self.hidden * self.mlp_width
+        own += (2 if self.gated else 1) * self.mlp_width + self.hidden if self.biased else 0
+        return dense + (self.hidden * self.experts - own) // self.every + self.expert_parameters
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters of the embedding of tokens, and of positions where there is one."""
+        learned = self.sequence_length * self.hidden if self.positions == "learned" else 0
+        return self.vocabulary * self.hidden + learned
+
+    @property
+    def num_parameters(self) -> int:
+        """All parameters; without the last norm, 12 l h² (1 + 13/12h + (V + s)/12lh) of the classic decoder.
+
+        Source: as `layer_parameters`, equation 2, which leaves the last norm out.
+        """
+        last_norm = (2 if self.biased else 1) * self.hidden
+        logits = 0 if self.tied else self.vocabulary * self.hidden
+        return self.layers * self.layer_parameters + self.embedding_parameters + last_norm + logits
+
+
+def forward_layer_flops(size: DecoderSize) -> int:
+    """Operations of one layer's forward for one sequence: 24 s h² + 4 s² h of the classic decoder.
+
+    Source: Narayanan et al., SC21, appendix.
+    """
+    tokens = size.sequence_length
+    return 2 * tokens * size.layer_weights + 4 * tokens**2 * size.hidden
+
+
+def logit_flops(size: DecoderSize) -> int:
+    """Operations of the logits' forward for one sequence: 2 s h V.
+
+    Source: as `forward_layer_flops`.
+    """
+    return 2 * size.sequence_length * size.hidden * size.vocabulary
+
+
+def flops_per_sequence(size: DecoderSize, formula: Formula) -> int:
+    """Operations of one sequence in one step, as the table of that formula counts them.
+
+    Args:
+        size: of the model.
+        formula: `recompute`: layers four times, logits three times, which is 96 s l h² (1 + s/6h + V/16lh), of
+            Narayanan et al., SC21, equation 3, and of the Jean Zay rows since 21 February 2022; `model`: both three
+            times, 72 s l h² (1 + s/6h + V/12lh), of Korthikanti et al. 2022, appendix A, of PaLM's model FLOPs and of
+            Megatron Core; `causal`: the same with half of attention (Megatron Bridge); `layers`: 8 operations for each
+            token and parameter of the layers (earlier Jean Zay A100 rows); `parameters`: the same for all parameters
+            (Jean Zay V100 rows).
+
+    Raises:
+        LabError: for an unknown formula.
+    """
+    match formula:
+        case "recompute":
+            return 4 * size.layers * forward_layer_flops(size) + 3 * logit_flops(size)
+        case "model":
+            return 3 * size.layers * forward_layer_flops(size) + 3 * logit_flops(size)
+        case "causal":
+            unseen = 2 * size.sequence_length**2 * size.hidden
+            return 3 * size.layers * (forward_layer_flops(size) - unseen) + 3 * logit_flops(size)
+        case "layers":
+            return 8 * size.sequence_length * size.layers * size.layer_parameters
+        case "parameters":
+            return 8 * size.sequence_length * size.num_parameters
+    raise LabError(one_of("formula", formula, FORMULAS))

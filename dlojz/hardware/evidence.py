@@ -1,0 +1,364 @@
+"""Read published measurements: what real machines did with real models, each number with its source.
+
+One published measurement: what ran where, how it was laid out, and what came out.
+
+Only what the source prints, or what follows from it by arithmetic alone; what is not printed is None, and what is taken
+from elsewhere says so in `note`.
+
+Tables of measurements as files: one CSV per table beside this module, and one strict reader for all.
+
+A row that is read is whole: every word of the file was understood, its GPUs are the product of its degrees, and its
+batch can be dealt out; else it carries the reason for which it is excluded.
+
+A file begins with lines `#: key = value`, which hold for each of its rows; then a line of names, then the rows. An
+empty cell takes the value of the head of the file; `-` is none at all.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say
+from dlojz.hardware.decoder_size import DecoderSize, Formula, flops_per_sequence
+
+Checkpointing = Literal["none", "selective", "full"]
+Precision = Literal["fp32", "fp16", "bf16", "fp8"]
+Engine = Literal["megatron", "megatron-deepspeed", "deepspeed", "megatron-core", "torchtitan", "nemo", "llama"]
+MemoryReading = Literal["nvidia-smi", "reserved", "allocated", "states", "activations", ""]
+Outcome = Literal["ran", "oom"]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A row of a published table.
+
+    Args:
+        table: it is of, one of `TABLES`.
+        row: a stable name, `table/line`.
+        source: document, and table or line in it.
+        cluster: of `dlojz.hardware`.
+        size: of the model.
+        gpus: in all; dp × tp × pp × cp.
+        dp: replicas.
+        tp: tensor-parallel degree.
+        pp: pipeline stages.
+        cp: context-parallel degree.
+        zero: stage, 0 to 3.
+        zero_shards: ranks that states are sharded over; dp where the table does not say otherwise.
+        micro_batch: sequences of one forward; None if it is not printed.
+        global_batch: sequences of one step.
+        schedule: `gpipe`, `1f1b`, `interleaved`, …; empty without a pipeline.
+        chunks: stages of one rank (interleaving), at least 1.
+        partition: `layers`: layers shared out evenly, embedding and logits besides; `embedding`: embedding and logits
+            count as a layer each.
+        checkpointing: what the forward does not keep.
+        sequence_parallel: whether norms and dropouts are split along the sequence.
+        precision: of the matrix products.
+        gradient_precision: that gradients are accumulated in.
+        offload: what lies in the host's memory: `optimizer`, `all`, or nothing.
+        engine: what ran it.
+        fused_attention: whether attention is one kernel that never writes the scores (FlashAttention).
+        overlap: whether data-parallel communication runs beside the backward.
+        step_s: of one step; None if not printed.
+        forward_s: of the forward alone, where it is printed apart.
+        backward_s: of the backward alone, recomputation included.
+        tflops_per_gpu: as printed, by `formula`.
+        formula: that the table counts operations by.
+        memory_bytes: of the fullest GPU; None if not printed.
+        memory_reading: how it was read; `states` and `activations` are computed by the source, not read.
+        memory_share: the same as a share of the layout without recomputation and sequence parallelism.
+        outcome: `oom` where it did not fit.
+        series: rows of one series were measured in the same way; between two, compare with care.
+        excluded: why the row is not to be used; empty if it is.
+        note: what one must know to read it.
+    """
+
+    table: str
+    row: str
+    source: str
+    cluster: str
+    size: DecoderSize
+    gpus: int
+    dp: int
+    tp: int
+    pp: int
+    cp: int
+    zero: int
+    zero_shards: int
+    micro_batch: int | None
+    global_batch: int
+    schedule: str
+    chunks: int
+    partition: str
+    checkpointing: Checkpointing
+    sequence_parallel: bool
+    precision: Precision
+    gradient_precision: Precision
+    offload: str
+    engine: Engine
+    fused_attention: bool
+    overlap: bool
+    step_s: float | None
+    forward_s: float | None
+    backward_s: float | None
+    tflops_per_gpu: float | None
+    formula: Formula
+    memory_bytes: float | None
+    memory_reading: MemoryReading
+    memory_share: float | None
+    outcome: Outcome
+    series: str
+    excluded: str
+    note: str
+
+    @property
+    def usable(self) -> bool:
+        """Whether the row may be fitted to and compared with."""
+        return not self.excluded
+
+    @property
+    def micro_batches(self) -> int | None:
+        """Micro-batches of one replica in one step; None where the micro-batch is not printed."""
+        return self.global_batch // (self.dp * self.micro_batch) if self.micro_batch else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of one step: as printed, or what the printed TFLOP/s come to by the table's own formula."""
+        if self.step_s is not None:
+            return self.step_s
+        if self.tflops_per_gpu is None or not self.formula:
+            return None
+        flops = self.global_batch * flops_per_sequence(self.size, self.formula)
+        return flops / (self.tflops_per_gpu * 1e12 * self.gpus)
+
+    def counted_tflops_per_gpu(self, formula: Formula | None = None) -> float | None:
+        """TFLOP/s of each GPU that the step's time comes to, in 10¹²/s; None without a time.
+
+        Args:
+            formula: to count by; the table's own without it.
+        """
+        formula = self.formula if formula is None else formula
+        if self.seconds is None or not formula:
+            return None
+        return self.global_batch * flops_per_sequence(self.size, formula) / (self.seconds * self.gpus * 1e12)
+
+
+FOLDER: Final = Path(__file__).with_name("data") / "evidence"
+TABLES: Final = tuple(sorted(path.stem.removeprefix("table-") for path in FOLDER.glob("table-*.csv")))
+"""Names of all tables."""
+NONE = "-"
+_DEFAULTS: Final[dict[str, str]] = {
+    "dp": "1", "tp": "1", "pp": "1", "cp": "1", "zero": "0", "schedule": "", "chunks": "1", "partition": "layers",
+    "sequence_parallel": "no", "gradient_precision": "fp32", "offload": "", "fused_attention": "no", "overlap": "no",
+    "micro_batch": NONE, "step_s": NONE, "forward_s": NONE, "backward_s": NONE, "tflops_per_gpu": NONE, "formula": "",
+    "memory_bytes": NONE, "memory_reading": "", "memory_share": NONE, "outcome": "ran", "series": "", "excluded": "",
+    "note": "",
+}  # fmt: skip
+_LEGAL: Final[dict[str, tuple[str, ...]]] = {
+    "checkpointing": get_args(Checkpointing),
+    "precision": get_args(Precision),
+    "gradient_precision": get_args(Precision),
+    "engine": get_args(Engine),
+    "formula": get_args(Formula),
+    "memory_reading": get_args(MemoryReading),
+    "outcome": get_args(Outcome),
+    "partition": ("layers", "embedding"),
+    "offload": ("", "optimizer", "all"),
+}
+_OF_SIZE: Final = tuple(field.name for field in fields(DecoderSize))
+_OF_ROW: Final = tuple(field.name for field in fields(Measurement) if field.name not in ("table", "size"))
+KEYS: Final = tuple(sorted({*_OF_SIZE, *_OF_ROW}))
+"""Columns that a file may have."""
+
+
+def _yes(cell: str) -> bool:
+    if cell not in ("yes", "no"):
+        raise ValueError(cell)
+    return cell == "yes"
+
+
+def _real(cell: str) -> float:
+    value = float(cell)
+    if not 0 < value < float("inf"):
+        raise ValueError(cell)
+    return value
+
+
+def _natural(cell: str) -> int:
+    if not cell.isascii() or not cell.isdigit():
+        raise ValueError(cell)
+    return int(cell)
+
+
+_READERS: Final[tuple[tuple[str, Callable[[str], Any], str, str], ...]] = (
+    ("bool", _yes, "yes or no", "yes ou no"),
+    ("float", _real, "a number greater than 0", "un nombre plus grand que 0"),
+    ("int", _natural, "a whole number", "un nombre entier"),
+)
+
+
+def _refuse(path: Path, line: int, what: str) -> LabError:
+    return LabError(say(en=f"{path.name}, line {line}: {what}", fr=f"{path.name}, ligne {line} : {what}"))
+
+
+def _value(path: Path, line: int, key: str, kind: str, cell: str) -> Any:
+    if cell == NONE and "None" in kind:
+        return None
+    if key in _LEGAL and cell not in _LEGAL[key]:
+        raise _refuse(path, line, one_of(key, cell, _LEGAL[key]))
+    for name, read, english, french in _READERS:
+        if kind.startswith(name):
+            try:
+                return read(cell)
+            except ValueError:
+                sentence = say(
+                    en=f"{key} must be {english}, but {cell!r} was received.",
+                    fr=f"{key} doit être {french}, mais {cell!r} a été reçu.",
+                )
+                raise _refuse(path, line, sentence) from None
+    return cell
+
+
+def _built(path: Path, line: int, cells: Mapping[str, str], built: type, **known: Any) -> dict[str, Any]:
+    """The arguments of a dataclass, each read as its annotation says; one that the file leaves out is refused."""
+    values = dict(known)
+    for field in fields(built):
+        if field.name in values:
+            continue
+        cell = cells.get(field.name)
+        if cell is None:
+            if field.default is MISSING:
+                sentence = say(
+                    en=f"{field.name} is missing: give it a column, or a line `#: {field.name} = …`.",
+                    fr=f"{field.name} manque : donnez-lui une colonne, ou une ligne `#: {field.name} = …`.",
+                )
+                raise _refuse(path, line, sentence)
+            continue
+        values[field.name] = _value(path, line, field.name, str(field.type), cell)
+    return values
+
+
+def _dealt_out(row: Measurement) -> str:
+    """What is wrong with a layout; empty if nothing."""
+    degrees = row.dp * row.tp * row.pp * row.cp
+    if degrees != row.gpus:
+        return say(
+            en=f"dp × tp × pp × cp is {degrees}, but there are {row.gpus} GPUs.",
+            fr=f"dp × tp × pp × cp vaut {degrees}, or il y a {row.gpus} GPU.",
+        )
+    if row.global_batch % (row.dp * (row.micro_batch or 1)):
+        return say(
+            en=f"{row.dp} replicas × micro-batch {row.micro_batch} do not divide the batch of {row.global_batch}.",
+            fr=f"{row.dp} répliques × micro-batch {row.micro_batch} ne divisent pas le batch de {row.global_batch}.",
+        )
+    return ""
+
+
+def _head(path: Path, lines: list[str]) -> tuple[dict[str, str], int]:
+    """What holds for each row, and the number of lines that say so."""
+    common = dict(_DEFAULTS)
+    for number, line in enumerate(lines, start=1):
+        if not line.startswith("#"):
+            return common, number - 1
+        if line.startswith("#:"):
+            key, equals, value = line[2:].partition("=")
+            if not equals or key.strip() not in KEYS:
+                raise _refuse(path, number, one_of("key", key.strip(), KEYS))
+            common[key.strip()] = value.strip()
+    return common, len(lines)
+
+
+def _measurement(path: Path, name: str, line: int, cells: Mapping[str, str]) -> Measurement:
+    size = DecoderSize(**_built(path, line, cells, DecoderSize))
+    named = {"row": f"{name}/{cells['row']}", "source": cells.get("source", "").replace("{row}", cells["row"])}
+    cells = {"zero_shards": cells["dp"], **cells, **named}
+    row = Measurement(**_built(path, line, cells, Measurement, table=name, size=size))
+    wrong = _dealt_out(row)
+    if wrong and row.usable:
+        raise LabError(wrong)
+    return row
+
+
+def read_table(path: Path) -> tuple[Measurement, ...]:
+    """All rows of a file, those that are excluded too.
+
+    Raises:
+        LabError: if the file cannot be read, or a line of it is not legal; the sentence names file and line.
+    """
+    name = path.stem.removeprefix("table-")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LabError(
+            say(en=f"{path.name} cannot be read: {error}.", fr=f"{path.name} est illisible : {error}.")
+        ) from None
+    common, skipped = _head(path, lines)
+    rows: dict[str, Measurement] = {}
+    reader = csv.reader(lines[skipped:], strict=True)
+    names: list[str] | None = None
+    try:
+        for cells in reader:
+            line = skipped + reader.line_num
+            if names is None:
+                names = _names(path, line, cells)
+                continue
+            row = _row(path, name, line, names, cells, common)
+            if row.row in rows:
+                twice = say(en=f"the row {row.row} was there before.", fr=f"la ligne {row.row} y était déjà.")
+                raise _refuse(path, line, twice)
+            rows[row.row] = row
+    except csv.Error as error:
+        raise _refuse(path, skipped + reader.line_num, f"{error}.") from None
+    if not rows:
+        raise LabError(say(en=f"{path.name} holds no row.", fr=f"{path.name} ne contient aucune ligne."))
+    return tuple(rows.values())
+
+
+def _names(path: Path, line: int, cells: list[str]) -> list[str]:
+    for cell in cells:
+        if cell not in KEYS:
+            raise _refuse(path, line, one_of("column", cell, KEYS))
+    return cells
+
+
+def _row(
+    path: Path, name: str, line: int, names: list[str], cells: list[str], common: Mapping[str, str]
+) -> Measurement:
+    if len(cells) != len(names):
+        sentence = say(
+            en=f"{len(names)} cells are due, but {len(cells)} are there.",
+            fr=f"il faut {len(names)} cellules, mais il y en a {len(cells)}.",
+        )
+        raise _refuse(path, line, sentence)
+    own = {key: cell.strip() for key, cell in zip(names, cells, strict=True) if cell.strip()}
+    if "row" not in own:
+        raise _refuse(path, line, say(en="row is missing.", fr="row manque."))
+    try:
+        return _measurement(path, name, line, {**common, **own})
+    except LabError as error:
+        if str(error).startswith(path.name):
+            raise
+        raise _refuse(path, line, str(error)) from None
+
+
+@cache
+def table(name: str) -> tuple[Measurement, ...]:
+    """All rows of a table in the order of their source, those that are excluded too (`row.usable` tells).
+
+    Raises:
+        LabError: if there is no such table (those there are get listed), or its file is not legal.
+    """
+    if name not in TABLES:
+        raise LabError(one_of("table", name, TABLES))
+    return read_table(FOLDER / f"table-{name}.csv")
+
+
+def measurements() -> tuple[Measurement, ...]:
+    """All rows of all tables."""
+    return tuple(row for name in TABLES for row in table(name))

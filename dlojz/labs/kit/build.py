@@ -1,0 +1,809 @@
+"""Build the notebooks from their sources: execute, write, check, repair, and the instructors' page.
+
+Run a solution notebook where it lies and keep what it showed.
+
+Stored outputs carry the checksum of the code they came from, so that outputs of an older source are never taken for
+those of the present one.
+
+The notebooks that no source is behind: the page of contents and the glossary, in each language.
+
+They are made from `contents.py` and the glossary alone, hold no answer, and have ids and metadata of their own, so that
+building them twice changes no byte.
+
+The labs in the instructor's page, made from what the labs, the catalogue and the measurements say.
+
+What stands between the two marks of `docs/instructors.md` is generated and nothing else of the page is touched.
+
+`dlojz labs build`: write the four notebooks of every lab, or check that they are up to date.
+
+Building twice changes no byte, and a check writes nothing. Solutions are executed only where their code has changed
+since their outputs were stored; whether those outputs still hold is nbval's to say.
+
+`dlojz labs repair`: a damaged notebook becomes the one that was handed out again, answers kept.
+
+What a student has written is never lost: answers stay where they are, cells that were added stay behind the cell they
+followed, and the notebook as it was is kept beside it before anything is written.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlojz.base.contract import parse_json
+from dlojz.base.errors import LabError
+from dlojz.base.files import CHECKOUT, COURSE
+from dlojz.base.language import LANGUAGES, Language, language, one_of, say
+from dlojz.base.progress_bars import QUIET
+from dlojz.labs.kit.contents import (
+    CONTENTS,
+    GLOSSARY,
+    LABS,
+    PROGRAMMES,
+    Duration,
+    LabEntry,
+    Room,
+    duration,
+    entry_of_file,
+    glossary_markdown,
+    linked,
+    read_durations,
+    read_rooms,
+    total_minutes,
+)
+from dlojz.labs.kit.lab import MAX_NOTEBOOK_BYTES
+from dlojz.labs.kit.lab_catalogue import NUMBERS, content_of
+from dlojz.labs.kit.source import LabSource, compose, french_spaces, read_source
+from dlojz.libraries.library_catalogue import LIBRARIES
+from dlojz.results.record import write_atomic
+
+CELL_TIMEOUT_S = 300
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def code_sha256(notebook: Any) -> str:
+    """Checksum of the code cells of a notebook, in order."""
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    return hashlib.sha256("\0".join(code).encode()).hexdigest()
+
+
+def execute(notebook: Any, path: Path, *, runs_root: Path, allow_errors: bool = False) -> Any:
+    """A copy of the notebook with its outputs.
+
+    Args:
+        path: Where the notebook lies or will lie: its folder becomes the working folder, its name gives the language.
+        runs_root: Folder of the runs it makes or finds.
+        allow_errors: Go on after a cell that raises.
+
+    Raises:
+        LabError: naming the notebook and the cell that failed.
+    """
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+    done = copy.deepcopy(notebook)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    client = NotebookClient(
+        done,
+        timeout=CELL_TIMEOUT_S,
+        kernel_name="python3",
+        allow_errors=allow_errors,
+        record_timing=False,
+        coalesce_streams=True,
+        resources={"metadata": {"path": str(path.parent)}},
+    )
+    try:
+        own = {"JPY_SESSION_NAME": str(path.resolve()), **own_folders(runs_root), QUIET: "off"}
+        client.execute(env={**os.environ, **own})
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        raise LabError(f"{path.parent.name}/{path.name} does not run to its end:\n{error}") from None
+    done.metadata = copy.deepcopy(notebook.metadata)
+    for cell in done.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [kept for output in cell.outputs if (kept := _without_widget(output))]
+    done.metadata["dlojz"]["executed_sha256"] = code_sha256(notebook)
+    return done
+
+
+def own_folders(runs_root: Path) -> dict[str, str]:
+    """Environment variables by which a notebook keeps its runs and its calibration apart from the user's."""
+    return {"DLOJZ_RUNS": str(runs_root), "XDG_CONFIG_HOME": str(runs_root.with_name(runs_root.name + "-config"))}
+
+
+def _without_widget(output: Any) -> Any | None:
+    """An output that a reader without a kernel can see: the static twin of a widget, nothing where it has none."""
+    if _WIDGET in output.get("data", {}):
+        del output["data"][_WIDGET]
+        return output if "text/html" in output["data"] else None
+    return output
+
+
+def with_stored_outputs(notebook: Any, stored: Any) -> Any | None:
+    """A copy of the notebook with the outputs of an earlier execution; None where its code has changed since."""
+    if stored.metadata.get("dlojz", {}).get("executed_sha256") != code_sha256(notebook):
+        return None
+    outputs = [(cell.outputs, cell.execution_count) for cell in stored.cells if cell.cell_type == "code"]
+    kept = copy.deepcopy(notebook)
+    cells = [cell for cell in kept.cells if cell.cell_type == "code"]
+    if len(cells) != len(outputs) or any(count is None for _, count in outputs):
+        return None
+    for cell, (shown, count) in zip(cells, outputs, strict=True):
+        cell.outputs, cell.execution_count = copy.deepcopy(shown), count
+    kept.metadata["dlojz"]["executed_sha256"] = code_sha256(notebook)
+    return kept
+
+
+def without_outputs(notebook: Any) -> Any:
+    """A copy without outputs, execution counts and the checksum that vouches for them."""
+    bare = copy.deepcopy(notebook)
+    bare.metadata.get("dlojz", {}).pop("executed_sha256", None)
+    for cell in bare.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    return bare
+
+
+PROGRESS_CODE = "from dlojz import labs\n\nlabs.overview()"
+
+
+def pages(root: Path, language: Language) -> Iterator[tuple[Path, Any]]:
+    """Where each page of a language lies in a checkout, and the notebook."""
+    folder = root / "notebooks" / language
+    yield folder / CONTENTS, contents_notebook(language)
+    yield folder / GLOSSARY, glossary_notebook(language)
+
+
+def contents_notebook(language: Language) -> Any:
+    """All labs with links, durations and what comes before, and a cell that shows the student's progress."""
+    before, after = contents_markdown(language)
+    cells = [("introduction", before), ("progress", None), ("further", after)]
+    return _notebook("contents", language, cells)
+
+
+def glossary_notebook(language: Language) -> Any:
+    """The glossary, one cell per initial letter."""
+    texts = glossary_markdown(language)
+    return _notebook("glossary", language, [(f"part-{number:02d}", text) for number, text in enumerate(texts)])
+
+
+def _notebook(page: str, language: Language, cells: list[tuple[str, str | None]]) -> Any:
+    import nbformat.v4
+
+    notebook = nbformat.v4.new_notebook(
+        metadata={
+            "dlojz": {"language": language, "page": page},
+            "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+            "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"},
+        }
+    )
+    notebook.nbformat_minor = 5
+    for name, text in cells:
+        made = (
+            nbformat.v4.new_code_cell(PROGRESS_CODE, id=f"{page}-{name}")
+            if text is None
+            else nbformat.v4.new_markdown_cell(text, id=f"{page}-{name}")
+        )
+        notebook.cells.append(made)
+    return notebook
+
+
+def contents_markdown(language: Language) -> tuple[str, str]:
+    """The page of contents as Markdown: what stands before the student's progress, and what stands after it."""
+    if language == "fr":
+        before, after = _french()
+        return french_spaces(before), french_spaces(after)
+    return _english()
+
+
+def pages_labs_table(language: Language) -> str:
+    """The labs as a Markdown table: link, what it teaches, duration, labs before it, processes."""
+    french = language == "fr"
+    titles = (
+        ("TP", "vous y apprenez", "durée", "après", "processus")
+        if french
+        else ("lab", "what you learn", "time", "after", "processes")
+    )
+    lines = ["| " + " | ".join(titles) + " |", "|:--|:--|:--|:--|--:|"]
+    for entry in LABS:
+        cells = (
+            f"[{entry.heading(language)}]({entry.notebook})",
+            entry.teaches[french],
+            duration(entry.minutes),
+            ", ".join(entry.after) or "—",
+            str(entry.processes),
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _english() -> tuple[str, str]:
+    first, half, two = LABS[0], *PROGRAMMES[:2]
+    added, rest = _added()
+    before = f"""# Contents
+
+{len(LABS)} labs on model parallelism, about {duration(total_minutes())} in all. Each has four beats: you **predict** \
+a figure, **run** it for real, most often on several processes, **compare**, and **explain** the difference. No lab \
+needs a GPU.
+
+{pages_labs_table("en")}
+
+*After* names the labs that a lab builds on; *processes* is the most ranks that one of its cells or checks needs.
+
+New here? Begin with [{first.heading("en")}]({first.notebook}). With {half.days.en}, take \
+{listed(half.numbers, "en")}; with {two.days.en}, add {listed(added, "en")}; {listed(rest, "en")} can be taken in any \
+order. If attention is new to you, take 01 first: the other labs use it without explaining it again.
+
+## Where you stand
+
+Run this cell (Shift + Enter). It reads what your checks and predictions have left in the folder of your runs; nobody \
+is marked by it."""
+    after = f"""## When something is in the way
+
+- A word is new: the [glossary]({GLOSSARY}) has it in English and in French.
+- An exercise resists: `lab.hint("its-name")` gives a hint, and a second one if you ask again.
+- A cell of the lab itself has been changed or deleted: `dlojz labs repair NOTEBOOK` in a terminal brings it back and \
+keeps your answers.
+- A run fails: `run.diagnosis()` names the cause, `dlojz doctor` examines the machine."""
+    return before, after
+
+
+def _french() -> tuple[str, str]:
+    first, half, two = LABS[0], *PROGRAMMES[:2]
+    added, rest = _added()
+    before = f"""# Sommaire
+
+{len(LABS)} TP sur les parallélismes de modèle, environ {duration(total_minutes())} en tout. Chacun suit quatre \
+temps : vous **prédisez** un chiffre, vous **exécutez** pour de vrai, le plus souvent sur plusieurs processus, vous \
+**comparez**, puis vous **expliquez** l’écart. Aucun ne demande de GPU.
+
+{pages_labs_table("fr")}
+
+La colonne *après* donne les TP sur lesquels un autre s’appuie ; la colonne *processus*, le plus grand nombre de rangs \
+dont une cellule ou une vérification a besoin.
+
+Vous commencez ? Ouvrez [{first.heading("fr")}]({first.notebook}). En {half.days.fr}, faites \
+{listed(half.numbers, "fr")} ; en {two.days.fr}, ajoutez {listed(added, "fr")} ; les TP {listed(rest, "fr")} se \
+font dans l’ordre que l’on veut. Si l’attention vous est inconnue, faites d’abord le 01 : les autres TP s’en servent \
+sans la réexpliquer.
+
+## Où en êtes-vous ?
+
+Exécutez cette cellule (Maj + Entrée). Elle lit ce que vos vérifications et vos prédictions ont laissé dans le dossier \
+de vos exécutions ; personne n’est noté là-dessus."""
+    after = f"""## Si quelque chose vous arrête
+
+- Un mot est nouveau : le [glossaire]({GLOSSARY}) l’explique, en français et en anglais.
+- Un exercice résiste : `lab.hint("son-nom")` donne un indice, puis un second si vous insistez.
+- Une cellule du TP a été modifiée ou supprimée : `dlojz labs repair NOTEBOOK`, dans un terminal, la rétablit et garde \
+vos réponses.
+- Une exécution échoue : `run.diagnosis()` en nomme la cause, `dlojz doctor` examine la machine."""
+    return before, after
+
+
+def _added() -> tuple[list[str], list[str]]:
+    """What two days add to half a day, and what comes after them."""
+    half, two = (programme.numbers for programme in PROGRAMMES[:2])
+    return [number for number in two if number not in half], [one.number for one in LABS if one.number > max(two)]
+
+
+def listed(numbers: Sequence[str], language: Language) -> str:
+    """Numbers of labs as one says them, e.g. `00, 02 and 03`; three and more that follow one another as `04 to 08`."""
+    french = language == "fr"
+    parts: list[list[str]] = []
+    for number in numbers:
+        if parts and int(number) == int(parts[-1][-1]) + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    said: list[str] = []
+    for part in parts:
+        said += [f"{part[0]} {'à' if french else 'to'} {part[-1]}"] if len(part) > 2 else part
+    *first, last = said
+    return f"{', '.join(first)} {'et' if french else 'and'} {last}" if first else last
+
+
+STUDENTS = 10
+"""Of the class for which a hub is sized as an example."""
+PAGE = Path("docs") / "instructors.md"
+BEGIN, END = "<!-- labs: generated by `dlojz labs build` -->", "<!-- /labs -->"
+_BETWEEN = re.compile(rf"(?<={re.escape(BEGIN)}\n).*?(?={re.escape(END)})", re.DOTALL)
+
+
+def with_table(text: str) -> str:
+    """The instructor's page with the table as it must be now; as it is where it has no place for one."""
+    return _BETWEEN.sub(lambda _: instructors_labs_table(), text)
+
+
+def instructors_labs_table() -> str:
+    """The labs as a Markdown table for who teaches, how its figures were measured, what a hub needs, and choices."""
+    times, rooms = read_durations(), read_rooms()
+    lines = [
+        "| lab | class | exercises, predictions | after | ranks | solution executes in | memory | processes | disk "
+        "| campaign |",
+        "|:--|:--|--:|:--|--:|--:|--:|--:|--:|:--|",
+        *(_row(entry, times.get(entry.number), rooms.get(entry.number)) for entry in LABS),
+        f"| all | {duration(total_minutes())} | | | | {_sum(times)} | | | {_disk(rooms)} | |",
+    ]
+    texts = [_how_long(times), _how_much(rooms), *([_hub(rooms)] if rooms else [])]
+    return "\n\n".join(["\n".join(lines), *map(_filled, texts), _programmes()]) + "\n"
+
+
+def _row(entry: LabEntry, time: Duration | None, room: Room | None) -> str:
+    counted = "—"
+    if entry.number in NUMBERS:
+        content = content_of(entry.number)
+        counted = f"{len(content.EXERCISES)}, {len(content.PREDICTIONS)}"
+    cells = (
+        f"{entry.number} {entry.title.en}",
+        duration(entry.minutes),
+        counted,
+        ", ".join(entry.after) or "—",
+        str(entry.processes),
+        "—" if time is None else f"{time.elapsed_s:.0f} s ({time.processor_s:.0f} s)",
+        *(("—", "—", "—") if room is None else (_gib(room.memory_bytes), str(room.processes), _mib(room.runs_bytes))),
+        ", ".join(f"`{name}`" for name in entry.campaigns) or "—",
+    )
+    return "| " + " | ".join(cells) + " |"
+
+
+def _gib(count: float) -> str:
+    return f"{count / 2**30:.1f} GiB"
+
+
+def _mib(count: float) -> str:
+    return f"{count / 2**20:.1f} MiB"
+
+
+def _is_whole(measured: Mapping[str, object]) -> bool:
+    return set(measured) == {entry.number for entry in LABS}
+
+
+def _sum(times: Mapping[str, Duration]) -> str:
+    if not _is_whole(times):
+        return "—"
+    elapsed_s = sum(one.elapsed_s for one in times.values())
+    return f"{elapsed_s / 60:.0f} min ({sum(one.processor_s for one in times.values()) / 60:.0f} min)"
+
+
+def _disk(rooms: Mapping[str, Room]) -> str:
+    return _mib(sum(one.runs_bytes for one in rooms.values())) if _is_whole(rooms) else "—"
+
+
+def _how_long(times: Mapping[str, Duration]) -> str:
+    if not times:
+        return "The solutions have not been timed yet: `python benchmarks/lab_durations.py`."
+    cores = max(one.cores for one in times.values())
+    load = max(one.load for one in times.values())
+    told = (
+        f"*solution executes in*: elapsed seconds on {cores} cores, and in parentheses processor seconds of all its "
+        "processes together, from an empty folder of runs (`python benchmarks/lab_durations.py`), with "
+        f"{_libraries(times)}."
+    )
+    if load > 2 * cores:
+        told += f" The machine had other work to do, with a load of up to {load:.0f}: alone, the labs elapse faster."
+    return told
+
+
+def _how_much(rooms: Mapping[str, Room]) -> str:
+    if not rooms:
+        return "Memory, processes and disk have not been measured: `python benchmarks/lab_durations.py --room`."
+    return (
+        "*memory*, *processes*: the most that one student's kernel and all that it starts take at once (ranks, those "
+        "who watch over them, launchers of runs; libraries in memory counted once). *disk*: their folder of runs at "
+        f"the end (`python benchmarks/lab_durations.py --room`), with {_libraries(rooms)}."
+    )
+
+
+def _hub(rooms: Mapping[str, Room]) -> str:
+    """What to count for a student on a shared machine."""
+    largest = max(rooms, key=lambda number: rooms[number].memory_bytes)
+    busiest = max(rooms, key=lambda number: rooms[number].processes)
+    memory_bytes, processes = rooms[largest].memory_bytes, rooms[busiest].processes
+    return (
+        f"To size a hub, count for each student the largest *memory* and *processes* of the labs you teach: at most "
+        f"{_gib(memory_bytes)} (lab {largest}) and {processes} processes (lab {busiest}), so {STUDENTS} students take "
+        f"up to {_gib(STUDENTS * memory_bytes)} and {STUDENTS * processes} processes at once. A kernel left open keeps "
+        "what it holds: have finished notebooks shut down."
+    )
+
+
+def _libraries(measured: Mapping[str, Duration] | Mapping[str, Room]) -> str:
+    """Which of the optional libraries were there for every lab."""
+    named = [one.title for one in LIBRARIES.values() if all(one.title in each.libraries for each in measured.values())]
+    if not named:
+        return "none of the optional libraries installed"
+    *first, last = named
+    return f"the optional {', '.join(first)} and {last} installed" if first else f"the optional {last} installed"
+
+
+def _programmes() -> str:
+    """Labs for some days, with what they take together."""
+    lines = []
+    for one in PROGRAMMES:
+        labs = "all of them" if len(one.numbers) == len(LABS) else listed(one.numbers, "en")
+        without = f"; {listed(one.without, 'en')} first for those who do not know attention" if one.without else ""
+        lines.append(f"- **{one.days.en.capitalize()}** ({duration(one.minutes)} of lab): {labs}{without}.")
+    return "\n".join(lines)
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 120, break_on_hyphens=False)
+
+
+@dataclass(frozen=True)
+class Target:
+    """One notebook to generate."""
+
+    source: LabSource
+    language: Language
+    student: bool
+    path: Path
+
+    def composed(self) -> Any:
+        """The notebook as the source says it, without outputs."""
+        notebook = compose(self.source, self.language, student=self.student)
+        return linked(notebook, self.source.path.stem, self.language, student=self.student)
+
+
+def build(
+    check: bool = False,
+    labs: Iterable[str] | None = None,
+    language: str | None = None,
+    *,
+    force: bool = False,
+    root: Path | None = None,
+) -> int:
+    """Generate the notebooks of the labs from their sources; 0 when all is well, 1 when a check finds a difference.
+
+    Args:
+        check: Write nothing; say which files differ from what the sources give.
+        labs: Numbers of the labs, e.g. `["01"]`; by default all.
+        language: `en` or `fr`; by default both.
+        force: Execute every solution again, also where its code has not changed.
+        root: The checkout; by default the one this package lies in.
+
+    Raises:
+        LabError: if a source is not legal, a lab or language is unknown, or a solution does not run to its end.
+    """
+    root = root or CHECKOUT
+    if language is not None and language not in LANGUAGES:
+        raise LabError(one_of("language", language, LANGUAGES))
+    chosen = [name for name in LANGUAGES if language in (None, name)]
+    targets = list(_targets(root, _sources(root, labs), chosen))
+    made = dict(_pages(root, targets, chosen)) if labs is None else {}
+    if not check:
+        # One folder of runs for all: what one notebook has trained, the same notebook in another language finds.
+        with tempfile.TemporaryDirectory(prefix="dlojz-labs-") as runs_root:
+            for target in targets:
+                _write(target, Path(runs_root), force=force)
+        for path, text in made.items():
+            _write_text(path, text)
+        return 0
+    problems = [problem for target in targets if (problem := _difference(target))]
+    problems += [problem for path, text in made.items() if (problem := _page_difference(path, text))]
+    if labs is None:
+        problems += _strays(root, targets, made)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    if problems:
+        print("run `dlojz labs build`", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _sources(root: Path, labs: Iterable[str] | None) -> list[LabSource]:
+    folder = root / "solutions"
+    sources = [read_source(path) for path in sorted(folder.glob("*.py"))]
+    if not sources:
+        raise LabError(f"{folder} holds no lab: the labs are built from a checkout of the course.")
+    by_number = {source.number: source for source in sources}
+    for number in labs or ():
+        if number not in by_number:
+            raise LabError(one_of("lab", number, by_number))
+    return sources if labs is None else [by_number[number] for number in labs]
+
+
+def _targets(root: Path, sources: Iterable[LabSource], languages: Iterable[Language]) -> Iterator[Target]:
+    for source in sources:
+        for language in languages:  # noqa: F402
+            for folder in ("notebooks", "solutions"):
+                path = root / folder / language / source.notebook_name
+                yield Target(source, language, folder == "notebooks", path)
+
+
+def _write(target: Target, runs_root: Path, *, force: bool) -> None:
+    notebook = target.composed()
+    if not target.student:
+        stored = None if force else _stored(target.path)
+        kept = with_stored_outputs(notebook, stored) if stored is not None else None
+        if kept is None:
+            print(f"executing {_short(target.path)}", file=sys.stderr)
+        notebook = kept if kept is not None else execute(notebook, target.path, runs_root=runs_root)
+    _write_text(target.path, _serialised(notebook))
+
+
+def _write_text(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, text)
+        print(f"wrote {_short(path)}", file=sys.stderr)
+
+
+def _pages(root: Path, targets: list[Target], languages: Iterable[Language]) -> Iterator[tuple[Path, str]]:
+    """Contents, glossary and the instructor's table, where labs of the set are there to be listed."""
+    if not any(entry_of_file(target.source.path.stem) for target in targets):
+        return
+    for language in languages:  # noqa: F402
+        for path, notebook in pages(root, language):
+            yield path, _serialised(notebook)
+    instructors = root / PAGE
+    if instructors.is_file():
+        yield instructors, with_table(instructors.read_text(encoding="utf-8"))
+
+
+def _page_difference(path: Path, text: str) -> str | None:
+    same = path.is_file() and path.read_text(encoding="utf-8") == text
+    return None if same else f"{_short(path)} differs from what the labs and the glossary give."
+
+
+def _difference(target: Target) -> str | None:
+    """What is wrong with one generated file, or None."""
+    name = _short(target.path)
+    stored = _stored(target.path)
+    if stored is None:
+        return f"{name} is missing or is no notebook."
+    expected = target.composed()
+    if target.student:
+        same = target.path.read_text(encoding="utf-8") == _serialised(expected)
+        return None if same else f"{name} differs from {target.source.path.name}."
+    if _serialised(without_outputs(stored)) != _serialised(expected):
+        return f"{name} differs from {target.source.path.name}."
+    if stored.metadata["dlojz"].get("executed_sha256") != code_sha256(expected):
+        return f"{name} holds outputs of an older {target.source.path.name}."
+    if any(cell.cell_type == "code" and cell.execution_count is None for cell in stored.cells):
+        return f"{name} has cells that were not executed."
+    return None
+
+
+def _strays(root: Path, targets: list[Target], made: Iterable[Path]) -> list[str]:
+    expected = {*(target.path for target in targets), *made}
+    found = {path for folder in ("notebooks", "solutions") for path in (root / folder).glob("*/*.ipynb")}
+    languages = {target.language for target in targets}
+    return [
+        f"{_short(path)} has no source: remove it."
+        for path in sorted(found - expected)
+        if path.parent.name in languages
+    ]
+
+
+def _stored(path: Path) -> Any | None:
+    import nbformat
+
+    try:
+        return nbformat.read(path, as_version=4)
+    except (OSError, ValueError, nbformat.ValidationError):
+        return None
+
+
+def _serialised(notebook: Any) -> str:
+    import nbformat
+
+    return str(nbformat.writes(notebook)).rstrip("\n") + "\n"
+
+
+def _short(path: Path) -> str:
+    return "/".join(path.parts[-3:])
+
+
+_STUB = re.compile(r'labs\.NotDone\("[a-z0-9-]+"\)|^\s*\.\.\.,  # TODO: ', re.MULTILINE)
+"""What the builder leaves where the student has to write (`dlojz.labs.kit.source`)."""
+_CELL_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What was done to a notebook.
+
+    Args:
+        path: the notebook.
+        restored: ids of the cells whose text was not the one handed out.
+        returned: ids of the cells that were missing.
+        answers: how many answers were kept.
+        added: how many cells of the student's own were kept.
+        before: the notebook as it was; None where nothing had to be done.
+    """
+
+    path: Path
+    restored: tuple[str, ...]
+    returned: tuple[str, ...]
+    answers: int
+    added: int
+    before: Path | None
+
+    def __str__(self) -> str:
+        if self.before is None:
+            return say(
+                en=f"{self.path.name} is as it was handed out, with {self.answers} answers: nothing to repair.",
+                fr=f"{self.path.name} est tel qu’il a été distribué, avec vos réponses ({self.answers}) : rien à "
+                "réparer.",
+            )
+        restored, returned = ", ".join(self.restored) or "—", ", ".join(self.returned) or "—"
+        return say(
+            en=f"{self.path.name} is repaired. Cells restored: {restored}. Cells that were missing: {returned}. Kept: "
+            f"{self.answers} answers, {self.added} cells of your own. The notebook as it was: {self.before.name}. "
+            "Reload it in JupyterLab (File, Reload Notebook from Disk).",
+            fr=f"{self.path.name} est réparé. Cellules rétablies : {restored}. Cellules qui manquaient : {returned}. "
+            f"Gardées : {self.answers} réponses, {self.added} cellules à vous. Le notebook d’avant : "
+            f"{self.before.name}. Rechargez-le dans JupyterLab (File, Reload Notebook from Disk).",
+        )
+
+
+def repair(path: Path, handed_out: Path | None = None) -> Repaired:
+    """Restore every cell of a notebook that is not an answer.
+
+    Args:
+        path: The student's notebook.
+        handed_out: The notebook it was made from; by default the one of the same name in `notebooks/` of the course,
+            in the language of the student's (its metadata, else the name of its folder, else the general choice).
+
+    Raises:
+        LabError: if there is no such notebook, or it cannot be read or written. A notebook that is no longer JSON has
+            no cells one could tell apart: the sentence says how to begin anew.
+    """
+    given = _read(path)
+    shipped = _read(handed_out or _handed_out(path, given))
+    cells = given["cells"]
+    ids = Counter(cell["id"] for cell in cells if isinstance(cell.get("id"), str))
+    by_id = {cell["id"]: cell for cell in reversed(cells) if isinstance(cell.get("id"), str)}
+    wanted = {cell["id"] for cell in shipped["cells"]}
+    restored: list[str] = []
+    returned: list[str] = []
+    own = _own_cells(cells, wanted)
+    result: list[dict[str, Any]] = list(own[None])
+    answers = 0
+    for original in shipped["cells"]:
+        found = by_id.get(original["id"])
+        if found is None:
+            returned.append(original["id"])
+            result.append(original)
+        elif _STUB.search(_text(original)) and found["cell_type"] == "code":
+            answers += _text(found) != _text(original)
+            result.append(found)
+        elif (_text(found), found["cell_type"]) == (_text(original), original["cell_type"]):
+            result.append(found)
+        else:
+            restored.append(original["id"])
+            result.append(original)
+        result += own.get(original["id"], [])
+    order = [cell["id"] for cell in cells if isinstance(cell.get("id"), str) and cell["id"] in wanted]
+    sound = order == [cell["id"] for cell in shipped["cells"]] and max(ids.values(), default=1) == 1
+    told = {name: shipped["metadata"][name] for name in ("dlojz", "kernelspec") if name in shipped["metadata"]}
+    sound = sound and {**given["metadata"], **told} == given["metadata"]
+    added = sum(map(len, own.values()))
+    if sound and not restored and not returned:
+        return Repaired(path, (), (), answers, added, None)
+    made = {**shipped, "metadata": {**given["metadata"], **told}, "cells": [_sound(cell) for cell in result]}
+    return Repaired(path, tuple(restored), tuple(returned), answers, added, _replace(path, made))
+
+
+def _own_cells(cells: list[dict[str, Any]], wanted: set[str]) -> dict[str | None, list[dict[str, Any]]]:
+    """Cells that the student has added (a second cell of one id is one too), by the cell they follow."""
+    own: dict[str | None, list[dict[str, Any]]] = {None: []}
+    last: str | None = None
+    seen: set[str] = set()
+    for number, cell in enumerate(cells):
+        name = cell.get("id") if isinstance(cell.get("id"), str) else None
+        if name in wanted and name not in seen:
+            last = name
+        else:
+            good = isinstance(name, str) and _CELL_ID.fullmatch(name) and name not in seen | wanted
+            fresh = str(name) if good else f"own-{number}"
+            own.setdefault(last, []).append({**cell, "id": fresh})
+            name = fresh
+        seen.add(str(name))
+    return own
+
+
+def _sound(cell: dict[str, Any]) -> dict[str, Any]:
+    """A cell that the format allows; of one that it does not, the text."""
+    from nbformat.validator import isvalid
+
+    if isvalid(cell, ref=f"{cell['cell_type']}_cell", version=4, version_minor=5):
+        return cell
+    code: dict[str, Any] = {"outputs": [], "execution_count": None} if cell["cell_type"] == "code" else {}
+    return {"cell_type": cell["cell_type"], "id": cell["id"], "metadata": {}, "source": _text(cell), **code}
+
+
+def _text(cell: dict[str, Any]) -> str:
+    source = cell.get("source", "")
+    return "".join(map(str, source)) if isinstance(source, list) else str(source)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A notebook as JSON, its parts of the right kinds."""
+    try:
+        if path.stat().st_size > MAX_NOTEBOOK_BYTES:
+            raise LabError(
+                say(
+                    en=f"{path.name} is larger than {MAX_NOTEBOOK_BYTES // 2**20} MiB: clear its outputs first.",
+                    fr=f"{path.name} dépasse {MAX_NOTEBOOK_BYTES // 2**20} Mio : effacez d’abord ses sorties.",
+                )
+            )
+        content = parse_json(path.read_bytes())
+    except OSError as error:
+        raise LabError(
+            say(
+                en=f"{path} cannot be read: {error.strerror}; name the notebook to repair.",
+                fr=f"{path} ne peut pas être lu : {error.strerror} ; nommez le notebook à réparer.",
+            )
+        ) from None
+    except LabError:
+        content = None
+    if not _is_notebook(content):
+        raise LabError(
+            say(
+                en=f"{path.name} is no notebook any more: rename it, and copy the one that was handed out. What can "
+                "still be read in it, copy by hand.",
+                fr=f"{path.name} n’est plus un notebook : renommez-le, puis recopiez celui qui a été distribué. Ce "
+                "qui s’y lit encore, recopiez-le à la main.",
+            )
+        )
+    found: dict[str, Any] = content
+    return found
+
+
+def _is_notebook(content: Any) -> bool:
+    if not isinstance(content, dict) or content.get("nbformat") != 4:
+        return False
+    cells, metadata = content.get("cells"), content.get("metadata")
+    if not isinstance(cells, list) or not isinstance(metadata, dict):
+        return False
+    return all(isinstance(cell, dict) and cell.get("cell_type") in ("code", "markdown", "raw") for cell in cells)
+
+
+def _handed_out(path: Path, given: dict[str, Any]) -> Path:
+    """The notebook of the course that the student's was copied from."""
+    told = given["metadata"].get("dlojz")
+    told = told if isinstance(told, dict) else {}
+    clues = (told.get("language"), path.absolute().parent.name, language())
+    chosen: Language = next(known for clue in clues for known in LANGUAGES if clue == known)
+    folder = COURSE / "notebooks" / chosen
+    known = {file.name: file for file in sorted(folder.glob("*.ipynb"))}
+    source = told.get("source")
+    if isinstance(source, str) and (named := source.removesuffix(".py") + ".ipynb") in known:
+        return known[named]
+    if path.name not in known:
+        raise LabError(one_of("notebook", path.name, known))
+    return known[path.name]
+
+
+def _replace(path: Path, made: dict[str, Any]) -> Path:
+    """Write the notebook, after keeping the one that was there; returns where that is."""
+    import nbformat
+
+    notebook = nbformat.from_dict(made)
+    nbformat.validate(notebook)
+    number = 1
+    while (before := path.with_name(f"{path.stem}.before-repair-{number}.ipynb")).exists():
+        number += 1
+    try:
+        shutil.copy2(path, before)
+        write_atomic(path, str(nbformat.writes(notebook)).rstrip("\n") + "\n")
+    except OSError as error:
+        raise LabError(
+            say(
+                en=f"{path} cannot be written: {error.strerror}; nothing was changed in it.",
+                fr=f"{path} ne peut pas être écrit : {error.strerror} ; rien n’y a été changé.",
+            )
+        ) from None
+    return before

@@ -1,0 +1,601 @@
+"""Contents of the course: titles, minutes, links between labs, glossary.
+
+The labs as a set: in which order, how long, after which others, on how many processes, and what each teaches.
+
+This is the one place that says it; the links in the notebooks, the page of contents, the page of progress, the book and
+the instructor's table are made from it.
+
+The links that lead from one notebook to the next: one line at its top and one at its end.
+
+No source writes them; they are Markdown with relative addresses, so that they work in JupyterLab, on a forge and,
+turned into addresses of pages, in the book. No code cell is touched, and none is between the two, so that stored
+outputs stay those of the code.
+
+The words of the labs in both languages: one sentence each, and the lab that explains them.
+
+One source, `data/glossary.toml`; every term, or what its entry says to look for instead, occurs as a whole word in the
+prose of the lab it names, in both languages (tested).
+
+What the solutions take to execute, in time and in room, as measured by `benchmarks/lab_durations.py`.
+
+A figure is measured or missing, never typed in. Time and room lie in files of their own: time needs a machine with
+nothing else to do, room does not, so that one is measured anew without the other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from dlojz.base.contract import parse_json
+from dlojz.base.errors import LabError
+from dlojz.base.language import Language, one_of, say
+from dlojz.labs.kit.exercise import Said
+from dlojz.labs.kit.source import french_spaces
+from dlojz.libraries.library_catalogue import LIBRARIES, REFERENCE
+from dlojz.results.record import write_atomic
+
+_BEGINNING = Said("before the course", "avant le cours")
+_VISION = Said("Vision Transformers", "Les Vision Transformers")
+_PARALLELISM = Said("Model parallelism for very large models", "Les parallélismes de modèle pour les très gros modèles")
+_INFERENCE = Said("Inference and fine-tuning", "Inférence et fine-tuning")
+_LIBRARIES = Said("Interfaces of model parallelism", "API parallélismes de modèle")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabEntry:
+    """One lab of the set.
+
+    Args:
+        number: Two digits, e.g. `01`.
+        file: Stem of its source and of its notebooks, in every language.
+        title: As the lab itself gives it.
+        minutes: What a student needs, as the lab's introduction says: an estimate.
+        after: Numbers of the labs whose results it builds on.
+        processes: The most ranks that one of its cells or checks runs on; a notebook has more processes than these,
+            see `dlojz.labs.kit.contents.Room`.
+        teaches: What it is about, in one line.
+        chapter: Of the course that the lab goes with.
+        campaigns: Campaigns of measurements that show the same at full size on a cluster, see `dlojz bench`.
+    """
+
+    number: str
+    file: str
+    title: Said
+    minutes: int
+    after: tuple[str, ...]
+    processes: int
+    teaches: Said
+    chapter: Said = _PARALLELISM
+    campaigns: tuple[str, ...] = ()
+
+    @property
+    def notebook(self) -> str:
+        """File name of its notebooks, in every language."""
+        return f"{self.file}.ipynb"
+
+    def heading(self, language: Language) -> str:
+        """Number and title, e.g. `04 ZeRO: sharding the states`."""
+        return f"{self.number} {self.title[language == 'fr']}"
+
+
+LABS = (
+    LabEntry(
+        number="00",
+        file="00_getting_started",
+        title=Said("Getting started", "Prise en main"),
+        minutes=60,
+        after=(),
+        processes=2,
+        teaches=Said(
+            "a first real training on two processes, its folder, its record, and a prediction beside it",
+            "un premier entraînement réel sur deux processus, son dossier, ses mesures, et une prédiction à côté",
+        ),
+        chapter=_BEGINNING,
+    ),
+    LabEntry(
+        number="01",
+        file="01_big_models",
+        title=Said("Big models", "Gros modèles"),
+        minutes=75,
+        after=("00",),
+        processes=2,
+        teaches=Said(
+            "attention by hand, from an image to tokens, and what parameters and operations cost",
+            "l’attention à la main, de l’image aux tokens, et ce que coûtent paramètres et opérations",
+        ),
+        chapter=_VISION,
+    ),
+    LabEntry(
+        number="02",
+        file="02_memory_footprint",
+        title=Said("Memory footprint", "Empreinte mémoire"),
+        minutes=60,
+        after=("01",),
+        processes=1,
+        teaches=Said(
+            "what fills the memory of a training, and how to know it before it runs",
+            "ce qui remplit la mémoire d’un entraînement, et comment le savoir avant de le lancer",
+        ),
+    ),
+    LabEntry(
+        number="03",
+        file="03_data_parallelism",
+        title=Said("Data parallelism", "Data Parallelism"),
+        minutes=90,
+        after=("00",),
+        processes=4,
+        teaches=Said(
+            "a ring all-reduce and DDP by hand, what they cost and what hides behind the computation",
+            "un all-reduce en anneau et DDP à la main, ce qu’ils coûtent et ce que le calcul en cache",
+        ),
+        campaigns=("data_parallelism",),
+    ),
+    LabEntry(
+        number="04",
+        file="04_zero",
+        title=Said("ZeRO: sharding the states", "ZeRO : répartir les états"),
+        minutes=90,
+        after=("02", "03"),
+        processes=4,
+        teaches=Said(
+            "optimizer states, gradients and weights shared out by hand, beside DeepSpeed and FSDP2",
+            "états de l’optimiseur, gradients et poids répartis à la main, à côté de DeepSpeed et de FSDP2",
+        ),
+        campaigns=("zero_stages",),
+    ),
+    LabEntry(
+        number="05",
+        file="05_pipeline",
+        title=Said("Pipeline parallelism", "Le parallélisme de pipeline"),
+        minutes=120,
+        after=("02", "03"),
+        processes=4,
+        teaches=Said(
+            "schedules written, simulated, proven and run: bubble, memory, deadlocks, balanced stages",
+            "des ordonnancements écrits, simulés, prouvés, exécutés : bulle, mémoire, interblocages, étages équilibrés",
+        ),
+        campaigns=("pipeline_chunks",),
+    ),
+    LabEntry(
+        number="06",
+        file="06_tensor_parallelism",
+        title=Said("Tensor parallelism", "Le parallélisme de tenseur"),
+        minutes=90,
+        after=("01", "03"),
+        processes=3,
+        teaches=Said(
+            "a layer cut by columns and by rows, a whole Transformer block with two all-reduces",
+            "une couche coupée par colonne et par ligne, un bloc de Transformer entier avec deux all-reduces",
+        ),
+        campaigns=("tensor_degrees",),
+    ),
+    LabEntry(
+        number="07",
+        file="07_hybrid_3d",
+        title=Said("Hybrid and 3D", "Hybride et 3D"),
+        minutes=90,
+        after=("03", "05", "06"),
+        processes=8,
+        teaches=Said(
+            "the grid of ranks, its groups, their place on the nodes, and 3D really run on 8 processes",
+            "la grille des rangs, ses groupes, leur place sur les nœuds, et du 3D vraiment exécuté sur 8 processus",
+        ),
+    ),
+    LabEntry(
+        number="08",
+        file="08_best_compromise",
+        title=Said("The best compromise", "Le meilleur compromis"),
+        minutes=90,
+        after=("04", "05", "06", "07"),
+        processes=2,
+        teaches=Said(
+            "what sets tens of thousands of layouts apart, and a choice defended against measurements",
+            "ce qui départage des dizaines de milliers de configurations, et un choix défendu face à la mesure",
+        ),
+        campaigns=("compromise",),
+    ),
+    LabEntry(
+        number="09",
+        file="09_distributed_optimizers",
+        title=Said("Distributed optimizers", "Optimiseurs distribués"),
+        minutes=90,
+        after=("03",),
+        processes=4,
+        teaches=Said(
+            "one bit per number with its error fed back, fused updates, and steps that send nothing",
+            "un bit par nombre et son erreur compensée, des mises à jour fusionnées, des pas qui n’envoient rien",
+        ),
+    ),
+    LabEntry(
+        number="10",
+        file="10_moe_and_curriculum",
+        title=Said("Mixture of experts and curriculum", "Mélange d’experts et curriculum"),
+        minutes=90,
+        after=("03", "06"),
+        processes=4,
+        teaches=Said(
+            "a gate, its balance, experts exchanged by all-to-all; sequences that grow during the training",
+            "une porte et son équilibre, des experts échangés par all-to-all ; des séquences qui s’allongent en route",
+        ),
+    ),
+    LabEntry(
+        number="11",
+        file="11_inference_and_fine_tuning",
+        title=Said("Inference and fine-tuning", "Inférence et fine-tuning"),
+        minutes=120,
+        after=("01",),
+        processes=1,
+        teaches=Said(
+            "from the big model to the small one: distillation, quantization, pruning, and what each really gains",
+            "du gros modèle au petit : distillation, quantification, élagage, et ce que chacun fait vraiment gagner",
+        ),
+        chapter=_INFERENCE,
+    ),
+    LabEntry(
+        number="12",
+        file="12_libraries",
+        title=Said("The libraries", "Les bibliothèques"),
+        minutes=75,
+        after=("03", "04", "05", "06"),
+        processes=4,
+        teaches=Said(
+            "one training written for torch, DeepSpeed, Accelerate, Megatron and Colossal-AI: what each hides",
+            "un entraînement écrit pour torch, DeepSpeed, Accelerate, Megatron et Colossal-AI : ce que chacune cache",
+        ),
+        chapter=_LIBRARIES,
+    ),
+)
+BY_NUMBER = {entry.number: entry for entry in LABS}
+
+
+def entry_of(number: str) -> LabEntry:
+    """The lab of a number.
+
+    Raises:
+        LabError: if there is none; the sentence lists those that exist.
+    """
+    if number not in BY_NUMBER:
+        raise LabError(one_of("lab", number, BY_NUMBER))
+    return BY_NUMBER[number]
+
+
+def neighbours(number: str) -> tuple[LabEntry | None, LabEntry | None]:
+    """The labs before and after one; None at the ends."""
+    place = LABS.index(entry_of(number))
+    return (LABS[place - 1] if place else None), (LABS[place + 1] if place + 1 < len(LABS) else None)
+
+
+def duration(minutes: int) -> str:
+    """Minutes as one says them: `45 min`, `1 h`, `1 h 30`."""
+    hours, rest = divmod(minutes, 60)
+    if not hours:
+        return f"{rest}\u00a0min"
+    return f"{hours}\u00a0h" + (f"\u00a0{rest:02d}" if rest else "")
+
+
+def total_minutes(numbers: Iterable[str] | None = None) -> int:
+    """What some labs take, or the whole set.
+
+    Raises:
+        LabError: if there is no lab of a number.
+    """
+    return sum(entry.minutes for entry in (LABS if numbers is None else map(entry_of, numbers)))
+
+
+@dataclass(frozen=True)
+class Programme:
+    """A choice of labs for some days.
+
+    Args:
+        days: How long, as a heading says it.
+        numbers: Its labs.
+        without: Those that its labs build on and that it leaves out, for who knows what they teach.
+    """
+
+    days: Said
+    numbers: tuple[str, ...]
+    without: tuple[str, ...] = ()
+
+    @property
+    def minutes(self) -> int:
+        """What its labs take."""
+        return total_minutes(self.numbers)
+
+
+def _up_to(number: str, but: tuple[str, ...] = ()) -> tuple[str, ...]:
+    return tuple(entry.number for entry in LABS if entry.number <= number and entry.number not in but)
+
+
+PROGRAMMES = (
+    Programme(Said("half a day", "une demi-journée"), ("00", "02", "03"), without=("01",)),
+    Programme(Said("two days", "deux jours"), _up_to("08", but=("01",)), without=("01",)),
+    Programme(Said("four days", "quatre jours"), _up_to("12")),
+)
+"""From short to long; a day has about six hours of lab. Who does not know attention begins with lab 01."""
+
+
+CONTENTS, GLOSSARY = "contents.ipynb", "glossary.ipynb"
+TOP, END = "links-top", "links-end"
+
+
+def entry_of_file(stem: str) -> LabEntry | None:
+    """The lab whose source has this stem; None for one that is not of the set."""
+    return next((entry for entry in LABS if entry.file == stem), None)
+
+
+def linked(notebook: Any, stem: str, language: Language, *, student: bool) -> Any:
+    """The notebook with its two lines of links; as it is where its lab is not of the set.
+
+    Args:
+        notebook: As composed from its source.
+        stem: Of the source.
+        language: Of the notebook.
+        student: A solution lies in another folder than the page of contents, and links to it from there.
+    """
+    import nbformat.v4
+
+    entry = entry_of_file(stem)
+    if entry is None:
+        return notebook
+    pages = "" if student else f"../../notebooks/{language}/"
+    line = link_line(entry, language, pages=pages)
+    notebook.cells.insert(0, nbformat.v4.new_markdown_cell(line, id=TOP))
+    notebook.cells.append(nbformat.v4.new_markdown_cell(f"---\n{line}", id=END))
+    return notebook
+
+
+def link_line(entry: LabEntry, language: Language, *, pages: str = "") -> str:
+    """Previous lab, contents, glossary, next lab, as Markdown.
+
+    Args:
+        pages: Folder of the contents and of the glossary, relative to the notebook; empty, or ending in a slash.
+    """
+    before, after = neighbours(entry.number)
+    contents, glossary = ("Sommaire", "Glossaire") if language == "fr" else ("Contents", "Glossary")
+    parts = [
+        f"← [{before.heading(language)}]({before.notebook})" if before else "",
+        f"[{contents}]({pages}{CONTENTS})",
+        f"[{glossary}]({pages}{GLOSSARY})",
+        f"[{after.heading(language)}]({after.notebook}) →" if after else "",
+    ]
+    line = " · ".join(part for part in parts if part)
+    return french_spaces(line) if language == "fr" else line
+
+
+SOURCE = Path(__file__).with_name("data") / "glossary.toml"
+WITHIN = 4
+"""Letters from which a word is also looked for inside others: a shorter one would be found anywhere."""
+_IN_PARENTHESES = re.compile(r" \([^)]*\)$")
+
+
+@dataclass(frozen=True)
+class Term:
+    """One word of the field.
+
+    Args:
+        term: In both languages; what ends it in parentheses tells two senses apart, or is its abbreviation.
+        meaning: One sentence.
+        lab: Two digits: the lab that explains it, which need not be the first where it is met.
+        seen: What to look for in the prose of that lab: the term without its parentheses, unless the lab says it
+            otherwise.
+        also: Other names by which it is looked up, of either language.
+    """
+
+    term: Said
+    meaning: Said
+    lab: str
+    seen: Said
+    also: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that it is called: in both languages, with and without its parentheses, and its other names."""
+        return (*(bare(name) for name in self.term), *self.also, *self.term)
+
+    def data(self) -> dict[str, str]:
+        """The term as plain JSON data."""
+        return {
+            "en": self.term.en,
+            "fr": self.term.fr,
+            "lab": self.lab,
+            "meaning_en": self.meaning.en,
+            "meaning_fr": self.meaning.fr,
+        }
+
+
+@cache
+def terms() -> tuple[Term, ...]:
+    """All terms, in the order of the labs."""
+    content = tomllib.loads(SOURCE.read_text(encoding="utf-8"))
+    return tuple(
+        Term(
+            term=Said(one["en"], one["fr"]),
+            meaning=Said(one["en_is"], one["fr_is"]),
+            lab=entry_of(one["lab"]).number,
+            seen=Said(**one["seen"]) if "seen" in one else Said(bare(one["en"]), bare(one["fr"])),
+            also=tuple(one.get("also", ())),
+        )
+        for one in content["term"]
+    )
+
+
+def in_order(language: Language) -> list[Term]:
+    """All terms by their name in one language, accents and case aside, numbers last."""
+    french = language == "fr"
+
+    def place(one: Term) -> tuple[bool, str]:
+        plain = plainly(one.term[french])
+        return plain[:1].isdigit(), plain
+
+    return sorted(terms(), key=place)
+
+
+def look_up(words: str) -> list[Term]:
+    """The terms that a word names, in either language: those called so, else those in whose name a word begins so,
+    else, from `WITHIN` letters on, those whose name holds it.
+
+    Raises:
+        LabError: if there is none; the sentence tells those that are called nearly so, where there are.
+    """
+    wanted = plainly(words.strip())
+    if not wanted:
+        raise LabError(
+            say(
+                en="no word was given: write one as in `dlojz labs glossary bubble`.",
+                fr="aucun mot n’a été donné : écrivez-en un, comme dans `dlojz labs glossary bulle`.",
+            )
+        )
+    begins = re.compile(rf"\b{re.escape(wanted)}")
+    ways: list[Callable[[str], bool]] = [lambda name: name == wanted, lambda name: begins.search(name) is not None]
+    if len(wanted) >= WITHIN:
+        ways.append(lambda name: wanted in name)
+    for way in ways:
+        if found := [one for one in terms() if any(way(plainly(name)) for name in one.names)]:
+            return found
+    known = {plainly(name): name for one in terms() for name in reversed(one.names)}
+    near = ", ".join(known[name] for name in get_close_matches(wanted, known, n=3))
+    if near:
+        raise LabError(
+            say(
+                en=f"the glossary has no word {words!r}; near it: {near}.",
+                fr=f"le glossaire n’a pas de mot {words!r} ; voyez plutôt : {near}.",
+            )
+        )
+    raise LabError(
+        say(
+            en=f"the glossary has no word {words!r}, nor one near it: `dlojz labs glossary` shows all of them.",
+            fr=f"le glossaire n’a ni le mot {words!r} ni un mot proche : `dlojz labs glossary` les montre tous.",
+        )
+    )
+
+
+def bare(name: str) -> str:
+    """A name without what ends it in parentheses."""
+    return _IN_PARENTHESES.sub("", name)
+
+
+def plainly(text: str) -> str:
+    """Text without accents and case, for comparing."""
+    apart = unicodedata.normalize("NFKD", text.replace("’", "'").replace("œ", "oe")).casefold()
+    return "".join(sign for sign in apart if not unicodedata.combining(sign))
+
+
+def glossary_markdown(language: Language) -> list[str]:
+    """The glossary as Markdown, one text per initial letter."""
+    french = language == "fr"
+    by_letter: dict[str, list[str]] = {}
+    for one in in_order(language):
+        initial = plainly(one.term[french])[0].upper()
+        name, other, entry = one.term[french], one.term[not french], entry_of(one.lab)
+        called = f"**{name}**" if name == other else f"**{name}** (*{other}*)"
+        line = f"- {called} — {one.meaning[french]} [{'TP' if french else 'lab'} {entry.number}]({entry.notebook})"
+        by_letter.setdefault("0–9" if initial.isdigit() else initial, []).append(line)
+    texts = [f"### {letter}\n\n" + "\n".join(lines) for letter, lines in by_letter.items()]
+    texts.insert(0, _introduction(language, len(terms())))
+    return [french_spaces(text) for text in texts] if french else texts
+
+
+def _introduction(language: Language, count: int) -> str:
+    if language == "fr":
+        return (
+            f"# Glossaire\n\nLes {count} mots du cours, en français et *en anglais*, chacun avec le TP qui "
+            "l’explique ; on peut l’avoir rencontré avant. Certains mots anglais n’ont pas de traduction en usage : "
+            f"ils sont donnés tels que les chercheurs les emploient. [Sommaire]({CONTENTS})"
+        )
+    return (
+        f"# Glossary\n\nThe {count} words of the course, in English and *in French*, each with the lab that explains "
+        f"it, though one may meet it before. [Contents]({CONTENTS})"
+    )
+
+
+MEASURED = Path(__file__).with_name("data") / "durations.json"
+ROOMS = Path(__file__).with_name("data") / "rooms.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duration:
+    """The time of one execution of a solution, from an empty folder of runs.
+
+    Args:
+        elapsed_s: Seconds from its first cell to its last.
+        processor_s: Seconds of all processors in all processes.
+        cores: Of the machine.
+        load: Mean number of processes that wanted a core, over five minutes: above `cores`, others slowed it down.
+        libraries: Which of the optional libraries were there, as they are called; without them lab 12 does less.
+        date: When, ISO 8601.
+    """
+
+    elapsed_s: float
+    processor_s: float
+    cores: int
+    load: float
+    libraries: Sequence[str]
+    date: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """The room that one execution of a solution takes, from an empty folder of runs.
+
+    Args:
+        memory_bytes: The most that the kernel and all processes that come from it held at once: private pages, their
+            share of those that a fork has in common with its parent, and the pages of files once per interpreter,
+            whoever else on the machine maps them too.
+        processes: The most of them at once, the kernel and what watches over the ranks included.
+        runs_bytes: Disk that the folder of runs takes at the end.
+        libraries: Which of the optional libraries were there, as they are called.
+        date: When, ISO 8601.
+    """
+
+    memory_bytes: int
+    processes: int
+    runs_bytes: int
+    libraries: Sequence[str]
+    date: str
+
+
+def optional_libraries() -> list[str]:
+    """The optional libraries that are installed here, as they are called."""
+    always = LIBRARIES[REFERENCE].command
+    return [one.title for one in LIBRARIES.values() if one.command != always and one.installed]
+
+
+def read_durations(path: Path = MEASURED) -> dict[str, Duration]:
+    """Lab → the time of its execution; empty where nothing has been measured."""
+    return {number: Duration(**told) for number, told in _read(path).items()}
+
+
+def write_durations(durations: Mapping[str, Duration], path: Path = MEASURED) -> None:
+    """Keep the times that were measured."""
+    _write({number: asdict(one) for number, one in durations.items()}, path)
+
+
+def read_rooms(path: Path = ROOMS) -> dict[str, Room]:
+    """Lab → the room of its execution; empty where nothing has been measured."""
+    return {number: Room(**told) for number, told in _read(path).items()}
+
+
+def write_rooms(rooms: Mapping[str, Room], path: Path = ROOMS) -> None:
+    """Keep the rooms that were measured."""
+    _write({number: asdict(one) for number, one in rooms.items()}, path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = parse_json(path.read_bytes())
+    except (OSError, LabError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _write(content: dict[str, dict[str, Any]], path: Path) -> None:
+    write_atomic(path, json.dumps({number: content[number] for number in sorted(content)}, indent=1) + "\n")

@@ -1,0 +1,328 @@
+"""Exercise: what is asked, its judge, its hints, the verdict; and predictions of the student.
+
+What a lab answers: right, wrong, or still to do, in the reader's language, as text and as a small box.
+
+Every value is escaped before it is shown, and the box and the text say the same.
+
+An exercise: what is asked, how an answer is judged, the two hints.
+
+A judge sees nothing but the answer it is given, calls it on inputs of its own, and compares behaviour with a reference;
+it never reads the student's text. What it refuses, it explains in words to act on.
+
+A figure that the student writes down first, then sees laid under the real one.
+
+The real figure is computed or measured by the package and handed in; none is typed here.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any, Literal, NamedTuple
+
+from dlojz.base.language import format_bytes, format_count, format_seconds, integer, percent, say, shortest, significant
+from dlojz.base.table import safe
+from dlojz.display.style import BLUE, NEUTRAL, VERMILION
+from dlojz.labs.kit.sandbox import SandboxOutcome, run_limited
+
+State = Literal["right", "wrong", "todo", "note"]
+
+# Blue and orange rather than green and red, and a mark besides: told apart without seeing colours.
+_LOOK: dict[State, tuple[str, str]] = {
+    "right": ("✓", BLUE),
+    "wrong": ("✗", VERMILION),
+    "todo": ("…", NEUTRAL),
+    "note": ("→", NEUTRAL),
+}
+
+
+class Said(NamedTuple):
+    """A sentence in both languages; as a string, it is the reader's one."""
+
+    en: str
+    fr: str
+
+    def __str__(self) -> str:
+        return say(en=self.en, fr=self.fr)
+
+
+class NotDone(NotImplementedError):  # noqa: N818 - a state of the work, not a fault
+    """Raised by the stub of an exercise that the student has not written yet.
+
+    Args:
+        exercise_id: The exercise, as in `lab.check("…", …)`.
+    """
+
+    def __init__(self, exercise_id: str) -> None:
+        self.exercise_id = exercise_id
+        super().__init__(not_done(exercise_id))
+
+    def _render_traceback_(self) -> list[str]:
+        # IPython shows this in place of a stack of frames, which says nothing about work still to do.
+        return [str(self)]
+
+
+def not_done(exercise_id: str) -> str:
+    """The sentence for an exercise that is still to do."""
+    return say(
+        en=f"Exercise “{exercise_id}” is still to do: write the part marked TODO, then run this cell again.",
+        fr=f"L’exercice « {exercise_id} » reste à faire : écrivez la partie marquée TODO, puis relancez cette cellule.",
+    )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One answer of a lab.
+
+    Args:
+        state: `right`, `wrong`, `todo`, or `note` (a hint, a figure laid beside another).
+        message: Sentences a student can act on.
+        printed: What the student's code printed while it was judged, already cut to a readable length.
+    """
+
+    state: State
+    message: str
+    printed: str = ""
+
+    def __str__(self) -> str:
+        text = f"{_LOOK[self.state][0]} {self.message}"
+        return f"{text}\n{self._heading()}\n{self.printed}" if self.printed else text
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        mark, colour = _LOOK[self.state]
+        style = f"border-left: 4px solid {colour}; padding: 0.3em 0.8em; margin: 0.3em 0"
+        message = "<br>".join(safe(line) for line in self.message.split("\n"))
+        lines = "\n".join(safe(line.expandtabs(8)) for line in self.printed.split("\n"))
+        printed = f"<br>{safe(self._heading())}<pre>{lines}</pre>" if self.printed else ""
+        return f'<div style="{style}"><b style="color: {colour}">{mark}</b> {message}{printed}</div>'
+
+    @staticmethod
+    def _heading() -> str:
+        return say(en="Your code printed:", fr="Votre code a affiché :")
+
+
+def show(verdict: Verdict) -> None:
+    """Show a verdict in the notebook, or print it where there is none."""
+    from IPython.core.getipython import get_ipython
+    from IPython.display import display
+
+    if get_ipython() is None:
+        print(verdict)
+    else:
+        display(verdict)
+
+
+PRINTED_CHARACTERS = 600
+
+
+class Wrong(Exception):  # noqa: N818 - it is a verdict, not an error of the program
+    """Raised by a judge: the sentence tells what is wrong and what to look at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exercise:
+    """One exercise of a lab.
+
+    Args:
+        id: Stable name, as in `lab.check("attention", …)`.
+        title: Shown in the table of progress.
+        judge: Called with the student's function, in a child process; raises `Wrong` to refuse it.
+        praise: Said when the answer is right: one sentence on what has been gained.
+        hints: Two, the second more precise than the first; neither gives the code.
+    """
+
+    id: str
+    title: Said
+    judge: Callable[[Callable[..., Any]], None]
+    praise: Said
+    hints: tuple[Said, Said]
+
+
+def judge(exercise: Exercise, answer: object) -> Verdict:
+    """Judge an answer within limits of time, memory and output; never raises for what the student wrote."""
+    if answer is ...:
+        return Verdict("todo", not_done(exercise.id))
+    if not callable(answer):
+        return Verdict(
+            "wrong",
+            say(
+                en=f'lab.check("{exercise.id}", …) judges a function, but it received a {type(answer).__name__}: give '
+                "it the name of the function, without parentheses.",
+                fr=f'lab.check("{exercise.id}", …) juge une fonction, mais a reçu un objet de type '
+                f"{type(answer).__name__} : donnez-lui le nom de la fonction, sans parenthèses.",
+            ),
+        )
+    if getattr(exercise.judge, "on_ranks", False):
+        import torch._dynamo  # noqa: F401 - here, once: the first optimizer on a rank would import it, for seconds
+    outcome = run_limited(lambda: _judged(exercise, answer))
+    verdict = _verdict(exercise, outcome)
+    return Verdict(verdict.state, verdict.message, _shortened(outcome.printed))
+
+
+def _judged(exercise: Exercise, answer: Callable[..., Any]) -> list[str]:
+    """In the child: state and message."""
+    try:
+        exercise.judge(answer)
+    except Wrong as wrong:
+        return ["wrong", str(wrong)]
+    except NotDone as error:
+        return ["todo", str(error)]
+    except MemoryError:
+        return ["wrong", _too_much_memory()]
+    except BaseException as error:  # the student's code may raise anything, SystemExit and KeyboardInterrupt included
+        return ["wrong", _raised(error, answer)]
+    return ["right", str(exercise.praise)]
+
+
+def _verdict(exercise: Exercise, outcome: SandboxOutcome) -> Verdict:
+    if outcome.end == "answered":
+        state, message = outcome.answer
+        return Verdict(state, message)
+    return Verdict(
+        "wrong",
+        {
+            "too_long": say(
+                en=f"Your function had not answered after {outcome.limit_s:.0f} s and was stopped: look for a loop "
+                "that never ends.",
+                fr=f"Votre fonction n’avait pas répondu au bout de {outcome.limit_s:.0f} s et a été arrêtée : cherchez "
+                "une boucle sans fin.",
+            ),
+            "flood": say(
+                en="Your function printed more than 64 KiB and was stopped: remove the print from the loop.",
+                fr="Votre fonction a affiché plus de 64 Kio et a été arrêtée : retirez le print de la boucle.",
+            ),
+            "died": say(
+                en=f"The process that ran your function ended without an answer (exit code {outcome.exit_code}): it "
+                "left by os._exit, exceeded a limit, or crashed.",
+                fr=f"Le processus qui exécutait votre fonction s’est terminé sans répondre (code de sortie "
+                f"{outcome.exit_code}) : il est sorti par os._exit, a dépassé une limite ou s’est interrompu "
+                "brutalement.",
+            ),
+        }[outcome.end],
+    )
+
+
+def _too_much_memory() -> str:
+    return say(
+        en="Your function asked for more memory than a check allows (2 GiB): look for a list or a tensor that grows "
+        "without limit.",
+        fr="Votre fonction a demandé plus de mémoire que la vérification n’en accorde (2 Gio) : cherchez une liste ou "
+        "un tenseur qui grandit sans limite.",
+    )
+
+
+def _raised(error: BaseException, answer: object) -> str:
+    """An exception in one sentence, with the student's line where there is one."""
+    name, text = type(error).__name__, str(error).strip().split("\n")[0]
+    if isinstance(error, RuntimeError) and "allocate memory" in text:
+        return _too_much_memory()
+    what = f"{name}: {text}" if text else name
+    code = getattr(answer, "__code__", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if isinstance(code, CodeType) and frame.filename == code.co_filename]
+    if not own:
+        return say(
+            en=f"The check could not use what your function is or returned ({what}): look at the arguments it takes "
+            "and the type it returns.",
+            fr=f"La vérification n’a pas pu utiliser votre fonction ou son résultat ({what}) : regardez les arguments "
+            "qu’elle prend et le type qu’elle renvoie.",
+        )
+    number, line = own[-1].lineno, own[-1].line
+    return say(
+        en=f"Your function raised {what}\nat line {number} of its cell: {line}",
+        fr=f"Votre fonction a levé {what}\nà la ligne {number} de sa cellule : {line}",
+    )
+
+
+def _shortened(printed: str) -> str:
+    text = "".join(character if character.isprintable() or character in "\n\t" else "�" for character in printed)
+    return text if len(text) <= PRINTED_CHARACTERS else text[:PRINTED_CHARACTERS] + "…"
+
+
+Kind = Literal["bytes", "count", "seconds", "ratio"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """One question whose answer is a number.
+
+    Args:
+        id: Stable name, as in `lab.predict("parameters", …)`.
+        question: What to predict, in one sentence.
+        kind: How the number is written.
+        tolerance: Relative distance up to which a prediction counts as good.
+    """
+
+    id: str
+    question: Said
+    kind: Kind
+    tolerance: float = 0.1
+
+    @property
+    def unit(self) -> str:
+        """The unit the number is in, in words."""
+        return str(
+            {
+                "bytes": Said("in bytes", "en octets"),
+                "count": Said("without unit", "sans unité"),
+                "seconds": Said("in seconds", "en secondes"),
+                "ratio": Said("without unit", "sans unité"),
+            }[self.kind]
+        )
+
+    def format(self, value: float) -> str:
+        """The number with its unit."""
+        if self.kind == "bytes":
+            return say(
+                en=f"{format_bytes(value)} ({integer(value)} B)",
+                fr=f"{format_bytes(value)} ({integer(value)} octets)",
+            )
+        if self.kind == "seconds":
+            return format_seconds(value)
+        if self.kind == "count" and abs(value) >= 10_000:
+            short = format_count(value)
+            return say(en=f"{short} ({integer(value)})", fr=f"{short} ({integer(value)})")
+        return shortest(value)
+
+    def laid_over(self, predicted: float, value: float | None) -> Verdict:
+        """Both numbers, and how far apart they are."""
+        if value is None:
+            return Verdict(
+                "wrong",
+                say(
+                    en="There is no figure to compare with: the run did not get so far; look at its logs.",
+                    fr="Aucune valeur à comparer : l’exécution n’est pas allée jusque-là ; consultez ses journaux.",
+                ),
+            )
+        both = say(
+            en=f"Predicted: {self.format(predicted)}\nResult: {self.format(value)}",
+            fr=f"Prédit : {self.format(predicted)}\nObtenu : {self.format(value)}",
+        )
+        if predicted == value:
+            return Verdict("right", both + say(en="\nExactly right.", fr="\nC’est exact."))
+        off = abs(predicted - value) / abs(value) if value else float("inf")
+        if off <= self.tolerance:
+            gap = (
+                say(en="Less than 0.1% apart", fr="Moins de 0,1 % d’écart")
+                if off < 1e-3
+                else say(en=f"{percent(off)} apart", fr=f"{percent(off)} d’écart")
+            )
+            return Verdict("right", both + say(en=f"\n{gap}: well predicted.", fr=f"\n{gap} : bien prédit."))
+        times = max(predicted, value) / min(predicted, value) if min(predicted, value) > 0 else None
+        far = (
+            say(en="far apart", fr="très éloignés")
+            if times is None
+            else say(en=f"{significant(times)} times apart", fr=f"un facteur {significant(times)}")
+        )
+        return Verdict(
+            "note",
+            both
+            + say(
+                en=f"\n{far}: find out why before you read on.",
+                fr=f"\nL’écart : {far}. Cherchez pourquoi avant de poursuivre.",
+            ),
+        )

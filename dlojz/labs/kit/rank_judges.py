@@ -1,0 +1,706 @@
+"""Judge answers that run on ranks: evidence of every rank, diagnosis of the usual faults.
+
+What ranks gave, beside what they should have given.
+
+One piece of evidence is one result on every rank, compared up to rounding.
+
+What is wrong with values that ranks computed together: the usual faults of parallel code, by name.
+
+A fault is named only if it explains the values of every rank that is wrong; what no fault explains is told as a
+difference, with the rank where it is largest.
+
+How an answer that runs on several ranks is judged: really run, on random inputs, against one process.
+
+The expected values are computed without any communication; the answer runs on real ranks, forked for the purpose, and
+whatever it does there (wait for ever, exit, loop) ends with a sentence.
+
+Lab 06: the faults of a layer that is shared out, recognised from what the ranks hold.
+
+What ranks would hold under a fault is computed in one process, without communication; a fault is named only if it
+explains every rank, for every result it speaks of. What no fault explains is left to the general diagnosis
+(`rank_diagnosis`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dlojz.base.language import localized, say
+from dlojz.base.machine import patience
+from dlojz.labs.kit.exercise import NotDone, Said, Wrong
+from dlojz.labs.kit.judges import Mistake
+from dlojz.processes.forks import ForkedError, RankAnswer, spmd
+from dlojz.processes.hang_diagnosis import listed, with_article
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TOLERANCE = 1e-4
+"""Relative; the inputs are of order one in fp32, and the order of a sum changes no more than 1e-6 of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEvidence:
+    """One result, on every rank.
+
+    Args:
+        name: what it is; one that begins with `gradient` belongs to the backward pass.
+        label: how sentences call it.
+        given: what each rank gave.
+        expected: what each rank should hold.
+        local: what each rank holds without any communication; empty where that says nothing.
+        whole: the tensor of which `expected` are shards, or None.
+        bias: what is to be added once over all ranks, or None.
+    """
+
+    name: str
+    label: Said
+    given: Sequence[Any]
+    expected: Sequence[Tensor]
+    local: Sequence[Tensor] = field(default=())
+    whole: Tensor | None = None
+    bias: Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.expected)
+
+    @property
+    def backward(self) -> bool:
+        """Whether this belongs to the backward pass."""
+        return self.name.startswith("gradient")
+
+    def right(self, rank: int) -> bool:
+        """Whether this rank's value is the expected one."""
+        return same(self.given[rank], self.expected[rank])
+
+
+def same(value: Any, right: Tensor) -> bool:
+    """Equal up to rounding, in shape too."""
+    import torch
+
+    if not isinstance(value, torch.Tensor) or value.shape != right.shape:
+        return False
+    value, right = value.double(), right.double()
+    scale = right.abs().max().clamp(min=1.0) if right.numel() else 1.0
+    return bool(((value - right).abs() <= TOLERANCE * scale).all())
+
+
+def gathered(
+    given: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Tensor]], **more: Any
+) -> Iterator[RankEvidence]:
+    """Evidence for each result, in the order of the first rank's expected ones.
+
+    Args:
+        given: by rank, what it gave by name.
+        expected: by rank, what it should hold by name.
+        more: `local` (by rank, by name), `whole`, `bias` and `labels` (by name), as far as there are any.
+    """
+    for name in expected[0]:
+        local = [rank[name] for rank in more.get("local") or () if name in rank]
+        yield RankEvidence(
+            name=name,
+            label=(more.get("labels") or {}).get(name, Said(f"the {name}", f"« {name} »")),
+            given=[rank.get(name) for rank in given],
+            expected=[rank[name] for rank in expected],
+            local=local,
+            whole=(more.get("whole") or {}).get(name),
+            bias=(more.get("bias") or {}).get(name),
+        )
+
+
+def diagnose(evidence: RankEvidence) -> Said | None:
+    """The fault that explains what the ranks gave; None where all is right."""
+    wrong = [rank for rank in range(evidence.size) if not evidence.right(rank)]
+    if not wrong:
+        return None
+    for explains in (_nothing, _shape, _scaled, _alone, _biased, _other_rank, _other_axis, _other_chunks, _disagree):
+        said = explains(evidence, wrong)
+        if said is not None:
+            return said
+    return _difference(evidence, wrong)
+
+
+def _en(ranks: Sequence[int]) -> str:
+    return listed(ranks, french=False)
+
+
+def _fr(ranks: Sequence[int]) -> str:
+    return with_article(listed(ranks, french=True))
+
+
+def _on(evidence: RankEvidence, wrong: Sequence[int]) -> tuple[str, str]:
+    """Where: nothing if everywhere."""
+    if len(wrong) == evidence.size:
+        return "", ""
+    return f" on {_en(wrong)}", f" sur {_fr(wrong)}"
+
+
+def _nothing(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
+    empty = [rank for rank in wrong if evidence.given[rank] is None]
+    if empty:
+        en, fr = _on(evidence, empty)
+        if evidence.backward:
+            return Said(
+                f"There is no {_plain(evidence.label.en)}{en}: nothing links the result to it; a communication done in "
+                "place or under no_grad cuts the chain of the backward pass.",
+                f"Il n’y a rien{fr} pour {evidence.label.fr} : rien n’y relie le résultat ; une communication faite "
+                "en place ou sous no_grad rompt la chaîne de la passe arrière.",
+            )
+        return Said(
+            f"Your function returns nothing{en}: end it with return.",
+            f"Votre fonction ne renvoie rien{fr} : terminez-la par return.",
+        )
+    return None
+
+
+def _shape(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
+    odd = [rank for rank in wrong if evidence.given[rank].shape != evidence.expected[rank].shape]
+    if not odd or (evidence.whole is not None and _axis_of(evidence, odd) is not None):
+        return None
+    rank = odd[0]
+    given, expected = tuple(evidence.given[rank].shape), tuple(evidence.expected[rank].shape)
+    return Said(
+        f"On rank {rank} {evidence.label.en} has the shape {given}, but {expected} is expected.",
+        f"Sur le rang {rank}, {evidence.label.fr} a la forme {given}, mais {expected} est attendue.",
+    )
+
+
+def _scaled(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
+    size = evidence.size
+    if len(wrong) < size:
+        return None
+    if _all(evidence, lambda rank: size * evidence.expected[rank]):
+        if evidence.backward:
+            return Said(
+                f"The {_plain(evidence.label.en)} is {size} times too large, as many times as there are ranks: a sum "
+                "over the ranks stands where their mean belongs, or the sum is made twice.",
+                f"{_capital(evidence.label.fr)} est {size} fois trop grand, soit le nombre de rangs : une somme sur "
+                "les rangs tient lieu de moyenne, ou la somme est faite deux fois.",
+            )
+        return Said(
+            f"{_capital(evidence.label.en)} is {size} times too large, as many times as there are ranks: what should "
+            "count once is added on every rank.",
+            f"Dans {evidence.label.fr}, tout est {size} fois trop grand, soit le nombre de rangs : ce qui devrait "
+            "compter une fois est ajouté sur chaque rang.",
+        )
+    if _all(evidence, lambda rank: evidence.expected[rank] / size):
+        return Said(
+            f"{_capital(evidence.label.en)} is {size} times too small: it is divided by the number of ranks once too "
+            "often.",
+            f"Dans {evidence.label.fr}, tout est {size} fois trop petit : une division par le nombre de rangs est de "
+            "trop.",
+        )
+    return None
+
+
+def _alone(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
+    if not evidence.local:
+        return None
+    size = evidence.size
+    en, fr = _on(evidence, wrong)
+    way_en, way_fr = ("backward", "la passe arrière") if evidence.backward else ("forward", "la passe avant")
+    if all(same(evidence.given[rank], evidence.local[rank]) for rank in wrong):
+        if len(wrong) < size:
+            have = [rank for rank in range(size) if rank not in wrong]
+            several, alone = len(wrong) > 1, len(have) == 1
+            return Said(
+                f"Only {_en(have)} got the result; {_en(wrong)} still {'hold their' if several else 'holds its'} own "
+                "part: every rank needs the result (all-reduce, not reduce).",
+                f"{_capital(_fr(have))} {'est seul' if alone else 'sont seuls'} à avoir le résultat ; {_fr(wrong)} "
+                f"{'gardent leur' if several else 'garde sa'} propre part : chaque rang a besoin du résultat "
+                "(all-reduce, et non reduce).",
+            )
+        return Said(
+            f"Every rank keeps its own part of {evidence.label.en}: the communication of the {way_en} pass is "
+            "missing (an all-reduce, or what you do in its place), or its result is thrown away.",
+            f"Chaque rang garde sa propre part ({evidence.label.fr}) : la communication de {way_fr} manque (un "
+            "all-reduce, ou ce qui en tient lieu), ou son résultat est perdu.",
+        )
+    if all(same(evidence.given[rank], evidence.local[rank] / size) for rank in wrong):
+        return Said(
+            f"Every rank divides its own part of {evidence.label.en} by the number of ranks, but the sum over the "
+            f"ranks is missing{en}.",
+            f"Chaque rang divise sa propre part ({evidence.label.fr}) par le nombre de rangs, mais la somme sur les "
+            f"rangs manque{fr}.",
+        )
+    return None
+
+
+def _biased(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
+    if evidence.bias is None:
+        return None
+    size, bias = evidence.size, evidence.bias
+    if all(same(evidence.given[rank], evidence.expected[rank] + (size - 1) * bias) for rank in wrong):
+        return Said(
+            f"The bias is added on every rank before the sum, so it counts {size} times: add it once, after the "
+            "all-reduce (or on one rank only).",
+            f"Le biais est ajouté sur chaque rang avant la somme, il compte donc {size} fois : ajoutez-le une seule "
+            "fois, après l’all-reduce (ou sur un seul rang).",
+        )
+    if all(same(evidence.given[rank], evidence.expected[rank] - bias) for rank in wrong):
+        return Said("The bias is never added.", "Le biais n’est jamais ajouté.")
+    return None
+
+
+def _other_rank(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
+    """Each rank holds what another should: the ranks are in another order."""
+    size, expected = evidence.size, evidence.expected
+    if size < 2 or all(same(expected[rank], expected[0]) for rank in range(size)):
+        return None
+    holds: dict[int, int] = {}
+    for rank in range(size):
+        found = [other for other in range(size) if same(evidence.given[rank], expected[other])]
+        if not found:
+            return None
+        holds[rank] = rank if rank in found else found[0]
+    rank = wrong[0]
+    return Said(
+        f"The order of the ranks is another one: rank {rank} holds what rank {holds[rank]} should. Who is left, who is "
+        "right, and which part is whose?",
+        f"L’ordre des rangs n’est pas le bon : le rang {rank} détient ce que le rang {holds[rank]} devrait avoir. Qui "
+        "est à gauche, qui est à droite, et à qui revient quelle part ?",
+    )
+
+
+def _axis_of(evidence: RankEvidence, ranks: Sequence[int]) -> int | None:
+    """The dimension along which the whole was cut, if that explains what the ranks gave."""
+    whole = evidence.whole
+    if whole is None:
+        return None
+    for dim in range(whole.dim()):
+        shards = whole.tensor_split(evidence.size, dim)
+        if all(same(evidence.given[rank], shards[rank]) for rank in ranks):
+            return dim
+    return None
+
+
+def _other_axis(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
+    dim = _axis_of(evidence, wrong)
+    if dim is None or evidence.whole is None:
+        return None
+    right = next(
+        (
+            axis
+            for axis in range(evidence.whole.dim())
+            if same(evidence.whole.tensor_split(evidence.size, axis)[0], evidence.expected[0])
+        ),
+        None,
+    )
+    if right is None:
+        return None
+    return Said(
+        f"The wrong dimension is split: {evidence.label.en} is cut along dim {dim}, but the shards lie along dim "
+        f"{right}.",
+        f"Ce n’est pas la bonne dimension ({evidence.label.fr}) : le découpage est fait selon dim={dim}, mais les "
+        f"parts se suivent selon dim={right}.",
+    )
+
+
+def _other_chunks(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
+    """The right chunks in another order, as an all-gather that forgets whose part it receives."""
+    size = evidence.size
+    for dim in range(evidence.expected[0].dim()):
+        if all(_reordered(evidence.given[rank], evidence.expected[rank], size, dim) for rank in wrong):
+            return Said(
+                f"The chunks of {evidence.label.en} are right, but in another order on {_en(wrong)}: chunk i must "
+                "stand at place i on every rank.",
+                f"Les morceaux sont les bons ({evidence.label.fr}), mais dans un autre ordre sur {_fr(wrong)} : le "
+                "morceau i doit être à la place i sur chaque rang.",
+            )
+    return None
+
+
+def _reordered(value: Any, right: Tensor, size: int, dim: int) -> bool:
+    if value.shape != right.shape or right.shape[dim] < size or right.shape[dim] % size:
+        return False
+    mine, theirs = value.chunk(size, dim), list(right.chunk(size, dim))
+    for chunk in mine:
+        found = next((index for index, other in enumerate(theirs) if same(chunk, other)), None)
+        if found is None:
+            return False
+        del theirs[found]
+    return True
+
+
+def _disagree(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
+    """Ranks that should hold the same and do not, each with values of its own."""
+    size, expected, given = evidence.size, evidence.expected, evidence.given
+    if size < 2 or not all(same(expected[rank], expected[0]) for rank in range(size)):
+        return None
+    alike = [rank for rank in range(size) if same(given[rank], given[0])]
+    if len(alike) == size:
+        return None
+    others = [rank for rank in range(size) if rank not in alike]
+    return Said(
+        f"{_capital(evidence.label.en)} should be the same on all ranks, but it differs between {_en(alike)} and "
+        f"{_en(others)}: look for a different random state, data that differ where they should not, or a broadcast or "
+        "all-reduce that leaves some ranks out.",
+        f"Tous les rangs devraient détenir la même chose ({evidence.label.fr}), mais {_fr(alike)} et "
+        f"{_fr(others)} diffèrent : cherchez un état aléatoire différent, des données qui diffèrent à tort, ou un "
+        "broadcast ou un all-reduce qui oublie des rangs.",
+    )
+
+
+def _difference(evidence: RankEvidence, wrong: Sequence[int]) -> Said:
+    gaps = {rank: float((evidence.given[rank] - evidence.expected[rank]).abs().max()) for rank in wrong}
+    rank = max(gaps, key=lambda rank: gaps[rank])
+    gap = f"{gaps[rank]:.2g}"
+    en, fr = _en(wrong), _fr(wrong)
+    return Said(
+        f"{_capital(evidence.label.en)} is wrong on {en}: up to {gap} away from what one process computes (rank "
+        f"{rank}).",
+        f"{_capital(evidence.label.fr)} : valeurs fausses sur {fr}, jusqu’à {localized(gap, 'fr')} d’écart avec ce "
+        f"que calcule un seul processus (rang {rank}).",
+    )
+
+
+def _all(evidence: RankEvidence, way: Callable[[int], Tensor]) -> bool:
+    return all(same(evidence.given[rank], way(rank)) for rank in range(evidence.size))
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _plain(words: str) -> str:
+    return words.removeprefix("the ")
+
+
+RANK_JUDGING_CASES = ((2, 11), (3, 12), (4, 13))
+"""Number of ranks and seed: several numbers, an odd one among them, so that no formula holds by chance."""
+WALL_S = 6.0
+LIMIT_S = 3.0
+"""Seconds for an answer on all ranks, and for one collective; longer on a loaded machine (`limits_s`)."""
+
+Trial = Callable[[Callable[..., Any], int, int, int], Any]
+Values = Callable[[int, int, int], Mapping[str, "Tensor"]]
+
+
+def by_ranks(  # noqa: PLR0913 - each is one more thing that can be known of the exercise
+    *,
+    trial: Trial,
+    expected: Values,
+    cases: Sequence[tuple[int, int]] = RANK_JUDGING_CASES,
+    local: Values | None = None,
+    whole: Callable[[int, int], Mapping[str, Tensor]] | None = None,
+    bias: Callable[[int, int], Mapping[str, Tensor]] | None = None,
+    labels: Mapping[str, Said] | None = None,
+    mistakes: Sequence[Mistake] = (),
+    inspect: Callable[[list[RankAnswer], int], None] | None = None,
+) -> Callable[[Callable[..., Any]], None]:
+    """A judge that runs an answer on several ranks and compares what each holds with what one process computes.
+
+    Args:
+        trial: called as `trial(answer, rank, size, seed)` on every rank; makes this rank's inputs from the seed, calls
+            the answer and returns what came out, tensors by name, or a pair of JSON data and such tensors.
+        expected: `expected(rank, size, seed)`, the same names, computed without communication.
+        cases: numbers of ranks and seeds.
+        local: `local(rank, size, seed)`, what a rank holds if nothing is communicated, for the names where that helps.
+        whole: `whole(size, seed)`, the tensors of which the expected ones are shards.
+        bias: `bias(size, seed)`, what must be added once over all ranks.
+        labels: how sentences call each name.
+        mistakes: wrong answers that are run in the same way where the values differ, before the general faults.
+        inspect: looks at the answers (calls, JSON data) where all values are right; raises `Wrong`.
+    """
+
+    def judge(answer: Callable[..., Any]) -> None:
+        for size, seed in cases:
+            answers = _run(trial, answer, size, seed)
+            _refuse_errors(answers, answer)
+            truth = [expected(rank, size, seed) for rank in range(size)]
+            given = [one.tensors for one in answers]
+            evidence = list(
+                gathered(
+                    given,
+                    truth,
+                    local=[local(rank, size, seed) for rank in range(size)] if local else None,
+                    whole=whole(size, seed) if whole else None,
+                    bias=bias(size, seed) if bias else None,
+                    labels=labels,
+                )
+            )
+            said = next((said for one in evidence if (said := diagnose(one)) is not None), None)
+            if said is not None:
+                raise Wrong(str(_named(trial, given, mistakes, size, seed) or said))
+            if inspect is not None:
+                inspect(answers, size)
+
+    judge.on_ranks = True  # type: ignore[attr-defined]
+    return judge
+
+
+def _run(trial: Trial, answer: Callable[..., Any], size: int, seed: int) -> list[RankAnswer]:
+    code = getattr(answer, "__code__", None)
+
+    def on_rank(rank: int, size: int) -> Any:
+        import torch
+
+        from dlojz.processes.collective_wrapping import rebind
+
+        rebind(getattr(answer, "__globals__", {}))
+        result = trial(answer, rank, size, seed)
+        data, values = result if isinstance(result, tuple) else (None, result)
+        for value in values.values():
+            if value is not None and not isinstance(value, torch.Tensor):
+                raise NoTensor(type(value).__name__)
+        return data, {name: value for name, value in values.items() if value is not None}
+
+    wall_s, limit_s = limits_s()
+    return spmd(on_rank, size, wall_s=wall_s, limit_s=limit_s, blame=[code.co_filename] if code else [])
+
+
+def limits_s() -> tuple[float, float]:
+    """Seconds for an answer and for a collective: as many times more as the machine has work per core."""
+    factor = patience()
+    return WALL_S * factor, LIMIT_S * factor
+
+
+def _named(
+    trial: Trial, given: list[dict[str, Tensor]], mistakes: Sequence[Mistake], size: int, seed: int
+) -> Said | None:
+    """The mistake that gives the same values on every rank."""
+    for mistake in mistakes:
+        others = _run(trial, mistake.way, size, seed)
+        if any(other.error for other in others):
+            continue
+        if all(
+            set(mine) == set(other.tensors) and all(same(mine[name], other.tensors[name]) for name in mine)
+            for mine, other in zip(given, others, strict=True)
+        ):
+            return mistake.says
+    return None
+
+
+def _refuse_errors(answers: list[RankAnswer], answer: Callable[..., Any]) -> None:
+    """Say why ranks gave no value: the cause before its consequences."""
+    failed = {one.rank: one.error for one in answers if one.error is not None}
+    if not failed:
+        return
+    # Ranks that waited for one that failed tell of it too; the one that failed tells why.
+    own = {rank: error for rank, error in failed.items() if not error.kind}
+    ended = {rank: error for rank, error in failed.items() if error.kind in ("lost", "time") and not error.name}
+    between = {rank: error for rank, error in failed.items() if error.kind and error.name}
+    if own:
+        rank, error = min(own.items())
+        if error.name == NotDone.__name__:
+            raise Undone(error.message)
+        if error.name == NoTensor.__name__:
+            raise Wrong(
+                say(
+                    en=f"Your function returns a {error.message}, but a torch tensor is expected.",
+                    fr=f"Votre fonction renvoie un objet de type {error.message}, mais un tenseur torch est attendu.",
+                )
+            )
+        raise Wrong(_raised(sorted(own), rank, error, len(answers)))
+    if between and not any(error.kind == "lost" for error in ended.values()):
+        first = between[min(between)]
+        raise Wrong(first.message + _at(first))
+    ranks = sorted(rank for rank, error in ended.items() if error.kind == "lost") or sorted(ended)
+    raise Wrong(_ended(ranks, ended[ranks[0]]))
+
+
+class NoTensor(TypeError):  # noqa: N818 - a verdict, as NotDone
+    """The answer gave something else than a tensor; the message is the name of its type."""
+
+
+class Undone(NotDone):
+    """The answer is still a stub: its own sentence, brought back from a rank."""
+
+    def __init__(self, sentence: str) -> None:
+        NotImplementedError.__init__(self, sentence)
+
+
+def _at(error: ForkedError) -> str:
+    if not error.line:
+        return ""
+    return say(
+        en=f"\nAt line {error.line} of your cell: {error.text}",
+        fr=f"\nÀ la ligne {error.line} de votre cellule : {error.text}",
+    )
+
+
+def _raised(ranks: list[int], rank: int, error: ForkedError, size: int) -> str:
+    first = error.message.strip().split("\n")[0]
+    what = f"{error.name}: {first}" if first else error.name
+    everywhere = len(ranks) == size
+    if not error.line:
+        return say(
+            en=f"The check could not use what your function is or returned ({what}): look at the arguments it takes "
+            "and at what it returns.",
+            fr=f"La vérification n’a pas pu utiliser votre fonction ou son résultat ({what}) : regardez les arguments "
+            "qu’elle prend et ce qu’elle renvoie.",
+        )
+    where_en = "every rank" if everywhere else listed(ranks, french=False)
+    where_fr = "chaque rang" if everywhere else with_article(listed(ranks, french=True))
+    return say(
+        en=f"Your function raised {what}\non {where_en}, at line {error.line} of its cell: {error.text}",
+        fr=f"Votre fonction a levé {what}\nsur {where_fr}, à la ligne {error.line} de sa cellule : {error.text}",
+    )
+
+
+def _ended(ranks: list[int], error: ForkedError) -> str:
+    en, fr, several = listed(ranks, french=False), listed(ranks, french=True), len(ranks) > 1
+    if error.kind == "time":
+        return say(
+            en=f"Your function had not answered after {error.message} s on {en} and was stopped: look for a loop that "
+            "never ends.",
+            fr=f"Votre fonction n’avait pas répondu au bout de {error.message} s sur {with_article(fr)} et a été "
+            "arrêtée : cherchez une boucle sans fin.",
+        )
+    return say(
+        en=f"The process of {en} ended without an answer (exit code {error.message}): your function left by os._exit, "
+        "exceeded a limit, or crashed.",
+        fr=(f"Les processus des {fr} se sont terminés" if several else f"Le processus du {fr} s’est terminé")
+        + f" sans répondre (code de sortie {error.message}) : votre fonction est sortie par os._exit, a dépassé une "
+        "limite ou s’est interrompue brutalement.",
+    )
+
+
+TENSOR_DIAGNOSIS_CASES = ((2, 11), (3, 12))
+"""Number of ranks and seed; an odd number of ranks tells a sum over two from a sum over all."""
+
+NO_FORWARD_SUM = Said(
+    "Every rank keeps its partial result: the all-reduce of the forward pass is missing. Each rank has used a part of "
+    "the inputs only, so the true result is the sum over the ranks.",
+    "Chaque rang garde son résultat partiel : l’all-reduce de la passe avant manque. Chaque rang n’a utilisé qu’une "
+    "partie des entrées ; le vrai résultat est la somme sur les rangs.",
+)
+NO_BACKWARD_SUM = Said(
+    "The forward pass is right, and so is the loss of the first step; but the gradient of the input holds this rank's "
+    "contribution only: the all-reduce of the backward pass is missing. No error will tell: the layers before learn "
+    "something else on every rank, and their weights drift apart.",
+    "La passe avant est juste, donc la perte du premier pas aussi ; mais le gradient de l’entrée ne contient que la "
+    "contribution de ce rang : l’all-reduce de la passe arrière manque. Aucune erreur ne le dira : les couches "
+    "précédentes apprennent autre chose sur chaque rang, et leurs poids s’écartent.",
+)
+COUNTED_AGAIN = Said(
+    "The forward pass is right, but gradients are as many times too large as there are ranks: backward adds up, over "
+    "the ranks, a gradient that is whole on each of them already. After a sum in forward, nothing is to be sent in "
+    "backward.",
+    "La passe avant est juste, mais des gradients sont trop grands d’un facteur égal au nombre de rangs : la passe "
+    "arrière additionne, sur les rangs, un gradient déjà entier sur chacun d’eux. Après une somme en passe avant, il "
+    "n’y a rien à envoyer en passe arrière.",
+)
+BIAS_EVERYWHERE = Said(
+    "The bias is added on every rank before the sum, so it counts as many times as there are ranks: add it once, after "
+    "the all-reduce.",
+    "Le biais est ajouté sur chaque rang avant la somme, il compte donc autant de fois qu’il y a de rangs : "
+    "ajoutez-le une seule fois, après l’all-reduce.",
+)
+NO_BIAS = Said("The bias is never added.", "Le biais n’est jamais ajouté.")
+NO_OFFSET = Said(
+    "The offset of the vocabulary is missing: word number `start` is row 0 of this rank's table. Every rank looks the "
+    "words up as if its part began at 0: subtract `start` first.",
+    "Le décalage du vocabulaire manque : le mot numéro `start` est la ligne 0 de la table de ce rang. Chaque rang "
+    "cherche les mots comme si sa part commençait à 0 : retranchez d’abord `start`.",
+)
+
+
+@dataclass(frozen=True)
+class TensorFault:
+    """A plausible fault: what each rank would hold under it, and what to say to whoever made it.
+
+    Args:
+        values: `values(rank, size, seed)`, some of the results by name; None where the fault cannot be made.
+        says: the sentence.
+    """
+
+    values: Callable[[int, int, int], Mapping[str, Tensor] | None]
+    says: Said
+
+
+def by_shares(
+    *,
+    trial: Trial,
+    expected: Values,
+    faults: Sequence[TensorFault],
+    labels: Mapping[str, Said],
+    inspect: Callable[[list[RankAnswer], int], None] | None = None,
+    cases: Sequence[tuple[int, int]] = TENSOR_DIAGNOSIS_CASES,
+) -> Callable[[Callable[..., Any]], None]:
+    """`by_ranks`, with faults that are recognised without running them: a wrong answer is run once more, no more.
+
+    Args:
+        trial, expected, labels, inspect, cases: as in `by_ranks`.
+        faults: tried in order where values differ.
+    """
+    general = by_ranks(trial=trial, expected=expected, labels=labels, inspect=inspect, cases=cases)
+
+    def judge(answer: Callable[..., Any]) -> None:
+        try:
+            general(answer)
+        except Wrong:
+            for size, seed in cases:
+                said = _recognised(trial, answer, expected, faults, size, seed)
+                if said is not None:
+                    raise Wrong(str(said)) from None
+            raise
+
+    judge.on_ranks = True  # type: ignore[attr-defined]
+    return judge
+
+
+def _recognised(
+    trial: Trial, answer: Callable[..., Any], expected: Values, faults: Sequence[TensorFault], size: int, seed: int
+) -> Said | None:
+    def on_rank(rank: int, size: int) -> Any:
+        from dlojz.processes.collective_wrapping import rebind
+
+        rebind(getattr(answer, "__globals__", {}))
+        result = trial(answer, rank, size, seed)
+        values = result[1] if isinstance(result, tuple) else result
+        return None, {name: value for name, value in values.items() if value is not None}
+
+    wall_s, limit_s = limits_s()
+    answers = spmd(on_rank, size, wall_s=wall_s, limit_s=limit_s)
+    given = [one.tensors for one in answers]
+    if any(one.error for one in answers) or _all_same(given, [expected(rank, size, seed) for rank in range(size)]):
+        return None
+    for fault in faults:
+        would = [fault.values(rank, size, seed) for rank in range(size)]
+        if None not in would and _all_same(given, would):
+            return fault.says
+    return None
+
+
+def _all_same(given: Sequence[Mapping[str, Tensor]], would: Sequence[Mapping[str, Tensor] | None]) -> bool:
+    return all(
+        values is not None and all(same(mine.get(name), value) for name, value in values.items())
+        for mine, values in zip(given, would, strict=True)
+    )
+
+
+def asked_for(answer: RankAnswer, *names: str) -> list[int]:
+    """How many numbers each call to one of these collectives has sent or gathered, in order."""
+    return [int(call["numel"]) for call in answer.calls if call["op"] in names]
+
+
+def gathers(answer: RankAnswer) -> list[int]:
+    """The same for everything that brings the ranks' tensors side by side."""
+    return asked_for(answer, "all_gather", "all_gather_into_tensor", "gather", "broadcast", "all_to_all_single")
+
+
+def added(tensors: Iterable[Tensor]) -> Tensor:
+    """The sum that an all-reduce of these would give."""
+    import torch
+
+    return torch.stack(list(tensors)).sum(0)
+
+
+def gradient(leaf: Tensor) -> Tensor:
+    """What backward has left in a leaf; zeros where nothing came by."""
+    import torch
+
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+
+def normal(seed: int, *shapes: tuple[int, ...]) -> Iterable[Tensor]:
+    """Random tensors of these shapes, the same for the same seed."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in shapes]

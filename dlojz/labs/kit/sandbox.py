@@ -1,0 +1,185 @@
+"""Run a student's function where it can do no harm: in a child of the kernel, with limits.
+
+Whatever the function does (loop for ever, exit, fill the memory, flood the output), the kernel gets an answer within
+`WALL_S` seconds (longer on a loaded machine: `dlojz.base.machine`) and stays usable. It is a guard against accidents,
+not against malice.
+
+A function written in a notebook cannot be pickled, so the child is a fork: it has the function already.
+"""
+
+from __future__ import annotations
+
+import builtins
+import faulthandler
+import gc
+import json
+import os
+import resource
+import selectors
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from dlojz.base.machine import patience
+from dlojz.processes.forks import fork
+
+WALL_S = 10.0
+MEMORY_BYTES = 2 * 2**30  # on top of what the kernel has mapped already
+OUTPUT_BYTES = 64 * 2**10
+FILE_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class SandboxOutcome:
+    """How the child ended.
+
+    Args:
+        end: `answered`, `too_long` (beyond `WALL_S`), `flood` (printed beyond `OUTPUT_BYTES`), or
+            `died` without answer.
+        answer: What the job returned, as JSON data; None unless `answered`.
+        printed: What it printed, cut at `OUTPUT_BYTES`.
+        exit_code: Of the child; negative for the signal that ended it.
+        limit_s: Seconds it was given.
+    """
+
+    end: Literal["answered", "too_long", "flood", "died"]
+    answer: Any = None
+    printed: str = ""
+    exit_code: int = 0
+    limit_s: float = WALL_S
+
+
+def run_limited(
+    job: Callable[[], Any], *, wall_s: float | None = None, memory_bytes: int = MEMORY_BYTES
+) -> SandboxOutcome:
+    """Run `job` in a forked child and bring back its JSON answer.
+
+    Args:
+        job: Called without arguments in the child; must return JSON data.
+        wall_s: Seconds after which the child is ended, with all it has started; by default `WALL_S`, on a loaded
+            machine as many times more as there is work per core.
+        memory_bytes: Address space the child may map beyond the kernel's own.
+    """
+    limit_s = WALL_S * patience() if wall_s is None else wall_s
+    answer_read, answer_write = os.pipe()
+    print_read, print_write = os.pipe()
+
+    def child() -> NoReturn:
+        os.close(answer_read)
+        os.close(print_read)
+        _child(job, answer_write, print_write, cpu_s=int(limit_s) + 1, memory_bytes=memory_bytes)
+
+    _end_history_thread()
+    pid = fork(child, reset=(signal.SIGINT, signal.SIGTERM))
+    os.close(answer_write)
+    os.close(print_write)
+    try:
+        end, texts = _listen({answer_read: 2**20, print_read: OUTPUT_BYTES}, time.monotonic() + limit_s)
+    finally:
+        # The child leads its own session: nothing it started outlives the check.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        os.close(answer_read)
+        os.close(print_read)
+    printed = texts[print_read].decode("utf-8", "replace")
+    if end == "too_long":
+        return SandboxOutcome("too_long", printed=printed, limit_s=limit_s)
+    if end is not None:
+        return SandboxOutcome("flood", printed=printed)
+    try:
+        return SandboxOutcome("answered", json.loads(texts[answer_read]), printed)
+    except ValueError:
+        return SandboxOutcome("died", printed=printed, exit_code=os.waitstatus_to_exitcode(status))
+
+
+def _end_history_thread() -> None:
+    """End IPython's history thread, which it starts anew when needed.
+
+    IPython does so itself before a fork, but where the thread has just looked whether to stop it would wait for ever.
+    """
+    for thread in threading.enumerate():
+        if thread.name == "IPythonHistorySavingThread":
+            thread._stop_now = True  # type: ignore[attr-defined]
+            deadline_s = time.monotonic() + 1.0
+            while thread.is_alive() and time.monotonic() < deadline_s:
+                thread.save_flag.set()  # type: ignore[attr-defined]
+                thread.join(0.02)
+
+
+def _listen(limits: dict[int, int], deadline: float) -> tuple[Literal["too_long", "flood"] | None, dict[int, bytes]]:
+    """Read the pipes until all are closed, one exceeds its limit, or the time is up."""
+    texts = dict.fromkeys(limits, b"")
+    with selectors.DefaultSelector() as selector:
+        for descriptor in limits:
+            selector.register(descriptor, selectors.EVENT_READ)
+        while selector.get_map():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return "too_long", texts
+            for key, _ in selector.select(left_s):
+                chunk = os.read(key.fd, 2**16)
+                if not chunk:
+                    selector.unregister(key.fd)
+                texts[key.fd] += chunk
+                if len(texts[key.fd]) > limits[key.fd]:
+                    texts[key.fd] = texts[key.fd][: limits[key.fd]]
+                    return "flood", texts
+    return None, texts
+
+
+def _child(job: Callable[[], Any], answer_fd: int, print_fd: int, *, cpu_s: int, memory_bytes: int) -> NoReturn:
+    """The child's whole life; it never returns into the kernel's code."""
+    code = 1
+    try:
+        # What the kernel has thrown away is the kernel's to collect: closing a socket of its own here, in a process
+        # without its threads, could take a wake-up away from it.
+        gc.freeze()
+        faulthandler.disable()  # it would write to the kernel's own stderr
+        os.setsid()
+        _separate_streams(print_fd)
+        _limit(cpu_s, memory_bytes)
+        answer = json.dumps(job()).encode()
+        sys.stdout.flush()
+        while answer:
+            answer = answer[os.write(answer_fd, answer) :]
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _separate_streams(print_fd: int) -> None:
+    """Let nothing of the child reach the notebook's own streams, nor wait for its keyboard."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(print_fd, 1)
+    os.dup2(print_fd, 2)
+    sys.stdout = sys.stderr = open(1, "w", buffering=1, errors="replace", closefd=False)  # noqa: SIM115
+
+    def no_keyboard(prompt: object = "") -> str:
+        raise EOFError("input() has no keyboard in a check")
+
+    builtins.input = no_keyboard
+
+
+def _limit(cpu_s: int, memory_bytes: int) -> None:
+    mapped_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    for name, limit in (
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_AS, mapped_bytes + memory_bytes),
+        (resource.RLIMIT_FSIZE, FILE_BYTES),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(name)[1]
+        resource.setrlimit(name, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+    if "torch" in sys.modules:
+        # OpenMP's threads did not come along with the fork: a parallel region would wait for them for ever.
+        sys.modules["torch"].set_num_threads(1)

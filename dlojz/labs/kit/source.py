@@ -1,0 +1,339 @@
+"""Source of a lab: parse and write its cells.
+
+The single source of a lab, `solutions/NN_name.py`, and the notebooks it stands for.
+
+Every sentence of the source exists in both languages, every line of code once; the student notebook is the solution
+notebook with the solution regions cleared, and nothing else differs.
+
+The source is jupytext py:percent. Prose cells carry `lang="fr"` or `lang="en"` and come in pairs. Code cells may carry
+`name="…"` (stable; required where there is a solution region), `tags=[…]`, and `stub="value"` where the solution is an
+expression rather than statements.
+
+Where a student's answer stands in a saved notebook, and the lab that the notebook was built from.
+
+A notebook is read as text, of bounded size; nothing of it is executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlojz.base.contract import parse_json
+from dlojz.base.errors import LabError
+from dlojz.base.language import LANGUAGES, Language, one_of, say
+
+BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
+_FILE_NAME = re.compile(r"\d\d_[a-z0-9_]+\.py")
+_CELL_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
+_METADATA = {"code": ("name", "tags", "stub"), "markdown": ("lang",)}
+_TAGS = ("nbval-ignore-output", "raises-exception")
+_STUBS = {
+    "code": '# TODO: write this part, then run the cell: lab.check("{id}", …) answers at once.\n'
+    'raise labs.NotDone("{id}")',
+    "value": "...,  # TODO: your figure in place of the dots",
+}
+
+
+@dataclass(frozen=True)
+class ProseCells:
+    """One pair of prose cells: Markdown by language."""
+
+    text: dict[Language, str]
+
+
+@dataclass(frozen=True)
+class Code:
+    """One code cell, the same in every language."""
+
+    text: str
+    name: str | None
+    tags: tuple[str, ...]
+    stub: str
+
+    @property
+    def has_solution(self) -> bool:
+        """Whether the student has something to write here."""
+        return BEGIN in self.text
+
+
+@dataclass(frozen=True)
+class LabSource:
+    """One lab as it is written."""
+
+    path: Path
+    cells: tuple[ProseCells | Code, ...]
+
+    @property
+    def number(self) -> str:
+        """Two digits, e.g. `01`."""
+        return self.path.name[:2]
+
+    @property
+    def notebook_name(self) -> str:
+        """File name of the notebooks made from it, in every language."""
+        return f"{self.path.stem}.ipynb"
+
+
+def read_source(path: Path) -> LabSource:
+    """Read and validate the source of one lab.
+
+    Raises:
+        LabError: naming the cell, if prose is not paired, a solution region is not closed, or a cell carries metadata
+            that the builder does not know.
+    """
+    import jupytext
+
+    if not _FILE_NAME.fullmatch(path.name):
+        raise LabError(f"a lab is named like 01_big_models.py, but {path.name} was found: rename it.")
+    notebook = jupytext.read(path, fmt="py:percent")
+    return LabSource(path, tuple(_cells(notebook.cells, path.name)))
+
+
+def _cells(cells: list[Any], file: str) -> Iterator[ProseCells | Code]:
+    half: tuple[str, str, str] | None = None
+    names: set[str] = set()
+    for number, cell in enumerate(cells, start=1):
+        where = f"{file}, cell {number}"
+        metadata = {key: value for key, value in cell.metadata.items() if key != "lines_to_next_cell"}
+        for key in metadata:
+            if key not in _METADATA.get(cell.cell_type, ()):
+                raise LabError(f"{where}: {one_of('cell metadata', key, _METADATA.get(cell.cell_type, ()))}")
+        if cell.cell_type == "code":
+            if half:
+                raise LabError(f"{half[2]}: this prose is in {half[0]!r} only: write its pair right after it.")
+            code = _code(cell.source.rstrip(), metadata, where)
+            if code.name in names:
+                raise LabError(f"{where}: the name {code.name!r} is taken by an earlier cell: choose another.")
+            names |= {code.name} if code.name else set()
+            yield code
+            continue
+        language, text = metadata.get("lang"), cell.source.rstrip()
+        if language not in LANGUAGES:
+            raise LabError(f"{where}: {one_of('lang of a prose cell', language, LANGUAGES)}")
+        if half is None:
+            half = (language, text, where)
+        elif half[0] == language:
+            raise LabError(f"{half[2]}: this prose is in {language!r} only: write its pair right after it.")
+        else:
+            yield ProseCells({half[0]: half[1], language: text})  # type: ignore[dict-item]
+            half = None
+    if half:
+        raise LabError(f"{half[2]}: this prose is in {half[0]!r} only: write its pair right after it.")
+
+
+def _code(text: str, metadata: dict[str, Any], where: str) -> Code:
+    name, stub, tags = metadata.get("name"), metadata.get("stub", "code"), tuple(metadata.get("tags", ()))
+    if name is not None and not _CELL_NAME.fullmatch(name):
+        raise LabError(f"{where}: a cell is named in lower case with dashes, but {name!r} was received.")
+    if stub not in _STUBS:
+        raise LabError(f"{where}: {one_of('stub', stub, _STUBS)}")
+    for tag in tags:
+        if tag not in _TAGS:
+            raise LabError(f"{where}: {one_of('tag', tag, _TAGS)}")
+    inside = False
+    for line in text.split("\n"):
+        if line.strip() in (BEGIN, END):
+            if inside == (line.strip() == BEGIN):
+                raise LabError(f"{where}: solution regions are opened and closed in turn; look at {line.strip()!r}.")
+            inside = not inside
+        elif "BEGIN SOLUTION" in line or "END SOLUTION" in line:
+            raise LabError(f"{where}: a solution marker stands alone on its line, as {BEGIN!r} or {END!r}.")
+    if inside:
+        raise LabError(f"{where}: a solution region is not closed: add {END!r}.")
+    if BEGIN in text and name is None:
+        raise LabError(f'{where}: a cell with a solution region needs name="…", the id of its exercise.')
+    return Code(text, name, tags, stub)
+
+
+def compose(source: LabSource, language: Language, *, student: bool) -> Any:
+    """The notebook of a lab in one language, without outputs.
+
+    Args:
+        student: Clear the solution regions, leaving a TODO that names the check to run.
+    """
+    import nbformat.v4
+
+    notebook = nbformat.v4.new_notebook(
+        metadata={
+            "dlojz": {"lab": source.number, "language": language, "source": source.path.name},
+            "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+            "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"},
+        }
+    )
+    notebook.nbformat_minor = 5
+    anchor, offset = "start", 0
+    for cell in source.cells:
+        if isinstance(cell, Code) and cell.name:
+            anchor, offset = cell.name, 0
+        cell_id = _cell_id(source.path.stem, anchor, offset)
+        offset += 1
+        if isinstance(cell, ProseCells):
+            text = french_spaces(cell.text["fr"]) if language == "fr" else cell.text[language]
+            notebook.cells.append(nbformat.v4.new_markdown_cell(text, id=cell_id))
+        else:
+            text = _cleared(cell) if student and cell.has_solution else cell.text
+            made = nbformat.v4.new_code_cell(text, id=cell_id)
+            if cell.tags:
+                made.metadata["tags"] = list(cell.tags)
+            notebook.cells.append(made)
+    return notebook
+
+
+_VERBATIM = re.compile(r"(```.*?```|`[^`]*`|\$\$.*?\$\$|\$[^$]*\$)", re.DOTALL)
+
+
+def french_spaces(markdown: str) -> str:
+    """French prose with the spaces that must not break: before ; ! ? : » and after «; code and formulas stay.
+
+    Source: Imprimerie nationale, "Lexique des règles typographiques": a thin space before ; ! ?, a full one for the
+    others.
+    """
+    parts = _VERBATIM.split(markdown)
+    for index in range(0, len(parts), 2):
+        thin = re.sub(r"[ ](?=[;!?])", "\u202f", parts[index])
+        parts[index] = re.sub(r"[ ](?=[:»])|(?<=«)[ ]", "\u00a0", thin)
+    return "".join(parts)
+
+
+def _cell_id(stem: str, anchor: str, offset: int) -> str:
+    """Depends on the nearest named cell above, so that an insertion elsewhere changes no other id."""
+    return f"{anchor}-{hashlib.sha256(f'{stem}/{anchor}/{offset}'.encode()).hexdigest()[:10]}"
+
+
+def _cleared(cell: Code) -> str:
+    """Replace each solution region of a cell by its stub, indented as the region is; everything else stays."""
+    stub = _STUBS[cell.stub].format(id=cell.name).split("\n")
+    lines: list[str] = []
+    inside = False
+    for line in cell.text.split("\n"):
+        if line.strip() == BEGIN:
+            inside = True
+            indent = line[: line.index(BEGIN)]
+            lines += [indent + one for one in stub]
+        elif line.strip() == END:
+            inside = False
+        elif not inside:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+MAX_NOTEBOOK_BYTES = 64 * 2**20
+CALLED = re.compile(r'lab\.(?:check|predict)\(\s*["\']([a-z0-9-]+)["\']')
+_LAB = re.compile(r"(\d\d)_[a-z0-9_]+\.ipynb")
+
+
+def split(answer: str, solution: str) -> tuple[list[str], list[str]]:
+    """The part of an answer that stands where the solution's marks are, and the solution's own lines.
+
+    What stands before the first mark and after the last one is the notebook's; it is left out of both sides where the
+    student has left it as it was.
+    """
+    lines = solution.split("\n")
+    marks = [number for number, line in enumerate(lines) if line.strip() in (BEGIN, END)]
+    before, after = lines[: marks[0]], lines[marks[-1] + 1 :]
+    own = [line for line in answer.rstrip().split("\n") if line.strip() not in (BEGIN, END)]
+    start = _shared(before, own)
+    end = len(own) - _shared(after[::-1], own[start:][::-1])
+    inside = [line for line in lines[marks[0] : marks[-1] + 1] if line.strip() not in (BEGIN, END)]
+    return own[start:end], inside
+
+
+def _shared(expected: Sequence[str], found: Sequence[str]) -> int:
+    """How many lines at the beginning are the notebook's own; 0 if the student has changed one of them."""
+    return (
+        len(expected)
+        if len(found) >= len(expected)
+        and all(one.rstrip() == other.rstrip() for one, other in zip(expected, found, strict=False))
+        else 0
+    )
+
+
+def answer_cell(exercise: str, called: str, cells: Sequence[tuple[str, str]]) -> str | None:
+    """The cell that asks for the answer to be judged; else the one whose id says so."""
+    judged = [text for _, text in cells if (call := CALLED.search(text)) and call[1] == called]
+    named = [text for cell_id, text in cells if re.fullmatch(re.escape(exercise) + r"-[0-9a-f]{10}", cell_id)]
+    return next(iter([*judged, *named]), None)
+
+
+def cell_text(cell: dict[str, Any]) -> str:
+    """The text of a cell, which a notebook keeps whole or by lines."""
+    text = cell.get("source", "")
+    return "".join(map(str, text)) if isinstance(text, list) else str(text)
+
+
+def open_notebook() -> Path:
+    """The notebook whose kernel this is, as JupyterLab tells it.
+
+    Raises:
+        LabError: if none is open.
+    """
+    session = os.environ.get("JPY_SESSION_NAME", "")
+    if not session:
+        raise LabError(
+            say(
+                en='no notebook is open here: name the file, as in labs.diff("attention", "01_big_models.ipynb").',
+                fr="aucun notebook n’est ouvert ici : donnez le fichier, par exemple "
+                'labs.diff("attention", "01_big_models.ipynb").',
+            )
+        )
+    path = Path(session)
+    return path if path.is_file() else Path.cwd() / path.name
+
+
+def read_notebook(path: Path) -> dict[str, Any]:
+    """The content of a notebook.
+
+    Raises:
+        LabError: if it cannot be read, is too large, or is none.
+    """
+    try:
+        if path.stat().st_size > MAX_NOTEBOOK_BYTES:
+            raise LabError(f"{path.name} is larger than a notebook of the labs can be: save it without its outputs.")
+        content = parse_json(path.read_bytes())
+    except OSError as error:
+        raise LabError(
+            say(
+                en=f"the notebook {path} cannot be read: {error.strerror}. Save it first, and give its path.",
+                fr=f"le notebook {path} est illisible : {error.strerror}. Enregistrez-le, puis donnez son chemin.",
+            )
+        ) from None
+    except LabError as error:
+        raise LabError(f"{path.name} is no notebook: {error}") from None
+    if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
+        raise LabError(
+            say(
+                en=f"{path.name} is no notebook: it has no cells. Give the .ipynb file of a lab.",
+                fr=f"{path.name} n’est pas un notebook : il n’a pas de cellules. Donnez le fichier .ipynb d’un TP.",
+            )
+        )
+    return content
+
+
+def source_of(path: Path, content: dict[str, Any], root: Path) -> LabSource:
+    """The lab that a notebook was built from: by its metadata, else by its name.
+
+    Raises:
+        LabError: if the checkout has no such lab.
+    """
+    metadata = content.get("metadata")
+    own = metadata.get("dlojz") if isinstance(metadata, dict) else None
+    number = own.get("lab") if isinstance(own, dict) else None
+    named = _LAB.fullmatch(path.name)
+    number = number if isinstance(number, str) else named[1] if named else ""
+    sources = {file.name[:2]: file for file in sorted((root / "solutions").glob("[0-9][0-9]_*.py"))}
+    if not sources:
+        raise LabError(
+            say(
+                en=f"{root} holds no solutions: they come with a checkout of the course.",
+                fr=f"{root} ne contient pas les solutions : elles viennent avec le dépôt du cours.",
+            )
+        )
+    if number not in sources:
+        raise LabError(one_of("lab", number, sources))
+    return read_source(sources[number])

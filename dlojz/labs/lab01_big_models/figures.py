@@ -1,0 +1,261 @@
+"""Figures that belong to one lab only.
+
+viz`. What is drawn is counted or predicted by the package, or computed by the student's own function; each figure tells
+in words (its `alt`) what it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter
+
+from dlojz import models
+from dlojz.base.language import say
+from dlojz.base.table import visible
+from dlojz.config.run_config import RunConfig
+from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.style import BLACK, BLUE, CATEGORY_STYLES, GREEN, GREY, ORANGE, VERMILION, category_label
+from dlojz.labs.kit.exercise import NotDone, Verdict
+from dlojz.labs.kit.figures import COATNET, CoatnetTable
+from dlojz.labs.lab01_big_models.exercises import attention_multiply_adds
+from dlojz.prediction import predict
+
+GIB = 2**30
+# Memory that NVIDIA's data sheets give for the GPUs of Jean Zay's partitions, in GiB as the driver reports them.
+GPU_MEMORY_GIB = {"V100 16": 16, "V100 32": 32, "A100, H100 80": 80}
+
+
+def _plain_numbers(axes: Axes) -> None:
+    """Powers of ten in full on the vertical axis: a figure of the lab interprets no mathematics."""
+    decimal_marks(axes.yaxis)
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def losses(curves: dict[str, Sequence[float]]) -> LabFigure:
+    """Loss by step, a curve per run."""
+    figure = new_figure(7.0, 3.2, alt=say(en="Loss by step of: ", fr="Perte à chaque pas de : ") + ", ".join(curves))
+    axes = figure.subplots()
+    looks = ((BLUE, "-", "o"), (ORANGE, "--", "s"), (GREEN, "-.", "^"), (BLACK, ":", "D"))
+    for (name, values), (colour, line, marker) in zip(curves.items(), looks, strict=False):
+        steps = range(1, len(values) + 1)
+        label = visible(f" {name}" if name.startswith("_") else name)  # matplotlib leaves out what begins with _
+        axes.plot(steps, values, color=colour, linestyle=line, marker=marker, markersize=4, label=label)
+    axes.set_xlabel(say(en="step", fr="pas"))
+    axes.set_ylabel(say(en="loss (nats)", fr="perte (nats)"))
+    axes.legend(frameon=False)
+    plain(axes)
+    return finish(figure)
+
+
+def patches(cut: Callable[[Any, int], Any], image_CHW: Any, patch: int) -> LabFigure | Verdict:
+    """An image, and the patches that the student's function makes of it, in its order."""
+    try:
+        patches_PE = cut(image_CHW, patch)
+    except NotDone as error:
+        return Verdict("todo", str(error))
+    channels, height, width = image_CHW.shape
+    rows, columns = height // patch, width // patch
+    figure = new_figure(
+        8.0,
+        3.6,
+        alt=say(
+            en=f"An image of {height} × {width} pixels and its {len(patches_PE)} patches, numbered in their order.",
+            fr=f"Une image de {height} × {width} pixels et ses {len(patches_PE)} patches, numérotés dans leur ordre.",
+        ),
+    )
+    halves = figure.add_gridspec(1, 2)
+    whole, cuts = figure.add_subfigure(halves[0]), figure.add_subfigure(halves[1])
+    axes = whole.subplots()
+    axes.imshow(image_CHW[0], cmap="gray")
+    axes.set_axis_off()
+    whole.suptitle(say(en="the image", fr="l’image"))
+    limits = {"vmin": float(image_CHW.min()), "vmax": float(image_CHW.max())}
+    for index, axes in enumerate(cuts.subplots(rows, columns).flat):
+        if index < len(patches_PE):
+            axes.imshow(patches_PE[index].reshape(channels, patch, patch)[0], cmap="gray", **limits)
+            axes.set_title(f"{index}", fontsize=8, pad=2)
+        axes.set_axis_off()
+    cuts.suptitle(say(en="the sequence of patches", fr="la séquence de patches"))
+    return finish(figure)
+
+
+def attention_by_stage(width: int = 96, sides: Sequence[int] = (7, 14, 28, 56, 112)) -> LabFigure:
+    """Multiply-adds of attention and of a 3 × 3 depthwise-separable convolution, by side of the feature map."""
+    figure = new_figure(
+        7.0,
+        3.4,
+        alt=say(
+            en="Multiply-adds by side of the feature map: the convolution grows with its area, attention with its "
+            "square.",
+            fr="Multiplications-additions selon le côté de la carte : la convolution croît comme l’aire, l’attention "
+            "comme son carré.",
+        ),
+    )
+    axes = figure.subplots()
+    attention = [attention_multiply_adds(side**2, width) / 1e9 for side in sides]
+    convolution = [side**2 * (9 * width + width**2) / 1e9 for side in sides]
+    axes.loglog(sides, attention, color=VERMILION, marker="o", label=say(en="self-attention", fr="auto-attention"))
+    axes.loglog(
+        sides,
+        convolution,
+        color=BLUE,
+        marker="s",
+        linestyle="--",
+        label=say(en="3 × 3 depthwise + 1 × 1 convolution", fr="convolution 3 × 3 en profondeur + 1 × 1"),
+    )
+    axes.set_xticks(sides, [str(side) for side in sides])
+    axes.minorticks_off()
+    _plain_numbers(axes)
+    axes.set_xlabel(say(en="side of the feature map (positions)", fr="côté de la carte (positions)"))
+    axes.set_ylabel(say(en="multiply-adds (G)", fr="multiplications-\nadditions (G)"))
+    axes.legend(frameon=False)
+    plain(axes)
+    return finish(figure)
+
+
+def attention_ratio(side: int, other_side: int, *, width: int) -> float:
+    """How many times dearer attention is on one feature map than on another, in multiply-adds."""
+    return attention_multiply_adds(side**2, width) / attention_multiply_adds(other_side**2, width)
+
+
+def scaling(table: CoatnetTable) -> LabFigure:
+    """Parameters and multiply-adds of CoAtNet-0…7, counted and published."""
+    figure = new_figure(
+        10.0,
+        3.6,
+        alt=say(
+            en="Parameters and multiply-adds of CoAtNet-0 to 7 on logarithmic axes: counted dots in published "
+            "diamonds.",
+            fr="Paramètres et multiplications-additions de CoAtNet-0 à 7, axes logarithmiques : points comptés dans "
+            "des losanges publiés.",
+        ),
+    )
+    left, right = figure.subplots(1, 2)
+    names = [line.name.removeprefix("coatnet_") for line in table.lines]
+    counted = say(en="counted here", fr="compté ici")
+    published = say(en="published", fr="publié")
+    for axes, ours, theirs, label in (
+        (
+            left,
+            [line.counted.parameters / 1e6 for line in table.lines],
+            [line.published.parameters / 1e6 for line in table.lines],
+            say(en="parameters (M)", fr="paramètres (M)"),
+        ),
+        (
+            right,
+            [line.counted.multiply_adds / 1e9 for line in table.lines],
+            [line.published.multiply_adds / 1e9 for line in table.lines],
+            say(en="multiply-adds per image (G)", fr="multiplications-additions par image (G)"),
+        ),
+    ):
+        axes.plot(
+            names, theirs, color=BLACK, linestyle="none", marker="D", markersize=9, fillstyle="none", label=published
+        )
+        axes.plot(names, ours, color=BLUE, linestyle=":", marker="o", markersize=4, label=counted)
+        axes.set_yscale("log")
+        _plain_numbers(axes)
+        axes.set_xlabel("CoAtNet-")
+        axes.set_ylabel(label)
+        axes.legend(frameon=False)
+        plain(axes)
+    return finish(figure)
+
+
+def states_beside_gpus(optimizer: str = "adamw", names: Sequence[str] = tuple(COATNET)) -> LabFigure:
+    """Predicted model states by category, model by model, and the memory of GPUs."""
+    figure = new_figure(
+        9.0,
+        4.0,
+        alt=say(
+            en="Model states of CoAtNet-0 to 7 by category in GiB, and lines at the memory of a V100, an A100 and an "
+            "H100.",
+            fr="États du modèle de CoAtNet-0 à 7 par catégorie en Gio, et lignes à la mémoire d’un V100, d’un A100 et "
+            "d’un H100.",
+        ),
+    )
+    axes = figure.subplots()
+    labels = [name.removeprefix("coatnet_") for name in names]
+    memories = [predict(RunConfig.of(model=name, optimizer=optimizer, data="synthetic")).memory for name in names]
+    bottoms = [0.0] * len(names)
+    for category in ("weights", "gradients", "optimizer"):
+        heights = [(memory.category(category) or 0) / GIB for memory in memories]
+        style = CATEGORY_STYLES[category]
+        axes.bar(
+            labels,
+            heights,
+            bottom=bottoms,
+            color=style.color,
+            hatch=style.hatch,
+            edgecolor="white",
+            label=category_label(category),
+        )
+        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+    for name, memory_gib in GPU_MEMORY_GIB.items():
+        axes.axhline(memory_gib, color=GREY, linestyle="--", linewidth=1)
+        axes.annotate(f"{name} {say(en='GiB', fr='Gio')}", (-0.45, memory_gib), va="bottom", fontsize=8)
+    axes.set_xlabel("CoAtNet-")
+    axes.set_ylabel(say(en=f"states with {optimizer}, fp32 (GiB)", fr=f"états avec {optimizer}, fp32 (Gio)"))
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(0.0, 0.85))
+    plain(axes)
+    return finish(figure)
+
+
+def bias_seen_by(bias: Callable[[Any, int], Any], table: Any, side: int) -> LabFigure | Verdict:
+    """What three queries see of one table of relative positions, by the student's function."""
+    try:
+        bias_TT = bias(table, side)
+    except NotDone as error:
+        return Verdict("todo", str(error))
+    queries = (0, side * side // 2, side * side - 1)
+    figure = new_figure(
+        9.0,
+        2.8,
+        alt=say(
+            en="The same bump of bias, moved along with the query: at a corner, in the middle, at the other corner.",
+            fr="La même bosse de biais, déplacée avec la requête : dans un coin, au milieu, dans l’autre coin.",
+        ),
+    )
+    for axes, query in zip(figure.subplots(1, len(queries)), queries, strict=True):
+        seen = bias_TT[query].reshape(side, side)
+        axes.imshow(seen, cmap="cividis", vmin=float(table.min()), vmax=float(table.max()))
+        axes.plot(query % side, query // side, color="white", marker="*", markersize=12, markeredgecolor="black")
+        axes.set_title(say(en=f"query {query}", fr=f"requête {query}"), fontsize=9)
+        axes.set_xlabel(say(en="column of the key", fr="colonne de la clé"))
+        axes.set_ylabel(say(en="row of the key", fr="ligne de la clé"))
+    return finish(figure)
+
+
+def shift_gap(name: str, pixels: int) -> float:
+    """Largest change of a model's features when its image is shifted by a few pixels and its features shifted back.
+
+    `conv` is a 3 × 3 convolution with circular padding, `vit` a patch embedding with positions. Relative to the largest
+    feature; 0 means equivariant to translation.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    generator = torch.Generator().manual_seed(0)
+    image_BCHW = torch.randn((1, 3, 32, 32), generator=generator)
+    if name == "conv":
+        kernel = torch.randn((8, 3, 3, 3), generator=generator)
+
+        def features(x_BCHW: torch.Tensor) -> torch.Tensor:
+            return F.conv2d(F.pad(x_BCHW, (1, 1, 1, 1), mode="circular"), kernel)
+
+        step = pixels
+    else:
+        torch.manual_seed(0)
+        embedding = models.build("vit_tiny", image_size=32).get_submodule("blocks.0")
+        patch = 8
+
+        def features(x_BCHW: torch.Tensor) -> torch.Tensor:
+            tokens_BTD = embedding(x_BCHW)[:, 1:]
+            return tokens_BTD.transpose(1, 2).reshape(1, -1, 32 // patch, 32 // patch).detach()
+
+        step = pixels // patch
+    before = features(image_BCHW)
+    after = features(image_BCHW.roll(pixels, dims=-1)).roll(-step, dims=-1)
+    return float((after - before).abs().max() / before.abs().max())

@@ -1,0 +1,105 @@
+"""Lab 02: its exercises in order, and what the student predicts.
+
+Nothing is judged here; the exercises live beside their references.
+"""
+
+from __future__ import annotations
+
+from dlojz.labs.kit.exercise import Prediction, Said
+from dlojz.labs.lab02_memory.exercises_states import (
+    BLOCK_ACTIVATIONS,
+    BYTES_PER_PARAMETER,
+    DATA_PARALLEL_BYTES,
+    LARGEST_BATCH,
+    PEAK,
+)
+from dlojz.labs.lab02_memory.exercises_time import CHECKPOINT, EXPOSED_SECONDS, OFFLOAD
+
+TITLE = Said("Memory footprint", "Empreinte mémoire")
+
+EXERCISES = (
+    BYTES_PER_PARAMETER,
+    PEAK,
+    BLOCK_ACTIVATIONS,
+    LARGEST_BATCH,
+    DATA_PARALLEL_BYTES,
+    CHECKPOINT,
+    OFFLOAD,
+    EXPOSED_SECONDS,
+)
+
+PREDICTIONS = (
+    Prediction(
+        id="coatnet-7-states",
+        question=Said(
+            "How many bytes of states has CoAtNet-7 with weights and gradients in bf16, and AdamW?",
+            "Combien d’octets occupent les états de CoAtNet-7, poids et gradients en bf16, avec AdamW ?",
+        ),
+        kind="bytes",
+        tolerance=0.01,
+    ),
+    Prediction(
+        id="four-times-the-batch",
+        question=Said(
+            "How many bytes are the activations of vit_tiny with a micro-batch of 64?",
+            "Combien d’octets occupent les activations de vit_tiny avec un micro-batch de 64 ?",
+        ),
+        kind="bytes",
+        tolerance=0.02,
+    ),
+    Prediction(
+        id="layer-kept",
+        question=Said(
+            "How many bytes does this layer keep for backward, s = 1024, b = 4, h = 768, a = 12?",
+            "Combien d’octets cette couche garde-t-elle pour la passe arrière (s = 1024, b = 4, h = 768, a = 12) ?",
+        ),
+        kind="bytes",
+        tolerance=0.01,
+    ),
+    Prediction(
+        id="fused-kept",
+        question=Said(
+            "And how many with fused attention, which keeps no scores?",
+            "Et combien avec une attention fusionnée, qui ne garde aucun score ?",
+        ),
+        kind="bytes",
+        tolerance=0.01,
+    ),
+    Prediction(
+        id="v100-batch",
+        question=Said(
+            "Which is the largest micro-batch of CoAtNet-0 that fits on a V100 with 32 GB?",
+            "Quel est le plus grand micro-batch de CoAtNet-0 qui tienne sur un V100 de 32 Go ?",
+        ),
+        kind="count",
+        tolerance=0.02,
+    ),
+    Prediction(
+        id="coatnet-7-replica",
+        question=Said(
+            "How many bytes does a replica of CoAtNet-7 take at its peak, on 64 GPUs with one image each?",
+            "Combien d’octets occupe, à son pic, une réplique de CoAtNet-7 sur 64 GPU, avec une image chacun ?",
+        ),
+        kind="bytes",
+        tolerance=0.1,
+    ),
+    Prediction(
+        id="recomputed-flops",
+        question=Said(
+            "How many times the operations of a step does full checkpointing take?",
+            "Par combien les points de contrôle complets multiplient-ils les opérations d’un pas ?",
+        ),
+        kind="ratio",
+        tolerance=0.05,
+    ),
+    Prediction(
+        id="offloaded-bytes",
+        question=Said(
+            "How many bytes does vit_tiny keep in host memory when its activations are offloaded (micro-batch of 64)?",
+            "Combien d’octets vit_tiny garde-t-il en mémoire hôte si l’on décharge ses activations (micro-batch de "
+            "64) ?",
+        ),
+        kind="bytes",
+        tolerance=0.05,
+    ),
+)

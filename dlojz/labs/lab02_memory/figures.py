@@ -1,0 +1,430 @@
+"""Figures of lab 02 that come before any run: rules of thumb, the layer, the batch, the limit of data parallelism.
+
+viz`. What is drawn is what the package computes or what the student's own function gives; each figure tells in words
+(its `alt`) what it shows.
+
+Figures of lab 02 about memory given for time: segments of a checkpointed model, and runs side by side.
+
+viz`. What is drawn was traced with the student's own function, or measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dlojz import models
+from dlojz.base.language import format_bytes, say
+from dlojz.config.run_config import RunConfig
+from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.style import BLACK, BLUE, CATEGORY_STYLES, GREY, LINE_STYLES, ORANGE, SKY, VERMILION, category_label
+from dlojz.hardware import Device
+from dlojz.labs.kit.exercise import NotDone, Verdict
+from dlojz.prediction.forecast import forecast
+from dlojz.prediction.rules_of_thumb import RULES
+from dlojz.results.record import RunRecord
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from dlojz.prediction.rules_of_thumb import Shape
+    from dlojz.prediction.trace import MemoryTrace
+
+GIB = 2**30
+
+
+def _gib() -> str:
+    return say(en="GiB", fr="Gio")
+
+
+def rules_of_thumb() -> LabFigure:
+    """Each rule of thumb of the field as a stack of what it counts."""
+    figure = new_figure(
+        9.5,
+        3.4,
+        alt=say(
+            en="Bytes per parameter by rule: "
+            + ", ".join(f"{rule.name} ({rule.bytes_per_parameter})" for rule in RULES.values()),
+            fr="Octets par paramètre selon la règle : "
+            + ", ".join(f"{rule.name} ({rule.bytes_per_parameter})" for rule in RULES.values()),
+        ),
+    )
+    axes = figure.subplots()
+    seen: set[str] = set()
+    for row, rule in enumerate(reversed(RULES.values())):
+        left = 0
+        for part in rule.parts:
+            style = CATEGORY_STYLES[part.category]
+            axes.barh(
+                row,
+                part.bytes_per_parameter,
+                left=left,
+                color=style.color,
+                hatch=style.hatch,
+                edgecolor="white",
+                label=category_label(part.category) if part.category not in seen else None,
+            )
+            seen.add(part.category)
+            left += part.bytes_per_parameter
+        axes.annotate(f"{left}", (left, row), xytext=(5, 0), textcoords="offset points", va="center")
+    axes.set_yticks(range(len(RULES)), [rule.name for rule in reversed(RULES.values())])
+    axes.set_xlabel(say(en="bytes per parameter", fr="octets par paramètre"))
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    plain(axes)
+    return finish(figure)
+
+
+SCORES = ("softmax", "drop_scores")
+"""Modules of the lab's layer that make tensors of the size of the scores, a·s²·b."""
+
+
+def layer_parts(shape: Shape, plain_trace: MemoryTrace, fused_trace: MemoryTrace) -> LabFigure:
+    """What one layer keeps: the formula's two terms, then what each trace finds, by the module that made it."""
+    bars: dict[str, dict[str, float]] = {
+        say(en="formula", fr="formule"): {"5·a·s²·b": 5.0 * shape.scores, "34·s·b·h": 34.0 * shape.sbh},
+        say(en="trace", fr="trace"): _by_part(plain_trace),
+        say(en="trace,\nfused attention", fr="trace,\nattention fusionnée"): _by_part(fused_trace),
+    }
+    figure = new_figure(
+        9.5,
+        2.9,
+        alt=say(
+            en="Bytes that a layer keeps for backward: ", fr="Octets gardés par une couche pour la passe arrière : "
+        )
+        + ", ".join(f"{' '.join(name.split())} {format_bytes(sum(parts.values()))}" for name, parts in bars.items()),
+    )
+    axes = figure.subplots()
+    for row, parts in enumerate(reversed(bars.values())):
+        left = 0.0
+        for part, kept in parts.items():
+            mib = kept / 2**20
+            is_scores = part in SCORES or "s²" in part
+            axes.barh(
+                row,
+                mib,
+                left=left,
+                color=ORANGE if is_scores else SKY,
+                hatch="//" if is_scores else "..",
+                edgecolor="white",
+            )
+            if mib > 11:
+                box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
+                axes.annotate(part, (left + mib / 2, row), ha="center", va="center", fontsize=8, bbox=box)
+            left += mib
+        axes.annotate(f"{left:.0f}", (left, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
+    axes.set_yticks(range(len(bars)), list(reversed(bars)))
+    axes.set_xlabel(say(en="kept for backward (MiB)", fr="gardé pour la passe arrière (Mio)"))
+    axes.set_xlim(right=axes.get_xlim()[1] * 1.05)
+    plain(axes)
+    return finish(figure)
+
+
+def _by_part(traced: MemoryTrace) -> dict[str, float]:
+    """Kept bytes by module, scores first; what no submodule made under the name of the method that did."""
+    named = {module or "forward": float(kept) for module, kept in traced.by_module.items()}
+    return dict(sorted(named.items(), key=lambda item: (item[0] not in SCORES, -item[1])))
+
+
+def along_the_model(config: RunConfig, device: str | None = None) -> LabFigure:
+    """Block by block: states per block, and activations that it keeps for one micro-batch."""
+    import torch
+
+    with torch.device("meta"):
+        built = models.build(config.model, image_size=config.image_size, num_classes=config.num_classes)
+    states = [16 * sum(weight.numel() for weight in block.parameters()) / GIB for block in built.blocks]
+    kept = [0.0] * len(states)
+    for module, num_bytes in forecast(config, device=device).activations_by_module.items():
+        if module.startswith("blocks."):
+            kept[int(module.split(".")[1])] += num_bytes / GIB
+    figure = new_figure(
+        9.5,
+        4.2,
+        alt=say(
+            en=f"{config.model}, block by block: states grow towards the end, activations lie near the beginning.",
+            fr=f"{config.model}, bloc par bloc : les états se trouvent vers la fin, les activations vers le début.",
+        ),
+    )
+    above, below = figure.subplots(2, 1, sharex=True)
+    optimizer, activations = CATEGORY_STYLES["optimizer"], CATEGORY_STYLES["activations"]
+    above.bar(range(len(states)), states, color=optimizer.color, width=1.0, edgecolor="white", linewidth=0.3)
+    above.set_ylabel(say(en="states", fr="états") + f" ({_gib()})")
+    below.bar(range(len(kept)), kept, color=activations.color, width=1.0, edgecolor="white", linewidth=0.3)
+    below.set_ylabel("activations" + f" ({_gib()})")
+    below.set_xlabel(say(en="block, from the image to the classes", fr="bloc, de l’image aux classes"))
+    for axes in (above, below):
+        plain(axes)
+        decimal_marks(axes.xaxis, axes.yaxis)
+    return finish(figure)
+
+
+def _device_line(axes: Axes, device: Device) -> None:
+    """The limit of a GPU, named beside the axes so that no bar hides it."""
+    axes.axhline(device.memory_bytes / GIB, color=BLACK, linestyle="--", linewidth=1)
+    axes.annotate(
+        say(en=device.title, fr=device.title.replace("GB", "Go")),
+        (1.0, device.memory_bytes / GIB),
+        xycoords=("axes fraction", "data"),
+        xytext=(4, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=8,
+    )
+
+
+def memory_by_batch(
+    configs: Mapping[str, RunConfig], batches: Sequence[int], on: Device, others: Sequence[Device] = ()
+) -> LabFigure:
+    """Bytes taken of a device by micro-batch, a line per configuration, with the limits of devices.
+
+    Args:
+        configs: by the name that their line bears; their own micro-batch does not matter.
+        batches: micro-batches to forecast.
+        on: device for which the forecasts are made.
+        others: devices whose limits are drawn besides.
+    """
+    from dlojz.planner.levers import taken_bytes, with_micro_batch
+
+    figure = new_figure(
+        8.5,
+        3.8,
+        alt=say(
+            en="Memory by micro-batch, nearly straight lines from the states up: ",
+            fr="Mémoire selon le micro-batch, presque des droites qui partent des états : ",
+        )
+        + ", ".join(configs),
+    )
+    axes = figure.subplots()
+    for (name, config), (colour, line, marker) in zip(configs.items(), LINE_STYLES, strict=False):
+        taken = [taken_bytes(forecast(with_micro_batch(config, batch), device=on)) / GIB for batch in batches]
+        axes.plot(batches, taken, color=colour, linestyle=line, marker=marker, label=name)
+    for device in (on, *others):
+        _device_line(axes, device)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("micro-batch (" + say(en="images", fr="images") + ")")
+    axes.set_ylabel(say(en="taken of the GPU", fr="occupé sur le GPU") + f" ({_gib()})")
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(0.0, 0.95))
+    plain(axes)
+    return finish(figure)
+
+
+def limit_of_data_parallelism(
+    replica_bytes: Callable[[int, int, int, int], float],
+    parameters: int,
+    sample_bytes: int,
+    global_batch: int,
+    devices: Sequence[Device],
+) -> LabFigure | Verdict:
+    """What a replica takes by the number of GPUs, by the student's function: states and buckets, then activations."""
+    degrees = [2**power for power in range(global_batch.bit_length())]
+    try:
+        fixed = [replica_bytes(parameters, 0, global_batch, dp) / GIB for dp in degrees]
+        total = [replica_bytes(parameters, sample_bytes, global_batch, dp) / GIB for dp in degrees]
+    except NotDone as error:
+        return Verdict("todo", str(error))
+    figure = new_figure(
+        9.0,
+        4.2,
+        alt=say(
+            en=f"A replica by the number of GPUs: activations fall from {total[0] - fixed[0]:.0f} to "
+            f"{total[-1] - fixed[-1]:.0f} GiB, states and buckets stay at {fixed[-1]:.0f} GiB.",
+            fr=f"Une réplique selon le nombre de GPU : les activations passent de {total[0] - fixed[0]:.0f} à "
+            f"{total[-1] - fixed[-1]:.0f} Gio, états et buckets restent à {fixed[-1]:.0f} Gio.",
+        ),
+    )
+    axes = figure.subplots()
+    labels = [str(dp) for dp in degrees]
+    states, activations = CATEGORY_STYLES["optimizer"], CATEGORY_STYLES["activations"]
+    axes.bar(
+        labels,
+        fixed,
+        color=states.color,
+        hatch=states.hatch,
+        edgecolor="white",
+        label=say(en="states and buckets", fr="états et buckets"),
+    )
+    axes.bar(
+        labels,
+        [whole - part for whole, part in zip(total, fixed, strict=True)],
+        bottom=fixed,
+        color=activations.color,
+        hatch=activations.hatch,
+        edgecolor="white",
+        label=category_label("activations"),
+    )
+    for device in devices:
+        _device_line(axes, device)
+    top = max(device.memory_bytes for device in devices) / GIB * 1.25
+    axes.set_ylim(0, top)
+    for place, whole in enumerate(total):
+        if whole > top:
+            axes.annotate(f"↑ {whole:.0f} {_gib()}", (place, top), ha="center", va="top", fontsize=8, color=BLACK)
+    axes.set_xlabel(
+        say(en=f"GPUs, for a global batch of {global_batch}", fr=f"GPU, pour un batch global de {global_batch}")
+    )
+    axes.set_ylabel(say(en="per GPU", fr="par GPU") + f" ({_gib()})")
+    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2)
+    plain(axes)
+    return finish(figure)
+
+
+MIB = 2**20
+
+
+class _Measured(Protocol):
+    @property
+    def record(self) -> RunRecord | None: ...
+
+
+def _mib() -> str:
+    return say(en="MiB", fr="Mio")
+
+
+def segments(
+    checkpointed: Callable[[Sequence[Any], Any, int], Any], blocks: Sequence[Any], x: Any, lengths: Sequence[int]
+) -> LabFigure | Verdict:
+    """What the student's forward keeps for backward, and its peak, by the length of the segments; traced.
+
+    Args:
+        checkpointed: the student's function.
+        blocks: modules, of one length of input and output.
+        x: what the first reads.
+        lengths: blocks per segment, each to be traced.
+    """
+    from torch import nn
+
+    from dlojz.prediction.trace import trace
+
+    class Whole(nn.Module):
+        """The blocks, run by the student's function."""
+
+        def __init__(self, per_segment: int) -> None:
+            super().__init__()
+            self.blocks, self.per_segment = nn.ModuleList(blocks), per_segment
+
+        def forward(self, x: Any) -> Any:
+            return checkpointed(list(self.blocks), x, self.per_segment)
+
+    try:
+        checkpointed(blocks, x, len(blocks))
+    except NotDone as error:
+        return Verdict("todo", str(error))
+    traces = [trace(Whole(length), x) for length in lengths]
+    kept = [one.saved_bytes / MIB for one in traces]
+    peaks = [one.peak_bytes / MIB for one in traces]
+    best = lengths[peaks.index(min(peaks))]
+    figure = new_figure(
+        8.0,
+        3.6,
+        alt=say(
+            en=f"{len(blocks)} blocks by length of the segments: what is kept falls, the peak is lowest for {best}.",
+            fr=f"{len(blocks)} blocs selon la longueur des segments : ce qui est gardé diminue, le pic est le plus "
+            f"bas pour {best}.",
+        ),
+    )
+    axes = figure.subplots()
+    axes.plot(
+        lengths, peaks, color=VERMILION, marker="s", label=say(en="peak of both passes", fr="pic des deux passes")
+    )
+    axes.plot(
+        lengths,
+        kept,
+        color=BLUE,
+        marker="o",
+        linestyle="--",
+        label=say(en="kept between the two", fr="gardé entre les deux"),
+    )
+    axes.axvline(best, color=GREY, linestyle=":", linewidth=1)
+    axes.set_xticks(list(lengths))
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(say(en="blocks per segment", fr="blocs par segment"))
+    axes.set_ylabel(_mib())
+    axes.legend(frameon=False)
+    plain(axes)
+    return finish(figure)
+
+
+def operations_for_memory(runs: Mapping[str, _Measured]) -> LabFigure:
+    """Measured runs: operations of a step, relative to the first run's, against the peak of memory, one point each.
+
+    Operations and not seconds: on a machine that does other things at the same time, seconds tell little.
+    """
+    figure = new_figure(
+        8.5,
+        3.4,
+        alt=say(en="Peak memory and operations of a step of: ", fr="Pic de mémoire et opérations d’un pas de : ")
+        + ", ".join(runs),
+    )
+    axes = figure.subplots()
+    first_flops: float | None = None
+    most = 1.0
+    for (name, run), (colour, _, marker) in zip(runs.items(), LINE_STYLES, strict=False):
+        footprint = run.record.footprint() if run.record else None
+        if footprint is None or not footprint.step_flops or footprint.memory.peak_bytes is None:
+            continue
+        first_flops = first_flops or footprint.step_flops
+        most = max(most, footprint.step_flops / first_flops)
+        moved_bytes = footprint.memory.host_bytes
+        moved = (
+            say(en=f" ({format_bytes(moved_bytes)} out and back)", fr=f" ({format_bytes(moved_bytes)} aller et retour)")
+            if moved_bytes
+            else ""
+        )
+        axes.plot(
+            footprint.memory.peak_bytes / MIB,
+            footprint.step_flops / first_flops,
+            color=colour,
+            marker=marker,
+            markersize=10,
+            linestyle="none",
+            label=name + moved,
+        )
+    axes.set_xlim(left=0)
+    axes.set_ylim(0, 1.15 * most)
+    decimal_marks(axes.yaxis)
+    axes.set_xlabel(say(en="measured peak", fr="pic mesuré") + f" ({_mib()})")
+    axes.set_ylabel(say(en="operations of a step\n(times the first)", fr="opérations d’un pas\n(fois le premier)"))
+    axes.legend(frameon=False, loc="lower left")
+    plain(axes)
+    return finish(figure)
+
+
+def peak_and_maxima(samples: Sequence[Mapping[str, int]]) -> LabFigure:
+    """One step's peak beside the largest value that each category takes: the sum of these is more."""
+    at_peak: Mapping[str, int] = max(samples, key=lambda sample: sum(sample.values()))
+    largest: dict[str, int] = {name: max(sample.get(name, 0) for sample in samples) for name in CATEGORY_STYLES}
+    peak, sum_of_largest = format_bytes(sum(at_peak.values())), format_bytes(sum(largest.values()))
+    figure = new_figure(
+        8.5,
+        2.4,
+        alt=say(
+            en=f"Peak {peak}; sum of the largest of each category {sum_of_largest}.",
+            fr=f"Pic {peak} ; somme des maximums de chaque catégorie {sum_of_largest}.",
+        ),
+    )
+    axes = figure.subplots()
+    rows: dict[str, Mapping[str, int]] = {
+        say(en="at the peak", fr="au moment du pic"): at_peak,
+        say(en="largest of each", fr="maximum de chacune"): largest,
+    }
+    for row, (title, sample) in enumerate(reversed(rows.items())):
+        left = 0.0
+        for name, style in CATEGORY_STYLES.items():
+            mib = sample.get(name, 0) / MIB
+            if not largest[name]:
+                continue
+            axes.barh(
+                row,
+                mib,
+                left=left,
+                color=style.color,
+                hatch=style.hatch,
+                edgecolor="white",
+                label=category_label(name) if title == next(iter(rows)) else None,
+            )
+            left += mib
+    axes.set_yticks(range(len(rows)), list(reversed(rows)))
+    axes.set_xlabel(_mib())
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.05))
+    plain(axes)
+    return finish(figure)

@@ -1,0 +1,707 @@
+"""Lab 03: the small model on which gradients are averaged, the data of each rank, and the true gradients.
+
+The true gradients are those of one process on all the data; nothing here communicates.
+
+Lab 03: data parallelism in its simplest form: gradients averaged after backward, or after several of them.
+
+The answer is held to the gradients of one process on the data of all ranks, and to what it communicated for them.
+
+Lab 03: which gradients travel together.
+
+The reference fills buckets by the rule of torch's DDP and of `dlojz.by_hand.ddp`.
+
+Lab 03: gradients that travel while backward goes on.
+
+Whether communication overlaps is read from the order of events (sent, waited for, backward ended), never from a
+duration.
+
+What is handed to an asynchronous all-reduce is only there once it has been waited for: in the trial the sum is put into
+the tensor by `wait()` and not before, so that an answer that does not wait, or writes meanwhile, is wrong every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dlojz.base.language import say, shortest
+from dlojz.labs.kit.exercise import Exercise, Said, Wrong
+from dlojz.labs.kit.judges import Mistake
+from dlojz.labs.kit.rank_judges import by_ranks
+from dlojz.processes.forks import RankAnswer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+SAMPLES, WIDTH, CLASSES = 4, 6, 3
+MICRO_BATCHES = 3
+NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
+LABELS = {f"gradient of {name}": Said(f"the gradient of {name}", f"le gradient de {name}") for name in NAMES}
+
+Batch = tuple["Tensor", "Tensor"]
+
+
+def make_model(seed: int) -> nn.Module:
+    """Two linear layers, the same on every rank."""
+    import torch
+    from torch import nn
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES))
+
+
+def batch_of(rank: int, seed: int, number: int = 0) -> Batch:
+    """A rank's micro-batch: inputs of some size, so that gradients are of order one, and classes."""
+    import torch
+
+    generator = torch.Generator().manual_seed(10_000 * seed + 100 * rank + number)
+    inputs = 5 * torch.randn((SAMPLES, WIDTH), generator=generator)
+    return inputs, torch.randint(CLASSES, (SAMPLES,), generator=generator)
+
+
+def loss_of(model: nn.Module, batch: Batch) -> Tensor:
+    """Mean cross-entropy over a batch."""
+    import torch.nn.functional as F
+
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def gradients(model: nn.Module) -> dict[str, Any]:
+    """The gradients that a model holds, by the names under which they are judged."""
+    return {
+        f"gradient of {name}": None if parameter.grad is None else parameter.grad.detach().clone()
+        for name, parameter in model.named_parameters()
+    }
+
+
+def true_gradients(seed: int, batches: list[Batch]) -> dict[str, Tensor]:
+    """Gradients of the mean loss over batches of equal size, on one process."""
+    import torch
+
+    model = make_model(seed)
+    torch.stack([loss_of(model, batch) for batch in batches]).mean().backward()
+    return gradients(model)
+
+
+_WEIGHTS = "weights"
+
+
+def average_gradients(model: nn.Module, only: Callable[[int, Tensor], bool] = lambda index, parameter: True) -> None:
+    """Replace every gradient by its mean over the ranks; `only` leaves some out, to spoil it.
+
+    Source: Li et al. 2020 (arXiv 2006.15704), §3.1: averaged gradients keep replicas equal, not averaged weights.
+    """
+    import torch.distributed as dist
+
+    for index, parameter in enumerate(model.parameters()):
+        if parameter.grad is not None and only(index, parameter):
+            # Who: all ranks. What: one gradient, of its parameter's shape, summed. How much: its bytes.
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+def _average_weights(model: nn.Module) -> None:
+    import torch.distributed as dist
+
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.data)
+        parameter.data /= dist.get_world_size()
+
+
+def _backward_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
+    import torch
+    from torch.nn.utils import parameters_to_vector
+
+    model = make_model(seed)
+    loss_of(model, batch_of(rank, seed)).backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(rank)  # replicas have equal weights; here they differ, to see that nobody averages them
+    answer(model)
+    return {**gradients(model), _WEIGHTS: parameters_to_vector(model.parameters()).detach()}
+
+
+def _weights_of(rank: int, seed: int) -> Tensor:
+    from torch.nn.utils import parameters_to_vector
+
+    return parameters_to_vector(make_model(seed).parameters()).detach() + rank
+
+
+def _mean_gradients(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    return {
+        **true_gradients(seed, [batch_of(other, seed) for other in range(size)]),
+        _WEIGHTS: _weights_of(rank, seed),
+    }
+
+
+def _own_gradients(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    return true_gradients(seed, [batch_of(rank, seed)])
+
+
+AVERAGE_GRADIENTS = Exercise(
+    id="average-gradients",
+    title=Said("averaging the gradients", "la moyenne des gradients"),
+    judge=by_ranks(
+        trial=_backward_trial,
+        expected=_mean_gradients,
+        local=_own_gradients,
+        labels={**LABELS, _WEIGHTS: Said("the weights of a rank", "les poids d’un rang")},
+        mistakes=(
+            Mistake(
+                _average_weights,
+                Said(
+                    "You average the weights; it is the gradients, parameter.grad, that differ between replicas after "
+                    "backward.",
+                    "Vous moyennez les poids ; or ce sont les gradients, parameter.grad, qui diffèrent entre répliques "
+                    "après la passe arrière.",
+                ),
+            ),
+            Mistake(
+                lambda model: average_gradients(model, lambda index, parameter: index == 0),
+                Said(
+                    "Only the first parameter is averaged: look at where your loop ends (a return inside it?).",
+                    "Seul le premier paramètre est moyenné : regardez où finit votre boucle (un return à l’intérieur "
+                    "?).",
+                ),
+            ),
+            Mistake(
+                lambda model: average_gradients(model, lambda index, parameter: parameter.dim() > 1),
+                Said(
+                    "The biases are left out: they are parameters like the others, and have a gradient.",
+                    "Les biais sont oubliés : ce sont des paramètres comme les autres, et ils ont un gradient.",
+                ),
+            ),
+        ),
+    ),
+    praise=Said(
+        "Right: the same gradients on every rank, those of one process that had read all the batches.",
+        "Exact : sur chaque rang, les mêmes gradients, ceux d’un processus qui aurait lu tous les batches.",
+    ),
+    hints=(
+        Said(
+            "What does all-reduce leave in a tensor, and what is missing for a mean? Do so for every "
+            "model.parameters().",
+            "Que laisse l’all-reduce dans un tenseur, et que manque-t-il pour une moyenne ? Faites-le pour chacun des "
+            "model.parameters().",
+        ),
+        Said(
+            "dist.all_reduce(parameter.grad) works in place; then divide parameter.grad, in place too, by "
+            "dist.get_world_size().",
+            "dist.all_reduce(parameter.grad) travaille en place ; divisez ensuite parameter.grad, en place aussi, par "
+            "dist.get_world_size().",
+        ),
+    ),
+)
+
+
+def _micro_batches(rank: int, seed: int) -> list[Batch]:
+    return [batch_of(rank, seed, number) for number in range(MICRO_BATCHES)]
+
+
+def _accumulate(
+    model: nn.Module, batches: Sequence[Batch], *, share: float | None = None, average: bool = True
+) -> None:
+    for batch in batches:
+        (loss_of(model, batch) * (1 / len(batches) if share is None else share)).backward()
+    if average:
+        average_gradients(model)
+
+
+def _accumulation_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
+    model = make_model(seed)
+    answer(model, _micro_batches(rank, seed))
+    return gradients(model)
+
+
+def _of_all(seed: int, ranks: Iterable[int]) -> dict[str, Tensor]:
+    return true_gradients(seed, [batch for rank in ranks for batch in _micro_batches(rank, seed)])
+
+
+def _inspect_traffic(answers: list[RankAnswer], size: int) -> None:
+    """The gradients are right; did they travel once?"""
+    whole = sum(parameter.numel() for parameter in make_model(0).parameters())
+    for answer in answers:
+        sent = sum(call["numel"] for call in answer.calls if call["op"] == "all_reduce")
+        if sent > whole:
+            times = sent / whole
+            raise Wrong(
+                say(
+                    en=f"The gradients are right, but they are communicated {shortest(times)} times: {sent} numbers go "
+                    f"through all-reduce for a model of {whole}. Add up the gradients of all micro-batches on the "
+                    "rank, then average once, after the loop.",
+                    fr=f"Les gradients sont justes, mais ils sont communiqués {shortest(times)} fois : "
+                    f"{sent} nombres passent par l’all-reduce pour un modèle qui en compte {whole}. Cumulez "
+                    "sur le rang les gradients de tous les micro-batches, puis faites une seule moyenne, après la "
+                    "boucle.",
+                )
+            )
+
+
+ACCUMULATION = Exercise(
+    id="accumulation",
+    title=Said("accumulating gradients", "l’accumulation de gradients"),
+    judge=by_ranks(
+        trial=_accumulation_trial,
+        expected=lambda rank, size, seed: _of_all(seed, range(size)),
+        local=lambda rank, size, seed: _of_all(seed, [rank]),
+        labels=LABELS,
+        mistakes=(
+            Mistake(
+                lambda model, batches: _accumulate(model, batches, share=1.0),
+                Said(
+                    "The gradients are as many times too large as there are micro-batches: backward adds up, so divide "
+                    "each loss by len(micro_batches).",
+                    "Les gradients sont trop grands d’un facteur égal au nombre de micro-batches : la passe arrière "
+                    "cumule ; divisez donc chaque perte par len(micro_batches).",
+                ),
+            ),
+            Mistake(
+                lambda model, batches: _accumulate(model, batches[-1:], share=1.0),
+                Said(
+                    "Only the last micro-batch counts: zero_grad inside the loop wipes out those before.",
+                    "Seul le dernier micro-batch compte : un zero_grad dans la boucle efface les précédents.",
+                ),
+            ),
+            Mistake(
+                lambda model, batches: _accumulate(model, batches[-1:], share=1 / len(batches)),
+                Said(
+                    "Only the last micro-batch counts, divided by their number: zero_grad inside the loop wipes out "
+                    "those before.",
+                    "Seul compte le dernier micro-batch, divisé par leur nombre : un zero_grad dans la boucle efface "
+                    "les précédents.",
+                ),
+            ),
+            Mistake(
+                lambda model, batches: _accumulate(model, batches[:1], share=1.0),
+                Said(
+                    "Only the first micro-batch counts: look at where your loop ends.",
+                    "Seul le premier micro-batch compte : regardez où finit votre boucle.",
+                ),
+            ),
+            Mistake(
+                lambda model, batches: _accumulate(model, batches, share=1.0, average=False),
+                Said(
+                    "Two things are missing: the loss of each micro-batch is to be divided by their number, and the "
+                    "gradients are never averaged over the ranks.",
+                    "Il manque deux choses : diviser la perte de chaque micro-batch par leur nombre, et faire la "
+                    "moyenne des gradients entre les rangs.",
+                ),
+            ),
+        ),
+        inspect=_inspect_traffic,
+    ),
+    praise=Said(
+        "Right: the gradients of a batch as many times larger, for the communication of a single one.",
+        "Exact : les gradients d’un batch d’autant plus grand, pour le prix d’une seule communication.",
+    ),
+    hints=(
+        Said(
+            "loss.backward() adds to parameter.grad what is there already. What becomes of a mean of means?",
+            "loss.backward() ajoute à ce que parameter.grad contient déjà. Que devient une moyenne de moyennes ?",
+        ),
+        Said(
+            "In the loop: the loss divided by len(micro_batches), then backward. After the loop, once: "
+            "average_gradients(model).",
+            "Dans la boucle : la perte divisée par len(micro_batches), puis backward. Après la boucle, une fois : "
+            "average_gradients(model).",
+        ),
+    ),
+)
+
+
+Buckets = list[list[int]]
+
+
+def fill_buckets(gradient_bytes: Sequence[int], limit_bytes: int) -> Buckets:
+    """Parameters by bucket, in the order in which the buckets leave; a bucket is closed once it holds the limit.
+
+    Source: Li et al. 2020, "PyTorch Distributed" (arXiv 2006.15704), §3.2.3 and §4.2: the reverse of
+    `model.parameters()`; torch's `compute_bucket_assignment_by_size` closes a bucket when it reaches the limit.
+    """
+    buckets: Buckets = []
+    filling: list[int] = []
+    for index in reversed(range(len(gradient_bytes))):
+        filling.append(index)
+        if sum(gradient_bytes[each] for each in filling) >= limit_bytes:
+            buckets.append(filling)
+            filling = []
+    return [*buckets, filling] if filling else buckets
+
+
+def _filled(indices: Sequence[int], sizes: Sequence[int], closes: Callable[[int], bool], *, keep_rest: bool) -> Buckets:
+    buckets: Buckets = []
+    filling: list[int] = []
+    for index in indices:
+        filling.append(index)
+        if closes(sum(sizes[each] for each in filling)):
+            buckets.append(filling)
+            filling = []
+    return [*buckets, filling] if filling and keep_rest else buckets
+
+
+def _never_beyond(sizes: Sequence[int], limit: int) -> Buckets:
+    """Closes a bucket before it would exceed the limit, as DeepSpeed does."""
+    buckets: Buckets = []
+    filling: list[int] = []
+    for index in reversed(range(len(sizes))):
+        if filling and sum(sizes[each] for each in filling) + sizes[index] > limit:
+            buckets.append(filling)
+            filling = []
+        filling.append(index)
+    return [*buckets, filling] if filling else buckets
+
+
+def _backwards(sizes: Sequence[int]) -> Sequence[int]:
+    return range(len(sizes) - 1, -1, -1)
+
+
+_BUCKET_MISTAKES: tuple[tuple[Callable[[Sequence[int], int], Buckets], Said], ...] = (
+    (
+        lambda sizes, limit: _filled(range(len(sizes)), sizes, lambda held: held >= limit, keep_rest=True),
+        Said(
+            "You begin with the first parameters, but backward reaches them last: no bucket could leave before its "
+            "end. Go through the parameters in reverse.",
+            "Vous commencez par les premiers paramètres, or la passe arrière ne les atteint qu’à la fin : aucun "
+            "bucket ne pourrait partir avant. Parcourez les paramètres à rebours.",
+        ),
+    ),
+    (
+        lambda sizes, limit: _filled(range(len(sizes)), sizes, lambda held: held >= limit, keep_rest=True)[::-1],
+        Said(
+            "You fill forwards and reverse the list of buckets: that is not the same cut; the last bucket, which may "
+            "be incomplete, would leave first. Fill in reverse order.",
+            "Vous remplissez dans l’ordre, puis renversez la liste des buckets : ce n’est pas le même découpage ; le "
+            "dernier bucket, souvent incomplet, partirait le premier. Remplissez à rebours.",
+        ),
+    ),
+    (
+        lambda sizes, limit: [sorted(bucket) for bucket in fill_buckets(sizes, limit)],
+        Said(
+            "The buckets are right, but within a bucket too the gradients become ready in reverse order: keep it.",
+            "Les buckets sont justes, mais dans un bucket aussi les gradients sont prêts à rebours : gardez cet ordre.",
+        ),
+    ),
+    (
+        lambda sizes, limit: _filled(_backwards(sizes), sizes, lambda held: held >= limit, keep_rest=False),
+        Said(
+            "The last bucket, not quite full, never leaves: its gradients would stay those of one rank.",
+            "Le dernier bucket, incomplet, ne part jamais : ses gradients resteraient ceux d’un seul rang.",
+        ),
+    ),
+    (
+        _never_beyond,
+        Said(
+            "You close a bucket before it exceeds the limit; the rule here is that of DDP: add the gradient, then "
+            "close the bucket if it holds limit_bytes or more.",
+            "Vous fermez un bucket avant qu’il ne dépasse la limite ; la règle est ici celle de DDP : ajouter le "
+            "gradient, puis fermer le bucket s’il contient limit_bytes ou davantage.",
+        ),
+    ),
+    (
+        lambda sizes, limit: _filled(_backwards(sizes), sizes, lambda held: held > limit, keep_rest=True),
+        Said(
+            "A bucket that holds exactly limit_bytes is full: ≥, not >.",
+            "Un bucket qui contient exactement limit_bytes est plein : ≥, et non >.",
+        ),
+    ),
+    (
+        lambda sizes, limit: [[index] for index in _backwards(sizes)],
+        Said(
+            "One bucket per gradient: then every small gradient pays a latency of its own.",
+            "Un bucket par gradient : chaque petit gradient paie alors sa propre latence.",
+        ),
+    ),
+    (
+        lambda sizes, limit: [[sizes[index] for index in bucket] for bucket in fill_buckets(sizes, limit)],
+        Said(
+            "You return sizes; the indices of the parameters are asked for, so that one knows which gradients travel "
+            "together.",
+            "Vous renvoyez des tailles ; on demande les numéros des paramètres, pour savoir quels gradients voyagent "
+            "ensemble.",
+        ),
+    ),
+)
+
+
+def _models() -> Iterator[tuple[list[int], int]]:
+    yield [4, 40, 8, 12, 20, 6, 30, 2, 10], 30
+    yield [100, 10, 10, 10, 10, 90, 5, 5, 10, 15], 20
+    yield [7, 5, 3, 8, 1, 4, 12], 12
+    yield [50, 60, 70, 3], 50
+
+
+def _judge(answer: Callable[..., Any]) -> None:
+    cases = list(_models())
+    given = [_as_buckets(answer(list(sizes), limit)) for sizes, limit in cases]
+    expected = [fill_buckets(*case) for case in cases]
+    if given == expected:
+        _judge_nothing(answer)
+        return
+    for way, says in _BUCKET_MISTAKES:
+        if given == [way(*case) for case in cases]:
+            raise Wrong(str(says))
+    worst = next(index for index in range(len(cases)) if given[index] != expected[index])
+    sizes, limit = cases[worst]
+    raise Wrong(
+        say(
+            en=f"For gradients of {sizes} bytes and a limit of {limit}, {expected[worst]} is expected, but your "
+            f"function returns {given[worst]}.",
+            fr=f"Pour des gradients de {sizes} octets et une limite de {limit}, on attend {expected[worst]}, mais "
+            f"votre fonction renvoie {given[worst]}.",
+        )
+    )
+
+
+def _judge_nothing(answer: Callable[..., Any]) -> None:
+    """Buckets that are filled exactly leave no empty one behind."""
+    given = _as_buckets(answer([10, 10], 10))
+    if given != [[1], [0]]:
+        raise Wrong(
+            say(
+                en=f"For two gradients that fill a bucket each, your function returns {given}: an empty bucket is no "
+                "bucket.",
+                fr=f"Pour deux gradients qui remplissent chacun un bucket, votre fonction renvoie {given} : un bucket "
+                "vide n’est pas un bucket.",
+            )
+        )
+
+
+def _as_buckets(value: object) -> Buckets:
+    if value is None:
+        raise Wrong(
+            say(
+                en="Your function returns nothing: end it with return.",
+                fr="Votre fonction ne renvoie rien : terminez-la par return.",
+            )
+        )
+    try:
+        return [[int(index) for index in bucket] for bucket in value]  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        raise Wrong(
+            say(
+                en="A list of buckets is expected, each a list of parameter indices, such as [[3, 2], [1, 0]]; "
+                f"your function returns {str(value)[:80]}.",
+                fr="On attend une liste de buckets, chacun étant une liste de numéros de paramètres, par exemple "
+                f"[[3, 2], [1, 0]] ; votre fonction renvoie {str(value)[:80]}.",
+            )
+        ) from None
+
+
+BUCKETS = Exercise(
+    id="buckets",
+    title=Said("filling the buckets", "le remplissage des buckets"),
+    judge=_judge,
+    praise=Said(
+        "Right: the last layers travel first, while backward goes on with the first ones.",
+        "Exact : les dernières couches voyagent d’abord, pendant que la passe arrière remonte vers les premières.",
+    ),
+    hints=(
+        Said(
+            "Which gradients does backward finish first: those of the first or of the last parameters?",
+            "Quels gradients la passe arrière termine-t-elle d’abord : ceux des premiers ou des derniers paramètres ?",
+        ),
+        Said(
+            "Go through reversed(range(len(gradient_bytes))); append, add up, and close the bucket once its sum is "
+            "≥ limit_bytes. Mind the last one.",
+            "Parcourez reversed(range(len(gradient_bytes))) ; ajoutez, cumulez, et fermez le bucket dès que sa somme "
+            "est ≥ limit_bytes. Pensez au dernier.",
+        ),
+    ),
+)
+
+
+Synchronize = Callable[[], object]
+SENT, SENT_AND_WAITED, WAITED, BACKWARD_ENDED = "sent", "sent and waited", "waited", "backward ended"
+STEPS = 2
+
+
+class _Travelling:
+    """The work of an asynchronous all-reduce, which writes down when it is waited for."""
+
+    def __init__(self, tensor: Tensor, sum_of_all: Tensor, work: Any, events: list[str]) -> None:
+        self._tensor, self._sum, self._work, self._events = tensor, sum_of_all, work, events
+        self._version = tensor._version
+
+    def wait(self, *arguments: Any) -> bool:
+        """Put the sum where it belongs; something else, each time, if the tensor was written to meanwhile."""
+        self._events.append(WAITED)
+        self._work.wait()
+        written = self._tensor._version != self._version
+        self._tensor.detach().copy_(self._sum + self._tensor if written else self._sum)
+        self._version = self._tensor._version
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the sum is there."""
+        return bool(self._work.is_completed())
+
+
+def _watch(events: list[str]) -> None:
+    """From here on every all-reduce of this process, which ends with the trial, leaves an event."""
+    import torch.distributed as dist
+
+    original = dist.all_reduce
+
+    def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
+        if not async_op:
+            events.append(SENT_AND_WAITED)
+            return original(tensor, op=op, group=group)
+        events.append(SENT)
+        sum_of_all = tensor.detach().clone()
+        return _Travelling(tensor, sum_of_all, original(sum_of_all, op=op, group=group, async_op=True), events)
+
+    dist.all_reduce = all_reduce
+
+
+def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
+    """Two steps, as the hooks must serve for all of them; the gradients judged are those of the last."""
+    events: list[str] = []
+    _watch(events)
+    model = make_model(seed)
+    synchronize = answer(model)
+    if not callable(synchronize):
+        return {"returned": type(synchronize).__name__}, _mean(rank, size, seed)  # for `_inspect` to refuse
+    for step in range(STEPS):
+        model.zero_grad()
+        events.clear()
+        loss_of(model, batch_of(rank, seed, step)).backward()
+        events.append(BACKWARD_ENDED)
+        synchronize()
+    return {"events": events}, gradients(model)
+
+
+def _mean(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    return true_gradients(seed, [batch_of(other, seed, STEPS - 1) for other in range(size)])
+
+
+def _own(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    return true_gradients(seed, [batch_of(rank, seed, STEPS - 1)])
+
+
+def overlap(model: nn.Module, *, divide: str = "before", wait: bool = True) -> Synchronize:
+    """Send each gradient as soon as backward has finished with it; the function returned waits for all of them.
+
+    Source: Li et al. 2020 (arXiv 2006.15704), §3.2.3.
+    """
+    import torch.distributed as dist
+
+    travelling: list[tuple[Any, Tensor]] = []
+
+    def send(parameter: Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is None:
+            return
+        if divide == "before":
+            gradient /= dist.get_world_size()
+        # Who: all ranks. What: one gradient, of its parameter's shape, summed; the call returns at once.
+        travelling.append((dist.all_reduce(gradient, async_op=True), gradient))
+        if divide == "while travelling":
+            gradient /= dist.get_world_size()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(send)
+
+    def synchronize() -> None:
+        for work, _ in travelling if wait else ():
+            work.wait()
+        travelling.clear()
+
+    return synchronize
+
+
+def _inspect(answers: list[RankAnswer], size: int) -> None:
+    """The gradients are right; did they travel during backward, and without stopping it?"""
+    returned = answers[0].value.get("returned")
+    if returned:
+        raise Wrong(
+            say(
+                en=f"Your function must return the function synchronize, without calling it, but it returns a "
+                f"{returned}.",
+                fr="Votre fonction doit renvoyer la fonction synchronize, sans l’appeler, mais elle renvoie un objet "
+                f"de type {returned}.",
+            )
+        )
+    events: list[str] = answers[0].value["events"]
+    during = events[: events.index(BACKWARD_ENDED)]
+    if SENT_AND_WAITED in during:
+        raise Wrong(
+            say(
+                en="The gradients are right, but each hook waits for its all-reduce, and backward stands still "
+                "meanwhile: pass async_op=True, and wait in synchronize().",
+                fr="Les gradients sont justes, mais chaque hook attend la fin de son all-reduce, et la passe arrière "
+                "s’arrête d’autant : passez async_op=True, et attendez dans synchronize().",
+            )
+        )
+    if WAITED in during:
+        raise Wrong(
+            say(
+                en="The gradients are right, but wait() is called in the hook: backward stands still until the sum is "
+                "there. Keep the Work object in a list, and wait in synchronize().",
+                fr="Les gradients sont justes, mais wait() est appelé dans le hook : la passe arrière s’arrête jusqu’à "
+                "l’arrivée de la somme. Gardez l’objet Work dans une liste, et attendez dans synchronize().",
+            )
+        )
+    if SENT not in during:
+        raise Wrong(
+            say(
+                en="The gradients are right, but none leaves before backward has ended: nothing overlaps. Send each "
+                "from a hook of its parameter (register_post_accumulate_grad_hook).",
+                fr="Les gradients sont justes, mais aucun ne part avant la fin de la passe arrière : rien ne se "
+                "recouvre. Envoyez chacun depuis un hook de son paramètre (register_post_accumulate_grad_hook).",
+            )
+        )
+
+
+_OVERLAP_MISTAKES = (
+    Mistake(
+        lambda model: overlap(model, wait=False),
+        Said(
+            "synchronize() does not wait: the optimizer would read gradients that are still on their way. Call "
+            "wait() on every Work that all_reduce(…, async_op=True) has returned.",
+            "synchronize() n’attend pas : l’optimiseur lirait des gradients encore en chemin. Appelez wait() sur "
+            "chaque objet Work que all_reduce(…, async_op=True) a renvoyé.",
+        ),
+    ),
+    Mistake(
+        lambda model: overlap(model, divide="while travelling"),
+        Said(
+            "You divide right after sending, while the gradient is on its way: the all-reduce may read or write it "
+            "at any moment. Divide before it leaves, or once it has been waited for.",
+            "Vous divisez juste après l’envoi, alors que le gradient est en chemin : l’all-reduce peut le lire ou "
+            "l’écrire à tout moment. Divisez avant le départ, ou après l’attente.",
+        ),
+    ),
+)
+
+OVERLAP = Exercise(
+    id="overlap",
+    title=Said("communicating during backward", "communiquer pendant la passe arrière"),
+    judge=by_ranks(
+        trial=_trial,
+        expected=_mean,
+        local=_own,
+        labels=LABELS,
+        mistakes=_OVERLAP_MISTAKES,
+        inspect=_inspect,
+    ),
+    praise=Said(
+        "Right: the first gradients arrive while the others are still being computed.",
+        "Exact : les premiers gradients arrivent pendant que les autres se calculent encore.",
+    ),
+    hints=(
+        Said(
+            "parameter.register_post_accumulate_grad_hook(f) calls f(parameter) as soon as parameter.grad is final. "
+            "What can f do without waiting?",
+            "parameter.register_post_accumulate_grad_hook(f) appelle f(parameter) dès que parameter.grad est "
+            "définitif. Que peut faire f sans attendre ?",
+        ),
+        Said(
+            "In the hook: divide parameter.grad by the number of ranks, then keep what dist.all_reduce(parameter.grad, "
+            "async_op=True) returns. In synchronize(): wait() for each, then empty the list.",
+            "Dans le hook : divisez parameter.grad par le nombre de rangs, puis gardez ce que renvoie "
+            "dist.all_reduce(parameter.grad, async_op=True). Dans synchronize() : wait() pour chacun, puis videz la "
+            "liste.",
+        ),
+    ),
+)

@@ -1,0 +1,158 @@
+"""Figures of lab 03: buckets, shares of an epoch, learning rates, large batches.
+
+viz`. What is drawn is what the student's own function gives, or what a training measured; each figure tells in words
+(its `alt`) what it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dlojz.base.language import format_bytes, say, shortest
+from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.style import BLUE, GREEN, GREY, LINE_STYLES, ORANGE, PURPLE, SKY, VERMILION
+from dlojz.labs.kit.exercise import NotDone, Verdict
+
+RANKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "D"), (SKY, "v"), (VERMILION, "P"))
+SMOOTHED = 0.1
+"""Share of all steps over which a loss curve is averaged: the noise of a batch of 16 would hide everything else."""
+
+
+def buckets(
+    fill: Callable[[Sequence[int], int], Sequence[Sequence[int]]], gradient_bytes: Sequence[int], limit_bytes: int
+) -> LabFigure | Verdict:
+    """How the student's function cuts gradients into buckets, in the order in which they leave."""
+    try:
+        cut = [[gradient_bytes[index] for index in bucket] for bucket in fill(gradient_bytes, limit_bytes)]
+    except NotDone as error:
+        return Verdict("todo", str(error))
+    figure = new_figure(
+        9.0,
+        3.2,
+        alt=say(
+            en=f"{len(cut)} buckets in the order in which they leave, each a stack of gradients; the line is the limit "
+            f"of {format_bytes(limit_bytes)}.",
+            fr=f"{len(cut)} buckets dans l’ordre de leur départ, chacun étant une pile de gradients ; la ligne est la "
+            f"limite de {format_bytes(limit_bytes)}.",
+        ),
+    )
+    axes = figure.subplots()
+    for number, sizes in enumerate(cut, start=1):
+        bottom = 0.0
+        for size in sizes:
+            height = size / 2**10
+            axes.bar(number, height, bottom=bottom, color=BLUE, edgecolor="white", linewidth=0.6)
+            bottom += height
+        held = f"{len(sizes)} gradient" + ("s" if len(sizes) > 1 else "")
+        axes.annotate(held, (number, bottom), ha="center", va="bottom", fontsize=7)
+    axes.axhline(limit_bytes / 2**10, color=GREY, linestyle="--", linewidth=1)
+    axes.set_xticks(range(1, len(cut) + 1))
+    axes.set_xlabel(say(en="bucket, in the order of departure", fr="bucket, dans l’ordre de départ"))
+    axes.set_ylabel(say(en="gradients (KiB)", fr="gradients (Kio)"))
+    axes.margins(y=0.12)
+    plain(axes)
+    return finish(figure)
+
+
+def shares(
+    shard: Callable[..., Any], num_samples: int = 24, size: int = 4, epochs: int = 2, seed: int = 0
+) -> LabFigure | Verdict:
+    """Which rank reads which sample in the first epochs, by the student's function."""
+    figure = new_figure(
+        11.0,
+        0.7 + 0.42 * size * epochs,
+        alt=say(
+            en=f"The samples that each of {size} ranks reads, in their order, in {epochs} epochs.",
+            fr=f"Les échantillons que lit chacun des {size} rangs, dans leur ordre, pendant {epochs} époques.",
+        ),
+    )
+    for epoch, axes in enumerate(figure.subplots(epochs, 1, sharex=True)):
+        for rank in range(size):
+            try:
+                indices = [int(index) for index in shard(num_samples, rank, size, epoch, seed)]
+            except NotDone as error:
+                return Verdict("todo", str(error))
+            color, marker = RANKS[rank % len(RANKS)]
+            places = [place + rank * (len(indices) + 1) for place in range(len(indices))]
+            axes.scatter(places, indices, color=color, marker=marker, s=36, label=f"{rank}")
+        axes.set_ylabel(say(en=f"epoch {epoch}\nsample", fr=f"époque {epoch}\néchantillon"))
+        axes.set_xticks([])
+        plain(axes)
+    axes.set_xlabel(say(en="order of reading, rank by rank", fr="ordre de lecture, rang par rang"))
+    figure.axes[0].legend(
+        title=say(en="rank", fr="rang"), frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8
+    )
+    return finish(figure)
+
+
+def rates(
+    rate: Callable[[int, float, float, int], float],
+    *,
+    base_rate: float,
+    scales: Sequence[float],
+    warmup_steps: int,
+    steps: int,
+) -> LabFigure | Verdict:
+    """The student's learning rate by step, for several sizes of batch."""
+    figure = new_figure(
+        7.0,
+        2.8,
+        alt=say(
+            en="Learning rate by step for batches ", fr="Taux d’apprentissage à chaque pas pour des batches "
+        )
+        + ", ".join(f"×{shortest(scale)}" for scale in scales),
+    )
+    axes = figure.subplots()
+    for scale, (color, line, _) in zip(scales, LINE_STYLES, strict=False):
+        try:
+            values = [float(rate(step, base_rate, scale, warmup_steps)) for step in range(steps)]
+        except NotDone as error:
+            return Verdict("todo", str(error))
+        axes.plot(range(steps), values, color=color, linestyle=line, label=f"batch ×{scale:g}")
+    axes.axvline(warmup_steps, color=GREY, linewidth=1, linestyle=":")
+    axes.set_xlabel(say(en="step", fr="pas"))
+    axes.set_ylabel(say(en="learning rate", fr="taux d’apprentissage"))
+    axes.legend(frameon=False)
+    plain(axes)
+    return finish(figure)
+
+
+def large_batches(curves: Mapping[str, tuple[int, Sequence[float]]]) -> LabFigure:
+    """Loss by samples read, so that trainings with batches of several sizes can be compared.
+
+    Args:
+        curves: by name, the size of the batch and the loss of each step; drawn as a running mean.
+    """
+    figure = new_figure(
+        9.0,
+        3.6,
+        alt=say(en="Loss by samples read: ", fr="Perte selon le nombre d’échantillons lus : ") + ", ".join(curves),
+    )
+    axes = figure.subplots()
+    for (name, (batch, losses)), (color, line, marker) in zip(curves.items(), LINE_STYLES, strict=False):
+        values = smoothed(losses)
+        samples = [batch * (step + 1) for step in range(len(values))]
+        every = max(1, len(values) // 12)
+        axes.plot(
+            samples, values, color=color, linestyle=line, marker=marker, markevery=every, markersize=4, label=name
+        )
+    axes.set_yscale("log")
+    decimal_marks(axes.yaxis)
+    axes.set_xlabel(say(en="samples read", fr="échantillons lus"))
+    axes.set_ylabel(say(en="loss (nats)", fr="perte (nats)"))
+    axes.legend(
+        title=say(en="batch, learning rate", fr="batch, taux"),
+        frameon=False,
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+    )
+    plain(axes)
+    return finish(figure)
+
+
+def smoothed(losses: Sequence[float]) -> list[float]:
+    """Running mean of the last tenth of all steps, at least one."""
+    width = max(1, round(SMOOTHED * len(losses)))
+    windows = (losses[max(0, step + 1 - width) : step + 1] for step in range(len(losses)))
+    return [sum(window) / len(window) for window in windows]

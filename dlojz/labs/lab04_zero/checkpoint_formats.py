@@ -1,0 +1,689 @@
+"""Lab 04: which shares of an old checkpoint a rank reads where the number of ranks has changed.
+
+The reference is pure arithmetic; that its pieces, read in order, are the new share is checked in the tests on real
+tensors.
+
+What a pickle would import and call, read without running it.
+
+The instructions are read one by one with `pickletools`, as text is, and none is followed; only
+`refused_by_weights_only` gives a file to torch, which then follows those of its own list and no other.
+
+A pickle is a program for a small machine with a stack: it names functions (`GLOBAL`, `STACK_GLOBAL`), which whoever
+loads it imports, and calls them (`REDUCE`, `NEWOBJ`). What is read here serves a lesson: it tells what an honest file
+names, and is no scanner that would clear a hostile one.
+
+Source: CPython, `Lib/pickletools.py` (the instructions), and "pickle — Python object serialization", the warning at its
+head; the files of `torch.save` are zip archives whose entry `data.pkl` is a pickle (torch 2.13, `serialization.py`).
+
+Checkpoints of three formats side by side: which rank writes which file, with how many bytes, and what was predicted.
+
+Files are listed, measured, copied and altered as bytes; none is loaded.
+
+With Ψ parameters in fp32, Adam and N data-parallel ranks, and B bytes of BatchNorm statistics per replica:
+
+    format              rank 0 writes                               each other rank writes
+    DeepSpeed, ZeRO-2   4Ψ weights, B; 12Ψ/N master and moments     12Ψ/N master and moments
+    DCP, FSDP2          its rows of 12Ψ weights and moments, B/N    the same
+    dlojz               12Ψ weights and moments, N·B                nothing
+
+Source: DeepSpeed 0.19, `runtime/engine.py` (`save_checkpoint`, `_get_zero_ckpt_name`); torch 2.13,
+`distributed/checkpoint/filesystem.py` (`__RANK_N.distcp`), `distributed/checkpoint/_dedup_save_plans.py`, which gives
+what all ranks hold to the one that has least to write.
+
+Who writes what: the bytes of each rank's files in each format, over the tensors that were predicted.
+
+viz`. What is drawn is what the table of files says, in the same order.
+
+What the ranks of a notebook need to write DeepSpeed's checkpoint and DCP's, and to compare what they read.
+
+Nothing is saved or loaded here; whoever does so sees it in the notebook.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import re
+import shutil
+import struct
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from pathlib import Path
+from textwrap import wrap
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import MEBIBYTE, format_bytes, integer, say
+from dlojz.config.run_config import RunConfig
+from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.style import CATEGORY_STYLES, EDGE, PREDICTED_ALPHA, RULE, category_label
+from dlojz.labs.kit.exercise import Exercise, Said, Wrong
+from dlojz.labs.kit.judges import Mistake
+from dlojz.labs.kit.quiet_deepspeed import load_deepspeed as load_deepspeed  # noqa: PLC0414
+from dlojz.prediction.compute import checkpoint_bytes
+from dlojz.prediction.shapes import model_shapes
+from dlojz.results.footprint import CATEGORIES, Category
+
+Pieces = list[tuple[int, int, int]]
+CASES = ((12, 2, 3), (12, 3, 2), (10, 4, 3), (10, 3, 4), (7, 2, 2), (9, 1, 2), (9, 4, 1), (23, 5, 4))
+"""Elements, ranks that have written, ranks that read; each is asked for every reading rank."""
+
+
+def shares_to_read(elements: int, old_ranks: int, new_ranks: int, rank: int) -> Pieces:
+    """Pieces of the old shares that make up a rank's new share, in order.
+
+    N ranks cut a flat vector in shares of ceil(elements / N), of which the last ones are shorter, or empty.
+
+    Args:
+        elements: of the vector.
+        old_ranks: that have each written their share.
+        new_ranks: among which it is cut anew.
+        rank: 0 to new_ranks − 1.
+
+    Returns:
+        Old rank, first and last place (excluded) within that rank's share; nothing empty.
+
+    Source: what DCP computes for each dimension of a tensor: torch 2.13,
+    `distributed/checkpoint/resharding.py`, `_shards_get_overlap_region_wrt_saved_tensor`.
+    """
+    old, new = -(-elements // old_ranks), -(-elements // new_ranks)
+    return _overlaps(elements, old, old_ranks, rank * new, min((rank + 1) * new, elements))
+
+
+def _overlaps(elements: int, old: int, old_ranks: int, first: int, last: int) -> Pieces:
+    found: Pieces = []
+    for other in range(old_ranks):
+        start, stop = max(first, other * old), min(last, (other + 1) * old, elements)
+        if start < stop:
+            found.append((other, start - other * old, stop - other * old))
+    return found
+
+
+def _in_the_vector(elements: int, old_ranks: int, new_ranks: int, rank: int) -> Pieces:
+    """Places in the whole vector rather than in the share."""
+    old = -(-elements // old_ranks)
+    pieces = shares_to_read(elements, old_ranks, new_ranks, rank)
+    return [(other, start + other * old, stop + other * old) for other, start, stop in pieces]
+
+
+def _rounded_down(elements: int, old_ranks: int, new_ranks: int, rank: int) -> Pieces:
+    """Shares of floor(elements / N): what is left over is nobody's."""
+    old, new = elements // old_ranks, elements // new_ranks
+    return _overlaps(elements, old, old_ranks, rank * new, (rank + 1) * new)
+
+
+def _with_padding(elements: int, old_ranks: int, new_ranks: int, rank: int) -> Pieces:
+    """Beyond the end of the vector, as if the last share were as long as the others."""
+    old, new = -(-elements // old_ranks), -(-elements // new_ranks)
+    return _overlaps(old * old_ranks, old, old_ranks, rank * new, (rank + 1) * new)
+
+
+def _with_empty(elements: int, old_ranks: int, new_ranks: int, rank: int) -> Pieces:
+    """A piece of every old rank, of no length where the two do not meet."""
+    found = {piece[0]: piece for piece in shares_to_read(elements, old_ranks, new_ranks, rank)}
+    return [found.get(other, (other, 0, 0)) for other in range(old_ranks)]
+
+
+def _whole_shares(elements: int, old_ranks: int, new_ranks: int, rank: int) -> Pieces:
+    """The whole of every share that is touched."""
+    old = -(-elements // old_ranks)
+    return [
+        (other, 0, min(old, elements - other * old))
+        for other, _, _ in shares_to_read(elements, old_ranks, new_ranks, rank)
+    ]
+
+
+MISTAKES = (
+    Mistake(
+        _in_the_vector,
+        Said(
+            "The pieces are the right ones, but their places are counted from the beginning of the vector: a file "
+            "holds a share alone, so subtract the place where that share begins.",
+            "Ce sont les bons morceaux, mais leurs positions sont comptées depuis le début du vecteur : un fichier ne "
+            "contient qu’une part ; retranchez donc la position où cette part commence.",
+        ),
+    ),
+    Mistake(
+        _rounded_down,
+        Said(
+            "Elements are lost at the end of the vector: where the number of ranks does not divide it, the length of "
+            "a share is rounded up.",
+            "Des éléments se perdent à la fin du vecteur : quand le nombre de rangs ne le divise pas, la longueur "
+            "d’une part s’arrondit vers le haut.",
+        ),
+    ),
+    Mistake(
+        _with_padding,
+        Said(
+            "The last share is shorter than the others: nothing may be read beyond the end of the vector.",
+            "La dernière part est plus courte que les autres : rien ne doit être lu au-delà de la fin du vecteur.",
+        ),
+    ),
+    Mistake(
+        _with_empty,
+        Said(
+            "Almost: leave out the ranks of which there is nothing to read; there may be hundreds of files.",
+            "Presque : laissez de côté les rangs dont il n’y a rien à lire ; les fichiers peuvent se compter par "
+            "centaines.",
+        ),
+    ),
+    Mistake(
+        _whole_shares,
+        Said(
+            "The right ranks, but too much of each: the new share begins and ends in the midst of an old one. Keep "
+            "the places where the two overlap.",
+            "Ce sont les bons rangs, mais trop de chacun : la nouvelle part commence et finit au milieu d’une "
+            "ancienne. Ne gardez que les positions où les deux se recouvrent.",
+        ),
+    ),
+)
+
+
+def _judge(answer: Callable[..., Any]) -> None:
+    inputs = [(*case, rank) for case in CASES for rank in range(case[2])]
+    given = [_pieces(answer(*case)) for case in inputs]
+    expected = [shares_to_read(*case) for case in inputs]
+    if given == expected:
+        return
+    if [sorted(pieces) for pieces in given] == expected:
+        raise Wrong(
+            say(
+                en="The right pieces, but in another order: laid end to end they must give the new share.",
+                fr="Ce sont les bons morceaux, mais dans un autre ordre : mis bout à bout, ils doivent donner la "
+                "nouvelle part.",
+            )
+        )
+    for mistake in MISTAKES:
+        if given == [mistake.way(*case) for case in inputs]:
+            raise Wrong(str(mistake.says))
+    case, found, right = next(row for row in zip(inputs, given, expected, strict=True) if row[1] != row[2])
+    raise Wrong(
+        say(
+            en=f"For the arguments {case}, {right} is expected, but your function returns {found}.",
+            fr=f"Pour les arguments {case}, on attend {right}, mais votre fonction renvoie {found}.",
+        )
+    )
+
+
+def _pieces(value: Any) -> Pieces:
+    """What an answer returned, as pieces; lists do as well as tuples."""
+    fine = isinstance(value, Sequence) and all(
+        isinstance(piece, Sequence) and len(piece) == 3 and all(type(number) is int for number in piece)
+        for piece in value
+    )
+    if not fine:
+        raise Wrong(
+            say(
+                en="Return a list of triples of whole numbers: (old rank, first place, last place excluded).",
+                fr="Renvoyez une liste de triplets d’entiers : (ancien rang, première position, dernière position "
+                "exclue).",
+            )
+        )
+    return [(piece[0], piece[1], piece[2]) for piece in value]
+
+
+SHARES_TO_READ = Exercise(
+    id="shares-to-read",
+    title=Said("reading with another number of ranks", "relire avec un autre nombre de rangs"),
+    judge=_judge,
+    praise=Said(
+        "Right. That is what DCP does for each tensor, and what DeepSpeed leaves to its universal checkpoint.",
+        "Exact. C’est ce que DCP fait pour chaque tenseur, et ce que DeepSpeed laisse à son universal checkpoint.",
+    ),
+    hints=(
+        Said(
+            "The new share goes from rank · new to (rank + 1) · new in the vector, where new = ceil(elements / "
+            "new_ranks); the share of the old rank r from r · old to (r + 1) · old. Where do the two overlap?",
+            "Dans le vecteur, la nouvelle part va de rank · new à (rank + 1) · new, où new = ceil(elements / "
+            "new_ranks) ; celle de l’ancien rang r, de r · old à (r + 1) · old. Où se recouvrent-elles ?",
+        ),
+        Said(
+            "For each r: start = max(rank · new, r · old); stop = min((rank + 1) · new, (r + 1) · old, elements). If "
+            "start < stop, the piece is (r, start − r · old, stop − r · old).",
+            "Pour chaque r : start = max(rank · new, r · old) ; stop = min((rank + 1) · new, (r + 1) · old, elements). "
+            "Si start < stop, le morceau est (r, start − r · old, stop − r · old).",
+        ),
+    ),
+)
+
+
+_ENTRY = b"PK\x03\x04"
+_ENTRY_HEADER = struct.Struct("<4s5H3I2H")  # .ZIP application note (APPNOTE.TXT), 4.3.7: local file header
+_CALLS = frozenset({"REDUCE", "NEWOBJ", "NEWOBJ_EX", "INST", "OBJ", "BUILD"})
+_NUMBERS = frozenset({"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"})
+_FETCHES = frozenset({"BINGET", "LONG_BINGET", "GET"})
+_KEEPS = frozenset({"BINPUT", "LONG_BINPUT", "PUT"})
+
+
+def entries(content: bytes) -> list[int]:
+    """Where the entries of the zip archives begin that a file strings up; none where it is no archive."""
+    found = [content.find(_ENTRY)] if content.startswith(_ENTRY) else []
+    while found and found[-1] >= 0:
+        found.append(content.find(_ENTRY, found[-1] + len(_ENTRY)))
+    return [place for place in found if 0 <= place <= len(content) - _ENTRY_HEADER.size]
+
+
+def starts(content: bytes) -> list[int]:
+    """Where the pickles of a file begin: at its start, or at each entry `data.pkl` of its archives."""
+    if not (places := entries(content)):
+        return [0]
+    found: list[int] = []
+    for place in places:
+        *_, name_bytes, extra_bytes = _ENTRY_HEADER.unpack_from(content, place)
+        name = place + _ENTRY_HEADER.size
+        if content[name : name + name_bytes].endswith(b"/data.pkl"):
+            found.append(name + name_bytes + extra_bytes)
+    return found
+
+
+def instructions(content: bytes, start: int = 0) -> Iterator[tuple[str, object]]:
+    """The instructions of one pickle, as name and operand, up to its STOP.
+
+    Raises:
+        LabError: if it is no pickle.
+    """
+    try:
+        for code, operand, _ in pickletools.genops(content[start:]):
+            yield code.name, operand
+    except (ValueError, IndexError, UnicodeDecodeError, struct.error) as error:
+        raise LabError(f"what stands at byte {start} is no pickle: {error}.") from None
+
+
+def imported(content: bytes) -> list[str]:
+    """What loading the pickles of a file would import, as `module.name`, in alphabetical order.
+
+    Args:
+        content: of a file: a pickle, or archives as `torch.save` writes them, one or several in a row.
+
+    Raises:
+        LabError: if there is something else where a pickle should be.
+    """
+    return sorted({name for start in starts(content) for name in _globals(content, start)})
+
+
+def calls(content: bytes) -> int:
+    """How many calls the pickles of a file would make while they are loaded.
+
+    Raises:
+        LabError: as `imported`.
+    """
+    return sum(name in _CALLS for start in starts(content) for name, _ in instructions(content, start))
+
+
+def numbers_after(content: bytes, key: str) -> list[int]:
+    """The whole numbers that follow a text in the pickles of a file, up to the next text.
+
+    Raises:
+        LabError: as `imported`.
+    """
+    found: list[int] = []
+    for start in starts(content):
+        listening = False
+        for name, operand in instructions(content, start):
+            if isinstance(operand, str):
+                listening = operand == key
+            elif listening and name in _NUMBERS and isinstance(operand, int):
+                found.append(operand)
+    return found
+
+
+def refused_by_weights_only(path: Path) -> str:
+    """What `torch.load(…, weights_only=True)` says of a file of one's own: what it refuses, or that it reads it.
+
+    Empty for a file that strings up archives: it is read in pieces.
+    """
+    import torch
+
+    if path.suffix == ".distcp":
+        return ""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # its own kind is pickle's, and any file may break a reader in any way
+        told = re.search(r"Unsupported (?:global: GLOBAL [\w.]+|operand \d+|class [\w.]+)", str(error))
+        return f"weights_only: {told[0] if told else type(error).__name__}"
+    return say(en="weights_only: read", fr="weights_only : lu")
+
+
+def read(path: Path) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        LabError: if it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise LabError(f"{path.name} cannot be read: {error.strerror}.") from None
+
+
+def _globals(content: bytes, start: int) -> Iterator[str]:
+    """The names that one pickle imports; where they come from the stack, from the two texts last put there."""
+    kept: dict[int, str] = {}
+    texts: list[str] = []
+    last = ""
+    for name, operand in instructions(content, start):
+        if name == "GLOBAL":
+            yield str(operand).replace(" ", ".")
+            last = ""
+        elif name == "STACK_GLOBAL":
+            yield ".".join(texts[-2:]) if len(texts) > 1 else "?"
+            last = ""
+        elif name == "MEMOIZE":
+            kept[len(kept)] = last
+        elif name in _KEEPS and isinstance(operand, int):
+            kept[operand] = last
+        else:
+            last = kept.get(operand, "") if name in _FETCHES and isinstance(operand, int) else ""
+            last = operand if isinstance(operand, str) else last
+            if last:
+                texts.append(last)
+
+
+Format = Literal["deepspeed", "dcp", "dlojz"]
+FORMATS: dict[Format, str] = {"deepspeed": "DeepSpeed, ZeRO-2", "dcp": "DCP, FSDP2", "dlojz": "dlojz"}
+_WRITER = re.compile(r"(?:__(\d+)_\d+\.distcp|.*zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt)")
+_PICKLED = (".pt", ".distcp", ".metadata")
+_SHARE = "optim_states.pt"
+WIDTH = 110
+
+
+@dataclass(frozen=True)
+class FormatFile:
+    """One file of a checkpoint."""
+
+    format: Format
+    path: Path
+    name: str
+    """Within the folder of the checkpoint."""
+    rank: int
+    """That has written it."""
+    bytes: int
+
+    @property
+    def pickled(self) -> bool:
+        """Whether it holds pickles, by its name."""
+        return self.path.name.endswith(_PICKLED)
+
+
+def files(folders: Mapping[Format, Path]) -> list[FormatFile]:
+    """The files of some checkpoints, the largest of each rank first.
+
+    Args:
+        folders: of each format.
+
+    Raises:
+        LabError: if a folder is not there.
+    """
+    found: list[FormatFile] = []
+    for kind, folder in folders.items():
+        if not folder.is_dir():
+            raise LabError(
+                say(
+                    en=f"there is no checkpoint {FORMATS[kind]} in {folder}: run the cell that writes it first.",
+                    fr=f"il n’y a pas de checkpoint {FORMATS[kind]} dans {folder} : exécutez d’abord la cellule qui "
+                    "l’écrit.",
+                )
+            )
+        own = [
+            FormatFile(kind, path, path.relative_to(folder).as_posix(), _rank(path), path.stat().st_size)
+            for path in folder.rglob("*")
+            if path.is_file()
+        ]
+        found += sorted(own, key=lambda file: (file.rank, -file.bytes, file.name))
+    return found
+
+
+def _rank(path: Path) -> int:
+    """The rank that has written a file: the one in its name, else rank 0, which writes what there is once."""
+    named = _WRITER.fullmatch(path.name)
+    return int(named[1] or named[2]) if named else 0
+
+
+def predicted_bytes(config: RunConfig, kind: Format, rank: int) -> dict[Category, float]:
+    """Bytes of tensors that a rank writes, by category; see the table above.
+
+    Args:
+        config: the run: a model in fp32 with Adam, data-parallel.
+        kind: the format.
+        rank: 0 to dp − 1.
+    """
+    shapes, ranks = model_shapes(config), config.layout.dp
+    replica_bytes = 4 * shapes.float_buffer_elements + shapes.integer_buffer_bytes
+    parameters = shapes.num_parameters
+    if kind == "deepspeed":
+        found: dict[Category, float] = {"master": 4 * parameters / ranks, "optimizer": 8 * parameters / ranks}
+        return {"weights": 4 * parameters, "buffers": replica_bytes, **found} if rank == 0 else found
+    if kind == "dcp":
+        rows = sum(parameter.rows_numel(ranks, rank) for parameter in shapes.parameters)
+        return {"weights": 4 * rows, "optimizer": 8 * rows, "buffers": replica_bytes / ranks}
+    if rank > 0:
+        return {}
+    beside = checkpoint_bytes(config) - 12 * parameters
+    return {"weights": 4 * parameters, "optimizer": 8 * parameters, "buffers": beside}
+
+
+class FileTable:
+    """The files of some checkpoints: who has written each, and its bytes; each rank's sum beside what was predicted.
+
+    Args:
+        folders: of each format.
+        config: the run that they are of.
+    """
+
+    def __init__(self, folders: Mapping[Format, Path], config: RunConfig) -> None:
+        self.config, self.files = config, files(folders)
+        self.formats = list(folders)
+
+    def written_bytes(self, kind: Format, rank: int) -> int:
+        """What a rank has written in a format."""
+        return sum(file.bytes for file in self.files if (file.format, file.rank) == (kind, rank))
+
+    def predicted_bytes(self, kind: Format, rank: int) -> float:
+        """What a rank was to write, of tensors alone."""
+        return sum(predicted_bytes(self.config, kind, rank).values())
+
+    def __repr__(self) -> str:
+        width = max(len(file.name) for file in self.files) + 2
+        named, predicted = say(en="rank", fr="rang"), say(en="predicted", fr="prédit")
+        lines: list[str] = []
+        for kind in self.formats:
+            lines.append(FORMATS[kind])
+            for rank in range(self.config.layout.dp):
+                total, expected = self.written_bytes(kind, rank), self.predicted_bytes(kind, rank)
+                sums = f"{format_bytes(total):>10}   ({predicted} {format_bytes(expected)})"
+                lines.append(f"  {f'{named} {rank}':<{width + 4}}{sums}")
+                own = [file for file in self.files if (file.format, file.rank) == (kind, rank)]
+                lines += [f"    {file.name:<{width + 2}}{format_bytes(file.bytes):>10}" for file in own]
+        return "\n".join(lines)
+
+
+class PickleTable:
+    """The pickles of some checkpoints: how many calls loading them would make, and what it would import.
+
+    Args:
+        folders: of each format.
+    """
+
+    def __init__(self, folders: Mapping[Format, Path]) -> None:
+        self.rows = [
+            (file, calls(content), imported(content), refused_by_weights_only(file.path))
+            for file in files(folders)
+            if file.pickled
+            for content in (read(file.path),)
+        ]
+        self.formats = list(folders)
+
+    def __repr__(self) -> str:
+        lines: list[str] = []
+        for kind in self.formats:
+            rows = [row for row in self.rows if row[0].format == kind]
+            lines.append(FORMATS[kind])
+            for file, called, _, refused in rows:
+                count = say(en=f"{integer(called)} calls", fr=f"{integer(called)} appels")
+                lines.append(f"  {file.path.name:<44}{count:>14}   {refused}".rstrip())
+            lines += _by_module({name for _, _, names, _ in rows for name in names})
+            if not rows:
+                lines.append("  " + say(en="no pickle", fr="aucun pickle"))
+        return "\n".join(lines)
+
+
+def _by_module(names: set[str]) -> list[str]:
+    """Names as lines, those of one module side by side."""
+    split = sorted(name.rpartition(".")[::2] for name in names)
+    lines: list[str] = []
+    for module, own in groupby(split, key=lambda pair: pair[0]):
+        told = f"{module}: {', '.join(name for _, name in own)}"
+        lines += wrap(told, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8, break_long_words=False)
+    return lines
+
+
+def frozen_ranks(folder: Path) -> list[int]:
+    """Into how many parts each file of a DeepSpeed checkpoint says that the optimizer is cut; nothing is loaded."""
+    shares = [file for file in files({"deepspeed": folder}) if file.name.endswith(_SHARE)]
+    return [numbers_after(read(file.path), "partition_count")[0] for file in shares]
+
+
+def with_a_flipped_bit(folder: Path, to: Path) -> str:
+    """Copy a checkpoint and flip one bit of the copy, in the middle of the largest tensor; returns the file's name.
+
+    Args:
+        folder: of the checkpoint; nothing in it is touched.
+        to: folder of the copy; one that is there is replaced.
+    """
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(folder, to)
+    largest = max((path for path in to.rglob("*") if path.is_file()), key=lambda path: (path.stat().st_size, path))
+    content = bytearray(read(largest))
+    # Between two entries of an archive lies a tensor; a file of another kind is one run of bytes, its head aside.
+    edges = [*entries(bytes(content)), len(content)] if largest.suffix != ".safetensors" else [0, len(content)]
+    _, start, end = max((after - before, before, after) for before, after in pairwise(edges))
+    content[(start + end) // 2] ^= 0b0100_0000
+    largest.write_bytes(content)
+    return largest.relative_to(to).as_posix()
+
+
+def who_writes_what(table: FileTable) -> LabFigure:
+    """Bytes that each rank writes: above, in pale, the tensors predicted, by category; below, the files, end to end."""
+    rows = [(kind, rank) for kind in table.formats for rank in range(table.config.layout.dp)]
+    named = say(en="rank", fr="rang")
+    told = [f"{FORMATS[kind]} {named} {rank} {format_bytes(table.written_bytes(kind, rank))}" for kind, rank in rows]
+    figure = new_figure(
+        9.0,
+        1.2 + 0.5 * len(rows),
+        alt=say(en="Bytes written: ", fr="Octets écrits : ") + ", ".join(told),
+    )
+    axes = figure.subplots()
+    labelled: set[str] = set()
+    for place, (kind, rank) in enumerate(rows):
+        left = 0.0
+        expected = predicted_bytes(table.config, kind, rank)
+        for category in (name for name in CATEGORIES if expected.get(name)):
+            size, style = expected[category] / MEBIBYTE, CATEGORY_STYLES[category]
+            label = category_label(category)
+            axes.barh(
+                place - 0.2,
+                size,
+                left=left,
+                height=0.36,
+                color=style.color,
+                hatch=style.hatch,
+                alpha=PREDICTED_ALPHA,
+                edgecolor=EDGE,
+                linewidth=0.4,
+                label=None if label in labelled else label,
+            )
+            labelled.add(label)
+            left += size
+        left = 0.0
+        for file in table.files:
+            if (file.format, file.rank) == (kind, rank):
+                size = file.bytes / MEBIBYTE
+                axes.barh(place + 0.2, size, left=left, height=0.36, color=RULE, edgecolor=EDGE, linewidth=0.8)
+                left += size
+        axes.text(left + 0.05, place + 0.2, format_bytes(table.written_bytes(kind, rank)), va="center", fontsize=8)
+    axes.set_yticks(range(len(rows)), [f"{FORMATS[kind]}\n{named} {rank}" for kind, rank in rows], fontsize=8)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.margins(x=0.12)
+    axes.set_xlabel(say(en="written (MiB)", fr="écrit (Mio)"))
+    decimal_marks(axes.xaxis)
+    axes.set_title(
+        say(en="pale: tensors predicted; grey: files", fr="en pâle : tenseurs prédits ; en gris : fichiers"),
+        loc="left",
+        fontsize=10,
+    )
+    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.08), ncols=4, fontsize=8)
+    plain(axes)
+    return finish(figure)
+
+
+def zero_2(config: RunConfig) -> dict[str, Any]:
+    """DeepSpeed's settings for ZeRO stage 2 of a run in fp32; its buckets are those of a small model."""
+    return {
+        "train_micro_batch_size_per_gpu": config.layout.micro_batch,
+        "zero_optimization": {"stage": 2, "reduce_bucket_size": 2**20, "allgather_bucket_size": 2**20},
+        "zero_allow_untested_optimizer": True,
+    }
+
+
+def shard(model: nn.Module) -> nn.Module:
+    """FSDP2 over all ranks, with one unit per block; in place.
+
+    Who: all ranks. What: each block's weights are all-gathered for its forward and its backward, its gradient is
+    reduce-scattered. How much: 3 × 4Ψ · (N − 1) / N bytes sent per rank and step (ZeRO-3).
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    warnings.filterwarnings("ignore", message=".*returned a view tensor.*")  # no block changes its output in place
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    blocks: Any = model.blocks
+    for block in blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def deepspeed_states(engine: Any) -> dict[str, Any]:
+    """What this rank updates under ZeRO-2 and what Adam keeps of it, as copies."""
+    zero = engine.optimizer
+    held = {"master": list(zero.single_partition_of_fp32_groups), "adam": zero.optimizer.state_dict()["state"]}
+    return {"states": [tensor.detach().clone() for _, tensor in tensors(held)]}
+
+
+def tensors(tree: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """All tensors in nested dictionaries and lists, by the path to them."""
+    if isinstance(tree, Tensor):
+        yield name, tree
+    elif isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from tensors(value, f"{name}/{key}")
+    elif isinstance(tree, list | tuple):
+        for number, value in enumerate(tree):
+            yield from tensors(value, f"{name}/{number}")
+
+
+def differing(left: Any, right: Any) -> dict[str, int]:
+    """Tensors of this rank that are not the same bits in two nests of the same form.
+
+    Returns:
+        Their number among those that are sharded (DTensors), and among those of which the rank has a whole one.
+    """
+    counted = {"sharded": 0, "whole": 0}
+    other = dict(tensors(right))
+    for name, one in tensors(left):
+        kind = "sharded" if isinstance(one, DTensor) else "whole"
+        counted[kind] += not torch.equal(*(_bits(tensor) for tensor in (one, other[name])))
+    return counted
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return own.detach().contiguous().reshape(-1).view(torch.uint8)

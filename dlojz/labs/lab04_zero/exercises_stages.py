@@ -1,0 +1,671 @@
+"""Lab 04: bytes of the model states on one rank, by ZeRO stage.
+
+The reference is the paper's closed form, which `dlojz.prediction.rules_of_thumb` gives too.
+
+Lab 04: the optimizer shared out among the ranks, by hand.
+
+An answer is held to the weights of one process, and then to what each rank has kept and communicated for them: right
+values alone are not ZeRO.
+
+Lab 04: the gradients shared out among the ranks, by hand.
+
+An answer is held to the mean gradient that one process computes, and then to what each rank has been sent for it: right
+values alone are not ZeRO.
+
+Lab 04: a layer whose weights are whole only while it computes.
+
+An answer is held to the output and the gradients of one process, and then to what it has kept from the forward pass to
+the backward pass: whole weights there are not ZeRO-3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dlojz.base.language import say
+from dlojz.labs.kit.exercise import Exercise, Said, Wrong
+from dlojz.labs.kit.judges import Mistake, by_reference
+from dlojz.labs.kit.rank_judges import by_ranks
+from dlojz.processes.forks import RankAnswer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WEIGHTS_BYTES, GRADIENTS_BYTES, OPTIMIZER_BYTES = 2, 2, 12
+"""Per parameter, in mixed precision with Adam: the last one is a master copy and two moments, in fp32."""
+
+
+def state_bytes(parameters: float, ranks: int, stage: int) -> float:
+    """Bytes of weights, gradients and optimizer on one rank: each part is shared out from a stage on.
+
+    2Ψ + 2Ψ + 12Ψ without ZeRO, 4Ψ + 12Ψ/N for stage 1, 2Ψ + 14Ψ/N for stage 2, 16Ψ/N for stage 3.
+
+    Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §5 and Fig. 1, with K = 12.
+    """
+    return _shared(parameters, ranks, stage, (3, 2, 1))
+
+
+def _shared(
+    parameters: float,
+    ranks: int,
+    stage: int,
+    first_stages: Sequence[int],
+    parts: Sequence[float] = (WEIGHTS_BYTES, GRADIENTS_BYTES, OPTIMIZER_BYTES),
+) -> float:
+    """Weights, gradients, optimizer, each shared out from its first stage on."""
+    pairs = zip(parts, first_stages, strict=True)
+    return sum(part * parameters / (ranks if stage >= first else 1) for part, first in pairs)
+
+
+def _models() -> Iterator[tuple[int, int, int]]:
+    for parameters, ranks in ((12_000, 4), (750_000, 64), (5_040, 3)):
+        for stage in (1, 3, 2, 0):
+            yield parameters, ranks, stage
+
+
+def _only_its_own(parameters: float, ranks: int, stage: int) -> float:
+    """Stage 2 shards gradients alone, stage 3 weights alone."""
+    parts = {0: (), 1: (OPTIMIZER_BYTES,), 2: (GRADIENTS_BYTES,), 3: (WEIGHTS_BYTES,)}[stage]
+    return (16 - sum(parts) * (1 - 1 / ranks)) * parameters
+
+
+ZERO_STATES = Exercise(
+    id="zero-states",
+    title=Said("bytes per rank, by stage", "octets par rang selon le stage"),
+    judge=by_reference(
+        state_bytes,
+        cases=_models,
+        mistakes=(
+            Mistake(
+                _only_its_own,
+                Said(
+                    "Each stage shards one more part, but you stop sharding those of the stages before: stage 2 "
+                    "shards the optimizer and the gradients, stage 3 all three.",
+                    "Chaque stage répartit une part de plus, mais vous cessez de répartir celles des stages "
+                    "précédents : le stage 2 répartit l’optimiseur et les gradients, le stage 3 les trois.",
+                ),
+            ),
+            Mistake(
+                lambda p, n, stage: _shared(p, n, stage, (1, 2, 3)),
+                Said(
+                    "The order is the other way round: what is largest and needed least often is shared out first, the "
+                    "optimizer's 12 bytes, then the gradients, then the weights.",
+                    "L’ordre est inversé : on répartit d’abord le plus gros et le moins souvent utile, les 12 octets "
+                    "de l’optimiseur, puis les gradients, puis les poids.",
+                ),
+            ),
+            Mistake(
+                lambda p, n, stage: _shared(p, n, stage, (2, 3, 1)),
+                Said(
+                    "You shard the weights before the gradients: stage 2 shards the gradients, stage 3 the weights.",
+                    "Vous répartissez les poids avant les gradients : le stage 2 répartit les gradients, le stage 3 "
+                    "les poids.",
+                ),
+            ),
+            Mistake(
+                lambda p, n, stage: _shared(p, n, stage, (3, 2, 1), (2, 2, 8)),
+                Said(
+                    "The fp32 master copy is missing: Adam updates it, so it belongs to the optimizer, 4 + 4 + 4 = 12 "
+                    "bytes per parameter.",
+                    "La copie maître en fp32 manque : c’est elle qu’Adam met à jour ; elle compte donc avec "
+                    "l’optimiseur, 4 + 4 + 4 = 12 octets par paramètre.",
+                ),
+            ),
+            Mistake(
+                lambda p, n, stage: _shared(p, n, stage, (3, 2, 1), (4, 4, 8)),
+                Said(
+                    "That is fp32 throughout. In mixed precision weights and gradients take 2 bytes, and the optimizer "
+                    "12, with its master copy: 16 as well, but shared out otherwise.",
+                    "C’est du fp32 partout. En précision mixte, poids et gradients prennent 2 octets, et l’optimiseur "
+                    "12, copie maître comprise : 16 aussi, mais répartis autrement.",
+                ),
+            ),
+            Mistake(
+                lambda p, n, stage: 16 * p / (n if stage else 1),
+                Said(
+                    "You share out everything from stage 1 on; only stage 3 does that.",
+                    "Vous répartissez tout dès le stage 1 ; seul le stage 3 le fait.",
+                ),
+            ),
+            Mistake(
+                lambda p, n, stage: 16 * p / n,
+                Said(
+                    "You share out everything in every stage, even without ZeRO (stage 0), where each rank keeps all.",
+                    "Vous répartissez tout à tous les stages, même sans ZeRO (stage 0), où chaque rang garde tout.",
+                ),
+            ),
+        ),
+    ),
+    praise=Said(
+        "Right. Stages 1 and 2 end at a floor, 4Ψ and 2Ψ; only stage 3 falls as 1/N.",
+        "Exact. Les stages 1 et 2 butent sur un plancher, 4Ψ et 2Ψ ; seul le stage 3 décroît en 1/N.",
+    ),
+    hints=(
+        Said(
+            "Write the three parts apart, 2Ψ, 2Ψ and 12Ψ. From which stage on is each divided by the number of ranks?",
+            "Écrivez les trois parts séparément : 2Ψ, 2Ψ et 12Ψ. À partir de quel stage chacune est-elle divisée par "
+            "le nombre de rangs ?",
+        ),
+        Said(
+            "Optimizer: divided if stage >= 1; gradients: if stage >= 2; weights: if stage >= 3. Then add the three.",
+            "Optimiseur : divisé si stage >= 1 ; gradients : si stage >= 2 ; poids : si stage >= 3. Additionnez "
+            "ensuite les trois.",
+        ),
+    ),
+)
+
+
+MakeOptimizer = Callable[[Sequence[Any]], Any]
+WEIGHTS, STEPS = 24, 3
+_WEIGHTS = "weights"
+
+
+def random(seed: int, *shape: int) -> Tensor:
+    """Normal numbers that depend on the seed alone."""
+    import torch
+
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _adam(tensors: Sequence[Any]) -> Any:
+    import torch
+
+    return torch.optim.Adam(tensors, lr=0.1)
+
+
+def shard_optimizer(weights: Tensor, make_optimizer: MakeOptimizer, *, way: str = "right") -> Callable[[Tensor], None]:
+    """An optimizer for this rank's share of the weights; the function returned makes a step. `way` spoils it.
+
+    Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §5.1.
+    """
+    import torch.distributed as dist
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    share = weights.chunk(size)[0 if way == "first" else rank]
+    optimizer = make_optimizer([share])
+
+    def step(gradient: Tensor) -> None:
+        nonlocal optimizer
+        if way == "anew":
+            optimizer = make_optimizer([share])
+        share.grad = gradient
+        if way == "gathers before":
+            dist.all_gather_into_tensor(weights, share)
+        optimizer.step()
+        if way == "adds":
+            dist.all_reduce(weights)
+        elif way != "gathers before":
+            # Who: all ranks. What: each gives its updated share, and has all of them. How much: the weights' bytes.
+            dist.all_gather_into_tensor(weights, share)
+
+    return step
+
+
+def _shard_optimizer_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
+    """Several steps, so that moments count."""
+    made: list[int] = []
+
+    def make_optimizer(tensors: Any) -> Any:
+        optimizer = _adam(tensors)
+        made.append(sum(tensor.numel() for group in optimizer.param_groups for tensor in group["params"]))
+        return optimizer
+
+    weights = random(seed, WEIGHTS)
+    step = answer(weights, make_optimizer)
+    if not callable(step):
+        return {"returned": type(step).__name__}, _weights_after(rank, size, seed)  # for `_inspect_states` to refuse
+    for number in range(STEPS):
+        step(random(seed + 1 + number, WEIGHTS).chunk(size)[rank].clone())
+    return {"elements": made}, {_WEIGHTS: weights}
+
+
+def _weights_after(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    weights = random(seed, WEIGHTS)
+    optimizer = _adam([weights])
+    for number in range(STEPS):
+        weights.grad = random(seed + 1 + number, WEIGHTS)
+        optimizer.step()
+    return {_WEIGHTS: weights}
+
+
+def _own_share_updated(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    weights = random(seed, WEIGHTS)
+    weights.chunk(size)[rank].copy_(_weights_after(rank, size, seed)[_WEIGHTS].chunk(size)[rank])
+    return {_WEIGHTS: weights}
+
+
+def _inspect_states(answers: list[RankAnswer], size: int) -> None:
+    """The weights are right; has each rank kept the states of its share alone?"""
+    returned = answers[0].value.get("returned")
+    if returned:
+        raise Wrong(
+            say(
+                en=f"Your function must return the function step, without calling it, but it returns a {returned}.",
+                fr="Votre fonction doit renvoyer la fonction step, sans l’appeler, mais elle renvoie un objet de type "
+                f"{returned}.",
+            )
+        )
+    share = WEIGHTS // size
+    kept = max(answers[0].value["elements"], default=share)
+    if kept > share:
+        raise Wrong(
+            say(
+                en=f"The weights are right, but rank 0's optimizer has been given {kept} numbers of {WEIGHTS}, so it "
+                f"keeps moments for all of these; its share is {share}: give make_optimizer the share alone.",
+                fr=f"Les poids sont justes, mais l’optimiseur du rang 0 a reçu {kept} nombres sur {WEIGHTS} : il garde "
+                f"donc des moments pour chacun d’eux. Sa part en compte {share} : ne donnez que celle-ci à "
+                "make_optimizer.",
+            )
+        )
+    if any(call["op"] == "all_reduce" and call["numel"] >= WEIGHTS for call in answers[0].calls):
+        raise Wrong(
+            say(
+                en="The weights are right, but an all-reduce of them sends twice as much as needed: nothing is to be "
+                "summed here, an all-gather of the shares is enough.",
+                fr="Les poids sont justes, mais un all-reduce des poids envoie le double du nécessaire : il n’y a rien "
+                "à additionner ici, un all-gather des parts suffit.",
+            )
+        )
+
+
+SHARD_OPTIMIZER = Exercise(
+    id="shard-optimizer",
+    title=Said("sharding the optimizer (stage 1)", "répartir l’optimiseur (stage 1)"),
+    judge=by_ranks(
+        trial=_shard_optimizer_trial,
+        expected=_weights_after,
+        local=_own_share_updated,
+        labels={_WEIGHTS: Said("the weights", "les poids")},
+        mistakes=(
+            Mistake(
+                lambda weights, make: shard_optimizer(weights, make, way="anew"),
+                Said(
+                    "The optimizer is made anew in every step, and its moments start from zero each time: make it "
+                    "once, outside step.",
+                    "L’optimiseur est recréé à chaque pas, et ses moments repartent de zéro : créez-le une seule fois, "
+                    "hors de step.",
+                ),
+            ),
+            Mistake(
+                lambda weights, make: shard_optimizer(weights, make, way="first"),
+                Said(
+                    "Every rank updates the first share: rank r owns the r-th one, weights.chunk(size)[rank].",
+                    "Tous les rangs mettent à jour la première part : le rang r possède la r-ième, "
+                    "weights.chunk(size)[rank].",
+                ),
+            ),
+            Mistake(
+                lambda weights, make: shard_optimizer(weights, make, way="adds"),
+                Said(
+                    "All-reduce adds up the weights of all ranks; here nothing is to be added, each rank's updated "
+                    "share is to be brought to the others: an all-gather.",
+                    "L’all-reduce additionne les poids de tous les rangs ; or il n’y a rien à additionner : la part "
+                    "mise à jour de chaque rang doit parvenir aux autres, c’est un all-gather.",
+                ),
+            ),
+            Mistake(
+                lambda weights, make: shard_optimizer(weights, make, way="gathers before"),
+                Said(
+                    "The shares are gathered before the update: the last step of the others never arrives. First "
+                    "optimizer.step(), then the all-gather.",
+                    "Les parts sont rassemblées avant la mise à jour : le dernier pas des autres n’arrive jamais. "
+                    "D’abord optimizer.step(), ensuite l’all-gather.",
+                ),
+            ),
+        ),
+        inspect=_inspect_states,
+    ),
+    praise=Said(
+        "Right: one N-th of the moments on each rank, and the same weights as one process.",
+        "Exact : un N-ième des moments sur chaque rang, et les mêmes poids qu’un seul processus.",
+    ),
+    hints=(
+        Said(
+            "weights.chunk(size)[rank] is a view: what the optimizer writes there is written in weights. What do the "
+            "other ranks still lack then?",
+            "weights.chunk(size)[rank] est une vue : ce que l’optimiseur y écrit s’écrit dans weights. Que manque-t-il "
+            "encore aux autres rangs ?",
+        ),
+        Said(
+            "Once: share = weights.chunk(size)[rank], and the optimizer made of [share]. In each step: share.grad = "
+            "gradient, optimizer.step(), then dist.all_gather_into_tensor(weights, share).",
+            "Une fois : share = weights.chunk(size)[rank], et l’optimiseur créé avec [share]. À chaque pas : "
+            "share.grad = gradient, optimizer.step(), puis dist.all_gather_into_tensor(weights, share).",
+        ),
+    ),
+)
+
+
+SHAPES = ((3, 5), (4,), (2, 3))
+"""25 gradients, which neither 2 nor 3 nor 4 ranks share evenly."""
+_SHARE = "gradient share"
+
+
+def reduce_gradients(gradients: Sequence[Tensor], *, way: str = "right") -> Tensor:
+    """This rank's share of the mean gradient, flat; zeros fill the last share up. `way` spoils it.
+
+    Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §5.2; the padding is that of `dlojz.by_hand.zero`.
+    """
+    import torch
+    import torch.distributed as dist
+    import torch.nn.functional as F
+
+    size = dist.get_world_size()
+    pieces = [gradient.flatten() for gradient in gradients]
+    if way == "each apart":
+        pieces = [F.pad(piece, (0, -piece.numel() % size)) for piece in pieces]
+    flat = torch.cat(pieces)
+    missing = -flat.numel() % size
+    flat = F.pad(flat, (missing, 0) if way == "in front" else (0, missing))
+    if way == "every other":
+        flat = flat.view(-1, size).T.flatten()
+    share = flat.new_empty(flat.numel() // size)
+    # Who: all ranks. What: all gradients, flat and padded, summed; rank r gets the r-th part. How much: their bytes.
+    dist.reduce_scatter_tensor(share, flat)
+    return share / size
+
+
+def _gradients_of(rank: int, seed: int) -> list[Tensor]:
+    return [random(1000 * seed + 10 * rank + number, *shape) for number, shape in enumerate(SHAPES)]
+
+
+def _reduce_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
+    share = answer(_gradients_of(rank, seed))
+    if share is None:
+        return {"nothing": True}, _share_of(range(size), rank, size, seed)  # for `_inspect_volume` to refuse
+    return {}, {_SHARE: share}
+
+
+def _share_of(ranks: Sequence[int], rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    import torch
+    import torch.nn.functional as F
+
+    flats = [torch.cat([gradient.flatten() for gradient in _gradients_of(other, seed)]) for other in ranks]
+    mean = torch.stack(flats).mean(0)
+    return {_SHARE: F.pad(mean, (0, -mean.numel() % size)).chunk(size)[rank]}
+
+
+def _inspect_volume(answers: list[RankAnswer], size: int) -> None:
+    """The share is right; was anything sent that only other ranks need?"""
+    if answers[0].value.get("nothing"):
+        raise Wrong(
+            say(
+                en="Your function returns nothing: end it with return.",
+                fr="Votre fonction ne renvoie rien : terminez-la par return.",
+            )
+        )
+    whole = sum(math.prod(shape) for shape in SHAPES)
+    if sum(call["numel"] for call in answers[0].calls if call["op"] == "all_reduce") >= whole:
+        raise Wrong(
+            say(
+                en="The share is right, but the all-reduce brings the whole sum to every rank, and all but a share of "
+                "it is thrown away: dist.reduce_scatter_tensor sends half as much, and no rank holds the whole sum.",
+                fr="La part est juste, mais l’all-reduce apporte la somme entière à chaque rang, qui en jette tout "
+                "sauf une part : dist.reduce_scatter_tensor envoie deux fois moins d’octets, et aucun rang ne détient "
+                "la somme entière.",
+            )
+        )
+    if any(call["op"] in ("all_gather", "all_gather_into_tensor", "gather") for call in answers[0].calls):
+        raise Wrong(
+            say(
+                en="The share is right, but all gradients of all ranks are brought together to be added: that takes N "
+                "times the memory; dist.reduce_scatter_tensor adds on the way.",
+                fr="La part est juste, mais les gradients de tous les rangs sont d’abord réunis pour être additionnés "
+                ": il y faut N fois la mémoire ; dist.reduce_scatter_tensor additionne en chemin.",
+            )
+        )
+
+
+SHARD_GRADIENTS = Exercise(
+    id="shard-gradients",
+    title=Said("sharding the gradients (stage 2)", "répartir les gradients (stage 2)"),
+    judge=by_ranks(
+        trial=_reduce_trial,
+        expected=lambda rank, size, seed: _share_of(range(size), rank, size, seed),
+        local=lambda rank, size, seed: _share_of([rank], rank, size, seed),
+        labels={_SHARE: Said("the share of the gradient", "le gradient (la part du rang)")},
+        mistakes=(
+            Mistake(
+                lambda gradients: reduce_gradients(gradients, way="each apart"),
+                Said(
+                    "You pad each gradient by itself: the shares get longer than they need to be, and no longer match "
+                    "those of the weights. Lay all end to end first, then pad once, at the end.",
+                    "Vous complétez chaque gradient séparément : les parts sont plus longues que nécessaire, et ne "
+                    "correspondent plus à celles des poids. Mettez-les d’abord bout à bout, puis complétez une seule "
+                    "fois, à la fin.",
+                ),
+            ),
+            Mistake(
+                lambda gradients: reduce_gradients(gradients, way="in front"),
+                Said(
+                    "The zeros stand in front, which shifts every gradient: they belong at the end.",
+                    "Les zéros sont au début, ce qui décale tous les gradients : mettez-les à la fin.",
+                ),
+            ),
+            Mistake(
+                lambda gradients: reduce_gradients(gradients, way="every other"),
+                Said(
+                    "Each rank gets every N-th number; a share is one piece: rank r owns the r-th of N equal ones.",
+                    "Chaque rang reçoit un nombre sur N ; or une part est d’un seul tenant : le rang r possède le "
+                    "r-ième de N morceaux égaux.",
+                ),
+            ),
+        ),
+        inspect=_inspect_volume,
+    ),
+    praise=Said(
+        "Right: half an all-reduce, and no rank keeps more of the mean gradient than its share.",
+        "Exact : un demi-all-reduce, et aucun rang ne garde du gradient moyen plus que sa part.",
+    ),
+    hints=(
+        Said(
+            "Lay the gradients end to end (flatten, torch.cat), and add zeros at the end until their number is a "
+            "multiple of the number of ranks (F.pad).",
+            "Mettez les gradients bout à bout (flatten, torch.cat), et ajoutez des zéros à la fin jusqu’à un multiple "
+            "du nombre de rangs (F.pad).",
+        ),
+        Said(
+            "-flat.numel() % size zeros are missing. Then dist.reduce_scatter_tensor(share, flat), where share has "
+            "flat.numel() // size elements, and divide by size.",
+            "Il manque -flat.numel() % size zéros. Ensuite, dist.reduce_scatter_tensor(share, flat), où share compte "
+            "flat.numel() // size éléments, puis divisez par size.",
+        ),
+    ),
+)
+
+
+SAMPLES, NARROW, WIDE = 5, 12, 24
+_OUTPUT, _INPUT, _FIRST, _SECOND = "output", "gradient of x", "gradient of share 1", "gradient of share 2"
+LABELS = {
+    _OUTPUT: Said("the output", "la sortie"),
+    _INPUT: Said("the gradient of x", "le gradient de x"),
+    _FIRST: Said("the gradient of the first layer's share", "le gradient de la part de la première couche"),
+    _SECOND: Said("the gradient of the second layer's share", "le gradient de la part de la seconde couche"),
+}
+
+
+def gather(share: Tensor) -> Tensor:
+    """All rows of a weight matrix, of which each rank holds an equal share.
+
+    Args:
+        share: this rank's rows, shape (rows / N, columns).
+
+    Returns:
+        all rows, shape (rows, columns), in the order of the ranks.
+    """
+    import torch.distributed as dist
+
+    whole = share.new_empty(dist.get_world_size() * share.shape[0], share.shape[1])
+    # Who: all ranks. What: each gives its rows and has all of them. How much: the matrix's bytes.
+    dist.all_gather_into_tensor(whole, share.detach().contiguous())
+    return whole
+
+
+def sharded_linear(x: Tensor, share: Tensor, *, way: str = "right") -> Tensor:
+    """x Wᵀ, where each rank holds some rows of W: gathered for forward, and again for backward. `way` spoils it.
+
+    Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §5.3.
+    """
+    import torch
+    import torch.distributed as dist
+
+    class ShardedLinear(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: Tensor, share: Tensor) -> Tensor:
+            context.save_for_backward(x, share)
+            return x @ gather(share).T
+
+        @staticmethod
+        def backward(context: Any, gradient: Tensor) -> Any:
+            x, share = context.saved_tensors
+            size = dist.get_world_size()
+            share_gradient = torch.empty_like(share)
+            whole = gradient.T @ x
+            # Who: all ranks. What: the gradient of the whole matrix, summed; rank r gets its rows. How much: its bytes.
+            dist.reduce_scatter_tensor(share_gradient, whole.contiguous())
+            weight = gather(share)
+            if way == "first rows":
+                weight = share.repeat(size, 1)
+            input_gradient = gradient @ weight
+            if way == "averages x":
+                dist.all_reduce(input_gradient)
+                input_gradient /= size
+            return input_gradient, share_gradient / size
+
+    result: Tensor = ShardedLinear.apply(x, share)
+    return result
+
+
+def _inputs(rank: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """This rank's x and the coefficients of its loss; the same weights on all ranks."""
+    import torch
+
+    own = torch.Generator().manual_seed(100 * seed + rank)
+    common = torch.Generator().manual_seed(seed)
+    x = torch.randn(SAMPLES, NARROW, generator=own)
+    coefficients = torch.randn(SAMPLES, NARROW, generator=own)
+    first = torch.randn(WIDE, NARROW, generator=common) / NARROW**0.5
+    return x, coefficients, first, torch.randn(NARROW, WIDE, generator=common) / WIDE**0.5
+
+
+def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
+    import torch
+
+    x, coefficients, *weights = _inputs(rank, seed)
+    x.requires_grad_()
+    first, second = (weight.chunk(size)[rank].clone().requires_grad_() for weight in weights)
+    whole, kept = WIDE * NARROW, []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor.untyped_storage().nbytes() // tensor.element_size() >= whole)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = answer(torch.tanh(answer(x, first)), second)
+    (output * coefficients).sum().backward()
+    values = {_OUTPUT: output, _INPUT: x.grad, _FIRST: first.grad, _SECOND: second.grad}
+    return {"kept": any(kept)}, values
+
+
+def _gradients(ranks: Iterable[int], rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    """What one process computes: output and gradient of this rank's x, mean gradients over some ranks' data."""
+    import torch
+
+    of_rank, sums = {}, []
+    for other in {rank, *ranks}:
+        x, coefficients, *weights = _inputs(other, seed)
+        x, first, second = (tensor.requires_grad_() for tensor in (x, *weights))
+        output = torch.tanh(x @ first.T) @ second.T
+        (output * coefficients).sum().backward()
+        if other in ranks:
+            sums.append((first.grad, second.grad))
+        if other == rank:
+            of_rank = {_OUTPUT: output.detach(), _INPUT: x.grad}
+    means = [torch.stack([pair[number] for pair in sums]).mean(0).chunk(size)[rank] for number in (0, 1)]  # type: ignore[misc]
+    return {**of_rank, _FIRST: means[0], _SECOND: means[1]}  # type: ignore[dict-item]
+
+
+def _expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    return _gradients(range(size), rank, size, seed)
+
+
+def _local(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    alone = _gradients([rank], rank, size, seed)
+    return {name: alone[name] for name in (_FIRST, _SECOND)}
+
+
+def _inspect(answers: list[RankAnswer], size: int) -> None:
+    """The values are right; were whole weights kept, or whole gradients communicated?"""
+    gathers = sum(call["op"] in ("all_gather", "all_gather_into_tensor") for call in answers[0].calls)
+    if answers[0].value["kept"] or gathers < 4:
+        raise Wrong(
+            say(
+                en="Output and gradients are right, but the whole weights stay in memory from the forward pass to the "
+                "backward pass, for every layer: keep the share, and gather it again in backward.",
+                fr="La sortie et les gradients sont justes, mais les poids entiers restent en mémoire de la passe "
+                "avant à la passe arrière, et cela pour chaque couche : gardez la part, et rassemblez-la de nouveau "
+                "dans backward.",
+            )
+        )
+    if any(call["op"] == "all_reduce" and call["numel"] >= WIDE * NARROW for call in answers[0].calls):
+        raise Wrong(
+            say(
+                en="Output and gradients are right, but an all-reduce brings the whole gradient to every rank: a "
+                "reduce-scatter gives each rank its rows, and sends half as much.",
+                fr="La sortie et les gradients sont justes, mais un all-reduce apporte le gradient entier à chaque "
+                "rang : un reduce-scatter donne à chaque rang ses lignes, et envoie deux fois moins d’octets.",
+            )
+        )
+
+
+SHARD_WEIGHTS = Exercise(
+    id="shard-weights",
+    title=Said("sharding the weights (stage 3)", "répartir les poids (stage 3)"),
+    judge=by_ranks(
+        trial=_trial,
+        expected=_expected,
+        local=_local,
+        labels=LABELS,
+        mistakes=(
+            Mistake(
+                lambda x, share: sharded_linear(x, share, way="averages x"),
+                Said(
+                    "You average the gradient of x over the ranks; each rank has read data of its own, so that "
+                    "gradient is its own too: only the gradient of the weights is averaged.",
+                    "Vous moyennez le gradient de x entre les rangs ; or chaque rang a lu ses propres données, et ce "
+                    "gradient n’appartient qu’à lui : seul celui des poids est moyenné.",
+                ),
+            ),
+            Mistake(
+                lambda x, share: sharded_linear(x, share, way="first rows"),
+                Said(
+                    "In backward you compute with this rank's rows alone: gather the weights again.",
+                    "Dans backward, vous calculez avec les seules lignes de ce rang : rassemblez de nouveau les poids.",
+                ),
+            ),
+        ),
+        inspect=_inspect,
+    ),
+    praise=Said(
+        "Right: between two layers no rank holds more than its share, of weights and of gradients.",
+        "Exact : entre deux couches, aucun rang ne détient plus que sa part, ni des poids ni des gradients.",
+    ),
+    hints=(
+        Said(
+            "forward keeps x and share, not the whole weight. What must backward do first, then? With y = x Wᵀ, the "
+            "gradient of W is gradientᵀ x, and that of x is gradient W.",
+            "forward garde x et share, pas le poids entier. Par quoi backward doit-elle alors commencer ? Avec "
+            "y = x Wᵀ, le gradient de W est gradientᵀ x, et celui de x est gradient W.",
+        ),
+        Said(
+            "forward: context.save_for_backward(x, share), then x @ gather(share).T. backward: "
+            "dist.reduce_scatter_tensor(share_gradient, gradient.T @ x), divided by the number of ranks, and "
+            "gradient @ gather(share).",
+            "forward : context.save_for_backward(x, share), puis x @ gather(share).T. backward : "
+            "dist.reduce_scatter_tensor(share_gradient, gradient.T @ x), divisé par le nombre de rangs, et "
+            "gradient @ gather(share).",
+        ),
+    ),
+)

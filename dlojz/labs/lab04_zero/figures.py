@@ -1,0 +1,218 @@
+"""Figures and tables of lab 04: states by stage, ZeRO's published table, stages side by side, offloading, lost time.
+
+viz`. What is drawn is what the student's own function gives, what the package predicts, or what a run measured; each
+figure tells in words (its `alt`) what it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from dlojz.base.language import MEBIBYTE, format_count, say
+from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.style import (
+    BLACK,
+    CATEGORY_STYLES,
+    COLLECTIVE_STYLES,
+    GREY,
+    LINE_STYLES,
+    PREDICTED_ALPHA,
+    category_label,
+)
+from dlojz.hardware import Device
+from dlojz.labs.kit.exercise import NotDone, Verdict
+from dlojz.labs.kit.figures import PublishedTable, bar, legend_above, measured_footprint
+from dlojz.labs.lab04_zero.exercises_cost import compare_with_compute
+from dlojz.prediction import predict
+from dlojz.results.footprint import CATEGORIES, Category, Footprint
+from dlojz.running.run import Run
+
+GIB = 2**30
+SHOWN: tuple[Category, ...] = ("weights", "gradients", "optimizer", "master")
+
+
+def table_1(state_bytes: Callable[[float, int, int], float]) -> PublishedTable | Verdict:
+    """ZeRO's table 1 beside the student's function."""
+    try:
+        return PublishedTable(state_bytes)
+    except NotDone as error:
+        return Verdict("todo", str(error))
+
+
+def _powers_in_full(axes: Axes) -> None:
+    for axis in (axes.xaxis, axes.yaxis):
+        decimal_marks(axis)
+        axis.set_minor_formatter(NullFormatter())
+
+
+def states_by_ranks(
+    state_bytes: Callable[[float, int, int], float], parameters: float, devices: Sequence[Device]
+) -> LabFigure | Verdict:
+    """Bytes per rank by number of ranks, a line per stage, with the memory of some devices."""
+    figure = new_figure(
+        8.0,
+        4.0,
+        alt=say(
+            en=f"States of {format_count(parameters)} parameters, GiB per rank by number of ranks, for stages 0 to 3.",
+            fr=f"États de {format_count(parameters)} paramètres, en Gio par rang selon le nombre de rangs, pour les "
+            "stages 0 à 3.",
+        ),
+    )
+    axes = figure.subplots()
+    ranks = [2**power for power in range(11)]
+    for stage, (color, line, marker) in zip(range(4), LINE_STYLES, strict=False):
+        try:
+            values = [state_bytes(parameters, size, stage) / GIB for size in ranks]
+        except NotDone as error:
+            return Verdict("todo", str(error))
+        label = say(en="no ZeRO", fr="sans ZeRO") if stage == 0 else f"stage {stage}"
+        axes.plot(ranks, values, color=color, linestyle=line, marker=marker, markersize=4, label=label)
+    for device in devices:
+        limit = device.memory_bytes / GIB
+        axes.axhline(limit, color=GREY, linestyle="--", linewidth=1)
+        axes.annotate(
+            device.title, (ranks[-1], limit), xytext=(0, 2), textcoords="offset points", ha="right", fontsize=8
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(ranks)
+    _powers_in_full(axes)
+    axes.set_xlabel(say(en="ranks", fr="rangs"))
+    axes.set_ylabel(say(en="states per rank (GiB)", fr="états par rang (Gio)"))
+    axes.legend(frameon=False, loc="lower left")
+    plain(axes)
+    return finish(figure)
+
+
+def stages(runs: Sequence[Run]) -> LabFigure:
+    """Runs side by side: states of rank 0 by category and the peak, predicted over measured; bytes sent per step.
+
+    Raises:
+        LabError: if a run was not measured.
+    """
+    pairs = [(run, predict(run.config), measured_footprint(run)) for run in runs]
+    figure = new_figure(
+        12.0,
+        1.2 + 0.5 * len(runs),
+        alt=say(
+            en="States by category and bytes sent per step, predicted and measured, of: ",
+            fr="États par catégorie et octets envoyés par pas, prédits et mesurés, pour : ",
+        )
+        + ", ".join(run.config.layout.title for run in runs),
+    )
+    memory, sent = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    for place, (_, predicted, measured) in enumerate(pairs):
+        for footprint, shift, alpha in ((predicted, -0.2, PREDICTED_ALPHA), (measured, 0.2, 1.0)):
+            _stack_states(memory, footprint, place + shift, alpha)
+            _stack_traffic(sent, footprint, place + shift, alpha)
+    memory.set_yticks(range(len(pairs)), [run.config.layout.title for run, *_ in pairs])
+    memory.invert_yaxis()
+    memory.set_xlabel(say(en="rank 0 (MiB)", fr="rang 0 (Mio)"))
+    sent.set_xlabel(say(en="sent per step (passes)", fr="envoyé par pas (passages)"))
+    for axes in (memory, sent):
+        decimal_marks(axes.xaxis)
+        plain(axes)
+    memory.set_title(
+        say(en="states; peak ◇; pale: predicted", fr="états ; pic ◇ ; en pâle : prédit"), loc="left", fontsize=10
+    )
+    sent.set_title(say(en="communication", fr="communication"), loc="left", fontsize=10)
+    legend_above(memory, ncols=4, height=1.06)
+    legend_above(sent, ncols=4, height=1.06)
+    return finish(figure)
+
+
+def _stack_states(axes: Axes, footprint: Footprint, place: float, alpha: float) -> None:
+    left = 0.0
+    measured = footprint.source == "measured"
+    for category in (name for name in CATEGORIES if name in SHOWN):
+        size = (footprint.memory.category(category) or 0) / MEBIBYTE
+        style = CATEGORY_STYLES[category]
+        label = category_label(category) if measured else None
+        if size:
+            bar(axes, place, size, left, style, alpha, label)
+        left += size
+    if footprint.memory.peak_bytes is not None:
+        fill = "white" if measured else "none"
+        peak = footprint.memory.peak_bytes / MEBIBYTE
+        axes.plot(peak, place, "D", color=BLACK, markerfacecolor=fill, markersize=5, alpha=alpha)
+
+
+def _stack_traffic(axes: Axes, footprint: Footprint, place: float, alpha: float) -> None:
+    whole_bytes = 4 * (footprint.parameters or 0)
+    left = 0.0
+    for traffic in footprint.communication:
+        if traffic.group != "dp":
+            continue
+        share = (traffic.group_size - 1) / traffic.group_size
+        size = traffic.sent_bytes / (whole_bytes * share)
+        style = COLLECTIVE_STYLES[traffic.collective]
+        label = traffic.collective.replace("_", "-") if footprint.source == "measured" and size > 1e-3 else None
+        bar(axes, place, size, left, style, alpha, label)
+        left += size
+
+
+def offloading(
+    ratio: Callable[[int, float, float, float], float], *, flops_per_s: float, pcie_bytes_per_s: float
+) -> LabFigure | Verdict:
+    """Seconds of transfers over seconds of computation, by tokens per rank and step, for some numbers of ranks."""
+    figure = new_figure(
+        7.0,
+        3.4,
+        alt=say(
+            en="Transfers over computation by tokens per rank and step: below one they can be hidden.",
+            fr="Transferts rapportés au calcul, selon les tokens par rang et par pas : sous un, on peut les cacher.",
+        ),
+    )
+    axes = figure.subplots()
+    tokens = [2**power for power in range(8, 18)]
+    for ranks, (color, line, marker) in zip((1, 4, 16), LINE_STYLES, strict=False):
+        try:
+            values = [ratio(ranks, count, flops_per_s, pcie_bytes_per_s) for count in tokens]
+        except NotDone as error:
+            return Verdict("todo", str(error))
+        label = say(en="rank" if ranks == 1 else "ranks", fr="rang" if ranks == 1 else "rangs")
+        axes.plot(tokens, values, color=color, linestyle=line, marker=marker, markersize=4, label=f"{ranks} {label}")
+    _against_one(axes)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(tokens)
+    _powers_in_full(axes)
+    axes.set_xlabel(say(en="tokens per rank and step", fr="tokens par rang et par pas"))
+    axes.set_ylabel(say(en="transfers / computation", fr="transferts / calcul"))
+    return finish(figure)
+
+
+def lost_time(
+    zero_3: Callable[[Sequence[float], int, float, float], float], cases: Sequence[tuple[str, int]]
+) -> LabFigure | Verdict:
+    """Communication over computation of stages 2 and 3 for models and numbers of ranks, by the student's function."""
+    try:
+        ratios = [compare_with_compute(model, ranks, zero_3) for model, ranks in cases]
+    except NotDone as error:
+        return Verdict("todo", str(error))
+    places = [f"{model}\n{ranks} GPU" for model, ranks in cases]
+    figure = new_figure(
+        7.0,
+        3.4,
+        alt=say(en="Communication over computation: ", fr="Communication rapportée au calcul : ")
+        + ", ".join(f"{model} × {ranks}" for model, ranks in cases),
+    )
+    axes = figure.subplots()
+    for name, (color, line, marker) in zip(("ZeRO-2", "ZeRO-3"), LINE_STYLES, strict=False):
+        values = [ratio[name] for ratio in ratios]
+        axes.plot(places, values, color=color, linestyle=line, marker=marker, markersize=5, label=name)
+    _against_one(axes)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+    decimal_marks(axes.yaxis)
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylabel(say(en="communication / computation", fr="communication / calcul"))
+    return finish(figure)
+
+
+def _against_one(axes: Axes) -> None:
+    axes.axhline(1.0, color=GREY, linestyle="--", linewidth=1)
+    axes.set_yscale("log")
+    axes.legend(frameon=False)
+    plain(axes)

@@ -1,0 +1,669 @@
+"""Lab 05: one micro-batch through a pipeline of real ranks, forward and backward, with sends and receives only.
+
+What each rank's stage has learnt is held to the gradients of one process that runs all stages; shapes and types of the
+boundary change from case to case.
+
+Lab 05: cutting a model into stages; the student writes the test, the search around it is given.
+
+A cut is judged by its loads, on random blocks, against the fewest stages that exist; the search that uses it is held to
+`dlojz.pipeline.partition.exact`.
+
+Lab 05: SGD with a stale gradient, on a parabola.
+
+The reference is the iteration of `dlojz.pipeline.stale_weights`, whose threshold is a law; the student's own iteration,
+bisected, must find that law.
+
+Lab 05: what DeepSpeed must be told for a pipeline: processes, stages, and the JSON.
+
+The JSON is judged by what DeepSpeed would do with it, read back by `dlojz.config.deepspeed_json`; keys that change
+nothing are nobody's business.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say, shortest
+from dlojz.config.run_config import RunConfig
+from dlojz.labs.kit.exercise import Exercise, Said, Wrong
+from dlojz.labs.kit.judges import Mistake, by_reference
+from dlojz.labs.kit.rank_judges import by_ranks
+from dlojz.processes.forks import RankAnswer
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+CASES = ((2, 11), (2, 12), (3, 13))
+"""Two ranks first; with three, the middle one receives and sends in both directions."""
+WIDE_SEED = 12
+"""The seed of the case in double precision."""
+_WEIGHT, _BIAS = "gradient of the weight", "gradient of the bias"
+_LABELS = {
+    _WEIGHT: Said("the gradient of the stage's weight", "le gradient du poids de l’étage"),
+    _BIAS: Said("the gradient of the stage's bias", "le gradient du biais de l’étage"),
+}
+
+
+def run_stage(
+    stage: Callable[[Tensor], Tensor],
+    x: Tensor | None,
+    loss_of: Callable[[Tensor], Tensor],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    *,
+    way: str = "right",
+) -> None:
+    """This rank's part of one micro-batch: its stage forward, then backward; gradients are left in the parameters.
+
+    Args:
+        stage: this rank's, called as a function.
+        x: the micro-batch on rank 0, None elsewhere.
+        loss_of: loss of the last stage's output.
+        shape, dtype: of what passes between two stages.
+        way: spoils it.
+
+    Source: Huang et al. 2019 (arXiv 1811.06965), §2.2, for one micro-batch.
+    """
+    import torch
+    import torch.distributed as dist
+
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    if x is None:
+        x = torch.empty(shape, dtype=dtype)
+        # Who: the rank before. What: its output. How much: one boundary, elements of `shape` × bytes of `dtype`.
+        dist.recv(x, rank - 1)
+        x.requires_grad_()
+    y = stage(x)
+    if rank == last:
+        loss_of(y).backward()
+    else:
+        dist.send(y.detach(), rank + 1)
+        gradient = torch.empty_like(y)
+        # Who: the rank behind. What: the gradient of the output sent to it. How much: the same.
+        dist.recv(gradient, rank + 1)
+        if way == "no gradient":
+            y.sum().backward()
+        else:
+            y.backward(gradient)
+    if rank > 0 and x.grad is not None:
+        handed = x.detach() if way == "activation back" else x.grad
+        if way == "gradient passed on":
+            handed = y.detach().clone().zero_() if rank == last else gradient
+        dist.send(handed, rank - 1)
+
+
+def _stages(size: int, seed: int) -> tuple[list[nn.Sequential], Tensor, Tensor]:
+    """All stages, the micro-batch and the targets, from the seed alone."""
+    import torch
+    from torch import nn
+
+    generator = torch.Generator().manual_seed(seed)
+    samples, width = 3 + seed % 3, 4 + seed % 2
+    dtype = torch.float64 if seed == WIDE_SEED else torch.float32
+    stages = [nn.Sequential(nn.Linear(width, width, dtype=dtype), nn.Tanh()) for _ in range(size)]
+    for stage in stages:
+        for parameter in stage.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=generator, dtype=dtype)
+    x, targets = (torch.randn((samples, width), generator=generator, dtype=dtype) for _ in range(2))
+    return stages, x, targets
+
+
+def _loss(targets: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda y: ((y - targets) ** 2).sum()
+
+
+def _gradients(stage: nn.Sequential) -> dict[str, Tensor | None]:
+    return {_WEIGHT: stage[0].weight.grad, _BIAS: stage[0].bias.grad}  # type: ignore[dict-item]
+
+
+def _asks_for_a_gradient(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """Before a stage that is not the first runs: without this the fault would show only where the gradient is sent."""
+    if not inputs[0].requires_grad:
+        raise ValueError(
+            say(
+                en="what was received asks for no gradient, so there will be none to send back: call "
+                "x.requires_grad_() before the stage runs",
+                fr="ce qui a été reçu ne demande pas de gradient, il n’y en aura donc pas à renvoyer : appelez "
+                "x.requires_grad_() avant d’exécuter l’étage",
+            )
+        )
+
+
+def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Tensor | None]:
+    stages, x, targets = _stages(size, seed)
+    if rank > 0:
+        stages[rank].register_forward_pre_hook(_asks_for_a_gradient)
+    answer(stages[rank], x if rank == 0 else None, _loss(targets), tuple(x.shape), x.dtype)
+    return _gradients(stages[rank])
+
+
+def _expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    stages, x, targets = _stages(size, seed)
+    for stage in stages:
+        x = stage(x)
+    _loss(targets)(x).backward()
+    return {name: gradient for name, gradient in _gradients(stages[rank]).items() if gradient is not None}
+
+
+def _inspect(answers: list[RankAnswer], size: int) -> None:
+    """The gradients are right; has nothing but the boundary travelled?"""
+    for answer in answers:
+        for call in answer.calls:
+            if call["op"] in ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor"):
+                raise Wrong(
+                    say(
+                        en=f"The gradients are right, but {call['op']} makes every rank take part; a boundary concerns "
+                        "two: dist.send and dist.recv are enough.",
+                        fr=f"Les gradients sont justes, mais {call['op']} fait participer tous les rangs ; une "
+                        "frontière n’en concerne que deux : dist.send et dist.recv suffisent.",
+                    )
+                )
+
+
+STAGE_BOUNDARY = Exercise(
+    id="stage-boundary",
+    title=Said("send and receive between two stages", "envoyer et recevoir entre deux étages"),
+    judge=by_ranks(
+        trial=_trial,
+        expected=_expected,
+        cases=CASES,
+        labels=_LABELS,
+        mistakes=(
+            Mistake(
+                lambda *given: run_stage(*given, way="no gradient"),
+                Said(
+                    "The gradient that has been received is not used: backward must start from it, y.backward("
+                    "gradient), not from a loss of this rank's own.",
+                    "Le gradient reçu ne sert pas : c’est de lui que doit partir la passe arrière, y.backward("
+                    "gradient), et non d’une perte propre à ce rang.",
+                ),
+            ),
+            Mistake(
+                lambda *given: run_stage(*given, way="activation back"),
+                Said(
+                    "You send back the activation that was received; the rank before needs its gradient, x.grad.",
+                    "Vous renvoyez l’activation reçue ; le rang précédent a besoin de son gradient, x.grad.",
+                ),
+            ),
+        ),
+        inspect=_inspect,
+    ),
+    praise=Said(
+        "Right, with 2 and 3 ranks: the same gradients as one process, with two messages per boundary.",
+        "Exact, sur 2 et 3 rangs : les mêmes gradients qu’un seul processus, avec deux messages par frontière.",
+    ),
+    hints=(
+        Said(
+            "Forward: receive (unless you are rank 0), run the stage, send (unless you are the last). Backward: the "
+            "same the other way round. What makes autograd compute a gradient for what was received?",
+            "Passe avant : recevoir (sauf le rang 0), exécuter l’étage, envoyer (sauf le dernier). Passe arrière : de "
+            "même, en sens inverse. Qu’est-ce qui fait calculer à autograd un gradient pour ce qui a été reçu ?",
+        ),
+        Said(
+            "x = torch.empty(shape, dtype=dtype), dist.recv(x, rank - 1), x.requires_grad_(). After y = stage(x): the "
+            "last rank does loss_of(y).backward(), the others send y.detach(), receive gradient, y.backward(gradient). "
+            "At the end, unless rank 0: dist.send(x.grad, rank - 1).",
+            "x = torch.empty(shape, dtype=dtype), dist.recv(x, rank - 1), x.requires_grad_(). Après y = stage(x) : le "
+            "dernier rang fait loss_of(y).backward() ; les autres envoient y.detach(), reçoivent gradient, font "
+            "y.backward(gradient). À la fin, sauf sur le rang 0 : dist.send(x.grad, rank - 1).",
+        ),
+    ),
+)
+
+
+FirstFit = Callable[[Sequence[int], int], Sequence[int]]
+
+
+def first_fit(weights: Sequence[int], limit: int) -> list[int]:
+    """Bounds of the fewest stages whose loads do not exceed a limit: each takes blocks as long as they fit.
+
+    Args:
+        weights: one per block, none above the limit.
+        limit: what a stage may weigh.
+
+    Source: Pinar & Aykanat 2004 (J. Parallel Distrib. Comput. 64), §4, the probe.
+    """
+    bounds, load = [0], 0
+    for block, weight in enumerate(weights):
+        if load + weight > limit:
+            bounds.append(block)
+            load = 0
+        load += weight
+    return [*bounds, len(weights)]
+
+
+def smallest_bottleneck(first_fit: FirstFit, weights: Sequence[int], stages: int) -> int:
+    """The smallest limit for which `first_fit` needs no more than so many stages, by bisection."""
+    low, high = max(weights), sum(weights)
+    while low < high:
+        middle = (low + high) // 2
+        if len(first_fit(weights, middle)) - 1 <= stages:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _partition_cases() -> Iterator[tuple[list[int], int]]:
+    generator = random.Random(5)
+    yield [4, 3, 2, 1], 5
+    for _ in range(12):
+        weights = [generator.randint(1, 9) for _ in range(generator.randint(4, 12))]
+        yield weights, generator.randint(max(weights), 20)
+
+
+def _partition_judge(answer: Callable[..., Any]) -> None:
+    for weights, limit in _partition_cases():
+        bounds = _bounds(answer(list(weights), limit), weights, limit)
+        loads = [sum(weights[start:stop]) for start, stop in pairwise(bounds)]
+        here = say(en=f"For {weights} and the limit {limit}: ", fr=f"Pour {weights} et la limite {limit} : ")
+        if max(loads) > limit:
+            raise Wrong(
+                here
+                + say(
+                    en=f"a stage of your cut {bounds} weighs {max(loads)}. Look before you add a block: if it would "
+                    "exceed the limit, it begins the next stage.",
+                    fr=f"un étage de votre découpage {bounds} pèse {max(loads)}. Regardez avant d’ajouter un bloc : "
+                    "s’il fait dépasser la limite, c’est lui qui commence l’étage suivant.",
+                )
+            )
+        if 0 in loads:
+            raise Wrong(
+                here
+                + say(
+                    en=f"a stage of your cut {bounds} has no block.",
+                    fr=f"un étage de votre découpage {bounds} n’a aucun bloc.",
+                )
+            )
+        fewest = len(first_fit(weights, limit)) - 1
+        if len(loads) > fewest:
+            raise Wrong(
+                here
+                + say(
+                    en=f"your cut {bounds} has {len(loads)} stages of loads {loads}, but {fewest} are enough: a stage "
+                    "may weigh exactly the limit, and a new one begins empty.",
+                    fr=f"votre découpage {bounds} a {len(loads)} étages de charges {loads}, alors que {fewest} "
+                    "suffisent : un étage peut peser exactement la limite, et le suivant commence vide.",
+                )
+            )
+
+
+def _bounds(given: Any, weights: Sequence[int], limit: int) -> list[int]:
+    here = say(en=f"For {weights} and the limit {limit}: ", fr=f"Pour {weights} et la limite {limit} : ")
+    if given is None:
+        raise Wrong(
+            say(
+                en="Your function returns nothing: end it with return.",
+                fr="Votre fonction ne renvoie rien : terminez-la par return.",
+            )
+        )
+    try:
+        bounds = [int(bound) for bound in given]
+    except (TypeError, ValueError):
+        raise Wrong(
+            say(
+                en="A list of whole numbers is expected, such as [0, 2, 4].",
+                fr="On attend une liste d’entiers, comme [0, 2, 4].",
+            )
+        ) from None
+    if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != len(weights) or bounds != sorted(bounds):
+        raise Wrong(
+            here
+            + say(
+                en=f"your function returns {bounds}, but bounds rise from 0 to {len(weights)}, the number of blocks.",
+                fr=f"votre fonction renvoie {bounds}, mais des bornes croissent de 0 à {len(weights)}, le nombre de "
+                "blocs.",
+            )
+        )
+    return bounds
+
+
+FIRST_FIT = Exercise(
+    id="first-fit",
+    title=Said("cut the model into stages", "découper le modèle en étages"),
+    judge=_partition_judge,
+    praise=Said(
+        "Right: the fewest stages, so whether k stages suffice for a limit is answered in one pass over the blocks.",
+        "Exact : le moins d’étages possible ; on sait donc en un seul parcours des blocs si k étages suffisent pour "
+        "une limite.",
+    ),
+    hints=(
+        Said(
+            "Keep the load of the current stage. Before you add a block, ask whether it still fits; if not, note its "
+            "number as a bound and begin a new stage with it.",
+            "Tenez à jour la charge de l’étage en cours. Avant d’ajouter un bloc, demandez s’il tient encore ; sinon, "
+            "notez son numéro comme borne et commencez avec lui un nouvel étage.",
+        ),
+        Said(
+            "bounds, load = [0], 0; for each block: if load + weight > limit, then bounds.append(block) and load = 0; "
+            "then load += weight. At the end, add len(weights).",
+            "bounds, load = [0], 0 ; pour chaque bloc : si load + weight > limit, alors bounds.append(block) et "
+            "load = 0 ; ensuite load += weight. À la fin, ajoutez len(weights).",
+        ),
+    ),
+)
+
+
+HUGE = 1e9
+"""A weight that began at 1 and is larger halfway has diverged."""
+StaleSgd = Callable[[float, int, int], Sequence[float]]
+
+
+def stale_sgd(step: float, delay: int, updates: int) -> list[float]:
+    """w(0) … w(updates) of w(t+1) = w(t) − α w(t−τ), with w(t) = 1 up to t = 0.
+
+    Source: Yang et al. 2021, PipeMare (arXiv 1910.05124), §2.2, on λ/2 w² with λ = 1.
+    """
+    return _iterate(step, delay, updates)
+
+
+def _iterate(step: float, delay: int, updates: int, way: str = "right") -> list[float]:
+    weights = [1.0]
+    for number in range(updates):
+        if way == "short":  # stale only where there is a past
+            old = weights[number - delay] if number >= delay else 0.0
+        else:
+            old = weights[max(number - delay, 0)]
+        base = old if way == "from the old weights" else weights[number]
+        weights.append(base - step * old)
+    return weights
+
+
+def largest_step(stale_sgd: StaleSgd, delay: int) -> float:
+    """The largest stable step of an iteration, by bisection: stable is what ends smaller than it was halfway."""
+    period = 4 * delay + 2
+    stable, unstable = 0.0, 2.5
+    while unstable - stable > 1e-3 * unstable:
+        middle = (stable + unstable) / 2
+        sizes = [abs(weight) for weight in stale_sgd(middle, delay, 40 * period)]
+        # A run that diverges far ends with infinities and NaN, of which no comparison holds.
+        if not max(sizes[-period:]) <= max(sizes[19 * period : 20 * period]) < HUGE:
+            unstable = middle
+        else:
+            stable = middle
+    return (stable + unstable) / 2
+
+
+def _stale_cases() -> Iterator[tuple[float, int, int]]:
+    for step, delay in ((0.5, 0), (0.3, 1), (0.4, 3), (0.1, 7), (1.5, 2)):
+        for updates in (9, 1, 4):
+            yield step, delay, updates
+
+
+_judge_last = by_reference(
+    lambda step, delay, updates: _iterate(step, delay, updates)[-1],
+    cases=_stale_cases,
+    mistakes=(
+        Mistake(
+            lambda step, delay, updates: _iterate(step, 0, updates)[-1],
+            Said(
+                "Your gradient is fresh: it must be that of the weights `delay` updates ago, w(t − delay).",
+                "Votre gradient est frais : il doit être celui des poids d’il y a `delay` mises à jour, w(t − delay).",
+            ),
+        ),
+        Mistake(
+            lambda step, delay, updates: _iterate(step, delay + 1, updates)[-1],
+            Said(
+                "Your gradient is one update too old: the last entry of the list is w(t), so w(t − delay) is the one "
+                "`delay` places before it.",
+                "Votre gradient a une mise à jour de trop : le dernier élément de la liste est w(t), donc w(t − delay) "
+                "se trouve `delay` places avant.",
+            ),
+        ),
+        Mistake(
+            lambda step, delay, updates: _iterate(step, delay, updates, "from the old weights")[-1],
+            Said(
+                "The gradient is old, but it is applied to the newest weights: w(t) − step · w(t − delay).",
+                "Le gradient est ancien, mais il s’applique aux poids les plus récents : w(t) − pas · w(t − delay).",
+            ),
+        ),
+        Mistake(
+            lambda step, delay, updates: _iterate(step, delay, updates, "short")[-1],
+            Said(
+                "Before there are `delay` updates, the gradient is that of the first weights, w = 1, and not zero.",
+                "Tant qu’il n’y a pas eu `delay` mises à jour, le gradient est celui des premiers poids, w = 1, et non "
+                "zéro.",
+            ),
+        ),
+    ),
+)
+
+
+def _stale_judge(answer: Callable[..., Any]) -> None:
+    def last(step: float, delay: int, updates: int) -> Any:
+        weights = answer(step, delay, updates)
+        if weights is None:
+            return None
+        count = len(weights)
+        if count != updates + 1:
+            raise Wrong(
+                say(
+                    en=f"For {updates} update(s) the list holds w(0) to w({updates}), {updates + 1} values, but yours "
+                    f"has {count}.",
+                    fr=f"Pour {updates} mise(s) à jour, la liste va de w(0) à w({updates}), soit {updates + 1} "
+                    f"valeurs, mais la vôtre en a {count}.",
+                )
+            )
+        if float(weights[0]) != 1.0:
+            raise Wrong(
+                say(
+                    en=f"The list begins with w(0) = 1, but yours with {shortest(float(weights[0]))}.",
+                    fr=f"La liste commence par w(0) = 1, mais la vôtre par {shortest(float(weights[0]))}.",
+                )
+            )
+        return weights[-1]
+
+    _judge_last(last)
+
+
+STALE_SGD = Exercise(
+    id="stale-sgd",
+    title=Said("SGD with a stale gradient", "SGD avec un gradient en retard"),
+    judge=_stale_judge,
+    praise=Said(
+        "Right. The same parabola, the same step: with a delay, the weights begin to swing.",
+        "Exact. La même parabole, le même pas : avec un retard, les poids se mettent à osciller.",
+    ),
+    hints=(
+        Said(
+            "The gradient of w²/2 is w. Keep all weights in a list; each update reads two of them, the newest and the "
+            "one `delay` places before it.",
+            "Le gradient de w²/2 est w. Gardez tous les poids dans une liste ; chaque mise à jour en lit deux, le plus "
+            "récent et celui qui se trouve `delay` places avant.",
+        ),
+        Said(
+            "weights = [1.0]; for t in range(updates): old = weights[max(t - delay, 0)]; then append weights[t] - step "
+            "* old.",
+            "weights = [1.0] ; for t in range(updates) : old = weights[max(t - delay, 0)] ; puis ajoutez weights[t] - "
+            "step * old.",
+        ),
+    ),
+)
+
+
+UNSAID = 97
+"""Micro-batch of a run about which the file says nothing; no case asks for it."""
+
+
+def deepspeed_pipeline(config: RunConfig) -> tuple[int, int, dict[str, Any]]:
+    """Processes to start, what follows `-p`, and DeepSpeed's JSON, for a pipeline with replicas.
+
+    Source: deepspeed.ai, "Pipeline Parallelism" (tutorial: AlexNet, `-p 2`) and "DeepSpeed Configuration JSON".
+    """
+    layout = config.layout
+    return (
+        layout.pp * layout.dp,
+        layout.pp,
+        {
+            "train_batch_size": layout.micro_batch * layout.micro_batches * layout.dp,
+            "train_micro_batch_size_per_gpu": layout.micro_batch,
+            "gradient_accumulation_steps": layout.micro_batches,
+            "zero_optimization": {"stage": layout.zero},
+        },
+    )
+
+
+def course_case() -> RunConfig:
+    """The course's run: AlexNet, 2 stages × 2 replicas, 8 micro-batches, 200 steps."""
+    return RunConfig.of(model="alexnet", engine="deepspeed", pp=2, dp=2, micro_batch=32, micro_batches=8, steps=200)
+
+
+def _json_cases() -> list[RunConfig]:
+    common = {"engine": "deepspeed", "model": "alexnet"}
+    return [
+        course_case(),
+        RunConfig.of(pp=4, dp=2, micro_batch=4, micro_batches=16, zero=1, **common),
+        RunConfig.of(pp=2, dp=3, micro_batch=8, micro_batches=6, **common),
+        RunConfig.of(pp=4, dp=1, micro_batch=16, micro_batches=12, **common),
+    ]
+
+
+def _json_judge(answer: Callable[..., Any]) -> None:
+    for config in _json_cases():
+        processes, stages, document = _three(answer(config))
+        _check_numbers(processes, stages, config)
+        _check_batch(document, config)
+        layout = config.layout
+        base = RunConfig.of(model=config.model, dp=layout.dp, pp=layout.pp, engine="deepspeed", micro_batch=UNSAID)
+        try:
+            from dlojz.config.deepspeed_json import read_deepspeed_json
+
+            given = read_deepspeed_json(_text(document), base).layout
+        except LabError as error:
+            raise Wrong(
+                say(
+                    en=f"Asked for: {_asked(config)}. With your settings, DeepSpeed or the lab refuses: {error}",
+                    fr=f"Demandé : {_asked(config)}. Avec vos réglages, DeepSpeed ou le TP refuse : {error}",
+                )
+            ) from None
+        for name, key in (
+            ("micro_batch", "train_micro_batch_size_per_gpu"),
+            ("micro_batches", "gradient_accumulation_steps"),
+            ("zero", "zero_optimization.stage"),
+        ):
+            if getattr(given, name) != getattr(layout, name):
+                raise Wrong(
+                    say(
+                        en=f"Asked for: {_asked(config)}. DeepSpeed would run your settings with "
+                        f"{name}={getattr(given, name)}, not {getattr(layout, name)}: look at {key}.",
+                        fr=f"Demandé : {_asked(config)}. Avec vos réglages, DeepSpeed prendrait "
+                        f"{name}={getattr(given, name)} et non {getattr(layout, name)} : regardez {key}.",
+                    )
+                )
+
+
+def _asked(config: RunConfig) -> str:
+    layout = config.layout
+    return (
+        f"pp={layout.pp}, dp={layout.dp}, micro_batch={layout.micro_batch}, micro_batches={layout.micro_batches}, "
+        f"zero={layout.zero}"
+    )
+
+
+def _three(given: Any) -> tuple[Any, Any, Mapping[str, Any]]:
+    if given is None:
+        raise Wrong(
+            say(
+                en="Your function returns nothing: end it with return.",
+                fr="Votre fonction ne renvoie rien : terminez-la par return.",
+            )
+        )
+    three = tuple(given) if isinstance(given, tuple | list) else ()
+    if len(three) != 3 or not isinstance(three[2], Mapping):
+        raise Wrong(
+            say(
+                en="Three things are expected: the number of processes, the number after -p, and the dictionary.",
+                fr="On attend trois choses : le nombre de processus, le nombre qui suit -p, et le dictionnaire.",
+            )
+        )
+    return three
+
+
+def _check_numbers(processes: Any, stages: Any, config: RunConfig) -> None:
+    layout = config.layout
+    if stages != layout.pp:
+        replicas = stages == layout.dp
+        raise Wrong(
+            say(
+                en=f"Asked for: {_asked(config)}. You give -p {stages}"
+                + (", the replicas" if replicas else "")
+                + f"; -p is the number of stages of one pipeline: {layout.pp}.",
+                fr=f"Demandé : {_asked(config)}. Vous donnez -p {stages}"
+                + (", les répliques" if replicas else "")
+                + f" ; -p est le nombre d’étages d’un pipeline : {layout.pp}.",
+            )
+        )
+    if processes != layout.world_size:
+        raise Wrong(
+            say(
+                en=f"Asked for: {_asked(config)}. {processes} processes are not enough or too many: each of the "
+                f"{layout.dp} replica(s) is a whole pipeline of {layout.pp} ranks, {layout.world_size} in all.",
+                fr=f"Demandé : {_asked(config)}. {processes} processus, ce n’est pas le bon compte : chacune des "
+                f"{layout.dp} répliques est un pipeline entier de {layout.pp} rangs, soit {layout.world_size} en tout.",
+            )
+        )
+
+
+def _check_batch(document: Mapping[str, Any], config: RunConfig) -> None:
+    layout = config.layout
+    total = document.get("train_batch_size")
+    samples = layout.micro_batch * layout.micro_batches
+    if total == samples * layout.world_size != layout.global_batch:
+        raise Wrong(
+            say(
+                en=f"train_batch_size={total} counts every rank, but the {layout.pp} ranks of a pipeline pass the same "
+                f"samples from one to the next: multiply by the replicas alone, {layout.global_batch}.",
+                fr=f"train_batch_size={total} compte tous les rangs, mais les {layout.pp} rangs d’un pipeline se "
+                f"passent les mêmes échantillons : ne multipliez que par les répliques, {layout.global_batch}.",
+            )
+        )
+    if document.get("gradient_accumulation_steps") is None and total is None:
+        raise Wrong(
+            say(
+                en="Nothing tells DeepSpeed how many micro-batches a step has: in a pipeline that is "
+                "gradient_accumulation_steps; left out it is 1, and the pipeline is never full.",
+                fr="Rien ne dit à DeepSpeed combien de micro-batches compte un pas : dans un pipeline, c’est "
+                "gradient_accumulation_steps ; par défaut c’est 1, et le pipeline n’est jamais plein.",
+            )
+        )
+
+
+def _text(document: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(document)
+    except (TypeError, ValueError) as error:
+        raise Wrong(
+            say(
+                en=f"This dictionary cannot be written as JSON ({error}).",
+                fr=f"Ce dictionnaire ne s’écrit pas en JSON ({error}).",
+            )
+        ) from None
+
+
+PIPELINE_JSON = Exercise(
+    id="pipeline-json",
+    title=Said("DeepSpeed's pipeline", "le pipeline de DeepSpeed"),
+    judge=_json_judge,
+    praise=Said(
+        "Right: four runs, the course's among them, and DeepSpeed would do each of them as asked.",
+        "Exact : quatre exécutions, dont celle du cours, et DeepSpeed ferait chacune comme demandé.",
+    ),
+    hints=(
+        Said(
+            "A replica is a whole pipeline. Which of the three sizes of batches know of the stages at all?",
+            "Une réplique est un pipeline entier. Lesquelles des trois tailles de batch dépendent-elles des étages ?",
+        ),
+        Said(
+            "layout.pp * layout.dp processes; -p layout.pp; gradient_accumulation_steps is layout.micro_batches, and "
+            "train_batch_size is layout.global_batch; ZeRO's stage goes into zero_optimization.",
+            "layout.pp * layout.dp processus ; -p layout.pp ; gradient_accumulation_steps vaut layout.micro_batches, "
+            "et train_batch_size vaut layout.global_batch ; le stage de ZeRO va dans zero_optimization.",
+        ),
+    ),
+)

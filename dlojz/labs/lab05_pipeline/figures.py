@@ -1,0 +1,469 @@
+"""Figures and tables of lab 05: schedules drawn, compared, capped, and laid out in one table.
+
+viz`. What is drawn is what the student's own function gives or what the simulator finds; an exercise that is still to
+do is answered by its sentence, not by an error.
+
+Figures of lab 05 that need a model, a run or a training: cuts, memory kept, steps laid over, stale weights.
+
+viz`. What was measured stands beside what the student's function or the simulator says; nothing is fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from matplotlib.ticker import NullFormatter
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import format_bytes, format_seconds, percent, say, significant
+from dlojz.base.table import Table
+from dlojz.config.run_config import RunConfig
+from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.figures.partition_figures import overlay_figure, partition_figure
+from dlojz.display.figures.pipeline_figures import compare_figure, schedule_figure
+from dlojz.display.style import BLACK, LINE_STYLES
+from dlojz.labs.kit.exercise import NotDone
+from dlojz.labs.kit.figures import or_to_do, pictured
+from dlojz.labs.lab05_pipeline.exercises_orders import read_order, read_schedule, schedule_from
+from dlojz.labs.lab05_pipeline.exercises_runs import FirstFit, StaleSgd, largest_step, smallest_bottleneck
+from dlojz.pipeline.exchange_formats import to_csv
+from dlojz.pipeline.optimum.shortest_schedule import optimum
+from dlojz.pipeline.partition import Partition
+from dlojz.pipeline.partition_baselines import PEERS, block_weights, schedule_of
+from dlojz.pipeline.schedule import Costs, Schedule
+from dlojz.pipeline.schedule_catalogue import build, entry
+from dlojz.pipeline.simulator import MeasuredOverlay, overlay, peak_activations, simulate
+from dlojz.pipeline.stale_weights import Delays, SmallProblem, threshold, train, version_audit
+from dlojz.pipeline.validity import check
+from dlojz.running.run import Run
+
+
+def chunk_costs(schedule: Schedule, **changes: Any) -> Costs:
+    """Costs with which a whole rank takes F = I = W = 1 for a micro-batch, over how many chunks its layers may be."""
+    share = schedule.ranks * schedule.pipes / sum(len(pipe) for pipe in schedule.placement)
+    times = {"forward": share, "backward_input": share, "backward_weight": share, "kept_for_input": share,
+             "kept_for_weight": share}  # fmt: skip
+    return Costs(**{**times, **changes})
+
+
+@or_to_do
+def bubbles(
+    step: Callable[..., tuple[float, float, float]], names: Sequence[str], sizes: Sequence[tuple[int, int]]
+) -> Table:
+    """Length, fraction and overhead of the student's formulas, and those of the same schedules simulated."""
+    rows = []
+    for name in names:
+        for ranks, micro_batches in sizes:
+            timeline = simulate(build(name, ranks, micro_batches))
+            found = timeline.makespan, timeline.bubble_fraction, timeline.bubble_overhead
+            length, *shares = zip(step(ranks, micro_batches, 1, 2), found, strict=True)
+            cells = (
+                " | ".join(significant(one, 4) for one in length),
+                *(" | ".join(map(percent, pair)) for pair in shares),
+            )
+            rows.append((name, str(ranks), str(micro_batches), *cells))
+    head = (
+        say(en="formula | simulated", fr="formule | simulé"),
+        "p",
+        "m",
+        say(en="step", fr="pas"),
+        say(en="fraction", fr="fraction"),
+        say(en="overhead", fr="surcoût"),
+    )
+    return Table(head, tuple(rows))
+
+
+@pictured
+def beside_gpipe(order: Callable[[int, int, int], Any], ranks: int, micro_batches: int) -> LabFigure:
+    """GPipe above the student's order: the same length, another memory."""
+    orders = [read_order(order(rank, ranks, micro_batches), rank) for rank in range(ranks)]
+    return compare_figure(
+        simulate(build("gpipe", ranks, micro_batches)),
+        simulate(replace(schedule_from(orders, micro_batches), name="1f1b")),
+    )
+
+
+def deadlock_of(orders: Sequence[Sequence[str]], micro_batches: int, sends: str = "buffered") -> str:
+    """What happens to an order: the cycle of actions that wait for each other, or how long the step takes.
+
+    Args:
+        orders: one list of actions per rank, one stage each.
+        micro_batches: of the step.
+        sends: as in `Costs`.
+    """
+    schedule = read_schedule(orders, len(orders), micro_batches)
+    try:
+        check(schedule)
+        timeline = simulate(schedule, Costs(sends=sends))  # type: ignore[arg-type]
+    except LabError as error:
+        return str(error)
+    return say(
+        en=f"runs to its end in {timeline.makespan:g} time units; kept: ",
+        fr=f"va jusqu’au bout en {significant(timeline.makespan, 4)} unités de temps ; gardés : ",
+    ) + ", ".join(significant(peak, 4) for peak in peak_activations(schedule))
+
+
+@pictured
+def repaired(unblocked: Callable[[], Any], ranks: int, micro_batches: int) -> LabFigure:
+    """The student's repair with blocking sends, under 1F1B whose sends and receives are posted together."""
+    mine = _yours(unblocked(), ranks, micro_batches)
+    return compare_figure(
+        simulate(build("1f1b", ranks, micro_batches), Costs(sends="paired")),
+        simulate(mine, Costs(sends="rendezvous")),
+    )
+
+
+@pictured
+def capped(
+    under_cap: Callable[[int, int, int], Any], ranks: int, micro_batches: int, limits: Sequence[int]
+) -> LabFigure:
+    """Length of the step by memory limit: the student's schedule, 1F1B cut short, GPipe's priority, the optimum."""
+    mine = [simulate(read_schedule(under_cap(ranks, micro_batches, n), ranks, micro_batches)).makespan for n in limits]
+    best = [optimum(ranks, micro_batches, memory_limit=n).value for n in limits]
+    told = ", ".join(f"{n}: {significant(length, 4)}" for n, length in zip(limits, mine, strict=True))
+    figure = new_figure(
+        7.0,
+        3.4,
+        alt=say(
+            en=f"Length of the step by the micro-batches that a rank may keep: {told}.",
+            fr=f"Durée du pas selon le nombre de micro-batches qu’un rang peut garder : {told}.",
+        ),
+    )
+    axes = figure.subplots()
+    lines = (
+        (say(en="your schedule", fr="votre ordonnancement"), mine, LINE_STYLES[0]),
+        (say(en="proven optimum", fr="optimum prouvé"), best, LINE_STYLES[1]),
+    )
+    for label, lengths, (color, line, marker) in lines:
+        axes.plot(limits, lengths, color=color, linestyle=line, marker=marker, markersize=6, label=label)
+    ideal = 3 * micro_batches
+    axes.axhline(ideal, color=BLACK, linestyle=":", linewidth=1.2, label=say(en="work alone", fr="travail seul"))
+    axes.set_ylim(0, None)
+    axes.set_xticks(list(limits))
+    axes.set_xlabel(say(en="micro-batches that a rank may keep", fr="micro-batches qu’un rang peut garder"))
+    axes.set_ylabel(say(en="step (time units)", fr="pas (unités de temps)"))
+    axes.legend(frameon=False)
+    plain(axes)
+    return finish(figure)
+
+
+def all_schedules(names: Sequence[str], ranks: int, micro_batches: int, **options: dict[str, Any]) -> Table:
+    """Schedules in one table, in units of one rank's forward of a micro-batch, whatever its chunks.
+
+    Args:
+        names: of the catalogue.
+        ranks, micro_batches: their size.
+        options: further options of `catalogue.build`, by name of the schedule (hyphens as underscores).
+    """
+    rows = []
+    for name in names:
+        schedule = build(name, ranks, micro_batches, **options.get(name.replace("-", "_"), {}))
+        costs = chunk_costs(schedule)
+        timeline = simulate(schedule, costs)
+        graph = schedule.graph
+        hops = sum(n < graph.actions and graph.rank[n] != graph.rank[i] for i, n in enumerate(graph.needs))
+        hops += sum(bool(graph.rank[n] != graph.rank[i]) for i, n in graph.also)
+        peaks = peak_activations(schedule, costs)
+        rows.append(
+            (
+                name,
+                significant(timeline.makespan, 4),
+                significant(timeline.span, 4),
+                percent(timeline.bubble_fraction),
+                f"{significant(min(peaks), 4)} – {significant(max(peaks), 4)}" if len(set(peaks)) > 1
+                else significant(peaks[0], 4),
+                f"× {schedule.pipes}",
+                str(int(hops)),
+                entry(name).limits(),
+            )
+        )  # fmt: skip
+    head = (
+        say(en="schedule", fr="ordonnancement"),
+        say(en="makespan", fr="durée"),
+        say(en="span", fr="portée"),
+        say(en="bubble", fr="bulle"),
+        say(en="kept", fr="gardés"),
+        say(en="weights", fr="poids"),
+        "messages",
+        say(en="price", fr="prix"),
+    )
+    return Table(head, tuple(rows))
+
+
+def csv_of(orders: Callable[[], Any], ranks: int, micro_batches: int) -> str:
+    """The student's schedule as torch's CSV; 1F1B's as long as the exercise is to do."""
+    try:
+        return to_csv(read_schedule(orders(), ranks, micro_batches))
+    except NotDone:
+        return to_csv(build("1f1b", ranks, micro_batches))
+
+
+@pictured
+def own(orders: Callable[[], Any], ranks: int, micro_batches: int) -> LabFigure:
+    """1F1B above the student's schedule."""
+    mine = _yours(orders(), ranks, micro_batches)
+    return compare_figure(simulate(build("1f1b", ranks, micro_batches)), simulate(mine))
+
+
+def _yours(given: Any, ranks: int, micro_batches: int) -> Schedule:
+    schedule = read_schedule(given, ranks, micro_batches)
+    return replace(schedule, name=say(en="your schedule", fr="votre ordonnancement"))
+
+
+@pictured
+def drawn(name: str, ranks: int, micro_batches: int, **look: Any) -> LabFigure:
+    """One schedule of the catalogue, a rank taking F = I = W = 1 for a micro-batch."""
+    schedule = build(name, ranks, micro_batches)
+    return schedule_figure(simulate(schedule, chunk_costs(schedule)), **look)
+
+
+@pictured
+def cuts(first_fit: FirstFit, config: RunConfig, stages: int, by: Any = "parameters") -> LabFigure:
+    """The student's cut of a model beside those of DeepSpeed, torchgpipe and equal numbers of blocks."""
+    weighed = block_weights(config, by)
+    weights = [int(weight) for weight in weighed.weights]
+    limit = smallest_bottleneck(first_fit, weights, stages)
+    panels = {say(en="yours", fr="le vôtre"): Partition(tuple(first_fit(weights, limit)), tuple(weights))}
+    names = {
+        "deepspeed": "DeepSpeed",
+        "torchgpipe": "torchgpipe",
+        "uniform": say(en="equal numbers", fr="à nombre égal"),
+    }
+    panels |= {names[peer]: cut(weights, stages) for peer, cut in PEERS.items()}
+    return partition_figure(panels, weighed, config.model)
+
+
+def overlay_of(run: Run) -> MeasuredOverlay:
+    """The step of median length of a run as measured, and as simulated with the means of its own actions.
+
+    Raises:
+        LabError: if the run was not measured to its end.
+    """
+    if run.record is None:
+        raise LabError(
+            say(
+                en=f"the run {run.config.title} was not measured to its end: look at its logs, then run it again.",
+                fr=f"l’exécution {run.config.title} n’a pas été mesurée jusqu’au bout : consultez ses journaux, puis "
+                "relancez-la.",
+            )
+        )
+    return overlay(schedule_of(run.config.layout), run.record.spans)
+
+
+@pictured
+def laid_over(run: Run) -> LabFigure:
+    """The measured step under its simulation."""
+    both = overlay_of(run)
+    return overlay_figure(both.simulated, both.measured)
+
+
+def steps(runs: Sequence[Run]) -> Table:
+    """Length of the step and bubble of runs, measured and simulated with what their actions took."""
+    rows = []
+    for run in runs:
+        both = overlay_of(run)
+        rows.append(
+            (
+                str(run.config.layout.schedule),
+                format_seconds(both.simulated.makespan),
+                format_seconds(both.measured.makespan),
+                percent(both.simulated.bubble_fraction),
+                percent(both.measured.bubble_fraction),
+            )
+        )
+    head = (
+        say(en="schedule", fr="ordonnancement"),
+        say(en="step, predicted", fr="pas prédit"),
+        say(en="measured", fr="mesuré"),
+        say(en="bubble, predicted", fr="bulle prédite"),
+        say(en="measured", fr="mesurée"),
+    )
+    return Table(head, tuple(rows))
+
+
+def activation_bytes(run: Run, rank: int) -> int:
+    """Bytes of activations that a rank of a run kept at most."""
+    footprint = run.record.footprint(rank) if run.record is not None else None
+    if footprint is None or footprint.memory.activations_bytes is None:
+        raise LabError(_unmeasured(run, rank))
+    return int(footprint.memory.activations_bytes)
+
+
+def _unmeasured(run: Run, rank: int) -> str:
+    return say(
+        en=f"the run {run.config.title} has no measured memory of rank {rank}: run it again.",
+        fr=f"l’exécution {run.config.title} n’a pas de mémoire mesurée pour le rang {rank} : relancez-la.",
+    )
+
+
+@or_to_do
+def memory(kept: Callable[[str, int, int, int], int], runs: Sequence[Run]) -> Table:
+    """Activations of each rank, measured, and per micro-batch that the student's function says it keeps."""
+    rows = []
+    for run in runs:
+        layout = run.config.layout
+        for rank in range(layout.pp):
+            count = kept(str(layout.schedule), rank, layout.pp, layout.micro_batches)
+            measured = activation_bytes(run, rank)
+            rows.append(
+                (str(layout.schedule), str(rank), str(count), format_bytes(measured), format_bytes(measured / count))
+            )
+    head = (
+        say(en="schedule", fr="ordonnancement"),
+        say(en="rank", fr="rang"),
+        say(en="kept", fr="gardés"),
+        say(en="activations", fr="activations"),
+        say(en="per micro-batch", fr="par micro-batch"),
+    )
+    return Table(head, tuple(rows))
+
+
+def traffic(run: Run) -> Table:
+    """What each rank of a pipeline with replicas holds, and what it sends per step, as measured."""
+    rows = []
+    layout = run.config.layout
+    for rank in range(layout.world_size):
+        stage, replica = divmod(rank, layout.dp)
+        footprint = run.record.footprint(rank) if run.record is not None else None
+        if footprint is None:
+            raise LabError(_unmeasured(run, rank))
+        sums = {
+            (one.group, one.collective): f"{one.count} × {format_bytes(one.message_bytes / one.count)}"
+            for one in footprint.communication
+            if one.count
+        }
+        rows.append(
+            (
+                str(rank),
+                str(stage),
+                str(replica),
+                format_bytes(footprint.memory.weights_bytes or 0),
+                sums.get(("pp", "send"), "0"),
+                sums.get(("pp", "recv"), "0"),
+                sums.get(("dp", "all_reduce"), "0"),
+            )
+        )
+    head = (
+        say(en="rank", fr="rang"),
+        say(en="stage", fr="étage"),
+        say(en="replica", fr="réplique"),
+        say(en="weights", fr="poids"),
+        say(en="sent", fr="envoyé"),
+        say(en="received", fr="reçu"),
+        "all-reduce",
+    )
+    return Table(head, tuple(rows))
+
+
+@pictured
+def swings(stale_sgd: StaleSgd, step: float, delays: Sequence[int], updates: int = 40) -> LabFigure:
+    """The weight of the parabola, update after update, for several delays and one step."""
+    figure = new_figure(
+        8.0,
+        3.2,
+        alt=say(
+            en=f"Weight by update for the step {step:g} and several delays: the staler the gradient, the more it "
+            "swings.",
+            fr=f"Poids selon la mise à jour pour le pas {significant(step, 4)} et plusieurs retards : plus le gradient "
+            "est en retard, plus il oscille.",
+        ),
+    )
+    axes = figure.subplots()
+    for delay, (color, line, marker) in zip(delays, LINE_STYLES, strict=False):
+        weights = stale_sgd(step, delay, updates)
+        axes.plot(weights, color=color, linestyle=line, marker=marker, markersize=3, label=f"τ = {delay}")
+    axes.set_ylim(-2.5, 2.5)
+    axes.set_xlabel(say(en="update", fr="mise à jour"))
+    axes.set_ylabel(say(en="weight", fr="poids"))
+    axes.legend(frameon=False, loc="lower left", ncols=len(delays))
+    plain(axes)
+    return finish(figure)
+
+
+@or_to_do
+def thresholds(stale_sgd: StaleSgd, delays: Sequence[int]) -> Table:
+    """The largest stable step of the student's own iteration, beside the law."""
+    rows = tuple(
+        (str(delay), significant(largest_step(stale_sgd, delay)), significant(threshold(delay)))
+        for delay in delays
+    )
+    return Table(("τ", say(en="found", fr="trouvé"), "2 sin(π/(4τ+2))"), rows)
+
+
+ASYNCHRONOUS = ("pipedream", "pipedream-vertical", "pipedream-no-stashing", "pipedream-2bw", "pipemare")
+
+
+def staleness(ranks: int, micro_batches: int, names: Sequence[str] = ASYNCHRONOUS) -> Table:
+    """What each method makes of the weights: delay of the forward and of the backward per stage, versions kept."""
+    rows = []
+    for name in names:
+        schedule = _asynchronous(name, ranks, micro_batches)
+        audit = version_audit(schedule)
+        rows.append(
+            (
+                name,
+                " ".join(significant(tau, 4) for tau in audit.settled_staleness),
+                " ".join(significant(tau, 4) for tau in audit.settled_backward_staleness),
+                " ".join(str(count) for count in audit.versions_kept),
+                say(en="no", fr="non") if audit.mixed else say(en="yes", fr="oui"),
+            )
+        )
+    head = (
+        say(en="method", fr="méthode"),
+        say(en="delay, forward", fr="retard, passe avant"),
+        say(en="backward", fr="passe arrière"),
+        say(en="versions kept", fr="versions gardées"),
+        say(en="a true gradient?", fr="un vrai gradient ?"),
+    )
+    return Table(head, tuple(rows))
+
+
+def _asynchronous(name: str, ranks: int, micro_batches: int) -> Any:
+    stashing = {"pipedream-vertical": "vertical", "pipedream-no-stashing": "none"}.get(name)
+    if stashing is None:
+        return build(name, ranks, micro_batches)
+    from dlojz.pipeline.orders.asynchronous import pipedream
+
+    return pipedream(ranks, micro_batches, stashing=stashing)  # type: ignore[arg-type]
+
+
+@pictured
+def trainings(stages: int, learning_rate: float, updates: int = 300) -> LabFigure:
+    """The loss of one small network, trained with the delays of several pipelines."""
+    problem = SmallProblem(stages)
+    without = Delays.none(stages)
+    stashed = Delays.of(version_audit(_asynchronous("pipedream", stages, 40)))
+    mixed = Delays.of(version_audit(_asynchronous("pipemare", stages, 60)))
+    ways: tuple[tuple[str, Delays, dict[str, Any]], ...] = (
+        (say(en="synchronous (GPipe, 1F1B)", fr="synchrone (GPipe, 1F1B)"), without, {}),
+        ("PipeDream", stashed, {}),
+        (say(en="PipeMare without remedies", fr="PipeMare sans correctifs"), mixed, {}),
+        ("PipeMare (T1, T2)", mixed, {"reschedule_over": 2 * updates // 3, "correct": True}),
+    )
+    figure = new_figure(
+        8.0,
+        3.4,
+        alt=say(
+            en=f"Loss of a network of {stages} stages by update, learning rate {learning_rate:g}, with the delays of "
+            "several pipelines.",
+            fr=f"Perte d’un réseau de {stages} étages selon la mise à jour, taux d’apprentissage "
+            f"{significant(learning_rate, 4)}, avec les retards de plusieurs pipelines.",
+        ),
+    )
+    axes = figure.subplots()
+    for (label, delays, options), (color, line, _) in zip(ways, LINE_STYLES, strict=False):
+        run = train(problem, delays, learning_rate=learning_rate, updates=updates, **options)
+        smooth = [sum(run.losses[max(n - 9, 0) : n + 1]) / min(n + 1, 10) for n in range(len(run.losses))]
+        end = say(en=" (diverges)", fr=" (diverge)") if run.diverged else ""
+        axes.plot(smooth, color=color, linestyle=line, linewidth=1.6, label=label + end)
+    axes.set_yscale("log")
+    axes.set_ylim(1e-3, 10)
+    decimal_marks(axes.yaxis)
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel(say(en="update", fr="mise à jour"))
+    axes.set_ylabel(say(en="loss (mean of 10 updates)", fr="perte (moyenne de 10 mises à jour)"))
+    axes.legend(frameon=False)
+    plain(axes)
+    return finish(figure)

@@ -1,0 +1,282 @@
+"""Figures and tables of lab 06: a layer shared out, a block with its f and g, time over links.
+
+viz`. What is drawn is a split that `share_bounds` gives, or what the student's own function gives; a rank has one
+colour and one hatch in every figure.
+
+Figures and tables of lab 06 that need runs: memory and messages side by side, counted bytes, losses laid over.
+
+viz`. What was measured stands beside what the package predicts; nothing is fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from dlojz.base.language import format_bytes, say, significant
+from dlojz.base.table import Table
+from dlojz.by_hand.tensor.axis import share_bounds
+from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.style import BLACK, EDGE, GREY, LINE_STYLES, SHADE, Style
+from dlojz.labs.kit.example_links import NETWORK, NVLINK
+from dlojz.labs.kit.figures import SHEET_RANKS, measured_footprint, memory_and_messages, or_to_do, pictured
+from dlojz.labs.lab06_tensor.exercises_plan import LayerBytes, compute_seconds
+from dlojz.prediction import predict
+from dlojz.running.run import Run
+
+WHOLE = Style(SHADE, "")
+
+
+def _rank(number: int) -> str:
+    return say(en=f"rank {number}", fr=f"rang {number}")
+
+
+def _box(axes: Axes, at: tuple[float, float], size: tuple[float, float], style: Style, text: str = "") -> None:
+    axes.add_patch(Rectangle(at, *size, facecolor=style.color, hatch=style.hatch, edgecolor=EDGE, linewidth=0.8))
+    if text:
+        axes.text(
+            at[0] + size[0] / 2, at[1] + size[1] / 2, text, ha="center", va="center", fontsize=8,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85},
+        )  # fmt: skip
+
+
+def _matrix(axes: Axes, left: float, shape: tuple[int, int], cut: str, ranks: int, name: str) -> float:
+    """A matrix of rows × columns, in the colours of who holds what; the x where the next thing may stand."""
+    rows, columns = shape
+    bottom = -rows / 2
+    if cut == "whole":
+        _box(axes, (left, bottom), (columns, rows), WHOLE)
+    for rank in range(ranks) if cut != "whole" else ():
+        start, end = share_bounds(columns if cut == "columns" else rows, ranks, rank)
+        if cut == "columns":
+            _box(axes, (left + start, bottom), (end - start, rows), SHEET_RANKS[rank])
+        else:
+            _box(axes, (left, bottom + rows - end), (columns, end - start), SHEET_RANKS[rank])
+    axes.text(left + columns / 2, bottom + rows + 0.4, name, ha="center", va="bottom", fontsize=10)
+    return left + columns + 1.6
+
+
+def _sign(axes: Axes, at: float, sign: str) -> None:
+    axes.text(at - 0.8, 0, sign, ha="center", va="center", fontsize=12)
+
+
+@pictured
+def split_layer(ranks: int = 2) -> LabFigure:
+    """Who holds what of Y = X W by columns and by rows, with what each rank computes.
+
+    Args:
+        ranks: 2 or 3.
+    """
+    samples, inputs, outputs = 3, 6, 8
+    figure = new_figure(
+        9.0,
+        4.6,
+        alt=say(
+            en="Y = X W. By columns: X whole, the columns of W and of Y shared out. By rows: the columns of X and the "
+            "rows of W shared out; each rank has a partial product of the shape of Y, and these are added up.",
+            fr="Y = X W. Par colonne : X entier, les colonnes de W et de Y réparties. Par ligne : les colonnes de X et "
+            "les lignes de W réparties ; chaque rang a un produit partiel de la forme de Y, et on les additionne.",
+        ),
+    )
+    upper, lower = figure.subplots(2, 1)
+    after = _matrix(upper, 0, (samples, inputs), "whole", ranks, "X")
+    _sign(upper, after, "×")
+    after = _matrix(upper, after, (inputs, outputs), "columns", ranks, "W")
+    _sign(upper, after, "=")
+    _matrix(upper, after, (samples, outputs), "columns", ranks, "Y")
+    after = _matrix(lower, 0, (samples, inputs), "columns", ranks, "X")
+    _sign(lower, after, "×")
+    after = _matrix(lower, after, (inputs, outputs), "rows", ranks, "W")
+    for rank in range(ranks):
+        _sign(lower, after, "+" if rank else "=")
+        _box(lower, (after, -samples / 2), (outputs, samples), SHEET_RANKS[rank], _rank(rank))
+        after += outputs + 1.6
+    _sign(lower, after, "=")
+    _matrix(lower, after, (samples, outputs), "whole", ranks, "Y")
+    titles = (
+        say(en="by columns: nothing to send in forward", fr="par colonne : rien à envoyer en passe avant"),
+        say(en="by rows: partial products, added up (all-reduce)",
+            fr="par ligne : des produits partiels, additionnés (all-reduce)"),
+    )  # fmt: skip
+    for axes, title in zip((upper, lower), titles, strict=True):
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.set_xlim(-0.5, inputs + 1.6 + (outputs + 1.6) * (ranks + 2))
+        axes.set_ylim(-inputs / 2 - 0.3, inputs / 2 + 1.6)
+        axes.set_aspect("equal")
+        axes.set_axis_off()
+    handles = [Rectangle((0, 0), 1, 1, facecolor=WHOLE.color, edgecolor=EDGE)]
+    handles += [Rectangle((0, 0), 1, 1, facecolor=one.color, hatch=one.hatch, edgecolor=EDGE)
+                for one in SHEET_RANKS[:ranks]]  # fmt: skip
+    names = [say(en="every rank", fr="chaque rang"), *(_rank(rank) for rank in range(ranks))]
+    figure.legend(handles, names, frameon=False, loc="outside lower center", ncols=ranks + 1)
+    return finish(figure)
+
+
+@pictured
+def block_ends(sequence_parallel: bool = False, ranks: int = 2) -> LabFigure:
+    """Half a transformer block with the two ends of its parallel region, and what each does in both directions."""
+    region = say(en="in the region: heads, or hidden features", fr="dans la région : têtes, ou neurones cachés")
+    figure = new_figure(
+        9.0,
+        2.9,
+        alt=say(
+            en="Half a block: norm, beginning of the region, layer by columns, attention or GELU, layer by rows, end "
+            "of the region, dropout and shortcut; with what the two ends send in forward and in backward.",
+            fr="Un demi-bloc : norme, début de la région, couche par colonne, attention ou GELU, couche par ligne, fin "
+            "de la région, dropout et raccourci ; avec ce que les deux extrémités envoient dans chaque sens.",
+        ),
+    )
+    axes = figure.subplots()
+    height = 2.0 / ranks
+    outside = (
+        (0.0, say(en="norm", fr="norme")),
+        (10.4, say(en="dropout, + x", fr="dropout, + x")),
+    )
+    for left, name in outside:
+        if not sequence_parallel:
+            _box(axes, (left, 0), (2.2, 2.0), WHOLE, name)
+        for rank in range(ranks) if sequence_parallel else ():
+            tokens = say(en=f"{name}\ntokens of rank {rank}", fr=f"{name}\ntokens du rang {rank}")
+            _box(axes, (left, 2.0 - (rank + 1) * height), (2.2, height), SHEET_RANKS[rank], tokens)
+    inside = (
+        say(en="by columns", fr="par colonne"),
+        say(en="attention\nor GELU", fr="attention\nou GELU"),
+        say(en="by rows", fr="par ligne"),
+    )
+    for number, name in enumerate(inside):
+        for rank in range(ranks):
+            at = (3.7 + 1.8 * number, 2.0 - (rank + 1) * height)
+            _box(axes, at, (1.6, height - 0.08), SHEET_RANKS[rank], f"{name}\n{_rank(rank)}")
+    ends = (
+        (2.95, "f" if not sequence_parallel else "g", *(("–", "all-reduce") if not sequence_parallel
+                                                        else ("all-gather", "reduce-scatter"))),
+        (9.65, "g" if not sequence_parallel else "g̅", *(("all-reduce", "–") if not sequence_parallel
+                                                        else ("reduce-scatter", "all-gather"))),
+    )  # fmt: skip
+    for bar, name, forward, backward in ends:
+        axes.plot([bar, bar], [-0.15, 2.15], color=BLACK, linewidth=3)
+        axes.text(bar, 2.25, name, ha="center", va="bottom", fontsize=12, style="italic")
+        said = say(en=f"forward: {forward}\nbackward: {backward}", fr=f"avant : {forward}\narrière : {backward}")
+        axes.text(bar, -0.3, said, ha="center", va="top", fontsize=8)
+    axes.text(6.3, 2.25, region, ha="center", va="bottom", fontsize=8)
+    axes.set_xlim(-0.1, 12.8)
+    axes.set_ylim(-1.1, 2.8)
+    axes.set_axis_off()
+    return finish(figure)
+
+
+@pictured
+def over_links(layer_bytes: LayerBytes, *, tokens: int, width: int, flops_per_s: float) -> LabFigure:
+    """Time of one layer's products and of what it sends over two links, by number of ranks, by the student's bytes."""
+    sizes = (2, 4, 8, 16, 32)
+    sent = [layer_bytes(1, tokens, width, ranks, 2) for ranks in sizes]
+    series: tuple[tuple[str, list[float]], ...] = (
+        (say(en="computation", fr="calcul"), [compute_seconds(1, tokens, width, n, flops_per_s) for n in sizes]),
+        (say(en="all-reduces, NVLink", fr="all-reduces, NVLink"), [one / NVLINK.bytes_per_s for one in sent]),
+        (say(en="all-reduces, network", fr="all-reduces, réseau"), [one / NETWORK.bytes_per_s for one in sent]),
+    )
+    figure = new_figure(7.0, 3.4, alt=say(
+        en="Milliseconds per layer by number of ranks: computation, all-reduces over NVLink and over the network.",
+        fr="Millisecondes par couche selon le nombre de rangs : calcul, all-reduces par NVLink et par le réseau.",
+    ))  # fmt: skip
+    axes = figure.subplots()
+    for (label, seconds), (color, line, marker) in zip(series, LINE_STYLES, strict=False):
+        axes.plot(sizes, [1e3 * one for one in seconds], color=color, linestyle=line, marker=marker, label=label)
+    axes.axvline(8.5, color=GREY, linestyle="--", linewidth=1)
+    more = say(en="more than one node", fr="plus d’un nœud")
+    axes.text(8.8, 0.03, more, va="bottom", fontsize=8, transform=axes.get_xaxis_transform())
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+    decimal_marks(axes.yaxis)
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel(say(en="tensor-parallel ranks", fr="rangs de Tensor Parallelism"))
+    axes.set_ylabel(say(en="ms per layer", fr="ms par couche"))
+    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize=8)
+    plain(axes)
+    return finish(figure)
+
+
+@or_to_do
+def links(layer_bytes: LayerBytes, *, samples: int, tokens: int, width: int, ranks: int, number_bytes: int) -> Table:
+    """The two links: latency, bandwidth, and how long the student's bytes take."""
+    sent = layer_bytes(samples, tokens, width, ranks, number_bytes)
+    rows = []
+    for name, link in (("NVLink", NVLINK), (say(en="network", fr="réseau"), NETWORK)):
+        rate = significant(link.bytes_per_s / 1e9, 4)
+        seconds = sent / link.bytes_per_s
+        rows.append(
+            (
+                name,
+                f"{significant(1e6 * link.alpha_s, 4)} µs",
+                say(en=f"{rate} GB/s", fr=f"{rate} Go/s"),
+                f"{significant(1e3 * seconds)} ms",
+            )
+        )
+    head = (say(en="link", fr="lien"), "α", say(en="bandwidth", fr="débit"), say(en="a layer", fr="une couche"))
+    return Table(head, tuple(rows))
+
+
+def _title(run: Run) -> str:
+    layout = run.config.layout
+    return layout.title if layout.world_size > 1 else say(en="one process", fr="un processus")
+
+
+@pictured
+def side_by_side(runs: Sequence[Run]) -> LabFigure:
+    """Rank 0 of runs: memory by category, and bytes of the tensor axis by collective; predicted in pale above."""
+    opening = say(
+        en="Memory by category and bytes sent along the tensor axis, predicted and measured, of: ",
+        fr="Mémoire par catégorie et octets échangés sur l’axe tensor, prédits et mesurés, pour : ",
+    )
+    titles = [_title(run) for run in runs]
+    return memory_and_messages(runs, titles, opening=opening, shown=lambda one: one.group == "tp", ncols=5)
+
+
+def counted(runs: Sequence[Run], group: str = "tp") -> Table:
+    """What rank 0 communicates per step along one axis: calls and bytes of their messages, predicted and measured.
+
+    The last column is what a ring sends for them.
+    """
+    rows: list[tuple[str, ...]] = []
+    for run in runs:
+        forecast = {one.collective: one for one in predict(run.config).communication if one.group == group}
+        found = {one.collective: one for one in measured_footprint(run).communication if one.group == group}
+        for name in sorted({*forecast, *found}):
+            both = (forecast.get(name), found.get(name))
+            calls = [str(one.count) if one else "0" for one in both]
+            messages = [format_bytes(one.message_bytes) if one else "0" for one in both]
+            sent = format_bytes(found[name].sent_bytes) if name in found else "0"
+            rows.append((_title(run), name.replace("_", "-"), *calls, *messages, sent))
+    head = (
+        say(en="run", fr="exécution"),
+        say(en="collective", fr="communication"),
+        say(en="calls, predicted", fr="appels prédits"),
+        say(en="counted", fr="comptés"),
+        say(en="messages, predicted", fr="messages prédits"),
+        say(en="counted", fr="comptés"),
+        say(en="sent", fr="envoyé"),
+    )
+    return Table(head, tuple(rows))
+
+
+@pictured
+def losses(runs: Sequence[Run]) -> LabFigure:
+    """Losses of runs laid over each other."""
+    figure = new_figure(7.0, 3.0, alt=say(en="Loss by step: ", fr="Perte par pas : ")
+                        + ", ".join(_title(run) for run in runs))  # fmt: skip
+    axes = figure.subplots()
+    for number, (run, (color, line, marker)) in enumerate(zip(runs, LINE_STYLES, strict=False)):
+        axes.plot(run.losses, color=color, linestyle=line, marker=marker, markersize=11 - 3 * number,
+                  markerfacecolor="none", label=_title(run))  # fmt: skip
+    axes.set_xticks(range(len(runs[0].losses)))
+    decimal_marks(axes.yaxis)
+    axes.set_xlabel(say(en="step", fr="pas"))
+    axes.set_ylabel(say(en="loss", fr="perte"))
+    axes.legend(frameon=False)
+    plain(axes)
+    return finish(figure)

@@ -1,0 +1,341 @@
+"""Lab 07: the small layer of the step in two dimensions, and what each way of doing the step would give.
+
+Everything is computed in one process, without any communication.
+
+Shape suffixes: D width of the stream, H hidden width of one rank, B samples of one replica.
+
+Lab 07: one step in two dimensions, on real ranks: which collective goes over which axis.
+
+The gradients are held to those of one process that reads the whole batch through the whole layer; what a wrong way
+would give is computed here, in one process, without any communication.
+
+Shape suffixes: D width of the stream, H hidden width of one rank, B samples of one replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dlojz.base.language import say
+from dlojz.config.layout import RankGrid
+from dlojz.labs.kit.exercise import Exercise, Said, Wrong
+from dlojz.labs.kit.rank_judges import by_ranks, diagnose, gathered, same
+from dlojz.processes.forks import RankAnswer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HIDDEN, WIDTH, SAMPLES = 3, 4, 5
+"""Hidden features of one rank, width of the stream, samples of one replica."""
+NAMES = ("scale", "w1", "w2", "bias")
+Part = dict[str, "Tensor"]
+
+
+def make_part(rank: int, dp: int, tp: int, seed: int) -> tuple[Part, Tensor, Tensor]:
+    """A rank's parameters, samples and targets, from the seed alone."""
+    place = RankGrid(dp=dp, tp=tp).coordinates(rank)
+    whole = _whole(dp, tp, seed)
+    part = {name: value.clone().requires_grad_() for name, value in _sliced(whole, place.tp).items() if name in NAMES}
+    rows = slice(place.dp * SAMPLES, (place.dp + 1) * SAMPLES)
+    return part, whole["x"][rows], whole["targets"][rows]
+
+
+def _whole(dp: int, tp: int, seed: int) -> Part:
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"scale": (WIDTH,), "w1": (tp * HIDDEN, WIDTH), "w2": (WIDTH, tp * HIDDEN), "bias": (WIDTH,),
+              "x": (dp * SAMPLES, WIDTH), "targets": (dp * SAMPLES, WIDTH)}  # fmt: skip
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def _sliced(whole: Mapping[str, Tensor], number: int) -> Part:
+    columns = slice(number * HIDDEN, (number + 1) * HIDDEN)
+    return {**whole, "w1": whole["w1"][columns], "w2": whole["w2"][:, columns]}
+
+
+@dataclass(frozen=True)
+class StepVariant:
+    """One way to do the step, right or wrong; the right one by default.
+
+    Args:
+        added: axis over which the outputs are added up, `world` or empty.
+        copied: axis over which the gradient of the input is added up.
+        reduced: axis over which gradients are added up.
+        divided: by what they are divided then: an axis, `world` or nothing.
+        bias_each: whether every rank adds the bias before the sum.
+        only_slices: whether the parameters that are whole everywhere are left out of the average.
+    """
+
+    added: str = "tp"
+    copied: str = "tp"
+    reduced: str = "dp"
+    divided: str = "dp"
+    bias_each: bool = False
+    only_slices: bool = False
+
+
+def gradients(dp: int, tp: int, seed: int, way: StepVariant) -> list[Part]:
+    """What each rank would hold after the step done in this way, computed in one process."""
+    grid = RankGrid(dp=dp, tp=tp)
+    parts = [make_part(rank, dp, tp, seed) for rank in range(grid.world_size)]
+    # What enters the layer stands alone, so that its gradient can be added up as `copy` does.
+    inputs = [(x * part["scale"]).detach().requires_grad_() for part, x, _ in parts]
+    terms = [
+        (entering @ part["w1"].T).relu() @ part["w2"].T + way.bias_each * part["bias"]
+        for entering, (part, _, _) in zip(inputs, parts, strict=True)
+    ]
+    for rank, (part, _, targets) in enumerate(parts):
+        others = [terms[other].detach() for other in _group(grid, rank, way.added) if other != rank]
+        y = sum(others, terms[rank]) + (not way.bias_each) * part["bias"]
+        ((y - targets) ** 2).mean().backward()
+    found: list[Part] = []
+    for rank, (part, x, _) in enumerate(parts):
+        entered = _sum([_gradient(inputs[other]) for other in _group(grid, rank, way.copied)])
+        own = {name: _gradient(part[name]) for name in ("w1", "w2", "bias")}
+        found.append({"scale": (entered * x).sum(0), **own})
+    return [_averaged(found, rank, grid, way) for rank in range(grid.world_size)]
+
+
+def _gradient(tensor: Tensor) -> Tensor:
+    assert tensor.grad is not None
+    return tensor.grad
+
+
+def _averaged(found: list[Part], rank: int, grid: RankGrid, way: StepVariant) -> Part:
+    group, by = _group(grid, rank, way.reduced), len(_group(grid, rank, way.divided))
+    averaged = {name: _sum([found[other][name] for other in group]) / by for name in NAMES}
+    if way.only_slices:
+        averaged |= {name: found[rank][name] for name in ("scale", "bias")}
+    return {f"gradient of {name}": value for name, value in averaged.items()}
+
+
+def _sum(tensors: list[Tensor]) -> Tensor:
+    import torch
+
+    return torch.stack(tensors).sum(0)
+
+
+def _group(grid: RankGrid, rank: int, axis: str) -> tuple[int, ...]:
+    if axis == "world":
+        return tuple(range(grid.world_size))
+    return grid.group_of(rank, axis) if axis else (rank,)
+
+
+DEGREES = {4: (2, 2), 3: (3, 1)}
+"""(dp, tp) by number of ranks; in the second case the two differ, so that none stands for the other."""
+CASES = ((4, 21), (3, 22))
+_LABELS = {f"gradient of {name}": Said(f"the gradient of {name}", f"le gradient de {name}") for name in NAMES}
+
+
+def hybrid_step(part: Part, x: Tensor, targets: Tensor, dp: Any, tp: Any) -> None:
+    """Forward and backward of this rank's slice, its gradients averaged over the replicas.
+
+    Args:
+        part: `scale` (D,) and `bias` (D,), whole on every rank; `w1` (H, D) and `w2` (D, H), this rank's slices.
+        x: (B, D), the samples of this replica, the same on all its tensor ranks.
+        targets: (B, D), likewise.
+        dp: the axis of the replicas, a `dlojz.by_hand.tensor.axis.TensorAxis`.
+        tp: the axis of the slices.
+
+    Source: Shoeybi et al. 2019 (arXiv 1909.08053), §3, for the layer; §3 "Hybrid Model and Data Parallelism" for
+    gradients, all-reduced over the ranks of the data axis alone.
+    """
+    import torch
+
+    from dlojz.by_hand.tensor.operators import add_up, copy
+
+    # In backward, `copy` adds up over tp what each slice has found for its input: (B, D).
+    h_BH = torch.relu(copy(x * part["scale"], tp) @ part["w1"].T)
+    # Who: the ranks of tp. What: their terms of the output. How much: (B, D).
+    y_BD = add_up(h_BH @ part["w2"].T, tp) + part["bias"]
+    ((y_BD - targets) ** 2).mean().backward()
+    for parameter in part.values():
+        # Who: the ranks of dp, which hold the same slice. What: its gradient. How much: its bytes.
+        dp.all_reduce(parameter.grad)
+        parameter.grad /= dp.size
+
+
+RIGHT = StepVariant()
+_WAYS: tuple[tuple[StepVariant, Said], ...] = (
+    (
+        StepVariant(reduced="world", divided="world"),
+        Said(
+            "The gradients are averaged over all ranks: that mixes slices of different columns. Only the ranks of dp "
+            "hold the same slice; give the collective that axis.",
+            "Les gradients sont moyennés sur tous les rangs : cela mélange des tranches de colonnes différentes. Seuls "
+            "les rangs de dp détiennent la même tranche ; donnez cet axe à la communication collective.",
+        ),
+    ),
+    (
+        StepVariant(added="dp", copied="dp", reduced="tp", divided="tp"),
+        Said(
+            "The two axes are swapped: you add up outputs of different samples over dp, and average different slices "
+            "over tp.",
+            "Les deux axes sont échangés : vous additionnez sur dp les sorties d’échantillons différents, et moyennez "
+            "sur tp des tranches différentes.",
+        ),
+    ),
+    (
+        StepVariant(reduced="tp", divided="tp"),
+        Said(
+            "The gradients are averaged over tp: these ranks hold different slices. The replicas, which hold the same "
+            "one, are the ranks of dp.",
+            "Les gradients sont moyennés sur tp : ces rangs détiennent des tranches différentes. Les répliques, qui "
+            "détiennent la même, sont les rangs de dp.",
+        ),
+    ),
+    (
+        StepVariant(divided="world"),
+        Said(
+            "The gradients are summed over dp, but divided by all ranks: those of tp are slices, not replicas, and are "
+            "no reason to divide.",
+            "Les gradients sont sommés sur dp, mais divisés par le nombre de tous les rangs : ceux de tp sont des "
+            "tranches, non des répliques, et ne donnent pas lieu à division.",
+        ),
+    ),
+    (
+        StepVariant(divided="tp"),
+        Said(
+            "The gradients are summed over dp, but divided by tp.size: the mean is over the replicas, dp.size.",
+            "Les gradients sont sommés sur dp, mais divisés par tp.size : la moyenne se fait sur les répliques, "
+            "dp.size.",
+        ),
+    ),
+    (
+        StepVariant(divided=""),
+        Said(
+            "The gradients are summed over the replicas, dp.size times too large: each loss is a mean over its own "
+            "samples, so divide by dp.size.",
+            "Les gradients sont sommés sur les répliques, dp.size fois trop grands : chaque perte est une moyenne sur "
+            "ses échantillons, divisez donc par dp.size.",
+        ),
+    ),
+    (
+        StepVariant(reduced="", divided=""),
+        Said(
+            "The layer is right, but the replicas go apart: average every gradient over dp after backward.",
+            "La couche est juste, mais les répliques s’éloignent : après la passe arrière, faites la moyenne de chaque "
+            "gradient sur dp.",
+        ),
+    ),
+    (
+        StepVariant(copied=""),
+        Said(
+            "Only scale is wrong: each slice finds a part of its gradient alone. What enters the column-parallel layer "
+            "goes through copy(…, tp), whose backward adds these parts up.",
+            "Seul scale est faux : chaque tranche n’en trouve qu’une partie du gradient. Ce qui entre dans la couche "
+            "découpée par colonne passe par copy(…, tp), dont la passe arrière additionne ces parties.",
+        ),
+    ),
+    (
+        StepVariant(added="", copied=""),
+        Said(
+            "Each rank uses its own term of the output alone: add the terms up over tp before the loss, and pass what "
+            "enters through copy.",
+            "Chaque rang n’utilise que son propre terme de la sortie : additionnez les termes sur tp avant la perte, "
+            "et faites passer l’entrée par copy.",
+        ),
+    ),
+    (
+        StepVariant(added=""),
+        Said(
+            "Each rank uses its own term of the output alone: the second layer is split by rows, so add its terms up "
+            "over tp before the loss.",
+            "Chaque rang n’utilise que son propre terme de la sortie : la seconde couche est découpée par ligne, "
+            "additionnez donc ses termes sur tp avant la perte.",
+        ),
+    ),
+    (
+        StepVariant(bias_each=True),
+        Said(
+            "The bias is added on every rank before the sum over tp, so it counts tp.size times: add it once, after "
+            "add_up.",
+            "Le biais est ajouté sur chaque rang avant la somme sur tp, il compte donc tp.size fois : ajoutez-le une "
+            "fois, après add_up.",
+        ),
+    ),
+    (
+        StepVariant(only_slices=True),
+        Said(
+            "scale and bias are left out of the average: they are whole on every rank, but each replica finds their "
+            "gradient from its own samples.",
+            "scale et bias sont oubliés dans la moyenne : ils sont entiers sur chaque rang, mais chaque réplique "
+            "trouve leur gradient à partir de ses seuls échantillons.",
+        ),
+    ),
+)
+
+
+def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Tensor | None]]:
+    import torch.distributed as dist
+
+    from dlojz.by_hand.tensor.axis import TensorAxis
+
+    dp, tp = DEGREES[size]
+    grid, axes = RankGrid(dp=dp, tp=tp), {}
+    for axis in ("dp", "tp"):
+        for group in grid.groups(axis):
+            made = dist.new_group(list(group))  # every rank makes every group, and keeps its own
+            if rank in group:
+                axes[axis] = TensorAxis(made)
+    part, x, targets = make_part(rank, dp, tp, seed)
+    answer(part, x, targets, axes["dp"], axes["tp"])
+    return None, {f"gradient of {name}": part[name].grad for name in NAMES}
+
+
+def _inspect(answers: list[RankAnswer], size: int) -> None:
+    dp, tp = DEGREES[size]
+    seed = next(seed for ranks, seed in CASES if ranks == size)
+    given, truth = [one.tensors for one in answers], gradients(dp, tp, seed, RIGHT)
+    if _equal(given, truth):
+        return
+    if not any(given):
+        raise Wrong(
+            say(
+                en="No parameter has a gradient: call backward on the loss.",
+                fr="Aucun paramètre n’a de gradient : appelez backward sur la perte.",
+            )
+        )
+    for way, says in _WAYS:
+        if _equal(given, gradients(dp, tp, seed, way)):
+            raise Wrong(str(says))
+    for evidence in gathered(given, truth, labels=_LABELS):
+        said = diagnose(evidence)
+        if said is not None:
+            raise Wrong(str(said))
+
+
+def _equal(given: list[dict[str, Tensor]], expected: list[Part]) -> bool:
+    return all(
+        name in mine and same(mine[name], theirs[name])
+        for mine, theirs in zip(given, expected, strict=True)
+        for name in theirs
+    )
+
+
+STEP_2D = Exercise(
+    id="hybrid-step",
+    title=Said("one step in two dimensions", "un pas en deux dimensions"),
+    judge=by_ranks(trial=_trial, expected=lambda rank, size, seed: {}, cases=CASES, inspect=_inspect),
+    praise=Said(
+        "Right, on 2 × 2 ranks and on 3 × 1: the gradients of one process that reads the whole batch.",
+        "Exact, sur 2 × 2 rangs et sur 3 × 1 : les gradients d’un seul processus qui lit tout le batch.",
+    ),
+    hints=(
+        Said(
+            "Ask of each tensor: which ranks hold a part of the same sum? Terms of one output are on tp; gradients of "
+            "one slice, from other samples, on dp.",
+            "Demandez-vous, pour chaque tenseur : quels rangs détiennent une part de la même somme ? Les termes d’une "
+            "même sortie sont sur tp ; les gradients d’une même tranche, issus d’autres échantillons, sur dp.",
+        ),
+        Said(
+            "copy(x * scale, tp) before w1; add_up(h @ w2.T, tp), and only then + bias. After backward, for every "
+            "parameter: dp.all_reduce(parameter.grad), then divide by dp.size.",
+            "copy(x * scale, tp) avant w1 ; add_up(h @ w2.T, tp), et seulement ensuite + bias. Après backward, pour "
+            "chaque paramètre : dp.all_reduce(parameter.grad), puis division par dp.size.",
+        ),
+    ),
+)

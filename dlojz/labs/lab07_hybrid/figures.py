@@ -1,0 +1,345 @@
+"""Figures and tables of lab 07: grids, groups and placements, and what crosses which link.
+
+viz`. What the student's own function gives stands beside what the package finds.
+
+Figures and tables of lab 07 that need runs: losses laid over one process, bytes counted, memory of each rank.
+
+viz`. What was measured stands beside what was predicted; nothing is fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from dlojz.base.language import byte_units, format_bytes, percent, say
+from dlojz.base.table import Table
+from dlojz.config.layout import DEFAULT_ORDER, RankGrid
+from dlojz.config.run_config import RunConfig
+from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.figures.grid_figures import grid_figure
+from dlojz.display.style import BLACK, CATEGORY_STYLES, EDGE, LINE_STYLES, category_label
+from dlojz.labs.kit.figures import measured_footprint, or_to_do, pictured
+from dlojz.labs.kit.judges import read_groups, read_triple
+from dlojz.labs.lab07_hybrid.exercises_grid import ROUNDS, BetweenNodes
+from dlojz.prediction.communication import predict_communication
+from dlojz.prediction.link_traffic import link_traffic
+from dlojz.prediction.shapes import model_shapes, part_of
+from dlojz.prediction.states import predict_states
+from dlojz.results.footprint import STATES, Category, Traffic
+from dlojz.running.run import Run
+
+AXES = ("tp", "dp", "pp")
+
+
+@pictured
+def drawn(dp: int, pp: int, tp: int, gpus_per_node: int, axis: str | None = None) -> LabFigure:
+    """A grid of ranks on its nodes, coloured by the groups of each axis, or of one."""
+    return grid_figure(RankGrid(dp=dp, pp=pp, tp=tp, gpus_per_node=gpus_per_node), axis=axis)
+
+
+@pictured
+def placed(config: RunConfig, gpus_per_node: int, order: str) -> LabFigure:
+    """A run laid on nodes in an order of the axes, with what crosses which link."""
+    grid = _grid(config, gpus_per_node, order)
+    return grid_figure(grid, link_traffic(config, grid), axis="tp")
+
+
+@or_to_do
+def places(
+    place_of: Callable[[int, int, int, int], Sequence[int]], dp: int, pp: int, tp: int, ranks: Iterable[int]
+) -> Table:
+    """Where the student's function puts some ranks, and which rank the formula gives there."""
+    rows = []
+    for rank in ranks:
+        stage, replica, piece = read_triple(place_of(rank, dp, pp, tp), "(pp_rank, dp_rank, tp_rank)")
+        rows.append((*map(str, (rank, stage, replica, piece)), str((stage * dp + replica) * tp + piece)))
+    head = (
+        say(en="rank", fr="rang"),
+        "pp_rank",
+        "dp_rank",
+        "tp_rank",
+        "(pp_rank · dp + dp_rank) · tp + tp_rank",
+    )
+    return Table(head, tuple(rows))
+
+
+@or_to_do
+def groups(groups_of: Callable[[str, int, int, int], Any], dp: int, pp: int, tp: int) -> Table:
+    """The groups that the student's function gives along each axis."""
+    rows = []
+    for axis in AXES:
+        found = read_groups(groups_of(axis, dp, pp, tp), dp * pp * tp)
+        told = "  ".join("[" + " ".join(map(str, group)) + "]" for group in found)
+        rows.append((axis, str(len(found)), told))
+    return Table((say(en="axis", fr="axe"), say(en="groups", fr="groupes"), say(en="ranks", fr="rangs")), tuple(rows))
+
+
+@or_to_do
+def crossings(between_nodes: BetweenNodes, config: RunConfig, gpus_per_node: int, orders: Sequence[str]) -> Table:
+    """Bytes per step between nodes along tp and dp, by the student's function and by the package, in several orders."""
+    rows = []
+    for order in orders:
+        grid = _grid(config, gpus_per_node, order)
+        crossing = link_traffic(config, grid)
+        for axis in AXES:
+            theirs = crossing.bytes_of(axis, between=True)
+            own = "" if axis == "pp" else format_bytes(_own(between_nodes, config, grid, axis))
+            rows.append((order, axis, own, format_bytes(theirs), format_bytes(crossing.bytes_of(axis, between=False))))
+    head = (
+        say(en="order (innermost first)", fr="ordre (du plus intérieur)"),
+        say(en="axis", fr="axe"),
+        say(en="between nodes: yours", fr="entre nœuds : chez vous"),
+        say(en="the package", fr="le paquet"),
+        say(en="inside nodes", fr="dans les nœuds"),
+    )
+    return Table(head, tuple(rows))
+
+
+def between_bytes(config: RunConfig, gpus_per_node: int, order: str) -> int:
+    """Bytes per step between nodes, over all axes, with the axes in this order."""
+    crossing = link_traffic(config, _grid(config, gpus_per_node, order))
+    return sum(crossing.bytes_of(axis, between=True) for axis in AXES)
+
+
+def _grid(config: RunConfig, gpus_per_node: int, order: str) -> RankGrid:
+    layout = config.layout
+    return RankGrid(dp=layout.dp, pp=layout.pp, tp=layout.tp, gpus_per_node=gpus_per_node, order=order)
+
+
+def _own(between_nodes: BetweenNodes, config: RunConfig, grid: RankGrid, axis: str) -> float:
+    """The student's sum over the groups of an axis: ranks of a group hand the same messages to its collectives."""
+    return sum(
+        between_nodes(told.collective, told.message_bytes, group, grid.gpus_per_node)
+        for group in grid.groups(axis)
+        for told in _told(config, grid, group[0])
+        if told.group == axis and told.collective in ROUNDS and grid.size(axis) > 1
+    )
+
+
+@lru_cache(maxsize=64)
+def _told(config: RunConfig, grid: RankGrid, rank: int) -> tuple[Traffic, ...]:
+    """Predicted traffic of a rank, wherever the order of the axes has put it."""
+    place, layout = grid.coordinates(rank), config.layout
+    own = RankGrid(dp=layout.dp, pp=layout.pp, tp=layout.tp).rank_of(pp=place.pp, tp=place.tp)
+    return tuple(predict_communication(config, model_shapes(config), own))
+
+
+def degrees(
+    fields: Mapping[str, Any], gpus_per_node: int, choices: Sequence[tuple[int, int, int]], samples: int
+) -> Table:
+    """One model in several degrees (dp, pp, tp): states of the fullest rank, bubble, bytes of a step per rank and link.
+
+    Args:
+        fields: of the run, without its degrees and micro-batches.
+        gpus_per_node: of the cluster.
+        choices: degrees that make the same number of ranks.
+        samples: of a step, which the replicas share out in micro-batches of one.
+    """
+    rows = []
+    for dp, pp, tp in choices:
+        micro_batches = samples // dp
+        config = RunConfig.of(**fields, dp=dp, pp=pp, tp=tp, micro_batch=1, micro_batches=micro_batches)
+        crossing = link_traffic(config, _grid(config, gpus_per_node, DEFAULT_ORDER))
+        inside, between = (sum(crossing.bytes_of(axis, between=far) for axis in AXES) for far in (False, True))
+        # Replicas and slices hold about the same: the first rank of each stage is asked.
+        stages = range(0, dp * pp * tp, dp * tp)
+        parts = (part_of(config, model_shapes(config), rank) for rank in stages)
+        states = max(predict_states(config, part).states_bytes for part in parts)
+        rows.append(
+            (
+                f"{dp} × {pp} × {tp}",
+                format_bytes(states),
+                percent((pp - 1) / (micro_batches + pp - 1)),
+                format_bytes(inside / (dp * pp * tp)),
+                format_bytes(between / (dp * pp * tp)),
+            )
+        )
+    head = (
+        "dp × pp × tp",
+        say(en="states of the fullest rank", fr="états du rang le plus chargé"),
+        say(en="bubble", fr="bulle"),
+        say(en="sent inside, per rank", fr="envoyé dans le nœud, par rang"),
+        say(en="between nodes, per rank", fr="entre nœuds, par rang"),
+    )
+    return Table(head, tuple(rows))
+
+
+SHOWN: tuple[Category, ...] = (*STATES, "activations", "workspace")
+
+
+def title_of(run: Run) -> str:
+    """A run by its degrees."""
+    layout = run.config.layout
+    degrees = [f"{axis}={getattr(layout, axis)}" for axis in ("dp", "pp", "tp") if getattr(layout, axis) > 1]
+    return " × ".join(degrees) or say(en="one process", fr="un processus")
+
+
+@pictured
+def losses(runs: Sequence[Run]) -> LabFigure:
+    """The loss of each run by step, laid over one another, and how far each is from the last, one process."""
+    figure = new_figure(
+        9.0,
+        3.4,
+        alt=say(en="Loss by step, laid over one another: ", fr="Perte à chaque pas, superposées : ")
+        + ", ".join(map(title_of, runs))
+        + say(en="; beside it the distance to one process.", fr=" ; à côté, l’écart avec un processus."),
+    )
+    left, right = figure.subplots(1, 2)
+    alone = runs[-1].losses
+    for number, (run, (colour, line, marker)) in enumerate(zip(runs, LINE_STYLES, strict=False)):
+        steps = range(1, len(run.losses) + 1)
+        # From the widest line to the narrowest, so that lines on one another are all seen.
+        width = 7.5 - 1.5 * number
+        left.plot(steps, run.losses, color=colour, linestyle="-", linewidth=width, label=title_of(run))
+        if run is not runs[-1]:
+            gaps = [max(abs(one - other), 1e-9) for one, other in zip(run.losses, alone, strict=True)]
+            right.plot(steps, gaps, color=colour, linestyle=line, marker=marker, markersize=5, label=title_of(run))
+    for axes in (left, right):
+        axes.set_xlabel(say(en="step", fr="pas"))
+        axes.set_xticks(range(1, len(alone) + 1))
+    left.set_ylabel(say(en="loss (nats)", fr="perte (nats)"))
+    left.legend(frameon=False, fontsize=9)
+    right.set_yscale("log")
+    right.set_ylim(1e-9, 1e-3)
+    right.axhline(1e-5, color=BLACK, linewidth=0.8)
+    right.set_ylabel(
+        say(
+            en="distance to one process\n(none: at the foot)",
+            fr="écart avec un processus\n(nul : tout en bas)",
+        )
+    )
+    right.yaxis.set_major_formatter(lambda value, position: f"{value:.0e}")
+    decimal_marks(left.yaxis)
+    for axes in (left, right):
+        plain(axes)
+    return finish(figure)
+
+
+def furthest(runs: Sequence[Run]) -> float:
+    """The largest difference of a loss from that of the last run, one process."""
+    alone = runs[-1].losses
+    return max(abs(one - other) for run in runs for one, other in zip(run.losses, alone, strict=True))
+
+
+def volumes(runs: Sequence[Run]) -> Table:
+    """Bytes per step that rank 0 hands to each collective of each axis, predicted and counted, and whether all ranks'
+    are equal."""
+    rows = []
+    for run in runs:
+        predicted = [_bytes(_of_rank(run.config, rank)) for rank in range(run.config.layout.world_size)]
+        counted = [_bytes(measured_footprint(run, rank).communication) for rank in range(run.config.layout.world_size)]
+        for key in sorted(predicted[0] | counted[0], key=lambda key: (AXES.index(key[0]), key[1])):
+            ours, theirs = predicted[0].get(key, (0, 0)), counted[0].get(key, (0, 0))
+            equal = all(one.get(key) == other.get(key) for one, other in zip(predicted, counted, strict=True))
+            rows.append(
+                (
+                    title_of(run),
+                    key[0],
+                    key[1],
+                    str(theirs[0]),
+                    format_bytes(ours[1]),
+                    format_bytes(theirs[1]),
+                    say(en="yes", fr="oui") if equal else say(en="NO", fr="NON"),
+                )
+            )
+    head = (
+        say(en="run", fr="exécution"),
+        say(en="axis", fr="axe"),
+        say(en="collective", fr="communication"),
+        say(en="calls", fr="appels"),
+        say(en="predicted", fr="prédit"),
+        say(en="counted", fr="compté"),
+        say(en="equal on all ranks", fr="égaux sur tous les rangs"),
+    )
+    return Table(head, tuple(rows))
+
+
+def _bytes(traffic: Iterable[Traffic]) -> dict[tuple[str, str], tuple[int, int]]:
+    """Calls and bytes by axis and collective; without the lab's own bookkeeping."""
+    return {
+        (each.group, each.collective): (each.count or 0, each.message_bytes) for each in traffic if each.group in AXES
+    }
+
+
+@lru_cache(maxsize=64)
+def _of_rank(config: RunConfig, rank: int) -> tuple[Traffic, ...]:
+    return tuple(predict_communication(config, model_shapes(config), rank))
+
+
+def dp_bytes(run: Run) -> int:
+    """Bytes that rank 0 of a run handed to the collectives of dp in one step."""
+    return sum(each.message_bytes for each in measured_footprint(run).communication if each.group == "dp")
+
+
+def weights_ratio(run: Run, alone: Run) -> float:
+    """How many times fewer bytes of weights the fullest rank of a run holds than one process."""
+    ranks = range(run.config.layout.world_size)
+    return (measured_footprint(alone).memory.weights_bytes or 0) / max(
+        measured_footprint(run, r).memory.weights_bytes or 0 for r in ranks
+    )
+
+
+@pictured
+def memory(run: Run, alone: Run) -> LabFigure:
+    """What each rank held at its peak, by category, beside one process; a diamond is the peak that was predicted."""
+    from dlojz.prediction import predict
+
+    layout = run.config.layout
+    ranks = range(layout.world_size)
+    bars = [measured_footprint(alone), *(measured_footprint(run, rank) for rank in ranks)]
+    # Replicas hold the same: one of them is predicted.
+    grid = RankGrid(dp=layout.dp, pp=layout.pp, tp=layout.tp)
+    firsts = {(grid.coordinates(rank).pp, grid.coordinates(rank).tp): rank for rank in reversed(ranks)}
+    peaks = {place: predict(run.config, rank).memory.peak_bytes for place, rank in firsts.items()}
+    expected = [predict(alone.config).memory.peak_bytes]
+    expected += [peaks[grid.coordinates(rank).pp, grid.coordinates(rank).tp] for rank in ranks]
+    names = [say(en="one\nprocess", fr="un\nprocessus")]
+    names += [f"{rank}\n({','.join(map(str, grid.coordinates(rank)))})" for rank in ranks]
+    unit, scale = byte_units()[2], 1024**2
+    told = format_bytes(bars[0].memory.peak_bytes), format_bytes(max(bar.memory.peak_bytes or 0 for bar in bars[1:]))
+    figure = new_figure(
+        9.5,
+        3.6,
+        alt=say(
+            en=f"Memory of each rank at its peak by category: one process {told[0]}, no rank of {title_of(run)} above "
+            f"{told[1]}.",
+            fr=f"Mémoire de chaque rang à son pic, par catégorie : un processus {told[0]}, aucun rang de "
+            f"{title_of(run)} au-delà de {told[1]}.",
+        ),
+    )
+    axes = figure.subplots()
+    bottoms = [0.0] * len(bars)
+    for name in SHOWN:
+        heights = [(bar.memory.at_peak_bytes or {}).get(name, 0) / scale for bar in bars]
+        if not any(heights):
+            continue
+        style = CATEGORY_STYLES[name]
+        axes.bar(
+            range(len(bars)),
+            heights,
+            bottom=bottoms,
+            color=style.color,
+            hatch=style.hatch,
+            edgecolor=EDGE,
+            linewidth=0.5,
+            label=category_label(name),
+        )
+        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+    axes.plot(
+        range(len(bars)),
+        [(peak or 0) / scale for peak in expected],
+        linestyle="",
+        marker="D",
+        color=BLACK,
+        markerfacecolor="white",
+        label=say(en="peak, predicted", fr="pic prédit"),
+    )
+    axes.set_xticks(range(len(bars)), names)
+    axes.set_xlabel(say(en="rank (pp,dp,tp)", fr="rang (pp,dp,tp)"))
+    axes.set_ylabel(unit)
+    decimal_marks(axes.yaxis)
+    axes.legend(frameon=False, fontsize=9)
+    plain(axes)
+    return finish(figure)

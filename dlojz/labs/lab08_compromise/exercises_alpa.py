@@ -1,0 +1,639 @@
+"""Lab 08: stages and submeshes by dynamic programming.
+
+The reference is Alpa's outer level (`dlojz.planner.alpa.inter_operator`); the wrong ways are the same programme with
+one thing left out.
+
+Lab 08: integer linear programmes whose variables have names, solved; and a perceptron as a chain of choices.
+
+The costs of the chain are those of `dlojz.planner.alpa`'s mesh and resharding; the tests hold its optimum against that
+of the whole graph of operators.
+
+Lab 08: an integer linear programme that chooses how each layer is shared out.
+
+A programme is judged by what it allows and what it costs: every choice of one strategy per layer must be one of its
+solutions, at its true cost, and nothing cheaper may be.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from dlojz.base.language import say, significant
+from dlojz.labs.kit.exercise import Exercise, Said, Wrong
+from dlojz.labs.kit.judges import Case, PartMistake, by_parts, refuse_nothing, same, shown
+from dlojz.planner.alpa.inter_operator import PipelinePlan, StageOption, pipeline
+from dlojz.planner.alpa.mesh import DeviceMesh, ShardingSpec, resharding_cost
+
+TimeOf = Callable[[int, int, int], float]
+"""Seconds of a stage for one micro-batch: first layer, last layer (included), GPUs."""
+
+
+class StageTimes:
+    """Times of stages whose layers weigh so much, on GPUs that get in each other's way.
+
+    Args:
+        work: of each layer, in any unit of time of one GPU.
+        efficiency: of 1, 2, 4, … GPUs that share a stage.
+        title: as a table shows it.
+    """
+
+    def __init__(self, work: tuple[float, ...], efficiency: tuple[float, ...], title: str = "") -> None:
+        self.work, self.efficiency, self.title = work, efficiency, title
+
+    @property
+    def layers(self) -> int:
+        """How many."""
+        return len(self.work)
+
+    def __call__(self, first: int, last: int, gpus: int) -> float:
+        """Time of a stage for one micro-batch."""
+        return sum(self.work[first : last + 1]) / (gpus * self.efficiency[gpus.bit_length() - 1])
+
+    def __repr__(self) -> str:
+        return self.title or f"Stages({self.work}, {self.efficiency})"
+
+
+EIGHT, FALLING = (1.0,) * 8, (1.0, 0.9, 0.75)
+KNOWN: dict[str, tuple[StageTimes, int, int]] = {
+    "A": (StageTimes(EIGHT, (1.0, 1.0, 1.0), "A"), 4, 8),
+    "B": (StageTimes(EIGHT, FALLING, "B"), 4, 8),
+    "C": (StageTimes(EIGHT, FALLING, "C"), 4, 1),
+    "D": (StageTimes(EIGHT, FALLING, "D"), 4, 64),
+    "E": (StageTimes((4.0, 1.0, 1.0, 1.0, 1.0), FALLING, "E"), 4, 16),
+    "F": (StageTimes((1.0, 1.0, 1.0, 1.0, 4.0), (1.0, 0.9, 0.8, 0.6), "F"), 8, 32),
+}
+"""Times, GPUs and micro-batches; their optima (tests/plan) were found by trying every plan."""
+
+
+def plan_of(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -> PipelinePlan:
+    """The package's plan."""
+    return pipeline(
+        lambda first, last, shape: (StageOption(time_of(first, last, shape.num_devices)),),
+        layers,
+        micro_batches,
+        1,
+        gpus,
+    )
+
+
+def shortest_step(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -> tuple[float]:
+    """The least Σ t + (B − 1) · max t over all plans that use every layer once, in order, and all GPUs.
+
+    Source: Zheng et al. 2022 (Alpa, OSDI 22), §5.2, equations 2 to 5.
+    """
+    return (plan_of(time_of, layers, gpus, micro_batches).step_s,)
+
+
+def _least_sums(time_of: TimeOf, layers: int, gpus: int, *, spare: bool, single: bool) -> Iterator[tuple[float, float]]:
+    """(t_max, least sum of stages none slower) for every t_max that a stage could have."""
+    sizes = [1] if single else [2**power for power in range(gpus.bit_length())]
+    times = {
+        (first, last, size): time_of(first, last, size)
+        for first in range(layers)
+        for last in range(first, layers)
+        for size in sizes
+    }
+    for t_max in sorted({*times.values(), math.inf}):
+
+        @cache
+        def least(first: int, left: int, t_max: float = t_max) -> float:
+            if first == layers:
+                return 0.0 if spare or not left else math.inf
+            options = (
+                times[first, last, size] + least(last + 1, left - size)
+                for size in sizes
+                if size <= left
+                for last in range(first, layers)
+                if times[first, last, size] <= t_max
+            )
+            return min(options, default=math.inf)
+
+        yield t_max, least(0, gpus)
+
+
+def _way(
+    total: Callable[[float, float, int], float], *, spare: bool = False, single: bool = False
+) -> Callable[..., float]:
+    """A wrong total of sum, maximum and micro-batches, or a wrong space of plans."""
+
+    def found(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -> float:
+        pairs = [
+            pair
+            for pair in _least_sums(time_of, layers, gpus, spare=spare, single=single)
+            if math.isfinite(pair[0]) and math.isfinite(pair[1])
+        ]
+        return min((total(added, t_max, micro_batches) for t_max, added in pairs), default=math.nan)
+
+    return found
+
+
+def _right_total(added: float, t_max: float, micro_batches: int) -> float:
+    return added + (micro_batches - 1) * t_max
+
+
+def _unlimited(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -> float:
+    """The least sum whatever t_max, with the smallest t_max besides."""
+    pairs = list(_least_sums(time_of, layers, gpus, spare=False, single=False))
+    return pairs[-1][1] + (micro_batches - 1) * pairs[0][0]
+
+
+def _greedy(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -> float:
+    """The best number of equal stages: so many layers, so many GPUs each."""
+    found = []
+    for count in range(1, min(layers, gpus) + 1):
+        if layers % count == 0 and gpus % count == 0 and (gpus // count).bit_count() == 1:
+            each = layers // count
+            times = [time_of(at, at + each - 1, gpus // count) for at in range(0, layers, each)]
+            found.append(sum(times) + (micro_batches - 1) * max(times))
+    return min(found)
+
+
+def _cases() -> Iterator[Case]:
+    for time_of, gpus, micro_batches in KNOWN.values():
+        yield time_of, time_of.layers, gpus, micro_batches
+    dice = random.Random(11)
+    for layers, gpus, micro_batches in ((4, 4, 3), (6, 8, 10), (5, 2, 7), (2, 8, 5)):
+        work = tuple(float(dice.randrange(1, 9)) for _ in range(layers))
+        # Four GPUs take longer than two: a plan of few layers would rather spare some.
+        yield StageTimes(work, (1.0, 0.85, 0.35, 0.15)), layers, gpus, micro_batches
+
+
+def _told(case: Case) -> str:
+    time_of, layers, gpus, micro_batches = case
+    name = f"{time_of} " if time_of.title else ""
+    return say(
+        en=f"Case {name}({layers} layers of work {list(time_of.work)}, {gpus} GPUs, efficiencies "
+        f"{list(time_of.efficiency)}, {micro_batches} micro-batches)",
+        fr=f"Cas {name}({layers} couches de travail {list(time_of.work)}, {gpus} GPU, efficacités "
+        f"{list(time_of.efficiency)}, {micro_batches} micro-batches)",
+    )
+
+
+def _mistakes() -> Iterator[PartMistake]:
+    ways = (
+        (
+            _way(lambda added, t_max, b: added),
+            "You minimise the sum of the stages alone: the slowest one sets the pace of the micro-batches that follow, "
+            "(B − 1) · max t.",
+            "Vous ne minimisez que la somme des étages : le plus lent donne la cadence des micro-batches suivants, "
+            "(B − 1) · max t.",
+        ),
+        (
+            _way(lambda added, t_max, b: b * t_max),
+            "You count B · max t: the first micro-batch goes through every stage, Σ t, before B − 1 others follow at "
+            "the pace of the slowest.",
+            "Vous comptez B · max t : le premier micro-batch traverse tous les étages, Σ t, avant que B − 1 autres "
+            "suivent au rythme du plus lent.",
+        ),
+        (
+            _way(lambda added, t_max, b: added + b * t_max),
+            "One micro-batch too many: the first is in Σ t already, so the slowest stage counts B − 1 times more.",
+            "Un micro-batch de trop : le premier est déjà dans Σ t, l’étage le plus lent compte donc B − 1 fois de "
+            "plus.",
+        ),
+        (
+            _unlimited,
+            "Your sum ignores t_max: for a given t_max, no stage may be slower; leave those out in the recursion.",
+            "Votre somme ignore t_max : pour un t_max donné, aucun étage ne peut être plus lent ; écartez ceux-là dans "
+            "la récursion.",
+        ),
+        (
+            _way(_right_total, spare=True),
+            "Your plans leave GPUs without work: at the end of the recursion, no layer and no GPU may be left.",
+            "Vos plans laissent des GPU sans travail : à la fin de la récursion, il ne doit rester ni couche ni GPU.",
+        ),
+        (
+            _greedy,
+            "You cut into equal stages only; layers weigh differently, and so may stages and their submeshes.",
+            "Vous ne coupez qu’en étages égaux ; les couches n’ont pas le même poids, les étages et leurs "
+            "sous-maillages non plus.",
+        ),
+        (
+            lambda time_of, layers, gpus, b: b * time_of(0, layers - 1, gpus),
+            "You put all layers into one stage on all GPUs; with many micro-batches a pipeline of smaller ones wins.",
+            "Vous mettez toutes les couches dans un seul étage, sur tous les GPU ; avec beaucoup de micro-batches, un "
+            "pipeline d’étages plus petits gagne.",
+        ),
+    )
+    for way, english, french in ways:
+        yield PartMistake(0, way, Said(english, french))
+
+
+STAGES = Exercise(
+    id="pipeline-stages",
+    title=Said("stages by dynamic programming", "des étages par programmation dynamique"),
+    judge=by_parts(
+        shortest_step,
+        cases=_cases,
+        names=(Said("the step", "la durée du pas"),),
+        told=_told,
+        mistakes=tuple(_mistakes()),
+    ),
+    praise=Said(
+        "Right, in the six known cases and in four others: that is Alpa's outer level, in a dozen lines.",
+        "Exact, dans les six cas connus et dans quatre autres : c’est le niveau externe d’Alpa, en une douzaine de "
+        "lignes.",
+    ),
+    hints=(
+        Said(
+            "First fix t_max. What is the least sum of stages, none slower than t_max, for the layers from `first` on "
+            "with `left` GPUs? It is made of a first stage and of the same question, smaller.",
+            "Fixez d’abord t_max. Quelle est la plus petite somme d’étages, aucun n’étant plus lent que t_max, pour "
+            "les couches à partir de `first`, avec `left` GPU ? Elle se compose d’un premier étage et de la même "
+            "question, en plus petit.",
+        ),
+        Said(
+            "least(first, left) = min over last ≥ first and n in 1, 2, 4, … ≤ left of time_of(first, last, n) + "
+            "least(last + 1, left − n), for the times ≤ t_max; least(layers, 0) = 0, else infinite. Then the least of "
+            "least(0, gpus) + (micro_batches − 1) · t_max over all t_max that time_of can give. lru_cache helps.",
+            "least(first, left) = min, pour last ≥ first et n parmi 1, 2, 4, … ≤ left, de time_of(first, last, n) + "
+            "least(last + 1, left − n), pour les durées ≤ t_max ; least(layers, 0) = 0, sinon infini. Puis le minimum "
+            "de least(0, gpus) + (micro_batches − 1) · t_max sur tous les t_max que time_of peut donner. lru_cache "
+            "est utile.",
+        ),
+    ),
+)
+
+
+Name = tuple[Any, ...]
+"""('s', layer, strategy), which is 0 or 1, or ('e', layer, strategy, strategy of the next layer), from 0 to 1."""
+Row = tuple[dict[Name, float], float]
+"""Coefficients, and what the sum of coefficient × variable must be."""
+Programme = tuple[dict[Name, float], list[Row]]
+"""Objective, and equations."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The optimum of a programme.
+
+    Attributes:
+        cost: of the objective.
+        values: of each variable.
+    """
+
+    cost: float
+    values: dict[Name, float]
+
+    def strategies(self) -> list[int]:
+        """The strategy that each layer takes; the first of several, -1 for none."""
+        layers = 1 + max((name[1] for name in self.values if name[0] == "s"), default=-1)
+        taken = [[k for k in range(len(self.values)) if self.values.get(("s", v, k), 0.0) > 0.5] for v in range(layers)]
+        return [some[0] if some else -1 for some in taken]
+
+
+def solve(objective: Mapping[Name, float], equations: Sequence[tuple[Mapping[Name, float], float]]) -> Solution | None:
+    """The least cost of a programme; None if its equations contradict each other.
+
+    Args:
+        objective: cost of each variable; 0 for those that are left out.
+        equations: coefficients and value of each.
+
+    Source: `scipy.optimize.milp` (HiGHS), which `dlojz.planner.alpa.intra_operator` uses too.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    names = sorted({*objective, *(name for row, _ in equations for name in row)}, key=str)
+    place = {name: number for number, name in enumerate(names)}
+    if not names:
+        return Solution(0.0, {})
+    matrix = np.zeros((len(equations), len(names)))
+    for number, (row, _) in enumerate(equations):
+        for name, factor in row.items():
+            matrix[number, place[name]] = factor
+    cost = np.array([objective.get(name, 0.0) for name in names])
+    largest = float(np.abs(cost).max()) or 1.0  # the solver's tolerances are absolute
+    values = np.array([value for _, value in equations])
+    answer = milp(
+        cost / largest,
+        constraints=[LinearConstraint(matrix, values, values)] if len(equations) else [],
+        integrality=np.array([float(name[0] == "s") for name in names]),
+        bounds=Bounds(0, 1),
+        options={"mip_rel_gap": 0.0},
+    )
+    if answer.x is None:
+        return None
+    return Solution(float(cost @ answer.x), dict(zip(names, answer.x.tolist(), strict=True)))
+
+
+def told(row: Mapping[Name, float]) -> str:
+    """The left side of an equation, as one writes it."""
+    parts = []
+    for (kind, *rest), factor in row.items():
+        sign = "− " if factor < 0 else "+ "
+        times = "" if abs(factor) == 1 else f"{abs(factor):g}·"
+        parts.append(f"{sign}{times}{kind}[{','.join(map(str, rest))}]")
+    return " ".join(parts).removeprefix("+ ") or "0"
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Layers of which each takes one of several strategies.
+
+    Attributes:
+        strategies: their names.
+        costs: of each layer, the communication of each strategy.
+        resharding: between each layer and the next, what every pair of strategies costs.
+    """
+
+    strategies: tuple[str, ...]
+    costs: list[list[float]]
+    resharding: list[list[list[float]]]
+
+
+def perceptron(batch: int, width: int, layers: int, mesh: DeviceMesh, element_bytes: int = 4) -> Chain:
+    """A multi-layer perceptron as such a chain: forward, backward and the gradients of its weights.
+
+    A layer is split by columns (its outputs), by rows (its inputs), or along the batch. By columns it reads the whole
+    input, and its input's gradient is all-reduced, except the first layer's, which nobody needs; by rows its output is
+    all-reduced; along the batch its weights' gradients are.
+
+    Args:
+        batch: samples of a micro-batch.
+        width: of every layer, in and out.
+        layers: at least 1.
+        mesh: the devices; axis 1 is used.
+        element_bytes: 4 for fp32.
+
+    Source: Zheng et al. 2022 (Alpa, OSDI 22), §4.1; Shoeybi et al. 2019 (arXiv 1909.08053), §3, for the two splits.
+    """
+    message, matrix = batch * width * element_bytes, width * width * element_bytes
+    reads = [ShardingSpec.named(one) for one in ("RR", "RS1", "S1R")]
+    makes = [ShardingSpec.named(one) for one in ("RS1", "RR", "S1R")]
+    activation, weights = mesh.all_reduce(message, (1,)), mesh.all_reduce(matrix, (1,))
+    bias = mesh.all_reduce(width * element_bytes, (1,))
+    costs = [[activation if layer else 0.0, activation, weights + bias] for layer in range(layers)]
+    # Forward from what one makes to what the next reads; backward the gradient, the other way.
+    between = [
+        [
+            resharding_cost(made, wanted, message, mesh) + resharding_cost(wanted, made, message, mesh)
+            for wanted in reads
+        ]
+        for made in makes
+    ]
+    return Chain(("column", "row", "batch"), costs, [between for _ in range(layers - 1)])
+
+
+Costs = list[list[float]]
+Matrices = list[list[list[float]]]
+Objective = dict[Name, float]
+
+
+def programme(costs: Costs, resharding: Matrices) -> Programme:
+    """Objective and equations of the choice of one strategy per layer of a chain.
+
+    s[v, k] says whether layer v takes strategy k; e[v, k, j] whether layer v takes k and layer v + 1 takes j. The row
+    and column sums of e are the s of its two ends: the product s·s, made linear.
+
+    Args:
+        costs: of each layer, the communication of each strategy.
+        resharding: between layers v and v + 1, what each pair of strategies costs.
+
+    Source: Zheng et al. 2022 (Alpa, OSDI 22), §4.2, equation 1, in the form of `dlojz.planner.alpa.intra_operator`.
+    """
+    objective: Objective = {("s", v, k): cost for v, some in enumerate(costs) for k, cost in enumerate(some)}
+    equations: list[Row] = [({("s", v, k): 1.0 for k in range(len(some))}, 1.0) for v, some in enumerate(costs)]
+    for v, matrix in enumerate(resharding):
+        makers, readers = range(len(costs[v])), range(len(costs[v + 1]))
+        objective |= {("e", v, k, j): matrix[k][j] for k in makers for j in readers}
+        equations += [({("s", v, k): -1.0} | {("e", v, k, j): 1.0 for j in readers}, 0.0) for k in makers]
+        equations += [({("s", v + 1, j): -1.0} | {("e", v, k, j): 1.0 for k in makers}, 0.0) for j in readers]
+    return objective, equations
+
+
+def chain_cost(costs: Costs, resharding: Matrices, picked: Sequence[int]) -> float:
+    """What one strategy per layer costs."""
+    return math.fsum(costs[v][k] for v, k in enumerate(picked)) + math.fsum(
+        matrix[picked[v]][picked[v + 1]] for v, matrix in enumerate(resharding)
+    )
+
+
+def _chains() -> Iterator[tuple[Costs, Matrices]]:
+    """Chains on which resharding decides: alone, each layer would choose otherwise."""
+    dice = random.Random(6)
+    for sizes in ((2, 2), (2, 3, 2), (3, 2, 3, 3), (2, 4, 3)):
+        costs = [[float(dice.randrange(1, 20)) for _ in range(size)] for size in sizes]
+        resharding = [
+            [[float(dice.randrange(5, 60)) for _ in range(there)] for _ in range(here)]
+            for here, there in itertools.pairwise(sizes)
+        ]
+        yield costs, resharding
+
+
+def _judge(answer: Callable[..., Any]) -> None:
+    for costs, resharding in _chains():
+        made = _read(answer([list(one) for one in costs], [[list(row) for row in one] for one in resharding]), costs)
+        _check_rows(made[1], costs)
+        _check_objective(made[0], costs, resharding)
+        _check_optimum(made, costs, resharding)
+
+
+def _names(costs: Costs) -> set[Name]:
+    own = {("s", v, k) for v, some in enumerate(costs) for k in range(len(some))}
+    return own | {
+        ("e", v, k, j)
+        for v, (here, there) in enumerate(itertools.pairwise(costs))
+        for k in range(len(here))
+        for j in range(len(there))
+    }  # fmt: skip
+
+
+def _read(given: Any, costs: Costs) -> Programme:
+    """The student's programme, or a sentence about its form."""
+    refuse_nothing(given)
+    if not (isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[0], Mapping)):
+        raise Wrong(
+            say(
+                en=f"Return the objective, a dictionary, and the list of equations; your function returns "
+                f"{shown(given)}.",
+                fr=f"Renvoyez l’objectif, un dictionnaire, et la liste des équations ; votre fonction renvoie "
+                f"{shown(given)}.",
+            )
+        )
+    legal, equations = _names(costs), []
+    for row in given[1]:
+        if not (isinstance(row, tuple | list) and len(row) == 2 and isinstance(row[0], Mapping)):
+            raise Wrong(
+                say(
+                    en="An equation is a pair: a dictionary of coefficients, and their sum, such as "
+                    f"({{('s', 0, 0): 1, ('s', 0, 1): 1}}, 1); {shown(row)} stands among them.",
+                    fr="Une équation est une paire : un dictionnaire de coefficients et la valeur de leur somme, comme "
+                    f"({{('s', 0, 0): 1, ('s', 0, 1): 1}}, 1) ; {shown(row)} s’y trouve.",
+                )
+            )
+        equations.append(({name: float(value) for name, value in row[0].items()}, float(row[1])))
+    for name in itertools.chain(given[0], *(row[0] for row in equations)):
+        if name not in legal:
+            raise Wrong(
+                say(
+                    en=f"There is no variable {shown(name)} in a chain of {len(costs)} layers with "
+                    f"{[len(some) for some in costs]} strategies: ('s', layer, strategy), and ('e', layer, strategy, "
+                    "strategy of the next layer), all from 0.",
+                    fr=f"Il n’y a pas de variable {shown(name)} dans une chaîne de {len(costs)} couches à "
+                    f"{[len(some) for some in costs]} stratégies : ('s', couche, stratégie) et ('e', couche, "
+                    "stratégie, stratégie de la couche suivante), tous à partir de 0.",
+                )
+            )
+    return {name: float(value) for name, value in given[0].items()}, equations
+
+
+def _point(costs: Costs, picked: Sequence[int]) -> dict[Name, float]:
+    """The variables of one choice."""
+    chosen: set[Name] = {("s", v, k) for v, k in enumerate(picked)}
+    chosen |= {("e", v, k, j) for v, (k, j) in enumerate(itertools.pairwise(picked))}
+    return {name: float(name in chosen) for name in _names(costs)}
+
+
+def _choices(costs: Costs) -> Iterator[tuple[int, ...]]:
+    return itertools.product(*(range(len(some)) for some in costs))
+
+
+def _check_rows(equations: Sequence[Row], costs: Costs) -> None:
+    """Every choice of one strategy per layer must satisfy every equation."""
+    for picked in _choices(costs):
+        point = _point(costs, picked)
+        for row, value in equations:
+            found = math.fsum(factor * point[name] for name, factor in row.items())
+            if not same(found, value):
+                raise Wrong(
+                    say(
+                        en=f"An equation forbids a legal choice: if the layers take the strategies {list(picked)}, "
+                        f"{told(row)} is {significant(found, 5)}, but you demand {significant(value, 5)}.",
+                        fr=f"Une équation interdit un choix permis : si les couches prennent les stratégies "
+                        f"{list(picked)}, {told(row)} vaut {significant(found, 5)}, mais vous exigez "
+                        f"{significant(value, 5)}.",
+                    )
+                )
+
+
+def _check_objective(objective: Mapping[Name, float], costs: Costs, resharding: Matrices) -> None:
+    """Every choice must cost what it costs."""
+    nothing: Costs = [[0.0] * len(some) for some in costs]
+    free: Matrices = [[[0.0] * len(row) for row in matrix] for matrix in resharding]
+    points = [(picked, _point(costs, picked)) for picked in _choices(costs)]
+    found = [math.fsum(objective.get(name, 0.0) * value for name, value in point.items()) for _, point in points]
+
+    def is_cost_of(own: Costs, between: Matrices) -> bool:
+        return all(
+            same(cost, chain_cost(own, between, picked)) for cost, (picked, _) in zip(found, points, strict=True)
+        )
+
+    if is_cost_of(costs, resharding):
+        return
+    if is_cost_of(costs, free):
+        raise Wrong(
+            say(
+                en="Your objective leaves resharding out: the e, too, have a cost, resharding[v][k][j].",
+                fr="Votre objectif oublie le changement de découpe : les e ont aussi un coût, resharding[v][k][j].",
+            )
+        )
+    if is_cost_of(nothing, resharding):
+        raise Wrong(
+            say(
+                en="Your objective counts resharding alone: the s, too, have a cost, costs[v][k].",
+                fr="Votre objectif ne compte que le changement de découpe : les s ont aussi un coût, costs[v][k].",
+            )
+        )
+    at = next(
+        index
+        for index, (cost, (picked, _)) in enumerate(zip(found, points, strict=True))
+        if not same(cost, chain_cost(costs, resharding, picked))
+    )
+    right = significant(chain_cost(costs, resharding, points[at][0]), 5)
+    raise Wrong(
+        say(
+            en=f"If the layers take the strategies {list(points[at][0])}, they cost {right}, but your objective says "
+            f"{significant(found[at], 5)}.",
+            fr=f"Si les couches prennent les stratégies {list(points[at][0])}, elles coûtent {right}, mais votre "
+            f"objectif donne {significant(found[at], 5)}.",
+        )
+    )
+
+
+def _check_optimum(made: Programme, costs: Costs, resharding: Matrices) -> None:
+    """Nothing may be cheaper than the cheapest choice."""
+    right = min(chain_cost(costs, resharding, picked) for picked in _choices(costs))
+    found = solve(*made)
+    if found is None:
+        raise AssertionError("every choice satisfies every equation")
+    if found.cost > right - 1e-6 * abs(right):
+        return
+    values = {name: found.values.get(name, 0.0) for name in _names(costs)}
+    for v, some in enumerate(costs):
+        taken = [k for k in range(len(some)) if values["s", v, k] > 0.5]
+        if len(taken) != 1:
+            raise Wrong(
+                say(
+                    en=f"Your programme finds {significant(found.cost, 5)}, less than any choice costs "
+                    f"({significant(right, 5)}): layer {v} takes {len(taken)} strategies. Demand that its s add up to "
+                    "1.",
+                    fr=f"Votre programme trouve {significant(found.cost, 5)}, moins que ne coûte aucun choix "
+                    f"({significant(right, 5)}) : la couche {v} prend {len(taken)} stratégie(s). Exigez que la somme "
+                    "de ses s soit 1.",
+                )
+            )
+    for v, (here, there) in enumerate(itertools.pairwise(costs)):
+        for end, layer, own in (("maker", v, here), ("reader", v + 1, there)):
+            for k in range(len(own)):
+                pairs = [
+                    ("e", v, k, j) if end == "maker" else ("e", v, j, k)
+                    for j in range(len(there if end == "maker" else here))
+                ]
+                total = math.fsum(values[pair] for pair in pairs)
+                if not same(total, values["s", layer, k], 1e-4):
+                    raise Wrong(_untied(v, layer, k, total, values["s", layer, k], found.cost, right))
+    raise Wrong(
+        say(
+            en=f"Your programme finds {significant(found.cost, 5)}, less than any choice costs "
+            f"({significant(right, 5)}).",
+            fr=f"Votre programme trouve {significant(found.cost, 5)}, moins que ne coûte aucun choix "
+            f"({significant(right, 5)}).",
+        )
+    )
+
+
+def _untied(v: int, layer: int, k: int, total: float, chosen: float, cost: float, right: float) -> str:
+    side_en = "over the strategies of the next layer" if layer == v else "over those of the layer before"
+    side_fr = "sur les stratégies de la couche suivante" if layer == v else "sur celles de la couche précédente"
+    return say(
+        en=f"Your programme finds {significant(cost, 5)}, less than any choice costs ({significant(right, 5)}): "
+        f"s[{layer},{k}] is {significant(chosen, 5)}, but the e[{v}] that go with it, added {side_en}, are "
+        f"{significant(total, 5)}. One equation per strategy must tie the two.",
+        fr=f"Votre programme trouve {significant(cost, 5)}, moins que ne coûte aucun choix ({significant(right, 5)}) : "
+        f"s[{layer},{k}] vaut {significant(chosen, 5)}, mais les e[{v}] qui s’y rapportent, sommés {side_fr}, valent "
+        f"{significant(total, 5)}. Une équation par stratégie doit lier les deux.",
+    )
+
+
+PROGRAMME = Exercise(
+    id="sharding-programme",
+    title=Said("the choice of strategies as a linear programme", "le choix des stratégies en programme linéaire"),
+    judge=_judge,
+    praise=Said(
+        "Right: every choice is allowed at its true cost, and nothing cheaper is. That is Alpa's inner level.",
+        "Exact : chaque choix est permis, à son vrai coût, et rien de moins cher ne l’est. C’est le niveau interne "
+        "d’Alpa.",
+    ),
+    hints=(
+        Said(
+            "Three kinds of equations. Each layer takes one strategy; and for each strategy k of layer v, the pairs "
+            "e[v, k, …] are as many as s[v, k]. What is the third?",
+            "Trois sortes d’équations. Chaque couche prend une stratégie ; et pour chaque stratégie k de la couche v, "
+            "il y a autant de paires e[v, k, …] que vaut s[v, k]. Quelle est la troisième ?",
+        ),
+        Said(
+            "Σ_k s[v, k] = 1; Σ_j e[v, k, j] − s[v, k] = 0 for each k; Σ_k e[v, k, j] − s[v + 1, j] = 0 for each j. "
+            "The objective has costs[v][k] for s[v, k], resharding[v][k][j] for e[v, k, j].",
+            "Σ_k s[v, k] = 1 ; Σ_j e[v, k, j] − s[v, k] = 0 pour chaque k ; Σ_k e[v, k, j] − s[v + 1, j] = 0 pour "
+            "chaque j. L’objectif donne costs[v][k] à s[v, k] et resharding[v][k][j] à e[v, k, j].",
+        ),
+    ),
+)

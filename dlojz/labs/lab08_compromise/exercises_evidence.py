@@ -1,0 +1,539 @@
+"""Lab 08: two numbers for a link that a planner may extrapolate with.
+
+The fit is that of `dlojz.cost_model.measured_machine.line`, by other arithmetic; the tests hold the two against each
+other.
+
+Lab 08: whether measurements prove that one layout is faster than another.
+
+Rounds are compared in pairs, because what slows the machine down slows both of a round.
+
+Lab 08: whether a model says more than a constant does.
+
+An error is counted on rows that nothing was fitted on.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from dlojz.base.language import say, shortest, significant
+from dlojz.labs.kit.example_links import relative_line
+from dlojz.labs.kit.exercise import Exercise, Said
+from dlojz.labs.kit.judges import Case, Numbers, PartMistake, by_parts
+
+Pair = tuple[float, float]
+
+
+def bounded_line(message_bytes: Sequence[float], seconds: Sequence[float], factor: float) -> Pair:
+    """α (s) and β (s per byte) of t = α + factor·n·β, both at least 0, that minimise the sum of squared relative gaps.
+
+    Args:
+        message_bytes, seconds: the measurements.
+        factor: bytes that the busiest link carries per byte of the message.
+
+    Source: non-negative least squares of two unknowns (Lawson & Hanson 1974, ch. 23): where the free minimum has a
+    negative unknown, the least is on the boundary on which that unknown is 0.
+    """
+    carried = [factor * n for n in message_bytes]
+    alpha, beta = relative_line(carried, seconds)
+    if alpha < 0:
+        return 0.0, slope_alone(carried, seconds)
+    if beta < 0:
+        return start_alone(seconds), 0.0
+    return alpha, beta
+
+
+def slope_alone(carried: Sequence[float], seconds: Sequence[float]) -> float:
+    """β of t = β·n by squared relative gaps."""
+    shares = [n / t for n, t in zip(carried, seconds, strict=True)]
+    return math.fsum(shares) / math.fsum(share * share for share in shares)
+
+
+def start_alone(seconds: Sequence[float]) -> float:
+    """α of t = α by squared relative gaps."""
+    return math.fsum(1 / t for t in seconds) / math.fsum(1 / t**2 for t in seconds)
+
+
+def _carried(way: Callable[[Sequence[float], Sequence[float]], Pair]) -> Callable[..., Pair]:
+    return lambda n, t, factor: way([factor * one for one in n], t)
+
+
+def _absolute(n: Sequence[float], t: Sequence[float]) -> Pair:
+    """The line by gaps in seconds, each number at least 0."""
+    mean_n, mean_t = math.fsum(n) / len(n), math.fsum(t) / len(t)
+    beta = math.fsum((x - mean_n) * (y - mean_t) for x, y in zip(n, t, strict=True)) / math.fsum(
+        (x - mean_n) ** 2 for x in n
+    )
+    alpha = mean_t - beta * mean_n
+    if alpha < 0:
+        return 0.0, math.fsum(x * y for x, y in zip(n, t, strict=True)) / math.fsum(x * x for x in n)
+    return (mean_t, 0.0) if beta < 0 else (alpha, beta)
+
+
+_RELATIVE, _IN_SECONDS = _carried(relative_line), _carried(_absolute)
+
+
+def _cut(n: Sequence[float], t: Sequence[float], factor: float) -> Pair:
+    alpha, beta = _RELATIVE(n, t, factor)
+    return max(alpha, 0.0), max(beta, 0.0)
+
+
+def _messages() -> Iterator[Case]:
+    """Times that no network would give: one link with little latency, one with little else, and two plain ones."""
+    rough = (1.0, 1.2, 0.85, 1.1, 0.9, 1.15, 0.8, 1.05)
+    sizes = [float(4**power) for power in range(5, 13)]
+    for shift, (alpha, beta, factor) in enumerate(((4e-5, 5e-10, 1.5), (2e-4, 3e-9, 1.0), (9e-6, 8e-11, 0.875))):
+        yield (
+            sizes,
+            [(alpha + factor * beta * n) * rough[(index + 3 * shift) % len(rough)] for index, n in enumerate(sizes)],
+            factor,
+        )
+    # Short messages go faster than in proportion: a line through them would start below 0.
+    yield sizes, [2e-9 * n * (0.6 if n < 2**16 else 1.1) for n in sizes], 1.75
+    # Times that do not grow: nothing is left for the bytes.
+    yield sizes[:4], [3.2e-4, 3.1e-4, 2.9e-4, 2.8e-4], 0.75
+
+
+def _told_messages(case: Case) -> str:
+    n, t, factor = case
+    durations = [significant(one, 2) for one in (t[0], t[-1])]
+    return say(
+        en=f"For messages of {n[0]:.0f} to {n[-1]:.0f} bytes in {durations[0]} to {durations[1]} s (factor "
+        f"{shortest(factor)})",
+        fr=f"Pour des messages de {n[0]:.0f} à {n[-1]:.0f} octets, en {durations[0]} à {durations[1]} s (facteur "
+        f"{shortest(factor)})",
+    )
+
+
+def _fit_mistakes() -> Iterator[PartMistake]:
+    ways: tuple[tuple[Callable[..., Pair], Said], ...] = (
+        (
+            _RELATIVE,
+            Said(
+                "This line is the best without bounds, but for some of the measurements its α or its β is negative: a "
+                "planner that goes beyond them would foretell messages that arrive before they leave. Ask for both to "
+                "be at least 0.",
+                "Sans contrainte, cette droite est la meilleure ; mais pour certaines des mesures, son α ou son β est "
+                "négatif : hors de l’intervalle mesuré, elle prédirait des messages arrivés avant d’être partis. "
+                "Imposez que les deux soient positifs ou nuls.",
+            ),
+        ),
+        (
+            _cut,
+            Said(
+                "You set the negative number to 0, and keep the other; once α is 0, the best β is another one: fit it "
+                "again alone.",
+                "Vous ramenez le nombre négatif à 0 et gardez l’autre ; une fois α nul, le meilleur β n’est plus le "
+                "même : ajustez-le de nouveau, seul.",
+            ),
+        ),
+        (
+            _IN_SECONDS,
+            Said(
+                "You minimise gaps in seconds: the longest messages alone decide. Divide each row by its time, so that "
+                "relative gaps count, as in lab 03.",
+                "Vous minimisez des écarts en secondes : seuls les plus longs messages décident. Divisez chaque ligne "
+                "par sa durée, pour que comptent les écarts relatifs, comme au TP 03.",
+            ),
+        ),
+    )
+    for way, says in ways:
+        for part in (0, 1):
+            yield PartMistake(part, lambda n, t, factor, way=way, part=part: way(n, t, factor)[part], says)
+    yield PartMistake(
+        1,
+        lambda n, t, factor: bounded_line(n, t, 1.0)[1],
+        Said(
+            "α is right; your β is that of a byte of the message. Of each such byte the busiest link carries `factor`: "
+            "t = α + factor · n · β, so that one β holds for every collective.",
+            "α est juste ; votre β est celui d’un octet du message. Pour chacun, le lien le plus chargé en transporte "
+            "`factor` : t = α + factor · n · β, et un même β vaut alors pour toutes les collectives.",
+        ),
+    )
+    yield PartMistake(
+        1,
+        lambda n, t, factor: bounded_line(n, t, 1 / factor)[1],
+        Said(
+            "α is right, but you divide the bytes by the factor: the link carries factor · n bytes.",
+            "α est juste, mais vous divisez les octets par le facteur : le lien en transporte factor · n.",
+        ),
+    )
+
+
+BOUNDED_FIT = Exercise(
+    id="bounded-fit",
+    title=Said("a link in two numbers, for a planner", "un lien en deux nombres, pour planifier"),
+    judge=by_parts(
+        bounded_line,
+        cases=_messages,
+        names=(Said("α", "α"), Said("β", "β")),
+        told=_told_messages,
+        mistakes=tuple(_fit_mistakes()),
+        tolerance=0.005,
+    ),
+    praise=Said(
+        "Right: two numbers that stay physical, for every collective, also where nothing was measured.",
+        "Exact : deux nombres qui restent physiques, pour toutes les collectives, même là où rien n’a été mesuré.",
+    ),
+    hints=(
+        Said(
+            "As in lab 03, one row per measurement, divided by its time: α · 1/t + β · factor·n/t = 1. What is new: "
+            "both unknowns at least 0. Look at scipy.optimize.nnls.",
+            "Comme au TP 03, une ligne par mesure, divisée par sa durée : α · 1/t + β · factor·n/t = 1. La nouveauté : "
+            "les deux inconnues sont positives ou nulles. Voyez scipy.optimize.nnls.",
+        ),
+        Said(
+            "nnls(rows, ones)[0] gives (α, β), where rows has the columns 1/t and factor·n/t. By hand: if α < 0, take "
+            "α = 0 and the best β alone, Σ x ÷ Σ x² with x = factor·n/t.",
+            "nnls(rows, ones)[0] donne (α, β), où rows a pour colonnes 1/t et factor·n/t. À la main : si α < 0, prenez "
+            "α = 0 et le meilleur β seul, Σ x ÷ Σ x² avec x = factor·n/t.",
+        ),
+    ),
+)
+
+
+def compare_rounds(first_s: Sequence[float], second_s: Sequence[float]) -> Numbers:
+    """(ratio, p): median of second over first, round by round, and how likely so many wins are by chance.
+
+    p is that of the two-sided sign test: if neither were faster, each round that is no tie would be won by either with
+    probability 1/2.
+
+    Source: Conover 1999, "Practical Nonparametric Statistics", §3.4.
+    """
+    ratios = [second / first for first, second in zip(first_s, second_s, strict=True)]
+    return statistics.median(ratios), min(1.0, 2 * _tail(*_wins(first_s, second_s)))
+
+
+def _wins(first_s: Sequence[float], second_s: Sequence[float]) -> tuple[int, int]:
+    """Rounds won by the one that won more, and rounds that are no ties."""
+    pairs = list(zip(first_s, second_s, strict=True))
+    ahead, behind = sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)
+    return max(ahead, behind), ahead + behind
+
+
+def _tail(wins: int, rounds: int) -> float:
+    """Probability of at least so many heads."""
+    return sum(math.comb(rounds, k) for k in range(wins, rounds + 1)) / 2**rounds
+
+
+def _rounds() -> Iterator[Case]:
+    """Noise that hits both of a round alike, and is larger than what sets them apart."""
+    dice = random.Random(4)
+    for count, edge in ((8, 1.05), (12, 1.02), (9, 1.0), (15, 0.97), (7, 1.3), (10, 1.01)):
+        first, second = [], []
+        for _ in range(count):
+            weather = dice.choice((1.0, 1.1, 1.6, 2.3))
+            first.append(round(0.02 * weather * dice.uniform(0.98, 1.02), 5))
+            second.append(round(0.02 * edge * weather * dice.uniform(0.98, 1.02), 5))
+        second[0] = first[0]  # a tie
+        yield first, second
+
+
+def _told_rounds(case: Case) -> str:
+    first, second = case
+    return say(
+        en=f"For the rounds {first} and {second}",
+        fr=f"Pour les tours {first} et {second}",
+    )
+
+
+def _ratio(way: Callable[[Sequence[float]], float], english: str, french: str) -> PartMistake:
+    return PartMistake(0, lambda first, second: way(second) / way(first), Said(english, french))
+
+
+_UNPAIRED = (
+    "compares all rounds of one with all rounds of the other. A slow moment of the machine hits both of a round: take "
+    "the ratio within each round first, then the median.",
+    "compare tous les tours de l’une à tous ceux de l’autre. Un moment lent de la machine touche les deux mesures d’un "
+    "tour : prenez d’abord le rapport dans chaque tour, puis la médiane.",
+)
+
+PAIRED = Exercise(
+    id="paired-rounds",
+    title=Said("is the first really faster?", "la première est-elle vraiment plus rapide ?"),
+    judge=by_parts(
+        compare_rounds,
+        cases=_rounds,
+        names=(Said("the ratio", "le rapport"), Said("p", "p")),
+        told=_told_rounds,
+        mistakes=(
+            PartMistake(
+                0,
+                lambda first, second: statistics.median([a / b for a, b in zip(first, second, strict=True)]),
+                Said(
+                    "Your ratio is the other way round: second over first, above 1 where the first is faster.",
+                    "Votre rapport est à l’envers : seconde sur première, plus grand que 1 si la première est la plus "
+                    "rapide.",
+                ),
+            ),
+            _ratio(
+                statistics.median, f"Your ratio of medians {_UNPAIRED[0]}", f"Votre rapport de médianes {_UNPAIRED[1]}"
+            ),
+            _ratio(
+                statistics.fmean, f"Your ratio of means {_UNPAIRED[0]}", f"Votre rapport de moyennes {_UNPAIRED[1]}"
+            ),
+            _ratio(min, f"Your ratio of the best times {_UNPAIRED[0]}", f"Votre rapport des minima {_UNPAIRED[1]}"),
+            PartMistake(
+                0,
+                lambda first, second: statistics.fmean([b / a for a, b in zip(first, second, strict=True)]),
+                Said(
+                    "You take the mean of the ratios: one disturbed round moves it as far as it will; take the median.",
+                    "Vous prenez la moyenne des rapports : un seul tour perturbé la déplace à son gré ; prenez la "
+                    "médiane.",
+                ),
+            ),
+            PartMistake(
+                1,
+                lambda first, second: _tail(*_wins(first, second)),
+                Said(
+                    "Your p is one-sided: you did not know beforehand which would win, so count both sides (and at "
+                    "most 1).",
+                    "Votre p est unilatéral : vous ne saviez pas d’avance laquelle gagnerait ; comptez les deux côtés "
+                    "(et 1 au plus).",
+                ),
+            ),
+            PartMistake(
+                1,
+                lambda first, second: 2 * _tail(*_wins(first, second)),
+                Said(
+                    "A probability is at most 1: where both win equally often, the two sides overlap.",
+                    "Une probabilité vaut 1 au plus : quand les deux gagnent aussi souvent, les deux côtés se "
+                    "recouvrent.",
+                ),
+            ),
+            PartMistake(
+                1,
+                lambda first, second: min(1.0, 2 * _tail(_wins(first, second)[0], len(first))),
+                Said(
+                    "You count ties among the rounds: a tie speaks for neither, leave it out.",
+                    "Vous comptez les ex æquo parmi les tours : un ex æquo ne parle pour aucune, laissez-le de côté.",
+                ),
+            ),
+            PartMistake(
+                1,
+                lambda first, second: min(
+                    1.0, 2 * math.comb(*reversed(_wins(first, second))) / 2 ** _wins(first, second)[1]
+                ),
+                Said(
+                    "You take the probability of exactly so many wins; the question is about so many or more.",
+                    "Vous prenez la probabilité d’exactement autant de victoires ; il s’agit d’autant ou plus.",
+                ),
+            ),
+            PartMistake(
+                1,
+                lambda first, second: 1 - min(1.0, 2 * _tail(*_wins(first, second))),
+                Said(
+                    "You return 1 − p: small is to mean that chance would hardly do it.",
+                    "Vous renvoyez 1 − p : une petite valeur doit dire que le hasard y arriverait à peine.",
+                ),
+            ),
+        ),
+    ),
+    praise=Said(
+        "Right: a ratio that the machine's moods leave alone, and how far to trust its sign.",
+        "Exact : un rapport insensible aux humeurs de la machine, et la confiance que mérite son signe.",
+    ),
+    hints=(
+        Said(
+            "Go round by round: in each, one of the two wins. How often would a coin, tossed once per round, come down "
+            "at least as one-sided?",
+            "Allez tour par tour : à chacun, l’une des deux gagne. À quelle fréquence une pièce, lancée une fois par "
+            "tour, tomberait-elle au moins aussi souvent du même côté ?",
+        ),
+        Said(
+            "n = rounds that are no tie, w = the larger number of wins: p = min(1, 2 · Σ_{k ≥ w} math.comb(n, k) / "
+            "2ⁿ). The ratio is statistics.median of second / first.",
+            "n = tours sans ex æquo, w = le plus grand nombre de victoires : p = min(1, 2 · Σ_{k ≥ w} math.comb(n, k) "
+            "/ 2ⁿ). Le rapport est statistics.median de seconde / première.",
+        ),
+    ),
+)
+
+
+class MeasuredRow(NamedTuple):
+    """A published measurement with its prediction.
+
+    Args:
+        work: operations of a step, per GPU.
+        measured_s, predicted_s: seconds of a step.
+        fitted: whether the model's parameters were fitted on this row.
+    """
+
+    work: float
+    measured_s: float
+    predicted_s: float
+    fitted: bool
+
+
+def held_out_errors(rows: Sequence[MeasuredRow]) -> Numbers:
+    """(model, constant): mean absolute relative errors on the rows that nothing was fitted on.
+
+    The constant is one rate per GPU, the median of work over measured seconds of the fitted rows.
+
+    Source: `dlojz.cost_model.validation`.
+    """
+    held = [row for row in rows if not row.fitted]
+    rate = statistics.median(row.work / row.measured_s for row in rows if row.fitted)
+    return (
+        _mean_error(held, lambda row: row.predicted_s),
+        _mean_error(held, lambda row: row.work / rate),
+    )
+
+
+def _mean_error(rows: Sequence[MeasuredRow], guess: Callable[[MeasuredRow], float]) -> float:
+    return statistics.fmean(abs(guess(row) / row.measured_s - 1) for row in rows)
+
+
+def _trivial(rows: Sequence[MeasuredRow], rate_of: Callable[[Sequence[MeasuredRow]], float]) -> float:
+    rate = rate_of(rows)
+    return _mean_error([row for row in rows if not row.fitted], lambda row: row.work / rate)
+
+
+def _rates(rows: Sequence[MeasuredRow]) -> list[float]:
+    return [row.work / row.measured_s for row in rows]
+
+
+def _tables() -> Iterator[tuple[list[MeasuredRow]]]:
+    dice = random.Random(9)
+    for count in (11, 24, 17):
+        rows = []
+        for number in range(count):
+            fitted = number % 3 != 0
+            measured = dice.uniform(5.0, 90.0)
+            off = dice.uniform(0.97, 1.05) if fitted else dice.uniform(0.8, 1.15)
+            rows.append(MeasuredRow(measured * dice.uniform(1.1e14, 1.6e14), measured, measured * off, fitted))
+        dice.shuffle(rows)
+        yield (rows,)
+
+
+def _told_table(case: Case) -> str:
+    held = sum(not row.fitted for row in case[0])
+    return say(
+        en=f"For a table of {len(case[0])} rows, of which {held} are held out",
+        fr=f"Pour une table de {len(case[0])} lignes, dont {held} mises de côté",
+    )
+
+
+def _on(part: int, which: Callable[[MeasuredRow], bool], english: str, french: str) -> PartMistake:
+    def way(rows: Sequence[MeasuredRow]) -> float:
+        some = [row for row in rows if which(row)]
+        rate = statistics.median(_rates([row for row in rows if row.fitted]))
+        return _mean_error(some, (lambda row: row.predicted_s) if part == 0 else (lambda row: row.work / rate))
+
+    return PartMistake(part, way, Said(english, french))
+
+
+HELD_OUT = Exercise(
+    id="held-out",
+    title=Said("does the model add anything?", "le modèle apporte-t-il quelque chose ?"),
+    judge=by_parts(
+        held_out_errors,
+        cases=_tables,
+        names=(
+            Said("the model's error", "l’erreur du modèle"),
+            Said("the constant's error", "l’erreur du débit constant"),
+        ),
+        told=_told_table,
+        mistakes=(
+            _on(
+                0,
+                lambda row: True,
+                "You count all rows: on those that the parameters were fitted on, a small error proves nothing.",
+                "Vous comptez toutes les lignes : sur celles qui ont servi à ajuster les paramètres, une petite erreur "
+                "ne prouve rien.",
+            ),
+            _on(
+                0,
+                lambda row: row.fitted,
+                "You count the fitted rows, the very ones that prove nothing: take the others.",
+                "Vous comptez les lignes ajustées, justement celles qui ne prouvent rien : prenez les autres.",
+            ),
+            PartMistake(
+                0,
+                lambda rows: statistics.fmean(row.predicted_s / row.measured_s - 1 for row in rows if not row.fitted),
+                Said(
+                    "You leave the sign: errors of +20% and −20% would cancel out. That is the bias; take absolute "
+                    "values first.",
+                    "Vous gardez le signe : +20 % et −20 % se compenseraient. C’est le biais ; prenez d’abord les "
+                    "valeurs absolues.",
+                ),
+            ),
+            PartMistake(
+                0,
+                lambda rows: statistics.fmean(
+                    abs(row.measured_s / row.predicted_s - 1) for row in rows if not row.fitted
+                ),
+                Said(
+                    "You divide by the prediction: a model that foretells endless steps would be off by 100% at most. "
+                    "Divide by what was measured.",
+                    "Vous divisez par la prédiction : un modèle qui prédirait des pas sans fin ne se tromperait que de "
+                    "100 %. Divisez par la mesure.",
+                ),
+            ),
+            PartMistake(
+                0,
+                lambda rows: statistics.fmean(abs(row.predicted_s - row.measured_s) for row in rows if not row.fitted),
+                Said(
+                    "Your error is in seconds: long steps would decide alone. Divide by what was measured.",
+                    "Votre erreur est en secondes : les longs pas décideraient seuls. Divisez par la mesure.",
+                ),
+            ),
+            _on(
+                1,
+                lambda row: True,
+                "The constant, too, is judged on the held-out rows; you count all of them.",
+                "Le débit constant aussi se juge sur les lignes mises de côté ; vous les comptez toutes.",
+            ),
+            PartMistake(
+                1,
+                lambda rows: _trivial(rows, lambda some: statistics.median(_rates(some))),
+                Said(
+                    "Your constant has seen the held-out rows: its rate, too, comes from the fitted ones alone.",
+                    "Votre constante a vu les lignes mises de côté : son débit aussi vient des seules lignes ajustées.",
+                ),
+            ),
+            PartMistake(
+                1,
+                lambda rows: _trivial(rows, lambda some: statistics.fmean(_rates([row for row in some if row.fitted]))),
+                Said(
+                    "You take the mean rate of the fitted rows; the median is asked for, which no odd row can move.",
+                    "Vous prenez le débit moyen des lignes ajustées ; on demande la médiane, qu’une ligne aberrante ne "
+                    "déplace pas.",
+                ),
+            ),
+            PartMistake(
+                1,
+                lambda rows: _trivial(
+                    rows, lambda some: statistics.median(_rates([row for row in some if not row.fitted]))
+                ),
+                Said(
+                    "Your constant is fitted on the very rows that judge it; take its rate from the fitted ones.",
+                    "Votre constante est ajustée sur les lignes mêmes qui la jugent ; prenez son débit sur les lignes "
+                    "ajustées.",
+                ),
+            ),
+        ),
+    ),
+    praise=Said(
+        "Right: only what it has not seen judges a model, and only what a constant cannot do is its own.",
+        "Exact : seul ce qu’il n’a pas vu juge un modèle, et n’est à lui que ce qu’une constante ne fait pas.",
+    ),
+    hints=(
+        Said(
+            "Two lists: the rows that were fitted on, and the others. From which does the constant take its rate, and "
+            "on which are both judged?",
+            "Deux listes : les lignes ajustées et les autres. Sur laquelle la constante prend-elle son débit, et sur "
+            "laquelle juge-t-on les deux ?",
+        ),
+        Said(
+            "rate = statistics.median(work / measured_s) of the fitted rows; the constant predicts work / rate. Both "
+            "errors are the mean of abs(predicted / measured − 1) over the rows that are not fitted.",
+            "rate = statistics.median(work / measured_s) des lignes ajustées ; la constante prédit work / rate. Les "
+            "deux erreurs sont la moyenne de abs(prédit / mesuré − 1) sur les lignes non ajustées.",
+        ),
+    ),
+)

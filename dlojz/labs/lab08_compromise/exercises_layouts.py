@@ -1,0 +1,826 @@
+"""Lab 08: what a rank of a layout holds, by hand.
+
+The reference is the planner's closed form for Megatron-LM's states (16-bit weights, fp32 gradients, Adam with its
+master copy); the tests hold the two against each other.
+
+Lab 08: stages or replicas: what the bubble costs, what the all-reduce costs, and which split fits.
+
+Both costs are the closed forms of labs 03 and 05; a split that does not fit is never best.
+
+Lab 08: which of many layouts: the fastest that can run.
+
+Layouts of different batches are compared by samples per second; why one cannot run is told in the order in which the
+planner looks (`dlojz.planner.space`).
+
+Lab 08: the layouts that nothing beats in every respect at once.
+
+Every criterion is to be small; equal points do not beat one another.
+"""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from dlojz.base.language import say, significant
+from dlojz.labs.kit.exercise import Exercise, Said, Wrong
+from dlojz.labs.kit.judges import Case, Numbers, PartMistake, by_parts, refuse_nothing, shown
+
+WEIGHT_BYTES, MEMORY_GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 4, 12
+"""Per parameter: bf16; fp32, in which gradients are accumulated; fp32 master copy and Adam's two moments."""
+
+
+class Degrees(NamedTuple):
+    """A layout as the check makes it up; `dlojz.plan`'s own has the same fields, and more."""
+
+    dp: int
+    tp: int
+    pp: int
+    zero: int
+    micro_batches: int
+
+
+def rank_bytes(layout: Any, stage: int, parameters: float, micro_batch_bytes: float) -> Numbers:
+    """(weights, gradients, optimizer, activations) of a rank of one stage, in bytes, under 1F1B.
+
+    Args:
+        layout: its degrees, ZeRO stage and micro-batches.
+        stage: from 0.
+        parameters: of the whole stage, all its slices together.
+        micro_batch_bytes: activations that a rank of this stage keeps of one micro-batch.
+
+    Sources: Rajbhandari et al. 2020 (arXiv 1910.02054), §5, for what each ZeRO stage shares out; Narayanan et al. 2021
+    (arXiv 2104.04473), §2.2, for the micro-batches in flight.
+    """
+    own = parameters / layout.tp
+    weights, gradients, optimizer = (
+        own * size / (layout.dp if layout.zero >= least else 1)
+        for size, least in ((WEIGHT_BYTES, 3), (MEMORY_GRADIENT_BYTES, 2), (OPTIMIZER_BYTES, 1))
+    )
+    return weights, gradients, optimizer, micro_batch_bytes * min(layout.pp - stage, layout.micro_batches)
+
+
+def _cases() -> Iterator[Case]:
+    dice = random.Random(8)
+    for dp, tp, pp, zero, micro_batches in (
+        (8, 4, 12, 1, 128), (4, 2, 8, 0, 16), (16, 8, 4, 2, 6), (3, 1, 6, 3, 4), (2, 4, 5, 3, 40), (6, 2, 3, 2, 9),
+        (5, 8, 7, 1, 3),
+    ):  # fmt: skip
+        for stage in {0, 1, pp // 2, pp - 1}:
+            own = dice.randrange(10**8, 10**10)
+            yield Degrees(dp, tp, pp, zero, micro_batches), stage, own, dice.randrange(10**8, 10**9)
+
+
+def _memory_told(case: Case) -> str:
+    layout, stage, parameters, kept = case
+    degrees = (
+        f"dp={layout.dp}, tp={layout.tp}, pp={layout.pp}, zero={layout.zero}, micro_batches={layout.micro_batches}"
+    )
+    return say(
+        en=f"{degrees}, stage {stage}, {parameters} parameters, {kept} bytes per micro-batch",
+        fr=f"{degrees}, étage {stage}, {parameters} paramètres, {kept} octets par micro-batch",
+    )
+
+
+def _states(part: int) -> list[PartMistake]:
+    """The usual mistakes about one kind of state."""
+    size, least = ((WEIGHT_BYTES, 3), (MEMORY_GRADIENT_BYTES, 2), (OPTIMIZER_BYTES, 1))[part]
+    name_en = ("weights", "gradients", "optimizer")[part]
+    name_fr = ("poids", "gradients", "états de l’optimiseur")[part]
+
+    def shared(layout: Any, from_stage: int) -> int:
+        return int(layout.dp) if layout.zero >= from_stage else 1
+
+    return [
+        PartMistake(
+            part,
+            lambda layout, stage, parameters, kept: parameters * size / shared(layout, least),
+            Said(
+                f"Your {name_en} are those of a whole stage: each of its tp ranks holds one slice of it.",
+                f"Vos {name_fr} sont ceux d’un étage entier : chacun de ses tp rangs n’en détient qu’une tranche.",
+            ),
+        ),
+        PartMistake(
+            part,
+            lambda layout, stage, parameters, kept: parameters / layout.tp * size,
+            Said(
+                f"You never share the {name_en} out over the replicas: from ZeRO-{least} on each holds 1/dp of them.",
+                f"Vous ne répartissez jamais les {name_fr} entre les répliques : à partir de ZeRO-{least}, chacune en "
+                "détient 1/dp.",
+            ),
+        ),
+        PartMistake(
+            part,
+            lambda layout, stage, parameters, kept: parameters / layout.tp * size / layout.dp,
+            Said(
+                f"You share the {name_en} out over the replicas in every case; without ZeRO each replica holds all of "
+                f"them, and ZeRO does so from stage {least} on.",
+                f"Vous répartissez toujours les {name_fr} entre les répliques ; sans ZeRO, chacune les détient en "
+                f"entier, et ZeRO ne le fait qu’à partir du niveau {least}.",
+            ),
+        ),
+        *(
+            PartMistake(
+                part,
+                lambda layout, stage, parameters, kept, other=other: (
+                    parameters / layout.tp * size / shared(layout, other)
+                ),
+                Said(
+                    f"You share the {name_en} out from ZeRO-{other} on; it is from ZeRO-{least} on (1: optimizer, 2: "
+                    "gradients too, 3: weights too).",
+                    f"Vous répartissez les {name_fr} à partir de ZeRO-{other} ; c’est à partir de ZeRO-{least} (1 : "
+                    "l’optimiseur, 2 : les gradients aussi, 3 : les poids aussi).",
+                ),
+            )
+            for other in (1, 2, 3)
+            if other != least
+        ),
+        *(
+            PartMistake(
+                part,
+                lambda layout, stage, parameters, kept, bytes_each=bytes_each: (
+                    parameters / layout.tp * bytes_each / shared(layout, least)
+                ),
+                Said(
+                    f"You count {bytes_each} bytes per parameter for the {name_en}, where there are {size}: weights in "
+                    "bf16 (2), gradients accumulated in fp32 (4), and in fp32 Adam's two moments and the master copy "
+                    "(12).",
+                    f"Vous comptez {bytes_each} octets par paramètre pour les {name_fr}, alors qu’il y en a {size} : "
+                    "poids en bf16 (2), gradients accumulés en fp32 (4), et en fp32 les deux moments d’Adam et la "
+                    "copie maîtresse (12).",
+                ),
+            )
+            for bytes_each in (2, 4, 8, 12, 16)
+            if bytes_each != size
+        ),
+    ]
+
+
+def _flight(count: Any, english: str, french: str) -> PartMistake:
+    return PartMistake(3, lambda layout, stage, parameters, kept: kept * count(layout, stage), Said(english, french))
+
+
+RANK_BYTES = Exercise(
+    id="rank-bytes",
+    title=Said("the bytes of a rank", "les octets d’un rang"),
+    judge=by_parts(
+        rank_bytes,
+        cases=_cases,
+        names=(
+            Said("weights", "les poids"),
+            Said("gradients", "les gradients"),
+            Said("optimizer", "l’optimiseur"),
+            Said("activations", "les activations"),
+        ),
+        told=_memory_told,
+        mistakes=(
+            *(mistake for part in range(3) for mistake in _states(part)),
+            _flight(
+                lambda layout, stage: layout.micro_batches,
+                "You keep all micro-batches of a step, as GPipe does; with 1F1B a stage gives them back one by one, "
+                "and keeps as many as there are stages from itself to the end.",
+                "Vous gardez tous les micro-batches du pas, comme GPipe ; avec 1F1B, un étage les rend un à un et n’en "
+                "garde pas plus qu’il n’y a d’étages de lui-même à la fin.",
+            ),
+            _flight(
+                lambda layout, stage: min(layout.pp, layout.micro_batches),
+                "You let every stage keep as much as the first: the nearer to the end, the sooner the gradient comes "
+                "back.",
+                "Vous faites garder à chaque étage autant qu’au premier : plus on est près de la fin, plus vite "
+                "revient le gradient.",
+            ),
+            _flight(
+                lambda layout, stage: min(stage + 1, layout.micro_batches),
+                "You count from the wrong end: the first stage waits longest for its gradients, and keeps most.",
+                "Vous comptez depuis le mauvais bout : c’est le premier étage qui attend le plus longtemps ses "
+                "gradients, et qui garde le plus.",
+            ),
+            _flight(
+                lambda layout, stage: min(layout.pp - stage - 1, layout.micro_batches),
+                "One micro-batch too few: the last stage, too, keeps the one that it is computing.",
+                "Il manque un micro-batch : même le dernier étage garde celui qu’il est en train de calculer.",
+            ),
+            _flight(
+                lambda layout, stage: layout.pp - stage,
+                "Right as long as there are enough micro-batches; a step that has fewer than pp − stage cannot keep "
+                "more than it has.",
+                "C’est juste tant qu’il y a assez de micro-batches ; un pas qui en a moins de pp − stage ne peut pas "
+                "en garder plus qu’il n’en a.",
+            ),
+            _flight(
+                lambda layout, stage: 1,
+                "You keep a single micro-batch; under 1F1B several are under way at once.",
+                "Vous ne gardez qu’un micro-batch ; avec 1F1B, plusieurs sont en cours à la fois.",
+            ),
+            _flight(
+                lambda layout, stage: min(layout.pp - stage, layout.micro_batches) / layout.tp,
+                "micro_batch_bytes is already what one rank keeps: do not divide it by tp again.",
+                "micro_batch_bytes est déjà ce que garde un seul rang : ne le divisez pas encore par tp.",
+            ),
+        ),
+    ),
+    praise=Said(
+        "Right: states by ZeRO's stage, activations by the place in the pipeline. The first stage decides whether a "
+        "layout fits.",
+        "Exact : les états d’après le niveau de ZeRO, les activations d’après la place dans le pipeline. C’est le "
+        "premier étage qui décide si une configuration tient.",
+    ),
+    hints=(
+        Said(
+            "Four products. Which of 2, 4 and 12 bytes per parameter does each ZeRO stage divide by dp? And how many "
+            "micro-batches has stage `stage` begun when its first gradient comes back?",
+            "Quatre produits. Lesquels des 2, 4 et 12 octets par paramètre chaque niveau de ZeRO divise-t-il par dp ? "
+            "Et combien de micro-batches l’étage `stage` a-t-il commencés quand lui revient son premier gradient ?",
+        ),
+        Said(
+            "With own = parameters / layout.tp: 2·own (÷ dp if zero ≥ 3), 4·own (÷ dp if zero ≥ 2), 12·own (÷ dp if "
+            "zero ≥ 1), and micro_batch_bytes · min(pp − stage, micro_batches).",
+            "Avec own = parameters / layout.tp : 2·own (÷ dp si zero ≥ 3), 4·own (÷ dp si zero ≥ 2), 12·own (÷ dp si "
+            "zero ≥ 1), et micro_batch_bytes · min(pp − stage, micro_batches).",
+        ),
+    ),
+)
+
+
+STATE_BYTES, SPLIT_GRADIENT_BYTES = 16, 2
+"""Per parameter: what Adam in mixed precision keeps; what an all-reduce of bf16 gradients carries."""
+
+
+def best_split(
+    gpus: int,
+    micro_batches: int,
+    work_s: float,
+    parameters: float,
+    capacity_bytes: float,
+    alpha_s: float,
+    beta_s_per_byte: float,
+) -> Numbers:
+    """(pp, bubble, all-reduce) of the split pp × dp of the GPUs that fits and has the least seconds of both together.
+
+    The bubble is (pp − 1) of a micro-batch's work_s / pp; the ring all-reduce of a stage's gradients among dp replicas
+    takes 2 (dp − 1)(α + β · 2 · parameters / (pp · dp)). Their sum is linear in 1/pp: one end of what fits is best.
+
+    Args:
+        gpus: to split.
+        micro_batches: of a step, all replicas together; dp must divide it.
+        work_s: forward and backward of one micro-batch through the whole model on one GPU.
+        parameters: of the whole model.
+        capacity_bytes: of a GPU, for the states of its stage.
+        alpha_s, beta_s_per_byte: of a link.
+
+    Sources: Narayanan et al. 2021 (arXiv 2104.04473), §3.3.1; Patarasuk & Yuan 2009, §3.
+    """
+    return _least()(gpus, micro_batches, work_s, parameters, capacity_bytes, alpha_s, beta_s_per_byte)
+
+
+Cost = Callable[..., float]
+
+
+def _bubble_s(pp: int, dp: int, m: int, work_s: float, parameters: float, alpha: float, beta: float) -> float:
+    return (pp - 1) * work_s / pp
+
+
+def _reduce_s(pp: int, dp: int, m: int, work_s: float, parameters: float, alpha: float, beta: float) -> float:
+    return 2 * (dp - 1) * (alpha + beta * SPLIT_GRADIENT_BYTES * parameters / pp / dp)
+
+
+def _least(
+    bubble: Cost = _bubble_s, reduce: Cost = _reduce_s, *, state_bytes: float = STATE_BYTES
+) -> Callable[..., Numbers]:
+    """The split that two costs choose, with the costs."""
+
+    def found(gpus: int, m: int, work_s: float, parameters: float, capacity: float, *link: float) -> Numbers:
+        priced = [
+            (float(pp), bubble(pp, dp, m, work_s, parameters, *link), reduce(pp, dp, m, work_s, parameters, *link))
+            for pp, dp in ((pp, gpus // pp) for pp in range(1, gpus + 1) if gpus % pp == 0)
+            if m % dp == 0 and state_bytes * parameters / pp <= capacity
+        ]
+        return min(priced, key=lambda one: one[1] + one[2])
+
+    return found
+
+
+def _clusters() -> Iterator[Case]:
+    dice = random.Random(3)
+    for gpus in (16, 24, 64, 96, 128):
+        for least in (1, 2, 3, 4, 5, 8):
+            capacity = 8e10
+            parameters = capacity / STATE_BYTES * least * dice.uniform(0.8, 0.98)
+            work_s = 10 ** dice.uniform(-1.0, 1.0)
+            # Around the balance of bubble and all-reduce, so that now the one and now the other wins.
+            beta = work_s / parameters * 10 ** dice.uniform(-1.0, 0.0)
+            yield gpus, gpus * dice.randrange(1, 5), work_s, parameters, capacity, 10 ** dice.uniform(-5.0, -3.5), beta
+
+
+def _told_cluster(case: Case) -> str:
+    gpus, m, work_s, parameters, capacity, alpha, beta = case
+    return say(
+        en=f"{gpus} GPUs of {significant(capacity, 2)} bytes, {m} micro-batches of {significant(work_s, 2)} s, "
+        f"{significant(parameters, 2)} parameters, α = {significant(alpha, 2)} s, β = {significant(beta, 2)} s per "
+        "byte",
+        fr=f"{gpus} GPU de {significant(capacity, 2)} octets, {m} micro-batches de {significant(work_s, 2)} s, "
+        f"{significant(parameters, 2)} paramètres, α = {significant(alpha, 2)} s, β = {significant(beta, 2)} s par "
+        "octet",
+    )
+
+
+_SPLIT_WAYS: tuple[tuple[Callable[..., Numbers], Said], ...] = (
+    (
+        _least(state_bytes=0.0),
+        Said(
+            "You look at the seconds alone: 16 bytes of states per parameter, shared over pp stages, must fit into "
+            "a GPU first.",
+            "Vous ne regardez que les secondes : il faut d’abord que 16 octets d’états par paramètre, répartis sur "
+            "pp étages, tiennent dans un GPU.",
+        ),
+    ),
+    (
+        _least(lambda *a: 0.0),
+        Said(
+            "You leave the bubble out, so the longest pipeline always wins.",
+            "Vous oubliez la bulle : le plus long pipeline gagne alors toujours.",
+        ),
+    ),
+    (
+        _least(reduce=lambda *a: 0.0),
+        Said(
+            "You leave the all-reduce out, so the shortest pipeline that fits always wins.",
+            "Vous oubliez l’all-reduce : le plus court pipeline qui tient gagne alors toujours.",
+        ),
+    ),
+    (
+        _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(1, dp, m, w, g, a, b)),
+        Said(
+            "Your all-reduce carries the gradients of the whole model; a rank has those of its stage, 1/pp of "
+            "them: that is what a pipeline gains.",
+            "Votre all-reduce transporte les gradients de tout le modèle ; un rang n’a que ceux de son étage, soit "
+            "1/pp : c’est là que gagne un pipeline.",
+        ),
+    ),
+    (
+        _least(lambda pp, dp, m, w, g, a, b: (pp - 1) * w),
+        Said(
+            "Your bubble is pp times too long: a stage spends work_s / pp on a micro-batch, and pp − 1 such times "
+            "are waited.",
+            "Votre bulle est pp fois trop longue : un étage passe work_s / pp sur un micro-batch, et l’on attend "
+            "pp − 1 fois cette durée.",
+        ),
+    ),
+    (
+        _least(lambda pp, dp, m, w, g, a, b: (pp - 1) / m * (m / dp * w / pp)),
+        Said(
+            "You take (p − 1)/m with the micro-batches of the whole step; each replica has its own pipeline, with "
+            "m = micro_batches / dp of them.",
+            "Vous prenez (p − 1)/m avec les micro-batches de tout le pas ; chaque réplique a son pipeline, avec "
+            "m = micro_batches / dp.",
+        ),
+    ),
+    (
+        _least(reduce=lambda pp, dp, m, w, g, a, b: 2 * (dp - 1) * (a + b * SPLIT_GRADIENT_BYTES * g / pp)),
+        Said(
+            "Each step of the ring carries one chunk, 1/dp of the message; you send all of it 2 (dp − 1) times.",
+            "Chaque étape de l’anneau ne transporte qu’un morceau, 1/dp du message ; vous l’envoyez entier "
+            "2 (dp − 1) fois.",
+        ),
+    ),
+    (
+        _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, g / SPLIT_GRADIENT_BYTES, a, b)),
+        Said(
+            "You send as many bytes as there are parameters; a gradient in bf16 has 2 bytes.",
+            "Vous envoyez autant d’octets que de paramètres ; un gradient en bf16 en compte 2.",
+        ),
+    ),
+    (
+        _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, g, a, b) / 2),
+        Said(
+            "Your all-reduce goes round once; it is a reduce-scatter, then an all-gather: 2 (dp − 1) steps.",
+            "Votre all-reduce ne fait qu’un tour ; c’est un reduce-scatter, puis un all-gather : 2 (dp − 1) étapes.",
+        ),
+    ),
+    (
+        lambda gpus, *rest: (gpus / best_split(gpus, *rest)[0], *best_split(gpus, *rest)[1:]),
+        Said(
+            "You return dp, the number of replicas; pp is asked for, the number of stages.",
+            "Vous renvoyez dp, le nombre de répliques ; on demande pp, le nombre d’étages.",
+        ),
+    ),
+)
+
+
+def _split_mistakes() -> Iterator[PartMistake]:
+    """The same where only one number has the mistake."""
+    for part in range(3):
+        for way, says in _SPLIT_WAYS:
+            yield PartMistake(part, lambda *case, way=way, part=part: way(*case)[part], says)
+    yield PartMistake(
+        1,
+        lambda gpus, m, work_s, *rest: best_split(gpus, m, work_s, *rest)[1] / (m / gpus * work_s),
+        Said(
+            "The split is right; your second number is the bubble as a share of the work, but seconds are asked for.",
+            "Le choix est juste ; votre second nombre est la bulle en part du travail, mais on demande des secondes.",
+        ),
+    )
+
+
+BEST_SPLIT = Exercise(
+    id="best-split",
+    title=Said("bubble or all-reduce?", "la bulle ou l’all-reduce ?"),
+    judge=by_parts(
+        best_split,
+        cases=_clusters,
+        names=(
+            Said("pp", "pp"),
+            Said("the bubble in seconds", "la bulle en secondes"),
+            Said("the all-reduce in seconds", "l’all-reduce en secondes"),
+        ),
+        told=_told_cluster,
+        ways=_SPLIT_WAYS,
+        mistakes=tuple(_split_mistakes()),
+    ),
+    praise=Said(
+        "Right, for thirty clusters: stages pay in bubble, replicas in all-reduce, and the link decides.",
+        "Exact, pour trente clusters : les étages se paient en bulle, les répliques en all-reduce, et le lien décide.",
+    ),
+    hints=(
+        Said(
+            "For each pp that divides gpus and fits: dp = gpus // pp. How long does a stage take for one micro-batch, "
+            "and how many such times does the last stage wait? How many bytes of gradients does a rank have?",
+            "Pour chaque pp qui divise gpus et qui tient : dp = gpus // pp. Combien dure un micro-batch sur un étage, "
+            "et combien de ces durées le dernier étage attend-il ? Combien d’octets de gradients a un rang ?",
+        ),
+        Said(
+            "bubble = (pp − 1) · work_s / pp; all_reduce = 2 (dp − 1)(α + β · 2 · parameters / (pp · dp)); keep the "
+            "pp with the least sum, of those for which dp divides micro_batches and 16 · parameters / pp fits.",
+            "bubble = (pp − 1) · work_s / pp ; all_reduce = 2 (dp − 1)(α + β · 2 · parameters / (pp · dp)) ; gardez "
+            "le pp dont la somme est la plus petite, parmi ceux pour lesquels dp divise micro_batches et 16 · "
+            "parameters / pp tient.",
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class LayoutRow:
+    """A layout with what is known of it.
+
+    Attributes:
+        dp, tp, pp: replicas, tensor-parallel ranks, stages.
+        micro_batch, micro_batches: samples of one forward; forwards of one replica in a step.
+        step_s: seconds of a step.
+        memory_bytes: of the fullest GPU.
+    """
+
+    dp: int
+    tp: int
+    pp: int
+    micro_batch: int
+    micro_batches: int
+    step_s: float
+    memory_bytes: float
+
+    @property
+    def title(self) -> str:
+        """In a few words."""
+        return f"dp {self.dp} · tp {self.tp} · pp {self.pp}, micro-batch {self.micro_batch} × {self.micro_batches}"
+
+    @property
+    def samples_per_s(self) -> float:
+        """Of all replicas together."""
+        return self.dp * self.micro_batch * self.micro_batches / self.step_s
+
+
+def reason(row: LayoutRow, gpus: int, heads: int, capacity_bytes: float) -> str:
+    """Why a layout cannot run: `gpus`, `split` or `memory`, in this order; empty if it can."""
+    if row.dp * row.tp * row.pp != gpus:
+        return "gpus"
+    if heads % row.tp:
+        return "split"
+    return "memory" if row.memory_bytes > capacity_bytes else ""
+
+
+def choose(layouts: Sequence[LayoutRow], gpus: int, heads: int, capacity_bytes: float) -> LayoutRow:
+    """The layout with the most samples per second of those that can run."""
+    able = [row for row in layouts if not reason(row, gpus, heads, capacity_bytes)]
+    return max(able, key=lambda row: row.samples_per_s)
+
+
+Question = tuple[list[LayoutRow], int, int, float]
+
+
+def _questions() -> Iterator[Question]:
+    """In each, for every mistake there is a layout that it would choose."""
+    dice = random.Random(12)
+    for gpus, heads in ((384, 64), (64, 40), (96, 96), (128, 25)):
+        capacity = 8e10
+        splits = [
+            (gpus // (tp * pp), tp, pp)
+            for tp in range(1, 9)
+            for pp in range(1, gpus + 1)
+            if gpus % (tp * pp) == 0 and pp <= 24
+        ]
+        rows = []
+        for dp, tp, pp in splits:
+            micro_batch = dice.choice((1, 2, 4))
+            micro_batches = max(1, gpus * dice.choice((3, 4, 8)) // (dp * micro_batch))
+            rate = dice.uniform(5.0, 20.0) * (1.5 if heads % tp else 1.0)
+            samples = dp * micro_batch * micro_batches
+            rows.append(LayoutRow(dp, tp, pp, micro_batch, micro_batches, samples / rate, dice.uniform(2e10, 1.1e11)))
+        # The fastest of all would need more memory, or other GPUs; the shortest step reads the fewest samples.
+        sure = next(split for split in splits if heads % split[1] == 0)
+        rows.append(LayoutRow(*sure, 1, 64, sure[0] * 64 / 40.0, 1.2 * capacity))
+        rows.append(LayoutRow(sure[0] + 1, *sure[1:], 1, 64, (sure[0] + 1) * 64 / 50.0, 3e10))
+        rows.append(LayoutRow(*sure, 1, 2, sure[0] * 2 / 6.0, 3e10))
+        dice.shuffle(rows)
+        yield rows, gpus, heads, capacity
+
+
+_CHOICE_WAYS: tuple[tuple[Callable[..., LayoutRow], Said], ...] = (
+    (
+        lambda rows, gpus, heads, capacity: min(
+            (row for row in rows if not reason(row, gpus, heads, capacity)), key=lambda row: row.step_s
+        ),
+        Said(
+            "You compare steps, but not all layouts read as many samples in one: dp · micro_batch · micro_batches "
+            "differs. Compare samples per second.",
+            "Vous comparez des pas, mais toutes les configurations n’y lisent pas autant d’échantillons : "
+            "dp · micro_batch · micro_batches varie. Comparez des échantillons par seconde.",
+        ),
+    ),
+    (
+        lambda rows, gpus, heads, capacity: min(
+            (row for row in rows if not reason(row, gpus, heads, capacity)), key=lambda row: row.memory_bytes
+        ),
+        Said(
+            "You choose the one with the most memory to spare; of those that fit, the fastest is asked for.",
+            "Vous choisissez celle qui laisse le plus de mémoire ; parmi celles qui tiennent, on demande la plus "
+            "rapide.",
+        ),
+    ),
+    (
+        lambda rows, gpus, heads, capacity: min(
+            (row for row in rows if not reason(row, gpus, heads, capacity)), key=lambda row: row.samples_per_s
+        ),
+        Said(
+            "You choose the slowest of those that can run: samples per second are to be as many as possible.",
+            "Vous choisissez la plus lente de celles qui peuvent tourner : il faut le plus d’échantillons par seconde.",
+        ),
+    ),
+)
+
+
+def _judge_choice(answer: Callable[..., Any]) -> None:
+    questions = list(_questions())
+    given = [_row_of(answer(list(rows), *rest), rows) for rows, *rest in questions]
+    if all(own == choose(*question) for own, question in zip(given, questions, strict=True)):
+        return
+    for way, says in _CHOICE_WAYS:
+        if all(own == way(*question) for own, question in zip(given, questions, strict=True)):
+            raise Wrong(str(says))
+    for own, (rows, gpus, heads, capacity) in zip(given, questions, strict=True):
+        _refuse_unable(own, gpus, heads, capacity)
+        right = choose(rows, gpus, heads, capacity)
+        if own != right:
+            raise Wrong(
+                say(
+                    en=f"On {gpus} GPUs you choose {own.title}, {significant(own.samples_per_s, 5)} samples per "
+                    f"second; {right.title} can run too, with {significant(right.samples_per_s, 5)}.",
+                    fr=f"Sur {gpus} GPU, vous choisissez {own.title}, {significant(own.samples_per_s, 5)} échantillons "
+                    f"par seconde ; {right.title} peut tourner aussi, avec {significant(right.samples_per_s, 5)}.",
+                )
+            )
+
+
+def _row_of(given: Any, rows: Sequence[LayoutRow]) -> LayoutRow:
+    refuse_nothing(given)
+    if isinstance(given, LayoutRow) and given in rows:
+        return given
+    raise Wrong(
+        say(
+            en=f"Return one of the layouts that you were given, as it is; your function returns {shown(given)}.",
+            fr=f"Renvoyez telle quelle une des configurations reçues ; votre fonction renvoie {shown(given)}.",
+        )
+    )
+
+
+def _refuse_unable(row: LayoutRow, gpus: int, heads: int, capacity: float) -> None:
+    why = reason(row, gpus, heads, capacity)
+    if why == "gpus":
+        raise Wrong(
+            say(
+                en=f"You choose {row.title}: that makes {row.dp * row.tp * row.pp} ranks, but there are {gpus} GPUs. "
+                "dp · tp · pp must use them all.",
+                fr=f"Vous choisissez {row.title} : cela fait {row.dp * row.tp * row.pp} rangs, mais il y a {gpus} GPU. "
+                "dp · tp · pp doit les employer tous.",
+            )
+        )
+    if why == "split":
+        raise Wrong(
+            say(
+                en=f"You choose {row.title}: tp={row.tp} does not divide the {heads} attention heads, so no rank could "
+                "take a whole number of them.",
+                fr=f"Vous choisissez {row.title} : tp={row.tp} ne divise pas les {heads} têtes d’attention ; aucun "
+                "rang n’en aurait un nombre entier.",
+            )
+        )
+    if why == "memory":
+        raise Wrong(
+            say(
+                en=f"You choose {row.title}: it needs {significant(row.memory_bytes / 1e9, 5)} GB of a GPU that has "
+                f"{significant(capacity / 1e9, 5)}. Drop what does not fit before you compare speeds.",
+                fr=f"Vous choisissez {row.title} : elle demande {significant(row.memory_bytes / 1e9, 5)} Go à un GPU "
+                f"qui en a {significant(capacity / 1e9, 5)}. Écartez ce qui ne tient pas avant de comparer les "
+                "vitesses.",
+            )
+        )
+
+
+CHOOSE = Exercise(
+    id="choose-layout",
+    title=Said("the fastest that can run", "la plus rapide qui puisse tourner"),
+    judge=_judge_choice,
+    praise=Said(
+        "Right, on four clusters: first what can run at all, then samples per second.",
+        "Exact, sur quatre clusters : d’abord ce qui peut tourner, ensuite les échantillons par seconde.",
+    ),
+    hints=(
+        Said(
+            "Filter, then choose. Three things rule a layout out: its ranks are not the GPUs, its tp does not divide "
+            "the heads, its memory is not there. And what is fast: a short step, or many samples per second?",
+            "Filtrez, puis choisissez. Trois choses écartent une configuration : ses rangs ne sont pas les GPU, son tp "
+            "ne divise pas les têtes, sa mémoire manque. Et qu’est-ce qui est rapide : un pas court, ou beaucoup "
+            "d’échantillons par seconde ?",
+        ),
+        Said(
+            "able = [one for one in layouts if one.dp * one.tp * one.pp == gpus and heads % one.tp == 0 and "
+            "one.memory_bytes <= capacity_bytes]; then max(able, key=…) with dp · micro_batch · micro_batches ÷ "
+            "step_s.",
+            "able = [one for one in layouts if one.dp * one.tp * one.pp == gpus and heads % one.tp == 0 and "
+            "one.memory_bytes <= capacity_bytes] ; puis max(able, key=…) avec dp · micro_batch · micro_batches ÷ "
+            "step_s.",
+        ),
+    ),
+)
+
+
+Point = tuple[float, ...]
+
+
+def pareto(points: Sequence[Point]) -> list[int]:
+    """Places of the points that no other dominates: none is at least as small in all, and smaller in one."""
+    return [place for place, one in enumerate(points) if not any(dominates(other, one) for other in points)]
+
+
+def dominates(one: Point, other: Point) -> bool:
+    """Whether the first is nowhere larger than the second, and somewhere smaller."""
+    pairs = list(zip(one, other, strict=True))
+    return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
+
+
+def _clouds() -> Iterator[list[Point]]:
+    dice = random.Random(5)
+    for axes, count, levels in ((2, 12, 9), (3, 25, 6), (3, 40, 30), (4, 30, 12)):
+        cloud = [tuple(float(dice.randrange(1, levels)) for _ in range(axes)) for _ in range(count)]
+        # Twins that nothing beats, and one that is beaten along a single axis alone.
+        best = cloud[pareto(cloud)[0]]
+        cloud += [best, (best[0] + 1.0, *best[1:])]
+        dice.shuffle(cloud)
+        yield cloud
+
+
+_FRONT_WAYS: tuple[tuple[Callable[[Sequence[Point]], list[int]], Said], ...] = (
+    (
+        lambda points: [
+            i for i, one in enumerate(points) if not any(all(map(operator.lt, other, one)) for other in points)
+        ],
+        Said(
+            "You keep a point unless another is smaller in everything; it is enough that the other is nowhere larger "
+            "and smaller once.",
+            "Vous gardez un point tant qu’aucun autre n’est plus petit en tout ; il suffit que l’autre ne soit jamais "
+            "plus grand, et une fois plus petit.",
+        ),
+    ),
+    (
+        lambda points: [
+            i
+            for i, one in enumerate(points)
+            if not any(all(map(operator.le, other, one)) for j, other in enumerate(points) if j != i)
+        ],
+        Said(
+            "Twins shut each other out: two equal points do not beat one another; the other must be smaller somewhere.",
+            "Les jumeaux s’éliminent l’un l’autre : deux points égaux ne se battent pas ; l’autre doit être plus petit "
+            "quelque part.",
+        ),
+    ),
+    (
+        lambda points: [i for i, one in enumerate(points) if not any(dominates(one, other) for other in points)],
+        Said(
+            "Your front is turned over: these are the points that beat nobody. Everything here is to be small.",
+            "Votre front est retourné : ce sont les points qui n’en battent aucun. Ici, tout doit être petit.",
+        ),
+    ),
+    (
+        lambda points: [
+            i for i, one in enumerate(points) if any(all(one[k] <= o[k] for o in points) for k in range(len(one)))
+        ],
+        Said(
+            "You keep only what is best in one criterion alone; a compromise need not be best in any.",
+            "Vous ne gardez que les meilleurs selon un seul critère ; un compromis peut ne l’être selon aucun.",
+        ),
+    ),
+    (
+        lambda points: [
+            i
+            for i, one in enumerate(points)
+            if not any(other[0] <= one[0] and other[1] <= one[1] and other[:2] != one[:2] for other in points)
+        ],
+        Said(
+            "You look at the first two criteria alone; there may be more.",
+            "Vous ne regardez que les deux premiers critères ; il peut y en avoir davantage.",
+        ),
+    ),
+)
+
+
+def _judge_front(answer: Callable[..., Any]) -> None:
+    clouds = list(_clouds())
+    given = [_places(answer(list(cloud)), cloud) for cloud in clouds]
+    if given == [pareto(cloud) for cloud in clouds]:
+        return
+    for way, says in _FRONT_WAYS:
+        if given == [way(cloud) for cloud in clouds]:
+            raise Wrong(str(says))
+    for own, cloud in zip(given, clouds, strict=True):
+        right = pareto(cloud)
+        for place in sorted(set(own) - set(right)):
+            other = next(point for point in cloud if dominates(point, cloud[place]))
+            raise Wrong(
+                say(
+                    en=f"You keep {_front_told(cloud[place])}, but {_front_told(other)} is nowhere larger, and smaller "
+                    "somewhere.",
+                    fr=f"Vous gardez {_front_told(cloud[place])}, mais {_front_told(other)} n’est jamais plus grand, "
+                    "et plus petit quelque part.",
+                )
+            )
+        for place in sorted(set(right) - set(own)):
+            raise Wrong(
+                say(
+                    en=f"You drop {_front_told(cloud[place])}, but no other point is as small in everything and "
+                    "smaller somewhere.",
+                    fr=f"Vous écartez {_front_told(cloud[place])}, mais aucun autre point n’est aussi petit en tout et "
+                    "plus petit quelque part.",
+                )
+            )
+
+
+def _front_told(point: Point) -> str:
+    return "(" + ", ".join(f"{value:g}" for value in point) + ")"
+
+
+def _places(given: Any, points: Sequence[Point]) -> list[int]:
+    refuse_nothing(given)
+    parts: list[Any] = (
+        [given] if isinstance(given, str) else list(given.tolist() if hasattr(given, "tolist") else given)
+    )
+    places = []
+    for part in parts:
+        try:
+            place = operator.index(part)
+        except TypeError:
+            raise Wrong(_no_places(part)) from None
+        if not 0 <= place < len(points):
+            raise Wrong(_no_places(part))
+        places.append(place)
+    return sorted(set(places))
+
+
+def _no_places(part: Any) -> str:
+    return say(
+        en=f"Return the places of the points, whole numbers from 0; {shown(part)} stands among them.",
+        fr=f"Renvoyez les places des points, des entiers à partir de 0 ; {shown(part)} s’y trouve.",
+    )
+
+
+PARETO = Exercise(
+    id="pareto-front",
+    title=Said("the Pareto front", "le front de Pareto"),
+    judge=_judge_front,
+    praise=Said(
+        "Right: what is left are the compromises; which of them is for you to say.",
+        "Exact : il reste les compromis ; lequel, c’est à vous de le dire.",
+    ),
+    hints=(
+        Said(
+            "When does one point beat another? In what may they be equal, and in what must they differ?",
+            "Quand un point en bat-il un autre ? Sur quoi peuvent-ils être égaux, sur quoi doivent-ils différer ?",
+        ),
+        Said(
+            "q beats p if all(a <= b for a, b in zip(q, p)) and q != p; keep the places of the points that nobody "
+            "beats.",
+            "q bat p si all(a <= b for a, b in zip(q, p)) et q != p ; gardez les places des points que personne ne "
+            "bat.",
+        ),
+    ),
+)

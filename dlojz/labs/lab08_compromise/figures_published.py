@@ -1,0 +1,644 @@
+"""Why BLOOM took dp 8 · tp 4 · pp 12: all layouts that were measured for it on Jean Zay, beside the cost model.
+
+viz`. Every usable row of the sweep is drawn, those that ran out of memory too; seconds and bytes beside them are the
+cost model's for the same layout.
+
+Source: bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles-prequel.md, lines 775 to 848.
+
+How long the giants train: the formula 8TP/(nX) beside the cost model, in days, GPU-hours and energy.
+
+viz`. Nothing is typed in but models, tokens and machines; every duration is arithmetic on a predicted step, on the
+formula, or on a published row, and the picture says which.
+
+Source: Narayanan et al. 2021 (arXiv 2104.04473), §5.1, equation 4, and Table 1.
+
+Stages or replicas: every way to deal GPUs out to the two, with what each makes a step wait for.
+
+viz`. Seconds and bytes are the cost model's; a split that does not fit is drawn too, and said not to.
+"""
+
+from __future__ import annotations
+
+import statistics
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import decimal, say
+from dlojz.base.table import Table
+from dlojz.cost_model import Bill, Layouts, bill, calibration, estimate, training_s
+from dlojz.cost_model.step import SECONDS_PER_DAY
+from dlojz.cost_model.validation import PROFILE_OF, validate
+from dlojz.cost_model.workload import decoder_workload
+from dlojz.display.canvas import LabFigure, finish, new_figure, plain
+from dlojz.display.figures.plan_figures import MEMORY_STYLES, TIME_STYLES
+from dlojz.display.style import BLACK, BLUE, EDGE, ORANGE, VERMILION, YELLOW
+from dlojz.hardware import cluster
+from dlojz.hardware import cluster as cluster_named
+from dlojz.hardware.evidence import Measurement, table
+from dlojz.labs.kit.figures import PLATE, calibration_of, illustrated, logarithmic, thousands
+from dlojz.planner.answer import HeldOutErrors, held_out, seconds
+from dlojz.planner.ask import plan
+from dlojz.planner.planned_model import Subject, subject
+from dlojz.planner.question import FLASH_FROM, check_gpus, check_precision
+from dlojz.planner.search import PARTS
+from dlojz.planner.space import gigabytes, part_words
+
+BLOOM_TABLE: Final = "jean-zay-a100"
+CHOSEN: Final = (8, 4, 12, 2)
+"""dp, tp, pp and micro-batch of BLOOM as it was trained (row `final` of the table)."""
+BATCH: Final = 2048
+"""Sequences of its step; rows of 2016 are scaled to it."""
+
+
+class Neighbour(NamedTuple):
+    """One layout of the sweep.
+
+    Attributes:
+        layout: dp, tp, pp, micro-batch.
+        measured_s: seconds of a step of 2048 sequences, one of each time it was measured; empty where it ran out.
+        predicted_s: of the cost model.
+        interval_s: between which four held-out rows in five lay.
+        measured_bytes: on the fullest GPU, where it was read.
+        parts: bytes of the fullest GPU by category, by the cost model.
+    """
+
+    layout: tuple[int, int, int, int]
+    measured_s: tuple[float, ...]
+    predicted_s: float
+    interval_s: tuple[float, float]
+    measured_bytes: tuple[float, ...]
+    parts: dict[str, float]
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether BLOOM was trained so."""
+        return self.layout == CHOSEN
+
+    @property
+    def title(self) -> str:
+        """In a few signs."""
+        dp, tp, pp, size = self.layout
+        return f"dp {dp} · tp {tp} · pp {pp}, micro-batch {size}"
+
+
+def sweep() -> list[Measurement]:
+    """The rows of one model of 72 layers on 384 GPUs after the repair of PCIe, with the whole batch."""
+    return [
+        row
+        for row in table(BLOOM_TABLE)
+        if row.usable
+        and row.series == "after the PCIe fix"
+        and (row.size.hidden, row.size.layers, row.size.heads, row.gpus) == (14336, 72, 64, 384)
+        and row.global_batch > 2000
+    ]
+
+
+@cache
+def neighbours_of_bloom() -> tuple[Neighbour, ...]:
+    """The layouts of the sweep, by what they took; those that ran out of memory last."""
+    rows: dict[tuple[int, int, int, int], list[Measurement]] = {}
+    for row in sweep():
+        rows.setdefault((row.dp, row.tp, row.pp, row.micro_batch or 1), []).append(row)
+    first = [some[0] for some in rows.values()]
+    site, profile = cluster(BLOOM_TABLE.replace("-", "_")), PROFILE_OF[BLOOM_TABLE]
+    made = estimate(decoder_workload(first[0].size), site, Layouts.from_measurements(first), calibration(profile))
+    known = held_out(profile)
+    low, high = (known.low, known.high) if known else (1.0, 1.0)
+    found = []
+    for place, (layout, some) in enumerate(rows.items()):
+        scale = BATCH / some[0].global_batch
+        predicted_s = float(made.step_s[place]) * scale
+        found.append(
+            Neighbour(
+                layout,
+                tuple(row.seconds * scale for row in some if row.seconds),
+                predicted_s,
+                (predicted_s * low, predicted_s * high),
+                tuple(row.memory_bytes for row in some if row.memory_bytes),
+                {name: float(getattr(made.memory, name)[place]) for name in PARTS},
+            )
+        )
+    return tuple(sorted(found, key=lambda one: (not one.measured_s, _took(one))))
+
+
+def _took(one: Neighbour) -> float:
+    return statistics.median(one.measured_s) if one.measured_s else one.predicted_s
+
+
+@illustrated
+def bloom() -> tuple[LabFigure, Table]:
+    """Seconds and bytes of every layout that was measured for BLOOM's 72-layer forerunner, beside the cost model.
+
+    Left: readings as dots, the prediction with its interval. Right: the fullest GPU stacked by category, the reading of
+    `nvidia-smi` as a dot, the GPU's memory as a line; "OOM" where the run ended so.
+    """
+    found = neighbours_of_bloom()
+    figure = new_figure(12.4, 0.27 * len(found) + 2.0, alt=_bloom_alt(found))
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.0, 1.15))
+    _times(left, found)
+    _memories(right, found)
+    left.set_yticks(range(len(found)), [one.title for one in found], fontsize=8)
+    for label, one in zip(left.get_yticklabels(), found, strict=True):
+        label.set_fontweight("bold" if one.is_chosen else "normal")
+    left.set_ylim(len(found) - 0.4, -0.6)
+    for axes in (left, right):
+        plain(axes)
+        thousands(axes.xaxis)
+    figure.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+    return finish(figure), _bloom_sheet(found)
+
+
+def _times(axes: Axes, found: tuple[Neighbour, ...]) -> None:
+    places = range(len(found))
+    predicted = [one.predicted_s for one in found]
+    axes.errorbar(
+        predicted, places,
+        xerr=[[abs(one.interval_s[side] - one.predicted_s) for one in found] for side in (0, 1)],
+        linestyle="none", marker="D", markersize=4.5, markerfacecolor="white", color=BLUE, capsize=3, elinewidth=1,
+        label=say(en="cost model", fr="modèle de coût"),
+    )  # fmt: skip
+    dots = [(value, place) for place, one in enumerate(found) for value in one.measured_s]
+    axes.plot(
+        *zip(*dots, strict=True), linestyle="none", marker="o", markersize=5, color=BLACK,
+        label=say(en="measured", fr="mesuré"),
+    )  # fmt: skip
+    for place, one in enumerate(found):
+        if not one.measured_s:
+            axes.text(one.interval_s[1] + 2, place, "OOM", color=VERMILION, fontsize=8, va="center", fontweight="bold")
+        if one.is_chosen:
+            axes.axhspan(place - 0.45, place + 0.45, color=YELLOW, alpha=0.35, zorder=0)
+    axes.set_xlim(right=1.06 * max(one.interval_s[1] for one in found))
+    axes.set_xlabel(say(en="seconds of a step of 2048 sequences", fr="secondes d’une itération de 2048 séquences"))
+    axes.set_title(
+        say(
+            en="time (highlighted: BLOOM’s layout; bar: 4 held-out rows in 5)",
+            fr="durée (surlignée : la configuration de BLOOM ; barre : 4 lignes mises de côté sur 5)",
+        ),
+        fontsize=9,
+    )
+
+
+def _memories(axes: Axes, found: tuple[Neighbour, ...]) -> None:
+    places, lefts = np.arange(len(found)), np.zeros(len(found))
+    for name, style in MEMORY_STYLES.items():
+        widths = np.array([one.parts[name] for one in found]) / 1e9
+        if widths.max(initial=0) <= 0:
+            continue
+        axes.barh(
+            places, widths, left=lefts, color=style.color, hatch=style.hatch, edgecolor=EDGE, linewidth=0.4,
+            height=0.72, label=part_words(name),
+        )  # fmt: skip
+        lefts += widths
+    dots = [(value / 1e9, place) for place, one in enumerate(found) for value in one.measured_bytes]
+    axes.plot(
+        *zip(*dots, strict=True), linestyle="none", marker="o", markersize=6, color=BLACK, markeredgecolor="white",
+        label=say(en="read by nvidia-smi", fr="lu par nvidia-smi"),
+    )  # fmt: skip
+    gpu = cluster(BLOOM_TABLE.replace("-", "_")).gpu
+    limit = gpu.device.memory_bytes / 1e9
+    axes.axvline(limit, color=VERMILION, linestyle="--", linewidth=1.4, label=gpu.title)
+    for place, one in enumerate(found):
+        if not one.measured_s:
+            axes.text(lefts[place] + 1.5, place, "OOM", color=VERMILION, fontsize=8, va="center", fontweight="bold")
+    axes.set_xlim(0, 1.1 * float(lefts.max()))
+    axes.set_xlabel(say(en="memory of the fullest GPU (GB)", fr="mémoire du GPU le plus rempli (Go)"))
+    axes.set_title(say(en="memory: bars predicted, dots read", fr="mémoire : barres prédites, points lus"), fontsize=9)
+    axes.tick_params(labelleft=False)
+
+
+def _bloom_sheet(found: tuple[Neighbour, ...]) -> Table:
+    head = (
+        say(en="layout", fr="configuration"),
+        say(en="measured", fr="mesuré"),
+        say(en="predicted", fr="prédit"),
+        say(en="interval", fr="intervalle"),
+        say(en="memory read", fr="mémoire lue"),
+        say(en="memory predicted", fr="mémoire prédite"),
+    )
+    rows = [
+        (
+            ("★ " if one.is_chosen else "") + one.title,
+            " / ".join(decimal(value) for value in one.measured_s) + " s" if one.measured_s else "OOM",
+            seconds(one.predicted_s),
+            f"{seconds(one.interval_s[0])} – {seconds(one.interval_s[1])}",
+            " / ".join(gigabytes(value) for value in one.measured_bytes) or "—",
+            gigabytes(sum(one.parts.values())),
+        )
+        for one in found
+    ]
+    return Table(head, tuple(rows))
+
+
+def _bloom_alt(found: tuple[Neighbour, ...]) -> str:
+    each = ", ".join(
+        f"{one.title}: {seconds(_took(one)) if one.measured_s else 'OOM'} / {seconds(one.predicted_s)}" for one in found
+    )
+    return say(
+        en=f"Layouts measured for BLOOM on 384 A100, measured / predicted: {each}.",
+        fr=f"Configurations mesurées pour BLOOM sur 384 A100, mesuré / prédit : {each}.",
+    )
+
+
+TOKENS: Final = 300e9
+RATE: Final = 140e12
+"""FLOP/s of one A100 that the formula takes for every model, as the paper does for its 175 B."""
+COURSE: Final = (("megatron-1.7b", 512), ("megatron-18b", 1024), ("megatron-76b", 1792), ("megatron-1t", 3072))
+"""Models of the course's table, and the batch that Narayanan et al. trained each with."""
+NODES: Final = (1, 4)
+SITE: Final = "dgx_a100"
+GIANTS_TABLE: Final = "sc21-1"
+
+
+class Training(NamedTuple):
+    """A whole training of one model.
+
+    Attributes:
+        parameters: of the model.
+        gpus: how many.
+        degrees: dp, tp, pp and cp of the cost model's layout; empty where none fits.
+        formula_s: 8TP/(nX).
+        model_s: of the cost model; None where no layout fits.
+        interval: factors on it between which four in five held-out rows lay; None where it does not fit.
+        published_s: what the published FLOP/s come to; None in the course's table.
+        account: GPU-hours and energy of the cost model's training, of the formula's where that has none.
+    """
+
+    parameters: int
+    gpus: int
+    degrees: tuple[int, ...]
+    formula_s: float
+    model_s: float | None
+    interval: HeldOutErrors | None
+    published_s: float | None
+    account: Bill
+
+
+@cache
+def course_table() -> tuple[Training, ...]:
+    """Models of the course on 1 and 4 DGX A100: the formula, and the planner's best layout."""
+    site, made = cluster(SITE), []
+    for model, batch in COURSE:
+        for nodes in NODES:
+            gpus = nodes * site.gpus_per_node
+            parameters, degrees, step_s, known = _planned(model, gpus, batch)
+            formula_s = training_s(8 * parameters, TOKENS, gpus, RATE)
+            whole_s = None if step_s is None else step_s * TOKENS / (batch * 2048)
+            account = bill(site, gpus, whole_s or formula_s)
+            made.append(Training(parameters, gpus, degrees, formula_s, whole_s, known, None, account))
+    return tuple(made)
+
+
+def _planned(model: str, gpus: int, batch: int) -> tuple[int, tuple[int, ...], float | None, HeldOutErrors | None]:
+    """Parameters, degrees of the best layout, seconds of its step and their interval; none where nothing fits."""
+    try:
+        best = plan(model, SITE, gpus, batch, sequence_length=2048).best
+    except LabError:
+        return subject(model).num_parameters, (), None, None
+    one = best.candidate
+    return best.question.subject.num_parameters, (one.dp, one.tp, one.pp, one.cp), best.step_s, best.held_out
+
+
+@cache
+def published_table() -> tuple[Training, ...]:
+    """Narayanan's Table 1: the formula at one rate for all, the published rate of each row, and the cost model."""
+    known, made = held_out(PROFILE_OF[GIANTS_TABLE]), []
+    for one in validate(GIANTS_TABLE).rows:
+        row = one.row
+        steps = TOKENS / (row.global_batch * row.size.sequence_length)
+        formula_s = training_s(8 * row.size.num_parameters, TOKENS, row.gpus, RATE)
+        account = bill(cluster(row.cluster), row.gpus, steps * one.predicted_s)
+        made.append(
+            Training(
+                row.size.num_parameters, row.gpus, (row.dp, row.tp, row.pp, row.cp), formula_s, steps * one.predicted_s,
+                known, steps * one.measured_s, account,
+            )
+        )  # fmt: skip
+    return tuple(made)
+
+
+def duration(seconds: float) -> str:
+    """A long time in the unit a person would choose: days, weeks from three on, years from seventy weeks on."""
+    days = seconds / SECONDS_PER_DAY
+    if days < 21:
+        return say(en=f"{decimal(days)} d", fr=f"{decimal(days)} j")
+    if days < 70 * 7:
+        return say(en=f"{decimal(days / 7)} weeks", fr=f"{decimal(days / 7)} semaines")
+    return say(en=f"{decimal(days / 365.25)} years", fr=f"{decimal(days / 365.25)} ans")
+
+
+@illustrated
+def giants() -> tuple[LabFigure, Table]:
+    """Training on 300 billion tokens: the course's table on 1 and 4 DGX A100, and Narayanan's Table 1.
+
+    Left and right the formula with 140 TFLOP/s per GPU beside the cost model (with its interval of four held-out rows
+    in five); right also what the published FLOP/s come to. A model that fits nowhere has a formula's time all the same.
+    """
+    course, published = course_table(), published_table()
+    figure = new_figure(12.6, 5.2, alt=_giants_alt(course, published))
+    left, right = figure.subplots(1, 2, width_ratios=(1.0, 1.25))
+    _drawn(
+        left,
+        course,
+        say(
+            en="course’s table: 1 and 4 DGX A100\nplanner’s best layout with today’s libraries",
+            fr="tableau du cours : 1 et 4 DGX A100\nmeilleure configuration, bibliothèques d’aujourd’hui",
+        ),
+    )
+    _drawn(
+        right,
+        published,
+        say(
+            en="Narayanan et al. 2021, Table 1\ntheir layouts, all with recomputation",
+            fr="Narayanan et al. 2021, tableau 1\nleurs configurations, toutes avec recalcul",
+        ),
+    )
+    handles, labels = right.get_legend_handles_labels()
+    crosses, words = left.get_legend_handles_labels()
+    extra = [(one, word) for one, word in zip(crosses, words, strict=True) if word not in labels]
+    figure.legend(
+        [*handles, *(one for one, _ in extra)], [*labels, *(word for _, word in extra)],
+        loc="outside lower center", ncols=4, frameon=False,
+    )  # fmt: skip
+    return finish(figure), _giants_sheet((*course, *published))
+
+
+def _drawn(axes: Axes, trainings: tuple[Training, ...], title: str) -> None:
+    places = list(range(len(trainings)))
+    days = [one.formula_s / SECONDS_PER_DAY for one in trainings]
+    axes.plot(
+        places, days, linestyle="none", marker="D", markersize=7, markerfacecolor="none", color=ORANGE,
+        label="8TP/(nX), X = 140 TFLOP/s",
+    )  # fmt: skip
+    fits = [
+        (place, one.model_s / SECONDS_PER_DAY, (one.interval.low, one.interval.high))
+        for place, one in zip(places, trainings, strict=True)
+        if one.model_s is not None and one.interval is not None
+    ]
+    axes.errorbar(
+        [place for place, _, _ in fits], [value for _, value, _ in fits],
+        yerr=[[value * abs(factors[side] - 1) for _, value, factors in fits] for side in (0, 1)],
+        linestyle="none", marker="o", markersize=5, color=BLUE, capsize=4,
+        label=say(en="cost model", fr="modèle de coût"),
+    )  # fmt: skip
+    out = [place for place, one in zip(places, trainings, strict=True) if one.model_s is None]
+    if out:
+        axes.plot(
+            out, [days[place] for place in out], linestyle="none", marker="x", markersize=11, color=VERMILION,
+            label=say(en="fits in no layout", fr="ne tient dans aucune configuration"),
+        )  # fmt: skip
+    told = [(place, one.published_s) for place, one in zip(places, trainings, strict=True) if one.published_s]
+    if told:
+        axes.plot(
+            [place for place, _ in told], [value / SECONDS_PER_DAY for _, value in told], linestyle="none", marker="+",
+            markersize=11, color=BLACK, label=say(en="published FLOP/s", fr="FLOP/s publiés"),
+        )  # fmt: skip
+    axes.set_yscale("log")
+    spread = max(days) / min(days)
+    logarithmic(axes.yaxis, (1.0, 3.0) if spread > 100 else (1.0, 2.0, 3.0, 5.0, 7.0))
+    axes.margins(x=0.06, y=0.12)
+    axes.set_xticks(places, [f"{_billions(one.parameters)}\n{one.gpus} GPU" for one in trainings], fontsize=7.5)
+    axes.set_xlabel(say(en="parameters; GPUs", fr="paramètres ; GPU"))
+    axes.set_ylabel(say(en="days for 300 billion tokens (log.)", fr="jours pour 300 milliards de tokens (log.)"))
+    axes.set_title(title, fontsize=10)
+    plain(axes)
+
+
+def _giants_sheet(trainings: tuple[Training, ...]) -> Table:
+    none = say(en="fits nowhere", fr="ne tient pas")
+    rows = [
+        (
+            _billions(one.parameters),
+            str(one.gpus),
+            " · ".join(map(str, one.degrees[:3])) + (f" · cp {one.degrees[3]}" if one.degrees[3:] > (1,) else ""),
+            duration(one.formula_s),
+            none if one.model_s is None else duration(one.model_s),
+            "" if one.published_s is None else duration(one.published_s),
+            "" if one.model_s is None else decimal(one.account.gpu_hours / 1e3, 0),
+            "" if one.model_s is None else decimal(one.account.energy_kwh / 1e3, 0),
+        )
+        for one in trainings
+    ]
+    head = (
+        say(en="parameters", fr="paramètres"),
+        "GPU",
+        "dp · tp · pp",
+        "8TP/(nX)",
+        say(en="cost model", fr="modèle de coût"),
+        say(en="published FLOP/s", fr="FLOP/s publiés"),
+        say(en="thousand GPU-hours", fr="milliers d’heures GPU"),
+        say(en="MWh of the GPUs", fr="MWh des GPU"),
+    )
+    return Table(head, tuple(rows))
+
+
+def _giants_alt(course: tuple[Training, ...], published: tuple[Training, ...]) -> str:
+    each = ", ".join(
+        f"{_billions(one.parameters)} / {one.gpus} GPU {duration(one.formula_s)} – "
+        + (say(en="fits nowhere", fr="ne tient pas") if one.model_s is None else duration(one.model_s))
+        for one in (*course, *published)
+    )
+    return say(
+        en=f"Training on 300 billion tokens, by the formula – by the cost model: {each}.",
+        fr=f"Entraînement sur 300 milliards de tokens, par la formule – par le modèle de coût : {each}.",
+    )
+
+
+def _billions(parameters: float) -> str:
+    value = parameters / 1e9
+    return say(en=f"{decimal(value, 1 if value < 10 else 0)} B", fr=f"{decimal(value, 1 if value < 10 else 0)} Md")
+
+
+WAITS: Final = ("bubble", "pipeline", "data")
+
+
+class GpuSplit(NamedTuple):
+    """One way to deal GPUs out to stages and replicas.
+
+    Attributes:
+        pp, dp: their product is fixed.
+        bubble_s, pipeline_s, data_s: seconds of a step that wait for the pipeline, its messages, the replicas.
+        step_s: of the whole step.
+        memory_bytes: of the fullest GPU.
+        fits: whether they are within its memory.
+    """
+
+    pp: int
+    dp: int
+    bubble_s: float
+    pipeline_s: float
+    data_s: float
+    step_s: float
+    memory_bytes: float
+    fits: bool
+
+
+def splits(
+    model: str,
+    cluster: str = "jean_zay_a100",
+    gpus: int = 384,
+    batch: int = 2048,
+    *,
+    tp: int | None = None,
+    micro_batch: int = 1,
+    zero: int = 1,
+    checkpointing: str = "full",
+) -> tuple[GpuSplit, ...]:
+    """Every way to deal gpus ÷ tp out to stages (1F1B) and replicas, the fewest stages first.
+
+    Gradients are not reduced beside the backward here, as in Megatron of 2021, so that both waits are seen whole.
+
+    Args:
+        model: of the catalogue, or a published decoder.
+        cluster: of `dlojz.hardware`.
+        gpus: in all.
+        batch: samples of one step.
+        tp: tensor-parallel ranks; by default as many as a node has and the model allows, 1 for an image model.
+        micro_batch, zero, checkpointing: the same for all.
+
+    Raises:
+        LabError: for an illegal question, or if no split divides the batch.
+    """
+    site, asked = cluster_named(cluster), subject(model)
+    gpus = check_gpus(site, gpus)
+    tp = _tensor_ranks(asked, site.gpus_per_node, gpus) if tp is None else tp
+    if tp < 1 or gpus % tp or asked.misfit(tp):
+        raise LabError(asked.misfit(tp) if tp > 0 and asked.misfit(tp) else _no_split(gpus, batch, tp))
+    degrees = [
+        (pp, gpus // tp // pp)
+        for pp in range(1, gpus // tp + 1)
+        if (gpus // tp) % pp == 0 and batch % (gpus // tp // pp * micro_batch) == 0 and _fills(asked, pp)
+    ]
+    if not degrees:
+        raise LabError(_no_split(gpus, batch, tp))
+    pp, dp = (np.array(column) for column in zip(*degrees, strict=True))
+    layouts = Layouts.of(
+        precision=check_precision(site, None), dp=dp, tp=tp, pp=pp, zero=np.where(dp > 1, zero, 0),
+        micro_batch=micro_batch, micro_batches=batch // (dp * micro_batch), checkpointing=checkpointing,
+        fused_attention=int(site.gpu.name.split("-")[0] in FLASH_FROM), gradient_bytes=4,
+    )  # fmt: skip
+    made = estimate(asked.workload, site, layouts, calibration_of(site))
+    columns = (
+        pp,
+        dp,
+        made.parts.bubble,
+        made.parts.pipeline,
+        made.parts.data,
+        made.step_s,
+        made.memory_bytes,
+        made.fits,
+    )
+    return tuple(GpuSplit(*(one.item() for one in row)) for row in zip(*columns, strict=True))
+
+
+def _tensor_ranks(asked: Subject, per_node: int, gpus: int) -> int:
+    """The most that a node has and the model allows; 1 for an image model, whose blocks are few."""
+    if asked.is_image:
+        return 1
+    return max(tp for tp in range(1, per_node + 1) if gpus % tp == 0 and not asked.misfit(tp))
+
+
+def _fills(asked: Subject, pp: int) -> bool:
+    """Whether every stage gets a layer."""
+    layers = asked.num_layers
+    return pp <= layers and (asked.is_image or -(-layers // -(-layers // pp)) == pp)
+
+
+def _no_split(gpus: int, batch: int, tp: int) -> str:
+    return say(
+        en=f"{gpus} GPUs with tp={tp} make no stages and replicas that share a batch of {batch} out: change tp, the "
+        "batch or the number of GPUs.",
+        fr=f"{gpus} GPU avec tp={tp} ne font ni étages ni répliques qui se partagent un batch de {batch} : changez tp, "
+        "le batch ou le nombre de GPU.",
+    )
+
+
+@illustrated
+def bubble_or_all_reduce(
+    model: str, cluster: str = "jean_zay_a100", gpus: int = 384, batch: int = 2048, **fixed: Any
+) -> tuple[LabFigure, Table]:
+    """For each way to deal GPUs out to stages and replicas: what a step waits for, stacked.
+
+    Args:
+        model, cluster, gpus, batch: as `splits` takes them.
+        **fixed: tp, micro_batch, zero, checkpointing, as `splits` takes them.
+    """
+    found = splits(model, cluster, gpus, batch, **fixed)
+    site, limit = cluster_named(cluster), cluster_named(cluster).gpu.device.memory_bytes
+    tp = gpus // (found[0].pp * found[0].dp)
+    figure = new_figure(9.6, 4.6, alt=_split_alt(model, found))
+    axes = figure.subplots()
+    places, bottoms = np.arange(len(found)), np.zeros(len(found))
+    for name in WAITS:
+        heights = np.array([getattr(one, f"{name}_s") for one in found])
+        style = TIME_STYLES[name]
+        axes.bar(
+            places, heights, bottom=bottoms, color=style.color, hatch=style.hatch, edgecolor=EDGE, linewidth=0.6,
+            width=0.72, label=part_words(name),
+        )  # fmt: skip
+        bottoms += heights
+    top = float(bottoms.max(initial=0)) or 1.0
+    for place, one in enumerate(found):
+        told = gigabytes(one.memory_bytes) if one.fits else f"{gigabytes(one.memory_bytes)}\n> {gigabytes(limit)}"
+        axes.text(
+            place, bottoms[place] + 0.02 * top, told, ha="center", va="bottom", fontsize=7.5,
+            color=BLACK if one.fits else VERMILION, bbox=PLATE,
+        )  # fmt: skip
+    fitting = [place for place, one in enumerate(found) if one.fits]
+    if fitting:
+        best = min(fitting, key=lambda place: found[place].step_s)
+        axes.plot(
+            [best], [-0.045 * top], marker="*", markersize=13, color=YELLOW, markeredgecolor=BLACK, linestyle="none",
+            label=say(en="shortest step that fits", fr="itération la plus courte qui tient"), clip_on=False,
+        )  # fmt: skip
+    axes.set_ylim(-0.1 * top, 1.22 * top)
+    axes.set_xticks(places, [f"pp {one.pp}\ndp {one.dp}" for one in found], fontsize=8)
+    thousands(axes.yaxis)
+    axes.set_ylabel(say(en="seconds of a step", fr="secondes d’une itération"))
+    axes.set_title(
+        say(
+            en=f"{model}, {gpus} GPUs of {site.title}, tp {tp}, batch {batch}:\nwhat a step waits for; above, "
+            "memory of the fullest GPU",
+            fr=f"{model}, {gpus} GPU de {site.title}, tp {tp}, batch {batch} :\nce qu’attend une itération ; "
+            "au-dessus, mémoire du GPU le plus rempli",
+        ),
+        fontsize=9,
+    )
+    axes.legend(fontsize=8, frameon=False, loc="best")
+    plain(axes)
+    return finish(figure), _split_sheet(found)
+
+
+def _split_sheet(found: tuple[GpuSplit, ...]) -> Table:
+    head = (
+        "pp",
+        "dp",
+        part_words("bubble"),
+        part_words("pipeline"),
+        part_words("data"),
+        say(en="whole step", fr="itération entière"),
+        say(en="fullest GPU", fr="GPU le plus rempli"),
+        say(en="fits", fr="tient"),
+    )
+    yes, no = say(en="yes", fr="oui"), say(en="no", fr="non")
+    return Table(
+        head,
+        tuple(
+            (
+                str(one.pp), str(one.dp), seconds(one.bubble_s), seconds(one.pipeline_s), seconds(one.data_s),
+                seconds(one.step_s), gigabytes(one.memory_bytes), yes if one.fits else no,
+            )
+            for one in found
+        ),
+    )  # fmt: skip
+
+
+def _split_alt(model: str, found: tuple[GpuSplit, ...]) -> str:
+    each = ", ".join(f"pp {one.pp} dp {one.dp}: {seconds(one.bubble_s)} + {seconds(one.data_s)}" for one in found)
+    return say(
+        en=f"Bubble and data-parallel messages of a step of {model} by stages and replicas: {each}.",
+        fr=f"Bulle et messages du Data Parallelism d’une itération de {model}, par étages et répliques : {each}.",
+    )

@@ -1,0 +1,801 @@
+"""Lab 09: when the variance may be frozen.
+
+The criterion looks back over the memory of the variance, and both ways: a variance that still falls is as little at
+rest as one that still grows.
+
+Lab 09: what an update reads and writes, operation by operation and in one kernel.
+
+Bytes per parameter are counted, not measured; a temporary tensor of a fused kernel stays in registers.
+
+Lab 09: the optimizer in the backward pass.
+
+An answer is held to the weights of a plain training, and then to the gradients that are there at once: right weights
+alone save no memory.
+
+Lab 09: the outer step of DiLoCo on real ranks.
+
+What ranks should hold is computed in one process, round after round; the weights, the anchor and the momentum are
+written in place.
+
+Source: Douillard et al. 2023, "DiLoCo" (arXiv 2311.08105), algorithm 1; the outer optimizer is torch's SGD with
+Nesterov momentum.
+
+Lab 09: the gradients that are there at once in a backward pass, counted as they come.
+
+What is counted are the tensors in `.grad`, when each has just arrived and before anybody has used it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from dlojz.base.language import say
+from dlojz.labs.kit.exercise import Exercise, Said, Wrong
+from dlojz.labs.kit.judges import Mistake, by_reference, by_trial, normal, pair_of
+from dlojz.labs.kit.rank_judges import TensorFault, asked_for, by_shares, same
+from dlojz.processes.forks import RankAnswer
+
+Norms = Sequence[float]
+
+
+def freeze_step(norms: Norms, beta2: float, threshold: float) -> int:
+    """The first step at which the norm of the variance is that of Δ = 1/(1 − β2) steps before, up to a threshold.
+
+    Args:
+        norms: of the variance after each step, counted from 0.
+        beta2: its decay.
+        threshold: least ratio of the smaller of the two norms to the larger, from 0 to 1.
+
+    Returns:
+        a step; the number of steps where there is none.
+
+    Source: after Tang et al. 2021, "1-bit Adam" (arXiv 2102.02888), where the variance is frozen once its norm has
+    become stable; that both directions count is ours.
+    """
+    delta = round(1 / (1 - beta2))
+    return _first(norms, delta, lambda before, now: min(before, now) / max(before, now) >= threshold)
+
+
+def _first(norms: Norms, delta: int, still: Callable[[float, float], bool]) -> int:
+    found = (step for step in range(delta, len(norms)) if still(norms[step - delta], norms[step]))
+    return next(found, len(norms))
+
+
+def _freeze_cases() -> Iterator[tuple[list[float], float, float]]:
+    rising = [1 - math.exp(-step / 20) + 0.01 for step in range(200)]
+    falling = [1 + 6 * math.exp(-step / 25) for step in range(200)]
+    hill = [(step + 1) * math.exp(-step / 15) + 0.5 for step in range(200)]
+    yield from ((rising, 0.9, 0.9), (falling, 0.95, 0.96), (hill, 0.9, 0.95), (falling[:40], 0.95, 0.96))
+
+
+def _delta(beta2: float) -> int:
+    return round(1 / (1 - beta2))
+
+
+FREEZE_STEP = Exercise(
+    id="freeze-step",
+    title=Said("when the variance may be frozen", "quand geler la variance"),
+    judge=by_reference(
+        freeze_step,
+        cases=_freeze_cases,
+        mistakes=(
+            Mistake(
+                lambda norms, beta2, threshold: _first(
+                    norms, 1, lambda before, now: min(before, now) / max(before, now) >= threshold
+                ),
+                Said(
+                    "You compare neighbouring steps: a moving average never changes much in one step, so that proves "
+                    "nothing. Look Δ = 1/(1 − beta2) steps back.",
+                    "Vous comparez deux pas voisins : une moyenne glissante ne change jamais beaucoup d’un pas à "
+                    "l’autre, cela ne prouve rien. Remontez de Δ = 1/(1 − beta2) pas.",
+                ),
+            ),
+            Mistake(
+                lambda norms, beta2, threshold: _first(
+                    norms, _delta(beta2), lambda before, now: before / now >= threshold
+                ),
+                Said(
+                    "Where the norm falls, before / now is larger than 1 and your test passes at once: divide the "
+                    "smaller of the two by the larger.",
+                    "Quand la norme décroît, avant / maintenant dépasse 1 et votre test passe aussitôt : divisez la "
+                    "plus petite des deux par la plus grande.",
+                ),
+            ),
+            Mistake(
+                lambda norms, beta2, threshold: _first(
+                    norms, _delta(beta2), lambda before, now: now / before >= threshold
+                ),
+                Said(
+                    "Where the norm rises, now / before is larger than 1 and your test passes at once: divide the "
+                    "smaller of the two by the larger.",
+                    "Quand la norme croît, maintenant / avant dépasse 1 et votre test passe aussitôt : divisez la plus "
+                    "petite des deux par la plus grande.",
+                ),
+            ),
+            Mistake(
+                lambda norms, beta2, threshold: _first(
+                    norms, _delta(beta2), lambda before, now: min(before, now) / max(before, now) <= threshold
+                ),
+                Said(
+                    "You stop where the norm still moves: the ratio must be at least the threshold, not at most.",
+                    "Vous vous arrêtez là où la norme bouge encore : le rapport doit être au moins égal au seuil, et "
+                    "non au plus.",
+                ),
+            ),
+            Mistake(
+                lambda norms, beta2, threshold: freeze_step(norms, beta2, threshold) - _delta(beta2),
+                Said(
+                    "That is the step you look back to; at that time nothing is known yet: return the later one.",
+                    "C’est le pas jusqu’où l’on remonte ; à ce moment-là, on ne sait encore rien : renvoyez le plus "
+                    "tardif des deux.",
+                ),
+            ),
+            Mistake(
+                lambda norms, beta2, threshold: _first(
+                    norms, 0, lambda before, now: min(before, now) / max(before, now) >= threshold
+                ),
+                Said(
+                    "That is the first step of all: a norm is compared with itself. Look Δ = 1/(1 − beta2) steps back.",
+                    "C’est le tout premier pas : une norme y est comparée à elle-même. Remontez de "
+                    "Δ = 1/(1 − beta2) pas.",
+                ),
+            ),
+        ),
+    ),
+    praise=Said(
+        "Right: at rest over as many steps as it remembers, and not before.",
+        "Exact : au repos sur toute la durée dont elle se souvient, et pas avant.",
+    ),
+    hints=(
+        Said(
+            "How far back does a moving average with decay β2 remember? Compare the norm now with the one then, the "
+            "smaller over the larger.",
+            "Jusqu’où remonte la mémoire d’une moyenne glissante de facteur β2 ? Comparez la norme d’alors et celle de "
+            "maintenant, la plus petite sur la plus grande.",
+        ),
+        Said(
+            "delta = round(1 / (1 - beta2)); the first step from delta on where min(a, b) / max(a, b) >= threshold, "
+            "with a = norms[step - delta] and b = norms[step]; else len(norms).",
+            "delta = round(1 / (1 - beta2)) ; le premier pas, à partir de delta, où min(a, b) / max(a, b) >= "
+            "threshold, avec a = norms[step - delta] et b = norms[step] ; sinon len(norms).",
+        ),
+    ),
+)
+
+
+Operation = tuple[Sequence[str], Sequence[str]]
+"""Names of the tensors that it reads, and of those that it writes."""
+BYTES = 4
+
+ADAM: tuple[Operation, ...] = (
+    (("m", "g"), ("m",)),
+    (("v",), ("v",)),
+    (("v", "g", "g"), ("v",)),
+    (("v",), ("t",)),
+    (("t",), ("t",)),
+    (("t",), ("t",)),
+    (("p", "m", "t"), ("p",)),
+)
+"""`m.lerp_(g, …)`, `v.mul_(…)`, `v.addcmul_(g, g, …)`, `t = v.sqrt()`, `t.div_(…)`, `t.add_(eps)`,
+`p.addcdiv_(m, t, …)`: as torch's Adam for one tensor."""
+ADAM_STATES = ("p", "g", "m", "v")
+
+
+def update_traffic(operations: Sequence[Operation], states: Collection[str]) -> tuple[int, int]:
+    """Bytes per parameter that an update moves between memory and the processor, in fp32.
+
+    Args:
+        operations: in order.
+        states: tensors that are there before and after; all others are temporary.
+
+    Returns:
+        one kernel per operation; one kernel for all, which reads and writes each state at most once.
+
+    Source: Jiang et al. 2021, "Optimizer Fusion" (arXiv 2104.00237), for locality as what fusion gains; the count is
+    ours.
+    """
+    apart = sum(len(set(reads)) + len(set(writes)) for reads, writes in operations)
+    read: set[str] = set()
+    written: set[str] = set()
+    for reads, writes in operations:
+        read |= {name for name in reads if name in states} - written
+        written |= {name for name in writes if name in states}
+    return BYTES * apart, BYTES * (len(read) + len(written))
+
+
+def _count(answer: Callable[..., Any], operations: Sequence[Operation], states: Collection[str]) -> Tensor:
+    import torch
+
+    apart, together = pair_of(answer(list(operations), set(states)), "(separate, fused)")
+    return torch.tensor([float(apart), float(together)])
+
+
+def _kernel_cases() -> Iterator[tuple[Sequence[Operation], Collection[str]]]:
+    yield ADAM, ADAM_STATES
+    yield ((("b", "g"), ("b",)), (("p", "b"), ("p",))), ("p", "g", "b")  # momentum
+    # The update itself is kept: written first, read afterwards, never needed from before.
+    yield ((("g", "m"), ("u",)), (("u", "u"), ("s",)), (("s", "u"), ("m",)), (("p", "m", "u"), ("p",))), (*"pgmu",)
+
+
+def _apart(operations: Sequence[Operation], states: Collection[str]) -> int:
+    return update_traffic(operations, states)[0]
+
+
+def _together(operations: Sequence[Operation], states: Collection[str]) -> int:
+    return update_traffic(operations, states)[1]
+
+
+def _all_names(operations: Sequence[Operation], states: Collection[str]) -> int:
+    everything = {name for reads, writes in operations for name in (*reads, *writes)}
+    return update_traffic(operations, everything)[1]
+
+
+def _names(operations: Sequence[Operation], states: Collection[str], which: int) -> int:
+    return BYTES * len({name for operation in operations for name in operation[which] if name in states})
+
+
+FUSED_TRAFFIC = Exercise(
+    id="fused-traffic",
+    title=Said("an update in one kernel", "une mise à jour en un seul noyau"),
+    judge=by_trial(
+        _count,
+        update_traffic,
+        cases=_kernel_cases,
+        mistakes=(
+            Mistake(
+                lambda operations, states: update_traffic(operations, states)[::-1],
+                Said(
+                    "The two results are swapped: first one kernel per operation, then one for all.",
+                    "Les deux résultats sont inversés : d’abord un noyau par opération, puis un seul pour toutes.",
+                ),
+            ),
+            Mistake(
+                lambda operations, states: [count // BYTES for count in update_traffic(operations, states)],
+                Said(
+                    "You count tensors: each moves 4 bytes per parameter.",
+                    "Vous comptez des tenseurs : chacun déplace 4 octets par paramètre.",
+                ),
+            ),
+            Mistake(
+                lambda operations, states: (
+                    BYTES * sum(len(reads) + len(writes) for reads, writes in operations),
+                    _together(operations, states),
+                ),
+                Said(
+                    "An operation that names a tensor twice (g · g) reads it once.",
+                    "Une opération qui nomme deux fois le même tenseur (g · g) ne le lit qu’une fois.",
+                ),
+            ),
+            Mistake(
+                lambda operations, states: (_apart(operations, states), _all_names(operations, states)),
+                Said(
+                    "Fused, a temporary tensor is never in memory: its numbers stay in the registers. Count the "
+                    "states alone.",
+                    "Une fois l’opération fusionnée, un tenseur temporaire n’est jamais en mémoire : ses nombres "
+                    "restent dans les registres. Ne comptez que les états.",
+                ),
+            ),
+            Mistake(
+                lambda operations, states: (
+                    _apart(operations, states),
+                    _names(operations, states, 0) + _names(operations, states, 1),
+                ),
+                Said(
+                    "A state that is written before it is first read does not come from memory: the kernel has just "
+                    "computed it.",
+                    "Un état écrit avant d’être lu pour la première fois ne vient pas de la mémoire : le noyau vient "
+                    "de le calculer.",
+                ),
+            ),
+            Mistake(
+                lambda operations, states: (_apart(operations, states), BYTES * len(states)),
+                Said(
+                    "You count each state once; one that is read and then changed goes both ways.",
+                    "Vous comptez chaque état une fois ; or un état lu puis modifié fait l’aller et le retour.",
+                ),
+            ),
+            Mistake(
+                lambda operations, states: (_apart(operations, states), 2 * BYTES * len(states)),
+                Said(
+                    "You count each state twice; one that is only read (the gradient) does not go back.",
+                    "Vous comptez chaque état deux fois ; or un état seulement lu (le gradient) n’est pas réécrit.",
+                ),
+            ),
+        ),
+    ),
+    praise=Said(
+        "Right: the operations are the same, but what is moved is not.",
+        "Exact : les opérations sont les mêmes, mais pas ce qui est déplacé.",
+    ),
+    hints=(
+        Said(
+            "One kernel per operation: everything named, once each (set), read or written. One for all: which states "
+            "must come from memory, and which must go back?",
+            "Un noyau par opération : tout ce qui est nommé, une fois chacun (set), lu ou écrit. Un seul pour toutes : "
+            "quels états doivent venir de la mémoire, et lesquels doivent y retourner ?",
+        ),
+        Said(
+            "Go through the operations with two sets: to `read` add the states read that are not in `written` yet, "
+            "then to `written` the states written. Fused: 4 · (len(read) + len(written)).",
+            "Parcourez les opérations avec deux ensembles : ajoutez à `read` les états lus qui ne sont pas encore dans "
+            "`written`, puis à `written` les états écrits. Fusionné : 4 · (len(read) + len(written)).",
+        ),
+    ),
+)
+
+
+MakeOptimizer = Callable[[Sequence[Any]], Any]
+STEPS, SEEDS = 3, (1, 2)
+
+
+def update_in_backward(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
+    """Update each parameter as soon as its gradient is there, and free the gradient.
+
+    Source: Jiang et al. 2021, "Optimizer Fusion" (arXiv 2104.00237), backward-fusion.
+    """
+    for parameter in model.parameters():
+        optimizer = make_optimizer([parameter])
+
+        def update(parameter: Tensor, optimizer: Any = optimizer) -> None:
+            optimizer.step()
+            parameter.grad = None
+
+        parameter.register_post_accumulate_grad_hook(update)
+
+
+def _model(seed: int) -> nn.Module:
+    import torch
+    from torch import nn
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def _adam(tensors: Sequence[Any]) -> Any:
+    import torch
+
+    return torch.optim.Adam(tensors, lr=0.05)
+
+
+def _loss(model: nn.Module, seed: int, step: int) -> Tensor:
+    return (model(normal(100 * seed + step, 8, 6)) - normal(100 * seed + step + 50, 8, 3)).square().sum()
+
+
+def _weights(model: nn.Module) -> Tensor:
+    import torch
+
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+class _Seen:
+    """What a training with an answer has shown: final weights, gradients left over, most of them at once."""
+
+    def __init__(self, answer: Callable[..., Any], seed: int) -> None:
+        model = _model(seed)
+        parameters = list(model.parameters())
+        self.most = 0
+        for parameter in parameters:  # before the answer's own: hooks are called in the order in which they came
+            parameter.register_post_accumulate_grad_hook(lambda _: self._look(parameters))
+        self.begun = _weights(model)
+        answer(model, _adam)
+        for step in range(STEPS):
+            _loss(model, seed, step).backward()
+        self.left = sum(one.grad is not None for one in parameters)
+        self.weights = _weights(model)
+
+    def _look(self, parameters: Sequence[Tensor]) -> None:
+        self.most = max(self.most, sum(one.numel() for one in parameters if one.grad is not None))
+
+
+def _plainly(seed: int) -> Tensor:
+    model = _model(seed)
+    optimizer = _adam(list(model.parameters()))
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        _loss(model, seed, step).backward()
+        optimizer.step()
+    return _weights(model)
+
+
+def _largest_layer(seed: int) -> int:
+    return max(sum(one.numel() for one in layer.parameters()) for layer in _model(seed).children())
+
+
+def _judge(answer: Callable[..., Any]) -> None:
+    seen = [_Seen(answer, seed) for seed in SEEDS]
+    right = [_plainly(seed) for seed in SEEDS]
+    if not all(same(one.weights, weights) for one, weights in zip(seen, right, strict=True)):
+        raise Wrong(str(_named(seen)))
+    if any(one.left for one in seen):
+        raise Wrong(
+            say(
+                en="The weights are right, but gradients are still there after the backward pass, and zeros take as "
+                "much room as any numbers: parameter.grad = None frees them.",
+                fr="Les poids sont justes, mais les gradients sont toujours là après la passe arrière, et des zéros "
+                "prennent autant de place que d’autres nombres : parameter.grad = None les libère.",
+            )
+        )
+    most, room = max(one.most for one in seen), max(map(_largest_layer, SEEDS))
+    if most > room:
+        total = len(right[0])
+        raise Wrong(
+            say(
+                en=f"The weights are right, but {most} of {total} numbers of gradients are there at once, more than "
+                f"the largest layer has ({room}): free each gradient as soon as its parameter is updated.",
+                fr=f"Les poids sont justes, mais {most} nombres de gradient sur {total} sont présents en même temps, "
+                f"plus que n’en a la plus grande couche ({room}) : libérez chaque gradient dès que son paramètre est "
+                "mis à jour.",
+            )
+        )
+
+
+def _named(seen: Sequence[_Seen]) -> Said:
+    if all(same(one.weights, one.begun) for one in seen):
+        return Said(
+            "No weight has moved: register a hook for every parameter, and call the optimizer's step in it.",
+            "Aucun poids n’a bougé : enregistrez un hook par paramètre, et appelez-y le step de l’optimiseur.",
+        )
+    for mistake in _MISTAKES:
+        others = [_Seen(mistake.way, seed) for seed in SEEDS]
+        if all(same(one.weights, other.weights) for one, other in zip(seen, others, strict=True)):
+            return mistake.says
+    return Said(
+        "The weights differ from those of a plain training (zero_grad, backward, step): each parameter must be updated "
+        "once per backward pass, by its own gradient, with moments that are kept.",
+        "Les poids diffèrent de ceux d’un entraînement ordinaire (zero_grad, backward, step) : chaque paramètre doit "
+        "être mis à jour une fois par passe arrière, par son propre gradient, avec des moments conservés.",
+    )
+
+
+def _never_freed(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
+    for parameter in model.parameters():
+        optimizer = make_optimizer([parameter])
+        parameter.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
+
+
+def _anew(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
+    def update(parameter: Tensor) -> None:
+        make_optimizer([parameter]).step()
+        parameter.grad = None
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+
+
+def _last_only(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
+    last = [make_optimizer([parameter]) for parameter in model.parameters()][-1]
+
+    def update(parameter: Tensor) -> None:
+        last.step()
+        parameter.grad = None
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+
+
+def _too_early(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
+    for parameter in model.parameters():
+        optimizer = make_optimizer([parameter])
+
+        def update(_: Tensor, parameter: Tensor = parameter, optimizer: Any = optimizer) -> None:
+            optimizer.step()
+            parameter.grad = None
+
+        parameter.register_hook(update)
+
+
+def _all_each_time(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
+    optimizer = make_optimizer(list(model.parameters()))
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+
+
+_MISTAKES = (
+    Mistake(
+        _never_freed,
+        Said(
+            "The gradients are never freed: the next backward pass adds to them, and the second step is taken with a "
+            "sum. parameter.grad = None at the end of the hook.",
+            "Les gradients ne sont jamais libérés : la passe arrière suivante s’y ajoute, et le deuxième pas utilise "
+            "une somme. Terminez le hook par parameter.grad = None.",
+        ),
+    ),
+    Mistake(
+        _anew,
+        Said(
+            "The optimizer is made anew in every hook, and its moments start from zero each time: make it once, when "
+            "the hook is registered.",
+            "L’optimiseur est recréé à chaque hook, et ses moments repartent de zéro : créez-le une seule fois, au "
+            "moment où le hook est enregistré.",
+        ),
+    ),
+    Mistake(
+        _last_only,
+        Said(
+            "Only the last parameter moves: a function made in a loop sees the variable's last value. Give it its "
+            "optimizer as a default argument (optimizer=optimizer).",
+            "Seul le dernier paramètre bouge : une fonction créée dans une boucle voit la dernière valeur de la "
+            "variable. Donnez-lui son optimiseur comme argument par défaut (optimizer=optimizer).",
+        ),
+    ),
+    Mistake(
+        _too_early,
+        Said(
+            "You update one step late: register_hook is called before the gradient is in parameter.grad. Use "
+            "register_post_accumulate_grad_hook.",
+            "Vous mettez à jour avec un pas de retard : register_hook est appelé avant que le gradient soit dans "
+            "parameter.grad. Prenez register_post_accumulate_grad_hook.",
+        ),
+    ),
+    Mistake(
+        _all_each_time,
+        Said(
+            "Every hook updates all parameters that have a gradient, so most are updated several times: one optimizer "
+            "per parameter.",
+            "Chaque hook met à jour tous les paramètres qui ont un gradient, la plupart plusieurs fois : un optimiseur "
+            "par paramètre.",
+        ),
+    ),
+)
+
+UPDATE_IN_BACKWARD = Exercise(
+    id="update-in-backward",
+    title=Said("the optimizer in the backward pass", "l’optimiseur dans la passe arrière"),
+    judge=_judge,
+    praise=Said(
+        "Right: the same weights, and never more gradients than one layer has.",
+        "Exact : les mêmes poids, et jamais plus de gradients que n’en a une couche.",
+    ),
+    hints=(
+        Said(
+            "One optimizer per parameter, made once. In the hook: its step, then the gradient freed.",
+            "Un optimiseur par paramètre, créé une fois. Dans le hook : son step, puis le gradient libéré.",
+        ),
+        Said(
+            "def update(parameter, optimizer=optimizer): optimizer.step(); parameter.grad = None — registered by "
+            "parameter.register_post_accumulate_grad_hook(update), in the loop.",
+            "def update(parameter, optimizer=optimizer): optimizer.step(); parameter.grad = None — enregistré par "
+            "parameter.register_post_accumulate_grad_hook(update), dans la boucle.",
+        ),
+    ),
+)
+
+
+NUMEL, ROUNDS = 20, 3
+RATE, MOMENTUM = 0.7, 0.9
+_ANCHOR, _MOMENTUM = "anchor", "momentum"
+
+
+def local_steps(rank: int, seed: int, number: int) -> Tensor:
+    """How far a rank's own training takes its weights in one round, shape (NUMEL,)."""
+    return normal(1000 * seed + 10 * rank + number, NUMEL) + 0.5
+
+
+def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
+    import torch
+
+    anchor = normal(seed, NUMEL)
+    weights, momentum = anchor.clone(), torch.zeros(NUMEL)
+    given: dict[str, Any] = {}
+    for number in range(ROUNDS):
+        weights += local_steps(rank, seed, number)
+        answer(weights, anchor, momentum, RATE, MOMENTUM)
+        given[f"weights of round {number}"] = weights.clone()
+    return {}, given | {_ANCHOR: anchor, _MOMENTUM: momentum}
+
+
+def simulated(  # noqa: PLR0913 - each is one way to go wrong
+    size: int,
+    seed: int,
+    *,
+    sign: float = 1.0,
+    add: bool = False,
+    alone: bool = False,
+    nesterov: bool = True,
+    keep: bool = True,
+    bring: bool = True,
+    move_anchor: bool = True,
+    average: bool = False,
+) -> list[dict[str, Tensor]]:
+    """What each rank holds after all rounds, computed in one process.
+
+    Args:
+        size: ranks.
+        seed: of their weights.
+        sign: of the outer gradient.
+        add: whether the ranks' differences are added up rather than averaged.
+        alone: whether each rank takes its own difference for all ranks'.
+        nesterov: whether the step looks ahead.
+        keep: whether the momentum is kept.
+        bring: whether the new weights are written into `weights`.
+        move_anchor: whether the new weights are written into `anchor`.
+        average: whether the weights are averaged, and nothing else.
+    """
+    import torch
+
+    anchors = [normal(seed, NUMEL) for _ in range(size)]
+    weights = [anchor.clone() for anchor in anchors]
+    momenta = [torch.zeros(NUMEL) for _ in range(size)]
+    held: list[dict[str, Tensor]] = [{} for _ in range(size)]
+    for number in range(ROUNDS):
+        for rank in range(size):
+            weights[rank] = weights[rank] + local_steps(rank, seed, number)
+        gaps = torch.stack([anchor - own for anchor, own in zip(anchors, weights, strict=True)])
+        mean = gaps.sum(0) if add else gaps.mean(0)
+        for rank in range(size):
+            gradient = sign * (gaps[rank] if alone else mean)
+            momentum = MOMENTUM * momenta[rank] + gradient
+            step = gradient + MOMENTUM * momentum if nesterov else momentum
+            new = anchors[rank] - (mean if average else RATE * step)
+            if keep and not average:
+                momenta[rank] = momentum
+            if move_anchor:
+                anchors[rank] = new
+            if bring:
+                weights[rank] = new.clone()
+            held[rank][f"weights of round {number}"] = weights[rank]
+    for rank in range(size):
+        held[rank] |= {_ANCHOR: anchors[rank], _MOMENTUM: momenta[rank]}
+    return held
+
+
+def _values(**ways: Any) -> Callable[[int, int, int], dict[str, Tensor]]:
+    return lambda rank, size, seed: simulated(size, seed, **ways)[rank]
+
+
+def _inspect(answers: list[RankAnswer], size: int) -> None:
+    """All values are right: has more been sent than the weights, once per round?"""
+    if sum(asked_for(answers[0], "all_reduce")) > ROUNDS * NUMEL or asked_for(answers[0], "all_gather"):
+        raise Wrong(
+            say(
+                en="The values are right, but more is sent than the weights, once per round, by one all-reduce: "
+                "anchor and momentum are the same on all ranks already.",
+                fr="Les valeurs sont justes, mais on envoie davantage que les poids, une fois par tour, en un "
+                "all-reduce : anchor et momentum sont déjà les mêmes sur tous les rangs.",
+            )
+        )
+
+
+OUTER_STEP = Exercise(
+    id="outer-step",
+    title=Said("the outer step of DiLoCo", "le pas extérieur de DiLoCo"),
+    judge=by_shares(
+        trial=_trial,
+        expected=_values(),
+        labels={
+            **{
+                f"weights of round {number}": Said(f"weights (round {number + 1})", f"weights (tour {number + 1})")
+                for number in range(ROUNDS)
+            },
+            _ANCHOR: Said("anchor", "anchor"),
+            _MOMENTUM: Said("momentum", "momentum"),
+        },
+        inspect=_inspect,
+        faults=(
+            TensorFault(
+                _values(alone=True),
+                Said(
+                    "Every rank goes by its own difference: the ranks drift apart and never meet. The mean over the "
+                    "ranks is missing (all-reduce, divided by their number).",
+                    "Chaque rang suit sa propre différence : les rangs s’éloignent et ne se retrouvent jamais. Il "
+                    "manque la moyenne sur les rangs (all-reduce, divisé par leur nombre).",
+                ),
+            ),
+            TensorFault(
+                _values(sign=-1.0),
+                Said(
+                    "You walk back: the outer gradient is anchor less the mean of the weights, for an optimizer steps "
+                    "against the gradient.",
+                    "Vous marchez à reculons : le gradient extérieur est anchor moins la moyenne des poids, car un "
+                    "optimiseur avance à l’opposé du gradient.",
+                ),
+            ),
+            TensorFault(
+                _values(add=True),
+                Said(
+                    "The differences are added up over the ranks: the step is as many times too long as there are "
+                    "ranks. Divide by their number.",
+                    "Les différences sont additionnées sur les rangs : le pas est trop long d’un facteur égal au "
+                    "nombre de rangs. Divisez par ce nombre.",
+                ),
+            ),
+            TensorFault(
+                _values(nesterov=False),
+                Said(
+                    "That is plain momentum; Nesterov's looks one step ahead: anchor −= rate · (gradient + decay · "
+                    "momentum), with the momentum just renewed.",
+                    "C’est le momentum ordinaire ; celui de Nesterov regarde un pas plus loin : anchor −= rate · "
+                    "(gradient + decay · momentum), avec le momentum que l’on vient de renouveler.",
+                ),
+            ),
+            TensorFault(
+                _values(keep=False),
+                Said(
+                    "The first round is right, the next ones are not: momentum is not kept. Write into the tensor you "
+                    "are given (mul_, add_): a new tensor of the same name is lost.",
+                    "Le premier tour est juste, pas les suivants : momentum n’est pas gardé. Écrivez dans le tenseur "
+                    "reçu (mul_, add_) : un nouveau tenseur du même nom est perdu.",
+                ),
+            ),
+            TensorFault(
+                _values(bring=False),
+                Said(
+                    "anchor moves, but weights stay where each rank has left them: all begin the next round from the "
+                    "anchor, weights.copy_(anchor).",
+                    "anchor avance, mais weights reste là où chaque rang l’a laissé : tous commencent le tour suivant "
+                    "à partir de l’ancre, weights.copy_(anchor).",
+                ),
+            ),
+            TensorFault(
+                _values(move_anchor=False),
+                Said(
+                    "weights move, but anchor stays at the start: write the new weights there too, in place.",
+                    "weights avance, mais anchor reste au départ : écrivez-y aussi les nouveaux poids, en place.",
+                ),
+            ),
+            TensorFault(
+                _values(average=True),
+                Said(
+                    "That is Local SGD: the weights are averaged, and that is all. DiLoCo takes the way gone as a "
+                    "gradient, and makes a step with momentum of it.",
+                    "C’est Local SGD : les poids sont moyennés, rien de plus. DiLoCo prend le chemin parcouru pour un "
+                    "gradient, et en fait un pas avec momentum.",
+                ),
+            ),
+        ),
+    ),
+    praise=Said(
+        "Right: one all-reduce for a whole round of local steps.",
+        "Exact : un all-reduce pour tout un tour de pas locaux.",
+    ),
+    hints=(
+        Said(
+            "The way all have gone on average, turned round, is the gradient: anchor − mean(weights). Then a step of "
+            "SGD with Nesterov momentum, from the anchor.",
+            "Le chemin moyen parcouru, retourné, tient lieu de gradient : anchor − moyenne(weights). Puis un pas de "
+            "SGD avec momentum de Nesterov, à partir de l’ancre.",
+        ),
+        Said(
+            "gradient = anchor − weights, all-reduced and divided by size; momentum.mul_(decay).add_(gradient); "
+            "anchor −= rate · (gradient + decay · momentum); weights.copy_(anchor).",
+            "gradient = anchor − weights, après all-reduce et division par size ; momentum.mul_(decay)"
+            ".add_(gradient) ; anchor −= rate · (gradient + decay · momentum) ; weights.copy_(anchor).",
+        ),
+    ),
+)
+
+
+Attach = Callable[[nn.Module], Any]
+
+
+def watch_gradients(
+    model: nn.Module, loss_of: Callable[[nn.Module], Tensor], attach: Attach | None = None
+) -> list[int]:
+    """Bytes of gradients that a model holds, after each has arrived in one backward pass, and at its end.
+
+    Args:
+        model: without gradients yet.
+        loss_of: makes one forward pass and gives the loss.
+        attach: called with the model before the pass: here an optimizer may put itself into it.
+
+    Returns:
+        one number for each parameter, in the order in which backward gives their gradients, and one for the end.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    held: list[int] = []
+
+    def look(_: Tensor) -> None:
+        held.append(sum(one.grad.nbytes for one in parameters if one.grad is not None))
+
+    for parameter in parameters:  # before `attach`: hooks are called in the order in which they came
+        parameter.register_post_accumulate_grad_hook(look)
+    if attach is not None:
+        attach(model)
+    loss_of(model).backward()
+    look(parameters[0])
+    return held

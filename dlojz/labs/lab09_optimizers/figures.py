@@ -1,0 +1,274 @@
+"""Figures of lab 09: where signs lead, what runs send and keep, when the variance was frozen, gradients at once.
+
+viz`. What is drawn is what the student's own function gives, what the package predicts, or what was measured; each
+figure tells in words (its `alt`) what it shows.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+
+from dlojz.base.language import MEBIBYTE, decimal, say
+from dlojz.by_hand.optimizers.convergence import LAST_SHARE
+from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.figures.communication_figures import communication_figure
+from dlojz.display.figures.training_figures import optimizer_label
+from dlojz.display.style import (
+    BLACK,
+    BLUE,
+    CATEGORY_STYLES,
+    COLLECTIVE_STYLES,
+    EDGE,
+    GREEN,
+    GREY,
+    LINE_STYLES,
+    OTHER,
+    PREDICTED_ALPHA,
+    VERMILION,
+    Style,
+    category_label,
+)
+from dlojz.labs.kit.figures import bar, legend_above, measured_footprint, pictured
+from dlojz.prediction import predict
+from dlojz.prediction.link_traffic import Reduction, predicted_way
+from dlojz.results.footprint import STATES, Footprint
+from dlojz.running.run import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STEPS, RATE, SEED = 400, 0.01, 9
+_MESSAGES = COLLECTIVE_STYLES | {"all_to_all": Style(GREEN, "xx")}
+
+
+@pictured
+def walk(
+    draws: Tensor,
+    compress: Callable[[Tensor], Tensor],
+    feed_back: Callable[[Tensor, Tensor, Callable[[Tensor], Tensor]], tuple[Tensor, Tensor]],
+) -> LabFigure:
+    """The first weight under steps along gradients drawn from `draws`: as they are, compressed, with error feedback."""
+    import torch
+
+    order = torch.randint(len(draws), (STEPS,), generator=torch.Generator().manual_seed(SEED))
+    ways = {
+        say(en="32 bits", fr="32 bits"): _walked(draws[order], lambda gradient, error: (gradient, error)),
+        say(en="1 bit", fr="1 bit"): _walked(draws[order], lambda gradient, error: (compress(gradient), error)),
+        say(en="1 bit, error feedback", fr="1 bit, erreur compensée"): _walked(
+            draws[order], lambda gradient, error: feed_back(gradient, error, compress)
+        ),
+    }
+    figure = new_figure(
+        7.5,
+        3.4,
+        alt=say(en="The first weight by step: ", fr="Le premier poids, à chaque pas : ")
+        + ", ".join(f"{name} → {decimal(path[-1], 1)}" for name, path in ways.items()),
+    )
+    axes = figure.subplots()
+    for (name, path), (color, line, _) in zip(ways.items(), LINE_STYLES, strict=False):
+        axes.plot(range(len(path)), path, color=color, linestyle=line, linewidth=2, label=name)
+    axes.set_xlabel(say(en="step", fr="pas"))
+    axes.set_ylabel(say(en="first weight", fr="premier poids"))
+    decimal_marks(axes.yaxis)
+    axes.legend(frameon=False, loc="upper left")
+    plain(axes)
+    return finish(figure)
+
+
+def _walked(gradients: Tensor, told: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> list[float]:
+    import torch
+
+    weights, error = torch.zeros(gradients.shape[1]), torch.zeros(gradients.shape[1])
+    path = [0.0]
+    for gradient in gradients:
+        message, error = told(gradient, error)
+        weights = weights - RATE * message
+        path.append(float(weights[0]))
+    return path
+
+
+@pictured
+def sent_and_kept(runs: Sequence[Run]) -> LabFigure:
+    """Runs side by side: what rank 0 sends in a step and the states that it keeps, predicted (pale) above measured."""
+    figure = new_figure(
+        12.0,
+        1.3 + 0.55 * len(runs),
+        alt=say(
+            en="Bytes sent per step and states kept, predicted and measured, with ",
+            fr="Octets envoyés par pas et états gardés, prédits et mesurés, avec ",
+        )
+        + ", ".join(optimizer_label(run.config.optimizer) for run in runs),
+    )
+    sent, kept = figure.subplots(1, 2, sharey=True)
+    for place, run in enumerate(runs):
+        for footprint, shift, alpha in (
+            (predict(run.config), -0.2, PREDICTED_ALPHA),
+            (measured_footprint(run), 0.2, 1.0),
+        ):
+            _traffic(sent, footprint, place + shift, alpha)
+            _states(kept, footprint, place + shift, alpha)
+    sent.set_yticks(range(len(runs)), [optimizer_label(run.config.optimizer) for run in runs])
+    sent.invert_yaxis()
+    sent.set_xlabel(
+        say(en="sent by rank 0 in a step that sends (MiB)", fr="envoyé par le rang 0, lors d’un envoi (Mio)")
+    )
+    kept.set_xlabel(say(en="states kept by rank 0 (MiB)", fr="états gardés par le rang 0 (Mio)"))
+    for axes in (sent, kept):
+        decimal_marks(axes.xaxis)
+        axes.set_title(say(en="pale: predicted", fr="en pâle : prédit"), loc="right", fontsize=9, color=EDGE)
+        plain(axes)
+        legend_above(axes, ncols=5, loc="lower left")
+    return finish(figure)
+
+
+def _traffic(axes: Axes, footprint: Footprint, place: float, alpha: float) -> None:
+    left = 0.0
+    for traffic in footprint.communication:
+        if traffic.group != "dp":
+            continue
+        size = traffic.sent_bytes / MEBIBYTE
+        label = traffic.collective.replace("_", "-") if footprint.source == "measured" else None
+        bar(axes, place, size, left, _MESSAGES.get(traffic.collective, OTHER), alpha, label)
+        left += size
+    if footprint.source == "measured":
+        axes.annotate(
+            decimal(left, 2), (left, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=8
+        )
+
+
+def _states(axes: Axes, footprint: Footprint, place: float, alpha: float) -> None:
+    left = 0.0
+    for category in STATES:
+        size = (footprint.memory.category(category) or 0) / MEBIBYTE
+        if size:
+            label = category_label(category) if footprint.source == "measured" else None
+            bar(axes, place, size, left, CATEGORY_STYLES[category], alpha, label)
+        left += size
+
+
+@pictured
+def freezing(
+    norms: Sequence[Sequence[float]],
+    ends: Mapping[int, Sequence[float]],
+    freeze_step: Callable[[Sequence[float], float, float], int],
+    beta2: float,
+    threshold: float,
+) -> LabFigure:
+    """When the variance came to rest, and what became of trainings that froze it at several steps.
+
+    Args:
+        norms: of the variance after every step, one row per seed, never frozen.
+        ends: by the step in which the variance was frozen, the final loss of each seed, NaN where it diverged; the
+            largest of these steps is that of the training which never froze it.
+        freeze_step: the student's function.
+        beta2: decay of the variance.
+        threshold: of the criterion.
+    """
+    chosen = [freeze_step(list(row), beta2, threshold) for row in norms]
+    figure = new_figure(
+        11.0,
+        3.8,
+        alt=say(
+            en=f"Norm of the variance by step, at rest at steps {chosen}; final losses by the step of freezing.",
+            fr=f"Norme de la variance à chaque pas, au repos aux pas {chosen} ; pertes finales selon le pas du gel.",
+        ),
+    )
+    left, right = figure.subplots(1, 2)
+    for row, step in zip(norms, chosen, strict=True):
+        left.plot(range(len(row)), row, color=GREY, linewidth=1)
+        if step < len(row):
+            left.plot(step, row[step], "o", color=VERMILION, markersize=6, zorder=3)
+    left.plot([], [], "o", color=VERMILION, label=say(en="your criterion", fr="votre critère"))
+    left.set_xlabel(say(en="step", fr="pas"))
+    left.set_ylabel(say(en="norm of the variance, ‖v‖₁", fr="norme de la variance, ‖v‖₁"))
+    decimal_marks(left.yaxis)
+    left.legend(frameon=False)
+    _ends(right, ends)
+    for axes in (left, right):
+        plain(axes)
+    return finish(figure)
+
+
+def _ends(axes: Axes, ends: Mapping[int, Sequence[float]]) -> None:
+    never = max(ends)
+    finite = [loss for losses in ends.values() for loss in losses if math.isfinite(loss)]
+    top = 1.15 * max(finite)
+    names = [say(en="never", fr="jamais") if step == never else str(step) for step in ends]
+    for place, losses in enumerate(ends.values()):
+        fine = [loss for loss in losses if math.isfinite(loss)]
+        lost = len(losses) - len(fine)
+        axes.plot([place] * len(fine), fine, "o", color=BLUE, markersize=6, alpha=0.7)
+        axes.plot([place] * min(lost, 1), [top] * min(lost, 1), "X", color=VERMILION, markersize=9)
+        if lost:
+            axes.annotate(f"× {lost}", (place, top), xytext=(8, 0), textcoords="offset points", va="center", fontsize=9)
+    axes.plot([], [], "o", color=BLUE, label=say(en="one seed", fr="une graine"))
+    axes.plot([], [], "X", color=VERMILION, label=say(en="diverged", fr="a divergé"))
+    axes.axhline(
+        statistics.median(ends[never]),
+        color=BLACK,
+        linestyle="--",
+        linewidth=1,
+        label=say(en="Adam, median", fr="Adam, médiane"),
+    )
+    axes.set_xticks(range(len(ends)), names)
+    decimal_marks(axes.yaxis)
+    axes.set_xlabel(say(en="variance frozen at step", fr="variance gelée au pas"))
+    axes.set_ylabel(say(en="final loss (nats)", fr="perte finale (nats)"))
+    axes.margins(x=0.12)
+    axes.legend(frameon=False, loc="upper right", fontsize=9)
+
+
+@pictured
+def gradients_at_once(plainly: Sequence[int], in_backward: Callable[[], Sequence[int]]) -> LabFigure:
+    """Bytes of gradients that a model holds in the course of a backward pass, updated at its end and within it.
+
+    Args:
+        plainly: after each gradient has come, and at the end.
+        in_backward: gives the same with the student's function at work.
+    """
+    within = in_backward()
+    figure = new_figure(
+        8.0,
+        3.4,
+        alt=say(
+            en=f"Gradients held during backward: up to {max(plainly)} bytes, within backward up to {max(within)}.",
+            fr=f"Gradients détenus pendant la passe arrière : jusqu’à {max(plainly)} octets ; mis à jour au fil de la "
+            f"passe, jusqu’à {max(within)}.",
+        ),
+    )
+    axes = figure.subplots()
+    rows = (
+        (say(en="update after backward", fr="mise à jour après la passe arrière"), plainly),
+        (say(en="update in backward", fr="mise à jour dans la passe arrière"), within),
+    )
+    for (name, held), (color, line, _) in zip(rows, LINE_STYLES, strict=False):
+        sizes = [size / MEBIBYTE for size in held]
+        axes.step(range(1, len(sizes) + 1), sizes, where="mid", color=color, linestyle=line, linewidth=2, label=name)
+    axes.set_xlabel(say(en="gradients that have come", fr="gradients arrivés"))
+    axes.set_ylabel(say(en="gradients held (MiB)", fr="gradients détenus (Mio)"))
+    decimal_marks(axes.yaxis)
+    axes.legend(frameon=False, loc="upper left")
+    plain(axes)
+    return finish(figure)
+
+
+def way_of(run: Run) -> Reduction:
+    """A run as the board of ways to send less shows it: bytes predicted for the mean step, loss and step measured."""
+    compression = run.config.layout.gradient_compression
+    name = optimizer_label(run.config.optimizer) + ("" if compression == "none" else f", {compression}")
+    last = run.losses[-max(1, len(run.losses) // LAST_SHARE) :]
+    return replace(
+        predicted_way(name, run.config), losses=(statistics.fmean(last),), step_s=measured_footprint(run).phases.step_s
+    )
+
+
+@pictured
+def board(runs: Sequence[Run]) -> LabFigure:
+    """Bytes against loss of the runs, and their step over slow and fast links; AdamW must be among them."""
+    return communication_figure([way_of(run) for run in runs])

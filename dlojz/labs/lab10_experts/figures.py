@@ -1,0 +1,408 @@
+"""Figures of lab 10 that need no run: the places of experts, what is dropped or empty, the way of rows among ranks.
+
+viz`. What is drawn is what the student's own functions give, on inputs that are the same in every notebook; a rank has
+one colour and one hatch in every figure.
+
+Shape suffixes: T tokens, E experts, K choices of a token.
+
+Figures and tables of lab 10 that need a training: loads of experts, memory and messages, experts over links.
+
+viz`. What was measured stands beside what the package predicts; nothing is fitted.
+
+Figures and tables of lab 10 on the curriculum: the lengths of a run, trials laid over one another, in few colours.
+
+viz`. What is drawn is what the package's runs and trials give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from dlojz.base.language import language, percent, say, shortest, significant
+from dlojz.base.table import Table
+from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.figures.training_figures import curriculum_figure, expert_load_figure, pacing_figure
+from dlojz.display.style import BLACK, EDGE, GREY, LINE_STYLES, ORANGE, SKY, VERMILION, WHITE, Style
+from dlojz.labs.kit.example_links import NETWORK, NVLINK
+from dlojz.labs.kit.figures import SHEET_RANKS, Picture, memory_and_messages, or_to_do, pictured
+from dlojz.labs.lab10_experts.exercises_ranks import EXPERTS, MixtureTrial
+from dlojz.labs.lab10_experts.exercises_ranks import train_mixture as train_mixture  # noqa: PLC0414
+from dlojz.labs.lab10_experts.exercises_routing import capacity
+from dlojz.prediction.compute import curriculum_cost
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dlojz.config.run_config import RunConfig
+    from dlojz.results.record import Trajectory
+    from dlojz.running.run import Run
+
+Choose = Callable[["Tensor", int], tuple["Tensor", "Tensor"]]
+Place = Callable[["Tensor", int, float], "Tensor"]
+ORDERS = (Style(SKY, ""), Style(ORANGE, "//"))
+"""First and second choices."""
+
+
+def crowd(tokens: int, experts: int, crowding: float = 1.0, seed: int = 3) -> Tensor:
+    """Logits of a router that likes the first experts better, (T, E).
+
+    Args:
+        tokens: number of tokens.
+        experts: number of experts.
+        crowding: how much better; 0 is a fair router.
+        seed: of the tokens.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(tokens, experts, generator=generator) + crowding * torch.linspace(1, -1, experts)
+
+
+def _cell(axes: Axes, at: tuple[float, float], style: Style, text: str, edge: str = EDGE) -> None:
+    width = 2.0 if edge == VERMILION else 0.8
+    axes.add_patch(Rectangle(at, 0.9, 0.8, facecolor=style.color, hatch=style.hatch, edgecolor=edge, linewidth=width))
+    if text:
+        axes.text(at[0] + 0.45, at[1] + 0.4, text, ha="center", va="center", fontsize=8,
+                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85})  # fmt: skip
+
+
+@pictured
+def seats(
+    choose: Choose, place: Place, *, tokens: int = 12, experts: int = 4, k: int = 1, factor: float = 1.0
+) -> LabFigure:
+    """Which token stands at which place of which expert, and which found none, by the student's two functions."""
+    _, chosen_TK = choose(crowd(tokens, experts), k)
+    places_TK = place(chosen_TK, experts, factor)
+    room = capacity(tokens, experts, k, factor)
+    lost = [(token, choice) for choice in range(k) for token in range(tokens) if int(places_TK[token, choice]) < 0]
+    figure = new_figure(
+        9.0,
+        0.9 + 0.42 * experts,
+        alt=say(
+            en=f"{tokens} tokens, {experts} experts of {room} places each, {len(lost)} choices dropped.",
+            fr=f"{tokens} tokens, {experts} experts de {room} places chacun, {len(lost)} choix abandonnés.",
+        ),
+    )
+    axes = figure.subplots()
+    dropped = [0] * experts
+    for expert in range(experts):
+        for empty in range(room):
+            _cell(axes, (empty, -expert), Style(WHITE, ""), "")
+    for choice in range(k):
+        for token in range(tokens):
+            expert, at = int(chosen_TK[token, choice]), int(places_TK[token, choice])
+            if at < 0:
+                at = room + 1 + dropped[expert]
+                dropped[expert] += 1
+            edge = VERMILION if at >= room else EDGE
+            _cell(axes, (at, -expert), ORDERS[min(choice, 1)], str(token), edge)
+    axes.set_yticks([0.4 - expert for expert in range(experts)],
+                    [say(en=f"expert {expert}", fr=f"expert {expert}") for expert in range(experts)])  # fmt: skip
+    axes.set_xticks([])
+    axes.set_xlim(-0.1, max(room + 1 + max(dropped), room + 4))
+    axes.set_ylim(-experts + 0.8, 1.0)
+    told = shortest(factor)
+    title = say(en=f"k = {k}, factor {told}: capacity {room}", fr=f"k = {k}, facteur {told} : capacité {room}")
+    axes.set_title(title, loc="left", fontsize=10)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.tick_params(length=0)
+    handles = [Rectangle((0, 0), 1, 1, facecolor=one.color, hatch=one.hatch, edgecolor=EDGE) for one in ORDERS[:k]]
+    handles += [Rectangle((0, 0), 1, 1, facecolor="white", edgecolor=EDGE),
+                Rectangle((0, 0), 1, 1, facecolor="white", edgecolor=VERMILION, linewidth=2)]  # fmt: skip
+    names = [say(en="first choice", fr="premier choix"), say(en="second choice", fr="second choix")][:k]
+    names += [say(en="empty place", fr="place vide"), say(en="dropped", fr="abandonné")]
+    figure.legend(handles, names, frameon=False, loc="outside lower center", ncols=4)
+    return finish(figure)
+
+
+def shares(
+    choose: Choose, place: Place, factor: float, crowding: float, *, tokens: int = 256, experts: int = 8, k: int = 1
+) -> tuple[float, float]:
+    """Share of the choices that are dropped, and share of the places that stay empty, from 0 to 1."""
+    _, chosen_TK = choose(crowd(tokens, experts, crowding), k)
+    kept = int((place(chosen_TK, experts, factor) >= 0).sum())
+    return 1 - kept / (k * tokens), 1 - kept / (experts * capacity(tokens, experts, k, factor))
+
+
+@pictured
+def dropped_or_empty(choose: Choose, place: Place) -> LabFigure:
+    """What is dropped and what stays empty by capacity factor, for a fair router and for one that is not."""
+    figure = new_figure(9.0, 3.2, alt=say(
+        en="Per cent of tokens dropped, and of places that stay empty, by capacity factor from 0.5 to 4: for a fair "
+        "router, for one that likes some experts better, and for a collapsed one.",
+        fr="Pourcentage de tokens abandonnés, et de places vides, selon le facteur de capacité de 0,5 à 4 : pour un "
+        "routeur équitable, pour un routeur qui préfère certains experts, et pour un routeur effondré.",
+    ))  # fmt: skip
+    routers = (
+        (say(en="fair router", fr="routeur équitable"), 0.0),
+        (say(en="biased router", fr="routeur inégal"), 1.0),
+        (say(en="collapsed router", fr="routeur effondré"), 100.0),
+    )
+    factors = [0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0]
+    both = figure.subplots(1, 2, sharey=True)
+    for (label, crowding), (color, line, marker) in zip(routers, LINE_STYLES, strict=False):
+        points = [shares(choose, place, factor, crowding) for factor in factors]
+        for number, axes in enumerate(both):
+            axes.plot(factors, [100 * one[number] for one in points], color=color, linestyle=line, marker=marker,
+                      markersize=5, label=label)  # fmt: skip
+    titles = (say(en="tokens dropped", fr="tokens abandonnés"), say(en="empty places", fr="places vides"))
+    for axes, title in zip(both, titles, strict=True):
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.set_xlabel(say(en="capacity factor", fr="facteur de capacité"))
+        decimal_marks(axes.xaxis)
+        axes.axvline(1.25, color=GREY, linestyle="--", linewidth=1)
+        plain(axes)
+    both[0].set_ylabel("%")
+    handles, names = both[0].get_legend_handles_labels()
+    figure.legend(handles, names, frameon=False, loc="outside lower center", ncols=3)
+    return finish(figure)
+
+
+@pictured
+def journey(ranks: int = 2, local_experts: int = 2, room: int = 2) -> LabFigure:
+    """Where the rows of each rank go: before and after the first all-to-all, coloured by the rank they come from.
+
+    Args:
+        ranks: 2 to 4.
+        local_experts: experts of each rank.
+        room: places that each rank has for each expert.
+    """
+    experts = ranks * local_experts
+    figure = new_figure(9.0, 3.4, alt=say(
+        en=f"Before: each of {ranks} ranks has rows for all {experts} experts. After the all-to-all: each has, for its "
+        "own experts, the rows of all ranks. A second all-to-all brings the results back.",
+        fr=f"Avant : chacun des {ranks} rangs a des lignes pour les {experts} experts. Après l’all-to-all : chacun a, "
+        "pour ses propres experts, les lignes de tous les rangs. Un second all-to-all ramène les résultats.",
+    ))  # fmt: skip
+    axes = figure.subplots()
+    width = room + 2.2
+    for rank in range(ranks):
+        left = rank * width
+        for expert in range(experts):
+            for place in range(room):
+                _cell(axes, (left + place, -expert), SHEET_RANKS[rank], "")
+        axes.text(left + room / 2, 1.1, say(en=f"rank {rank}", fr=f"rang {rank}"), ha="center", fontsize=9)
+    start = ranks * width + 2.6
+    for rank in range(ranks):
+        left = start + rank * (ranks * room + 1.4)
+        for local in range(local_experts):
+            expert = rank * local_experts + local
+            for source in range(ranks):
+                for place in range(room):
+                    _cell(axes, (left + source * room + place, -expert), SHEET_RANKS[source], "")
+        axes.text(left + ranks * room / 2, 1.1, say(en=f"rank {rank}", fr=f"rang {rank}"), ha="center", fontsize=9)
+    middle = ranks * width + 0.2
+    for height, text, ends in (
+        (0.2, say(en="all-to-all", fr="all-to-all"), (middle - 1.0, middle + 1.8)),
+        (-experts + 1.6, say(en="all-to-all\n(the way back)", fr="all-to-all\n(retour)"), (middle + 1.8, middle - 1.0)),
+    ):
+        axes.annotate("", (ends[1], height), (ends[0], height), arrowprops={"arrowstyle": "->", "color": BLACK})
+        axes.text(middle + 0.4, height + 0.15, text, ha="center", va="bottom", fontsize=8)
+    axes.set_yticks([0.4 - expert for expert in range(experts)], [f"expert {expert}" for expert in range(experts)])
+    axes.set_xticks([])
+    axes.tick_params(length=0)
+    axes.set_xlim(-0.2, start + ranks * (ranks * room + 1.4))
+    axes.set_ylim(-experts + 0.8, 1.9)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    handles = [Rectangle((0, 0), 1, 1, facecolor=one.color, hatch=one.hatch, edgecolor=EDGE)
+        for one in SHEET_RANKS[:ranks]]
+    names = [say(en=f"tokens of rank {rank}", fr=f"tokens du rang {rank}") for rank in range(ranks)]
+    figure.legend(handles, names, frameon=False, loc="outside lower center", ncols=ranks)
+    return finish(figure)
+
+
+Mix = Callable[["Tensor", "Tensor", "Tensor", "Tensor", Callable[["Tensor"], "Tensor"], tuple[int, int]], "Tensor"]
+
+
+@or_to_do
+def beside_package(choose: Choose, place: Place, mix: Mix) -> Table:
+    """The student's three functions beside the package's layer and the dense mixture: largest differences.
+
+    Factors go up to experts / k, with which no choice is dropped.
+    """
+    import torch
+
+    from dlojz.models.experts import Routing
+    from dlojz.models.experts.layer import MixtureOfExperts
+
+    tokens, experts, k, width = 64, 8, 2, 16
+    rows = []
+    with torch.random.fork_rng(), torch.no_grad():
+        for factor in (0.5, 1.0, experts / k):
+            torch.manual_seed(0)
+            layer = MixtureOfExperts(width, 2 * width, Routing(experts=experts, top_k=k, capacity_factor=factor))
+            for parameter in layer.parameters():
+                parameter.normal_(std=0.5)  # large, so that experts and choices differ clearly
+            x_TD = torch.randn(tokens, width)
+            logits_TE = x_TD @ layer.gate.weight.T
+            weights_TK, chosen_TK = choose(logits_TE, k)
+            places_TK = place(chosen_TK, experts, factor)
+            shape = experts, capacity(tokens, experts, k, factor)
+            y_TD = mix(x_TD, weights_TK, chosen_TK, places_TK, layer.experts, shape)
+            everywhere_ETD = layer.experts(x_TD.expand(experts, -1, -1))
+            picked_KTD = everywhere_ETD[chosen_TK.T, torch.arange(tokens)]
+            dense_TD = (weights_TK.T.unsqueeze(-1) * picked_KTD).sum(0)
+            gaps = [float((y_TD - other).abs().max()) for other in (layer(x_TD.unsqueeze(0))[0], dense_TD)]
+            dropped = float((places_TK < 0).float().mean())
+            rows.append((significant(factor, 4), percent(dropped), *(_rounded(gap) for gap in gaps)))
+    head = (
+        say(en="capacity factor", fr="facteur de capacité"),
+        say(en="dropped", fr="abandonnés"),
+        say(en="from the package's layer", fr="écart avec la couche du paquet"),
+        say(en="from the dense mixture", fr="écart avec le mélange dense"),
+    )
+    return Table(head, tuple(rows))
+
+
+def _rounded(gap: float) -> str:
+    """A difference with one digit after the point; 0 where it is rounding."""
+    return significant(round(gap, 1) if gap > 1e-4 else 0.0, 4)
+
+
+ExchangeBytes = Callable[[int, int, int, int, float, int, int], float]
+TOKENS, WIDTH, MLP_WIDTH, TOP_K, FACTOR, RANKS, NUMBER_BYTES = 4096, 4096, 14336, 2, 1.25, 8, 2
+"""A layer of Mixtral 8x7B (Jiang et al. 2024, arXiv 2401.04088), one expert on each of 8 GPUs, in bf16."""
+FLOPS_PER_S = 200e12
+"""What a GPU sustains in bf16; about half of what its data sheet promises."""
+
+
+def _name(trial: MixtureTrial) -> str:
+    if not trial.balance_loss:
+        return say(en="without balance loss", fr="sans perte d’équilibrage")
+    weight = significant(trial.balance_loss, 4)
+    return say(en=f"with it, weight {weight}", fr=f"avec elle, poids {weight}")
+
+
+def loads(*trials: MixtureTrial) -> Picture:
+    """The load of each expert of the last mixture, step by step, a column for each training."""
+    return Picture(expert_load_figure({_name(trial): trial.loads for trial in trials}))
+
+
+def loads_table(*trials: MixtureTrial) -> Table:
+    """What each training did with its tokens, mean over its steps and mixtures."""
+    rows = tuple(
+        (
+            _name(trial),
+            percent(trial.busiest_share),
+            significant(trial.idle_experts, 2),
+            percent(trial.dropped_share),
+        )
+        for trial in trials
+    )
+    head = (
+        say(en="training", fr="entraînement"),
+        say(en="busiest expert", fr="expert le plus chargé"),
+        say(en=f"idle experts, of {EXPERTS}", fr=f"experts oisifs, sur {EXPERTS}"),
+        say(en="tokens dropped", fr="tokens abandonnés"),
+    )
+    return Table(head, rows)
+
+
+def _title(run: Run) -> str:
+    layout = run.config.layout
+    return f"{layout.title} ×{layout.world_size}" if layout.ep == 1 else layout.title
+
+
+@pictured
+def side_by_side(runs: Sequence[Run]) -> LabFigure:
+    """Rank 0 of runs: memory by category, and bytes sent by collective; predicted in pale above.
+
+    Raises:
+        LabError: if a run was not measured.
+    """
+    opening = say(
+        en="Memory by category and bytes sent by collective, predicted and measured, of: ",
+        fr="Mémoire par catégorie et octets envoyés par communication, prédits et mesurés, pour : ",
+    )
+    titles = [_title(run) for run in runs]
+    return memory_and_messages(runs, titles, opening=opening, shown=lambda one: one.group != "control", ncols=4)
+
+
+def expert_seconds() -> float:
+    """Seconds of the experts' products in one layer of `TOKENS` tokens, forward and backward.
+
+    Each choice meets three matrices, D × F, once in forward and twice in backward, 2 FLOPs a number.
+    """
+    return 3 * 2 * TOP_K * TOKENS * 3 * WIDTH * MLP_WIDTH / FLOPS_PER_S
+
+
+@or_to_do
+def over_links(exchange_bytes: ExchangeBytes) -> Table:
+    """A layer of Mixtral on 8 GPUs: its experts' time, and that of the student's bytes over two links."""
+    sent = exchange_bytes(TOKENS, WIDTH, EXPERTS, TOP_K, FACTOR, RANKS, NUMBER_BYTES)
+    computing = expert_seconds()
+    rows = []
+    for name, link in (("NVLink", NVLINK), (say(en="network", fr="réseau"), NETWORK)):
+        seconds = sent / link.bytes_per_s
+        rate = significant(link.bytes_per_s / 1e9, 4)
+        rows.append(
+            (
+                name,
+                say(en=f"{rate} GB/s", fr=f"{rate} Go/s"),
+                f"{significant(1e3 * seconds)} ms",
+                f"{significant(1e3 * computing)} ms",
+                percent(seconds / (seconds + computing)),
+            )
+        )
+    head = (
+        say(en="link", fr="lien"),
+        say(en="bandwidth", fr="débit"),
+        say(en="all-to-all", fr="all-to-all"),
+        say(en="experts", fr="experts"),
+        say(en="share of the two", fr="part dans le total"),
+    )
+    return Table(head, tuple(rows))
+
+
+def _names(ones: Mapping[str, object]) -> dict[str, str]:
+    """The names of a legend, in the reader's language."""
+    french = {"without": "sans curriculum", "linear": "linéaire", "root": "racine carrée"}
+    english = {"without": "without curriculum", "linear": "linear", "root": "square root"}
+    known = french if language() == "fr" else english
+    return {name: known.get(name, name) for name in ones}
+
+
+def lengths(configs: Mapping[str, RunConfig]) -> Picture:
+    """Tokens per sample by step, and tokens read so far, for several runs."""
+    names = _names(configs)
+    return Picture(pacing_figure({names[name]: config for name, config in configs.items()}))
+
+
+def trials(trajectories: Mapping[str, Trajectory]) -> Picture:
+    """Loss against tokens and against time, Adam's √v, and the cost of a step by its length, of several trials."""
+    names = _names(trajectories)
+    growing = max((one.config for one in trajectories.values()), key=lambda config: config.curriculum != "none")
+    cost = curriculum_cost(growing)
+    predicted = {length: cost.relative_cost(length) for length in (one.stretch.length for one in cost.lengths)}
+    return Picture(curriculum_figure({names[name]: [one] for name, one in trajectories.items()}, predicted=predicted))
+
+
+def trials_table(trajectories: Mapping[str, Trajectory]) -> Table:
+    """Steps, tokens, loss on other text at the end, largest √v and seconds of several trials."""
+    names = _names(trajectories)
+    rows = tuple(
+        (
+            names[name],
+            str(len(one.losses)),
+            str(sum(one.tokens)),
+            significant(one.held_out[-1].loss),
+            significant(max(one.variance_max), 2),
+            significant(sum(one.step_s), 2),
+        )
+        for name, one in trajectories.items()
+    )
+    head = (
+        say(en="trial", fr="essai"),
+        say(en="steps", fr="pas"),
+        say(en="tokens", fr="tokens"),
+        say(en="loss on other text", fr="perte sur un autre texte"),
+        say(en="largest √v", fr="plus grand √v"),
+        say(en="seconds", fr="secondes"),
+    )
+    return Table(head, rows)

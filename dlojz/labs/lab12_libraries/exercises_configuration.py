@@ -1,0 +1,702 @@
+"""Lab 12: the layout that a command line of Megatron asks for.
+
+Four whole numbers, by Megatron's own rules; what is left out has Megatron's defaults.
+
+Lab 12: the course's DeepSpeed JSON, completed with the sizes of batches that the slide left out.
+
+What is judged is what DeepSpeed would do with the file, read back by `dlojz.config.deepspeed_json`; keys that change
+nothing are nobody's business.
+
+Lab 12: torch's weights of an attention's projections, laid out for a tensor-parallel rank of Megatron.
+
+Pure rearrangement of rows; nothing is computed and nothing is sent.
+
+Shape suffixes: D width, H heads, E width of a head (D = H · E).
+
+Lab 12: what a library keeps whole, read off the messages of one step.
+
+The messages are those that the package predicts, and counts, for real layouts.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shlex
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say, significant
+from dlojz.config.run_config import RunConfig
+from dlojz.labs.kit.exercise import Exercise, Said, Wrong
+from dlojz.labs.kit.judges import Mistake, by_reference
+from dlojz.results.footprint import Footprint
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Numbers = tuple[int, int, int, int]
+
+GPT3 = (
+    "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 16 --num-layers 96 --hidden-size 12288 "
+    "--num-attention-heads 96 --seq-length 2048 --micro-batch-size 1 --global-batch-size 1536 --lr 6.0e-5 "
+    "--clip-grad 1.0 --fp16"
+)
+"""GPT-3, as in an example of Megatron-LM (pretrain_gpt3_175B.sh), which asks for 128 nodes of 8 GPUs."""
+GPT3_GPUS = 128 * 8
+ARGUMENTS_CASES = (
+    (GPT3, GPT3_GPUS),
+    ("--num-layers 24 --tensor-model-parallel-size 2 --micro-batch-size 4 --global-batch-size 64 --bf16", 16),
+    ("--micro-batch-size 8 --pipeline-model-parallel-size 4 --global-batch-size 96", 12),
+    ("--lr 1e-4 --micro-batch-size 2 --tensor-model-parallel-size 4", 8),
+    ("--fp16 --global-batch-size 120 --micro-batch-size 5 --clip-grad 1.0", 6),
+)
+"""Command lines, and numbers of GPUs; in the fourth, no global batch is given."""
+
+
+def megatron_layout(words: Sequence[str], gpus: int) -> Numbers:
+    """Tensor and pipeline degrees, replicas, and micro-batches of a replica per step.
+
+    Args:
+        words: what follows the program's name.
+        gpus: processes in all.
+
+    Source: Narayanan et al. 2021 (arXiv 2104.04473): p · t · d = n, and m = B / (b · d); defaults as Megatron-LM's
+    `arguments.py` sets them: degrees of 1, a global batch of one micro-batch per replica.
+    """
+    given = dict(pairwise(words))
+    tp = int(given.get("--tensor-model-parallel-size", 1))
+    pp = int(given.get("--pipeline-model-parallel-size", 1))
+    dp = gpus // (tp * pp)
+    micro = int(given["--micro-batch-size"])
+    return tp, pp, dp, int(given.get("--global-batch-size", micro * dp)) // (micro * dp)
+
+
+def _ways(words: Sequence[str], gpus: int) -> dict[str, tuple[Numbers, Said]]:
+    """What the usual mistakes would give, and what to say of each."""
+    tp, pp, dp, m = megatron_layout(words, gpus)
+    given = dict(pairwise(words))
+    micro = int(given["--micro-batch-size"])
+    batch = int(given.get("--global-batch-size", micro * dp))
+    return {
+        "no default": (
+            (tp, pp, dp, 0),
+            Said(
+                "No global batch is given here: Megatron then takes one micro-batch per replica, not none.",
+                "Ici, aucun batch global n’est donné : Megatron prend alors un micro-batch par réplique, et non zéro.",
+            ),
+        ),
+        "all gpus": (
+            (tp, pp, gpus, batch // (micro * gpus)),
+            Said(
+                f"dp={gpus} counts every GPU: a replica of the model takes tp × pp = {tp * pp} of them.",
+                f"dp={gpus} compte chaque GPU : une réplique du modèle en occupe tp × pp = {tp * pp}.",
+            ),
+        ),
+        "without pp": (
+            (tp, pp, gpus // tp, batch // (micro * (gpus // tp))),
+            Said(
+                f"dp={gpus // tp} forgets the pipeline: a replica takes tp × pp = {tp * pp} GPUs.",
+                f"dp={gpus // tp} oublie le pipeline : une réplique occupe tp × pp = {tp * pp} GPU.",
+            ),
+        ),
+        "without tp": (
+            (tp, pp, gpus // pp, batch // (micro * (gpus // pp))),
+            Said(
+                f"dp={gpus // pp} forgets the tensor degree: a replica takes tp × pp = {tp * pp} GPUs.",
+                f"dp={gpus // pp} oublie le degré tensor : une réplique occupe tp × pp = {tp * pp} GPU.",
+            ),
+        ),
+        "batch of all": (
+            (tp, pp, dp, batch // micro),
+            Said(
+                f"{batch // micro} micro-batches are those of all {dp} replicas together: each has its share.",
+                f"{batch // micro} micro-batches, c’est le compte des {dp} répliques ensemble : chacune en a sa part.",
+            ),
+        ),
+        "batch by gpus": (
+            (tp, pp, dp, batch // (micro * gpus)),
+            Said(
+                "You share the batch out among all GPUs, but those of one replica work on the same samples: divide by "
+                f"the replicas, dp={dp}.",
+                "Vous partagez le batch entre tous les GPU, or ceux d’une même réplique traitent les mêmes "
+                f"échantillons : divisez par le nombre de répliques, dp={dp}.",
+            ),
+        ),
+        "samples": (
+            (tp, pp, dp, batch // dp),
+            Said(
+                f"{batch // dp} are the samples of a replica per step; divide by --micro-batch-size.",
+                f"{batch // dp}, c’est le nombre d’échantillons d’une réplique par pas ; divisez par "
+                "--micro-batch-size.",
+            ),
+        ),
+        "swapped": (
+            (pp, tp, dp, m),
+            Said(
+                "The tensor and pipeline degrees are swapped: (tp, pp, dp, micro-batches).",
+                "Les degrés tensor et pipeline sont intervertis : (tp, pp, dp, micro-batches).",
+            ),
+        ),
+    }
+
+
+def _arguments_judge(answer: Callable[..., Any]) -> None:
+    for line, gpus in ARGUMENTS_CASES:
+        words = shlex.split(line)
+        given, right = _numbers(answer(list(words), gpus)), megatron_layout(words, gpus)
+        if given == right:
+            continue
+        for numbers, says in _ways(words, gpus).values():
+            if given == numbers:
+                raise Wrong(_arguments_asked(line, gpus) + str(says))
+        for name, mine, wanted in zip(("tp", "pp", "dp", "micro-batches"), given, right, strict=True):
+            if mine != wanted:
+                raise Wrong(
+                    _arguments_asked(line, gpus)
+                    + say(
+                        en=f"Megatron would take {name}={wanted}, but your function returns {mine}.",
+                        fr=f"Megatron prendrait {name}={wanted}, mais votre fonction renvoie {mine}.",
+                    )
+                )
+
+
+def _arguments_asked(line: str, gpus: int) -> str:
+    return say(en=f"On {gpus} GPUs, with {line}: ", fr=f"Sur {gpus} GPU, avec {line} : ")
+
+
+def _numbers(given: Any) -> Numbers:
+    if given is None:
+        raise Wrong(
+            say(
+                en="Your function returns nothing: end it with return.",
+                fr="Votre fonction ne renvoie rien : terminez-la par return.",
+            )
+        )
+    if not isinstance(given, tuple | list) or len(given) != 4:
+        raise Wrong(
+            say(
+                en="Four numbers are expected: tp, pp, dp and the micro-batches of a replica.",
+                fr="On attend quatre nombres : tp, pp, dp et le nombre de micro-batches d’une réplique.",
+            )
+        )
+    if any(isinstance(one, str) for one in given):
+        raise Wrong(
+            say(
+                en="Some of the four are texts: what a command line gives must be turned into numbers, int(…).",
+                fr="Certains des quatre sont des textes : ce que donne une ligne de commande doit devenir un nombre, "
+                "int(…).",
+            )
+        )
+    if any(one != int(one) for one in given):
+        raise Wrong(
+            say(
+                en=f"{tuple(given)}: degrees and counts are whole numbers.",
+                fr=f"{tuple(given)} : degrés et comptes sont des nombres entiers.",
+            )
+        )
+    tp, pp, dp, micro_batches = (int(one) for one in given)
+    return tp, pp, dp, micro_batches
+
+
+MEGATRON_ARGUMENTS = Exercise(
+    id="megatron-arguments",
+    title=Said("the layout that a command line tells", "la répartition qu’indique une ligne de commande"),
+    judge=_arguments_judge,
+    praise=Said(
+        "Right: nobody gives dp on the line; it is what is left of the GPUs.",
+        "Exact : personne n’écrit dp sur la ligne ; c’est ce qui reste des GPU.",
+    ),
+    hints=(
+        Said(
+            "Which options are there always? Degrees that are left out are 1. dp is left over: gpus over what one "
+            "replica takes.",
+            "Quelles options sont toujours là ? Un degré absent vaut 1. dp est ce qui reste : gpus divisé par ce "
+            "qu’occupe une réplique.",
+        ),
+        Said(
+            "dict(zip(words, words[1:])) gives each option its value; .get(option, default). The default global batch "
+            "is micro × dp, so that there is one micro-batch.",
+            "dict(zip(words, words[1:])) associe à chaque option sa valeur ; .get(option, défaut). Le batch global par "
+            "défaut est micro × dp, soit un seul micro-batch.",
+        ),
+    ),
+)
+
+
+COURSE = {
+    "zero_optimization": {
+        "stage": 2,
+        "contiguous_gradients": True,
+        "overlap_comm": True,
+        "reduce_scatter": True,
+        "reduce_bucket_size": 5e8,
+        "allgather_bucket_size": 5e8,
+    }
+}
+"""The JSON of the course's slide on DeepSpeed, word for word."""
+COURSE_JSON_CASES = ((128, 4, 28), (64, 2, 16), (96, 3, 10), (1536, 8, 7), (12, 4, 8))
+"""Global batch, ranks, samples that fit in a GPU."""
+UNSAID = 97
+"""Micro-batch of a run about which the file says nothing; no case asks for it."""
+
+
+def complete(course: Mapping[str, Any], global_batch: int, ranks: int, fits: int) -> dict[str, Any]:
+    """The course's JSON with sizes of batches: the largest micro-batch that fits and divides a rank's samples.
+
+    Source: deepspeed.ai, "DeepSpeed Configuration JSON": train_batch_size = train_micro_batch_size_per_gpu ×
+    gradient_accumulation_steps × number of GPUs.
+    """
+    samples = global_batch // ranks
+    micro = max(size for size in range(1, fits + 1) if samples % size == 0)
+    return {
+        **course,
+        "train_batch_size": global_batch,
+        "train_micro_batch_size_per_gpu": micro,
+        "gradient_accumulation_steps": samples // micro,
+    }
+
+
+def _course_json_judge(answer: Callable[..., Any]) -> None:
+    for global_batch, ranks, fits in COURSE_JSON_CASES:
+        course = copy.deepcopy(COURSE)
+        document = _mapping(answer(course, global_batch, ranks, fits))
+        asked = _course_json_asked(global_batch, ranks, fits)
+        if course != COURSE:
+            raise Wrong(
+                say(
+                    en="Your function changes the dictionary that it is given: the next file would begin with what "
+                    "this one says. Work on a copy, e.g. {**course, …}.",
+                    fr="Votre fonction modifie le dictionnaire reçu : le fichier suivant commencerait par ce que dit "
+                    "celui-ci. Travaillez sur une copie, par exemple {**course, …}.",
+                )
+            )
+        if document.get("zero_optimization") != COURSE["zero_optimization"]:
+            raise Wrong(
+                say(
+                    en="What the course's file says of ZeRO is gone or has changed: keep course, and add to it, at the "
+                    "top level.",
+                    fr="Ce que le fichier du cours dit de ZeRO a disparu ou changé : gardez course, et complétez-le, "
+                    "au premier niveau.",
+                )
+            )
+        _check_sizes(document, complete(COURSE, global_batch, ranks, fits), asked, ranks, fits)
+
+
+def _course_json_asked(global_batch: int, ranks: int, fits: int) -> Said:
+    return Said(
+        f"a global batch of {global_batch} on {ranks} GPUs with room for {fits} samples each",
+        f"un batch global de {global_batch} sur {ranks} GPU, où tiennent {fits} échantillons chacun",
+    )
+
+
+def _mapping(document: object) -> Mapping[str, Any]:
+    if document is None:
+        raise Wrong(
+            say(
+                en="Your function returns nothing: end it with return.",
+                fr="Votre fonction ne renvoie rien : terminez-la par return.",
+            )
+        )
+    if not isinstance(document, Mapping):
+        raise Wrong(
+            say(
+                en=f"A dictionary is expected, but your function returns a {type(document).__name__}.",
+                fr=f"Un dictionnaire est attendu, mais votre fonction renvoie un objet de type "
+                f"{type(document).__name__}.",
+            )
+        )
+    return document
+
+
+def _check_sizes(document: Mapping[str, Any], right: Mapping[str, Any], asked: Said, ranks: int, fits: int) -> None:
+    total, micro = document.get("train_batch_size"), document.get("train_micro_batch_size_per_gpu")
+    if total is None and micro is None:
+        raise Wrong(
+            say(
+                en="DeepSpeed refuses this file: it gives no size of batch, neither train_batch_size nor "
+                "train_micro_batch_size_per_gpu. That is what the slide left out.",
+                fr="DeepSpeed refuse ce fichier : il ne donne aucune taille de batch, ni train_batch_size, ni "
+                "train_micro_batch_size_per_gpu. C’est ce que la diapositive ne disait pas.",
+            )
+        )
+    layout = _read(document, ranks, asked)
+    wanted = right["train_batch_size"]
+    if layout.global_batch != wanted:
+        times = layout.global_batch / wanted
+        raise Wrong(
+            say(
+                en=f"Asked for: {asked.en}. DeepSpeed would take {layout.global_batch} samples per step "
+                f"({layout.micro_batch} × {layout.micro_batches} × {ranks}), {significant(times)} times as many: "
+                "train_batch_size counts all GPUs, the micro-batch is that of one.",
+                fr=f"Demandé : {asked.fr}. DeepSpeed prendrait {layout.global_batch} échantillons par pas "
+                f"({layout.micro_batch} × {layout.micro_batches} × {ranks}), soit {significant(times)} "
+                "fois le compte : train_batch_size compte tous les GPU, le micro-batch est celui d’un seul.",
+            )
+        )
+    if layout.micro_batch > fits:
+        raise Wrong(
+            say(
+                en=f"Asked for: {asked.en}. The micro-batch of your file, {layout.micro_batch}, does not fit: "
+                "accumulate over more, smaller ones.",
+                fr=f"Demandé : {asked.fr}. Le micro-batch de votre fichier, {layout.micro_batch}, ne tient pas : "
+                "cumulez-en davantage, plus petits.",
+            )
+        )
+    best = right["train_micro_batch_size_per_gpu"]
+    if layout.micro_batch < best:
+        raise Wrong(
+            say(
+                en=f"Asked for: {asked.en}. Your file takes micro-batches of {layout.micro_batch}, and accumulates "
+                f"{layout.micro_batches}; {best} fit and divide a GPU's samples too, with fewer passes.",
+                fr=f"Demandé : {asked.fr}. Votre fichier prend des micro-batches de {layout.micro_batch}, et en cumule "
+                f"{layout.micro_batches} ; {best} tiennent et divisent aussi les échantillons d’un GPU, en moins de "
+                "passes.",
+            )
+        )
+
+
+def _read(document: Mapping[str, Any], ranks: int, asked: Said) -> Any:
+    from dlojz.config.deepspeed_json import read_deepspeed_json
+
+    base = RunConfig.of(model="gpt_tiny", dp=ranks, engine="deepspeed", micro_batch=UNSAID)
+    try:
+        return read_deepspeed_json(json.dumps(document), base).layout
+    except LabError as error:
+        raise Wrong(
+            say(
+                en=f"Asked for: {asked.en}. DeepSpeed or the lab refuses your file: {error}",
+                fr=f"Demandé : {asked.fr}. DeepSpeed ou le TP refuse votre fichier : {error}",
+            )
+        ) from None
+    except (TypeError, ValueError) as error:
+        raise Wrong(
+            say(
+                en=f"This dictionary cannot be written as JSON ({error}).",
+                fr=f"Ce dictionnaire ne s’écrit pas en JSON ({error}).",
+            )
+        ) from None
+
+
+COURSE_JSON = Exercise(
+    id="course-json",
+    title=Said("the course's JSON, completed", "le JSON du cours, complété"),
+    judge=_course_json_judge,
+    praise=Said(
+        "Right: five clusters, and DeepSpeed would run each with the batch asked for.",
+        "Exact : cinq configurations, et DeepSpeed exécuterait chacune avec le batch demandé.",
+    ),
+    hints=(
+        Said(
+            "Each GPU has global_batch / ranks samples per step. Into how many equal parts, at least, must they be cut "
+            "for each part to fit?",
+            "Chaque GPU a global_batch / ranks échantillons par pas. En combien de parts égales, au moins, faut-il les "
+            "couper pour que chacune tienne ?",
+        ),
+        Said(
+            "The micro-batch is the largest divisor of global_batch // ranks that is at most fits; "
+            "gradient_accumulation_steps is how many of them make up the samples of a GPU.",
+            "Le micro-batch est le plus grand diviseur de global_batch // ranks qui ne dépasse pas fits ; "
+            "gradient_accumulation_steps est leur nombre dans les échantillons d’un GPU.",
+        ),
+    ),
+)
+
+
+PROJECTION_CASES = ((4, 3, 2, 1), (6, 2, 3, 1), (4, 2, 4, 2), (2, 3, 1, 0))
+"""Heads, width of a head, ranks, rank; the last on one rank."""
+
+
+def megatron_qkv(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
+    """A rank's rows, (3D / tp, D), in the order q, k, v of a head, then of the next head.
+
+    Args:
+        weight: `in_proj_weight` of `nn.MultiheadAttention`, (3D, D): all of Q, then all of K, then all of V.
+        heads: of the whole layer.
+        tp: ranks that share it.
+        rank: among them.
+
+    Source: megatron-core 0.16, `transformer/attention.py`, `SelfAttention.get_query_key_value_tensors`.
+    """
+    width = weight.shape[1]
+    by_head_HE = weight.view(3, heads, width // heads, width).transpose(0, 1)
+    return by_head_HE.reshape(3 * width, width).chunk(tp)[rank]
+
+
+def _cases() -> Iterator[tuple[Tensor, int, int, int]]:
+    import torch
+
+    for number, (heads, each, tp, rank) in enumerate(PROJECTION_CASES):
+        generator = torch.Generator().manual_seed(80 + number)
+        yield torch.randn(3 * heads * each, heads * each, generator=generator), heads, tp, rank
+
+
+def _rows(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
+    return weight.chunk(tp)[rank]
+
+
+def _three_parts(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
+    import torch
+
+    return torch.cat([part.chunk(tp)[rank] for part in weight.chunk(3)])
+
+
+def _strided(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
+    width = weight.shape[1]
+    by_head = weight.view(3, heads, width // heads, width).transpose(0, 1)
+    return by_head[rank::tp].reshape(3 * width // tp, width)
+
+
+def _by_row(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
+    width = weight.shape[1]
+    by_row = weight.view(3, heads, width // heads, width).permute(1, 2, 0, 3)
+    return by_row.reshape(3 * width, width).chunk(tp)[rank]
+
+
+def _columns(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
+    return megatron_qkv(weight, heads, 1, 0).chunk(tp, dim=1)[rank]
+
+
+def _whole(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
+    return megatron_qkv(weight, heads, 1, 0)
+
+
+def _first(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
+    return megatron_qkv(weight, heads, tp, 0)
+
+
+MEGATRON_QKV = Exercise(
+    id="megatron-qkv",
+    title=Said("from torch to Megatron: Q, K and V", "de torch à Megatron : Q, K et V"),
+    judge=by_reference(
+        megatron_qkv,
+        cases=_cases,
+        mistakes=(
+            Mistake(
+                _rows,
+                Said(
+                    "You cut torch's rows as they lie: all of Q comes first, so the first rank gets queries, and the "
+                    "last one values. Each rank needs the q, k and v of its own heads.",
+                    "Vous coupez les lignes de torch telles quelles : Q tout entier vient d’abord, le premier rang "
+                    "reçoit donc des requêtes, et le dernier des valeurs. Chaque rang a besoin des q, k et v de ses "
+                    "propres têtes.",
+                ),
+            ),
+            Mistake(
+                _three_parts,
+                Said(
+                    "The heads are the right ones, but not their order: you put all of the rank's q first, then all "
+                    "its k. Megatron reads q, k, v of a head, then those of the next: no shape would tell.",
+                    "Ce sont les bonnes têtes, mais pas le bon ordre : vous mettez d’abord tous les q du rang, puis "
+                    "tous ses k. Megatron lit q, k, v d’une tête, puis ceux de la suivante : aucune forme ne le "
+                    "signalerait.",
+                ),
+            ),
+            Mistake(
+                _strided,
+                Said(
+                    "You deal the heads out in turn; a rank has consecutive ones: the first heads / tp to rank 0.",
+                    "Vous distribuez les têtes à tour de rôle ; un rang en a de consécutives : les heads / tp "
+                    "premières au rang 0.",
+                ),
+            ),
+            Mistake(
+                _by_row,
+                Said(
+                    "You interleave row by row: within a head, all rows of q come first, then those of k, then of v.",
+                    "Vous entrelacez ligne par ligne : dans une tête, viennent d’abord toutes les lignes de q, puis "
+                    "celles de k, puis de v.",
+                ),
+            ),
+            Mistake(
+                _columns,
+                Said(
+                    "You cut along the inputs (dim 1). Heads are outputs, and torch's weight is (outputs, inputs): "
+                    "Megatron's column-parallel layer cuts dim 0 of it.",
+                    "Vous coupez selon les entrées (dim 1). Les têtes sont des sorties, et le poids de torch est "
+                    "(sorties, entrées) : la couche « par colonnes » de Megatron en coupe la dimension 0.",
+                ),
+            ),
+            Mistake(
+                _whole,
+                Said(
+                    "The order is right, but that is the whole layer: keep the rank's part.",
+                    "L’ordre est juste, mais c’est la couche entière : ne gardez que la part du rang.",
+                ),
+            ),
+            Mistake(
+                _first,
+                Said(
+                    "Every rank gets the part of rank 0: take that of rank.",
+                    "Chaque rang reçoit la part du rang 0 : prenez celle de rank.",
+                ),
+            ),
+        ),
+    ),
+    praise=Said(
+        "Right: whole heads on each rank, each with its q, k and v. A checkpoint is converted just so.",
+        "Exact : des têtes entières sur chaque rang, chacune avec ses q, k et v. C’est ainsi qu’on convertit un "
+        "checkpoint.",
+    ),
+    hints=(
+        Said(
+            "Give the rows their true dimensions with view: which of Q, K, V; which head; which row of the head. Which "
+            "two of them must change places?",
+            "Rendez aux lignes leurs vraies dimensions avec view : lequel de Q, K, V ; quelle tête ; quelle ligne de "
+            "la tête. Lesquelles doivent changer de place ?",
+        ),
+        Said(
+            "weight.view(3, heads, -1, width).transpose(0, 1), back to (3 · width, width) with reshape, then "
+            "chunk(tp)[rank].",
+            "weight.view(3, heads, -1, width).transpose(0, 1), retour à (3 · width, width) par reshape, puis "
+            "chunk(tp)[rank].",
+        ),
+    ),
+)
+
+
+Messages = Mapping[str, int]
+
+TRAFFIC_CASES: tuple[tuple[str, dict[str, Any], int], ...] = (
+    ("DDP", {"engine": "torch"}, 0),
+    ("DeepSpeed, stage 2", {"engine": "deepspeed", "zero": 2}, 2),
+    ("FSDP2", {"engine": "torch", "zero": 3}, 3),
+    ("DeepSpeed, stage 0", {"engine": "deepspeed", "zero": 0, "micro_batches": 2}, 0),
+    ("DeepSpeed, stage 3", {"engine": "deepspeed", "zero": 3, "micro_batches": 2}, 3),
+    ("ZeRO-1", {"engine": "by_hand", "zero": 1}, 2),
+    ("ZeRO-2", {"engine": "by_hand", "zero": 2, "micro_batches": 4}, 2),
+    ("DeepSpeed, stage 1", {"engine": "deepspeed", "zero": 1, "dp": 3}, 2),
+)
+"""Names, layouts of gpt_tiny, and what is to be found: stage 0, 2 for 1 or 2, 3."""
+
+
+def messages_of(footprint: Footprint) -> dict[str, int]:
+    """Bytes of the messages of one step by collective, of all groups, as a probe would count them."""
+    found: dict[str, int] = defaultdict(int)
+    for one in footprint.communication:
+        found[one.collective] += one.message_bytes
+    return dict(found)
+
+
+def stage(messages: Messages, weight_bytes: int) -> int:
+    """0 where no weights travel, 2 where they are gathered once per step (stages 1 and 2), 3 where more often.
+
+    Args:
+        messages: bytes of one step by collective.
+        weight_bytes: of the whole model.
+
+    Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §7: stages 1 and 2 gather the updated weights once; stage 3
+    gathers them for forward and again for backward.
+    """
+    gathered = messages.get("all_gather", 0) / weight_bytes
+    if gathered < 0.5:
+        return 0
+    return 2 if gathered < 1.5 else 3
+
+
+def cases() -> list[tuple[str, dict[str, int], int, int]]:
+    """Name, messages, bytes of the weights and stage of each layout."""
+    from dlojz import models
+    from dlojz.prediction import predict
+
+    weight_bytes = 4 * models.describe("gpt_tiny").parameters
+    return [
+        (
+            name,
+            messages_of(predict(RunConfig.of(**{"model": "gpt_tiny", "dp": 2, **layout}))),
+            weight_bytes,
+            right,
+        )
+        for name, layout, right in TRAFFIC_CASES
+    ]
+
+
+def _traffic_judge(answer: Callable[..., Any]) -> None:
+    for _, messages, weight_bytes, right in cases():
+        given = answer(dict(messages), weight_bytes)
+        if given is None:
+            raise Wrong(
+                say(
+                    en="Your function returns nothing for some of the steps: every way through it ends with return.",
+                    fr="Votre fonction ne renvoie rien pour certains pas : chacun de ses chemins finit par return.",
+                )
+            )
+        if isinstance(given, bool) or given not in (0, 2, 3):
+            raise Wrong(
+                say(
+                    en=f"Your function returns {given!r}; 0, 2 (for stages 1 and 2) or 3 is expected.",
+                    fr=f"Votre fonction renvoie {given!r} ; on attend 0, 2 (pour les stages 1 et 2) ou 3.",
+                )
+            )
+        if given != right:
+            raise Wrong(_told(messages, weight_bytes) + str(_why(given, right, messages)))
+
+
+def _told(messages: Messages, weight_bytes: int) -> str:
+    parts = ", ".join(f"{name} {significant(size / weight_bytes)} Ψ" for name, size in messages.items())
+    return say(
+        en=f"In a step with {parts} (Ψ: the bytes of the weights): ",
+        fr=f"Pour un pas avec {parts} (Ψ : les octets des poids) : ",
+    )
+
+
+def _why(given: int, right: int, messages: Messages) -> Said:
+    if right == 0:
+        return Said(
+            "the weights never travel, since every rank has them all: nothing is sharded, whatever the number of bytes "
+            "of the all-reduce.",
+            "les poids ne voyagent jamais, car chaque rang les a tous : rien n’est réparti, quel que soit le nombre "
+            "d’octets de l’all-reduce.",
+        )
+    if right == 2 and given == 3:
+        return Said(
+            "the weights are gathered once, after the update: between the steps every rank keeps them whole. Stage 3 "
+            "gathers them for forward, and again for backward.",
+            "les poids sont rassemblés une fois, après la mise à jour : entre les pas, chaque rang les garde entiers. "
+            "Le stage 3 les rassemble pour la passe avant, puis pour la passe arrière.",
+        )
+    if right == 2 and "reduce_scatter" not in messages:
+        return Said(
+            "the gradients leave by all-reduce, but weights are gathered too, once: DeepSpeed updates shares although "
+            "it reduces everything (lab 04). Look at the all-gather.",
+            "les gradients partent par all-reduce, mais les poids sont aussi rassemblés, une fois : DeepSpeed met à "
+            "jour des parts bien qu’il réduise tout (TP 04). Regardez l’all-gather.",
+        )
+    if right == 2:
+        return Said(
+            "the weights are gathered once per step: each rank has updated its share of them.",
+            "les poids sont rassemblés une fois par pas : chaque rang en a mis à jour sa part.",
+        )
+    return Said(
+        "the weights are gathered at least twice per step, for forward and for backward: no rank keeps them whole. "
+        "(With several micro-batches, more often still; padding adds a little.)",
+        "les poids sont rassemblés au moins deux fois par pas, pour la passe avant et pour la passe arrière : aucun "
+        "rang ne les garde entiers. (Avec plusieurs micro-batches, davantage encore ; le remplissage ajoute un peu.)",
+    )
+
+
+READ_TRAFFIC = Exercise(
+    id="read-traffic",
+    title=Said("read the messages of a step", "lire les messages d’un pas"),
+    judge=_traffic_judge,
+    praise=Said(
+        "Right: eight layouts of four programs, told apart by their messages alone.",
+        "Exact : huit répartitions, reconnues à leurs seuls messages.",
+    ),
+    hints=(
+        Said(
+            "Gradients have to be reduced in any case. What tells the stages apart is how often the weights travel.",
+            "Les gradients doivent être réduits dans tous les cas. Ce qui distingue les stages, c’est combien de fois "
+            "les poids voyagent.",
+        ),
+        Said(
+            "gathered = messages.get('all_gather', 0) / weight_bytes: about 0, about 1, or 2 and more. Leave room for "
+            "padding and for small messages.",
+            "gathered = messages.get('all_gather', 0) / weight_bytes : environ 0, environ 1, ou bien 2 et plus. "
+            "Laissez de la marge pour le remplissage et les petits messages.",
+        ),
+    ),
+)

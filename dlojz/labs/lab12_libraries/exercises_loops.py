@@ -1,0 +1,689 @@
+"""Lab 12: a plain training loop rewritten for DeepSpeed's engine.
+
+A loop is right when the weights are those of the plain loop; how it is written does not matter. The engine is a
+stand-in that behaves as DeepSpeed's without ZeRO, where every mistake shows.
+
+Lab 12: a plain training loop rewritten for Accelerate, accumulation included.
+
+A loop is right when it goes through what `prepare` gives and its weights are those of Accelerate's own recipe; the
+accelerator is a stand-in that behaves as the real one on one process.
+
+Lab 12: what `gather_for_metrics` does: all ranks' values in the order of the data, without the samples seen twice.
+
+The answer runs on real ranks; what it must give is computed in one process.
+
+Lab 12: the student's loops on the libraries themselves, and how many updates each really makes.
+
+An update is counted where torch's own optimizer makes it. DeepSpeed and Accelerate run in a process of their own, so
+that nothing of them stays in the notebook's; where Accelerate is not installed, a stand-in takes its place and is
+called one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.base.machine import patience
+from dlojz.base.table import Table
+from dlojz.labs.kit.exercise import Exercise, NotDone, Said, Verdict, Wrong, show
+from dlojz.labs.kit.figures import or_to_do
+from dlojz.labs.kit.judges import Mistake
+from dlojz.labs.kit.rank_judges import Undone, by_ranks, same
+from dlojz.labs.lab12_libraries.stand_ins import (
+    SAMPLES,
+    AcceleratorStandIn,
+    EngineStandIn,
+    make_batches,
+    make_model,
+    make_optimizer,
+    weights_of,
+)
+from dlojz.libraries.library_catalogue import LIBRARIES, absence
+from dlojz.processes.forks import ForkedError, spmd
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ENGINE_CASES = ((1, 3, 61), (4, 8, 62), (2, 5, 63))
+"""Accumulation, micro-batches and seed; the last leaves one micro-batch for the next step."""
+
+NOT_REDUCED = Said(
+    "On one process the weights are right. But the engine's backward is never called, and it is the one that averages "
+    "gradients over the ranks: on several, each would learn for itself.",
+    "Sur un seul processus, les poids sont justes. Mais la passe arrière du moteur n’est jamais appelée, et c’est elle "
+    "qui moyenne les gradients entre les rangs : à plusieurs, chacun apprendrait pour soi.",
+)
+
+
+def plain_loop(model: Any, optimizer: Any, batches: Sequence[Any], accumulation: int) -> None:
+    """The loop without library: share of the mean, backward, and every `accumulation` micro-batches an update."""
+    for number, batch in enumerate(batches, start=1):
+        loss = model(batch) / accumulation
+        loss.backward()
+        if number % accumulation == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def deepspeed_loop(engine: Any, batches: Sequence[Any]) -> None:
+    """The same for DeepSpeed's engine.
+
+    Source: deepspeed.ai, "Getting Started": forward, `engine.backward(loss)`, `engine.step()` for each micro-batch.
+    """
+    for batch in batches:
+        loss = engine(batch)
+        engine.backward(loss)
+        engine.step()
+
+
+def _engine_judge(answer: Callable[..., Any]) -> None:
+    for accumulation, number, seed in ENGINE_CASES:
+        batches = make_batches(number, seed)
+        truth = make_model(seed)
+        plain_loop(truth, make_optimizer(truth), batches, accumulation)
+        engine = EngineStandIn(make_model(seed), accumulation)
+        answer(engine, batches)
+        if not same(weights_of(engine.module), weights_of(truth)):
+            said = _counts(engine, number) or _sizes(engine, accumulation, number)
+            raise Wrong(str(said or _engine_other(accumulation, number)))
+        if engine.backwards < number:
+            raise Wrong(str(NOT_REDUCED))
+
+
+def _counts(engine: EngineStandIn, number: int) -> Said | None:
+    """What was not called as often as there are micro-batches."""
+    if engine.forwards == 0:
+        return Said(
+            "The engine's forward is never called: engine(batch) gives the loss.",
+            "La passe avant du moteur n’est jamais appelée : engine(batch) donne la perte.",
+        )
+    if engine.forwards < number:
+        return Said(
+            f"Your loop ends after {engine.forwards} of {number} micro-batches (a return inside it?).",
+            f"Votre boucle s’arrête après {engine.forwards} micro-batches sur {number} (un return à l’intérieur ?).",
+        )
+    if engine.backwards < number:
+        return Said(
+            f"engine.backward is called for {engine.backwards} of {number} micro-batches: each one has its own, "
+            "before its activations are thrown away.",
+            f"engine.backward est appelé {engine.backwards} fois pour {number} micro-batches : chacun a le sien, avant "
+            "que ses activations ne soient libérées.",
+        )
+    return None
+
+
+def _sizes(engine: EngineStandIn, accumulation: int, number: int) -> Said | None:
+    if any(abs(value - 1 / accumulation) > 1e-6 for value in engine.arrived):
+        return Said(
+            f"The loss is divided by the accumulation, {accumulation}, and so divides the engine's backward once more: "
+            "give it the loss as it is.",
+            f"La perte est divisée par l’accumulation, {accumulation}, et engine.backward divise encore : donnez-lui "
+            "la perte telle quelle.",
+        )
+    if engine.steps == 0:
+        return Said(
+            "engine.step is never called: no weight changes.",
+            "engine.step n’est jamais appelé : aucun poids ne change.",
+        )
+    if engine.steps == number // accumulation != number:
+        return Said(
+            f"engine.step is called every {accumulation} micro-batches only. But it counts them itself, and "
+            f"believes that only {engine.steps} of {number} have passed. Call it after each.",
+            f"engine.step n’est appelé que tous les {accumulation} micro-batches. Or c’est lui qui les compte : il "
+            f"croit qu’il n’en est passé que {engine.steps} sur {number}. Appelez-le après chacun.",
+        )
+    if engine.steps != number:
+        return Said(
+            f"Number of calls of engine.step for {number} micro-batches: {engine.steps}. Call it once after each.",
+            f"engine.step est appelé {engine.steps} fois pour {number} micro-batches : appelez-le une fois après "
+            "chacun.",
+        )
+    if engine.zeroed:
+        return Said(
+            "You zero the gradients with every micro-batch, and lose those of the ones before: engine.step zeroes them "
+            "when it has used them. (With ZeRO-2 the same line does nothing: a fault that comes and goes with the "
+            "JSON.)",
+            "Vous remettez les gradients à zéro à chaque micro-batch, et perdez ceux des précédents : engine.step s’en "
+            "charge, une fois qu’il s’en est servi. (En ZeRO-2, la même ligne ne fait rien : une erreur qui va et "
+            "vient avec le JSON.)",
+        )
+    return None
+
+
+def _engine_other(accumulation: int, number: int) -> Said:
+    return Said(
+        f"After {number} micro-batches with an accumulation of {accumulation}, the weights are not those of the plain "
+        "loop: for each micro-batch, in this order, forward, engine.backward, engine.step.",
+        f"Après {number} micro-batches avec une accumulation de {accumulation}, les poids ne sont pas ceux de la "
+        "boucle simple : pour chaque micro-batch, dans cet ordre, passe avant, engine.backward, engine.step.",
+    )
+
+
+DEEPSPEED_LOOP = Exercise(
+    id="deepspeed-loop",
+    title=Said("the loop for DeepSpeed", "la boucle pour DeepSpeed"),
+    judge=_engine_judge,
+    praise=Said(
+        "Right: the weights of the plain loop. Division, counting and zeroing are the engine's; the JSON decides.",
+        "Exact : les poids de la boucle simple. Diviser, compter, remettre à zéro, c’est le moteur ; le JSON décide.",
+    ),
+    hints=(
+        Said(
+            "Which lines of the plain loop need to know the accumulation? The engine knows it from the JSON: these "
+            "lines are its own.",
+            "Quelles lignes de la boucle simple ont besoin de l’accumulation ? Le moteur la connaît par le JSON : ces "
+            "lignes-là lui reviennent.",
+        ),
+        Said(
+            "Three lines in the loop, without any if: loss = engine(batch), engine.backward(loss), engine.step().",
+            "Trois lignes dans la boucle, sans aucun if : loss = engine(batch), engine.backward(loss), engine.step().",
+        ),
+    ),
+)
+
+
+ACCELERATOR_CASES = ((1, 3, 71), (4, 10, 72), (3, 6, 73))
+"""Accumulation, micro-batches and seed; in the second, two micro-batches are left over."""
+
+
+def accelerate_loop(accelerator: Any, model: Any, optimizer: Any, loader: Sequence[Any]) -> None:
+    """The loop as Accelerate's guide has it.
+
+    Source: huggingface.co/docs/accelerate, "Performing gradient accumulation": `accumulate(model)` around forward,
+    `accelerator.backward`, `optimizer.step` and `optimizer.zero_grad`.
+    """
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for batch in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch))
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def updates(micro_batches: int, accumulation: int) -> int:
+    """Updates of one pass over a loader: the last, incomplete step counts.
+
+    Source: Accelerate 1.15, `Accelerator._do_sync`: gradients are whole at the end of the loader too.
+    """
+    return -(-micro_batches // accumulation)
+
+
+def _accelerator_judge(answer: Callable[..., Any]) -> None:
+    for accumulation, number, seed in ACCELERATOR_CASES:
+        batches, truth = make_batches(number, seed), make_model(seed)
+        accelerate_loop(AcceleratorStandIn(accumulation), truth, make_optimizer(truth), batches)
+        accelerator, model = AcceleratorStandIn(accumulation), make_model(seed)
+        answer(accelerator, model, make_optimizer(model), batches)
+        said = _unprepared(accelerator)
+        if said is None and not same(weights_of(model), weights_of(truth)):
+            said = _calls(accelerator, accumulation, number) or _accelerator_other(accumulation, number)
+        if said is not None:
+            raise Wrong(str(said))
+
+
+def _unprepared(accelerator: AcceleratorStandIn) -> Said | None:
+    model, optimizer, loader = accelerator.model, accelerator.optimizer, accelerator.loader
+    if model is None and optimizer is None and loader is None:
+        return Said(
+            "accelerator.prepare is never called: on several GPUs, each would train on all the data, for itself.",
+            "accelerator.prepare n’est jamais appelé : sur plusieurs GPU, chacun s’entraînerait seul, sur toutes les "
+            "données.",
+        )
+    if loader is None or not loader.passes:
+        return Said(
+            "The loop reads the loader as it was given, not the one that prepare gives: every rank would read all the "
+            "data, and Accelerate would not see where it ends.",
+            "La boucle lit le chargeur de départ, et non celui que rend prepare : chaque rang lirait toutes les "
+            "données, et Accelerate n’en verrait pas la fin.",
+        )
+    if model is None or not model.forwards:
+        return Said(
+            "The forward pass goes through the model as it was given, not the one that prepare gives: on several GPUs "
+            "its gradients would never be averaged.",
+            "La passe avant utilise le modèle de départ, et non celui que rend prepare : sur plusieurs GPU, ses "
+            "gradients ne seraient jamais moyennés.",
+        )
+    if optimizer is None or not optimizer.steps:
+        return Said(
+            "The optimizer that prepare gives is never used: the one from before updates at every micro-batch, "
+            "and knows nothing of accumulation.",
+            "L’optimiseur que rend prepare ne sert jamais : celui d’avant met à jour à chaque micro-batch, et ne sait "
+            "rien de l’accumulation.",
+        )
+    return None
+
+
+def _calls(accelerator: AcceleratorStandIn, accumulation: int, number: int) -> Said | None:
+    if accelerator.outside:
+        return Said(
+            f"You call loss.backward(): the loss is not divided by the accumulation, {accumulation} "
+            "(and in fp16 it would not be scaled): accelerator.backward(loss).",
+            f"Vous appelez loss.backward() : la perte n’est pas divisée par l’accumulation, {accumulation} (et en fp16 "
+            "elle ne serait pas mise à l’échelle) : accelerator.backward(loss).",
+        )
+    if any(abs(value - 1 / accumulation) > 1e-6 for value in accelerator.arrived):
+        return Said(
+            f"The loss is divided by the accumulation, {accumulation}, and accelerator.backward divides it once more: "
+            "give it the loss as it is.",
+            f"La perte est divisée par l’accumulation, {accumulation}, et accelerator.backward divise encore : "
+            "donnez-lui la perte telle quelle.",
+        )
+    return _accelerator_counted(accelerator, accumulation, number)
+
+
+def _accelerator_counted(accelerator: AcceleratorStandIn, accumulation: int, number: int) -> Said | None:
+    optimizer = accelerator.optimizer
+    if not accelerator.accumulated:
+        return Said(
+            "Without accelerator.accumulate, every micro-batch counts as the last of its step: the optimizer updates "
+            f"{number} times, with gradients divided by {accumulation}.",
+            "Sans accelerator.accumulate, chaque micro-batch compte comme le dernier de son pas : l’optimiseur met à "
+            f"jour {number} fois, avec des gradients divisés par {accumulation}.",
+        )
+    if accelerator.accumulated < number:
+        return Said(
+            f"accumulate is entered for {accelerator.accumulated} of {number} micro-batches: it counts them, so "
+            "enter it with each one.",
+            f"On entre {accelerator.accumulated} fois dans accumulate pour {number} micro-batches : c’est lui qui les "
+            "compte, entrez-y à chacun.",
+        )
+    if optimizer is None or not optimizer.zeroed:
+        return Said(
+            "Gradients are never zeroed: each update adds those of all steps before. With Accelerate, zeroing is still "
+            "yours to call: optimizer.zero_grad() after optimizer.step().",
+            "Les gradients ne sont jamais remis à zéro : chaque mise à jour y ajoute ceux de tous les pas précédents. "
+            "Avec Accelerate, c’est encore à vous : optimizer.zero_grad() après optimizer.step().",
+        )
+    if optimizer.steps == number // accumulation < updates(number, accumulation):
+        return Said(
+            f"You count micro-batches yourself, and so miss the end of the loader: {number} micro-batches make "
+            f"{updates(number, accumulation)} updates here, the last one with what is left. Call optimizer.step() each "
+            "time; it knows when to act.",
+            "Vous comptez les micro-batches vous-même, et manquez la fin du chargeur : ici, "
+            f"{number} micro-batches font {updates(number, accumulation)} mises à jour, la dernière avec ce qui reste. "
+            "Appelez optimizer.step() à chaque fois ; il sait quand agir.",
+        )
+    return None
+
+
+def _accelerator_other(accumulation: int, number: int) -> Said:
+    return Said(
+        f"After {number} micro-batches with an accumulation of {accumulation}, the weights are not those of "
+        "Accelerate's recipe: within accumulate, for each micro-batch, forward, accelerator.backward, optimizer.step, "
+        "optimizer.zero_grad.",
+        f"Après {number} micro-batches avec une accumulation de {accumulation}, les poids ne sont pas ceux que donne "
+        "Accelerate : dans accumulate, pour chaque micro-batch, passe avant, accelerator.backward, optimizer.step, "
+        "optimizer.zero_grad.",
+    )
+
+
+ACCELERATE_LOOP = Exercise(
+    id="accelerate-loop",
+    title=Said("the loop for Accelerate", "la boucle pour Accelerate"),
+    judge=_accelerator_judge,
+    praise=Said(
+        "Right: your loop, and the accelerator decides when the optimizer really acts, at the end of the loader too.",
+        "Exact : c’est votre boucle, et l’accélérateur décide quand l’optimiseur agit vraiment, à la fin du chargeur "
+        "aussi.",
+    ),
+    hints=(
+        Said(
+            "prepare takes the three and gives them back, wrapped, in the same order; everything after it uses what it "
+            "gave. What, in the plain loop, depends on the accumulation? It goes.",
+            "prepare prend les trois et les rend, enveloppés, dans le même ordre ; tout ce qui suit se sert de ce "
+            "qu’il a rendu. Qu’est-ce qui, dans la boucle simple, dépend de l’accumulation ? Cela disparaît.",
+        ),
+        Said(
+            "for batch in loader: with accelerator.accumulate(model): accelerator.backward(model(batch)), then "
+            "optimizer.step() and optimizer.zero_grad(), each time.",
+            "for batch in loader : with accelerator.accumulate(model) : accelerator.backward(model(batch)), puis "
+            "optimizer.step() et optimizer.zero_grad(), à chaque fois.",
+        ),
+    ),
+)
+
+
+EACH = 4
+"""Samples of a rank in one batch."""
+LAST, WHOLE = "last batch", "whole batch"
+LABELS = {
+    LAST: Said("what is gathered of the last batch", "ce qui est rassemblé du dernier batch"),
+    WHOLE: Said("what is gathered of a batch that is whole", "ce qui est rassemblé d’un batch complet"),
+}
+
+
+def gather_for_metrics(values: Tensor, real: int) -> Tensor:
+    """The values of all ranks, one rank after the other, without those that only fill the last batch.
+
+    Args:
+        values: of this rank, (samples of a rank, …), as many on each.
+        real: how many rows, of all ranks together, are no repetitions.
+
+    Source: Accelerate 1.15, `Accelerator.gather_for_metrics`, which knows `real` from its loader.
+    """
+    import torch
+    import torch.distributed as dist
+
+    parts = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, values)  # Who: all ranks. What: this rank's values. How much: their bytes.
+    return torch.cat(parts)[:real]
+
+
+def _data(size: int, seed: int) -> Tensor:
+    import torch
+
+    return torch.randn(size * EACH, 3, generator=torch.Generator().manual_seed(seed))
+
+
+def _real(size: int) -> int:
+    """Samples of the last batch: the last rank has one of its own, filled up with repetitions of the first."""
+    return (size - 1) * EACH + 1
+
+
+def _filled(size: int, seed: int) -> Tensor:
+    """The last batch, as the loader fills it up: the first samples once more."""
+    import torch
+
+    data, real = _data(size, seed + 1), _real(size)
+    return torch.cat([data[:real], _data(size, seed)[: size * EACH - real]])
+
+
+def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
+    mine = slice(rank * EACH, (rank + 1) * EACH)
+    return {
+        WHOLE: answer(_data(size, seed)[mine], size * EACH),
+        LAST: answer(_filled(size, seed)[mine], _real(size)),
+    }
+
+
+def _expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    return {WHOLE: _data(size, seed), LAST: _filled(size, seed)[: _real(size)]}
+
+
+def _all(values: Tensor) -> list[Tensor]:
+    import torch
+    import torch.distributed as dist
+
+    parts = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, values)
+    return parts
+
+
+def _uncut(values: Tensor, real: int) -> Tensor:
+    import torch
+
+    return torch.cat(_all(values))
+
+
+def _cut_by_rank(values: Tensor, real: int) -> Tensor:
+    import torch
+
+    parts = _all(values)
+    return torch.cat([part[: real // len(parts)] for part in parts])
+
+
+def _interleaved(values: Tensor, real: int) -> Tensor:
+    import torch
+
+    return torch.stack(_all(values), dim=1).flatten(0, 1)[:real]
+
+
+def _last_ones(values: Tensor, real: int) -> Tensor:
+    import torch
+
+    return torch.cat(_all(values))[-real:]
+
+
+def _summed(values: Tensor, real: int) -> Tensor:
+    import torch.distributed as dist
+
+    values = values.clone()
+    dist.all_reduce(values)
+    return values / dist.get_world_size()
+
+
+def _stacked(values: Tensor, real: int) -> Tensor:
+    import torch
+
+    return torch.stack(_all(values))
+
+
+GATHER_METRICS = Exercise(
+    id="gather-metrics",
+    title=Said("a metric over all ranks", "une mesure sur tous les rangs"),
+    judge=by_ranks(
+        trial=_trial,
+        expected=_expected,
+        labels=LABELS,
+        mistakes=(
+            Mistake(
+                _uncut,
+                Said(
+                    "The samples that only fill the last batch are kept: they count twice in the metric. Cut what is "
+                    "gathered down to real rows.",
+                    "Les échantillons qui ne font que compléter le dernier batch sont gardés : ils comptent deux fois "
+                    "dans la mesure. Ne gardez que real lignes de ce qui est rassemblé.",
+                ),
+            ),
+            Mistake(
+                _cut_by_rank,
+                Said(
+                    "You cut every rank's part; but only the last ranks have repetitions, at the end: gather first, "
+                    "then cut once.",
+                    "Vous coupez la part de chaque rang ; or seuls les derniers rangs ont des répétitions, à la fin : "
+                    "rassemblez d’abord, puis coupez une fois.",
+                ),
+            ),
+            Mistake(
+                _interleaved,
+                Said(
+                    "You take one sample of each rank in turn; here each rank has a batch of consecutive samples: one "
+                    "rank after the other (torch.cat).",
+                    "Vous prenez tour à tour un échantillon de chaque rang ; ici chaque rang a un batch d’échantillons "
+                    "consécutifs : un rang après l’autre (torch.cat).",
+                ),
+            ),
+            Mistake(
+                _last_ones,
+                Said(
+                    "You keep the last rows: the repetitions are at the end, so keep the first ones.",
+                    "Vous gardez les dernières lignes : les répétitions sont à la fin, gardez donc les premières.",
+                ),
+            ),
+            Mistake(
+                _summed,
+                Said(
+                    "You average over the ranks: a metric needs the values of all samples, one by one (all-gather).",
+                    "Vous faites la moyenne sur les rangs : une mesure a besoin des valeurs de tous les échantillons, "
+                    "une par une (all-gather).",
+                ),
+            ),
+            Mistake(
+                _stacked,
+                Said(
+                    "The ranks have become a dimension of their own: put their rows end to end (torch.cat), then cut.",
+                    "Les rangs forment une dimension à part : mettez leurs lignes bout à bout (torch.cat), puis "
+                    "coupez.",
+                ),
+            ),
+        ),
+    ),
+    praise=Said(
+        "Right: every sample once, in order, on every rank. Accelerate's gather_for_metrics does just that.",
+        "Exact : chaque échantillon une fois, dans l’ordre, sur chaque rang. C’est ce que fait gather_for_metrics.",
+    ),
+    hints=(
+        Said(
+            "Which collective gives every rank the tensors of all, unchanged? And where are the repetitions, once all "
+            "is laid end to end?",
+            "Quelle communication donne à chaque rang les tenseurs de tous, inchangés ? Et où sont les répétitions, "
+            "une fois le tout mis bout à bout ?",
+        ),
+        Said(
+            "parts = [torch.empty_like(values) for _ in range(dist.get_world_size())], dist.all_gather(parts, values), "
+            "torch.cat(parts), then the first real rows.",
+            "parts = [torch.empty_like(values) for _ in range(dist.get_world_size())], dist.all_gather(parts, values), "
+            "torch.cat(parts), puis les real premières lignes.",
+        ),
+    ),
+)
+
+
+Loop = Callable[..., Any]
+WALL_S = 90.0
+"""Seconds for one library, which is imported first."""
+
+
+def _loops_counted(optimizer: Any) -> list[int]:
+    made = [0]
+
+    def count(*_: Any) -> None:
+        made[0] += 1
+
+    optimizer.register_step_post_hook(count)
+    return made
+
+
+def plain_updates(loop: Loop, micro_batches: int, accumulation: int) -> int:
+    """Updates of the plain loop."""
+    model = make_model(1)
+    optimizer = make_optimizer(model)
+    made = _loops_counted(optimizer)
+    loop(model, optimizer, make_batches(micro_batches, seed=1), accumulation)
+    return made[0]
+
+
+def deepspeed_updates(loop: Loop, micro_batches: int, accumulation: int) -> int:
+    """Updates of a loop for DeepSpeed, with a real engine of stage 0.
+
+    Raises:
+        LabError: if the loop does not come to its end.
+    """
+
+    def count() -> int:
+        from dlojz.labs.kit.quiet_deepspeed import load_deepspeed
+
+        deepspeed = load_deepspeed()
+        deepspeed.utils.logger.setLevel("ERROR")
+        settings = {
+            "train_micro_batch_size_per_gpu": SAMPLES,
+            "gradient_accumulation_steps": accumulation,
+            "gradient_clipping": 0.0,
+        }
+        model = make_model(1)
+        optimizer = make_optimizer(model)
+        made = _loops_counted(optimizer)
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)
+        loop(engine, make_batches(micro_batches, seed=1))
+        return made[0]
+
+    return _apart("DeepSpeed", count)
+
+
+def accelerate_updates(loop: Loop, micro_batches: int, accumulation: int) -> int:
+    """Updates of a loop for Accelerate, with a real accelerator; with the stand-in where it is not installed.
+
+    Raises:
+        LabError: if the loop does not come to its end.
+    """
+
+    def count() -> int:
+        from accelerate import Accelerator
+        from torch.utils.data import DataLoader
+
+        samples: Any = [pair for batch in make_batches(micro_batches, seed=1) for pair in zip(*batch, strict=True)]
+        model = make_model(1)
+        optimizer = make_optimizer(model)
+        made = _loops_counted(optimizer)
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulation)
+        loop(accelerator, model, optimizer, DataLoader(samples, batch_size=SAMPLES))
+        return made[0]
+
+    if absence("accelerate") is None:
+        return _apart("Accelerate", count)
+    model = make_model(1)
+    optimizer = make_optimizer(model)
+    made = _loops_counted(optimizer)
+    loop(AcceleratorStandIn(accumulation), model, optimizer, make_batches(micro_batches, seed=1))
+    return made[0]
+
+
+def _apart(title: str, count: Callable[[], int]) -> int:
+    """What is counted in a forked process, which is the only one of its group."""
+    factor = patience()
+    (answer,) = spmd(lambda rank, size: count(), 1, wall_s=WALL_S * factor, limit_s=10.0 * factor)
+    if answer.error is None:
+        return int(answer.value)
+    if answer.error.name == NotDone.__name__:
+        raise Undone(answer.error.message)
+    raise LabError(_unfinished(title, answer.error))
+
+
+def _unfinished(title: str, error: ForkedError) -> str:
+    if error.kind == "time":
+        return say(
+            en=f"the loop for {title} was stopped after {error.message} s: run the cell again when the machine is less "
+            "busy.",
+            fr=f"la boucle pour {title} a été arrêtée au bout de {error.message} s : relancez la cellule quand la "
+            "machine sera moins chargée.",
+        )
+    why = ": ".join(part for part in (error.name, error.message) if part)
+    return say(
+        en=f"the loop for {title} did not come to its end: {why}.",
+        fr=f"la boucle pour {title} n’est pas allée jusqu’au bout : {why}.",
+    )
+
+
+def stand_in_note() -> str | None:
+    """That a stand-in counts, and why; None where the library itself does."""
+    missing = absence("accelerate")
+    if missing is None:
+        return None
+    return missing + say(
+        en=" A stand-in counts here, which the tests compare with the library itself.",
+        fr=" C’est une maquette qui compte ici ; les tests la comparent à la vraie bibliothèque.",
+    )
+
+
+def updates_made(micro_batches: int, accumulation: int) -> int:
+    """Updates that Accelerate really makes of one pass over a loader, by the recipe of its own guide."""
+    note = stand_in_note()
+    if note is not None:
+        show(Verdict("note", note))
+    return accelerate_updates(accelerate_loop, micro_batches, accumulation)
+
+
+@or_to_do
+def loops(
+    plain_loop: Loop, deepspeed_loop: Loop, accelerate_loop: Loop, micro_batches: int, accumulation: int
+) -> Table | Verdict:
+    """Updates that each loop makes of so many micro-batches, and how many of these wait for a next step.
+
+    Args:
+        plain_loop: `plain_loop(model, optimizer, batches, accumulation)`.
+        deepspeed_loop: `deepspeed_loop(engine, batches)`.
+        accelerate_loop: `accelerate_loop(accelerator, model, optimizer, loader)`.
+        micro_batches: of one pass over the data.
+        accumulation: micro-batches of a step.
+    """
+    accelerate = LIBRARIES["accelerate"].title
+    if stand_in_note() is not None:
+        accelerate += say(en=" (stand-in)", fr=" (maquette)")
+    try:
+        made = (
+            (say(en="plain", fr="simple"), plain_updates(plain_loop, micro_batches, accumulation)),
+            (LIBRARIES["deepspeed"].title, deepspeed_updates(deepspeed_loop, micro_batches, accumulation)),
+            (accelerate, accelerate_updates(accelerate_loop, micro_batches, accumulation)),
+        )
+    except LabError as error:
+        return Verdict("wrong", str(error))
+    counts = tuple((name, str(updates), str(max(0, micro_batches - updates * accumulation))) for name, updates in made)
+    head = (
+        say(en="loop", fr="boucle"),
+        say(en="updates", fr="mises à jour"),
+        say(en="micro-batches that wait", fr="micro-batches en attente"),
+    )
+    return Table(head, counts)

@@ -1,0 +1,448 @@
+"""Lab 12: a program shown in a notebook, with what is new in it marked.
+
+Every character of the program is escaped; colour carries no meaning alone: a new line has a + before it.
+
+Figures and tables of lab 12: the libraries' runs side by side, and the student's loops and rules applied to them.
+
+viz`. What was measured stands beside what the package predicts; a library that is not installed is told in one
+sentence, with the command that installs it, and the notebook goes on.
+
+Lab 12: the course's command line, run as it is printed: a program, DeepSpeed's options, and the student's JSON.
+
+The command is a list of words, never a text for a shell; it runs in a folder of its own, with a limit of time, and
+whatever becomes of it is told.
+"""
+
+from __future__ import annotations
+
+import difflib
+import io
+import json
+import keyword
+import os
+import subprocess
+import sys
+import tempfile
+import tokenize
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlojz.base.language import decimal, format_bytes, say, significant
+from dlojz.base.machine import patience
+from dlojz.base.table import Table, safe
+from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.figures.library_figures import DASH, all_lines_words, difference_words
+from dlojz.display.style import BLACK, BLUE, LINE_STYLES, ORANGE_TINT, REMARK, VERMILION, WHITE
+from dlojz.labs.kit.exercise import Verdict, show
+from dlojz.labs.kit.figures import measured_footprint, memory_and_messages, or_to_do, pictured
+from dlojz.labs.lab12_libraries.exercises_configuration import COURSE, messages_of
+from dlojz.labs.lab12_libraries.exercises_loops import loops as loops  # noqa: PLC0414
+from dlojz.labs.lab12_libraries.exercises_loops import updates_made as updates_made  # noqa: PLC0414
+from dlojz.libraries.library_catalogue import LIBRARIES, REFERENCE, absence, code_lines, library
+from dlojz.libraries.side_by_side import leaves, rows, sent, status_words
+
+if TYPE_CHECKING:
+    from dlojz.config.run_config import RunConfig
+    from dlojz.results.footprint import Traffic
+    from dlojz.results.record import RunRecord
+    from dlojz.running.run import Run
+
+_KEYWORD, _TEXT, _REMARK = f"color: {BLUE}", f"color: {VERMILION}", f"color: {REMARK}"
+_NEW = f"background: {ORANGE_TINT}"
+_BLOCK = f"line-height: 1.3; max-height: 32em; overflow: auto; color: {BLACK}; background: {WHITE}"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A program, line by line.
+
+    Args:
+        name: of its file.
+        lines: its text.
+        new: numbers, from 0, of the lines of code that the program it is compared with does not have.
+    """
+
+    name: str
+    lines: tuple[str, ...]
+    new: frozenset[int]
+
+    def __str__(self) -> str:
+        marked = ((f"{self._mark(number)} {line}").rstrip() for number, line in enumerate(self.lines))
+        return "\n".join((self._heading(), *marked))
+
+    __repr__ = __str__
+
+    def _mark(self, number: int) -> str:
+        return "+" if number in self.new else " "
+
+    def _heading(self) -> str:
+        if not self.new:
+            return self.name
+        return say(
+            en=f"{self.name} (+: {len(self.new)} lines of code that the plain program does not have)",
+            fr=f"{self.name} (+ : {len(self.new)} lignes de code que n’a pas le programme simple)",
+        )
+
+    def _repr_html_(self) -> str:
+        styles = _styles("\n".join(self.lines) + "\n")
+        rows = []
+        for number, line in enumerate(self.lines):
+            text = "".join(
+                f'<span style="{safe(style)}">{safe(piece)}</span>' if style else safe(piece)
+                for piece, style in _pieces(line, styles.get(number, []))
+            )
+            rows.append(f'<span style="{_NEW}">+ {text}</span>' if number in self.new else f"  {text}")
+        return f'<b>{safe(self._heading())}</b><pre style="{_BLOCK}">' + "\n".join(rows) + "</pre>"
+
+
+Span = tuple[int, int, str]
+
+
+def _styles(text: str) -> dict[int, list[Span]]:
+    """Where keywords, texts and remarks are: by line from 0, the first and last columns and the look."""
+    found: dict[int, list[Span]] = {}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.NAME and keyword.iskeyword(token.string):
+            style = _KEYWORD
+        elif token.type == tokenize.STRING:
+            style = _TEXT
+        elif token.type == tokenize.COMMENT:
+            style = _REMARK
+        else:
+            continue
+        for row in range(token.start[0], token.end[0] + 1):
+            first = token.start[1] if row == token.start[0] else 0
+            last = token.end[1] if row == token.end[0] else 10**6
+            found.setdefault(row - 1, []).append((first, last, style))
+    return found
+
+
+def _pieces(line: str, spans: list[Span]) -> Iterator[tuple[str, str]]:
+    """A line cut where its look changes."""
+    place = 0
+    for first, last, style in spans:
+        yield line[place:first], ""
+        yield line[first:last], style
+        place = last
+    yield line[place:], ""
+
+
+def new_lines(text: str, reference: str) -> frozenset[int]:
+    """Numbers, from 0, of the lines of code of a program that another one does not have, as `diff` matches them."""
+    mine, theirs = code_lines(text), code_lines(reference)
+    matcher = difflib.SequenceMatcher(None, theirs, mine, autojunk=False)
+    kept = {place for block in matcher.get_matching_blocks() for place in range(block.b, block.b + block.size)}
+    new, number, lines = set(), 0, text.splitlines()
+    for place, line in enumerate(mine):
+        # A line of code is a line of the file without its remark: the next one that begins with it.
+        while not lines[number].strip().startswith(line):
+            number += 1
+        if place not in kept:
+            new.add(number)
+        number += 1
+    return frozenset(new)
+
+
+def program(name: str) -> Listing:
+    """The program of a library, with the lines marked that plain torch's does not have.
+
+    Raises:
+        LabError: if there is no such library.
+    """
+    path = library(name).program
+    text = path.read_text(encoding="utf-8")
+    plain = LIBRARIES[REFERENCE].program.read_text(encoding="utf-8")
+    return Listing(path.name, tuple(text.splitlines()), new_lines(text, plain))
+
+
+SAME_LOSS = 1e-5
+"""Losses closer than this are those of the same training, rounded otherwise."""
+HAIRLINE_BYTES = 2**14
+"""Less than this is thinner than a line, on an axis of MiB."""
+
+
+def catalogue() -> Table:
+    """The libraries: what is installed here, and what each hides."""
+    listed = []
+    for name, one in LIBRARIES.items():
+        here = one.version or say(en="yes", fr="oui") if one.installed else one.command
+        listed.append((one.title, here, all_lines_words(name), one.runs(), one.hides()))
+    head = (
+        say(en="library", fr="bibliothèque"),
+        say(en="installed, or by", fr="installée, ou par"),
+        say(en="lines of code", fr="lignes de code"),
+        say(en="its program runs", fr="son programme exécute"),
+        say(en="it hides", fr="elle cache"),
+    )
+    return Table(head, tuple(listed))
+
+
+def train(config: RunConfig, library: str, **changes: Any) -> Run | None:
+    """The training by a library's program; where it is not installed, None, and the sentence that says so."""
+    import dlojz
+
+    missing = absence(library)
+    if missing is not None:
+        show(Verdict("note", missing + say(en=" It was not run here.", fr=" Il n’a pas été exécuté ici.")))
+        return None
+    run = dlojz.run(config, library=library, **changes)
+    if not _completed(run):
+        show(
+            Verdict(
+                "wrong",
+                f"{title(run)}{say(en=':', fr=' :')} {status_words(run.state)}. "
+                f"{run.record.reason if run.record else ''}",
+            )
+        )
+    return run
+
+
+def train_each(config: RunConfig, library: str, *changes: Mapping[str, Any]) -> list[Run | None]:
+    """The same for several layouts; what is missing is said once."""
+    if absence(library) is None:
+        return [train(config, library, **each) for each in changes]
+    return [train(config, library), *[None] * (len(changes) - 1)]
+
+
+def _completed(run: Run) -> bool:
+    return run.record is not None and run.record.status == "completed"
+
+
+def title(run: Run) -> str:
+    """A run's library and layout, without the names of the lab's own engines."""
+    library = LIBRARIES.get(run.config.library)
+    layout = run.config.layout.title.removesuffix(" (torch)")
+    return f"{library.title} ({layout.removeprefix(library.title).strip()})" if library else f"dlojz ({layout})"
+
+
+def _there(runs: Sequence[Run | None]) -> list[Run]:
+    return [run for run in runs if run is not None and _completed(run)]
+
+
+@pictured
+def side_by_side(*runs: Run | None) -> LabFigure:
+    """Rank 0 of the runs that there are: memory by category, and bytes sent; predicted in pale above."""
+    there = _there(runs)
+    opening = say(
+        en="Memory by category at the moment of the peak, and bytes sent by collective, predicted and measured, of: ",
+        fr="Mémoire par catégorie au moment du pic, et octets envoyés par communication, prédits et mesurés, pour : ",
+    )
+    titles = [title(run) for run in there]
+    return memory_and_messages(there, titles, opening=opening, shown=_can_be_seen, ncols=4, at_peak=True)
+
+
+def _can_be_seen(one: Traffic) -> bool:
+    """Whether a rank sends this for the library, and enough of it for a bar: else a legend would name none."""
+    return leaves(one) and one.sent_bytes >= HAIRLINE_BYTES
+
+
+@pictured
+def losses(*runs: Run | None) -> LabFigure:
+    """Losses of the runs that there are, laid over each other; below, how far each is from the first."""
+    there = _there(runs)
+    first = there[0].losses
+    figure = new_figure(7.5, 4.6, alt=say(en="Loss by step, and gaps to the first: ",
+                        fr="Perte par pas, et écarts à la première : ") + ", ".join(map(title, there)))  # fmt: skip
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    for place, (run, (color, line, marker)) in enumerate(zip(there, LINE_STYLES, strict=False)):
+        look = {"color": color, "linestyle": line, "marker": marker, "markersize": 12 - 1.5 * place,
+                "markerfacecolor": "none"}  # fmt: skip
+        above.plot(run.losses, label=title(run), **look)
+        if place:
+            below.plot([abs(a - b) for a, b in zip(run.losses, first, strict=True)], **look)
+    below.axhline(SAME_LOSS, color="black", linestyle=":", linewidth=1)
+    below.set_yscale("symlog", linthresh=1e-7)
+    below.set_ylim(-2e-8, 1e-4)
+    below.set_yticks([0, 1e-7, 1e-6, 1e-5, 1e-4], ["0", "10⁻⁷", "10⁻⁶", "10⁻⁵", "10⁻⁴"])
+    below.set_xticks(range(len(first)), [str(step) for step in range(1, len(first) + 1)])
+    below.set_xlabel(say(en="step", fr="pas"))
+    above.set_ylabel(say(en="loss", fr="perte"))
+    below.set_ylabel(say(en="gap to PyTorch", fr="écart à PyTorch"))
+    decimal_marks(above.yaxis)
+    above.legend(frameon=False, fontsize=8)
+    for axes in (above, below):
+        plain(axes)
+    return finish(figure)
+
+
+def gap(run: Run, other: Run) -> float:
+    """The largest difference between two runs' losses."""
+    return max(abs(a - b) for a, b in zip(run.losses, other.losses, strict=True))
+
+
+def table(*runs: Run | None) -> Table:
+    """One row per run, and one per library that has none, with the reason.
+
+    The time of a step is that of this machine, over plain torch's: it says what a library costs besides, not which is
+    faster on GPUs.
+    """
+    there = _there(runs)
+    first = next(run.record for run in there if run.config.library == REFERENCE)
+    done = []
+    for run in there:
+        name = run.config.library
+        (row,) = rows({REFERENCE: _records(first), name: _records(run.record)}, names=[name])
+        done.append(
+            (
+                title(run),
+                all_lines_words(name),
+                difference_words(row),
+                _pair(row.states_bytes),
+                _pair(row.peak_bytes),
+                _pair(row.sent_bytes),
+                DASH if row.step_ratio is None else f"×{decimal(row.step_ratio, 2)}",
+            )
+        )
+    silent = [name for name in LIBRARIES if name not in {run.config.library for run in there}]
+    not_run = [(LIBRARIES[name].title, all_lines_words(name), absence(name) or DASH, *[DASH] * 4) for name in silent]
+    head = (
+        say(en="program", fr="programme"),
+        say(en="lines of code", fr="lignes de code"),
+        say(en="largest gap of a loss", fr="plus grand écart de perte"),
+        say(en="states, predicted | measured", fr="états, prédit | mesuré"),
+        say(en="peak, predicted | measured", fr="pic, prédit | mesuré"),
+        say(en="sent per step, predicted | counted", fr="envoyé par pas, prédit | compté"),
+        say(en="step, over torch’s (one run)", fr="pas, rapporté à torch (une seule exécution)"),
+    )
+    return Table(head, (*done, *not_run))
+
+
+def _records(record: RunRecord | None) -> list[RunRecord]:
+    return [] if record is None else [record]
+
+
+def two_choices(run: Run, other: Run) -> Table:
+    """What two runs of one training have chosen otherwise, as measured on rank 0; the first is the reference."""
+    same = say(en="yes", fr="oui") if gap(other, run) < SAME_LOSS else say(en="no", fr="non")
+    measured = []
+    for one, answer in ((run, DASH), (other, same)):
+        footprint = measured_footprint(one)
+        memory = footprint.memory
+        held = (memory.optimizer_bytes, memory.states_bytes, (memory.at_peak_bytes or {}).get("workspace"),
+                memory.peak_bytes, sent(footprint))  # fmt: skip
+        measured.append((title(one), answer, *map(format_bytes, held)))
+    head = (
+        say(en="program", fr="programme"),
+        say(en="the same losses, to 10⁻⁵", fr="mêmes pertes, à 10⁻⁵ près"),
+        say(en="optimizer states", fr="états d’optimiseur"),
+        say(en="all states", fr="tous les états"),
+        say(en="temporaries and buckets, at the peak", fr="temporaires et tampons, au moment du pic"),
+        say(en="peak", fr="pic"),
+        say(en="sent per step", fr="envoyé par pas"),
+    )
+    return Table(head, tuple(measured))
+
+
+def _pair(pair: tuple[float | None, float | None]) -> str:
+    return " | ".join(map(format_bytes, pair))
+
+
+@or_to_do
+def told(stage: Callable[[Mapping[str, int], int], int], *runs: Run | None) -> Table | Verdict:
+    """The messages of one step of each run, in units of the weights, and what the student's function reads off them."""
+    from dlojz import models
+
+    kept = {
+        0: say(en="everything is whole everywhere", fr="tout est entier partout"),
+        2: say(en="the optimizer is sharded", fr="l’optimiseur est réparti"),
+        3: say(en="the weights are sharded too", fr="les poids aussi sont répartis"),
+    }
+    if not _there(runs):
+        return Verdict("note", say(en="None of these runs took place here: there is no message to read.",
+                                   fr="Aucune de ces exécutions n’a eu lieu ici : pas de message à lire."))  # fmt: skip
+    names = ("all_reduce", "all_gather", "reduce_scatter")
+    read_off = []
+    for run in _there(runs):
+        weight_bytes = 4 * models.describe(run.config.model).parameters
+        messages = messages_of(measured_footprint(run))
+        read = stage(dict(messages), weight_bytes)
+        read_off.append(
+            (
+                title(run),
+                *(f"{significant(round(messages.get(name, 0) / weight_bytes, 2), 4)} Ψ" for name in names),
+                kept.get(read, str(read)),
+            )
+        )
+    head = (say(en="program", fr="programme"), *(name.replace("_", "-") for name in names),
+            say(en="your function", fr="votre fonction"))  # fmt: skip
+    return Table(head, tuple(read_off))
+
+
+FILE = "ds_config_zero2.json"
+WALL_S = 120.0
+LINES = 12
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command, the file that it read, and what it printed on the first rank."""
+
+    command: str
+    document: str
+    printed: str
+
+    def __str__(self) -> str:
+        return f"{FILE}:\n{self.document}\n\n$ {self.command}\n{self.printed}"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        document = "\n".join(safe(line) for line in self.document.split("\n"))
+        printed = "\n".join(safe(line) for line in self.printed.split("\n"))
+        return f"<b>{safe(FILE)}</b><pre>{document}</pre><pre>$ {safe(self.command)}\n{printed}</pre>"
+
+
+@or_to_do
+def course_command(
+    complete: Callable[..., Mapping[str, Any]], *, global_batch: int = 16, fits: int = 4, steps: int = 3
+) -> Ran:
+    """Run DeepSpeed's program on two processes with the course's options and the student's JSON.
+
+    Args:
+        complete: the student's function.
+        global_batch: samples of a step.
+        fits: samples of a micro-batch, at most.
+        steps: of the training.
+    """
+    document = dict(complete(COURSE, global_batch, 2, fits))
+    text = json.dumps(document, indent=4)
+    micro, accumulation = (
+        document.get(key, 1) for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    )
+    program = LIBRARIES["deepspeed"].program
+    words = [
+        *("--nproc-per-node", "2", str(program), "-b", str(micro), "-s", str(steps), "--accumulation"),
+        *(str(accumulation), "--model", "gpt_tiny", "--deepspeed", "--deepspeed_config", FILE),
+    ]
+    shown = " ".join(["torchrun", *(program.name if word == str(program) else word for word in words)])
+    with tempfile.TemporaryDirectory(prefix="course-") as folder:
+        Path(folder, FILE).write_text(text, encoding="utf-8")
+        return Ran(shown, text, _printed([sys.executable, "-m", "torch.distributed.run", *words], folder))
+
+
+def _printed(command: list[str], folder: str) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=WALL_S * patience(),
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        return say(
+            en=f"The command was stopped after {error.timeout:.0f} s: run the cell again when the machine is less "
+            "busy.",
+            fr=f"La commande a été arrêtée au bout de {error.timeout:.0f} s : relancez la cellule quand la machine "
+            "sera moins chargée.",
+        )
+    told = [line for line in done.stdout.splitlines() if line.startswith("loss")]
+    if done.returncode == 0 and told:
+        return "\n".join(told)
+    refused = [line for line in done.stderr.splitlines() if "Error" in line]
+    return "\n".join(refused[:1] or done.stderr.splitlines()[-LINES:])

@@ -1,0 +1,267 @@
+"""Lab 12: a DeepSpeed engine and an Accelerator of one process, which tell what a loop did with them.
+
+What a loop may do with them, and the weights that it ends with, are those of the real libraries (DeepSpeed 0.19 with
+ZeRO stage 0, Accelerate 1.15; the tests hold one against the other). So that a check answers at once, and where
+Accelerate is not installed, none of the two is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from dlojz.labs.kit.exercise import Said, Wrong
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+LEARNING_RATE = 0.5
+SAMPLES, WIDTH, CLASSES = 4, 6, 3
+
+BACKWARD_OF_THE_LOSS = Said(
+    "You call loss.backward(): the engine does not see it, so it neither divides by the accumulation nor reduces "
+    "gradients over the ranks (without ZeRO, DeepSpeed refuses it): engine.backward(loss).",
+    "Vous appelez loss.backward() : le moteur ne le voit pas, donc ne divise pas par l’accumulation et ne réduit pas "
+    "les gradients entre les rangs (sans ZeRO, DeepSpeed refuse) : engine.backward(loss).",
+)
+OPTIMIZER_BY_HAND = Said(
+    "You use engine.optimizer yourself: under ZeRO it is no longer the one you know, and the engine no longer counts "
+    "its micro-batches. engine.step() updates when it is time, and zeroes the gradients.",
+    "Vous utilisez engine.optimizer vous-même : avec ZeRO, ce n’est plus celui que vous connaissez, et le moteur ne "
+    "compte plus ses micro-batches. engine.step() met à jour au bon moment, et remet les gradients à zéro.",
+)
+
+
+def make_model(seed: int) -> nn.Module:
+    """A small network whose `forward(batch)` is the mean loss of the batch, as the course's engine is called."""
+    import torch
+    from torch import nn
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES))
+
+        def forward(self, batch: Any) -> Tensor:
+            inputs, classes = batch
+            return nn.functional.cross_entropy(self.network(inputs), classes)
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Loss()
+
+
+def make_batches(number: int, seed: int) -> list[Any]:
+    """Micro-batches of inputs and classes."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (3 * torch.randn(SAMPLES, WIDTH, generator=generator), torch.randint(CLASSES, (SAMPLES,), generator=generator))
+        for _ in range(number)
+    ]
+
+
+def make_optimizer(model: nn.Module) -> Any:
+    """Plain SGD: a gradient that is too large shows in the weights, which it would not under Adam."""
+    import torch
+
+    return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+
+
+def weights_of(model: nn.Module) -> Tensor:
+    """All weights in one vector."""
+    import torch
+
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+class EngineStandIn:
+    """What `deepspeed.initialize` gives, on one process.
+
+    Args:
+        accumulation: `gradient_accumulation_steps` of the JSON.
+
+    Source: DeepSpeed 0.19, `runtime/engine.py`: `backward` divides by the accumulation, `step` counts micro-batches
+    and updates at every last one.
+    """
+
+    def __init__(self, model: nn.Module, accumulation: int) -> None:
+        self.module = model
+        self._optimizer = make_optimizer(model)
+        self._accumulation = accumulation
+        self._inside = False
+        self.forwards = self.backwards = self.steps = self.zeroed = 0
+        self.arrived: list[float] = []
+        """What each backward brought to its loss: 1 / accumulation, unless the loop divided once more."""
+
+    def __call__(self, batch: Any) -> Tensor:
+        self.forwards += 1
+        loss: Tensor = self.module(batch)
+        loss.register_hook(self._on_backward)
+        return loss
+
+    forward = __call__
+
+    def _on_backward(self, gradient: Tensor) -> None:
+        if not self._inside:
+            raise Wrong(str(BACKWARD_OF_THE_LOSS))
+        self.arrived.append(float(gradient))
+
+    def backward(self, loss: Tensor) -> Tensor:
+        """Gradients of this micro-batch's share of the mean."""
+        self._inside = True
+        self.backwards += 1
+        share = loss / self._accumulation
+        share.backward()
+        self._inside = False
+        return share
+
+    def step(self) -> None:
+        """Count a micro-batch; update and zero where it is the last of a step."""
+        self.steps += 1
+        if self.steps % self._accumulation == 0:
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+
+    def zero_grad(self) -> None:
+        """Throw away what has been accumulated."""
+        self.zeroed += 1
+        self._optimizer.zero_grad()
+
+    @property
+    def optimizer(self) -> Any:
+        """The engine's own; no loop touches it."""
+        raise Wrong(str(OPTIMIZER_BY_HAND))
+
+    def gradient_accumulation_steps(self) -> int:
+        """Micro-batches of a step."""
+        return self._accumulation
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Whether the next `step` updates."""
+        return (self.steps + 1) % self._accumulation == 0
+
+    def train(self, mode: bool = True) -> EngineStandIn:
+        """As of a module."""
+        self.module.train(mode)
+        return self
+
+
+class PreparedModel:
+    """The model that `prepare` gives: what it computes is the same, and its forwards are counted."""
+
+    def __init__(self, model: nn.Module, on_backward: Callable[[Tensor], None]) -> None:
+        self.module, self.forwards = model, 0
+        self._on_backward = on_backward
+
+    def __call__(self, batch: Any) -> Tensor:
+        self.forwards += 1
+        loss: Tensor = self.module(batch)
+        loss.register_hook(self._on_backward)
+        return loss
+
+    def train(self, mode: bool = True) -> PreparedModel:
+        """As of a module."""
+        self.module.train(mode)
+        return self
+
+    def parameters(self) -> Iterator[Any]:
+        """Those of the model."""
+        return self.module.parameters()
+
+
+class PreparedOptimizer:
+    """The optimizer that `prepare` gives: it does nothing where gradients are still being accumulated."""
+
+    def __init__(self, optimizer: Any, accelerator: AcceleratorStandIn) -> None:
+        self._optimizer, self._accelerator = optimizer, accelerator
+        self.param_groups = optimizer.param_groups
+        self.steps = self.zeroed = 0
+
+    def step(self) -> None:
+        """Update, after the last micro-batch of a step."""
+        self.steps += 1
+        if self._accelerator.sync_gradients:
+            self._optimizer.step()
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Zero, after the last micro-batch of a step."""
+        self.zeroed += 1
+        if self._accelerator.sync_gradients:
+            self._optimizer.zero_grad()
+
+
+class PreparedLoader:
+    """The loader that `prepare` gives: it knows its last micro-batch."""
+
+    def __init__(self, batches: Sequence[Any], accelerator: AcceleratorStandIn) -> None:
+        self._batches, self._accelerator = batches, accelerator
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.passes += 1
+        self._accelerator.at_the_end = False
+        for number, batch in enumerate(self._batches, start=1):
+            self._accelerator.at_the_end = number == len(self._batches)
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+class AcceleratorStandIn:
+    """What `Accelerator(gradient_accumulation_steps=…)` gives, on one process.
+
+    Source: Accelerate 1.15, `accelerator.py` (`_do_sync`, `accumulate`, `backward`) and `optimizer.py`.
+    """
+
+    def __init__(self, accumulation: int) -> None:
+        self.gradient_accumulation_steps = accumulation
+        self.sync_gradients, self.at_the_end = True, False
+        self.accumulated = self.backwards = self._step = 0
+        self.arrived: list[float] = []
+        self.outside = 0
+        """Backward passes that the accelerator has not seen."""
+        self._inside = False
+        self.model: PreparedModel | None = None
+        self.optimizer: PreparedOptimizer | None = None
+        self.loader: PreparedLoader | None = None
+
+    def prepare(self, *things: Any) -> Any:
+        """Each thing wrapped, in the order given."""
+        prepared = tuple(self._prepared(thing) for thing in things)
+        return prepared[0] if len(prepared) == 1 else prepared
+
+    def _prepared(self, thing: Any) -> Any:
+        if hasattr(thing, "param_groups"):
+            self.optimizer = PreparedOptimizer(thing, self)
+            return self.optimizer
+        if isinstance(thing, list):
+            self.loader = PreparedLoader(thing, self)
+            return self.loader
+        self.model = PreparedModel(thing, self._on_backward)
+        return self.model
+
+    def _on_backward(self, gradient: Tensor) -> None:
+        self.outside += not self._inside
+        self.arrived.append(float(gradient))
+
+    @contextmanager
+    def accumulate(self, *models: Any) -> Iterator[None]:
+        """One micro-batch: afterwards, gradients are whole at every last one, and at the end of the loader."""
+        self.accumulated += 1
+        if self.at_the_end:
+            self._step, self.sync_gradients = 0, True
+        else:
+            self._step += 1
+            self.sync_gradients = self._step % self.gradient_accumulation_steps == 0
+        yield
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of this micro-batch's share of the mean."""
+        self.backwards += 1
+        self._inside = True
+        (loss / self.gradient_accumulation_steps).backward()
+        self._inside = False

@@ -1,0 +1,267 @@
+"""Train as the course's slides do: their model, their loop, their DeepSpeed JSON.
+
+What the programs share, whatever the library: the command line, the model with its loss, the samples, the report.
+
+Same command line, same training: the same weights on every rank, the same samples in every step, whichever program
+asks. Nothing here knows of a library, nor of a probe.
+
+DeepSpeed's JSON file beside a program's command line: both say the size of a batch, and must say the same.
+
+What the command line says is trained. What the file leaves out is taken from there, as `"auto"` is by Accelerate and by
+the Hugging Face Trainer; what it says otherwise is refused: DeepSpeed alone would follow the file, while the samples
+are dealt out by the command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Sampler
+
+from dlojz import data as datasets
+from dlojz import models
+from dlojz.base.language import say
+from dlojz.base.machine import ignore_stop_signal
+from dlojz.config.run_config import RunConfig
+from dlojz.data.sampling import MicroBatchSampler
+from dlojz.models.blocks import mean_loss
+from dlojz.train import loop
+
+Batch = Sequence[Tensor]
+"""A micro-batch: (inputs, targets)."""
+
+
+class OneSentence(argparse.ArgumentParser):
+    """A command line that ends the program with one sentence where it cannot be followed."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """The options' values; a word that is none of them ends the program."""
+        given, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            options = " ".join(option for action in self._actions for option in action.option_strings[-1:])
+            self.error(
+                say(
+                    en=f"{' '.join(unknown)} was received, which this program does not do; its options are {options}.",
+                    fr=f"{' '.join(unknown)} a été reçu, ce que ce programme ne fait pas ; ses options sont {options}.",
+                )
+            )
+        return given
+
+    def error(self, message: str) -> NoReturn:
+        """End the program with this sentence."""
+        self.exit(2, f"{self.prog}{say(en=':', fr=' :')} {message}\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of every program; the short options are the course's, and a program adds its own."""
+    made = OneSentence(allow_abbrev=False)
+    made.add_argument("--model", default="coatnet_tiny")
+    made.add_argument("--data", default=None)
+    made.add_argument("--data-root", default=None)
+    made.add_argument("--image-size", type=int, default=None)
+    made.add_argument("--sequence-length", type=int, default=None)
+    made.add_argument("-b", "--batch-size", type=int, default=16, help="samples per micro-batch and rank")
+    made.add_argument("--accumulation", type=int, default=1, help="micro-batches per step and rank")
+    made.add_argument("-s", "--steps", type=int, default=20)
+    made.add_argument("--lr", type=float, default=1e-3)
+    made.add_argument("--weight-decay", type=float, default=0.0)
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    made.set_defaults(zero=0, tp=1, pp=1)  # a program adds those of them that it has
+    return made
+
+
+def _config(args: argparse.Namespace) -> RunConfig:
+    """The model and the data of a command line, filled in with what suits the model."""
+    return RunConfig.of(
+        model=args.model,
+        data=args.data,
+        data_root=args.data_root,
+        image_size=args.image_size,
+        sequence_length=args.sequence_length,
+        seed=args.seed,
+    )
+
+
+def device(args: argparse.Namespace) -> torch.device:
+    """The device of this rank, from here on its current one: the GPU of its number on this node, or the CPU."""
+    if args.device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    found = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(found)  # what asks for "cuda" alone, NCCL's barrier too, would else meet on the first GPU
+    return found
+
+
+class WithLoss(nn.Module):
+    """A model that answers a batch with its loss, as the course's slide has it, and models of the Hugging Face hub.
+
+    Args:
+        network: from inputs to logits.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Mean cross-entropy of a micro-batch `(inputs, targets)`, a scalar in fp32."""
+        inputs, targets = batch
+        return mean_loss(self.network(inputs), targets)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The blocks of the network, in order."""
+        found = self.network.blocks
+        assert isinstance(found, nn.ModuleList)  # every model of the catalogue is a flat list of blocks
+        return found
+
+
+def build_model(args: argparse.Namespace) -> WithLoss:
+    """The model, on the CPU, with the same weights on every rank."""
+    return WithLoss(loop.build_model(_config(args)))
+
+
+class Counted(Sampler[list[int]]):
+    """The first so many micro-batches of a replica.
+
+    Args:
+        sampler: deals them out without end.
+        number: how many.
+    """
+
+    def __init__(self, sampler: MicroBatchSampler, number: int) -> None:
+        self._sampler, self._number = sampler, number
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return islice(iter(self._sampler), self._number)
+
+    def __len__(self) -> int:
+        return self._number
+
+
+def data_loader(args: argparse.Namespace, rank: int = 0, world_size: int = 1) -> DataLoader[tuple[Tensor, Tensor]]:
+    """This replica's micro-batches `(inputs, targets)`, all those of the training; rank 0 of 1 has every replica's.
+
+    Args:
+        args: the command line.
+        rank: number of the replica.
+        world_size: replicas. Micro-batch j of replica r is number j · world_size + r of all.
+    """
+    config = _config(args)
+    replicas = world_size if world_size > 1 else int(os.environ.get("WORLD_SIZE", "1")) // (args.tp * args.pp)
+    dataset = datasets.load(
+        config.data_name,
+        family=models.spec(config.model).family,
+        num_classes=config.num_classes,
+        seed=config.seed,
+        image_size=config.image_size,
+        sequence_length=config.sequence_length,
+        data_root=config.data_root,
+    )
+    sampler = MicroBatchSampler(
+        len(dataset),  # type: ignore[arg-type]
+        micro_batch=args.batch_size,
+        global_batch=args.batch_size * args.accumulation * replicas,
+        dp=world_size,
+        dp_rank=rank,
+        seed=args.seed,
+    )
+    number = args.steps * args.accumulation * (replicas // world_size)
+    workers = 4 if config.data_name == "imagenet" else 0
+    return DataLoader(
+        dataset,
+        batch_sampler=Counted(sampler, number),
+        num_workers=workers,
+        worker_init_fn=ignore_stop_signal if workers else None,
+    )
+
+
+def report(loss: Tensor) -> None:
+    """Print a loss on the first rank: called at the end of every micro-batch, after the update if there was one."""
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(f"loss {float(loss.detach()):.6f}", flush=True)
+
+
+def completed(args: argparse.Namespace) -> dict[str, Any]:
+    """What the file of a command line says, with the sizes that it leaves out.
+
+    Args:
+        args: with `deepspeed_config`, the path of the file.
+
+    Raises:
+        SystemExit: with one sentence, if there is no such file, or it says another training than the command line.
+    """
+    document = _document(args.deepspeed_config)
+    sizes = {
+        "train_micro_batch_size_per_gpu": ("-b", args.batch_size),
+        "gradient_accumulation_steps": ("--accumulation", args.accumulation),
+    }
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    both = {
+        **sizes,
+        "train_batch_size": (f"-b × --accumulation × {ranks}", args.batch_size * args.accumulation * ranks),
+    }
+    for key, (option, asked) in both.items():
+        if document.get(key, "auto") not in ("auto", asked):
+            _differ(args.deepspeed_config, key, document[key], option, asked)
+    zero = document.get("zero_optimization")
+    stage = zero.get("stage", 0) if isinstance(zero, dict) else 0
+    if args.zero and args.zero != stage:
+        _differ(args.deepspeed_config, "stage", stage, "--zero", args.zero)
+    given = {key: value for key, value in document.items() if value != "auto" or key not in both}
+    return {**given, **{key: asked for key, (_, asked) in sizes.items()}}
+
+
+def _document(path: str | None) -> dict[str, Any]:
+    if path is None:
+        _end(
+            say(
+                en="--deepspeed_config FILE is missing, DeepSpeed's JSON file: ds_config_zero2.json beside the program "
+                "is one.",
+                fr="il manque --deepspeed_config FICHIER, le JSON de DeepSpeed : ds_config_zero2.json, à côté du "
+                "programme, en est un.",
+            )
+        )
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        _end(
+            say(
+                en=f"--deepspeed_config {path} cannot be read ({why}): ds_config_zero2.json beside the program is one "
+                "that can.",
+                fr=f"--deepspeed_config {path} ne peut pas être lu ({why}) : ds_config_zero2.json, à côté du "
+                "programme, peut l’être.",
+            )
+        )
+    if not isinstance(document, dict):
+        _end(
+            say(
+                en=f"--deepspeed_config {path} must hold a JSON object, {{…}}.",
+                fr=f"--deepspeed_config {path} doit contenir un objet JSON, {{…}}.",
+            )
+        )
+    return document
+
+
+def _differ(path: str, key: str, said: object, option: str, asked: object) -> NoReturn:
+    _end(
+        say(
+            en=f"{path} says {key}: {said}, and the command line {option}: {asked}; change one of them, or leave it "
+            "out of the file.",
+            fr=f"{path} dit {key} : {said}, et la ligne de commande {option} : {asked} ; changez l’un des deux, ou "
+            "retirez-le du fichier.",
+        )
+    )
+
+
+def _end(sentence: str) -> NoReturn:
+    raise SystemExit(sentence)

@@ -1,0 +1,385 @@
+"""Catalogue of the libraries: programs, versions, what each hides, the lines that change.
+
+Lines of code of a program, and those by which two of them differ.
+
+Docstrings, comments and blank lines count for nothing.
+
+The same training as a user of each library writes it: the catalogue of the programs, and what each library hides.
+
+A library that is not installed is said to be so, with the command that installs it, and nothing else stops working for
+it.
+
+The command line by which a program is asked for a run.
+
+These are the words that a user would type behind the program's name; nothing reaches a program otherwise.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+import io
+import os
+import shlex
+import sys
+import tokenize
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import NamedTuple
+
+from dlojz.base.errors import LabError
+from dlojz.base.files import CHECKOUT
+from dlojz.base.language import one_of, say
+from dlojz.config.run_config import LIBRARY_TITLES, RunConfig
+
+
+def code_lines(text: str) -> list[str]:
+    """The lines of a program that are code: no docstring, no comment, nothing blank; without the spaces at either end.
+
+    A statement that is broken over several lines counts as so many.
+    """
+    tree = ast.parse(text)
+    silent: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
+            said = node.body[0]
+            silent.update(range(said.lineno, (said.end_lineno or said.lineno) + 1))
+    comments = {
+        token.start[0]: token.start[1]
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type == tokenize.COMMENT
+    }
+    lines = [
+        line[: comments.get(number, len(line))].strip()
+        for number, line in enumerate(text.splitlines(), start=1)
+        if number not in silent
+    ]
+    return [line for line in lines if line]
+
+
+class LineChange(NamedTuple):
+    """From one program to another: lines that are new, that are gone, and the code lines of each."""
+
+    added: int
+    removed: int
+    reference_lines: int
+    lines: int
+
+    @property
+    def changed(self) -> int:
+        """Lines that a user writes anew, or deletes."""
+        return self.added + self.removed
+
+
+def change(before: str, after: str) -> LineChange:
+    """From the text of one program to another's, line by line as Python's `difflib` matches them."""
+    old, new = code_lines(before), code_lines(after)
+    blocks = difflib.SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
+    matched = sum(block.size for block in blocks)
+    return LineChange(len(new) - matched, len(old) - matched, len(old), len(new))
+
+
+PROGRAMS = Path(__file__).parent / "programs"
+READY = ".ready"
+"""File that the Makefile puts into an environment when all of it is installed."""
+REFERENCE = "torch"
+"""The library from which the lines that change are counted."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library, its program, and what its user no longer writes."""
+
+    name: str
+    package: str
+    """As pip calls it; also what its version is asked of."""
+    import_name: str
+    command: str
+    """What installs it, in this repository."""
+    hides: Callable[[], str]
+    """In one line: what it does that plain torch's program says itself."""
+    runs: Callable[[], str]
+    """In one line: the layouts that its program runs."""
+    backward: tuple[str, ...] = ()
+    """Calls of its own that are the backward pass, `module:class:method`, besides `torch.Tensor.backward`."""
+    seen: str = ""
+    """Module whose class `Seen` says what the library's objects hold; by default torch's and DeepSpeed's are known."""
+    environment: str = ""
+    """Folder of an environment of its own, in the repository; empty where it lives beside torch."""
+    environment_variable: str = ""
+    """Which variable names the Python of an environment made by other means, instead of the folder."""
+
+    @property
+    def title(self) -> str:
+        """Its name, as it writes it."""
+        return LIBRARY_TITLES[self.name]
+
+    @property
+    def program(self) -> Path:
+        """The file of its program."""
+        return PROGRAMS / f"with_{self.name}.py"
+
+    @property
+    def module(self) -> str:
+        """The same, as it is imported."""
+        return f"dlojz.libraries.programs.with_{self.name}"
+
+    @property
+    def given(self) -> str:
+        """The Python that the variable names; empty where it names none."""
+        return os.environ.get(self.environment_variable, "") if self.environment_variable else ""
+
+    @property
+    def python(self) -> Path | None:
+        """The interpreter of its own environment; None without, or where `command` has not come to its end."""
+        if not self.environment:
+            return None
+        if self.given:
+            return Path(self.given) if Path(self.given).is_file() else None
+        folder = CHECKOUT / self.environment
+        here = folder / "bin" / "python"
+        return here if here.is_file() and (folder / READY).is_file() else None
+
+    @property
+    def installed(self) -> bool:
+        """Whether it can be imported, here or in its own environment; nothing is imported to know."""
+        if self.python is not None:
+            return bool(self.version)
+        return not self.given and found(self.import_name)
+
+    @property
+    def version(self) -> str:
+        """Its version, here or in its own environment; empty where it is not installed."""
+        own = self.python
+        where = [str(path) for path in own.parents[1].glob("lib/python*/*-packages")] if own else sys.path
+        return next((one.version for one in distributions(name=self.package, path=where)), "")
+
+
+LIBRARIES: dict[str, Library] = {
+    one.name: one
+    for one in (
+        Library(
+            name="torch",
+            package="torch",
+            import_name="torch",
+            command="make lab",
+            hides=lambda: say(
+                en="when gradients leave (DDP: in buckets, during backward); all else is written out",
+                fr="le départ des gradients (DDP : par paquets, pendant la passe arrière) ; tout le reste est écrit",
+            ),
+            runs=lambda: say(en="DDP; FSDP2 (zero=2, 3)", fr="DDP ; FSDP2 (zero=2, 3)"),
+        ),
+        Library(
+            name="deepspeed",
+            package="deepspeed",
+            import_name="deepspeed",
+            command="make lab",
+            hides=lambda: say(
+                en="device placement, gradient reduction, accumulation, zero_grad, clipping (at 1.0 unless told), "
+                "mixed precision and loss scaling, sharding: all from a JSON file",
+                fr="placement sur le GPU, réduction et accumulation des gradients, zero_grad, écrêtage (à 1,0 par "
+                "défaut), précision mixte et mise à l’échelle de la perte, partage des états : tout vient d’un JSON",
+            ),
+            runs=lambda: say(en="ZeRO 0 to 3", fr="ZeRO 0 à 3"),
+            backward=("deepspeed.runtime.engine:DeepSpeedEngine:backward",),
+        ),
+        Library(
+            name="accelerate",
+            package="accelerate",
+            import_name="accelerate",
+            command="make libraries",
+            hides=lambda: say(
+                en="process group, data sharding, device placement, DDP (which broadcasts the buffers), accumulation, "
+                "mixed precision and loss scaling",
+                fr="groupe de processus, partage des données, placement sur le GPU, DDP (qui diffuse les buffers), "
+                "accumulation, précision mixte et mise à l’échelle de la perte",
+            ),
+            runs=lambda: say(
+                en="DDP; on GPUs also FSDP2 (zero=2, 3) and DeepSpeed (engine=deepspeed)",
+                fr="DDP ; sur GPU aussi FSDP2 (zero=2, 3) et DeepSpeed (engine=deepspeed)",
+            ),
+        ),
+        Library(
+            name="megatron",
+            package="megatron-core",
+            import_name="megatron.core",
+            command="make libraries",
+            hides=lambda: say(
+                en="the split of each weight and the all-reduces of its layers, the pipeline's schedule and messages, "
+                "accumulation, one contiguous buffer of gradients, no weight decay on biases and norms, clipping (at "
+                "1.0 unless told)",
+                fr="le découpage de chaque poids et les all-reduces de ses couches, l’ordre et les messages du "
+                "pipeline, l’accumulation, un seul tampon contigu de gradients, pas de weight decay sur les biais et "
+                "les normes, l’écrêtage (à 1,0 par défaut)",
+            ),
+            runs=lambda: say(
+                en="dp × tp × pp (1F1B), models of the gpt family; its distributed optimizer (ZeRO-1) takes CUDA "
+                "tensors only",
+                fr="dp × tp × pp (1F1B), modèles de la famille gpt ; son optimiseur distribué (ZeRO-1) n’accepte que "
+                "des tenseurs CUDA",
+            ),
+            backward=("megatron.core.pipeline_parallel:schedules:backward_step",),
+            seen="dlojz.libraries.megatron_inspection",
+        ),
+        Library(
+            name="colossalai",
+            package="colossalai",
+            import_name="colossalai",
+            command="make colossalai",
+            hides=lambda: say(
+                en="process group, device placement, DDP and its buckets, BatchNorm turned into SyncBatchNorm, mixed "
+                "precision, behind a Booster and a plugin",
+                fr="groupe de processus, placement sur le GPU, DDP et ses paquets, BatchNorm changée en SyncBatchNorm, "
+                "précision mixte, derrière un Booster et un plugin",
+            ),
+            runs=lambda: say(
+                en="DDP, models without BatchNorm; its own ZeRO (LowLevelZeroPlugin) refuses to start on a CPU",
+                fr="DDP, modèles sans BatchNorm ; son propre ZeRO (LowLevelZeroPlugin) refuse de démarrer sur un CPU",
+            ),
+            seen="dlojz.libraries.colossalai_inspection",
+            environment=".venv-colossalai",
+            environment_variable="DLOJZ_COLOSSALAI",
+        ),
+    )
+}
+"""The libraries, the reference first."""
+
+
+def found(import_name: str) -> bool:
+    """Whether a module could be imported from here; nothing of it is."""
+    try:
+        return importlib.util.find_spec(import_name) is not None
+    except (ImportError, ValueError):  # its parent package is not there
+        return False
+
+
+def library(name: str) -> Library:
+    """A library of the catalogue.
+
+    Raises:
+        LabError: if there is none of this name.
+    """
+    if name not in LIBRARIES:
+        raise LabError(one_of(say(en="library", fr="bibliothèque"), name, LIBRARIES))
+    return LIBRARIES[name]
+
+
+def absence(name: str) -> str | None:
+    """Why a library's program cannot be run here and what installs it, in one sentence; None where it can."""
+    one = library(name)
+    if one.installed:
+        return None
+    there, first, la, puis = "", "", "", ""
+    if one.given:
+        there, first = f" where {one.environment_variable} says, {one.given}", "unset this variable, then "
+        la, puis = f" là où le dit {one.environment_variable}, {one.given}", "retirez cette variable, puis "
+    return say(
+        en=f"{one.title} is not installed{there} (Python package {one.package}): {first}install it by {one.command}, "
+        "in the folder of the lab.",
+        fr=f"{one.title} n’est pas installé{la} (paquet Python {one.package}) : {puis}installez-le par {one.command}, "
+        "dans le dossier du TP.",
+    )
+
+
+def require(name: str) -> None:
+    """Refuse a library that is not installed.
+
+    Raises:
+        LabError: with the command that installs it.
+    """
+    if (missing := absence(name)) is not None:
+        raise LabError(missing)
+
+
+def check_checkpoints(config: RunConfig, every_steps: int | None) -> None:
+    """Refuse checkpoints of a program that a user wrote, which keeps none.
+
+    Raises:
+        LabError: if checkpoints are asked for with a library.
+    """
+    if config.library == "none" or every_steps is None:
+        return
+    raise LabError(
+        say(
+            en=f"checkpoint_every={every_steps} was received with library={config.library!r}, whose program keeps no "
+            "checkpoint: leave one of them out.",
+            fr=f"checkpoint_every={every_steps} a été reçu avec library={config.library!r}, dont le programme ne garde "
+            "pas de checkpoint : retirez l’un des deux.",
+        )
+    )
+
+
+def own_python(config: RunConfig) -> Path | None:
+    """The interpreter of the environment that a run's library has of its own; None where the lab's is meant."""
+    return None if config.library == "none" else library(config.library).python
+
+
+def lines_changed(name: str, reference: str = REFERENCE) -> LineChange:
+    """The lines of code by which a library's program differs from the reference's."""
+    before, after = (library(one).program.read_text(encoding="utf-8") for one in (reference, name))
+    return change(before, after)
+
+
+def bridge_lines(name: str) -> int:
+    """The lines of code of what stands between the lab and a library: other names of weights, its options, a CPU.
+
+    Those of the modules beside the programs that its own imports, but for the course's, which are common to all.
+    """
+    tree = ast.parse(library(name).program.read_text(encoding="utf-8"))
+    modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    own = {module.removeprefix("dlojz.libraries.") for module in modules if module.startswith("dlojz.libraries.")}
+    return sum(
+        len(code_lines((PROGRAMS.parent / f"{module}.py").read_text(encoding="utf-8")))
+        for module in own
+        if not module.startswith("course")
+    )
+
+
+PLACEHOLDER = Path("ds_config.json")
+
+
+def words_of(config: RunConfig, deepspeed_file: Path = PLACEHOLDER) -> list[str]:
+    """The words for this run, what is at its default left out.
+
+    Args:
+        config: the run.
+        deepspeed_file: DeepSpeed's configuration, which is named where the library reads one.
+    """
+    layout = config.layout
+    given: list[tuple[str, object, object]] = [
+        ("--model", config.model, None),
+        ("--data", config.data_name, None),
+        ("--data-root", config.data_root, None),
+        ("--image-size", config.image_size, None),
+        ("--sequence-length", config.sequence_length, None),
+        ("--batch-size", layout.micro_batch, None),
+        ("--accumulation", layout.micro_batches, 1),
+        ("--steps", config.steps, None),
+        ("--lr", config.learning_rate, 1e-3),
+        ("--weight-decay", config.weight_decay, 0.0),
+        ("--seed", config.seed, 0),
+        ("--zero", 0 if layout.engine == "deepspeed" else layout.zero, 0),  # then it is in the JSON file
+        ("--tp", layout.tp, 1),
+        ("--pp", layout.pp, 1),
+        ("--device", config.device, "auto"),
+    ]
+    words = [word for name, value, usual in given if value not in (None, usual) for word in (name, str(value))]
+    if config.library == "deepspeed":
+        words.append("--deepspeed")
+    if layout.engine == "deepspeed":
+        words += ["--deepspeed_config", str(deepspeed_file)]
+    return words
+
+
+def command_alone(name: str) -> str:
+    """The command line that a library's program is headed with, as it can be typed here: with whole paths."""
+    one = library(name)
+    said = ast.get_docstring(ast.parse(one.program.read_text(encoding="utf-8"))) or ""
+    words = shlex.split(said.splitlines()[-1])
+    folder = one.program.parent
+    words = [str(folder / word) if (folder / word).is_file() else word for word in words]
+    own = [str(one.python), "-m", "torch.distributed.run"] if one.python else [words[0]]
+    return shlex.join([*own, *words[1:]])

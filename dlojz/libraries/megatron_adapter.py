@@ -1,0 +1,186 @@
+"""Adapt Megatron-core to the lab: on CPUs, with weights under the lab's names.
+
+Megatron-core where there is no GPU: it asks CUDA for its device in the middle of its layers, and gets the CPU.
+
+No arithmetic and no communication of the library is touched, only where it lays its buffers; with a GPU nothing is
+changed at all. What needs this: `torch.cuda.current_device()` in the buffers of sequence parallelism, of attention
+scores, of gradients and of the pipeline's messages, and `device="cuda"` in the count of tokens of its pipeline
+schedules. Fused kernels (Transformer Engine, Apex) have no CPU form, and are left out by the configuration.
+
+The lab's GPT and Megatron-core's: one model, two sets of names.
+
+Nothing is computed here. Both lay the rows of the attention's projection out head by head, (N, 3, H), so that a rank's
+heads are consecutive rows in either; a split parameter of Megatron-core says itself along which dimension
+(`partition_dim`), and is that slice of the lab's whole one.
+
+    lab                                  Megatron-core
+    blocks.0.token, .position            embedding.word_embeddings, .position_embeddings
+    blocks.k.norm1, .norm2               decoder.layers.i.input_layernorm, .pre_mlp_layernorm
+    blocks.k.qkv, .attention_project     decoder.layers.i.self_attention.linear_qkv, .linear_proj
+    blocks.k.mlp_expand, .mlp_project    decoder.layers.i.mlp.linear_fc1, .linear_fc2
+    blocks.n.norm, .output               decoder.final_layernorm, output_layer
+
+Source: the attributes `tensor_model_parallel` and `partition_dim` of megatron-core's `tensor_parallel/layers.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from dlojz.models.blocks import TransformerBlock
+from dlojz.models.gpt import GPT, Embedding
+
+
+class _OnCPU(TorchFunctionMode):
+    """Within it a tensor that is asked for on CUDA is made on the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = torch.device("cpu")
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def cuda_is_the_cpu() -> Iterator[None]:
+    """Within it Megatron-core runs on the CPU; nothing happens where there is a GPU."""
+    if torch.cuda.is_available():
+        yield
+        return
+    current_device, synchronize = torch.cuda.current_device, torch.cuda.synchronize
+    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment, return-value]
+    torch.cuda.synchronize = lambda device=None: None
+    try:
+        with _OnCPU():
+            yield
+    finally:
+        torch.cuda.current_device, torch.cuda.synchronize = current_device, synchronize
+
+
+_OUTSIDE = {
+    "embedding.word_embeddings": "blocks.0.token",
+    "embedding.position_embeddings": "blocks.0.position",
+    "decoder.final_layernorm": "blocks.{last}.norm",
+    "output_layer": "blocks.{last}.output",
+}
+_IN_A_LAYER = {
+    "input_layernorm": "norm1",
+    "self_attention.linear_qkv": "qkv",
+    "self_attention.linear_proj": "attention_project",
+    "pre_mlp_layernorm": "norm2",
+    "mlp.linear_fc1": "mlp_expand",
+    "mlp.linear_fc2": "mlp_project",
+}
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+
+
+def own_name(name: str, *, depth: int, first_layer: int = 0) -> str:
+    """The lab's name of one of Megatron-core's parameters.
+
+    Args:
+        name: as `GPTModel.named_parameters()` has it; its layers are numbered within the stage.
+        depth: layers of the whole model.
+        first_layer: number, from 0, of the first layer of this pipeline stage.
+
+    Raises:
+        KeyError: a parameter that the lab's GPT does not have.
+
+    Example:
+        >>> own_name("decoder.layers.1.mlp.linear_fc1.bias", depth=4, first_layer=2)
+        'blocks.4.mlp_expand.bias'
+    """
+    module, _, kind = name.rpartition(".")
+    if found := _LAYER.fullmatch(module):
+        return f"blocks.{first_layer + int(found[1]) + 1}.{_IN_A_LAYER[found[2]]}.{kind}"
+    return f"{_OUTSIDE[module].format(last=depth + 1)}.{kind}"
+
+
+def model_options(whole: nn.Module) -> dict[str, Any]:
+    """What `TransformerConfig` is told, so that Megatron-core's GPT computes what the lab's `GPT` does.
+
+    The fused kernels, which need a GPU, are off; so is dropout, which the lab's models do not have.
+    """
+    blocks = cast(GPT, whole).blocks
+    block = cast(TransformerBlock, blocks[1])
+    return {
+        "num_layers": len(blocks) - 2,
+        "hidden_size": block.qkv.in_features,
+        "num_attention_heads": block.qkv.in_features // block.head_dim,
+        "ffn_hidden_size": block.mlp_expand.out_features,
+        "layernorm_epsilon": block.norm1.eps,
+        "activation_func": partial(F.gelu, approximate=block.gelu),
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "params_dtype": torch.float32,
+        "pipeline_dtype": torch.float32,
+        "use_cpu_initialization": True,
+        "batch_p2p_comm": False,
+        "bias_activation_fusion": False,
+        "bias_dropout_fusion": False,
+        "masked_softmax_fusion": False,
+        "gradient_accumulation_fusion": False,
+    }
+
+
+def table_options(whole: nn.Module) -> dict[str, Any]:
+    """What `GPTModel` is told of the tables of the lab's `GPT`: words, and positions that are learnt."""
+    embedding = cast(Embedding, cast(GPT, whole).blocks[0])
+    return {
+        "vocab_size": embedding.token.num_embeddings,
+        "max_sequence_length": embedding.position.num_embeddings,
+        "position_embedding_type": "learned_absolute",
+    }
+
+
+def own_part(parameter: Tensor, whole: Tensor, *, tp: int, tp_rank: int) -> Tensor:
+    """The slice of a whole tensor that belongs to one of Megatron-core's parameters on this tensor-parallel rank."""
+    if not getattr(parameter, "tensor_model_parallel", False):
+        return whole
+    dim: int = parameter.partition_dim  # type: ignore[attr-defined]
+    return whole.chunk(tp, dim=dim)[tp_rank]
+
+
+def own_parameters(model: nn.Module, depth: int) -> Iterator[tuple[str, nn.Parameter]]:
+    """A rank's parameters by the lab's names.
+
+    Args:
+        model: this rank's `GPTModel`, bare.
+        depth: layers of the whole model.
+    """
+    from megatron.core import parallel_state
+
+    # Its default: each stage has as many layers.
+    stages, stage = (
+        parallel_state.get_pipeline_model_parallel_world_size(),
+        parallel_state.get_pipeline_model_parallel_rank(),
+    )
+    for name, parameter in model.named_parameters():
+        yield own_name(name, depth=depth, first_layer=stage * (depth // stages)), parameter
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, whole: nn.Module) -> None:
+    """Give a rank's `GPTModel` its part of the lab's weights; nothing is sent.
+
+    Args:
+        model: this rank's part: its stage, its slices.
+        whole: the lab's `GPT`.
+    """
+    from megatron.core import parallel_state
+
+    tp, tp_rank = (
+        parallel_state.get_tensor_model_parallel_world_size(),
+        parallel_state.get_tensor_model_parallel_rank(),
+    )
+    weights = whole.state_dict()
+    for name, parameter in own_parameters(model, len(cast(GPT, whole).blocks) - 2):
+        parameter.copy_(own_part(parameter, weights[name], tp=tp, tp_rank=tp_rank))

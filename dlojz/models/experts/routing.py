@@ -1,0 +1,134 @@
+"""What a mixture of experts is told: how many experts, how many of them see a token, and how many tokens each takes.
+
+A `Routing` that exists can be run.
+
+Source: Fedus et al. 2021, "Switch Transformers" (arXiv 2101.03961); Lepikhin et al. 2020, "GShard" (arXiv 2006.16668).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """How a mixture routes its tokens.
+
+    Args:
+        experts: E, feed-forward networks in the mixture, at least 1.
+        top_k: experts that see each token, 1 (Switch), 2 (GShard) or more, at most those of one group.
+        capacity_factor: tokens that an expert takes, in units of its fair share k·N/E; above 0. Beyond, tokens are
+            dropped: the residual connection alone carries them on. E/k or more (or infinity) drops none.
+        balance_loss: weight of the loss that balances the load, at least 0.
+        z_loss: weight of the loss that keeps the gate's logits small, at least 0.
+        groups: groups of experts among which a two-level gate chooses first; 1 is a flat gate. Divides `experts`.
+
+    Raises:
+        LabError: if the numbers do not go together.
+
+    Source: Fedus et al. 2021, capacity factor and balance loss; Zoph et al. 2022, "ST-MoE" (arXiv 2202.08906), z-loss.
+    """
+
+    experts: int
+    top_k: int = 1
+    capacity_factor: float = 1.25
+    balance_loss: float = 0.01
+    z_loss: float = 0.0
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        refusal = routing_refusal(
+            experts=self.experts, top_k=self.top_k, capacity_factor=self.capacity_factor, groups=self.groups
+        ) or _weight_refusal(balance_loss=self.balance_loss, z_loss=self.z_loss)
+        if refusal is not None:
+            raise LabError(refusal)
+
+    def capacity(self, tokens: int) -> int:
+        """Tokens that one expert takes of those that one rank routes at once.
+
+        Args:
+            tokens: N, tokens of one rank's micro-batch.
+
+        Returns:
+            C = ⌈factor·k·N/E⌉, at least 1 and at most N: a token goes to an expert once at most.
+
+        Source: Fedus et al. 2021, "expert capacity", for k = 1; Lepikhin et al. 2020 for k = 2.
+        """
+        if self.capacity_factor >= self.experts / self.top_k:
+            return tokens
+        return min(tokens, max(1, math.ceil(self.capacity_factor * self.top_k * tokens / self.experts)))
+
+
+def all_to_all_bytes(*, experts: int, capacity: int, width: int, element_bytes: int = 4) -> int:
+    """Bytes of the tensor that one rank hands to one all-to-all of a mixture: its buffer, whole, (E, C, D).
+
+    Of these, the share of the rank's own experts, 1/ep, does not leave it. A layer has two of them in each forward
+    pass (dispatch and combine) and two in each backward pass, for every micro-batch.
+
+    Args:
+        experts: E, of the whole mixture, not of one rank.
+        capacity: C, of one rank's micro-batch (`Routing.capacity`).
+        width: D.
+        element_bytes: 4 in fp32, 2 in bf16.
+    """
+    return experts * capacity * width * element_bytes
+
+
+def routing_refusal(*, experts: int, top_k: int, capacity_factor: float, groups: int = 1, ep: int = 1) -> str | None:
+    """Why the numbers of a mixture do not go together and what would work; None where they do.
+
+    Args:
+        experts: see `Routing`, as the three that follow.
+        top_k: experts that see each token.
+        capacity_factor: in units of the fair share.
+        groups: of a two-level gate.
+        ep: ranks that share the experts out.
+    """
+    for name, count in (("experts", experts), ("top_k", top_k), ("expert_groups", groups), ("ep", ep)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            return say(
+                en=f"{name} must be a whole number, at least 1, but {count!r} was received.",
+                fr=f"{name} doit être un nombre entier, au moins 1, mais {count!r} a été reçu.",
+            )
+    if not capacity_factor > 0:  # so that NaN is refused too
+        return say(
+            en=f"capacity_factor must be greater than 0, but {capacity_factor:g} was received: 1 is each expert's "
+            "fair share, 1.25 is usual.",
+            fr=f"capacity_factor doit être plus grand que 0, mais {capacity_factor:g} a été reçu : 1 est la juste "
+            "part de chaque expert, 1,25 est l’usage.",
+        )
+    if top_k > experts:
+        return say(
+            en=f"top_k={top_k} sends a token to more experts than the {experts} that there are: use at most "
+            f"top_k={experts}.",
+            fr=f"top_k={top_k} envoie un token à plus d’experts que les {experts} qui existent : prenez au plus "
+            f"top_k={experts}.",
+        )
+    if experts % ep:
+        works = ", ".join(f"ep={degree}" for degree in range(1, min(experts, 64) + 1) if experts % degree == 0)
+        return say(
+            en=f"ep={ep} does not divide the {experts} experts: use {works}.",
+            fr=f"ep={ep} ne divise pas les {experts} experts : prenez {works}.",
+        )
+    if experts % groups or top_k > experts // groups:
+        return say(
+            en=f"expert_groups={groups} does not cut {experts} experts into equal groups of at least "
+            f"top_k={top_k}: a two-level gate chooses one group, then top_k of its experts.",
+            fr=f"expert_groups={groups} ne découpe pas {experts} experts en groupes égaux d’au moins "
+            f"top_k={top_k} : une porte à deux niveaux choisit un groupe, puis top_k de ses experts.",
+        )
+    return None
+
+
+def _weight_refusal(**weights: float) -> str | None:
+    for name, weight in weights.items():
+        if not 0 <= weight < math.inf:
+            return say(
+                en=f"{name} must be a finite weight, at least 0, but {weight:g} was received: 0 leaves this loss out.",
+                fr=f"{name} doit être un poids fini, au moins 0, mais {weight:g} a été reçu : 0 supprime cette perte.",
+            )
+    return None

@@ -1,0 +1,516 @@
+"""Analyse a schedule: idle time and its causes, the critical path, lower bounds of the makespan.
+
+Why a rank does not compute: every moment of idle time, with its cause.
+
+The gaps of a rank sum to its idle time, each moment has one cause, and nothing but the order of the rank, the times and
+the delays of messages decides which:
+
+| where the rank waits | cause |
+|--|--|
+| before its first backward | warm-up: the pipeline fills |
+| after its last action, until the last rank is done | barrier: only the optimizer step ends that wait |
+| else, after its last forward | drain: the pipeline empties |
+| else, between forwards and backwards | imbalance: another rank was slower, or the order made it later |
+| at the end of any of these waits, while the message that ends it is under way | latency |
+
+So latency is what would vanish, here and now, if that one message took no time: min(gap, its delay). Delays that were
+added up on other ranks before are part of the other causes.
+
+Source: own definition, from the kinds of idle time that Narayanan et al. 2021 (arXiv 2104.04473, §2.2: flush), Fan et
+al. 2021 (DAPPLE, §4: warm-up, steady phase, ending) and Qi et al. 2024 (arXiv 2401.10241, §4: optimizer barrier) name.
+
+The critical path of an iteration: the chain of actions without slack on which its length hangs.
+
+O(actions). The chain leads from an action at the first start to the one that ends last, each action followed by the one
+that waited for it; nothing on it can take longer without the makespan growing as much.
+
+Source: Kelley & Walker 1959, "Critical-path planning and scheduling", for activities on nodes with delays between them.
+
+What no schedule can beat: lower bounds of the makespan and of the span, whatever the order and the memory.
+
+A bound depends on the placement, the micro-batches and the costs, never on the order of actions; no schedule of the
+same placement is ever shorter.
+
+Why there is one. A rank cannot begin before the first micro-batch has come to it (its head), it must then do all its
+work, and after its last backward the gradient still has to reach stage 0 (its tail). With F, I, W the times of one
+stage's forward and its two backwards, B = I + W, c the delay of a message and m micro-batches:
+
+    head(s) = Σ_{j<s} (F_j + c)
+    whole backward:  head(s) + m (F_s + B_s) + Σ_{j<s} (B_j + c)
+    split backward:  head(s) + m (F_s + I_s + W_s)   and   head(s) + m (F_s + I_s) + tail(s),
+                     tail(s) = the longest of W_s and I_{s−1} + c + tail(s − 1);  tail(0) = W_0
+
+The bound is the largest of these over all stages. A rank with several chunks does the work of all of them from the head
+of the first; each of its later chunks, with those behind it, gives a bound too.
+
+Token slices, of relative times t_0, t_1, …: on a stage, forwards of a sequence run in order and backwards in reverse,
+so the first action of a stage and its last backward are of some slice 0: heads and tails take t_0. A longer slice makes
+stages behind it wait too, whatever the order (`token_slices.least_waits` has the proof), so that
+
+    longest wait before stage s + m Σ t_i (F_s + B_s) + longest wait after its backwards
+
+is a bound. For equal stages it is (m Σ t_i + (p − 1) max t_i)(F + B) + 2 (p − 1) c, TeraPipe's makespan. Slices of one
+sequence alone have one order only: its makespan is a bound, which for m = 1 is met, equal stages or not.
+
+Source: the heads-and-tails bound of machine scheduling (Carlier 1982, "The one-machine sequencing problem"), applied to
+pipelines; for one chunk per rank and equal stages it gives (m + p − 1)(F + B) (Huang et al. 2019, arXiv 1811.06965,
+§2.3) and (m + p − 1)(F + I) + W for m ≤ p (Qi et al. 2024, arXiv 2401.10241, App. H).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say
+from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, FORWARD, LOAD, Costs, Schedule
+from dlojz.pipeline.simulator import UNIT_COSTS, Timeline, programs_of
+from dlojz.pipeline.validity import least_waits, sequence_makespan
+
+WARM_UP, LATENCY, IMBALANCE, DRAIN, BARRIER = CAUSES = ("warm-up", "latency", "imbalance", "drain", "barrier")
+"""Every cause of idle time, in the order in which figures stack them."""
+
+
+class IdleGap(NamedTuple):
+    """Time in which a rank does not compute, for one cause.
+
+    `before` is the number of the action that ends the wait, None after the rank's last action. A wait of which a part
+    is latency is two gaps, one after the other.
+    """
+
+    rank: int
+    start: float
+    end: float
+    cause: str
+    before: int | None
+
+    @property
+    def duration(self) -> float:
+        """How long it lasts, in the unit of the timeline."""
+        return self.end - self.start
+
+
+def title_of(cause: str) -> str:
+    """What a cause is called in figures and tables.
+
+    Raises:
+        LabError: if there is no such cause.
+    """
+    titles = {
+        WARM_UP: say(en="warm-up", fr="démarrage"),
+        LATENCY: say(en="latency", fr="latence"),
+        IMBALANCE: say(en="imbalance", fr="déséquilibre"),
+        DRAIN: say(en="drain", fr="vidange"),
+        BARRIER: say(en="barrier", fr="barrière"),
+    }
+    if cause not in titles:
+        raise LabError(one_of("cause of idle time", cause, CAUSES))
+    return titles[cause]
+
+
+def idle_by_cause(timeline: Timeline, costs: Costs | None = None) -> tuple[dict[str, float], ...]:
+    """Per rank, the idle time of each cause (all of `CAUSES`, 0 included); their sum is the rank's `timeline.idle`.
+
+    Args:
+        timeline: simulated or measured.
+        costs: tells how long messages take; by default those that were simulated. A measured timeline has none, so
+            all its waits count as something else than latency unless costs are given.
+    """
+    found: tuple[dict[str, float], ...] = tuple(dict.fromkeys(CAUSES, 0.0) for _ in range(timeline.schedule.ranks))
+    for gap in gaps(timeline, costs):
+        found[gap.rank][gap.cause] += gap.duration
+    return found
+
+
+def gaps(timeline: Timeline, costs: Costs | None = None) -> tuple[IdleGap, ...]:
+    """All waits of all ranks within the makespan, each with its cause, in order of time on each rank.
+
+    Args:
+        timeline: simulated or measured.
+        costs: as in `idle_by_cause`.
+    """
+    schedule = timeline.schedule
+    costs = costs or timeline.costs
+    under_way = _delays(timeline, costs) if costs else [0.0] * len(schedule.actions)
+    starts, ends = timeline.starts.tolist(), timeline.ends.tolist()
+    first, last = timeline.start, timeline.start + timeline.makespan
+    found: list[IdleGap] = []
+    for rank, (begin, stop) in enumerate(pairwise(schedule.first_of_rank)):
+        forwards = sum(e.kind == FORWARD for action in schedule.orders[rank] for e in action.elements)
+        backwards, at = 0, first
+        for number in range(begin, stop):
+            if starts[number] > at:
+                cause = WARM_UP if not backwards else IMBALANCE if forwards else DRAIN
+                arrives = starts[number] - min(starts[number] - at, under_way[number])
+                parts = (IdleGap(rank, at, arrives, cause, number),
+                    IdleGap(rank, arrives, starts[number], LATENCY, number))
+                found += [gap for gap in parts if gap.end > gap.start]
+            at = ends[number]
+            for element in schedule.actions[number].elements:
+                forwards -= element.kind == FORWARD
+                backwards += element.kind in (BACKWARD, BACKWARD_INPUT)
+        if last > at:
+            found.append(IdleGap(rank, at, last, BARRIER, None))
+    return tuple(found)
+
+
+def _delays(timeline: Timeline, costs: Costs) -> list[float]:
+    """For each action, how long the message was under way that it got last; 0 where it takes none."""
+    schedule = timeline.schedule
+    graph, ends = schedule.graph, timeline.ends.tolist()
+    if costs.sends != "buffered":
+        return _blocking_delays(timeline, costs)
+    rank = graph.rank.tolist()
+    latest = [float("-inf")] * graph.actions
+    delays = [0.0] * graph.actions
+    inputs = [(index, needed) for index, needed in enumerate(graph.needs) if needed < graph.actions]
+    for index, needed in (*inputs, *graph.also):
+        fetched = schedule.actions[needed].kind == LOAD
+        delay = costs.eviction_transfer if fetched else costs.delay(rank[needed], rank[index])
+        if ends[needed] + delay > latest[index]:
+            latest[index], delays[index] = ends[needed] + delay, delay
+    return delays
+
+
+def _blocking_delays(timeline: Timeline, costs: Costs) -> list[float]:
+    """Where sends block, a rank also waits while it sends: all that it passes between two actions counts."""
+    schedule = timeline.schedule
+    rank = schedule.graph.rank.tolist()
+    delays = [0.0] * len(schedule.actions)
+    for program in programs_of(schedule, costs.sends == "paired"):
+        passed = 0.0
+        for step in program:
+            if isinstance(step, int):
+                delays[step], passed = passed, 0.0
+            else:
+                passed += max(costs.delay(rank[message.producer], rank[message.consumer]) for message in step)
+    return delays
+
+
+def critical_path(timeline: Timeline, costs: Costs | None = None) -> tuple[int, ...]:
+    """Numbers of the actions of one critical path, in order of time.
+
+    Each one starts when the one before it ends, plus the delay of the message between them where they are on two
+    ranks. Where several would do, the one on the same rank is taken: looking back, the chain changes rank only where it
+    must.
+
+    Args:
+        timeline: simulated, or measured: there the chain goes on with what arrived last, overheads between.
+        costs: tells how long messages take; by default those that were simulated, else nothing.
+    """
+    if not timeline.starts.size:
+        return ()
+    waits = _waits(timeline, costs or timeline.costs)
+    ends = timeline.ends.tolist()
+    current = int(np.argmax(timeline.ends))
+    path = [current]
+    while waits[current]:
+        # max() keeps the first of equals, and the action before on the same rank stands first.
+        current = max(waits[current], key=lambda wait: ends[wait[0]] + wait[1])[0]
+        path.append(current)
+    return tuple(reversed(path))
+
+
+def _waits(timeline: Timeline, costs: Costs | None) -> list[list[tuple[int, float]]]:
+    """For each action, those that it waits for, with the delay in between; the one before on its rank stands first."""
+    schedule = timeline.schedule
+    graph = schedule.graph
+    rank = graph.rank.tolist()
+    waits: list[list[tuple[int, float]]] = [
+        [(previous, 0.0)] if previous < graph.actions else [] for previous in graph.previous
+    ]
+    inputs = [(index, needed) for index, needed in enumerate(graph.needs) if needed < graph.actions]
+    for index, needed in (*inputs, *graph.also):
+        if schedule.actions[needed].kind == LOAD:
+            delay = costs.eviction_transfer if costs else 0.0
+        else:
+            delay = costs.delay(rank[needed], rank[index]) if costs else 0.0
+        waits[index].append((needed, delay))
+    if costs and costs.sends != "buffered":
+        _add_messages(timeline, costs, waits)
+    return waits
+
+
+def _add_messages(timeline: Timeline, costs: Costs, waits: list[list[tuple[int, float]]]) -> None:
+    """Where sends block, an action also waits until its rank has passed the messages that stand before it.
+
+    A message is passed its delay after both sides are there, so what a rank did last counts with the delay too.
+    """
+    programs = programs_of(timeline.schedule, costs.sends == "paired")
+    rank = timeline.schedule.graph.rank.tolist()
+    place = {
+        (number, message): at
+        for number, program in enumerate(programs)
+        for at, step in enumerate(program)
+        if not isinstance(step, int)
+        for message in step
+    }
+
+    @cache
+    def hangs_on(number: int, at: int) -> dict[int, float]:
+        """The actions that a rank has waited for when it comes to this step, with the longest delay since each."""
+        if not at:
+            return {}
+        if isinstance(step := programs[number][at - 1], int):
+            return {step: 0.0}
+        found: dict[int, float] = {}
+        for message in step:
+            ends = rank[message.producer], rank[message.consumer]
+            other = ends[ends[0] == number]
+            for sources in (hangs_on(number, at - 1), hangs_on(other, place[other, message])):
+                for action, since in sources.items():
+                    found[action] = max(found.get(action, 0.0), since + costs.delay(*ends))
+        return found
+
+    for number, program in enumerate(programs):
+        for at, step in enumerate(program):
+            if isinstance(step, int):
+                waits[step] += hangs_on(number, at).items()
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Times of one stage of one pipe, and what lies before and after it.
+
+    `tail` is the way of its gradient to stage 0; `tail_of_input` goes on to the weight gradients on that way.
+    """
+
+    rank: int
+    forward: float
+    backward: float
+    backward_input: float
+    head: float
+    tail: float
+    tail_of_input: float
+
+
+def lower_bound(schedule: Schedule, costs: Costs = UNIT_COSTS) -> float:
+    """The makespan that no order of the same stages on the same ranks can beat.
+
+    Splitting the backward is taken for allowed only where the schedule does it. Of token slices, an order is one that
+    `validity` accepts.
+
+    Args:
+        schedule: gives placement, micro-batches (of each pipe), token slices; its order does not matter.
+        costs: times, in any unit; of bidirectional schedules too.
+    """
+    return max(_makespans(schedule, costs), default=0.0)
+
+
+def lower_bound_of(
+    ranks: int,
+    micro_batches: int,
+    costs: Costs = UNIT_COSTS,
+    *,
+    placement: Sequence[int] | None = None,
+    split: bool = False,
+) -> float:
+    """The same, without a schedule.
+
+    Args:
+        ranks: number of ranks.
+        micro_batches: micro-batches of a step.
+        costs: times, in any unit.
+        placement: rank of each stage; by default stage s is on rank s.
+        split: whether backwards may be split.
+    """
+    return max(_bounds(_stages(tuple(placement or range(ranks)), costs, split, 1.0), micro_batches, split), default=0.0)
+
+
+def span_bound(schedule: Schedule, costs: Costs = UNIT_COSTS) -> float:
+    """The span that no order of the same stages on the same ranks can beat.
+
+    The busiest rank's work; or the way from a rank's first forward to another rank, through all the work there, and
+    back to its own last backward. With whole backwards, rank 0's span is the makespan, so the two bounds are the same.
+    """
+    bounds = (*_work(schedule, costs), *_round_trips(schedule, costs))
+    return max((*bounds, *(() if schedule.splits_backward else _sliced(schedule, costs))), default=0.0)
+
+
+def span_bound_of(
+    ranks: int,
+    micro_batches: int,
+    costs: Costs = UNIT_COSTS,
+    *,
+    placement: Sequence[int] | None = None,
+    split: bool = False,
+) -> float:
+    """The same, without a schedule; arguments as in `lower_bound_of`."""
+    stages = _stages(tuple(placement or range(ranks)), costs, split, 1.0)
+    work = (micro_batches * sum(s.forward + s.backward for s in stages if s.rank == rank) for rank in range(ranks))
+    return max((*work, *_returns(stages, split, 1.0, micro_batches)), default=0.0)
+
+
+def _stages(
+    placement: tuple[int, ...], costs: Costs, split: bool, share: float, overlaps: bool = False
+) -> list[_Stage]:
+    """The stages of one pipe; `share` is the relative time of the slice that comes first and leaves last."""
+    count = len(placement)
+    stages: list[_Stage] = []
+    times = {n: costs.per_stage(n, count) for n in ("forward", "backward", "backward_input", "backward_weight")}
+    head = tail = tail_of_input = 0.0
+    for number, rank in enumerate(placement):
+        forward, backward, for_input, for_weight = (times[name][number] for name in times)
+        if overlaps and costs.overlapped is not None:
+            together = min(costs.per_stage("overlapped", count))
+            forward, backward = min(forward, together), min(backward, together)
+        if split:
+            # A schedule may split some backwards only: the shorter way bounds both.
+            backward = min(backward, for_input + for_weight)
+            for_input = min(backward, for_input)
+            for_weight = backward - for_input
+        if number:
+            before = stages[-1]
+            there, back = costs.delay(before.rank, rank), costs.delay(rank, before.rank)
+            head = before.head + share * before.forward + there
+            tail = before.tail + share * (before.backward_input if split else before.backward) + back
+            tail_of_input = max(share * for_weight, before.tail_of_input + share * before.backward_input + back)
+        else:
+            tail_of_input = share * for_weight
+        stages.append(_Stage(rank, forward, backward, for_input, head, tail, tail_of_input))
+    return stages
+
+
+def _bounds(stages: list[_Stage], micro_batches: float, split: bool) -> Iterator[float]:
+    """The bounds of one pipe: each rank's last chunks, from the last one alone to all of them.
+
+    Args:
+        stages: of the pipe.
+        micro_batches: times the relative time of a sequence, where that is not 1.
+        split: whether backwards may be split.
+    """
+    forwards, whole, for_input = (dict.fromkeys((stage.rank for stage in stages), 0.0) for _ in range(3))
+    for stage in reversed(stages):
+        forwards[stage.rank] += stage.forward
+        whole[stage.rank] += stage.backward
+        for_input[stage.rank] += stage.backward_input
+        forward = forwards[stage.rank]
+        if split:
+            yield stage.head + micro_batches * (forward + whole[stage.rank])
+            yield stage.head + micro_batches * (forward + for_input[stage.rank]) + stage.tail_of_input
+        else:
+            yield stage.head + micro_batches * (forward + whole[stage.rank]) + stage.tail
+
+
+def _makespans(schedule: Schedule, costs: Costs) -> Iterator[float]:
+    split = schedule.splits_backward
+    pipes = _pipes(schedule, costs)
+    if len(pipes) == 1 and not schedule.overlaps:
+        yield from _bounds(pipes[0], schedule.micro_batches * sum(_slices(schedule, costs)), split)
+        yield from _sliced(schedule, costs)
+        return
+    # Several pipes share a rank, or a forward hides behind a backward: the work that a rank is left with, between the
+    # earliest of its heads and the shortest of its tails.
+    for rank, work in enumerate(_work(schedule, costs)):
+        held = [stage for pipe in pipes for stage in pipe if stage.rank == rank]
+        if held:
+            tail = 0.0 if split else min(stage.tail for stage in held)
+            yield min(stage.head for stage in held) + work + tail
+    for pipe, count in zip(pipes, _counts(schedule), strict=True):
+        if count:
+            yield from _one_slice(pipe, split, _share(schedule, costs))
+
+
+def _one_slice(stages: list[_Stage], split: bool, share: float) -> Iterator[float]:
+    """One micro-batch alone, or one slice of it: there and back."""
+    last = stages[-1]
+    if split:
+        yield last.head + share * (last.forward + last.backward_input) + last.tail_of_input
+    else:
+        yield last.head + share * (last.forward + last.backward) + last.tail
+
+
+def _sliced(schedule: Schedule, costs: Costs) -> Iterator[float]:
+    """The bounds that the lengths of token slices add, in one pipe without overlaps; of makespans."""
+    if schedule.token_slices == 1 or schedule.pipes > 1 or schedule.overlaps or not schedule.micro_batches:
+        return
+    slices, split, [stages] = _slices(schedule, costs), schedule.splits_backward, _pipes(schedule, costs)
+    forward = [stage.forward for stage in stages]
+    whole = [stage.backward for stage in stages]
+    backward = [stage.backward_input if split else stage.backward for stage in stages]
+    there = [costs.delay(one.rank, after.rank) for one, after in pairwise(stages)]
+    back = [costs.delay(after.rank, one.rank) for one, after in pairwise(stages)]
+    # After the last backward for the input of stage 0, which is of a slice 0, its weight gradient is left.
+    left = slices[0] * (whole[0] - backward[0])
+    yield sequence_makespan(forward, backward, there, back, slices) + left
+    work = schedule.micro_batches * sum(slices)
+    before = least_waits(forward, there, slices, schedule.micro_batches)
+    after = least_waits(backward, back, slices, schedule.micro_batches)
+    for number in range(len(stages)):
+        yield before[number] + work * (forward[number] + backward[number]) + after[number] + left
+        yield before[number] + work * (forward[number] + whole[number])
+
+
+def _pipes(schedule: Schedule, costs: Costs) -> list[list[_Stage]]:
+    share = _share(schedule, costs)
+    return [
+        _stages(placement, costs, schedule.splits_backward, share, schedule.overlaps)
+        for placement in schedule.placement
+    ]
+
+
+def _slices(schedule: Schedule, costs: Costs) -> tuple[float, ...]:
+    """Relative time of each token slice."""
+    return costs.slice_times or (1.0 / schedule.token_slices,) * schedule.token_slices
+
+
+def _share(schedule: Schedule, costs: Costs) -> float:
+    """Relative time of the slice that comes first to a stage and leaves it last; of overlapped passes, of the least."""
+    slices = _slices(schedule, costs)
+    return min(slices) if schedule.overlaps else slices[0]
+
+
+def _counts(schedule: Schedule) -> list[int]:
+    """Micro-batches of each pipe."""
+    if schedule.pipes == 1:
+        return [schedule.micro_batches]
+    elements = (element for action in schedule.actions for element in action.elements)
+    seen = {(element.pipe, element.micro_batch) for element in elements if element.kind == FORWARD}
+    return [sum(pipe == number for pipe, _ in seen) for number in range(schedule.pipes)]
+
+
+def _work(schedule: Schedule, costs: Costs) -> list[float]:
+    """Per rank, the least time it computes; where passes may overlap, as if all its forwards did with a backward."""
+    sequence = sum(_slices(schedule, costs))
+    work = [0.0] * schedule.ranks
+    held: list[list[_Stage]] = [[] for _ in work]
+    pairs = [0] * schedule.ranks
+    for placement, count in zip(schedule.placement, _counts(schedule), strict=True):
+        for stage in _stages(placement, costs, schedule.splits_backward, 1.0):
+            work[stage.rank] += sequence * count * (stage.forward + stage.backward)
+            held[stage.rank].append(stage)
+            pairs[stage.rank] += count
+    if schedule.overlaps and costs.overlapped is not None:
+        together = min(costs.per_stage("overlapped", schedule.stages))
+        for rank, stages in enumerate(held):
+            saved = max(s.forward for s in stages) + max(s.backward for s in stages) - together
+            work[rank] -= pairs[rank] * max(0.0, saved)
+    return work
+
+
+def _round_trips(schedule: Schedule, costs: Costs) -> Iterator[float]:
+    for pipe, count in zip(_pipes(schedule, costs), _counts(schedule), strict=True):
+        share = _share(schedule, costs)
+        # Passes that overlap are not all in a row: there, one of them alone is the bound.
+        work = share if schedule.overlaps else count * sum(_slices(schedule, costs))
+        if count:
+            yield from _returns(pipe, schedule.splits_backward, share, work)
+
+
+def _returns(stages: list[_Stage], split: bool, share: float, micro_batches: float) -> Iterator[float]:
+    """For each pair of stages: from the first forward of one to its last backward, through all the work of the other.
+
+    The second stage's rank may hold more stages behind it: their work comes in between too.
+    """
+    behind = dict.fromkeys((stage.rank for stage in stages), 0.0)
+    for number, stage in reversed(list(enumerate(stages))):
+        behind[stage.rank] += stage.forward + (stage.backward_input if split else stage.backward)
+        way = stage.head + micro_batches * behind[stage.rank] + stage.tail
+        for first in stages[: number + 1]:
+            yield way - first.head - first.tail + (share * (first.backward - first.backward_input) if split else 0.0)

@@ -1,0 +1,602 @@
+"""Read and write schedules and timelines: torch's CSV, Chrome's trace format, a table of text.
+
+Schedules as torch's pipeline runtime writes them: one row per rank, one cell per action, and back again.
+
+Invariant: `from_csv(to_csv(schedule))` has the same orders and the same placement; what comes from a file is read
+letter by letter, checked whole, and refused in one sentence.
+
+Source of the format: `torch.distributed.pipelining.schedules` (2.13), `_dump_csv` and `_load_csv`, "compute_only":
+cells such as `2F0`, `3I1`, `0W2`, `(1F1;1B0)OVERLAP_F_B`; an empty cell is a deliberate pause, which torch drops.
+
+A timeline as a trace for Perfetto or chrome://tracing: slices, messages as flows, activation memory as counters.
+
+What the trace shows is the timeline, simulated or measured, at its own scale; every flow begins inside the slice that
+made the message and ends at the slice that needs it.
+
+Source of the format: "Trace Event Format" (Chromium project): "X" complete events with `ts` and `dur` in microseconds,
+"s"/"f" flow events that bind to the slice around them, "C" counters, "M" metadata.
+
+A timeline as plain text: one row per rank, one column per quantum of time, for terminals and for test reports.
+
+A column is the same length of time everywhere; where that cannot be kept exactly (times without a common quantum, or
+too many of them), each column tells what the rank does in its middle, and the text says so.
+
+How an action is written: its kind and its micro-batch (`F3`, `B0`), `-` for as long as it lasts, `.` for idle time;
+before them the chunk (`a`, `b` …) where a rank holds several, and `d` or `u` for the direction where there are two;
+behind them the token slice. An overlapped forward and backward is written `F4&B0`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say, significant
+from dlojz.pipeline.schedule import COMPUTES, OVERLAPPED, UPDATE, Action, Schedule, parse_action
+from dlojz.pipeline.simulator import Timeline, memory_curves
+from dlojz.pipeline.validity import check
+
+MAX_CHARACTERS = 4 * 1024 * 1024
+MAX_RANKS = 1024
+MAX_ACTIONS = 200_000
+MAX_CELL = 64
+_DERIVED = re.compile(r"\d{1,9}(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)\d{0,9}")
+"""Cells that torch's own dump adds; they follow from the computations, so they are read over."""
+
+
+def to_csv(schedule: Schedule, timeline: Timeline | None = None) -> str:
+    """A schedule as text, one row per rank.
+
+    Args:
+        schedule: any; whether torch can execute it is told by `torch_refusal`.
+        timeline: if given, empty cells stand where a rank idles, one for each unit of the shortest action.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for rank, order in enumerate(schedule.orders):
+        writer.writerow(map(str, order) if timeline is None else _with_pauses(timeline, rank))
+    return text.getvalue()
+
+
+def write_csv(schedule: Schedule, path: str | Path) -> Path:
+    """Write `to_csv` to a file.
+
+    Raises:
+        LabError: if the file cannot be written.
+    """
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(to_csv(schedule), encoding="utf-8")
+    except OSError as error:
+        raise LabError(
+            say(
+                en=f"the schedule cannot be written to {target}: {error.strerror}; give another path.",
+                fr=f"l’ordonnancement ne peut pas être écrit dans {target} : {error.strerror} ; donnez un autre "
+                "chemin.",
+            )
+        ) from None
+    return target
+
+
+def _with_pauses(timeline: Timeline, rank: int) -> Iterator[str]:
+    positive = timeline.durations[timeline.durations > 0]
+    quantum = float(positive.min()) if positive.size else 1.0
+    free = timeline.start
+    part = timeline.of_rank(rank)
+    for number in range(part.start, part.stop):
+        pauses = int((float(timeline.starts[number]) - free) / quantum + 1e-6)
+        yield from [""] * min(pauses, MAX_ACTIONS)
+        yield str(timeline.schedule.actions[number])
+        free = float(timeline.ends[number])
+
+
+def from_csv(text: str, name: str = "custom") -> Schedule:
+    """Read a schedule; which rank holds which stage is seen from where the stage's actions stand.
+
+    Args:
+        text: rows and cells as `to_csv` writes them; empty cells and torch's communication cells are read over.
+        name: name of the schedule.
+
+    Returns:
+        A schedule that can be executed: `validity.check` has passed it.
+
+    Raises:
+        LabError: for a cell that is no action (with its row and column), a stage on two ranks, a stage or a micro-batch
+            left out, an empty or a too big text, or an order that cannot be executed.
+    """
+    schedule = read_csv(text, name)
+    check(schedule)
+    return schedule
+
+
+def read_csv(text: str, name: str = "custom") -> Schedule:
+    """As `from_csv`, but the order is not checked: for an editor, which shows `validity.problems` beside it.
+
+    Raises:
+        LabError: as `from_csv`, but not for the order.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise LabError(
+            say(
+                en=f"the CSV has {len(text)} characters, more than the {MAX_CHARACTERS} that are read: give a schedule "
+                "of fewer micro-batches.",
+                fr=f"le CSV compte {len(text)} caractères, plus que les {MAX_CHARACTERS} qui sont lus : donnez un "
+                "ordonnancement de moins de micro-batches.",
+            )
+        )
+    orders = list(_orders(text))
+    while orders and not orders[-1]:  # blank lines at the end of a file are no ranks
+        orders.pop()
+    if not orders:
+        raise LabError(
+            say(
+                en="the CSV holds no action: write one row per rank, with cells such as 0F0 and 0B0.",
+                fr="le CSV ne contient aucune action : écrivez une ligne par rang, avec des cases comme 0F0 et 0B0.",
+            )
+        )
+    for rank, order in enumerate(orders):
+        if not order:
+            raise LabError(
+                say(
+                    en=f"row {rank + 1} of the CSV holds no action: each rank holds at least one stage, remove the row "
+                    "or fill it.",
+                    fr=f"la ligne {rank + 1} du CSV ne contient aucune action : chaque rang porte au moins un étage, "
+                    "retirez la ligne ou remplissez-la.",
+                )
+            )
+    placement = _placement(orders)
+    elements = [element for order in orders for action in order for element in action.elements]
+    return Schedule.of(
+        name,
+        orders,
+        placement,
+        _without_gap({e.micro_batch for e in elements}, "micro-batch", "micro-batch"),
+        token_slices=_without_gap({e.token_slice for e in elements}, "token slice", "tranche de tokens"),
+        barrier=not any(e.kind == UPDATE for e in elements),
+        asynchronous=any(e.kind == UPDATE for e in elements),
+    )
+
+
+def load_csv(path: str | Path) -> Schedule:
+    """`from_csv` of a file; its name is the schedule's.
+
+    Raises:
+        LabError: as `from_csv`, and if the file cannot be read as text.
+    """
+    target = Path(path)
+    try:
+        with target.open("rb") as file:
+            text = file.read(4 * MAX_CHARACTERS + 1).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or say(en="it is no UTF-8 text", fr="ce n’est pas du texte UTF-8")
+        raise LabError(
+            say(
+                en=f"the schedule {str(target)!r} cannot be read: {why}; give a CSV file with one row per rank.",
+                fr=f"l’ordonnancement {str(target)!r} ne peut pas être lu : {why} ; donnez un fichier CSV d’une ligne "
+                "par rang.",
+            )
+        ) from None
+    return from_csv(text, target.stem or "custom")
+
+
+def torch_refusal(schedule: Schedule) -> str | None:
+    """Why torch's pipeline runtime cannot execute a schedule, in one sentence; None where it can."""
+    kinds = {element.kind for action in schedule.actions for element in action.elements}
+    if schedule.pipes > 1:
+        return say(
+            en="torch keeps each stage on one rank, and a bidirectional schedule has it on two: use the teaching "
+            "runtime, or a V placement (dualpipev, zbv).",
+            fr="torch garde chaque étage sur un seul rang, et un ordonnancement bidirectionnel l’a sur deux : prenez "
+            "l’exécution pédagogique, ou un placement en V (dualpipev, zbv).",
+        )
+    if schedule.token_slices > 1:
+        return say(
+            en="torch cuts a batch into micro-batches, not a sequence into token slices: use 1 slice.",
+            fr="torch coupe un batch en micro-batches, pas une séquence en tranches de tokens : prenez 1 tranche.",
+        )
+    if schedule.asynchronous or UPDATE in kinds:
+        return say(
+            en="torch updates the weights after all micro-batches, and this schedule does so between them: use the "
+            "teaching runtime.",
+            fr="torch met les poids à jour après tous les micro-batches, et cet ordonnancement le fait entre eux : "
+            "prenez l’exécution pédagogique.",
+        )
+    if not kinds <= set(COMPUTES) | {OVERLAPPED}:
+        return say(
+            en="torch has no action that sends activations away and fetches them back: remove E and L (bpipe becomes "
+            "1f1b).",
+            fr="torch n’a pas d’action qui envoie des activations ailleurs et les rapporte : retirez E et L (bpipe "
+            "devient 1f1b).",
+        )
+    return None
+
+
+def _orders(text: str) -> Iterator[list[Action]]:
+    total = 0
+    try:
+        for row, cells in enumerate(csv.reader(io.StringIO(text)), start=1):
+            if row > MAX_RANKS:
+                raise LabError(_too_many(say(en="rows", fr="lignes"), MAX_RANKS))
+            order = [action for column, cell in enumerate(cells, start=1) if (action := _cell(cell, row, column))]
+            total += len(order)
+            if total > MAX_ACTIONS:
+                raise LabError(_too_many("actions", MAX_ACTIONS))
+            yield order
+    except csv.Error as error:
+        raise LabError(
+            say(
+                en=f"the text is no CSV ({error}): write one row per rank, cells separated by commas.",
+                fr=f"le texte n’est pas un CSV ({error}) : écrivez une ligne par rang, les cases séparées par des "
+                "virgules.",
+            )
+        ) from None
+
+
+def _cell(cell: str, row: int, column: int) -> Action | None:
+    """The action of a cell; None for a pause, or for a communication, which follows from the computations."""
+    cell = cell.strip()
+    if not cell or _DERIVED.fullmatch(cell):
+        return None
+    try:
+        if len(cell) > MAX_CELL or not cell.isascii():
+            cell = cell[:MAX_CELL].encode("ascii", "backslashreplace").decode()
+            return parse_action("…" + cell)  # which refuses it
+        action = parse_action(cell)
+    except LabError as error:
+        raise LabError(
+            say(en=f"row {row}, column {column}: {error}", fr=f"ligne {row}, colonne {column} : {error}")
+        ) from None
+    return action
+
+
+def _too_many(what: str, most: int) -> str:
+    return say(
+        en=f"the CSV has more than {most} {what}, which is no schedule to be read here: give a smaller one.",
+        fr=f"le CSV a plus de {most} {what}, ce n’est pas un ordonnancement à lire ici : donnez-en un plus petit.",
+    )
+
+
+def _placement(orders: list[list[Action]]) -> list[list[int]]:
+    """Rank of each stage, per pipe."""
+    held: dict[tuple[int, int], int] = {}
+    for rank, order in enumerate(orders):
+        for element in (element for action in order for element in action.elements):
+            first = held.setdefault((element.pipe, element.stage), rank)
+            if first != rank:
+                raise LabError(
+                    say(
+                        en=f"stage {element.stage} is on rank {first} and, by {element}, on rank {rank}: a stage lives "
+                        "on one rank, keep all its actions in one row (a second pipe is written u in front).",
+                        fr=f"l’étage {element.stage} est sur le rang {first} et, par {element}, sur le rang {rank} : "
+                        "un étage vit sur un seul rang, gardez ses actions sur une ligne (un second pipeline s’écrit "
+                        "avec u devant).",
+                    )
+                )
+    stages = _without_gap({stage for _, stage in held}, "stage", "étage")
+    pipes = 1 + max(pipe for pipe, _ in held)
+    for pipe in range(pipes):
+        for stage in range(stages):
+            if (pipe, stage) not in held:
+                raise LabError(_left_out("stage", "étage", f"{'u' if pipe else ''}{stage}"))
+    return [[held[pipe, stage] for stage in range(stages)] for pipe in range(pipes)]
+
+
+def _without_gap(numbers: Iterable[int], what_en: str, what_fr: str) -> int:
+    """How many there are, once it is sure that they are 0, 1, 2 … without a gap."""
+    present = set(numbers)
+    for number in range(len(present)):
+        if number not in present:
+            raise LabError(_left_out(what_en, what_fr, str(number)))
+    return len(present)
+
+
+def _left_out(what_en: str, what_fr: str, number: str) -> str:
+    return say(
+        en=f"the CSV has no action of {what_en} {number}, but of later ones: number them 0, 1, 2 … without a gap.",
+        fr=f"le CSV n’a aucune action pour : {what_fr} {number}, mais en a pour les suivants : numérotez 0, 1, 2 … "
+        "sans trou.",
+    )
+
+
+COMPUTE_THREAD = 0
+SIMULATED_UNIT_US = 1000.0
+"""A time unit of a simulation is shown as a millisecond: viewers know no units without seconds."""
+MEASURED_UNIT_US = 1e6
+"""Measured times are seconds."""
+_INSIDE = 1e-3
+"""How far before its end, in parts of a slice, a flow begins: at its very end it would bind to the next slice."""
+
+Event = dict[str, Any]
+
+
+def chrome_trace(timeline: Timeline, unit_us: float | None = None) -> dict[str, Any]:
+    """The trace as JSON data: one process per rank, its computations on thread 0, its activations as a counter.
+
+    Args:
+        timeline: simulated or measured.
+        unit_us: microseconds of one unit of time; by default 1000 where simulated, 1 000 000 where measured (seconds).
+    """
+    if unit_us is None:
+        unit_us = MEASURED_UNIT_US if timeline.origin == "measured" else SIMULATED_UNIT_US
+    events = [*_names(timeline), *_slices(timeline, unit_us), *_flows(timeline, unit_us), *_counters(timeline, unit_us)]
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "schedule": timeline.schedule.name,
+            "origin": timeline.origin,
+            "micro_batches": timeline.schedule.micro_batches,
+            "unit_us": unit_us,
+        },
+    }
+
+
+def write_chrome_trace(timeline: Timeline, path: str | Path, unit_us: float | None = None) -> Path:
+    """Write the trace as JSON; open it at https://ui.perfetto.dev.
+
+    Raises:
+        LabError: if the file cannot be written.
+    """
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(chrome_trace(timeline, unit_us), allow_nan=False), encoding="utf-8")
+    except OSError as error:
+        raise LabError(
+            say(
+                en=f"the trace cannot be written to {target}: {error.strerror}; give another path.",
+                fr=f"la trace ne peut pas être écrite dans {target} : {error.strerror} ; donnez un autre chemin.",
+            )
+        ) from None
+    return target
+
+
+def _names(timeline: Timeline) -> Iterator[Event]:
+    for rank in range(timeline.schedule.ranks):
+        name = say(en=f"rank {rank}", fr=f"rang {rank}")
+        yield _event("M", rank, name="process_name", args={"name": name})
+        yield _event("M", rank, name="process_sort_index", args={"sort_index": rank})
+        yield _event("M", rank, name="thread_name", args={"name": "compute"})
+
+
+def _slices(timeline: Timeline, unit_us: float) -> Iterator[Event]:
+    rank_of = timeline.schedule.graph.rank.tolist()
+    versions = _versions(timeline)
+    for number, action in enumerate(timeline.schedule.actions):
+        args: dict[str, Any] = {
+            "stage": action.stage,
+            "kind": action.kind,
+            "micro_batch": action.micro_batch,
+            "version": versions.get(number),
+        }
+        if timeline.schedule.pipes > 1:
+            args["pipe"] = action.pipe
+        if timeline.schedule.token_slices > 1:
+            args["token_slice"] = action.token_slice
+        yield _event(
+            "X",
+            rank_of[number],
+            name=str(action),
+            cat=action.kind,
+            ts=_us(timeline, float(timeline.starts[number]), unit_us),
+            dur=round(float(timeline.durations[number]) * unit_us, 3),
+            args=args,
+        )
+
+
+def _flows(timeline: Timeline, unit_us: float) -> Iterator[Event]:
+    """One arrow per message between ranks, from the action that makes it to the one that needs it."""
+    graph, actions = timeline.schedule.graph, timeline.schedule.actions
+    rank_of = graph.rank.tolist()
+    edges = [(needed, number) for number, needed in enumerate(graph.needs) if needed < graph.actions]
+    edges += [(needed, number) for number, needed in graph.also]
+    crossing = ((producer, consumer) for producer, consumer in edges if rank_of[producer] != rank_of[consumer])
+    for flow, (producer, consumer) in enumerate(crossing):
+        sent = float(timeline.ends[producer]) - _INSIDE * float(timeline.durations[producer])
+        name = f"{actions[producer]} → {actions[consumer]}"
+        common = {"name": name, "cat": "message", "id": flow}
+        yield _event("s", rank_of[producer], ts=_us(timeline, sent, unit_us), **common)
+        yield _event(
+            "f", rank_of[consumer], ts=_us(timeline, float(timeline.starts[consumer]), unit_us), bp="e", **common
+        )
+
+
+def _counters(timeline: Timeline, unit_us: float) -> Iterator[Event]:
+    for rank, curve in enumerate(memory_curves(timeline)):
+        for time, units in zip(curve.times.tolist(), curve.units.tolist(), strict=True):
+            yield _event(
+                "C",
+                rank,
+                name="activations (stage-micro-batches)",
+                ts=_us(timeline, time, unit_us),
+                args={"kept": round(units, 9)},
+            )
+
+
+def _event(phase: str, rank: int, **fields: Any) -> Event:
+    return {"ph": phase, "pid": rank, "tid": COMPUTE_THREAD, **fields}
+
+
+def _us(timeline: Timeline, time: float, unit_us: float) -> float:
+    return round((time - timeline.start) * unit_us, 3)
+
+
+def _versions(timeline: Timeline) -> dict[int, int]:
+    """Weight version of each action, where versions differ; empty for synchronous schedules."""
+    if not timeline.schedule.asynchronous:
+        return {}
+    from dlojz.pipeline.stale_weights import version_of_action
+
+    versions = enumerate(version_of_action(timeline.schedule))
+    return {number: version for number, version in versions if version is not None}
+
+
+DEFAULT_WIDTH = 110
+LEAST_WIDTH = 40
+MOST_BLOCKS = 8
+"""A drawing of more blocks than these is no longer read: it is made coarser instead."""
+_FINEST = 1000
+"""Quanta that one time unit is cut into at most, when a common one is looked for."""
+
+
+def text_table(timeline: Timeline, width: int = DEFAULT_WIDTH) -> str:
+    """Draw a timeline in plain text.
+
+    Args:
+        timeline: simulated or measured.
+        width: characters of a line, at least 40; a longer drawing goes on in a further block of lines below.
+
+    Returns:
+        Lines, without colours; empty for a schedule without actions.
+
+    Raises:
+        LabError: for a width in which nothing could be read.
+    """
+    if width < LEAST_WIDTH:
+        raise LabError(
+            say(
+                en=f"the drawing needs at least {LEAST_WIDTH} columns, but {width} were given.",
+                fr=f"le dessin demande au moins {LEAST_WIDTH} colonnes, mais {width} ont été données.",
+            )
+        )
+    if not timeline.schedule.actions or timeline.makespan <= 0:
+        return ""
+    margin = len(_margin(timeline.schedule.ranks - 1))
+    room = width - margin
+    quantum = common_quantum(timeline)
+    if quantum is not None:
+        columns = round(timeline.makespan / quantum)
+        labels = labels_of(timeline.schedule)
+        cell = _cell_width(timeline, labels, quantum)
+        per_block = max(room // cell, 1)
+        if columns <= per_block * MOST_BLOCKS and cell <= room:
+            per_block = -(-columns // -(-columns // per_block))  # as many in each block, rather than a stub at the end
+            return "\n".join(_blocks(timeline, labels, quantum, cell, per_block))
+    return "\n".join(_coarse(timeline, room))
+
+
+def labels_of(schedule: Schedule) -> list[str]:
+    """How each action is written in a drawing, in the order of `schedule.actions`; as short as it stays clear."""
+    chunk: dict[tuple[int, int], int] = {}
+    for pipe, stages in enumerate(schedule.placement):
+        seen: dict[int, int] = {}
+        for stage, rank in enumerate(stages):
+            chunk[pipe, stage] = seen.get(rank, 0)
+            seen[rank] = chunk[pipe, stage] + 1
+    several = any(chunk.values())
+    return [
+        "&".join(_label(element, schedule, chunk if several else None) for element in action.elements)
+        for action in schedule.actions
+    ]
+
+
+def _label(action: Action, schedule: Schedule, chunk: dict[tuple[int, int], int] | None) -> str:
+    direction = "du"[action.pipe] if schedule.pipes > 1 else ""
+    letter = _letter(chunk[action.pipe, action.stage]) if chunk else ""
+    behind = f".{action.token_slice}" if schedule.token_slices > 1 else ""
+    return f"{direction}{letter}{action.kind}{action.micro_batch}{behind}"
+
+
+def _letter(chunk: int) -> str:
+    return chr(ord("a") + chunk) if chunk < 26 else f"[{chunk}]"
+
+
+def common_quantum(timeline: Timeline) -> float | None:
+    """The longest time of which all starts and ends are whole multiples; None where there is none to speak of."""
+    marks: set[Fraction] = set()
+    for times in (timeline.starts, timeline.ends):
+        for time in set((times - timeline.start).round(9).tolist()):
+            exact = Fraction(time).limit_denominator(_FINEST)
+            if abs(float(exact) - time) > 1e-7 * max(timeline.makespan, 1.0):
+                return None
+            marks.add(exact)
+    quantum = Fraction(0)
+    for mark in marks:
+        quantum = _common(quantum, mark)
+    return float(quantum) if quantum else None
+
+
+def _common(one: Fraction, other: Fraction) -> Fraction:
+    while other:
+        one, other = other, one % other
+    return one
+
+
+def _cell_width(timeline: Timeline, labels: Sequence[str], quantum: float) -> int:
+    """Characters of a column: every label and a blank (or the next `-`) fit into the columns of its action."""
+    most = 2
+    for label, length in zip(labels, timeline.durations.tolist(), strict=True):
+        columns = round(length / quantum)
+        if columns:
+            most = max(most, -(-(len(label) + 1) // columns))
+    return most
+
+
+def _blocks(timeline: Timeline, labels: Sequence[str], quantum: float, cell: int, per_block: int) -> Iterator[str]:
+    """The rows, cut into blocks that fit the width, each under a scale of time."""
+    columns = round(timeline.makespan / quantum)
+    rows = [_row(timeline, labels, quantum, cell, rank, columns) for rank in range(timeline.schedule.ranks)]
+    blank = " " * len(_margin(timeline.schedule.ranks - 1))
+    for first in range(0, columns, per_block):
+        if first:
+            yield ""
+        last = min(first + per_block, columns)
+        yield (blank + _scale(timeline, quantum, cell, first, last)).rstrip()
+        for rank, row in enumerate(rows):
+            yield (_margin(rank, len(blank)) + row[first * cell : last * cell]).rstrip()
+
+
+def _row(timeline: Timeline, labels: Sequence[str], quantum: float, cell: int, rank: int, columns: int) -> str:
+    row = [("." + " " * (cell - 1))] * columns
+    text = list("".join(row))
+    part = timeline.of_rank(rank)
+    for number in range(part.start, part.stop):
+        first = round((float(timeline.starts[number]) - timeline.start) / quantum)
+        last = round((float(timeline.ends[number]) - timeline.start) / quantum)
+        if last == first:  # an action without duration has no column
+            continue
+        length = (last - first) * cell
+        lasting = "-" * (length - len(labels[number]) - 1) + " "
+        text[first * cell : last * cell] = list((labels[number] + lasting)[:length])
+    return "".join(text)
+
+
+def _scale(timeline: Timeline, quantum: float, cell: int, first: int, last: int) -> str:
+    """Times above the columns, as many as there is room for."""
+    step = max(1, -(-8 // cell))
+    return "".join(
+        f"{column * quantum:g}".ljust(cell * min(step, last - column)) for column in range(first, last, step)
+    )
+
+
+def _coarse(timeline: Timeline, room: int) -> Iterator[str]:
+    """One letter per column: the kind of what the rank does in the column's middle."""
+    quantum = timeline.makespan / room
+    yield say(
+        en=f"one column = {significant(quantum)} (what the rank does in its middle; narrower actions may not show)",
+        fr=f"une colonne = {significant(quantum)} (ce que fait le rang en son milieu ; des actions courtes peuvent "
+        "manquer)",
+    )
+    widest = len(_margin(timeline.schedule.ranks - 1))
+    for rank in range(timeline.schedule.ranks):
+        part = timeline.of_rank(rank)
+        starts, ends = timeline.starts[part], timeline.ends[part]
+        middles = [timeline.start + (column + 0.5) * quantum for column in range(room)]
+        at = (starts.searchsorted(middles, side="right") - 1).tolist()
+        kinds = [action.kind for action in timeline.schedule.orders[rank]]
+        yield _margin(rank, widest) + "".join(
+            kinds[number] if number >= 0 and middle < ends[number] else "."
+            for number, middle in zip(at, middles, strict=True)
+        )
+
+
+def _margin(rank: int, width: int = 0) -> str:
+    return f"{say(en='rank', fr='rang')} {rank} ".ljust(width)

@@ -1,0 +1,207 @@
+"""The best that any schedule can do with given costs and memory, proven.
+
+An `Optimum` holds a schedule that simulates to its value; `proven` is True only if nothing shorter exists. Where a
+solver is needed and not installed, small cases come from a table made with it (`benchmarks/pipeline_optimum.py`), which
+keeps the orders themselves.
+
+Three ways to an answer, in this order: the table; a simple schedule that already meets the lower bound; the solver. The
+model: one interval per action, no two at once on a rank, each after what it needs plus the delay of the message, and
+activations within the limit. Micro-batches are alike, so each stage may take them in turn. For the span, each rank
+begins as soon as it can: the orders of the result are executed so.
+
+Source: Laborie et al. 2018 and the CP-SAT solver of OR-Tools (Perron & Furnon) for the model; Qi et al. 2024 (arXiv
+2401.10241, App. G), for the same question as a linear program.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say, shortest
+from dlojz.pipeline.optimum.optimum_problem import OBJECTIVES, Objective, Optimum, Problem
+from dlojz.pipeline.orders.synchronous import zigzag
+from dlojz.pipeline.orders.zero_bubble import PRIORITIES, list_schedule, zb_v, zero_bubble
+from dlojz.pipeline.schedule import FORWARD, Action, Costs, Schedule
+from dlojz.pipeline.simulator import UNIT_COSTS, peak_activations
+
+TABLE = Path(__file__).with_name("data") / "optimum_table.json"
+_MARGIN = 1e-9
+
+
+
+
+
+
+def optimum(
+    ranks: int,
+    micro_batches: int,
+    *,
+    costs: Costs = UNIT_COSTS,
+    placement: Sequence[int] | None = None,
+    split: bool = False,
+    memory_limit: float | None = None,
+    objective: Objective = "makespan",
+    time_limit_s: float = 60.0,
+) -> Optimum:
+    """The shortest schedule that exists.
+
+    Args:
+        ranks: number of ranks.
+        micro_batches: micro-batches of a step.
+        costs: times and memory per micro-batch; sends do not block.
+        placement: rank of each stage; by default stage s is on rank s.
+        split: whether the backward is split into its part for the input and its part for the weights.
+        memory_limit: activations that a rank may keep, in stage-micro-batches; None: any number.
+        objective: "makespan" (the optimizer waits for all ranks) or "span" (each rank steps on its own).
+        time_limit_s: seconds for the solver; what it has by then is returned, with `proven` False.
+
+    Raises:
+        LabError: if a solver is needed and OR-Tools is not installed; if the memory limit is below one micro-batch; for
+            an unknown objective.
+    """
+    if objective not in OBJECTIVES:
+        raise LabError(one_of("objective", objective, OBJECTIVES))
+    stages = tuple(range(ranks)) if placement is None else tuple(placement)
+    problem = Problem(ranks, micro_batches, costs, stages, split, memory_limit, objective)
+    found = _from_table(problem)
+    if found is not None:
+        return found
+    start = first_guess(problem)
+    value, bound = problem.value_of(start), problem.bound
+    if value <= bound + _MARGIN:
+        return Optimum(value, True, value, start, "bound")
+    try:
+        from dlojz.pipeline.optimum.optimum_solver import search
+    except ImportError:
+        raise LabError(_needs_solver(problem)) from None
+    return search(problem, start, time_limit_s)
+
+
+def _needs_solver(problem: Problem) -> str:
+    size = f"{problem.ranks} × {problem.micro_batches}"
+    return say(
+        en=f"the proven optimum of this case ({size}) is not in the table and needs a solver that is not installed: "
+        "pip install 'dlojz[optimum]', or ask for unit costs, at most 4 ranks and 8 micro-batches.",
+        fr=f"l’optimum prouvé de ce cas ({size}) n’est pas dans la table et demande un solveur, qui n’est pas "
+        "installé : pip install 'dlojz[optimum]', ou demandez des coûts unitaires, au plus 4 rangs et 8 micro-batches.",
+    )
+
+
+def first_guess(problem: Problem) -> Schedule:
+    """The best of a few simple schedules within the memory limit; the first that meets the lower bound.
+
+    Raises:
+        LabError: if the limit is below one micro-batch on some rank, so that there is no schedule.
+    """
+    fitting: list[tuple[float, int, Schedule]] = []
+    bound = problem.bound
+    for schedule in _guesses(problem):
+        peaks = peak_activations(schedule, problem.costs)
+        if problem.memory_limit is None or max(peaks) <= problem.memory_limit + _MARGIN:
+            fitting.append((problem.value_of(schedule), len(fitting), schedule))
+            if fitting[-1][0] <= bound + _MARGIN:
+                break
+    if not fitting:
+        limit = shortest(problem.memory_limit or 0)
+        raise LabError(
+            say(
+                en=f"no schedule keeps within {limit} stage-micro-batches: a rank keeps at "
+                "least one micro-batch of each of its stages; raise the memory limit.",
+                fr=f"aucun ordonnancement ne tient dans {limit} micro-batches d’étage : un "
+                "rang garde au moins un micro-batch de chacun de ses étages ; relevez la limite mémoire.",
+            )
+        )
+    return replace(min(fitting)[2], name="optimum", barrier=problem.objective == "makespan")
+
+
+def _guesses(problem: Problem) -> Iterator[Schedule]:
+    ranks, limit = problem.ranks, math.inf if problem.memory_limit is None else problem.memory_limit
+    size = (ranks, problem.micro_batches)
+    kept = max(problem.costs.per_stage("kept_for_input", len(problem.placement)))
+    yield _one_by_one(problem)
+    if problem.placement == tuple(range(ranks)) and problem.split and limit >= kept:
+        yield zero_bubble(*size, min(limit, kept * size[1]), problem.costs)
+        yield zero_bubble(*size, min(limit, kept * ranks), problem.costs)
+    if problem.split and ranks > 1 and problem.placement == zigzag(ranks, 2):
+        yield zb_v(*size)
+    for ahead in (1, 2):
+        caps = [min(limit, kept * (ahead * (ranks - rank) - ahead + 1)) for rank in range(ranks)]
+        for cap in (caps, [limit] * ranks):
+            for priority in PRIORITIES.values():
+                try:
+                    yield list_schedule(
+                        *size,
+                        placement=problem.placement,
+                        priority=priority,
+                        cap=cap,
+                        split=problem.split,
+                        costs=problem.costs,
+                    )
+                except LabError:  # a cap with which chunks wait for each other: the other guesses stand
+                    continue
+
+
+def _one_by_one(problem: Problem) -> Schedule:
+    """One micro-batch at a time: the least memory that there is."""
+    orders: list[list[Action]] = [[] for _ in range(problem.ranks)]
+    for micro_batch in range(problem.micro_batches):
+        for stage, rank in enumerate(problem.placement):
+            orders[rank].append(Action(FORWARD, stage, micro_batch))
+        for stage, rank in reversed(list(enumerate(problem.placement))):
+            orders[rank] += [Action(kind, stage, micro_batch) for kind in problem.kinds[1:]]
+    return Schedule.of("optimum", orders, problem.placement, problem.micro_batches)
+
+
+@cache
+def _table() -> dict[str, Any]:
+    entries: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {}
+    return entries
+
+
+def _from_table(problem: Problem) -> Optimum | None:
+    limit = problem.memory_limit
+    if limit is not None:
+        limit = None if limit >= problem.micro_batches else float(math.floor(limit + _MARGIN))
+    key = problem.key(limit)
+    entry = None if key is None else _table().get(key)
+    if entry is None and key is not None:
+        entry = _from_a_tighter_limit(problem, limit)
+    if entry is None:
+        return None
+    schedule = read_orders(entry["orders"], problem)
+    value = problem.value_of(schedule)
+    return Optimum(value, True, value, schedule, "table")
+
+
+def _from_a_tighter_limit(problem: Problem, limit: float | None) -> Any:
+    """What is optimal without any limit is so with every limit that it keeps to."""
+    best = _table().get(problem.key(None) or "")
+    if best is None or limit is None:
+        return None
+    for tighter in range(int(limit), 0, -1):
+        entry = _table().get(problem.key(tighter) or "")
+        if entry is not None and entry["value"] == best["value"]:
+            return entry
+    return None
+
+
+def read_orders(orders: Sequence[str], problem: Problem) -> Schedule:
+    """A schedule from the kinds of each rank's actions, one stage per rank: "FFBFBB"."""
+    written = []
+    for stage, kinds in enumerate(orders):
+        seen = dict.fromkeys(problem.kinds, -1)
+        order = []
+        for kind in kinds:
+            seen[kind] += 1
+            order.append(Action(kind, stage, seen[kind]))
+        written.append(order)
+    return Schedule.of(
+        "optimum", written, problem.placement, problem.micro_batches, barrier=problem.objective != "span"
+    )

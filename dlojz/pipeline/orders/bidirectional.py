@@ -1,0 +1,213 @@
+"""Orders that run the pipeline in two directions or in waves: Chimera, DualPipe, Hanayo.
+
+Chimera: two pipes in opposite directions over the same ranks, so that one fills the other's bubbles.
+
+Every stage lives on two ranks (s in the pipe down, p − 1 − s in the pipe up), whose weight gradients are summed before
+the optimizer. Micro-batches 0 to m/2 − 1 go down (pipe 0), m/2 to m − 1 up (pipe 1).
+
+DualPipe and DualPipeV: forward and backward of two directions at once, each hiding the other's communication.
+
+A rank serves two sides: its own (phase 0) and the opposite one (phase 1). In DualPipe they are two pipes in opposite
+directions, with every stage on two ranks; in DualPipeV ("cut in half") they are the two legs of a V, with every stage
+on one rank. Both follow the same eight steps.
+
+Hanayo: chunks that run to and fro over the ranks in waves, without a second copy of the weights.
+
+With W waves a rank holds 2W chunks, placed 0…p−1, p−1…0, …; where a wave turns, no message is sent. The order is a list
+schedule: whoever is free takes what has arrived, a backward before any forward.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from dlojz.pipeline.orders.synchronous import (
+    OrderBuilder,
+    counted,
+    need_even_ranks,
+    need_micro_batches,
+    need_multiple,
+    zigzag,
+)
+from dlojz.pipeline.schedule import BACKWARD, FORWARD, Action, Costs, Schedule
+from dlojz.pipeline.simulator import UNIT_COSTS
+
+
+def chimera(ranks: int, micro_batches: int) -> Schedule:
+    """Chimera with one pair of pipes: units of p micro-batches, half of them down and half up.
+
+    In the pipe down, micro-batch j < p/2 of a unit has its forward at slot 2j + s and its backward at slot
+    2j + 2p − 1 − s on stage s, which is on rank s; the pipe up is its mirror image. A rank runs its actions in the
+    order of their slots; the next unit comes 2p slots later. Units are put one behind the other directly: with B > F
+    and several units that leaves bubbles in between, for which the paper doubles the forwards instead.
+
+    Raises:
+        LabError: for an odd number of ranks, or micro-batches that are no multiple of it.
+
+    Source: Li and Hoefler 2021 (arXiv 2107.06925), §3.
+    """
+    counted("chimera", ranks=ranks, micro_batches=micro_batches)
+    need_even_ranks("chimera", ranks, "1f1b")
+    need_multiple("chimera", micro_batches, ranks, ("a unit is p of them", "une unité en compte p"))
+    half = ranks // 2
+    orders = []
+    for rank in range(ranks):
+        slots: dict[int, Action] = {}
+        for pipe, stage in enumerate((rank, ranks - 1 - rank)):
+            for number in range(micro_batches // 2):
+                start = 2 * (number % half) + 2 * ranks * (number // half)
+                micro_batch = number + pipe * (micro_batches // 2)
+                slots[start + stage] = Action(FORWARD, stage, micro_batch, pipe)
+                slots[start + 2 * ranks - 1 - stage] = Action(BACKWARD, stage, micro_batch, pipe)
+        orders.append([slots[slot] for slot in sorted(slots)])
+    down = tuple(range(ranks))
+    return Schedule.of("chimera", orders, (down, down[::-1]), micro_batches)
+
+
+Side = tuple[int, int]
+"""Stage and pipe."""
+
+
+def dualpipe(ranks: int, micro_batches: int) -> Schedule:
+    """DualPipe: micro-batches 0 to m/2 − 1 go down from rank 0 (pipe 0), the others up from the last rank (pipe 1).
+
+    Raises:
+        LabError: for an odd number of ranks, an odd number of micro-batches, or fewer than 2p of them.
+
+    Source: DeepSeek-AI 2024 (DeepSeek-V3, arXiv 2412.19437), §3.2.1, Fig. 5; github.com/deepseek-ai/DualPipe,
+    dualpipe.py.
+    """
+    counted("dualpipe", ranks=ranks, micro_batches=micro_batches)
+    need_even_ranks("dualpipe", ranks, "dualpipe-v")
+    need_micro_batches("dualpipe", micro_batches, 2 * ranks, "2p", "1f1b")
+    need_multiple("dualpipe", micro_batches, 2, ("half go each way", "une moitié dans chaque sens"))
+    half = micro_batches // 2
+    orders = []
+    for rank in range(ranks):
+        order = OrderBuilder(first=(0, half))
+        sides = (rank, 0), (ranks - 1 - rank, 1)
+        outer = min(rank, ranks - 1 - rank)  # 0 at both ends, p/2 − 1 in the middle
+        _steps(order, *(sides if rank < ranks // 2 else sides[::-1]), outer, ranks // 2, half)
+        orders.append(order.actions)
+    down = tuple(range(ranks))
+    return Schedule.of("dualpipe", orders, (down, down[::-1]), micro_batches)
+
+
+def dualpipe_v(ranks: int, micro_batches: int) -> Schedule:
+    """DualPipeV: DualPipe cut in half, one pipe in a V over p ranks with 2p stages, each on one rank only.
+
+    Raises:
+        LabError: for fewer than 2p micro-batches.
+
+    Source: github.com/deepseek-ai/DualPipe, dualpipev.py (after Sea AI Lab's "cut in half"); torch's ScheduleDualPipeV.
+    """
+    counted("dualpipe-v", ranks=ranks, micro_batches=micro_batches)
+    need_micro_batches("dualpipe-v", micro_batches, 2 * ranks, "2p", "zb-v")
+    orders = []
+    for rank in range(ranks):
+        order = OrderBuilder()
+        _steps(order, (rank, 0), (2 * ranks - 1 - rank, 0), rank, ranks, micro_batches)
+        orders.append(order.actions)
+    return Schedule.of("dualpipe-v", orders, zigzag(ranks, 2), micro_batches)
+
+
+def _steps(order: OrderBuilder, own: Side, opposite: Side, outer: int, half: int, micro_batches: int) -> None:
+    """The eight steps of a rank.
+
+    Args:
+        order: where they are written.
+        own, opposite: phase 0 and phase 1 of the rank.
+        outer: distance of the rank from its end of the pipe; `half` − 1 where the sides meet.
+        half: ranks from that end to where the sides meet.
+        micro_batches: of each side.
+    """
+    inner = half - 1 - outer
+    for _ in range(2 * inner):
+        order.forward(*own)
+    for _ in range(outer + 1):
+        order.forward(*own)
+        order.forward(*opposite)
+    for _ in range(inner):
+        order.backward_input(*opposite)
+        order.weight()
+        order.forward(*opposite)
+    for number in range(micro_batches - 2 * half + outer + 1):
+        if number == 0 and inner == 0:  # where the sides meet: its parts wait for each other's neighbours anyway
+            order.forward(*own)
+            order.backward(*opposite)
+        else:
+            order.both(own, opposite)
+        order.both(opposite, own)
+    for _ in range(inner):
+        order.backward(*opposite)
+        order.both(opposite, own)
+    _drain(order, own, opposite, outer, inner)
+
+
+def _drain(order: OrderBuilder, own: Side, opposite: Side, outer: int, inner: int) -> None:
+    """The last backwards, the second half of them for the input only, so that the neighbours wait less."""
+    for number in range(2 * (outer + 1)):
+        side = own if number % 2 else opposite
+        (order.backward_input if number > outer else order.backward)(*side)
+    for _ in range(inner):
+        order.weight()
+        order.backward_input(*own)
+    for _ in range(outer + 1):
+        order.weight()
+
+
+_BACKWARD_FIRST = {BACKWARD: 0, FORWARD: 1}
+
+
+def hanayo(ranks: int, micro_batches: int, waves: int = 1, costs: Costs = UNIT_COSTS) -> Schedule:
+    """Hanayo's waves, at most p micro-batches in flight.
+
+    A free rank takes the backward that has arrived, else the forward; of several the oldest micro-batch, and of that
+    the deepest stage. This is our reading of the paper, which gives the rule but no table of orders.
+
+    Args:
+        ranks: number of ranks p.
+        micro_batches: any number; the paper runs p at a time.
+        waves: W, at least 1; a rank holds 2W chunks.
+        costs: times of forward and backward with which the order is found (latency is left out).
+
+    Source: Liu et al. 2023 (arXiv 2308.15762).
+    """
+    counted("hanayo", ranks=ranks, micro_batches=micro_batches, waves=waves)
+    placement = zigzag(ranks, 2 * waves)
+    stages = len(placement)
+    times = {FORWARD: costs.per_stage("forward", stages), BACKWARD: costs.per_stage("backward", stages)}
+    arrived: list[list[tuple[int, int, int, Action]]] = [[] for _ in range(ranks)]
+    orders: list[list[Action]] = [[] for _ in range(ranks)]
+    running: list[tuple[float, int, Action]] = []
+    idle = set(range(ranks))
+
+    def arrive(kind: str, stage: int, micro_batch: int) -> None:
+        key = (_BACKWARD_FIRST[kind], micro_batch, -stage)
+        heapq.heappush(arrived[placement[stage]], (*key, Action(kind, stage, micro_batch)))
+
+    entered = min(ranks, micro_batches)
+    for micro_batch in range(entered):
+        arrive(FORWARD, 0, micro_batch)
+    now = 0.0
+    while True:
+        for rank in sorted(idle):
+            if arrived[rank]:
+                action = heapq.heappop(arrived[rank])[-1]
+                orders[rank].append(action)
+                idle.remove(rank)
+                heapq.heappush(running, (now + times[action.kind][action.stage], rank, action))
+        if not running:
+            return Schedule.of("hanayo", orders, placement, micro_batches)
+        now = running[0][0]
+        while running and running[0][0] <= now:
+            _, rank, action = heapq.heappop(running)
+            idle.add(rank)
+            kind, stage, micro_batch = action[:3]
+            if kind == FORWARD and stage < stages - 1:
+                arrive(FORWARD, stage + 1, micro_batch)
+            elif kind == FORWARD or stage:
+                arrive(BACKWARD, stage - (kind == BACKWARD), micro_batch)
+            elif entered < micro_batches:
+                arrive(FORWARD, 0, entered)
+                entered += 1

@@ -1,0 +1,521 @@
+"""Orders that end with a flush: GPipe, 1F1B, interleaved 1F1B, TeraPipe, BPipe.
+
+What the functions that write orders share: a list that counts for itself, placements, and refusals.
+
+A stage takes its micro-batches in turn, per kind of action, unless a schedule says otherwise.
+
+Schedules with one stage per rank whose weights wait for the whole batch: naive, GPipe, 1F1B and eager 1F1B.
+
+Stage s is on rank s; each rank passes every micro-batch forward once, backward once, whole. The schedules differ only
+in how many forwards a rank runs ahead of its backwards: 1, all, p − r, or 2(p − r) − 1.
+
+Schedules with several chunks per rank that go round: interleaved 1F1B, looped BFS, interleaved zero bubble.
+
+Stage s is on rank s mod p, so that a micro-batch goes round the ranks v times and a bubble costs a v-th of what it
+costs with one chunk, for v times as many messages.
+
+TeraPipe: a pipeline over slices of each sequence, which is finer than one over micro-batches.
+
+Within a sequence, forwards run from the first token on, because a causal attention looks back only, and backwards from
+the last token on, because what a slice owes to its keys and values comes from the slices behind it.
+
+BPipe: 1F1B whose first ranks lend activations to its last ones, so that all ranks need about the same memory.
+
+The computation is 1F1B's, action for action; between them stand evictions and loads, as many of the one as of the
+other, and no rank keeps more than ⌈(p + 2) / 2⌉ micro-batches where transfers take no time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.pipeline.schedule import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    EVICT,
+    FORWARD,
+    LOAD,
+    Action,
+    Schedule,
+    overlapped,
+)
+
+
+class OrderBuilder:
+    """One rank's order, written action by action; the micro-batch of each is the next one of its stage.
+
+    Args:
+        first: number of the first micro-batch of each pipe (bidirectional schedules number them over both).
+    """
+
+    def __init__(self, first: tuple[int, ...] = (0,)) -> None:
+        self.actions: list[Action] = []
+        self._first = first
+        self._written: Counter[tuple[str, int, int]] = Counter()
+        self._pending: list[Action] = []
+
+    def forward(self, stage: int, pipe: int = 0) -> None:
+        """Pass the next micro-batch forward."""
+        self.actions.append(self._next(FORWARD, stage, pipe))
+
+    def backward(self, stage: int, pipe: int = 0) -> None:
+        """Pass the next micro-batch backward, whole."""
+        self.actions.append(self._next(BACKWARD, stage, pipe))
+
+    def backward_input(self, stage: int, pipe: int = 0) -> None:
+        """Pass the next micro-batch backward for the input; its weight gradients wait for `weight`."""
+        action = self._next(BACKWARD_INPUT, stage, pipe)
+        self.actions.append(action)
+        self._pending.append(action)
+
+    def weight(self, stage: int | None = None) -> None:
+        """Compute the weight gradients that wait longest (of one stage, or of any), if any wait."""
+        for number, action in enumerate(self._pending):
+            if stage is None or action.stage == stage:
+                self.actions.append(self._pending.pop(number)._replace(kind=BACKWARD_WEIGHT))
+                return
+
+    def both(self, forward: tuple[int, int], backward: tuple[int, int]) -> None:
+        """A forward and a whole backward at once, each given as (stage, pipe)."""
+        self.actions.append(overlapped(self._next(FORWARD, *forward), self._next(BACKWARD, *backward)))
+
+    def rest(self) -> None:
+        """Compute all weight gradients that still wait."""
+        while self._pending:
+            self.weight()
+
+    def _next(self, kind: str, stage: int, pipe: int) -> Action:
+        key = (FORWARD if kind == FORWARD else BACKWARD, stage, pipe)
+        micro_batch = self._first[pipe] + self._written[key]
+        self._written[key] += 1
+        return Action(kind, stage, micro_batch, pipe)
+
+
+def looped(ranks: int, chunks: int) -> tuple[int, ...]:
+    """Rank of each stage when chunks go round: stage s on rank s mod p (Narayanan et al. 2021, §2.2)."""
+    return tuple(stage % ranks for stage in range(ranks * chunks))
+
+
+def zigzag(ranks: int, chunks: int) -> tuple[int, ...]:
+    """Rank of each stage when each chunk runs back the way of the one before: 0…p−1, p−1…0, … (a V for two chunks)."""
+    there = tuple(range(ranks))
+    return tuple(rank for chunk in range(chunks) for rank in (there if chunk % 2 == 0 else there[::-1]))
+
+
+def counted(schedule: str, **counts: int) -> None:
+    """Refuse counts that are no whole numbers of at least 1."""
+    french = {
+        "ranks": "ranks (rangs)", "micro_batches": "micro_batches", "chunks": "chunks (étages par rang)",
+        "waves": "waves (vagues)", "group": "group (micro-batches par groupe)",
+    }  # fmt: skip
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise LabError(
+                say(
+                    en=f"{schedule}: {name} must be a whole number of at least 1, but {value!r} was received.",
+                    fr=f"{schedule} : {french.get(name, name)} doit être un entier d’au moins 1, mais {value!r} a été "
+                    "reçu.",
+                )
+            )
+
+
+def need_chunks(schedule: str, chunks: int, instead: str) -> None:
+    """Refuse fewer than two chunks per rank; `instead` is the schedule that has one."""
+    counted(schedule, chunks=chunks)
+    if chunks < 2:
+        raise LabError(
+            say(
+                en=f"{schedule} needs at least 2 chunks (stages) per rank, but {chunks} was received: take chunks=2 or "
+                f"more, or the schedule {instead}.",
+                fr=f"{schedule} demande au moins 2 étages (chunks) par rang, mais {chunks} a été reçu : prenez "
+                f"chunks=2 ou plus, ou l’ordonnancement {instead}.",
+            )
+        )
+
+
+def need_micro_batches(schedule: str, micro_batches: int, least: int, rule: str, instead: str) -> None:
+    """Refuse fewer micro-batches than the schedule's warm-up takes; `rule` is the formula of `least`."""
+    if micro_batches < least:
+        raise LabError(
+            say(
+                en=f"{schedule} needs at least {rule} = {least} micro-batches, but {micro_batches} was received: take "
+                f"{least} or more, or the schedule {instead}.",
+                fr=f"{schedule} demande au moins {rule} = {least} micro-batches, mais {micro_batches} a été reçu : "
+                f"prenez-en {least} ou plus, ou l’ordonnancement {instead}.",
+            )
+        )
+
+
+def need_even_ranks(schedule: str, ranks: int, instead: str) -> None:
+    """Refuse an odd number of ranks: the two directions of a bidirectional schedule meet between two middle ranks."""
+    if ranks % 2:
+        raise LabError(
+            say(
+                en=f"{schedule} needs an even number of ranks, since its two pipes run in opposite directions, but "
+                f"{ranks} was received: take {max(2, ranks - 1)} or {ranks + 1}, or the schedule {instead}.",
+                fr=f"{schedule} demande un nombre pair de rangs, car ses deux pipelines vont en sens contraires, mais "
+                f"{ranks} a été reçu : prenez {max(2, ranks - 1)} ou {ranks + 1}, ou l’ordonnancement {instead}.",
+            )
+        )
+
+
+def need_multiple(schedule: str, micro_batches: int, of: int, why: tuple[str, str]) -> None:
+    """Refuse micro-batches that are no multiple of `of`; `why` tells the reason in English and in French."""
+    if micro_batches % of:
+        below, above = micro_batches // of * of, (micro_batches // of + 1) * of
+        near = f"{below}", f"{above}"
+        english, french = (" or ".join(near), " ou ".join(near)) if below else (near[1], near[1])
+        raise LabError(
+            say(
+                en=f"{schedule} needs a multiple of {of} micro-batches ({why[0]}), but {micro_batches} was received: "
+                f"take {english}.",
+                fr=f"{schedule} demande un multiple de {of} micro-batches ({why[1]}), mais {micro_batches} a été "
+                f"reçu : prenez-en {french}.",
+            )
+        )
+
+
+def naive(ranks: int, micro_batches: int) -> Schedule:
+    """Naive model parallelism: one micro-batch at a time through all stages and back; one rank works, all others wait.
+
+    Source: Huang et al. 2019 (GPipe, arXiv 1811.06965), Fig. 2b.
+    """
+    return _ahead("naive", ranks, micro_batches, [1] * ranks)
+
+
+def gpipe(ranks: int, micro_batches: int, *, lifo: bool = False) -> Schedule:
+    """GPipe: all forwards, then all backwards.
+
+    Args:
+        ranks: number of ranks, and of stages.
+        micro_batches: any number; every rank keeps the activations of all of them.
+        lifo: backwards begin with the last micro-batch (the paper's figure) rather than with the first (torch).
+
+    Source: Huang et al. 2019 (arXiv 1811.06965), §2.3 and Fig. 2c.
+    """
+    counted("gpipe", ranks=ranks, micro_batches=micro_batches)
+    numbers = range(micro_batches)
+    backwards = numbers[::-1] if lifo else numbers
+    orders = [
+        [Action(FORWARD, rank, number) for number in numbers] + [Action(BACKWARD, rank, number) for number in backwards]
+        for rank in range(ranks)
+    ]
+    return Schedule.of("gpipe", orders, range(ranks), micro_batches)
+
+
+def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
+    """1F1B (DAPPLE, PipeDream-Flush): rank r runs min(p − r, m) forwards, then one backward, one forward in turn.
+
+    Its bubble is GPipe's; what it saves is memory: rank r keeps at most min(p − r, m) micro-batches.
+
+    Sources: Fan et al. 2021 (DAPPLE, arXiv 2007.01045); Narayanan et al. 2021 (PipeDream-Flush, arXiv 2006.09503)
+    and Megatron-LM (arXiv 2104.04473), §2.2.
+    """
+    return _ahead("1f1b", ranks, micro_batches, [ranks - rank for rank in range(ranks)])
+
+
+def eager_one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
+    """Eager 1F1B: min(2(p − r) − 1, m) forwards first, so that a message has the time of one more action to travel.
+
+    Without latency it lasts as long as 1F1B and keeps nearly twice as much; with latency it loses 2(p − 1) hops only.
+
+    Source: Zhuang et al. 2023 (arXiv 2211.05322); DAPPLE's policy P_B (arXiv 2007.01045).
+    """
+    return _ahead("eager-1f1b", ranks, micro_batches, [2 * (ranks - rank) - 1 for rank in range(ranks)])
+
+
+def _ahead(name: str, ranks: int, micro_batches: int, ahead: list[int]) -> Schedule:
+    """So many forwards first, then backward and forward in turn, then the backwards that remain."""
+    counted(name, ranks=ranks, micro_batches=micro_batches)
+    orders = []
+    for rank in range(ranks):
+        first = min(ahead[rank], micro_batches)
+        order = OrderBuilder()
+        for _ in range(first):
+            order.forward(rank)
+        for _ in range(micro_batches - first):
+            order.backward(rank)
+            order.forward(rank)
+        for _ in range(first):
+            order.backward(rank)
+        orders.append(order.actions)
+    return Schedule.of(name, orders, range(ranks), micro_batches)
+
+
+def interleaved(ranks: int, micro_batches: int, chunks: int = 2, group: int | None = None) -> Schedule:
+    """Interleaved 1F1B: 1F1B over (micro-batch, chunk) pairs, a group of micro-batches through each chunk in turn.
+
+    Rank r runs 2(p − 1 − r) + (v − 1)·g forwards, then one forward, one backward in turn. The k-th forward belongs to
+    chunk (k div g) mod v and to micro-batch (k div gv)·g + k mod g; the k-th backward to chunk v − 1 − that.
+
+    Args:
+        ranks: number of ranks p.
+        micro_batches: m. Without `group`, m must be a multiple of max(1, m div p), as in torch; multiples of p always
+            are.
+        chunks: stages per rank v, at least 2.
+        group: micro-batches g that pass a chunk together; by default m / max(1, m div p), which is p if p divides m.
+            The last group may be smaller, but not than p (Megatron-LM's rule).
+
+    Raises:
+        LabError: if the numbers do not fit.
+
+    Source: Narayanan et al. 2021 (arXiv 2104.04473), §2.2; Megatron-LM's `get_schedule_table`; torch's flexible rounds.
+    """
+    need_chunks("interleaved", chunks, "1f1b")
+    group = _group("interleaved", ranks, micro_batches, group)
+    forwards, backwards = _passes(micro_batches, chunks, group)
+    orders = []
+    for rank in range(ranks):
+        first = min(2 * (ranks - 1 - rank) + (chunks - 1) * group, len(forwards))
+        of_rank = _on_rank(forwards, rank, ranks, FORWARD), _on_rank(backwards, rank, ranks, BACKWARD)
+        orders.append(_in_turn(*of_rank, first))
+    return Schedule.of("interleaved", orders, looped(ranks, chunks), micro_batches)
+
+
+def looped_bfs(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
+    """Looped breadth-first: all micro-batches through the first chunk, then through the next; back in reverse.
+
+    Each chunk's weights are needed in one stretch per pass, so that fully sharded weights are gathered once per pass.
+
+    Source: Lamy-Poirier 2023 (Breadth-First Pipeline Parallelism, arXiv 2211.05953); order of micro-batches in the
+    backward as in torch's ScheduleLoopedBFS.
+    """
+    need_chunks("looped-bfs", chunks, "gpipe")
+    counted("looped-bfs", ranks=ranks, micro_batches=micro_batches)
+    forwards = [(chunk, number) for chunk in range(chunks) for number in range(micro_batches)]
+    orders = [
+        _on_rank(forwards, rank, ranks, FORWARD) + _on_rank(forwards[::-1], rank, ranks, BACKWARD)
+        for rank in range(ranks)
+    ]
+    return Schedule.of("looped-bfs", orders, looped(ranks, chunks), micro_batches)
+
+
+def interleaved_zero_bubble(ranks: int, micro_batches: int, chunks: int = 2, group: int | None = None) -> Schedule:
+    """Interleaved 1F1B with split backwards: weight gradients are put off until they fill what would be a bubble.
+
+    Rank r runs (p − 1 − r) + (v − 1)·g forwards, then one forward, one backward for the input in turn; after the j-th
+    (from 1) of these, one backward for the weights if j > r, so that r of them stay put off until the end. With one
+    chunk it is ZB-H1.
+
+    Args:
+        ranks: number of ranks p.
+        micro_batches: m, with `interleaved`'s rule.
+        chunks: stages per rank v, at least 1.
+        group: micro-batches that pass a chunk together, as in `interleaved`.
+
+    Raises:
+        LabError: if the numbers do not fit.
+
+    Source: Qi et al. 2024 (arXiv 2401.10241), §2.1, over chunks; torch's ScheduleInterleavedZeroBubble.
+    """
+    counted("interleaved-zb", chunks=chunks)
+    group = _group("interleaved-zb", ranks, micro_batches, group)
+    return put_off(
+        "interleaved-zb",
+        ranks,
+        micro_batches,
+        chunks,
+        group,
+        ahead=[ranks - 1 - rank + (chunks - 1) * group for rank in range(ranks)],
+        lag=list(range(ranks)),
+    )
+
+
+def put_off(
+    name: str,
+    ranks: int,
+    micro_batches: int,
+    chunks: int,
+    group: int,
+    *,
+    ahead: list[int],
+    lag: list[int],
+    barrier: bool = True,
+) -> Schedule:
+    """1F1B with split backwards, `lag[r]` of which keep waiting for their weight part on rank r until the end.
+
+    Args:
+        name: the schedule's name.
+        ranks: number of ranks.
+        micro_batches: number of micro-batches.
+        chunks: stages per rank.
+        group: micro-batches that pass a chunk together.
+        ahead: forwards that each rank runs before it begins to alternate.
+        lag: after its j-th backward for the input (from 1) rank r runs one for the weights if j > lag[r].
+        barrier: whether the optimizer waits for every rank.
+    """
+    forwards, backwards = _passes(micro_batches, chunks, group)
+    orders = []
+    for rank in range(ranks):
+        first = min(ahead[rank], len(forwards))
+        inputs = _on_rank(backwards, rank, ranks, BACKWARD_INPUT)
+        weights = _on_rank(backwards, rank, ranks, BACKWARD_WEIGHT)
+        order: list[Action] = []
+        done = 0
+        for action in _in_turn(_on_rank(forwards, rank, ranks, FORWARD), inputs, first):
+            order.append(action)
+            if action.kind == BACKWARD_INPUT:
+                done += 1
+                if done > lag[rank]:
+                    order.append(weights[done - lag[rank] - 1])
+        orders.append(order + weights[max(0, done - lag[rank]) :])
+    return Schedule.of(name, orders, looped(ranks, chunks), micro_batches, barrier=barrier)
+
+
+def _passes(micro_batches: int, chunks: int, group: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """(chunk, micro-batch) of every forward and of every backward of a rank, in order."""
+    forwards, backwards = [], []
+    for start in range(0, micro_batches, group):
+        numbers = range(start, min(start + group, micro_batches))
+        forwards += [(chunk, number) for chunk in range(chunks) for number in numbers]
+        backwards += [(chunk, number) for chunk in reversed(range(chunks)) for number in numbers]
+    return forwards, backwards
+
+
+def _on_rank(passes: list[tuple[int, int]], rank: int, ranks: int, kind: str) -> list[Action]:
+    return [Action(kind, chunk * ranks + rank, number) for chunk, number in passes]
+
+
+def _in_turn(forwards: list[Action], backwards: list[Action], first: int) -> list[Action]:
+    """`first` forwards, then forward and backward in turn, then the backwards that remain."""
+    order = forwards[:first]
+    for forward, backward in zip(forwards[first:], backwards, strict=False):
+        order += [forward, backward]
+    return order + backwards[len(forwards) - first :]
+
+
+def _group(schedule: str, ranks: int, micro_batches: int, group: int | None) -> int:
+    """Micro-batches that pass a chunk together."""
+    counted(schedule, ranks=ranks, micro_batches=micro_batches)
+    if group is None:
+        rounds = max(1, micro_batches // ranks)
+        if micro_batches % rounds:
+            below, above = (_nearest(ranks, micro_batches, step) for step in (-1, 1))
+            raise LabError(
+                say(
+                    en=f"{schedule} runs the micro-batches in m div p = {rounds} equal rounds, but {micro_batches} "
+                    f"micro-batches on {ranks} ranks cannot be shared out so: take {below} or {above} (a multiple of "
+                    f"{ranks} always works), or give group.",
+                    fr=f"{schedule} passe les micro-batches en m div p = {rounds} tours égaux, mais {micro_batches} "
+                    f"micro-batches sur {ranks} rangs ne se partagent pas ainsi : prenez {below} ou {above} (un "
+                    f"multiple de {ranks} convient toujours), ou donnez group.",
+                )
+            )
+        return micro_batches // rounds
+    counted(schedule, group=group)
+    least = min(ranks, micro_batches)
+    rest = micro_batches % group
+    if group < least or (0 < rest < least and group < micro_batches):
+        raise LabError(
+            say(
+                en=f"{schedule} needs groups of at least {least} micro-batches, the last one too, but group={group} "
+                f"for {micro_batches} micro-batches on {ranks} ranks leaves one of {min(group, rest or group)}: take "
+                f"group={micro_batches}, or a divisor of {micro_batches} that is at least {least}.",
+                fr=f"{schedule} demande des groupes d’au moins {least} micro-batches, le dernier compris, mais "
+                f"group={group} pour {micro_batches} micro-batches sur {ranks} rangs en laisse un de "
+                f"{min(group, rest or group)} : prenez group={micro_batches}, ou un diviseur de {micro_batches} "
+                f"supérieur ou égal à {least}.",
+            )
+        )
+    return min(group, micro_batches)
+
+
+def _nearest(ranks: int, micro_batches: int, step: int) -> int:
+    micro_batches += step
+    while micro_batches % max(1, micro_batches // ranks):
+        micro_batches += step
+    return micro_batches
+
+
+def terapipe(ranks: int, micro_batches: int, token_slices: int) -> Schedule:
+    """GPipe over (micro-batch, token slice): all forwards, then all backwards, on every rank.
+
+    Forwards: micro-batch after micro-batch, its slices in order; backwards: micro-batch after micro-batch, its slices
+    in reverse. A rank keeps everything, like GPipe. Each boundary is passed by as many bytes as in GPipe, in
+    `token_slices` times as many messages. The times of the slices are `Costs.slice_times`; which lengths are best,
+    `token_slices.plan_slices` tells. Needs a causal attention.
+
+    Source: Li et al. 2021, TeraPipe (arXiv 2102.07988), §3.2.
+
+    Raises:
+        LabError: for fewer than one rank, micro-batch or slice.
+    """
+    counted("terapipe", ranks=ranks, micro_batches=micro_batches, token_slices=token_slices)
+    slices = range(token_slices)
+    orders = [
+        [Action(FORWARD, rank, one, token_slice=part) for one in range(micro_batches) for part in slices]
+        + [Action(BACKWARD, rank, one, token_slice=part) for one in range(micro_batches) for part in reversed(slices)]
+        for rank in range(ranks)
+    ]
+    return Schedule.of("terapipe", orders, list(range(ranks)), micro_batches, token_slices=token_slices)
+
+
+def bpipe(ranks: int, micro_batches: int) -> Schedule:
+    """1F1B with evictions: rank r sends activations to rank p − 1 − r, and has them back before their backward.
+
+    In 1F1B rank r keeps min(p − r, m) micro-batches, its partner r + 1: p + 1 together, however uneven. A rank that
+    would keep more than `most_kept` evicts its latest micro-batch, whose backward is the farthest away, as soon as its
+    forward is done, so that the transfer has a backward's time to pass; it loads it back just before the forward that
+    precedes its backward, so that this forward hides the transfer. Each of both sends one stage's activations of one
+    micro-batch (rank r to p − 1 − r, then back), which wants a fast link between the two.
+
+    The simulator lets nobody wait for an eviction to arrive: with a slow link a rank's peak rises by what is still
+    under way. A backward does wait for its load.
+
+    Source: Kim et al. 2023, BPipe: Memory-Balanced Pipeline Parallelism for Training Large Language Models (ICML), §3;
+    where exactly evictions and loads stand between the actions of 1F1B is ours.
+
+    Raises:
+        LabError: for fewer than one rank or micro-batch.
+    """
+    counted("bpipe", ranks=ranks, micro_batches=micro_batches)
+    limit = most_kept(ranks)
+    plain = one_f_one_b(ranks, micro_batches)
+    orders = [_evicting(list(order), rank, limit) for rank, order in enumerate(plain.orders)]
+    return Schedule.of("bpipe", orders, list(range(ranks)), micro_batches)
+
+
+def most_kept(ranks: int) -> int:
+    """⌈(p + 2) / 2⌉: micro-batches that no rank of BPipe exceeds.
+
+    A pair shares p + 1, and one micro-batch is with both while evictions and loads pass each other (derived; Kim et al.
+    2023 state the bound).
+    """
+    return (ranks + 3) // 2
+
+
+def _evicting(order: list[Action], stage: int, limit: int) -> list[Action]:
+    """The same order with evictions and loads, so that at most `limit` micro-batches are here at a time."""
+    done: list[Action] = []
+    here: list[int] = []  # in the order of their forwards
+    away: list[int] = []
+
+    def evict() -> None:
+        victim = here.pop()
+        away.append(victim)
+        done.insert(done.index(Action(FORWARD, stage, victim)) + 1, Action(EVICT, stage, victim))
+
+    def load(micro_batch: int) -> None:
+        away.remove(micro_batch)
+        here.insert(0, micro_batch)  # its backward is the next
+        done.append(Action(LOAD, stage, micro_batch))
+
+    for number, action in enumerate(order):
+        if action.kind == FORWARD:
+            following = next((one.micro_batch for one in order[number:] if one.kind == BACKWARD), None)
+            wanted = following in away and order[number + 1].kind == BACKWARD
+            while len(here) + 1 + wanted > limit:
+                evict()
+            if wanted and following is not None:
+                load(following)
+            here.append(action.micro_batch)
+        done.append(action)
+        if action.kind == BACKWARD:
+            here.remove(action.micro_batch)
+            if all(one.kind == BACKWARD for one in order[number + 1 :]):  # the drain: only backwards are left
+                while away and len(here) < limit:
+                    load(min(away))
+    return done

@@ -1,0 +1,510 @@
+"""Stale weights: which version an action sees, gradients that come late, and the rates that stay stable.
+
+Which weights each action uses, and how stale its gradient is: counted from a schedule's updates, never assumed.
+
+The order of each stage's own actions decides everything here, no time does. A stage's version v is its weights after v
+updates, an `U` is the only thing that makes one, and a schedule without any has version 0 all along and one update at
+its end, so that nothing is stale.
+
+Which version a forward or a backward uses is a rule of the method, `weights`:
+
+- "stashing": the forward the newest of its stage, the backward the same that its forward used, kept till then
+  (Narayanan et al. 2019, PipeDream, §3.3).
+- "vertical": both the version that the first stage had when the micro-batch entered it (ibid., vertical sync).
+- "double-buffered": both the one before the version that their gradient will update (Narayanan et al. 2021, PipeDream-
+  2BW, arXiv 2006.09503, §3.1: W(t+1) = W(t) − ν ∇f(W(t−1))).
+- "newest": each the newest at its own start, so that forward and backward may differ (PipeMare; AMPNet; PipeDream
+  without stashing).
+
+What stale weights do to training: a small network whose stages each see their own delay, with PipeMare's remedies.
+
+The network, its micro-batches and its first weights depend on the seed alone, so that two runs differ by their delays
+and remedies only; without any delay this is plain SGD.
+
+Stage i is h ← tanh(h W_i), the last one without tanh; it learns, by the mean squared error, what another network of the
+same shape (the teacher) makes of random inputs. Update t of stage i uses a gradient whose forward read the weights
+after t − τ_fwd,i updates, and whose backward read those after t − τ_bkwd,i.
+
+How large a step stale gradients allow: delayed SGD on a parabola, where the answer is known exactly.
+
+The iteration is w(t+1) = w(t) − α λ w(t−τ), SGD on λ/2 w² with a gradient that is τ updates old.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from statistics import fmean
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say
+from dlojz.pipeline.schedule import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    COMPUTES,
+    FORWARD,
+    UPDATE,
+    Action,
+    Schedule,
+)
+
+Weights = Literal["stashing", "vertical", "double-buffered", "newest"]
+WEIGHTS: tuple[Weights, ...] = get_args(Weights)
+
+_BY_NAME: dict[str, Weights] = {
+    "pipedream-vertical": "vertical",
+    "pipedream-no-stashing": "newest",
+    "pipedream-2bw": "double-buffered",
+    "pipemare": "newest",
+    "ampnet": "newest",
+}
+
+
+class StageCopy(NamedTuple):
+    """One copy of a stage: bidirectional schedules have two of each."""
+
+    pipe: int
+    stage: int
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was counted; stages and micro-batches from 0.
+
+    Attributes:
+        weights: the rule by which actions choose their version.
+        versions: per action, numbered as `schedule.actions`: the version it uses; of an update, the one it makes; None
+            for what uses no weights. An overlapped action has that of its first part.
+        staleness: [stage][micro-batch], in updates of that stage: the version that the gradient is applied to, less
+            the version that the forward used. For rules under which a forward uses the newest weights this is the
+            number of updates between the forward's start and the update that uses its gradient. None where no update
+            uses it.
+        backward_staleness: the same for the version that the backward used.
+        versions_kept: per stage, the most versions that must be kept at a time: the newest, and those that an action
+            yet to come will use.
+        updates: per stage, how many `U` there are.
+        update_of: [stage][micro-batch]: number of the update that uses its gradient; None where none does.
+    """
+
+    weights: Weights
+    versions: tuple[int | None, ...]
+    staleness: tuple[tuple[int | None, ...], ...]
+    backward_staleness: tuple[tuple[int | None, ...], ...]
+    versions_kept: tuple[int, ...]
+    updates: tuple[int, ...]
+    update_of: tuple[tuple[int | None, ...], ...]
+
+    @property
+    def mixed(self) -> tuple[tuple[int, int], ...]:
+        """(stage, micro-batch) whose backward used other weights than its forward: a gradient of no weights at all."""
+        return tuple(
+            (stage, micro_batch)
+            for stage, rows in enumerate(zip(self.staleness, self.backward_staleness, strict=True))
+            for micro_batch, (forward, backward) in enumerate(zip(*rows, strict=True))
+            if forward != backward
+        )
+
+    @property
+    def peak_staleness(self) -> tuple[int, ...]:
+        """Per stage, the stalest gradient that is used."""
+        return tuple(max((tau for tau in row if tau is not None), default=0) for row in self.staleness)
+
+    @property
+    def settled_staleness(self) -> tuple[float, ...]:
+        """Per stage, once the pipeline is full: the mean over the gradients of the last update of full size."""
+        return self._settled(self.staleness)
+
+    @property
+    def settled_backward_staleness(self) -> tuple[float, ...]:
+        """The same for the version that the backward used: τ_bkwd of PipeMare, 0 where it is always the newest."""
+        return self._settled(self.backward_staleness)
+
+    def _settled(self, table: tuple[tuple[int | None, ...], ...]) -> tuple[float, ...]:
+        settled = []
+        for taus, used in zip(table, self.update_of, strict=True):
+            groups: dict[int, list[int]] = {}
+            for tau, update in zip(taus, used, strict=True):
+                if tau is not None and update is not None:
+                    groups.setdefault(update, []).append(tau)
+            full = max((len(group) for group in groups.values()), default=0)
+            last = max((update for update, group in groups.items() if len(group) == full), default=None)
+            settled.append(0.0 if last is None else fmean(groups[last]))
+        return tuple(settled)
+
+
+def weights_of(schedule: Schedule) -> Weights:
+    """The rule of a schedule's method, from its name; "stashing" where the name says nothing."""
+    return _BY_NAME.get(schedule.name, "stashing")
+
+
+def version_of_action(schedule: Schedule, weights: Weights | None = None) -> tuple[int | None, ...]:
+    """The weight version of each action, numbered as `schedule.actions`: the `versions` of its audit."""
+    return version_audit(schedule, weights).versions
+
+
+def version_audit(schedule: Schedule, weights: Weights | None = None) -> Audit:
+    """Count the versions that a schedule's actions use, keep and mix.
+
+    Args:
+        schedule: any; a synchronous one has version 0 throughout.
+        weights: the rule by which actions choose their version; that of the schedule's name by default.
+
+    Raises:
+        LabError: for an unknown rule, or if an action would need a version that its stage does not have yet.
+    """
+    rule = weights_of(schedule) if weights is None else weights
+    if rule not in WEIGHTS:
+        raise LabError(one_of("weights", rule, WEIGHTS))
+    of_place = _by_place(schedule)
+    newest = {place: _newest_at(rows) for place, rows in of_place.items()}
+    update_of = {place: _update_of(rows) for place, rows in of_place.items()}
+    entered = _entered(of_place, newest)
+    used: dict[StageCopy, list[int | None]] = {}
+    for place, rows in of_place.items():
+        chosen = _chosen(rows, newest[place], update_of[place], entered, rule)
+        for (_, action), version, there in zip(rows, chosen, newest[place], strict=True):
+            if version is not None and action.kind != UPDATE and version > there:
+                raise LabError(_not_there(action, version, there))
+        used[place] = chosen
+
+    versions: list[int | None] = [None] * len(schedule.actions)
+    for place, rows in of_place.items():
+        for (number, _), version in zip(rows, used[place], strict=True):
+            if versions[number] is None:
+                versions[number] = version
+    kept, updates = [0] * schedule.stages, [0] * schedule.stages
+    for place, rows in of_place.items():
+        kept[place.stage] = max(kept[place.stage], _most_kept(used[place], rows))
+        updates[place.stage] = max(updates[place.stage], sum(action.kind == UPDATE for _, action in rows))
+    tables = _tables(schedule, of_place, used, update_of)
+    return Audit(rule, tuple(versions), tables[0], tables[1], tuple(kept), tuple(updates), tables[2])
+
+
+_Rows = list[tuple[int, Action]]
+"""What one copy of a stage runs, in order: (number of the action, the action or its part)."""
+
+
+def _by_place(schedule: Schedule) -> dict[StageCopy, _Rows]:
+    of_place: dict[StageCopy, _Rows] = {}
+    for number, action in enumerate(schedule.actions):
+        for element in action.elements:
+            if element.kind in (*COMPUTES, UPDATE):
+                of_place.setdefault(StageCopy(element.pipe, element.stage), []).append((number, element))
+    return of_place
+
+
+def _newest_at(rows: _Rows) -> list[int]:
+    """Updates of the stage before each of its actions."""
+    newest, count = [], 0
+    for _, action in rows:
+        newest.append(count)
+        count += action.kind == UPDATE
+    return newest
+
+
+def _update_of(rows: _Rows) -> dict[int, int | None]:
+    """For each micro-batch, which update uses its gradient: the first after its last backward (for the weights).
+
+    Without any update in the schedule, the one at its end does.
+    """
+    count = sum(action.kind == UPDATE for _, action in rows)
+    done: dict[int, int] = {}
+    passed = 0
+    for _, action in rows:
+        if action.kind == UPDATE:
+            passed += 1
+        elif action.kind in (BACKWARD, BACKWARD_WEIGHT):
+            done[action.micro_batch] = passed
+    return {one: before if before < max(count, 1) else None for one, before in done.items()}
+
+
+def _entered(of_place: dict[StageCopy, _Rows], newest: dict[StageCopy, list[int]]) -> dict[int, int]:
+    """The version that the first stage had when each micro-batch entered it."""
+    entered: dict[int, int] = {}
+    for place, rows in of_place.items():
+        if place.stage == 0:
+            for (_, action), version in zip(rows, newest[place], strict=True):
+                if action.kind == FORWARD:
+                    entered.setdefault(action.micro_batch, version)
+    return entered
+
+
+def _chosen(
+    rows: _Rows, newest: list[int], update_of: dict[int, int | None], entered: dict[int, int], rule: Weights
+) -> list[int | None]:
+    """The version that each action of a stage uses; of an update, the one it makes."""
+    stashed: dict[tuple[int, int], int] = {}
+    last = newest[-1] + (rows[-1][1].kind == UPDATE) if rows else 0
+    chosen: list[int | None] = []
+    for (_, action), there in zip(rows, newest, strict=True):
+        unit = (action.micro_batch, action.token_slice)
+        if action.kind == UPDATE:
+            chosen.append(there + 1)
+        elif rule == "vertical":
+            chosen.append(entered.get(action.micro_batch, there))
+        elif rule == "double-buffered":
+            update = update_of.get(action.micro_batch)
+            chosen.append(max((last if update is None else update) - 1, 0))
+        elif rule == "stashing":
+            chosen.append(stashed.setdefault(unit, there))
+        else:
+            chosen.append(there)
+    return chosen
+
+
+def _most_kept(used: list[int | None], rows: _Rows) -> int:
+    """The most versions alive at once: each lives from the update that makes it to its last use or the next update."""
+    made, until = [0], [0]
+    for at, (_, action) in enumerate(rows):
+        until[-1] = at  # the newest is always kept
+        if action.kind == UPDATE:
+            made.append(at + 1)
+            until.append(at + 1)
+    for at, ((_, action), version) in enumerate(zip(rows, used, strict=True)):
+        if version is not None and action.kind != UPDATE:
+            until[version] = max(until[version], at)
+    change = [0] * (len(rows) + 2)
+    for start, end in zip(made, until, strict=True):
+        change[start] += 1
+        change[end + 1] -= 1
+    return max(accumulate(change[: len(rows)]), default=1)
+
+
+def _tables(
+    schedule: Schedule,
+    of_place: dict[StageCopy, _Rows],
+    used: dict[StageCopy, list[int | None]],
+    update_of: dict[StageCopy, dict[int, int | None]],
+) -> list[tuple[tuple[int | None, ...], ...]]:
+    """[stage][micro-batch]: staleness of the forward's version, of the backward's, and the update that uses both."""
+    tables: list[list[list[int | None]]] = [
+        [[None] * schedule.micro_batches for _ in range(schedule.stages)] for _ in range(3)
+    ]
+    for place, rows in of_place.items():
+        for (_, action), version in zip(rows, used[place], strict=True):
+            update = update_of[place].get(action.micro_batch)
+            if update is None or version is None or action.kind not in (FORWARD, BACKWARD, BACKWARD_INPUT):
+                continue
+            row = tables[action.kind != FORWARD][place.stage]
+            before = row[action.micro_batch]  # of another token slice of the same micro-batch
+            row[action.micro_batch] = update - version if before is None else max(before, update - version)
+            tables[2][place.stage][action.micro_batch] = update
+    return [tuple(tuple(row) for row in table) for table in tables]
+
+
+def _not_there(action: Action, version: int, there: int) -> str:
+    return say(
+        en=f"{action} would use version {version} of its stage's weights, but that stage has only made {there} "
+        f"update(s) by then: put more updates before it, or choose the rule 'newest' or 'stashing'.",
+        fr=f"{action} utiliserait la version {version} des poids de son étage, qui n’a fait que {there} mise(s) à jour "
+        f"à ce moment : placez plus de mises à jour avant elle, ou choisissez la règle 'newest' ou 'stashing'.",
+    )
+
+
+Matrix = NDArray[np.float64]
+DECAY = 0.135
+"""D ≈ e⁻², how much of an old change PipeMare's correction still remembers after τ_fwd − τ_bkwd updates."""
+
+_DIVERGED = 1e3
+
+
+@dataclass(frozen=True)
+class Delays:
+    """Per stage, in updates of that stage: how old the weights are that its forward and its backward read."""
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+
+    @classmethod
+    def none(cls, stages: int) -> Delays:
+        """As one process has it: every gradient is fresh."""
+        return cls((0,) * stages, (0,) * stages)
+
+    @classmethod
+    def of(cls, audit: Audit) -> Delays:
+        """As counted in a schedule, once its pipeline is full.
+
+        Raises:
+            LabError: if they are no whole numbers, because micro-batches of one update are not equally stale.
+        """
+        counted = audit.settled_staleness, audit.settled_backward_staleness
+        if any(delay != int(delay) for row in counted for delay in row):
+            raise LabError(
+                say(
+                    en=f"the micro-batches of one update are not equally stale here (on average {counted[0]} updates): "
+                    "take a schedule that updates after each micro-batch (batch=1).",
+                    fr="les micro-batches d’une mise à jour n’ont pas tous le même retard ici (en moyenne "
+                    f"{counted[0]} mises à jour) : prenez un ordonnancement qui met à jour après chaque micro-batch "
+                    "(batch=1).",
+                )
+            )
+        return cls(tuple(int(delay) for delay in counted[0]), tuple(int(delay) for delay in counted[1]))
+
+
+@dataclass(frozen=True, eq=False)
+class DelayedRun:
+    """A training.
+
+    Attributes:
+        losses: of each update's micro-batch, with the weights its forward read.
+        weights: per stage, after the last update.
+        diverged: whether the loss passed 1000, where the run stops.
+    """
+
+    losses: NDArray[np.float64]
+    weights: tuple[Matrix, ...]
+    diverged: bool
+
+
+@dataclass(frozen=True)
+class SmallProblem:
+    """Teacher and student of `stages` square weights, and micro-batches of random inputs, all from one seed."""
+
+    stages: int
+    width: int = 8
+    samples: int = 16
+    seed: int = 0
+
+    @cached_property
+    def teacher(self) -> list[Matrix]:
+        """The weights to be learnt, one [width, width] per stage."""
+        return self._weights(0)
+
+    def start(self) -> list[Matrix]:
+        """The student's first weights, one [width, width] per stage."""
+        return self._weights(1)
+
+    def micro_batch(self, update: int) -> tuple[Matrix, Matrix]:
+        """Inputs and targets [samples, width] of an update."""
+        x = np.random.default_rng((self.seed, 2, update)).standard_normal((self.samples, self.width))
+        return x, forward(self.teacher, x)[-1]
+
+    def _weights(self, which: int) -> list[Matrix]:
+        numbers = np.random.default_rng((self.seed, which))
+        return [numbers.standard_normal((self.width, self.width)) / self.width**0.5 for _ in range(self.stages)]
+
+
+def forward(weights: Sequence[Matrix], x: Matrix) -> list[Matrix]:
+    """What each stage reads, and the output at the end."""
+    read = [x]
+    for stage, weight in enumerate(weights):
+        out = read[-1] @ weight
+        read.append(out if stage == len(weights) - 1 else np.tanh(out))
+    return read
+
+
+def backward(weights: Sequence[Matrix], read: Sequence[Matrix], target: Matrix) -> list[Matrix]:
+    """Gradient of the mean squared error for each stage's weights.
+
+    It is the gradient at `weights` only if the forward read the same; if not, it mixes the activations of one version
+    with the weights of another, as a pipeline without stashing does.
+    """
+    gradients = []
+    error = 2 * (read[-1] - target) / target.size
+    for stage in reversed(range(len(weights))):
+        gradients.append(read[stage].T @ error)
+        error = (error @ weights[stage].T) * (1 - read[stage] ** 2)  # tanh' = 1 − tanh²; unused below stage 0
+    return gradients[::-1]
+
+
+def train(
+    problem: SmallProblem,
+    delays: Delays,
+    *,
+    learning_rate: float,
+    updates: int = 300,
+    reschedule_over: int | None = None,
+    correct: bool = False,
+) -> DelayedRun:
+    """SGD on a small problem with stale weights; every stage makes `updates` updates.
+
+    Args:
+        problem: what is learnt.
+        delays: per stage; `Delays.of(version_audit(schedule))`.
+        learning_rate: α.
+        updates: how many.
+        reschedule_over: PipeMare's T1: α_i(k) = α / τ_i^(1 − k/K) for the first K updates: the staler a stage, the
+            smaller its first steps. None: not applied.
+        correct: PipeMare's T2: the backward reads w − (τ_fwd − τ_bkwd) δ, an estimate of what the forward read, where
+            δ is the moving average of the weights' changes, with γ = D^(1 / (τ_fwd − τ_bkwd)).
+
+    Source: Yang et al. 2021, PipeMare (arXiv 1910.05124), §3.1 (T1) and §3.2 (T2).
+
+    Raises:
+        LabError: if there are not as many delays as stages, a delay is negative, or the backward reads older weights.
+    """
+    _check(problem, delays)
+    history = [problem.start()]  # [update][stage]
+    drift = [np.zeros_like(weight) for weight in history[0]]
+    losses: list[float] = []
+    for update in range(updates):
+        x, target = problem.micro_batch(update)
+        read = forward(_old(history, delays.forward), x)
+        losses.append(float(np.mean((read[-1] - target) ** 2)))
+        if not losses[-1] < _DIVERGED:
+            return DelayedRun(np.array(losses), tuple(history[-1]), diverged=True)
+        seen = _old(history, delays.backward)
+        gaps = [ahead - behind for ahead, behind in zip(delays.forward, delays.backward, strict=True)]
+        if correct:
+            seen = [weight - gap * change for weight, gap, change in zip(seen, gaps, drift, strict=True)]
+        gradients = backward(seen, read, target)
+        steps = [learning_rate * _share(delay, update, reschedule_over) for delay in delays.forward]
+        history.append([w - step * g for w, step, g in zip(history[-1], steps, gradients, strict=True)])
+        for stage, gap in enumerate(gaps):
+            keep = DECAY ** (1 / gap) if gap else 0.0
+            drift[stage] = keep * drift[stage] + (1 - keep) * (history[-1][stage] - history[-2][stage])
+    return DelayedRun(np.array(losses), tuple(history[-1]), diverged=False)
+
+
+def _old(history: Sequence[Sequence[Matrix]], delays: Sequence[int]) -> list[Matrix]:
+    """Each stage's weights as they were so many updates ago (the first ones, before there were that many)."""
+    return [history[max(len(history) - 1 - delay, 0)][stage] for stage, delay in enumerate(delays)]
+
+
+def _share(delay: int, update: int, over: int | None) -> float:
+    """T1: 1 / τ^p with p falling from 1 to 0 over the first updates."""
+    if over is None or delay <= 1:
+        return 1.0
+    return float(delay ** -(1 - min(update / over, 1.0)))
+
+
+def _check(problem: SmallProblem, delays: Delays) -> None:
+    pairs = list(zip(delays.forward, delays.backward, strict=False))
+    right = len(delays.forward) == len(delays.backward) == problem.stages
+    if not right or any(not 0 <= behind <= ahead for ahead, behind in pairs):
+        raise LabError(
+            say(
+                en=f"each of the {problem.stages} stages has two delays, 0 ≤ backward ≤ forward, but {delays.forward} "
+                f"(forward) and {delays.backward} (backward) were received.",
+                fr=f"chacun des {problem.stages} étages a deux retards, 0 ≤ passe arrière ≤ passe avant, mais "
+                f"{delays.forward} (passe avant) et {delays.backward} (passe arrière) ont été reçus.",
+            )
+        )
+
+
+def threshold(delay: int) -> float:
+    """The largest stable α λ for gradients that are `delay` updates old: 2 sin(π / (4τ + 2)).
+
+    2, 1, 0.618, 0.445 for τ = 0, 1, 2, 3; about π / (2τ) for large τ: twice the delay, half the step.
+
+    Source: Yang et al. 2021, PipeMare (arXiv 1910.05124), Lemma 1.
+
+    Raises:
+        LabError: for a negative delay.
+    """
+    if delay < 0:
+        raise LabError(
+            say(
+                en=f"a delay counts updates, 0 or more, but {delay} was received.",
+                fr=f"un retard compte des mises à jour : 0 ou plus, mais {delay} a été reçu.",
+            )
+        )
+    return 2.0 * math.sin(math.pi / (4 * delay + 2))

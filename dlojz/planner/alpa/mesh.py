@@ -1,0 +1,404 @@
+"""Device meshes: shardings on them, the cost of resharding, and submeshes.
+
+A two-dimensional mesh of devices, and what a collective along one of its axes costs.
+
+A cost is α + β × bytes with the factors of a ring; all costs of one mesh are in one unit (seconds, or the unit-free
+figures of Alpa's own tests). No torch.
+
+Sources: Zheng et al. 2022, "Alpa: Automating Inter- and Intra-Operator Parallelism for Distributed Deep Learning" (OSDI
+22, arXiv 2201.12023), §4.1, for the mesh; Alpa's `LogicalDeviceMesh` for the factors and for `tie_break`; Thakur,
+Rabenseifner & Gropp 2005 for the ring's bytes.
+
+How one tensor lies on a mesh: which of its dimensions is cut along which axis of the mesh.
+
+An axis cuts at most one dimension; what no axis cuts is held whole by all devices along it. A dimension cut along both
+axes is cut along axis 0 first, so its parts lie in the order of the devices. No torch.
+
+Source: Zheng et al. 2022 (Alpa, OSDI 22), §4.1 and table 1: a matrix on a 2-D mesh has the nine specs RR, S0R, S1R,
+RS0, RS1, S0S1, S1S0, S01R and RS01.
+
+What it costs to lay a tensor differently: the cheapest way from one sharding spec to another.
+
+A way is made of three moves: to slice (free: each device keeps part of what it holds), to all-gather along an axis, to
+all-to-all along an axis from one dimension to another; only the innermost cut of a dimension moves, as otherwise parts
+would not be neighbours. An axis goes nowhere but to its final place. No torch.
+
+Source: Zheng et al. 2022 (Alpa, OSDI 22), §4.1, table 2.
+
+The shapes of submesh that a pipeline stage may have, and how they tile a cluster.
+
+A submesh is a power of two of GPUs of one node, or whole nodes; whatever such shapes have together as many GPUs as the
+cluster tile it. No torch.
+
+Source: Zheng et al. 2022 (Alpa, OSDI 22), §5.2 and appendix A, which proves that they always tile it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+
+
+@dataclass(frozen=True)
+class DeviceMesh:
+    """n₀ × n₁ devices; all those in one row along an axis are joined by links of the same kind.
+
+    Args:
+        shape: (n₀, n₁), each at least 1. An axis of one device shares nothing out.
+        alpha: latency of a collective along each axis, in the unit of cost.
+        beta: cost of one byte along each axis (1 ÷ bandwidth).
+        tie_break: Alpa adds 0.1 to an all-gather, 0.01 to an all-reduce and 0.001 to the two others, so that of two
+            plans that cost the same one is always preferred; this multiplies them. 0 where costs are seconds.
+        hierarchical: an all-reduce over both axes goes by stages (reduce-scatter along one, all-reduce of the part
+            along the other, all-gather). Alpa's is one ring over all devices, as fast as its slowest link.
+
+    Raises:
+        LabError: no device along an axis, or a negative cost.
+    """
+
+    shape: tuple[int, int]
+    alpha: tuple[float, float] = (1.0, 1.0)
+    beta: tuple[float, float] = (1.0, 1.0)
+    tie_break: float = 1.0
+    hierarchical: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != 2 or any(not isinstance(size, int) or size < 1 for size in self.shape):
+            raise LabError(
+                say(
+                    en=f"a mesh has at least one device along each of its two axes, but {self.shape!r} was received: "
+                    "use for example (1, 4), or (2, 4).",
+                    fr=f"un maillage a au moins un périphérique selon chacun de ses deux axes, mais {self.shape!r} a "
+                    "été reçu : prenez par exemple (1, 4), ou (2, 4).",
+                )
+            )
+        costs = (*self.alpha, *self.beta, self.tie_break)
+        if any(not math.isfinite(cost) or cost < 0 for cost in costs):
+            raise LabError(
+                say(
+                    en=f"alpha and beta of a mesh are at least 0, but {self.alpha!r} and {self.beta!r} were received: "
+                    "give latency and 1 ÷ bandwidth of each axis.",
+                    fr=f"les alpha et bêta d’un maillage valent au moins 0, mais {self.alpha!r} et {self.beta!r} ont "
+                    "été reçus : donnez la latence et 1 ÷ débit de chaque axe.",
+                )
+            )
+
+    @property
+    def num_devices(self) -> int:
+        """n₀ × n₁."""
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes that can share something out: those with more than one device."""
+        return tuple(axis for axis in (0, 1) if self.shape[axis] > 1)
+
+    def size(self, axes: Sequence[int]) -> int:
+        """Devices in one group along these axes; 1 for none."""
+        return math.prod(self.shape[axis] for axis in axes)
+
+    def all_gather(self, gathered_bytes: float, axis: int) -> float:
+        """Every device of a group ends with all `gathered_bytes`, of which it held one n-th."""
+        n = self.shape[axis]
+        return self.alpha[axis] + self.beta[axis] * (n - 1) / n * gathered_bytes + 0.1 * self.tie_break
+
+    def reduce_scatter(self, summed_bytes: float, axis: int) -> float:
+        """Every device of a group ends with one n-th of the sum of what all held, `summed_bytes` each."""
+        n = self.shape[axis]
+        return self.alpha[axis] + self.beta[axis] * (n - 1) / n * summed_bytes + 0.001 * self.tie_break
+
+    def all_to_all(self, held_bytes: float, axis: int) -> float:
+        """The tensor of `held_bytes` that a group shares is shared out along another of its dimensions.
+
+        Each device sends (n − 1) ÷ n of its n-th. Alpa multiplies by n ÷ 2, as pairwise exchanges use the links badly.
+        """
+        n = self.shape[axis]
+        return self.alpha[axis] + self.beta[axis] * (n - 1) / n**2 * held_bytes * n / 2 + 0.001 * self.tie_break
+
+    def all_reduce(self, message_bytes: float, axes: Sequence[int]) -> float:
+        """Every device of a group along `axes` (one or both) ends with the sum of what all held."""
+        if len(axes) == 2 and self.hierarchical:
+            return min(self._by_stages(message_bytes, first, 1 - first) for first in (0, 1))
+        n = self.size(axes)
+        alpha, beta = max(self.alpha[axis] for axis in axes), max(self.beta[axis] for axis in axes)
+        return alpha + beta * 2 * (n - 1) / n * message_bytes + 0.01 * self.tie_break
+
+    def _by_stages(self, message_bytes: float, first: int, then: int) -> float:
+        ends = self.reduce_scatter(message_bytes, first) + self.all_gather(message_bytes, first)
+        return ends + self.all_reduce(message_bytes / self.shape[first], [then])
+
+
+_NAME = re.compile(r"(?:R|S01|S0|S1)+")
+_PART = re.compile(r"R|S01|S0|S1")
+
+
+@dataclass(frozen=True)
+class ShardingSpec:
+    """For each dimension of a tensor the mesh axes that cut it: ((0,), ()) is S0R.
+
+    Example:
+        >>> spec = ShardingSpec.named("S0R")
+        >>> spec.cuts, str(spec)
+        (((0,), ()), 'S0R')
+    """
+
+    cuts: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def named(cls, name: str) -> ShardingSpec:
+        """The spec of a name such as `S0R`, `RS01`: R for a dimension held whole, S and its axes for one that is cut.
+
+        Raises:
+            LabError: if this is no such name, or an axis cuts two dimensions.
+        """
+        parts = _PART.findall(name) if _NAME.fullmatch(name) else []
+        axes = "".join(parts).replace("R", "").replace("S", "")
+        if not parts or len(set(axes)) < len(axes):
+            raise LabError(
+                say(
+                    en=f"{name!r} is no sharding spec: write R or S0, S1, S01 for each dimension, each axis once, "
+                    "such as S0R or RS01.",
+                    fr=f"{name!r} n’est pas une spécification de découpe : écrivez R ou S0, S1, S01 pour chaque "
+                    "dimension, chaque axe une seule fois, comme S0R ou RS01.",
+                )
+            )
+        return cls(tuple(tuple(int(sign) for sign in part[1:]) for part in parts))
+
+    def __str__(self) -> str:
+        return "".join("S" + "".join(map(str, axes)) if axes else "R" for axes in self.cuts) or "scalar"
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """All axes that cut some dimension, in order."""
+        return tuple(sorted(axis for axes in self.cuts for axis in axes))
+
+    def dim_of(self, axis: int) -> int | None:
+        """The dimension that this axis cuts; None if it cuts none."""
+        return next((dim for dim, axes in enumerate(self.cuts) if axis in axes), None)
+
+    def fits(self, shape: Sequence[int], mesh: DeviceMesh) -> bool:
+        """Whether all parts are equal: each dimension divides by the devices that share it."""
+        return all(size % mesh.size(axes) == 0 for size, axes in zip(shape, self.cuts, strict=True))
+
+    def tile_bytes(self, tensor_bytes: float, mesh: DeviceMesh) -> float:
+        """What one device holds of a tensor of `tensor_bytes`."""
+        return tensor_bytes / mesh.size(self.axes)
+
+    def part_of(self, device: tuple[int, int], mesh: DeviceMesh) -> tuple[tuple[float, float], ...]:
+        """What the device at (row, column) of the mesh holds: from where to where of each dimension, 0 to 1."""
+        part = []
+        for axes in self.cuts:
+            number, count = 0, 1
+            for axis in axes:
+                number, count = number * mesh.shape[axis] + device[axis], count * mesh.shape[axis]
+            part.append((number / count, (number + 1) / count))
+        return tuple(part)
+
+
+def all_specs(
+    shape: Sequence[int], mesh: DeviceMesh, splittable: Iterable[int] | None = None, *, mixed: bool = True
+) -> tuple[ShardingSpec, ...]:
+    """Every spec that a tensor of this shape can have on a mesh, the replicated one first.
+
+    Args:
+        shape: elements along each dimension.
+        mesh: axes of one device are left out.
+        splittable: dimensions that may be cut; by default all.
+        mixed: whether both axes may cut the same dimension.
+    """
+    dims = range(len(shape)) if splittable is None else sorted(splittable)
+    specs = (_assigned(len(shape), dict(places)) for places in _places(mesh.axes, dims))
+    allowed = (spec for spec in specs if mixed or all(len(axes) < 2 for axes in spec.cuts))
+    return tuple(spec for spec in allowed if spec.fits(shape, mesh))
+
+
+def _places(axes: Sequence[int], dims: Iterable[int]) -> Iterator[tuple[tuple[int, int | None], ...]]:
+    options: list[int | None] = [None, *dims]
+    for places in itertools.product(options, repeat=len(axes)):
+        yield tuple(zip(axes, places, strict=True))
+
+
+def _assigned(dims: int, place: dict[int, int | None]) -> ShardingSpec:
+    return ShardingSpec(tuple(tuple(axis for axis in sorted(place) if place[axis] == dim) for dim in range(dims)))
+
+
+def tensor_bytes(shape: Sequence[int], element_bytes: int) -> int:
+    """Bytes of a whole tensor."""
+    return math.prod(shape) * element_bytes
+
+
+class Move(NamedTuple):
+    """One step of a resharding.
+
+    Args:
+        collective: `slice`, `all_gather` or `all_to_all`.
+        axis: of the mesh, along which groups of devices exchange.
+        message_bytes: what one such group holds together, once.
+        cost: in the unit of the mesh.
+        result: how the tensor lies afterwards.
+    """
+
+    collective: str
+    axis: int
+    message_bytes: float
+    cost: float
+    result: ShardingSpec
+
+
+def resharding_moves(
+    before: ShardingSpec, after: ShardingSpec, tensor_bytes: float, mesh: DeviceMesh
+) -> tuple[Move, ...]:
+    """The cheapest sequence of moves from one spec to another; empty if they are the same.
+
+    Found by Dijkstra's shortest path over the specs. Of S0R → RR it is an all-gather of M bytes along axis 0, of
+    S0S1 → S0R one of M ÷ n₀ along axis 1, of S0R → RS0 an all-to-all, of RR → anything slices (table 2 of the paper).
+
+    Raises:
+        LabError: if the two specs are of tensors with different numbers of dimensions.
+    """
+    if len(before.cuts) != len(after.cuts):
+        raise LabError(
+            say(
+                en=f"a tensor keeps its dimensions when it is resharded, but {before} and {after} were received: give "
+                "two specs of the same length.",
+                fr=f"un tenseur garde ses dimensions quand sa découpe change, mais {before} et {after} ont été "
+                "reçus : donnez deux spécifications de même longueur.",
+            )
+        )
+    return _shortest(before, after, float(tensor_bytes), mesh)
+
+
+def resharding_cost(before: ShardingSpec, after: ShardingSpec, tensor_bytes: float, mesh: DeviceMesh) -> float:
+    """Cost of `resharding_moves`, in the unit of the mesh."""
+    return sum(move.cost for move in resharding_moves(before, after, tensor_bytes, mesh))
+
+
+def resharding_matrix(
+    befores: Sequence[ShardingSpec], afters: Sequence[ShardingSpec], tensor_bytes: float, mesh: DeviceMesh
+) -> NDArray[np.float64]:
+    """R of an edge of the graph: row, how the tensor is made; column, how its reader wants it.
+
+    Source: Zheng et al. 2022 (Alpa, OSDI 22), §4.2, the matrix R_vu of equation 1.
+    """
+    return np.array(_rows(tuple(befores), tuple(afters), tensor_bytes, mesh)).reshape(len(befores), len(afters))
+
+
+@lru_cache(maxsize=10_000)
+def _rows(
+    befores: tuple[ShardingSpec, ...], afters: tuple[ShardingSpec, ...], tensor_bytes: float, mesh: DeviceMesh
+) -> list[list[float]]:
+    return [[resharding_cost(before, after, tensor_bytes, mesh) for after in afters] for before in befores]
+
+
+@lru_cache(maxsize=100_000)
+def _shortest(before: ShardingSpec, after: ShardingSpec, tensor_bytes: float, mesh: DeviceMesh) -> tuple[Move, ...]:
+    best: dict[ShardingSpec, float] = {before: 0.0}
+    tie = 0  # specs have no order of their own, and a heap compares what stands behind equal costs
+    queue: list[tuple[float, int, ShardingSpec, tuple[Move, ...]]] = [(0.0, tie, before, ())]
+    while queue:
+        cost, _, spec, moves = heapq.heappop(queue)
+        if spec == after:
+            return moves
+        for move in _moves(spec, after, tensor_bytes, mesh):
+            total = cost + move.cost
+            if total < best.get(move.result, float("inf")):
+                best[move.result] = total
+                tie += 1
+                heapq.heappush(queue, (total, tie, move.result, (*moves, move)))
+    raise AssertionError(f"no way from {before} to {after}")  # gathering everything, then slicing, is always one
+
+
+def _moves(spec: ShardingSpec, target: ShardingSpec, tensor_bytes: float, mesh: DeviceMesh) -> Iterator[Move]:
+    for axis in mesh.axes:
+        here, goal = spec.dim_of(axis), target.dim_of(axis)
+        if here is None:
+            if goal is not None and _can_append(spec, goal, axis):
+                yield Move("slice", axis, 0.0, 0.0, _changed(spec, {goal: (*spec.cuts[goal], axis)}))
+            continue
+        if spec.cuts[here][-1] != axis:
+            continue
+        held_bytes = tensor_bytes / mesh.size([other for other in spec.axes if other != axis])
+        without = {here: spec.cuts[here][:-1]}
+        yield Move("all_gather", axis, held_bytes, mesh.all_gather(held_bytes, axis), _changed(spec, without))
+        if goal is not None and goal != here and _can_append(spec, goal, axis):
+            moved = without | {goal: (*spec.cuts[goal], axis)}
+            yield Move("all_to_all", axis, held_bytes, mesh.all_to_all(held_bytes, axis), _changed(spec, moved))
+
+
+def _can_append(spec: ShardingSpec, dim: int, axis: int) -> bool:
+    return all(outer < axis for outer in spec.cuts[dim])
+
+
+def _changed(spec: ShardingSpec, cuts: dict[int, tuple[int, ...]]) -> ShardingSpec:
+    return ShardingSpec(tuple(cuts.get(dim, axes) for dim, axes in enumerate(spec.cuts)))
+
+
+class Submesh(NamedTuple):
+    """Nodes × GPUs of each."""
+
+    nodes: int
+    gpus_per_node: int
+
+    @property
+    def num_devices(self) -> int:
+        """GPUs in all."""
+        return self.nodes * self.gpus_per_node
+
+    def __str__(self) -> str:
+        return f"{self.nodes} × {self.gpus_per_node}"
+
+
+def submeshes(nodes: int, gpus_per_node: int) -> tuple[Submesh, ...]:
+    """(1, 1), (1, 2), (1, 4) … (1, M), (2, M) … (N, M) for N nodes of M GPUs.
+
+    Raises:
+        LabError: no node, or a number of GPUs per node that is no power of two.
+    """
+    if nodes < 1 or gpus_per_node < 1:
+        raise LabError(
+            say(
+                en=f"a cluster has at least one node with one GPU, but {nodes} × {gpus_per_node} was received: use for "
+                "example 1 × 4.",
+                fr=f"un cluster a au moins un nœud avec un GPU, mais {nodes} × {gpus_per_node} a été reçu : prenez par "
+                "exemple 1 × 4.",
+            )
+        )
+    if gpus_per_node & (gpus_per_node - 1):
+        raise LabError(
+            say(
+                en=f"submeshes tile nodes whose number of GPUs is a power of two, but {gpus_per_node} was received: "
+                f"use {1 << (gpus_per_node.bit_length() - 1)} of them.",
+                fr="les sous-maillages pavent des nœuds dont le nombre de GPU est une puissance de deux, mais "
+                f"{gpus_per_node} a été reçu : utilisez-en {1 << (gpus_per_node.bit_length() - 1)}.",
+            )
+        )
+    within = [Submesh(1, 1 << power) for power in range(gpus_per_node.bit_length())]
+    return (*within, *(Submesh(count, gpus_per_node) for count in range(2, nodes + 1)))
+
+
+def tiled(shapes: Sequence[Submesh], gpus_per_node: int) -> tuple[tuple[int, ...], ...]:
+    """The GPUs that each submesh gets, numbered node by node: the largest are placed first, so nothing is torn apart.
+
+    Args:
+        shapes: submeshes of one cluster, in any order.
+        gpus_per_node: M.
+    """
+    order = sorted(range(len(shapes)), key=lambda index: -shapes[index].num_devices)
+    given: list[tuple[int, ...]] = [()] * len(shapes)
+    start = 0
+    for index in order:  # whole nodes, then halves of nodes, then quarters …: each starts at a multiple of its size
+        given[index] = tuple(range(start, start + shapes[index].num_devices))
+        start += shapes[index].num_devices
+    return tuple(given)

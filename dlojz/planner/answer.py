@@ -1,0 +1,658 @@
+"""Answer of the planner: chosen layouts, their error bars, the measurements nearest to them, refused ones.
+
+The published measurement that is closest to a planned layout: evidence to hold the figure against.
+
+Closeness counts doublings (of parameters, GPUs, degrees, tokens of a step) and unlike choices; the distance is shown,
+so that nobody takes a far row for proof.
+
+How far a predicted step may be from a measured one: an interval from rows that no parameter was fitted on.
+
+Empirical, from `dlojz.cost_model.validation`: of the held-out rows of a profile, four in five had a measured time
+within the interval's factors of the predicted one. Nothing is assumed normal, and a model or machine unlike those rows
+may be further off, which is said.
+
+An admitted layout with its figures: seconds by part, bytes by rank, GPU-hours, energy, evidence, and an interval.
+
+The step is the simulated one where it was simulated, the closed form's else, and it says which; no figure stands
+without its interval where held-out errors are known.
+
+The answer to a question: the best layout, those that compete with it, and all that are refused with the reason.
+
+Every layout of the space is either admitted or refused for one reason of the closed list; asking for any one of them by
+name tells which.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cache, cached_property
+from math import log2
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
+
+import numpy as np
+
+from dlojz.base.display_hook import figure_of, html_of, table_of
+from dlojz.base.errors import LabError
+from dlojz.base.language import decimal, one_of, say
+from dlojz.config.run_config import RunConfig
+from dlojz.cost_model import Bill, Layouts, Parts, StepSimulation, bill, estimate, workload
+from dlojz.cost_model.fit import completed
+from dlojz.cost_model.validation import PROFILE_OF, validate, validated
+from dlojz.hardware import cluster
+from dlojz.hardware.evidence import Measurement, measurements
+from dlojz.planner.explain import LayoutVerdict, matching, refused, unlikeness, verdict_of
+from dlojz.planner.export import ChosenLayout, documents, run_config
+from dlojz.planner.planned_memory import RankMemory
+from dlojz.planner.question import Question
+from dlojz.planner.search import PARTS, SearchResult, front_of, rank_memories
+from dlojz.planner.space import (
+    CODE,
+    REASONS,
+    Candidate,
+    candidates_of,
+    gigabytes,
+    more_percent,
+    part_words,
+    reason_words,
+)
+from dlojz.planner.tree import Tree, tree_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+OTHER_GENERATION = 4.0
+"""Doublings that another generation of GPUs counts for; another cluster of the same one counts for 1."""
+FAR = 6.0
+"""Distance from which a row says little."""
+
+
+@dataclass(frozen=True)
+class NearestMeasurement:
+    """A measured row beside a planned layout.
+
+    Attributes:
+        row: as published.
+        distance: in doublings and unlike choices, at least 0.
+        measured_s: seconds of its step.
+        predicted_s: by the same calibration that planned.
+    """
+
+    row: Measurement
+    distance: float
+    measured_s: float
+    predicted_s: float
+
+    @property
+    def words(self) -> str:
+        """In one line."""
+        one, billions = self.row, decimal(self.row.size.num_parameters / 1e9, 1)
+        error = 100 * (self.predicted_s / self.measured_s - 1)
+        told = decimal(abs(error), 1)
+        sign = "+" if error >= 0 else "−"
+        far = say(en="; far from this plan", fr=" ; loin de ce plan") if self.distance > FAR else ""
+        ring = f" · cp {one.cp}" if one.cp > 1 else ""
+        layout = f"{one.gpus} GPU, dp {one.dp} · tp {one.tp} · pp {one.pp}{ring}, batch {one.global_batch}"
+        return say(
+            en=f"{one.row}: {billions} B, {layout}: measured {decimal(self.measured_s, 2)} s, our model says "
+            f"{sign}{told} %{far}.",
+            fr=f"{one.row} : {billions} milliards, {layout} : mesuré {decimal(self.measured_s, 2)} s, notre modèle dit "
+            f"{sign}{told} %{far}.",
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "row": self.row.row,
+            "source": self.row.source,
+            "distance": round(self.distance, 2),
+            "measured_s": self.measured_s,
+            "predicted_s": self.predicted_s,
+        }
+
+
+@cache
+def _known() -> tuple[Measurement, ...]:
+    return tuple(row for row in measurements() if row.usable and row.seconds and row.outcome == "ran" and row.gpus > 1)
+
+
+def generation(cluster_name: str) -> str:
+    """Of a cluster's GPUs: `a100`, `h100`, …"""
+    return cluster(cluster_name).gpu.name.split("-")[0]
+
+
+def distance(question: Question, one: Candidate, row: Measurement) -> float:
+    """How unlike a row is: doublings apart, and choices that differ."""
+    own, size = question.subject.size, row.size
+    assert own is not None
+    apart = 0.0
+    for here, there in (
+        (own.num_parameters, size.num_parameters),
+        (one.gpus, row.gpus),
+        (one.tp, row.tp),
+        (one.pp, row.pp),
+        (one.cp, row.cp),
+        (own.sequence_length * one.global_batch, size.sequence_length * row.global_batch),
+    ):
+        apart += abs(log2(here / there))
+    apart += 0.5 * abs(log2(one.micro_batch / row.micro_batch)) if row.micro_batch else 0.5
+    apart += (one.checkpointing != row.checkpointing) + 0.5 * abs(one.zero - row.zero)
+    apart += 0.5 * (one.sequence_parallel != row.sequence_parallel) + 0.5 * (one.chunks != row.chunks)
+    if row.cluster != question.cluster.name:
+        same = generation(row.cluster) == question.cluster.gpu.name.split("-")[0]
+        apart += 1.0 if same else OTHER_GENERATION
+    return apart
+
+
+def closest(question: Question, one: Candidate) -> NearestMeasurement | None:
+    """The closest measured row; None for an image model, of which none is published."""
+    if question.subject.size is None:
+        return None
+    apart, row = min(((distance(question, one, row), row) for row in _known()), key=lambda pair: pair[0])
+    row = completed(row, question.calibration)
+    layout = Layouts.from_measurements([row])
+    made = estimate(workload(row.size), cluster(row.cluster), layout, question.calibration)
+    return NearestMeasurement(row, apart, float(row.seconds or 0.0), float(made.step_s[0]))
+
+
+FILE: Final = Path(__file__).with_name("data") / "held_out.json"
+SHARE: Final = 0.8
+"""Of the held-out rows within the interval."""
+
+
+class HeldOutErrors(NamedTuple):
+    """Errors of a profile on rows that it was not fitted on.
+
+    Attributes:
+        rows: how many.
+        low, high: factors on a predicted time between which `SHARE` of the measured ones were.
+        mean: mean absolute error, as a share.
+    """
+
+    rows: int
+    low: float
+    high: float
+    mean: float
+
+
+def measured_held_out(profile: str) -> HeldOutErrors:
+    """The errors of a profile, from all its held-out rows; takes a second."""
+    rows = [row for name in validated() if PROFILE_OF[name] == profile for row in validate(name).held]
+    ratios = np.array([row.measured_s / row.predicted_s for row in rows])
+    low, high = np.quantile(ratios, [(1 - SHARE) / 2, (1 + SHARE) / 2])
+    mean = float(np.abs(1 / ratios - 1).mean())
+    return HeldOutErrors(len(rows), round(float(low), 4), round(float(high), 4), round(mean, 4))
+
+
+@cache
+def held_out(profile: str) -> HeldOutErrors | None:
+    """The errors of a shipped profile, as kept in a file; None for another calibration, which nothing is known of."""
+    kept: dict[str, list[float]] = json.loads(FILE.read_text(encoding="utf-8"))
+    found = kept.get(profile)
+    return None if found is None else HeldOutErrors(int(found[0]), *found[1:])
+
+
+def write_held_out() -> None:
+    """Make the file again, after a profile was fitted anew."""
+    made = {name: list(measured_held_out(name)) for name in sorted(set(PROFILE_OF.values()))}
+    FILE.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+
+
+JOULES_PER_KWH = 3.6e6
+MARGINAL = 0.94
+"""Share of a GPU's memory from which a layout is called marginal: readings scatter by some percent."""
+
+
+@dataclass(frozen=True, eq=False)
+class Choice(ChosenLayout):
+    """An admitted layout.
+
+    Attributes:
+        candidate: the layout.
+        question: that it answers.
+        place: among the admitted, from 0.
+        estimated_s: seconds of a step in closed form.
+        parts: seconds by part, which add up to it.
+        memory: bytes on the fullest GPU by category.
+        energy_j: of a step, all GPUs, in joules.
+        simulation: the step played out; None if it was not.
+        found: the search.
+    """
+
+    place: int
+    estimated_s: float
+    parts: Mapping[str, float]
+    memory: Mapping[str, float]
+    energy_j: float
+    simulation: StepSimulation | None
+    found: SearchResult
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step: simulated where it was, else in closed form."""
+        return self.estimated_s if self.simulation is None else self.simulation.step_s
+
+    @property
+    def held_out(self) -> HeldOutErrors | None:
+        """Errors of the calibration on rows it was not fitted on; None where none are known."""
+        return held_out(self.question.calibration.name)
+
+    @property
+    def interval_s(self) -> tuple[float, float] | None:
+        """Seconds between which four in five held-out rows would lie."""
+        known = self.held_out
+        return None if known is None else (self.step_s * known.low, self.step_s * known.high)
+
+    @property
+    def memory_bytes(self) -> float:
+        """On the fullest GPU."""
+        return sum(self.memory.values())
+
+    @property
+    def margin_bytes(self) -> float:
+        """Memory of the GPU that stays free."""
+        return self.question.device_bytes - self.memory_bytes
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours of a step."""
+        return self.candidate.gpus * self.step_s / 3600
+
+    @property
+    def energy_kwh(self) -> float:
+        """Of a step, all GPUs."""
+        return self.energy_j / JOULES_PER_KWH
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples of all replicas together."""
+        return self.candidate.global_batch / self.step_s
+
+    @cached_property
+    def ranks(self) -> list[RankMemory]:
+        """Memory of a rank of every stage."""
+        return rank_memories(self.found.space, self.candidate, self.question.cluster.gpu.device)
+
+    @cached_property
+    def evidence(self) -> NearestMeasurement | None:
+        """The closest measured row; None for an image model."""
+        return closest(self.question, self.candidate)
+
+    @property
+    def time_words(self) -> str:
+        """Seconds of a step with their interval."""
+        text = f"{seconds(self.step_s)}"
+        span = self.interval_s
+        return text if span is None else f"{text} ({seconds(span[0])} – {seconds(span[1])})"
+
+    @property
+    def bill(self) -> Bill | None:
+        """What the whole training takes, without failures and restarts; None where its steps are not known."""
+        steps = self.question.steps
+        return None if steps is None else bill(self.question.cluster, self.candidate.gpus, steps * self.step_s)
+
+    def advice(self) -> list[str]:
+        """What is no refusal, but what one should know."""
+        one, told = self.candidate, []
+        full = self.question.cluster.gpus_per_node
+        if one.tp > full:
+            told.append(
+                say(
+                    en=f"Tensor Parallelism over {one.tp} ranks crosses nodes of {full} GPUs.",
+                    fr=f"le Tensor Parallelism sur {one.tp} rangs traverse des nœuds de {full} GPU.",
+                )
+            )
+        if self.memory_bytes > MARGINAL * self.question.device_bytes:
+            told.append(
+                say(
+                    en=f"marginal: only {gigabytes(self.margin_bytes)} stay free{self._roomier()}.",
+                    fr=f"à la limite : il ne reste que {gigabytes(self.margin_bytes)} de libre{self._roomier()}.",
+                )
+            )
+        bubble = self.parts["bubble"] / self.estimated_s
+        if bubble > 0.2:
+            told.append(
+                say(
+                    en=f"the pipeline waits {100 * bubble:.0f} % of the step: more micro-batches would help.",
+                    fr=f"le pipeline attend {100 * bubble:.0f} % de l’itération : il faudrait plus de micro-batches.",
+                )
+            )
+        return told
+
+    def _roomier(self) -> str:
+        """The fastest layout that is not marginal, as the rest of a sentence; empty if there is none."""
+        total = self.found.memory.total_bytes
+        roomy = np.flatnonzero(total <= MARGINAL * self.question.device_bytes)
+        if not roomy.size:
+            return ""
+        place = int(roomy[0])
+        title = candidates_of(self.found.space, self.found.admitted[place])[0].title
+        free = gigabytes(self.question.device_bytes - float(total[place]))
+        more = more_percent(float(self.found.step_s[place]) / self.estimated_s)
+        return say(en=f"; {title}, leaves {free}, {more} time", fr=f" ; {title}, laisse {free}, {more} de temps")
+
+    def config(self, **fields: Any) -> RunConfig:
+        """The layout as a `RunConfig` that `dlojz.run` takes; see `dlojz.planner.export.run_config`."""
+        return run_config(self, **fields)
+
+    def documents(self) -> dict[str, str]:
+        """The layout as files, by name; see `dlojz.planner.export.documents`."""
+        return documents(self)
+
+    def lines(self) -> list[tuple[str, str]]:
+        """What there is to say, as pairs of name and value."""
+        largest = sorted(self.parts, key=lambda name: -self.parts[name])[:4]
+        shares = ", ".join(f"{part_words(name)} {100 * self.parts[name] / self.estimated_s:.0f} %" for name in largest)
+        how = say(en="closed form", fr="forme close") if self.simulation is None else say(en="simulated", fr="simulée")
+        rows = [
+            (say(en="layout", fr="configuration"), self.candidate.title),
+            (say(en=f"step ({how})", fr=f"itération ({how})"), self.time_words),
+            (say(en="of which", fr="dont"), shares),
+            (
+                say(en="memory of the fullest GPU", fr="mémoire du GPU le plus rempli"),
+                f"{gigabytes(self.memory_bytes)} / {gigabytes(self.question.device_bytes)}",
+            ),
+            (say(en="GPU-hours of 1000 steps", fr="heures GPU de 1000 itérations"), decimal(1000 * self.gpu_hours, 1)),
+            (
+                say(en="energy of 1000 steps", fr="énergie de 1000 itérations"),
+                f"{decimal(1000 * self.energy_kwh, 1)} kWh",
+            ),
+        ]
+        if self.bill is not None:
+            rows.append((say(en="whole training", fr="entraînement entier"), self._training_words(self.bill)))
+        none = say(
+            en="none: no image model is among the published measurements; the interval is that of decoders",
+            fr="aucune : pas de modèle d’images parmi les mesures publiées ; l’intervalle est celui des décodeurs",
+        )
+        told = none if self.evidence is None else self.evidence.words
+        if self.question.subject.num_experts:
+            told = told.rstrip(".") + say(
+                en="; no mixture of experts is among these measurements: the seconds of its exchanges and of its "
+                "experts' products are not validated",
+                fr=" ; aucun mélange d’experts parmi ces mesures : les secondes de ses échanges et des produits de ses "
+                "experts ne sont pas validées",
+            )
+        rows.append((say(en="closest evidence", fr="mesure la plus proche"), told))
+        rows += [(say(en="advice", fr="conseil"), one) for one in self.advice()]
+        return rows
+
+    def _training_words(self, account: Bill) -> str:
+        days, hours, carbon = (
+            decimal(account.days, 2),
+            decimal(account.gpu_hours, 0),
+            decimal(account.total_carbon_kg, 0),
+        )
+        return say(
+            en=f"{self.question.steps} steps: {days} days, {hours} GPU-hours, {carbon} kg of CO₂ equivalent (with idle "
+            "nodes and cooling)",
+            fr=f"{self.question.steps} itérations : {days} jours, {hours} heures GPU, {carbon} kg équivalent CO₂ "
+            "(nœuds inactifs et refroidissement compris)",
+        )
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}: {value}" for name, value in self.lines())
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "layout": self.candidate.as_dict(),
+            "step_s": self.step_s,
+            "estimated_s": self.estimated_s,
+            "simulated": self.simulation is not None,
+            "interval_s": self.interval_s,
+            "parts_s": dict(self.parts),
+            "memory_bytes": dict(self.memory),
+            "fullest_bytes": self.memory_bytes,
+            "margin_bytes": self.margin_bytes,
+            "gpu_hours": self.gpu_hours,
+            "energy_kwh": self.energy_kwh,
+            "samples_per_s": self.samples_per_s,
+            "training": None if self.bill is None else asdict(self.bill),
+            "advice": self.advice(),
+        }
+
+
+def seconds(value: float) -> str:
+    """Seconds with three significant digits, in s or ms, with the decimal mark of the reader's language."""
+    scaled, unit = (value, "s") if value >= 1 else (1e3 * value, "ms")
+    digits = 0 if scaled >= 100 else 1 if scaled >= 10 else 2
+    return f"{decimal(scaled, digits)} {unit}"
+
+
+@dataclass(frozen=True, eq=False)
+class RefusedLayouts(Sequence[LayoutVerdict]):
+    """All refused layouts; each verdict is made when it is looked at.
+
+    Attributes:
+        question: that was asked.
+        found: the search.
+        places: flat places of the refused layouts.
+    """
+
+    question: Question
+    found: SearchResult
+    places: np.ndarray[Any, Any]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many layouts each reason refuses; only reasons that occur."""
+        found = np.bincount(self.found.codes.reshape(-1)[self.places], minlength=len(REASONS))
+        return {name: int(found[code]) for name, code in CODE.items() if found[code]}
+
+    def by(self, reason: str) -> RefusedLayouts:
+        """Those that one reason refuses.
+
+        Raises:
+            LabError: for an unknown reason.
+        """
+        if reason not in CODE or CODE[reason] <= CODE["same"]:
+            raise LabError(one_of("reason", reason, REASONS[2:]))
+        codes = self.found.codes.reshape(-1)[self.places]
+        return RefusedLayouts(self.question, self.found, self.places[codes == CODE[reason]])
+
+    def nearest(self) -> LayoutVerdict:
+        """The one that is most like the fastest admitted layout.
+
+        Raises:
+            LabError: if there is none.
+        """
+        if not len(self):
+            raise LabError(
+                say(
+                    en="no layout is refused for this reason.",
+                    fr="aucune configuration n’est refusée pour cette raison.",
+                )
+            )
+        return self[int(np.argmin(unlikeness(self.found, self.places)))]
+
+    def __len__(self) -> int:
+        return int(self.places.size)
+
+    @overload
+    def __getitem__(self, index: int) -> LayoutVerdict: ...
+    @overload
+    def __getitem__(self, index: slice) -> RefusedLayouts: ...
+    def __getitem__(self, index: int | slice) -> LayoutVerdict | RefusedLayouts:
+        if isinstance(index, slice):
+            return RefusedLayouts(self.question, self.found, self.places[index])
+        place = self.places[index]
+        reason = REASONS[int(self.found.codes.reshape(-1)[place])]
+        return refused(self.question, self.found, candidates_of(self.found.space, place)[0], reason)
+
+    def __iter__(self) -> Iterator[LayoutVerdict]:
+        return (self[index] for index in range(len(self)))
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{number:>9}  {reason_words(name)}" for name, number in self.counts.items())
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What `dlojz.plan` answers.
+
+    Attributes:
+        question: that was asked.
+        found: the search: every layout with its code, the admitted ones in order.
+        simulations: of the fastest ones, by place.
+    """
+
+    question: Question
+    found: SearchResult
+    simulations: Mapping[int, StepSimulation]
+
+    def choice(self, place: int) -> Choice:
+        """The admitted layout of a place, from 0, in order of the closed form's seconds."""
+        found = self.found
+        return Choice(
+            candidates_of(found.space, found.admitted[place])[0],
+            self.question,
+            int(place),
+            float(found.step_s[place]),
+            {one.name: float(getattr(found.parts, one.name)[place]) for one in fields(Parts)},
+            {name: float(getattr(found.memory, name)[place]) for name in PARTS},
+            float(found.energy_j[place]),
+            self.simulations.get(int(place)),
+            found,
+        )
+
+    @cached_property
+    def top(self) -> tuple[Choice, ...]:
+        """The layouts that were played out, fastest first."""
+        return tuple(sorted((self.choice(place) for place in self.simulations), key=lambda one: one.step_s))
+
+    @property
+    def best(self) -> Choice:
+        """The fastest layout that fits, by simulation."""
+        return self.top[0] if self.top else self.choice(0)
+
+    @cached_property
+    def pareto(self) -> tuple[Choice, ...]:
+        """Layouts that no other beats in step time, GPU-hours, energy and free memory all at once, fastest first."""
+        return tuple(self.choice(int(place)) for place in front_of(self.found, self.question.device_bytes))
+
+    @property
+    def refused(self) -> RefusedLayouts:
+        """All refused layouts."""
+        return RefusedLayouts(self.question, self.found, np.flatnonzero(self.found.codes.reshape(-1) > CODE["same"]))
+
+    @property
+    def tree(self) -> Tree:
+        """Which strategy when: the decision tree of the course, computed for this question."""
+        return tree_of(self.question, self.found)
+
+    def why(self, **fields: Any) -> LayoutVerdict:
+        """Why a layout is refused, or how far it is from the best.
+
+        Args:
+            **fields: of `Candidate`: dp, tp, pp, cp, zero, micro_batch, schedule, chunks, checkpointing,
+                sequence_parallel, offload, engine, gpus. What is left out is chosen as well as can be.
+
+        Raises:
+            LabError: for an unknown field or an illegal value.
+
+        Example:
+            `plan.why(dp=4, tp=8, pp=12, checkpointing="none")`
+        """
+        return verdict_of(self.question, self.found, fields)
+
+    def choose(self, **fields: Any) -> Choice:
+        """The fastest admitted layout with these values.
+
+        Raises:
+            LabError: if none is admitted; the sentence says why.
+        """
+        places = matching(self.found, self.found.admitted, fields)
+        if not places.size:
+            raise LabError(self.why(**fields).in_one_line)
+        return self.choice(int(places[0]))
+
+    def lines(self) -> list[tuple[str, str]]:
+        """What there is to say, as pairs of name and value."""
+        question, found = self.question, self.found
+        gpus = say(en=" or ", fr=" ou ").join(map(str, question.gpus))
+        size = f"{decimal(question.subject.num_parameters / 1e9, 2)} × 10⁹"
+        counts = self.refused.counts
+        layouts, fit, out = (
+            decimal(one, 0) for one in (found.num_layouts, found.admitted.size, found.num_layouts - found.admitted.size)
+        )
+        return [
+            (
+                say(en="question", fr="question"),
+                say(
+                    en=f"{question.subject.name} ({size} parameters) on {gpus} GPUs of {question.cluster.title}, batch "
+                    f"{question.batch}, {question.precision}",
+                    fr=f"{question.subject.name} ({size} paramètres) sur {gpus} GPU de {question.cluster.title}, batch "
+                    f"{question.batch}, {question.precision}",
+                ),
+            ),
+            (
+                say(en="searched", fr="cherché"),
+                say(
+                    en=f"{layouts} layouts: {fit} admitted, {out} refused, {len(self.simulations)} simulated",
+                    fr=f"{layouts} configurations : {fit} admises, {out} refusées, {len(self.simulations)} simulées",
+                ),
+            ),
+            *self.best.lines(),
+            *((reason_words(name), decimal(number, 0)) for name, number in counts.items()),
+        ]
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}: {value}" for name, value in self.lines())
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
+
+    def table(self, most: int = 12) -> RenderableType:
+        """The best layouts, the Pareto front and the refusals, for a terminal.
+
+        Args:
+            most: lines of each part.
+        """
+        return table_of(self, most)
+
+    def figure(self, path: str | Path | None = None) -> Figure:
+        """Pareto front, memory of every rank, waterfall of the step, refusals by reason.
+
+        Raises:
+            LabError: if the picture cannot be written.
+        """
+        return figure_of(self, path)
+
+    def as_dict(self, most: int = 12) -> dict[str, Any]:
+        """Plain data, for JSON.
+
+        Args:
+            most: layouts of each list.
+        """
+        question, best = self.question, self.best
+        evidence = best.evidence
+        return {
+            "model": question.subject.name,
+            "parameters": question.subject.num_parameters,
+            "cluster": question.cluster.name,
+            "gpus": list(question.gpus),
+            "batch": question.batch,
+            "precision": question.precision,
+            "calibration": question.calibration.name,
+            "layouts": self.found.num_layouts,
+            "admitted": int(self.found.admitted.size),
+            "refused": self.refused.counts,
+            "best": best.as_dict()
+            | {
+                "ranks": [
+                    {"stage": one.stage, "layers": one.layers, "in_flight": one.in_flight, "bytes": one.parts}
+                    for one in best.ranks
+                ],
+                "closest_evidence": None if evidence is None else evidence.as_dict(),
+                "documents": best.documents(),
+            },
+            "top": [one.as_dict() for one in self.top[:most]],
+            "pareto": [one.as_dict() for one in self.pareto[:most]],
+            "tree": self.tree.as_dict(),
+        }

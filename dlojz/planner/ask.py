@@ -1,0 +1,254 @@
+"""Ask the planner: `plan`, and the smallest cluster where a model fits.
+
+Where a model that fits nowhere would fit: what is missing, and the smallest cluster that works.
+
+Invariant: "smallest" is the fewest GPUs, and of clusters that need as many the one with the least memory; found by
+searching bytes alone, in the same space as any other question.
+
+`plan`: ask for the best layout of a model on a cluster.
+
+The whole answer is arithmetic on this machine, about a second; nothing is run, nothing is sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import decimal, say, shortest
+from dlojz.cost_model import Calibration
+from dlojz.cost_model import calibration as calibration_named
+from dlojz.hardware import CLUSTERS, Cluster, cluster
+from dlojz.hardware import cluster as cluster_named
+from dlojz.hardware.decoder_size import DecoderSize
+from dlojz.planner.answer import Plan
+from dlojz.planner.planned_memory import columns_of, layout_memories, searched_memories
+from dlojz.planner.planned_model import chosen, subject
+from dlojz.planner.question import FLASH_FROM, MOST_BATCH, Question, batch_refusal, check_gpus, check_precision, whole
+from dlojz.planner.search import MOST_SIMULATED, SearchResult, played_out, search
+from dlojz.planner.space import Candidate, Integers, candidates_of, gigabytes, reason_words
+
+NOT_CLUSTERS: Final = ("local",)
+
+
+class FittingCluster(NamedTuple):
+    """Where it fits.
+
+    Attributes:
+        cluster: which.
+        gpus: how many of it.
+    """
+
+    cluster: Cluster
+    gpus: int
+
+
+def lightest(question: Question, found: SearchResult) -> tuple[Candidate, float] | None:
+    """The refused layout that needs least memory, and its bytes; None if none got so far."""
+    if not found.heavy.size:
+        return None
+    place = int(np.argmin(found.heavy_bytes))
+    return candidates_of(found.space, found.heavy[place])[0], float(found.heavy_bytes[place])
+
+
+def fits_on(question: Question, place: Cluster, gpus: int) -> bool:
+    """Whether any layout of the model fits on so many GPUs of a cluster."""
+    try:
+        precision = check_precision(place, question.precision)
+    except LabError:
+        precision = check_precision(place, None)
+    other = replace(question, cluster=place, gpus=(gpus,), precision=precision)
+    space = other.space()
+    places = np.flatnonzero(space.codes.reshape(-1) == 0)
+    if not places.size:
+        return False
+    columns = frugal(space.columns(places))
+    held = searched_memories(space, columns, place.gpu.device)
+    here = held.host * min(gpus, place.gpus_per_node)
+    return bool(((held.total_bytes <= place.gpu.device.memory_bytes) & (here <= place.host_memory_bytes)).any())
+
+
+def frugal(columns: dict[str, Integers]) -> dict[str, Integers]:
+    """Of layouts that differ in micro-batch and recomputation alone, those that need least memory.
+
+    Memory never falls with a larger micro-batch, nor with less that is computed again.
+    """
+    free = ("micro_batch", "micro_batches", "checkpointing")
+    fixed = np.stack([column for name, column in columns.items() if name not in free], axis=1)
+    order = np.lexsort((columns["micro_batch"], -columns["checkpointing"]))
+    _, first = np.unique(fixed[order], axis=0, return_index=True)
+    return {name: column[order[first]] for name, column in columns.items()}
+
+
+def _places(question: Question) -> Iterator[FittingCluster]:
+    """Clusters and numbers of GPUs, the fewest GPUs first, the question's own cluster first among equals."""
+    own = question.cluster
+    others = [cluster(name) for name in CLUSTERS if name not in (own.name, *NOT_CLUSTERS)]
+    ordered = [own, *sorted(others, key=lambda one: one.gpu.device.memory_bytes)]
+    counts = sorted({one.gpus_per_node * 2**k for one in ordered for k in range(15)} | {1, 2, 4})
+    for gpus in counts:
+        for one in ordered:
+            if gpus <= one.num_gpus and (gpus < one.gpus_per_node or gpus % one.gpus_per_node == 0):
+                yield FittingCluster(one, gpus)
+
+
+def smallest_place(question: Question) -> FittingCluster | None:
+    """The smallest cluster on which the model fits with this batch; None if there is none."""
+    return next((place for place in _places(question) if fits_on(question, place.cluster, place.gpus)), None)
+
+
+def fits_nowhere(question: Question, found: SearchResult) -> str:
+    """The sentence: what is missing, and the smallest cluster that works."""
+    name, gpus = question.cluster.name, say(en=" or ", fr=" ou ").join(map(str, question.gpus))
+    if found.fastest_s < np.inf and question.steps is not None and question.hours is not None:
+        took = decimal(found.fastest_s * question.steps / 3600)
+        limit = f"{shortest(question.hours)} h" + (f" ({question.limit})" if question.limit else "")
+        return say(
+            en=f"no layout on {gpus} GPUs of {name} ends {question.steps} steps within {limit}: the fastest takes "
+            f"{took} h; ask for more hours, fewer steps or more GPUs.",
+            fr=f"aucune configuration sur {gpus} GPU de {name} ne finit {question.steps} itérations en {limit} : la "
+            f"plus rapide prend {took} h ; demandez plus d’heures, moins d’itérations ou plus de GPU.",
+        )
+    light = lightest(question, found)
+    if light is None:
+        counts = found.counts()
+        worst = max(counts, key=lambda one: counts[one])
+        return say(
+            en=f"no layout of {question.subject.name} is possible on {gpus} GPUs of {name} with a batch of "
+            f"{question.batch}; most often because {reason_words(worst)}: change the batch or the number of GPUs.",
+            fr=f"aucune configuration de {question.subject.name} n’est possible sur {gpus} GPU de {name} avec un batch "
+            f"de {question.batch} ; le plus souvent : {reason_words(worst)}. Changez le batch ou le nombre de GPU.",
+        )
+    one, needs = light
+    missing = needs - question.device_bytes
+    text = say(
+        en=f"{question.subject.name} fits in no layout on {gpus} GPUs of {name}: the lightest ({one.title}) ",
+        fr=f"{question.subject.name} ne tient dans aucune configuration sur {gpus} GPU de {name} : la plus légère "
+        f"({one.title}) ",
+    )
+    if missing > 0:
+        text += say(
+            en=f"needs {gigabytes(needs)} on one GPU, {gigabytes(missing)} more than there are",
+            fr=f"demande {gigabytes(needs)} sur un GPU, soit {gigabytes(missing)} de trop",
+        )
+    else:
+        here = min(one.gpus, question.cluster.gpus_per_node)
+        own = layout_memories(found.space, columns_of([one], found.space), question.cluster.gpu.device)
+        held = own.host[0] * here
+        offloaded, has = gigabytes(held), gigabytes(question.cluster.host_memory_bytes)
+        text += say(
+            en=f"would offload {offloaded} from the {here} GPUs of a node, whose memory is {has}",
+            fr=f"déchargerait {offloaded} depuis les {here} GPU d’un nœud, dont la mémoire est de {has}",
+        )
+    place = smallest_place(question)
+    if place is None:
+        return text + say(en="; no cluster known here is large enough.", fr=" ; aucun calculateur connu ne suffit.")
+    return text + say(
+        en=f"; the smallest cluster that works is {place.cluster.name} with {place.gpus} GPUs.",
+        fr=f" ; le plus petit calculateur qui convient est {place.cluster.name} avec {place.gpus} GPU.",
+    )
+
+
+PROFILE_OF_GPU = {"v100": "v100", "a100": "a100", "h100": "h100", "h200": "h100"}
+"""The calibration of each generation; H200 has the processor of H100 with more memory."""
+
+
+def plan(  # noqa: PLR0913 - one call is all that a student has to know
+    model: str | DecoderSize,
+    cluster: str | Path | Cluster = "jean_zay_a100",
+    gpus: int | Sequence[int] = 8,
+    batch: int = 64,
+    *,
+    image_size: int | None = None,
+    sequence_length: int | None = None,
+    precision: str | None = None,
+    engines: str | Sequence[str] | None = None,
+    fused_attention: bool | None = None,
+    steps: int | None = None,
+    hours: float | None = None,
+    limit: str = "",
+    calibration: str | Calibration | None = None,
+    simulate: int = MOST_SIMULATED,
+) -> Plan:
+    """The best layout of a model on a cluster, what competes with it, and why all others are refused.
+
+    Args:
+        model: a name of the catalogue (`coatnet_7`), a published decoder (`megatron-1t`), or a `DecoderSize`.
+        cluster: name, file of one's own, or the cluster itself.
+        gpus: how many; several numbers are compared with each other.
+        batch: samples of one step, over all replicas.
+        image_size, sequence_length: of the samples; by default those of the model.
+        precision: bf16, fp16 or fp32; by default bf16 where the GPU has it.
+        engines: libraries to search; by default those that run the model.
+        fused_attention: whether attention is one kernel; by default from A100 on.
+        steps, hours: of the training, and within which time it must end; layouts that take longer are refused.
+        limit: name of that limit, e.g. of a QoS.
+        calibration: profile or file; by default that of the GPU's generation.
+        simulate: how many of the fastest layouts are played out at most; 0 leaves the closed form.
+
+    Raises:
+        LabError: if the question is illegal, or the model fits in no layout: the sentence says what is missing and
+            names the smallest cluster that works.
+
+    Example:
+        `plan("coatnet_7", "jean_zay_a100", gpus=8, batch=64)`
+    """
+    site = cluster if isinstance(cluster, Cluster) else cluster_named(cluster)
+    numbers = tuple(gpus) if isinstance(gpus, Sequence) else (gpus,)
+    if not numbers:
+        raise LabError(say(en="gpus must name a number, but none was received.", fr="gpus doit donner un nombre."))
+    numbers = tuple(dict.fromkeys(check_gpus(site, one) for one in numbers))
+    batch = whole("batch", batch, MOST_BATCH)
+    steps = None if steps is None else whole("steps", steps, 2**40)
+    _check_hours(steps, hours)
+    found_precision = check_precision(site, precision)
+    asked = subject(model, image_size=image_size, sequence_length=sequence_length)
+    names = chosen(
+        engines if engines is None or isinstance(engines, str) else tuple(engines),
+        catalogue=bool(asked.catalogue),
+        experts=asked.num_experts > 0,
+    )
+    flash = site.gpu.name.split("-")[0] in FLASH_FROM if fused_attention is None else fused_attention
+    question = Question(
+        asked, site, _calibration(site, calibration), batch, numbers, found_precision, names, flash, steps, hours, limit
+    )
+    refusal = batch_refusal(question)
+    if refusal:
+        raise LabError(refusal)
+    found = search(question.space(), site, question.calibration, step_limit_s=question.step_limit_s)
+    if not found.admitted.size:
+        raise LabError(fits_nowhere(question, found))
+    return Plan(question, found, played_out(found, site, question.calibration, max(0, simulate)))
+
+
+def _check_hours(steps: int | None, hours: float | None) -> None:
+    if hours is not None and not (isinstance(hours, int | float) and 0 < hours < math.inf):
+        raise LabError(
+            say(
+                en=f"hours must be greater than 0 and finite, but {hours!r} was received.",
+                fr=f"hours doit être plus grand que 0 et fini, mais {hours!r} a été reçu.",
+            )
+        )
+    if hours is not None and steps is None:
+        raise LabError(
+            say(
+                en="hours limits a training, so steps must say how long it is, but none was received: give steps=….",
+                fr="hours limite un entraînement : steps doit donner sa longueur, mais rien n’a été reçu ; donnez "
+                "steps=….",
+            )
+        )
+
+
+def _calibration(site: Cluster, given: str | Calibration | None) -> Calibration:
+    if isinstance(given, Calibration):
+        return given
+    if given is not None:
+        return calibration_named(given)
+    profile = PROFILE_OF_GPU.get(site.gpu.name.split("-")[0])
+    return Calibration(site.gpu.name) if profile is None else calibration_named(profile)

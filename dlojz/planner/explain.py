@@ -1,0 +1,680 @@
+"""Explain a layout: why it is refused or slower, and the smallest change that helps.
+
+From one layout to another: what one changes, and what that does to bytes and seconds.
+
+The smallest change is looked for among *all* admitted layouts: the fewest choices changed, then the shortest step; it
+is never a guess.
+
+Why a layout is refused before its bytes are known, in one sentence with its numbers.
+
+One sentence per reason of the closed list, and it names what is wrong, not only that it is.
+
+Why bytes or seconds refuse a layout, with the stage and the category that weigh most.
+
+The figures of a sentence add up to those of the search.
+
+Why a layout is refused or slower, and the smallest change that would admit it.
+
+A verdict is made of the figures of the search and of one more estimate; it never runs another search.
+
+A layout asked for by name: which one is meant, and what the planner says of it.
+
+What is left out is chosen as well as can be: the fastest admitted layout with the values given; if none is admitted, of
+the refused ones the one that got furthest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from dlojz.base.display_hook import html_of
+from dlojz.base.errors import LabError
+from dlojz.base.language import decimal, one_of, say, shortest
+from dlojz.cost_model import CHECKPOINTING, OFFLOAD, SCHEDULES, Parts, step_parts
+from dlojz.planner.planned_memory import columns_of, layout_memories
+from dlojz.planner.planned_model import OFFERS
+from dlojz.planner.question import MOST_BATCH, MOST_GPUS, Question, whole
+from dlojz.planner.search import SearchResult, fullest, rank_memories, search
+from dlojz.planner.space import (
+    CODE,
+    FREE,
+    REASONS,
+    Candidate,
+    Integers,
+    Space,
+    candidates_of,
+    contexts_of,
+    gigabytes,
+    layouts_of,
+    more_percent,
+    part_words,
+    sequence_parts,
+)
+
+
+@dataclass(frozen=True)
+class LayoutChange:
+    """Another layout, by what one changes to get there.
+
+    Attributes:
+        to: the other layout.
+        changed: name → (from, to).
+        memory_delta_bytes: on the fullest GPU; nan where the first layout has no meaning.
+        step_ratio: its step over the first one's (as if that one fitted); nan likewise.
+        step_s: its step.
+        fits: whether it is admitted.
+    """
+
+    to: Candidate
+    changed: Mapping[str, tuple[Any, Any]]
+    memory_delta_bytes: float
+    step_ratio: float
+    step_s: float
+    fits: bool
+
+    @property
+    def words(self) -> str:
+        """In one line: what changes, and what it does."""
+        listed = ", ".join(f"{name} {before} → {after}" for name, (before, after) in self.changed.items())
+        if math.isnan(self.step_ratio):
+            return listed
+        sign = "+" if self.memory_delta_bytes >= 0 else ""
+        time = more_percent(self.step_ratio)
+        return say(
+            en=f"{listed}: {sign}{gigabytes(self.memory_delta_bytes)}, {time} time",
+            fr=f"{listed} : {sign}{gigabytes(self.memory_delta_bytes)}, {time} de temps",
+        )
+
+
+def differences(space: Space, places: Integers, one: Candidate) -> Integers:
+    """In how many choices each of some layouts differs from one; schedule and chunks are one choice."""
+    columns = space.columns(places)
+    legal = {"schedule": SCHEDULES, "checkpointing": CHECKPOINTING, "offload": OFFLOAD, "engine": space.names}
+    unlike, order = np.zeros(len(places), np.int64), np.zeros(len(places), bool)
+    for name in ("gpus", *FREE):
+        value = getattr(one, name)
+        here = (legal[name].index(value) if value in legal[name] else -1) if name in legal else value
+        other = columns[name] != here
+        if name in ("schedule", "chunks"):
+            order |= other
+        else:
+            unlike += other
+    return unlike + order
+
+
+def unlikeness(found: SearchResult, places: Integers) -> Integers:
+    """In how many choices each of some layouts differs from the fastest admitted one."""
+    return differences(found.space, places, candidates_of(found.space, found.admitted[0])[0])
+
+
+def smallest_change(
+    question: Question, found: SearchResult, candidate: Candidate, meaningful: bool
+) -> LayoutChange | None:
+    """The admitted layout that differs in the fewest choices; of these the fastest. None if nothing is admitted."""
+    if not found.admitted.size:
+        return None
+    place = int(np.argmin(differences(found.space, found.admitted, candidate)))
+    to = candidates_of(found.space, found.admitted[place])[0]
+    return changes(question, found, candidate, [to], meaningful)[0]
+
+
+def changes(
+    question: Question, found: SearchResult, candidate: Candidate, others: Sequence[Candidate], meaningful: bool
+) -> list[LayoutChange]:
+    """What each of some layouts would change."""
+    if not others:
+        return []
+    compared = [candidate if meaningful else others[0], *others]
+    layouts = layouts_of(compared, found.space)
+    held = layout_memories(found.space, columns_of(compared, found.space), question.cluster.gpu.device)
+    step = step_parts(question.subject.workload, question.cluster, layouts, question.calibration).step_s
+    total, host = held.total_bytes, held.host
+    on_host = host * np.minimum(question.cluster.gpus_per_node, layouts.gpus) <= question.cluster.host_memory_bytes
+    fits = (total <= question.device_bytes) & on_host & (step <= question.step_limit_s)
+    unknown = 0.0 if meaningful else math.nan
+    return [
+        LayoutChange(
+            other,
+            candidate.changed_to(other),
+            float(total[place] - total[0]) + unknown,
+            float(step[place] / step[0]) + unknown,
+            float(step[place]),
+            bool(fits[place]),
+        )
+        for place, other in enumerate(others, start=1)
+    ]
+
+
+def lighter_neighbours(question: Question, one: Candidate) -> Iterator[Candidate]:
+    """Layouts that differ in one choice which saves memory."""
+    for kind in CHECKPOINTING[CHECKPOINTING.index(one.checkpointing) + 1 :]:
+        yield replace(one, checkpointing=kind)
+    if one.tp > 1 and not one.sequence_parallel:
+        yield replace(one, sequence_parallel=True)
+    for zero in range(one.zero + 1, 4):
+        yield replace(one, zero=zero)
+    if one.micro_batch > 1:
+        half = one.micro_batch // 2
+        yield replace(one, micro_batch=half, micro_batches=question.batch // (one.dp * half))
+    if one.dp % 2 == 0:
+        number = question.batch // (one.dp // 2 * one.micro_batch)
+        yield replace(one, tp=2 * one.tp, dp=one.dp // 2, micro_batches=number)
+        yield replace(one, pp=2 * one.pp, dp=one.dp // 2, micro_batches=number)
+        if one.dp % (2 * one.ep) == 0 and max(1, question.subject.num_experts) % (2 * one.ep) == 0:
+            yield replace(one, ep=2 * one.ep)
+        if 2 * one.cp in contexts_of(question.subject, 2 * one.cp):
+            yield replace(one, cp=2 * one.cp, dp=one.dp // 2, micro_batches=number)
+    if one.offload == "none":
+        yield replace(one, offload="optimizer")
+
+
+def code_of(question: Question, one: Candidate) -> str:
+    """The reason that is known of a layout without its bytes; empty if none."""
+    names = {name: place for place, name in enumerate(question.engines)}
+    given = {
+        "tp": (one.tp,), "pp": (one.pp,), "cp": (one.cp,), "ep": (one.ep,),
+        "micro_batch": (one.micro_batch,), "zero": (one.zero,),
+        "engine": (names[one.engine],), "schedule": (SCHEDULES.index(one.schedule),), "chunks": (one.chunks,),
+        "checkpointing": (CHECKPOINTING.index(one.checkpointing),), "offload": (OFFLOAD.index(one.offload),),
+        "sequence_parallel": (int(one.sequence_parallel),),
+    }  # fmt: skip
+    codes = question.space(given, gpus=(one.gpus,)).codes
+    return REASONS[int(codes.reshape(-1)[0])] if codes.size else "gpus"
+
+
+def reason_sentence(reason: str, question: Question, one: Candidate) -> str:
+    """The sentence; empty for reasons that need bytes or seconds (`dlojz.planner.explain`)."""
+    sentence = _SENTENCES.get(reason)
+    return "" if sentence is None else sentence(question, one)
+
+
+def _gpus(question: Question, one: Candidate) -> str:
+    product = one.dp * one.tp * one.pp * one.cp
+    names, numbers = "dp × tp × pp", f"{one.dp} × {one.tp} × {one.pp}"
+    if one.cp > 1:
+        names, numbers = f"{names} × cp", f"{numbers} × {one.cp}"
+    return say(
+        en=f"{names} = {numbers} = {product} is not the {one.gpus} GPUs.",
+        fr=f"{names} = {numbers} = {product} n’est pas le nombre de GPU, {one.gpus}.",
+    )
+
+
+def _same(question: Question, one: Candidate) -> str:
+    return say(
+        en="one of its options changes nothing here (nothing to share, cut or shard): the plainer layout is meant.",
+        fr="une de ses options ne change rien ici (rien à partager, couper ou découper) : prenez la configuration "
+        "plus simple.",
+    )
+
+
+def _split(question: Question, one: Candidate) -> str:
+    experts = question.subject.num_experts
+    if max(1, experts) % one.ep:
+        return say(
+            en=f"ep={one.ep} does not divide the {experts} experts of a mixture."
+            if experts
+            else f"ep={one.ep} shares experts out, but {question.subject.name} has none.",
+            fr=f"ep={one.ep} ne divise pas les {experts} experts d’un mélange."
+            if experts
+            else f"ep={one.ep} partage des experts, mais {question.subject.name} n’en a pas.",
+        )
+    if one.dp % one.ep:
+        return say(
+            en=f"the replicas share the experts out, but ep={one.ep} does not divide dp={one.dp}.",
+            fr=f"ce sont les répliques qui se partagent les experts, mais ep={one.ep} ne divise pas dp={one.dp}.",
+        )
+    return question.subject.misfit(one.tp)
+
+
+def _sequence(question: Question, one: Candidate) -> str:
+    tokens = question.subject.sequence_length
+    if one.cp > 1:
+        parts = int(sequence_parts(one.tp, one.cp, one.sequence_parallel))
+        shared = f" × tp = {one.tp}" if one.sequence_parallel else ""
+        return say(
+            en=f"context parallelism deals {tokens} tokens out in 2 × cp = 2 × {one.cp}{shared} parts, {parts} in all, "
+            "which does not come out even.",
+            fr=f"le Context Parallelism répartit {tokens} tokens en 2 × cp = 2 × {one.cp}{shared} parts, {parts} en "
+            "tout : ça ne tombe pas juste.",
+        )
+    return say(
+        en=f"sequence parallelism shares {tokens} tokens among tp={one.tp} ranks, which does not come out even.",
+        fr=f"le Sequence Parallelism partage {tokens} tokens entre tp={one.tp} rangs : ça ne tombe pas juste.",
+    )
+
+
+def _stages(question: Question, one: Candidate) -> str:
+    layers = question.subject.num_layers
+    each = -(-layers // one.pp)
+    filled = -(-layers // each)
+    if one.pp <= layers and filled == one.pp:
+        return say(
+            en=f"{one.engine} wants equal stages, but pp={one.pp} does not divide {layers} layers.",
+            fr=f"{one.engine} veut des étages égaux, or pp={one.pp} ne divise pas {layers} couches.",
+        )
+    return say(
+        en=f"{layers} layers, {each} to a stage, fill {filled} of pp={one.pp} stages.",
+        fr=f"{layers} couches, {each} par étage, remplissent {filled} étages sur pp={one.pp}.",
+    )
+
+
+def _chunks(question: Question, one: Candidate) -> str:
+    layers, number = question.subject.num_layers, one.pp * one.chunks
+    parts = f"pp × chunks = {one.pp} × {one.chunks} = {number}"
+    return say(
+        en=f"{layers} layers cannot be dealt out to {parts} equal parts.",
+        fr=f"{layers} couches ne se répartissent pas en {parts} parts égales.",
+    )
+
+
+def _batch(question: Question, one: Candidate) -> str:
+    product = f"dp × micro-batch = {one.dp} × {one.micro_batch} = {one.dp * one.micro_batch}"
+    return say(
+        en=f"a batch of {question.batch} is no multiple of {product}.",
+        fr=f"un batch de {question.batch} n’est pas un multiple de {product}.",
+    )
+
+
+def _schedule(question: Question, one: Candidate) -> str:
+    least = say(en=f"at least pp = {one.pp}", fr=f"au moins pp = {one.pp}")
+    multiple = say(en=f"a multiple of pp = {one.pp}", fr=f"un multiple de pp = {one.pp}")
+    need = least if one.chunks == 1 else multiple
+    return say(
+        en=f"{one.schedule} needs {need} micro-batches, but a replica has {one.micro_batches}.",
+        fr=f"{one.schedule} demande {need} micro-batches, or une réplique en a {one.micro_batches}.",
+    )
+
+
+def _not_offered(question: Question, one: Candidate) -> str:
+    """What of a layout its library does not offer."""
+    offer, name = OFFERS[one.engine], one.engine
+    zero = offer.zero_pipeline if one.pp > 1 else offer.zero
+    listed = ", ".join(map(str, zero))
+    with_pipeline = say(en=" with a pipeline", fr=" avec un pipeline") if one.pp > 1 else ""
+    if one.zero not in zero:
+        return say(
+            en=f"{name} has no ZeRO-{one.zero}{with_pipeline}: it has zero = {listed}.",
+            fr=f"{name} n’a pas ZeRO-{one.zero}{with_pipeline} : il a zero = {listed}.",
+        )
+    lacks = ""
+    if one.tp > 1 and not offer.tensor[question.subject.is_image]:
+        lacks = say(en="Tensor Parallelism for this model", fr="Tensor Parallelism pour ce modèle")
+    elif one.pp > 1 and one.schedule not in offer.schedules:
+        lacks = say(en=f"the schedule {one.schedule}", fr=f"l’ordonnancement {one.schedule}")
+    elif one.checkpointing not in offer.checkpointing:
+        lacks = say(en=f"checkpointing={one.checkpointing}", fr=f"checkpointing={one.checkpointing}")
+    elif one.schedule == "zb-h1" and one.checkpointing != "none":
+        lacks = say(
+            en="recomputation with a split backward (zb-h1)",
+            fr="recalcul avec une passe arrière coupée en deux (zb-h1)",
+        )
+    elif one.cp > 1 and not (one.zero in offer.context and question.fused_attention and not question.subject.is_image):
+        lacks = _no_context(question, one)
+    elif one.ep > 1 and one.zero not in offer.experts[one.pp > 1]:
+        lacks = say(
+            en=f"expert parallelism{with_pipeline} with ZeRO-{one.zero}",
+            fr=f"l’Expert Parallelism{with_pipeline} avec ZeRO-{one.zero}",
+        )
+    elif one.sequence_parallel and not (offer.sequence and not question.subject.is_image):
+        lacks = say(en="sequence parallelism for this model", fr="Sequence Parallelism pour ce modèle")
+    elif one.offload != "none":
+        lacks = say(
+            en=f"offload={one.offload} with tp {one.tp}, pp {one.pp}, ZeRO-{one.zero}",
+            fr=f"offload={one.offload} avec tp {one.tp}, pp {one.pp}, ZeRO-{one.zero}",
+        )
+    return say(en=f"{name} does not offer {lacks}.", fr=f"{name} ne propose pas : {lacks}.")
+
+
+def _no_context(question: Question, one: Candidate) -> str:
+    """What of context parallelism is missing."""
+    stages = OFFERS[one.engine].context
+    if question.subject.is_image:
+        return say(en="context parallelism for images", fr="le Context Parallelism pour des images")
+    if not stages:
+        return say(en="context parallelism", fr="le Context Parallelism")
+    if not question.fused_attention:
+        return say(
+            en="context parallelism without a fused attention", fr="le Context Parallelism sans attention fusionnée"
+        )
+    listed = ", ".join(map(str, stages))
+    return say(
+        en=f"context parallelism with ZeRO-{one.zero}, only with zero = {listed}",
+        fr=f"le Context Parallelism avec ZeRO-{one.zero}, seulement avec zero = {listed}",
+    )
+
+
+_SENTENCES: Final[dict[str, Callable[[Question, Candidate], str]]] = {
+    "gpus": _gpus,
+    "same": _same,
+    "engine": _not_offered,
+    "split": _split,
+    "sequence": _sequence,
+    "stages": _stages,
+    "chunks": _chunks,
+    "batch": _batch,
+    "schedule": _schedule,
+}
+
+
+def cost_sentence(
+    question: Question, found: SearchResult, one: Candidate, reason: str, step_s: float, host_bytes: float
+) -> str:
+    """Why bytes or seconds refuse a layout, with the stage and the category that weigh most."""
+    if reason == "hours":
+        assert question.steps is not None and question.hours is not None
+        took, limit = decimal(step_s * question.steps / 3600), shortest(question.hours)
+        name = f" ({question.limit})" if question.limit else ""
+        return say(
+            en=f"{question.steps} steps would take {took} h, but {limit} h are allowed{name}.",
+            fr=f"{question.steps} itérations prendraient {took} h, mais {limit} h sont accordées{name}.",
+        )
+    if reason == "host":
+        here = min(one.gpus, question.cluster.gpus_per_node)
+        needs, has = gigabytes(host_bytes * here), gigabytes(question.cluster.host_memory_bytes)
+        return say(
+            en=f"{here} ranks of a node would offload {needs}, but its memory is {has}.",
+            fr=f"{here} rangs d’un nœud déchargeraient {needs}, mais sa mémoire est de {has}.",
+        )
+    rank = fullest(rank_memories(found.space, one, question.cluster.gpu.device))
+    name = max(rank.parts, key=lambda part: rank.parts[part])
+    over = gigabytes(rank.total_bytes - question.device_bytes)
+    return say(
+        en=f"OOM by {over} on stage {rank.stage}: ", fr=f"OOM de {over} sur l’étage {rank.stage} : "
+    ) + weight_words(question, one, rank.parts, name, rank.in_flight, rank.layers)
+
+
+def weight_words(
+    question: Question, one: Candidate, parts: Mapping[str, float], name: str, held: float, layers: int
+) -> str:
+    """What fills the fullest rank: its largest category with how it comes about, and the rest."""
+    states = sum(parts[key] for key in ("weights", "gradients", "optimizer"))
+    if name == "activations":
+        each = parts[name] / held if held else 0.0
+        return say(
+            en=f"activations {gigabytes(parts[name])} = {decimal(held, 0 if held % 1 == 0 else 1)} in flight × "
+            f"{gigabytes(each)} of {layers} layers; states {gigabytes(states)}.",
+            fr=f"activations {gigabytes(parts[name])} = {decimal(held, 0 if held % 1 == 0 else 1)} en vol × "
+            f"{gigabytes(each)} de {layers} couches ; états {gigabytes(states)}.",
+        )
+    kept = gigabytes(parts["activations"])
+    if name in ("weights", "gradients", "optimizer"):
+        return say(
+            en=f"model states {gigabytes(states)} of {layers} layers on dp {one.dp}, ZeRO-{one.zero}; "
+            f"activations {kept}.",
+            fr=f"états du modèle {gigabytes(states)} pour {layers} couches, dp {one.dp}, ZeRO-{one.zero} ; "
+            f"activations {kept}.",
+        )
+    mark = say(en=";", fr=" ;")
+    return (
+        f"{part_words(name)} {gigabytes(parts[name])}{mark} "
+        + say(en="states", fr="états")
+        + f" {gigabytes(states)}{mark} activations {kept}."
+    )
+
+
+@dataclass(frozen=True)
+class LayoutVerdict:
+    """What the planner says of one layout.
+
+    Attributes:
+        candidate: the layout.
+        reason: one of `dlojz.planner.space.NAMES`; empty if it is admitted.
+        sentence: why, with its figures.
+        change: the smallest one that would admit it; None if it is admitted, or nothing is.
+        levers: for want of memory, what single changes would bring.
+        rank: its place among the admitted, from 1; 0 if refused.
+        step_s, memory_bytes: as estimated; nan where the layout has no meaning.
+    """
+
+    candidate: Candidate
+    reason: str
+    sentence: str
+    change: LayoutChange | None
+    levers: tuple[LayoutChange, ...]
+    rank: int
+    step_s: float
+    memory_bytes: float
+
+    @property
+    def admitted(self) -> bool:
+        """Whether a run can have it."""
+        return not self.reason
+
+    @property
+    def in_one_line(self) -> str:
+        """Layout, reason and smallest change."""
+        colon = say(en=": ", fr=" : ")
+        change = "" if self.change is None else f" → {self.change.words}"
+        return self.candidate.title + colon + self.sentence + change
+
+    def __str__(self) -> str:
+        lines = [self.candidate.title, self.sentence]
+        if self.change is not None:
+            words = self.change.words
+            lines.append(say(en=f"Smallest change: {words}.", fr=f"Plus petit changement : {words}."))
+        lines += [f"  {_fits(one.fits)} {one.words}" for one in self.levers]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        change = None if self.change is None else {"to": self.change.to.as_dict(), "words": self.change.words}
+        return {
+            "layout": self.candidate.as_dict(),
+            "reason": self.reason,
+            "sentence": self.sentence,
+            "smallest_change": change,
+            "levers": [{"words": one.words, "fits": one.fits} for one in self.levers],
+            "rank": self.rank,
+            "step_s": None if math.isnan(self.step_s) else self.step_s,
+            "memory_bytes": None if math.isnan(self.memory_bytes) else self.memory_bytes,
+        }
+
+
+def _fits(yes: bool) -> str:
+    return say(en="fits:", fr="suffit :") if yes else say(en="not enough:", fr="insuffisant :")
+
+
+def refused(
+    question: Question, found: SearchResult, candidate: Candidate, reason: str, *, levers: bool = True
+) -> LayoutVerdict:
+    """The verdict on a refused layout.
+
+    Args:
+        levers: whether single changes are tried too, which takes some milliseconds.
+    """
+    meaningful = reason in ("memory", "host", "hours")
+    step = memory = math.nan
+    sentence = reason_sentence(reason, question, candidate)
+    if meaningful:
+        layout = layouts_of([candidate], found.space)
+        parts = step_parts(question.subject.workload, question.cluster, layout, question.calibration)
+        held = layout_memories(found.space, columns_of([candidate], found.space), question.cluster.gpu.device)
+        step, memory = float(parts.step_s[0]), float(held.total_bytes[0])
+        sentence = cost_sentence(question, found, candidate, reason, step, float(held.host[0]))
+    change = smallest_change(question, found, candidate, meaningful)
+    tried: list[LayoutChange] = []
+    if levers and reason == "memory":
+        legal = [one for one in lighter_neighbours(question, candidate) if code_of(question, one) == ""]
+        tried = sorted(changes(question, found, candidate, legal, True), key=lambda one: (not one.fits, one.step_s))
+    return LayoutVerdict(candidate, reason, sentence, change, tuple(tried), 0, step, memory)
+
+
+def admitted(question: Question, found: SearchResult, place: int) -> LayoutVerdict:
+    """The verdict on an admitted layout: its rank, and what makes it slower than the first."""
+    candidate = candidates_of(found.space, found.admitted[place])[0]
+    step = float(found.step_s[place])
+    if place == 0:
+        sentence = say(en="the fastest of all that fit.", fr="la plus rapide de toutes celles qui tiennent.")
+    else:
+        deltas = {
+            name: float(getattr(found.parts, name)[place] - getattr(found.parts, name)[0])
+            for name in Parts.__dataclass_fields__
+        }
+        worst = sorted(deltas, key=lambda name: -deltas[name])[:2]
+        listed = ", ".join(f"{part_words(name)} +{decimal(deltas[name], 3)} s" for name in worst if deltas[name] > 0)
+        percent = decimal(100 * (step / float(found.step_s[0]) - 1))
+        sentence = say(
+            en=f"fits; number {place + 1} of {found.admitted.size}, {percent} % slower than the first: {listed}.",
+            fr=f"tient ; numéro {place + 1} sur {found.admitted.size}, {percent} % plus lente que la première : "
+            f"{listed}.",
+        )
+    total = float(found.memory.total_bytes[place])
+    return LayoutVerdict(candidate, "", sentence, None, (), place + 1, step, total)
+
+
+def beside(found: SearchResult, made: SearchResult) -> LayoutVerdict:
+    """The verdict on a layout that fits but has a value which the search does not try.
+
+    Args:
+        found: the search.
+        made: a search of that value alone.
+    """
+    candidate = candidates_of(made.space, made.admitted[0])[0]
+    step = float(made.step_s[0])
+    rank = int(np.searchsorted(found.step_s, step)) + 1
+    ratio = step / float(found.step_s[0])
+    percent = decimal(100 * abs(ratio - 1))
+    sentence = say(
+        en=f"fits, with a value that the search does not try; it would be number {rank}, {percent} % "
+        f"{'faster' if ratio < 1 else 'slower'} than the first.",
+        fr=f"tient, avec une valeur que la recherche n’essaie pas ; elle serait numéro {rank}, {percent} % plus "
+        f"{'rapide' if ratio < 1 else 'lente'} que la première.",
+    )
+    return LayoutVerdict(candidate, "", sentence, None, (), rank, step, float(made.memory.total_bytes[0]))
+
+
+_WORDS: Final = {"schedule": SCHEDULES, "checkpointing": CHECKPOINTING, "offload": OFFLOAD}
+_MOST: Final = {
+    "gpus": MOST_GPUS,
+    "dp": MOST_GPUS,
+    "tp": MOST_GPUS,
+    "pp": MOST_GPUS,
+    "cp": MOST_GPUS,
+    "ep": MOST_GPUS,
+    "micro_batch": MOST_BATCH,
+    "chunks": 1024,
+}
+FIELDS: Final = ("gpus", "dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "schedule", "chunks", "checkpointing",
+                 "sequence_parallel", "offload", "engine")  # fmt: skip
+"""By which a layout is asked for."""
+
+
+def checked(fields: Mapping[str, Any], names: Sequence[str]) -> dict[str, int]:
+    """Fields as the columns of a space have them.
+
+    Args:
+        names: of the engines of that space.
+
+    Raises:
+        LabError: for an unknown field, word or number.
+    """
+    found: dict[str, int] = {}
+    for name, value in fields.items():
+        if name not in FIELDS:
+            raise LabError(one_of("field", name, FIELDS))
+        if name in _WORDS or name == "engine":
+            legal = names if name == "engine" else _WORDS[name]
+            if value not in legal:
+                raise LabError(one_of(name, value, legal))
+            found[name] = legal.index(value)
+        elif name == "sequence_parallel":
+            if value not in (True, False):
+                raise LabError(one_of(name, value, ("True", "False")))
+            found[name] = int(value)
+        elif name == "zero":
+            if isinstance(value, bool) or value not in (0, 1, 2, 3):
+                raise LabError(one_of(name, value, ("0", "1", "2", "3")))
+            found[name] = int(value)
+        else:
+            found[name] = whole(name, value, _MOST[name])
+    return found
+
+
+def matching(found: SearchResult, places: Integers, fields: Mapping[str, Any]) -> Integers:
+    """Which of some layouts have these values: their places in `places`, in order."""
+    wanted = checked(fields, found.space.names)
+    columns = found.space.columns(places)
+    same = np.ones(places.size, bool)
+    for name, value in wanted.items():
+        same &= columns[name] == value
+    return np.flatnonzero(same)
+
+
+def verdict_of(question: Question, found: SearchResult, fields: Mapping[str, Any]) -> LayoutVerdict:
+    """What the planner says of the layout that some fields ask for.
+
+    Raises:
+        LabError: for an unknown field or an illegal value.
+    """
+    if fields.get("engine") in OFFERS and fields["engine"] not in question.engines:
+        question = replace(question, engines=(*question.engines, fields["engine"]))
+    wanted = checked(fields, question.engines)
+    mismatch = _no_such_degrees(question, wanted)
+    if mismatch is not None:
+        return refused(question, found, mismatch, "gpus", levers=False)
+    places = matching(found, found.admitted, fields) if question.engines == found.space.names else np.array([], int)
+    if places.size:
+        return admitted(question, found, int(places[0]))
+    given = {name: (value,) for name, value in wanted.items() if name != "gpus"}
+    space = question.space(given, gpus=(wanted["gpus"],) if "gpus" in wanted else None)
+    made = search(space, question.cluster, question.calibration, step_limit_s=question.step_limit_s)
+    if made.admitted.size:  # with a value that the search does not try, a micro-batch of 5 say
+        return beside(found, made)
+    one, reason = _furthest(made, found)
+    return refused(question, found, one, reason)
+
+
+def _no_such_degrees(question: Question, wanted: Mapping[str, int]) -> Candidate | None:
+    """The layout asked for, if its degrees do not come to the GPUs of the question; None if they do."""
+    degrees = {name: wanted[name] for name in ("dp", "tp", "pp", "cp") if name in wanted}
+    product = int(np.prod([*degrees.values(), 1]))
+    numbers = [wanted["gpus"]] if "gpus" in wanted else list(question.gpus)
+    over = [number // product for number in numbers if number % product == 0]
+    if {"dp", "tp", "pp"} <= set(degrees):  # what is left over is cp, where that was not given and is searched
+        over = [one for one in over if one in ([1] if "cp" in degrees else contexts_of(question.subject, one))]
+    if over:
+        return None
+    dp, tp, pp, cp = (degrees.get(name, 1) for name in ("dp", "tp", "pp", "cp"))
+    size = wanted.get("micro_batch", 1)
+    return Candidate(
+        numbers[0], dp, tp, pp, wanted.get("zero", 0), size,
+        question.batch // (dp * size), SCHEDULES[wanted.get("schedule", 0)], wanted.get("chunks", 1),
+        CHECKPOINTING[wanted.get("checkpointing", 0)], bool(wanted.get("sequence_parallel", 0)),
+        OFFLOAD[wanted.get("offload", 0)], question.engines[wanted.get("engine", 0)], cp,
+        wanted.get("ep", 1),
+    )  # fmt: skip
+
+
+def _furthest(made: SearchResult, found: SearchResult) -> tuple[Candidate, str]:
+    """Of layouts of which none is admitted, one whose reason comes last: for bytes the lightest, else the most like the
+    fastest admitted layout.
+    """
+    codes, space = made.codes.reshape(-1), made.space
+    if not codes.size:
+        raise LabError(
+            say(
+                en="no layout has these values together: an interleaved schedule has 2 chunks or more, others have 1.",
+                fr="aucune configuration n’a ces valeurs ensemble : un ordonnancement interleaved a au moins 2 "
+                "chunks, tout autre en a 1.",
+            )
+        )
+    told = codes[codes != CODE["same"]]
+    code = int(told.max()) if told.size else CODE["same"]
+    places = np.flatnonzero(codes == code)
+    if code == CODE["memory"]:
+        light = made.heavy_bytes[np.isin(made.heavy, places)]
+        places = made.heavy[np.isin(made.heavy, places)][np.argsort(light, kind="stable")]
+    else:
+        best = candidates_of(found.space, found.admitted[0])[0]
+        places = places[np.argsort(differences(space, places, best), kind="stable")]
+    return candidates_of(space, places[0])[0], REASONS[code]

@@ -1,0 +1,348 @@
+"""Export a chosen layout: RunConfig, DeepSpeed's JSON, arguments of Megatron-LM, torchtitan and torchrun, a job script.
+
+A layout as the arguments of the programs that train: Megatron-LM, torchtitan, torchrun.
+
+What is written here the tests read back with a parser that knows the programs' own flags, to the layout that it was
+written from; every word is one word of a command line, never a piece of shell.
+
+Source: NVIDIA/Megatron-LM, megatron/training/arguments.py; pytorch/torchtitan, torchtitan/config/job_config.py; torch,
+torch/distributed/run.py.
+
+A chosen layout as what one runs: `RunConfig`, DeepSpeed's JSON, argument lists, a job script.
+
+Each document says the same layout, and is read back by the parser of the program that takes it (the tests do); a
+document that a layout's engine does not take is not written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say, shortest
+from dlojz.config.deepspeed_json import deepspeed_json
+from dlojz.config.run_config import RunConfig
+from dlojz.hardware.decoder_size import DecoderSize
+from dlojz.planner.planned_model import OF_THE_LAB, OFFERS
+from dlojz.planner.question import Question
+from dlojz.planner.space import Candidate, run_config_of
+
+_TITAN_SCHEDULES: Final = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
+
+
+def megatron_arguments(one: Candidate, size: DecoderSize, precision: str, flash: bool, steps: int | None) -> list[str]:
+    """What `pretrain_gpt.py` is called with, for engines megatron-core and megatron-deepspeed; data and tokenizer are
+    the user's.
+
+    Args:
+        one: the layout.
+        size: of the decoder.
+        precision: bf16 or fp16; fp32 has no flag.
+        flash: whether attention is one kernel.
+        steps: of the training; 1000 without it.
+    """
+    words = ["--tensor-model-parallel-size", one.tp, "--pipeline-model-parallel-size", one.pp]
+    words += ["--micro-batch-size", one.micro_batch, "--global-batch-size", one.global_batch]
+    words += ["--num-layers", size.layers, "--hidden-size", size.hidden, "--ffn-hidden-size", size.mlp_width]
+    words += ["--num-attention-heads", size.heads, "--seq-length", size.sequence_length]
+    words += ["--max-position-embeddings", size.sequence_length, "--train-iters", steps or 1000]
+    if size.kv_heads != size.heads:
+        words += ["--group-query-attention", "--num-query-groups", size.kv_heads]
+    words += ["--swiglu"] * size.gated + ["--untie-embeddings-and-output-weights"] * (not size.tied)
+    words += [] if size.biased else ["--disable-bias-linear", "--normalization", "RMSNorm"]
+    words += ["--position-embedding-type", "learned_absolute" if size.positions == "learned" else "rope"]
+    words += [f"--{precision}"] if precision in ("bf16", "fp16") else []
+    words += ["--use-flash-attn"] * flash
+    words += ["--context-parallel-size", one.cp] if one.cp > 1 else []
+    words += ["--expert-model-parallel-size", one.ep] if one.ep > 1 else []
+    if size.experts:
+        words += ["--num-experts", size.experts, "--moe-router-topk", size.top_k, "--moe-layer-freq", size.every]
+        words += ["--moe-token-dispatcher-type", "alltoall"]
+    if one.chunks > 1:
+        words += ["--num-virtual-stages-per-pipeline-rank", one.chunks]
+    if one.engine == "megatron-deepspeed":
+        words += ["--deepspeed", "--deepspeed_config", "ds_config.json", "--zero-stage", one.zero]
+        words += ["--checkpoint-activations"] * (one.checkpointing == "full")
+        return [str(word) for word in words]
+    words += ["--sequence-parallel"] * one.sequence_parallel
+    words += ["--use-distributed-optimizer", "--overlap-param-gather"] * (one.zero > 0)
+    words += ["--overlap-grad-reduce", "--accumulate-allreduce-grads-in-fp32"]
+    if one.checkpointing != "none":
+        words += ["--recompute-granularity", one.checkpointing]
+        words += ["--recompute-method", "uniform", "--recompute-num-layers", 1] * (one.checkpointing == "full")
+    return [str(word) for word in words]
+
+
+def torchtitan_arguments(one: Candidate, sequence_length: int | None, layers: int) -> list[str]:
+    """What torchtitan is called with beside the file of the model; a schedule that torch has no class for is read from
+    the file that `dlojz pipeline` exports.
+
+    Args:
+        one: the layout.
+        sequence_length: tokens.
+        layers: of the model.
+    """
+    sharded = one.zero > 0
+    words: list[Any] = ["--parallelism.data_parallel_shard_degree", one.dp if sharded else 1]
+    words += ["--parallelism.data_parallel_replicate_degree", 1 if sharded else one.dp]
+    words += ["--parallelism.fsdp_reshard_after_forward", "always" if one.zero == 3 else "never"]
+    words += ["--parallelism.tensor_parallel_degree", one.tp, "--parallelism.pipeline_parallel_degree", one.pp]
+    words += ["--training.local_batch_size", one.micro_batch * (one.micro_batches if one.pp > 1 else 1)]
+    words += ["--training.global_batch_size", one.global_batch]
+    words += ["--parallelism.context_parallel_degree", one.cp] if one.cp > 1 else []
+    if sequence_length is not None:
+        words += ["--training.seq_len", sequence_length]
+    words += ["--activation_checkpoint.mode", one.checkpointing]
+    if one.pp > 1:
+        words += ["--parallelism.pipeline_parallel_microbatch_size", one.micro_batch]
+        words += ["--parallelism.pipeline_parallel_layers_per_stage", -(-layers // (one.pp * one.chunks))]
+        words += [
+            "--parallelism.pipeline_parallel_schedule",
+            _TITAN_SCHEDULES.get(one.schedule, "PipelineScheduleMulti"),
+        ]
+        if one.schedule not in _TITAN_SCHEDULES:
+            words += ["--parallelism.pipeline_parallel_schedule_csv", f"{one.schedule}.csv"]
+    return [str(word) for word in words]
+
+
+def torchrun_arguments(gpus: int, gpus_per_node: int) -> list[str]:
+    """What `torchrun` is called with before the program; the first node's address is the job's `$HEAD`.
+
+    Source: torch/distributed/run.py.
+    """
+    nodes = -(-gpus // gpus_per_node)
+    here = min(gpus, gpus_per_node)
+    words = ["--nnodes", str(nodes), "--nproc-per-node", str(here)]
+    return words + (["--standalone"] if nodes == 1 else ["--rdzv-backend", "c10d", "--rdzv-endpoint", "$HEAD:29500"])
+
+
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_@.+,&|-]{0,64}")
+MEGATRON: Final = ("megatron-core", "megatron-deepspeed")
+DEEPSPEED: Final = ("deepspeed", "megatron-deepspeed")
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenLayout:
+    """A layout and the question that it answers."""
+
+    candidate: Candidate
+    question: Question
+
+    @property
+    def is_run(self) -> bool:
+        """Whether `dlojz.run` runs it: a model of the catalogue, an engine of the lab, no context parallelism, and
+        experts shared out without ZeRO alone."""
+        one = self.candidate
+        runs = bool(self.question.subject.catalogue) and one.engine in OF_THE_LAB and one.cp == 1
+        return runs and (one.ep == 1 or (one.zero == 0 and one.pp == 1))
+
+
+@dataclass(frozen=True)
+class JobSite:
+    """What a job script needs of a machine file; fields as those of `dlojz.hardware.clusters.Machine`.
+
+    Attributes:
+        name: of the machine file.
+        partition, constraint, account_suffix, gres: for the scheduler; empty where it needs none.
+        qos: qualities of service, each with `name`, `max_hours` and `max_gpus`.
+        cpus_per_gpu: cores that go with a GPU.
+        nomultithread: one thread per physical core.
+        setup: commands before the program starts, as lists of words.
+        environment: variables.
+    """
+
+    name: str
+    partition: str
+    constraint: str
+    account_suffix: str
+    qos: tuple[Any, ...]
+    gres: str
+    cpus_per_gpu: int
+    nomultithread: bool
+    setup: tuple[tuple[str, ...], ...]
+    environment: Mapping[str, str]
+
+    @classmethod
+    def of(cls, machine: Any) -> JobSite:
+        """Of a machine file that was read."""
+        return cls(**{field.name: getattr(machine, field.name) for field in fields(cls)})
+
+
+def run_config(choice: ChosenLayout, **others: Any) -> RunConfig:
+    """The layout as a `RunConfig`.
+
+    Args:
+        **others: fields of `RunConfig`, e.g. steps.
+
+    Raises:
+        LabError: if the model is not of the catalogue, or the engine not one that `dlojz.run` runs.
+    """
+    one, subject = choice.candidate, choice.question.subject
+    if one.cp > 1:
+        raise LabError(
+            say(
+                en=f"context parallelism over {one.cp} ranks is no run of this lab, whose layouts have no cp: choose "
+                "one with plan.choose(cp=1), or take documents() instead.",
+                fr=f"le Context Parallelism sur {one.cp} rangs n’est pas une exécution de ce TP, dont les "
+                "configurations n’ont pas de cp : choisissez-en une avec plan.choose(cp=1), ou prenez documents().",
+            )
+        )
+    if not choice.is_run:
+        raise LabError(
+            say(
+                en=f"{subject.name} with {one.engine} is no run of this lab: its model must be of the catalogue and "
+                "its engine torch, by_hand or deepspeed; take documents() instead.",
+                fr=f"{subject.name} avec {one.engine} n’est pas une exécution de ce TP : il faut un modèle du "
+                "catalogue et engine torch, by_hand ou deepspeed ; prenez documents().",
+            )
+        )
+    return run_config_of(subject, choice.question.precision, one, **others)
+
+
+def deepspeed_document(choice: ChosenLayout) -> dict[str, Any]:
+    """DeepSpeed's configuration of a layout whose engine is DeepSpeed's.
+
+    Source: deepspeed.ai, "DeepSpeed Configuration JSON".
+    """
+    one, question = choice.candidate, choice.question
+    if choice.is_run:
+        return deepspeed_json(run_config(choice))
+    zero: dict[str, Any] = {"stage": one.zero}
+    place = {"device": "cpu", "pin_memory": True}
+    if one.offload != "none":
+        zero["offload_optimizer"] = place
+    if one.offload == "all":
+        zero["offload_param"] = place
+    settings: dict[str, Any] = {
+        "train_batch_size": one.global_batch,
+        "train_micro_batch_size_per_gpu": one.micro_batch,
+        "gradient_accumulation_steps": one.micro_batches,
+        "zero_optimization": zero,
+        "gradient_clipping": 1.0,
+    }
+    if question.precision in ("bf16", "fp16"):
+        settings[question.precision] = {"enabled": True}
+    if question.precision == "bf16" and OFFERS[one.engine].gradient_bytes("bf16") == 4:
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
+    if one.pp > 1:
+        settings["pipeline"] = {"activation_checkpoint_interval": int(one.checkpointing == "full")}
+    return settings
+
+
+def program(choice: ChosenLayout) -> list[str]:
+    """The program and its arguments, as words: after torchrun's own.
+
+    Raises:
+        LabError: for what `dlojz.run` runs.
+    """
+    one, question = choice.candidate, choice.question
+    if choice.is_run:
+        raise LabError(
+            say(
+                en=f"{question.subject.catalogue} is run by the lab itself: dlojz.run(plan.best.config()), and "
+                "`dlojz plan --script` shows the job script.",
+                fr=f"{question.subject.catalogue} est exécuté par le TP lui-même : dlojz.run(plan.best.config()), et "
+                "`dlojz plan --script` montre le script du travail.",
+            )
+        )
+    size = question.subject.size
+    if one.engine in MEGATRON and size is not None:
+        flags = megatron_arguments(one, size, question.precision, question.fused_attention, question.steps)
+        return ["pretrain_gpt.py", *flags]
+    if one.engine == "torch":
+        flags = torchtitan_arguments(one, question.subject.sequence_length, question.subject.num_layers)
+        return ["-m", "torchtitan.train", *flags]
+    return ["train.py", "--deepspeed", "--deepspeed_config", "ds_config.json"]
+
+
+def documents(choice: ChosenLayout) -> dict[str, str]:
+    """The files that a layout needs, by name.
+
+    `run_config.json` (what `dlojz.run` runs), `ds_config.json` (DeepSpeed), `arguments.txt` (words of the program,
+    one a line), `torchrun.txt`.
+    """
+    one = choice.candidate
+    made: dict[str, str] = {}
+    if choice.is_run:
+        made["run_config.json"] = run_config(choice).to_json() + "\n"
+    if one.engine in DEEPSPEED:
+        made["ds_config.json"] = json.dumps(deepspeed_document(choice), indent=2) + "\n"
+    if not choice.is_run:
+        made["arguments.txt"] = "\n".join(program(choice)) + "\n"
+    made["torchrun.txt"] = "\n".join(torchrun_arguments(one.gpus, choice.question.cluster.gpus_per_node)) + "\n"
+    return made
+
+
+def batch_script(choice: ChosenLayout, site: JobSite, *, hours: float = 1.0, account: str = "") -> str:
+    """The job script of a layout on a machine, for `sbatch`.
+
+    Args:
+        choice: the layout.
+        site: the machine, of `dlojz.hardware.clusters`.
+        hours: time limit.
+        account: whose hours are billed; its ending is the machine's.
+
+    Raises:
+        LabError: if the account is no name, no quality of service gives so many GPUs for so long, or the model is of
+            the catalogue (`dlojz.running.launch` writes its script).
+    """
+    one, full = choice.candidate, choice.question.cluster.gpus_per_node
+    here = min(one.gpus, full)
+    if not _PLAIN.fullmatch(account):
+        raise LabError(say(en=f"{account!r} is no name of an account.", fr=f"{account!r} n’est pas un nom de compte."))
+    minutes = max(1, round(60 * hours))
+    options: dict[str, Any] = {
+        "job-name": "plan",
+        "partition": site.partition,
+        "constraint": site.constraint,
+        "account": account + site.account_suffix if account and not account.endswith(site.account_suffix) else account,
+        "qos": fitting_qos(site, one.gpus, hours),
+        "nodes": -(-one.gpus // full),
+        "ntasks-per-node": 1,
+        "gres": f"{site.gres}:{here}" if site.gres else "",
+        "cpus-per-task": site.cpus_per_gpu * here,
+        "hint": "nomultithread" if site.nomultithread else "",
+        "time": f"{minutes // 60:02d}:{minutes % 60:02d}:00",
+    }
+    lines = ["#!/bin/bash", say(en=f"# Planned: {one.title}", fr=f"# Planifié : {one.title}")]
+    lines += [f"#SBATCH --{name}={value}" for name, value in options.items() if value not in ("", None)]
+    lines += ["", *(" ".join(map(shlex.quote, line)) for line in site.setup), "set -eu"]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in site.environment.items()]
+    lines += ['HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'] if one.gpus > full else []
+    return "\n".join([*lines, "", _command(torchrun_arguments(one.gpus, full), program(choice))]) + "\n"
+
+
+def _command(launcher: Sequence[str], words: Sequence[str]) -> str:
+    """`srun torchrun …`, one option a line; srun no longer takes `--cpus-per-task` from the job (Slurm 22.05)."""
+    quoted = ['"$HEAD:29500"' if word.startswith("$HEAD") else shlex.quote(word) for word in (*launcher, *words)]
+    lines, line = [], ["srun", '--cpus-per-task="$SLURM_CPUS_PER_TASK"', "torchrun"]
+    for word in quoted:
+        if word.startswith("-") and line:
+            lines.append(" ".join(line))
+            line = []
+        line.append(word)
+    return " \\\n  ".join([*lines, " ".join(line)])
+
+
+def fitting_qos(site: JobSite, gpus: int, hours: float) -> str:
+    """The first quality of service whose limits the job keeps; empty where the machine has none.
+
+    Raises:
+        LabError: if there are some and none fits; the sentence lists them.
+    """
+    fitting = [one.name for one in site.qos if hours <= one.max_hours and gpus <= (one.max_gpus or gpus)]
+    if fitting or not site.qos:
+        return str(fitting[0]) if fitting else ""
+    listed = ", ".join(f"{one.name} ({shortest(one.max_hours)} h, {one.max_gpus or '∞'} GPU)" for one in site.qos)
+    raise LabError(
+        say(
+            en=f"{gpus} GPUs for {shortest(hours)} h fit no QoS of {site.name}: ask for less (there are {listed}).",
+            fr=f"{gpus} GPU pendant {shortest(hours)} h n’entrent dans aucune QoS de {site.name} : demandez moins "
+            f"(il y a {listed}).",
+        )
+    )

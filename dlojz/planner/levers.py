@@ -1,0 +1,202 @@
+"""What to do about memory: the largest batch that fits, and what each lever would save.
+
+Every figure is a forecast of a whole configuration, the one that `run` would take.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.config.run_config import RunConfig
+from dlojz.hardware import Device
+from dlojz.prediction.forecast import Forecast, heaviest
+
+MAX_MICRO_BATCH = 2**20
+MAX_TP = 8
+"""Ranks that share a layer are on one node."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The largest micro-batch that fits, 0 if none does; bytes taken by it (by one sample where none fits)."""
+
+    micro_batch: int
+    taken_bytes: int
+    limit_bytes: int
+    forecast: Forecast
+
+
+@dataclass(frozen=True)
+class Lever:
+    """One change of a configuration, and what it would save at the peak of the heaviest rank.
+
+    Args:
+        name: short, e.g. `checkpointing`; `change` says it in words.
+        config: the changed configuration.
+        taken_bytes: with it; `saved_bytes` less than without it (negative: it takes more).
+        host_bytes: what it moves to host memory.
+    """
+
+    name: str
+    change: str
+    config: RunConfig
+    taken_bytes: int
+    saved_bytes: int
+    host_bytes: int
+    runnable: bool
+
+
+def taken_bytes(forecast: Forecast) -> int:
+    """What a rank needs of its device: `Memory.needed_bytes`."""
+    return forecast.memory.needed_bytes or 0
+
+
+def with_micro_batch(config: RunConfig, micro_batch: int) -> RunConfig:
+    """The same run with another micro-batch."""
+    return RunConfig.of(**{**config.to_dict(), "layout": {**config.layout.to_dict(), "micro_batch": micro_batch}})
+
+
+def largest_batch(config: RunConfig, device: Device, *, limit_bytes: int | None = None) -> Fit:
+    """The largest micro-batch whose heaviest rank fits into a device.
+
+    Memory grows with the micro-batch along a line, almost: two forecasts give the line, and those around where it
+    crosses the limit decide.
+
+    Args:
+        config: the run; its own micro-batch does not matter.
+        device: whose memory is the limit.
+        limit_bytes: another limit than the device's memory.
+    """
+    limit_bytes = device.memory_bytes if limit_bytes is None else limit_bytes
+    known: dict[int, Forecast] = {}
+
+    def taken(micro_batch: int) -> int:
+        if micro_batch not in known:
+            known[micro_batch] = heaviest(with_micro_batch(config, micro_batch), device)
+        return taken_bytes(known[micro_batch])
+
+    if taken(1) > limit_bytes:
+        return Fit(0, taken(1), limit_bytes, known[1])
+    fits, fails = 1, MAX_MICRO_BATCH
+    guess = 8
+    while fails - fits > 1:
+        guess = min(max(guess, fits + 1), fails - 1)
+        if taken(guess) <= limit_bytes:
+            fits = guess
+        else:
+            fails = guess
+        low, high = sorted(known)[0], sorted(known)[-1]
+        slope = max(1.0, (taken(high) - taken(low)) / max(1, high - low))
+        predicted = fits + int((limit_bytes - taken(fits)) / slope)
+        guess = predicted if fails - predicted > 1 else predicted + 1
+        if predicted <= fits:
+            guess = fits + 1
+        if fails == MAX_MICRO_BATCH and guess >= MAX_MICRO_BATCH - 1:
+            break
+    return Fit(fits, taken(fits), limit_bytes, known[fits])
+
+
+def changes(config: RunConfig) -> list[tuple[str, str, dict[str, object]]]:
+    """The levers that a configuration has left: name, in words, fields that change."""
+    layout = config.layout
+    found: list[tuple[str, str, dict[str, object]]] = []
+    if layout.checkpointing != "full":
+        found.append(
+            (
+                "checkpointing",
+                say(en="checkpoint every block", fr="points de contrôle à chaque bloc"),
+                {"checkpointing": "full"},
+            )
+        )
+    if layout.checkpointing == "none":
+        found.append(
+            (
+                "selective",
+                say(en="selective checkpointing", fr="points de contrôle sélectifs"),
+                {"checkpointing": "selective"},
+            )
+        )
+    if layout.micro_batch > 1:
+        half: dict[str, object] = {"micro_batch": layout.micro_batch // 2, "micro_batches": layout.micro_batches * 2}
+        if layout.micro_batch % 2 == 0:
+            found.append(
+                (
+                    "micro-batch",
+                    say(
+                        en="half the micro-batch, twice as many",
+                        fr="micro-batch deux fois plus petit, deux fois plus nombreux",
+                    ),
+                    half,
+                )
+            )
+    if config.precision == "fp32":
+        found.append(("precision", "bf16", {"precision": "bf16"}))
+    if layout.dp > 1 and layout.pp == 1:
+        for stage in (1, 2, 3):
+            if stage > layout.zero:
+                found.append(
+                    (
+                        f"zero-{stage}",
+                        f"ZeRO-{stage} (DeepSpeed)",
+                        {"zero": stage, "engine": "deepspeed", "bucket_mib": None, "gradient_as_bucket_view": False},
+                    )
+                )
+    if layout.offload == "none":
+        found.append(
+            (
+                "offload-activations",
+                say(en="activations to host memory", fr="activations en mémoire hôte"),
+                {"offload": "activations"},
+            )
+        )
+        if layout.engine == "deepspeed" and layout.zero >= 1:
+            found.append(
+                (
+                    "offload-optimizer",
+                    say(en="optimizer states to host memory", fr="états de l’optimiseur en mémoire hôte"),
+                    {"offload": "optimizer"},
+                )
+            )
+    if layout.tp == 1 and (degree := _smallest_tp(config)):
+        found.append(("tp", f"tp={degree}", {"tp": degree}))
+    if layout.pp == 1 and layout.zero <= 1:
+        found.append(("pp", "pp=2", {"pp": 2}))
+    return found
+
+
+def _smallest_tp(config: RunConfig) -> int | None:
+    """The smallest number of ranks that can share the model's heads and widths; None if there is none."""
+    for degree in range(2, MAX_TP + 1):
+        try:
+            RunConfig.of(**{**config.to_dict(), "layout": {**config.layout.to_dict(), "tp": degree}})
+        except LabError:
+            continue
+        return degree
+    return None
+
+
+def levers(config: RunConfig, device: Device | None = None) -> tuple[Lever, ...]:
+    """What each single change would save on the heaviest rank, the largest saving first.
+
+    The global batch stays; `tp` and `pp` take as many more devices.
+    """
+    from dlojz.runnable import check_runnable
+
+    now = taken_bytes(heaviest(config, device))
+    found = []
+    for name, change, fields in changes(config):
+        try:
+            changed = RunConfig.of(**{**config.to_dict(), "layout": config.layout, **fields})
+            memory = heaviest(changed, device)
+        except LabError:  # a model whose heads do not divide, a layout that does not go together: no lever
+            continue
+        try:
+            check_runnable(changed)
+            runnable = True
+        except LabError:
+            runnable = False
+        taken = taken_bytes(memory)
+        found.append(Lever(name, change, changed, taken, now - taken, memory.memory.host_bytes or 0, runnable))
+    return tuple(sorted(found, key=lambda lever: -lever.saved_bytes))

@@ -1,0 +1,210 @@
+"""Memory of the planner's layouts: the forecast's where this lab runs them, published closed forms elsewhere.
+
+A layout that `dlojz.run` can take has the bytes that `dlojz.prediction.forecast` gives its `RunConfig`
+(`dlojz.prediction.many_layouts`; the tests hold it within 5 %). The closed forms of `dlojz.cost_model.layout_memory`
+are those of software that this lab does not run: Megatron's, or models known by their sizes alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlojz.base.language import say
+from dlojz.base.progress_bars import wanted
+from dlojz.config.run_config import RunConfig
+from dlojz.cost_model import CHECKPOINTING, OFFLOAD, SCHEDULES, Memories, memories
+from dlojz.hardware import Device
+from dlojz.planner.planned_model import OF_THE_LAB
+from dlojz.planner.space import DEGREES, OPTIONS, Candidate, Integers, Space, candidates_from, run_config_of
+from dlojz.results.footprint import CATEGORIES
+
+_KEY: Final = (
+    "engine", "zero", "offload", "checkpointing", "tp", "sequence_parallel", "pp", "schedule", "chunks", "dp", "ep",
+)  # fmt: skip
+"""What makes layouts share their traces and their engine's states; the micro-batch and their number vary among them."""
+
+
+def columns_of(candidates: Sequence[Candidate], space: Space) -> dict[str, Integers]:
+    """Candidates as the columns of a space."""
+    words = {"schedule": SCHEDULES, "checkpointing": CHECKPOINTING, "offload": OFFLOAD, "engine": space.names}
+    return {
+        name: np.array(
+            [
+                words[name].index(getattr(one, name)) if name in words else int(getattr(one, name))
+                for one in candidates
+            ],
+            np.int64,
+        )
+        for name in (*DEGREES, *OPTIONS)
+    }
+
+
+def is_forecast(space: Space, columns: Mapping[str, Integers]) -> NDArray[np.bool_]:
+    """Which layouts are runs of this lab: a model of the catalogue, one of its engines, no context parallelism, and
+    experts shared out without ZeRO and without a pipeline alone.
+
+    Precisions that only published measurements have (fp8, tf32) are none of the lab's either.
+    """
+    if not space.subject.catalogue or space.precision not in ("fp32", "bf16", "fp16"):
+        return np.zeros(columns["dp"].size, bool)
+    lab = np.array([name in OF_THE_LAB for name in space.names])[columns["engine"]]
+    experts = (columns["ep"] == 1) | ((columns["zero"] == 0) & (columns["pp"] == 1))
+    found: NDArray[np.bool_] = lab & (columns["cp"] == 1) & experts
+    return found
+
+
+def layout_memories(space: Space, columns: Mapping[str, Integers], device: Device) -> Memories:
+    """Bytes on the fullest rank of every layout.
+
+    Args:
+        space: that the layouts belong to.
+        columns: theirs, of `DEGREES` and `OPTIONS`.
+        device: the GPU.
+    """
+    size = columns["dp"].size
+    made = {field.name: np.zeros(size) for field in fields(Memories)}
+    forecast = is_forecast(space, columns)
+    others = np.flatnonzero(~forecast)
+    if others.size:
+        layouts = space.cost_layouts({name: one[others] for name, one in columns.items()})
+        closed = memories(space.subject.workload, layouts)
+        for name, column in made.items():
+            column[others] = getattr(closed, name)
+    for config, places in _groups(space, columns, np.flatnonzero(forecast)):
+        sizes, numbers = (columns[name][places].tolist() for name in ("micro_batch", "micro_batches"))
+        found = _fullest(config, tuple(zip(sizes, numbers, strict=True)), device)
+        for name, column in made.items():
+            column[places] = found[name]
+    return Memories(**made)
+
+
+def searched_memories(space: Space, columns: Mapping[str, Integers], device: Device) -> Memories:
+    """As `layout_memories`, for many layouts: what has to be traced first is traced with a progress bar, and kept."""
+    forecast = np.flatnonzero(is_forecast(space, columns))
+    if not forecast.size:
+        return layout_memories(space, columns, device)
+    from dlojz.prediction.many_layouts import kept_summaries  # loads torch
+
+    configs = [config for config, _ in _groups(space, columns, forecast)]
+    with kept_summaries(configs[0]):
+        _trace_missing(space, configs)
+        return layout_memories(space, columns, device)
+
+
+def _trace_missing(space: Space, configs: list[RunConfig]) -> None:
+    """Trace what the store does not hold, with a progress bar that says so."""
+    from dlojz.prediction.many_layouts import make_trace, needed_traces
+
+    missing = needed_traces(configs)
+    if not missing:
+        return
+    from tqdm.auto import tqdm
+
+    name = space.subject.name
+    words = say(
+        en=f"tracing the blocks of {name} (once; kept for the next plan)",
+        fr=f"tracé des blocs de {name} (une seule fois ; conservé pour la suite)",
+    )
+    hidden = not wanted(None)
+    for config in tqdm(
+        missing, desc=words, unit="trace", file=sys.stderr, leave=False, dynamic_ncols=True, disable=hidden
+    ):
+        make_trace(config)
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """One rank of a pipeline stage.
+
+    Attributes:
+        stage: its number, from 0.
+        layers: layers, or blocks, that it holds.
+        in_flight: micro-batches whose activations it keeps at most; of all its chunks together.
+        parts: bytes by category (`dlojz.planner.search.PARTS`).
+        host: bytes in the host's memory.
+    """
+
+    stage: int
+    layers: int
+    in_flight: float
+    parts: dict[str, float]
+    host: float
+
+    @property
+    def total_bytes(self) -> float:
+        """On the GPU, at the peak."""
+        return sum(self.parts.values())
+
+
+def forecast_ranks(space: Space, one: Candidate, device: Device) -> list[RankMemory] | None:
+    """Memory of the first rank of every stage of a run of this lab; None for another layout."""
+    columns = columns_of([one], space)
+    if not is_forecast(space, columns)[0]:
+        return None
+    config, _ = _groups(space, columns, np.array([0]))[0]
+    made = []
+    for stage, (named, held, blocks) in enumerate(_stages(config, ((one.micro_batch, one.micro_batches),), device)):
+        parts = {name: float(column[0]) for name, column in named.items()}
+        made.append(RankMemory(stage, blocks, held, parts, parts.pop("host")))
+    return made
+
+
+def _groups(space: Space, columns: Mapping[str, Integers], places: Integers) -> list[tuple[RunConfig, Integers]]:
+    """Layouts that differ in their micro-batches alone, each with a configuration that stands for them."""
+    if not places.size:
+        return []
+    keys = np.stack([columns[name][places] for name in _KEY], axis=1)
+    distinct, group = np.unique(keys, axis=0, return_inverse=True)
+    order = np.argsort(group.reshape(-1), kind="stable")
+    starts = np.searchsorted(group.reshape(-1)[order], np.arange(len(distinct) + 1))
+    number = columns["micro_batches"]
+    found = []
+    for place in range(len(distinct)):
+        members = places[order[starts[place] : starts[place + 1]]]
+        of_most = members[int(np.argmax(number[members]))]  # a schedule may need as many micro-batches as stages
+        one = candidates_from({name: column[of_most : of_most + 1] for name, column in columns.items()}, space)[0]
+        found.append((run_config_of(space.subject, space.precision, one, micro_batch=1), members))
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _fullest(config: RunConfig, pairs: tuple[tuple[int, int], ...], device: Device) -> dict[str, NDArray[np.float64]]:
+    """Bytes of the fullest rank by the names of `Memories`, one place per micro-batch."""
+    ranks = [named for named, _, _ in _stages(config, pairs, device)]
+    totals = np.stack([sum(column for name, column in named.items() if name != "host") for named in ranks])
+    first, places = np.argmax(totals, axis=0), np.arange(len(pairs))
+    return {name: np.stack([named[name] for named in ranks])[first, places] for name in ranks[0]}
+
+
+def _stages(
+    config: RunConfig, pairs: tuple[tuple[int, int], ...], device: Device
+) -> list[tuple[dict[str, NDArray[np.float64]], int, int]]:
+    """Bytes of each stage's first rank by the names of `Memories`, its micro-batches in flight, and its blocks."""
+    from dlojz.prediction.many_layouts import outside_bytes, rank_memories
+
+    made = []
+    outside = float(outside_bytes(device, config.layout.world_size))
+    for rank in rank_memories(config, list(pairs), device):
+        held = dict(zip(CATEGORIES, rank.by_category, strict=True))
+        named = {
+            "weights": held["weights"] + held["buffers"],
+            "gradients": held["gradients"],
+            "optimizer": held["optimizer"] + held["master"],
+            "activations": held["activations"],
+            "edges": np.zeros(len(pairs)),
+            "live": held["workspace"],
+            "reserve": np.full(len(pairs), outside),
+            "host": rank.host,
+        }
+        made.append((named, rank.in_flight, rank.blocks))
+    return made
+
+
+__all__ = ["RankMemory", "columns_of", "forecast_ranks", "is_forecast", "layout_memories", "searched_memories"]

@@ -1,0 +1,368 @@
+"""Models to plan for, and what each engine offers.
+
+The model that is planned for: of the catalogue, by its sizes, or one that was published.
+
+A subject knows what tensor parallelism shares out whole, and how many layers a pipeline can cut; it computes nothing.
+
+What each training library offers, so that no layout is searched that nothing can run.
+
+Facts of the software, each with its source; how fast a library is, the cost model says (`dlojz.cost_model.layouts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Final, NamedTuple
+
+from dlojz import models
+from dlojz.base.errors import LabError
+from dlojz.base.language import Language, language, one_of, say
+from dlojz.config.engines import pipeline_stages, zero_stages
+from dlojz.config.run_config import RunConfig
+from dlojz.cost_model import ENGINES as COSTED
+from dlojz.cost_model import Workload, workload
+from dlojz.hardware import Precision
+from dlojz.hardware.decoder_size import DecoderSize
+from dlojz.hardware.evidence import table
+
+_ROWS: Final[dict[str, str]] = {
+    "megatron-1.7b": "sc21-1/1.7",
+    "megatron-3.6b": "sc21-1/3.6",
+    "megatron-7.5b": "sc21-1/7.5",
+    "megatron-18b": "sc21-1/18.4",
+    "megatron-39b": "sc21-1/39.1",
+    "megatron-76b": "sc21-1/76.1",
+    "megatron-145b": "sc21-1/145.6",
+    "megatron-310b": "sc21-1/310.1",
+    "megatron-530b": "sc21-1/529.6",
+    "megatron-1t": "sc21-1/1008.0",
+    "gpt3-175b": "korthikanti-5/175B-full",
+    "mt-nlg-530b": "mt-nlg/280",
+    "bloom-176b": "jean-zay-a100/950",
+    "llama-3-405b": "llama-3/8192-gpus",
+}
+"""Names of published decoders, and the row of `dlojz.hardware` that holds each one's sizes."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to plan for.
+
+    Attributes:
+        name: as it is shown.
+        workload: what it computes.
+        catalogue: its name in the catalogue of models; empty for sizes alone.
+        image_size, sequence_length: of its samples; None where the other is meant.
+        num_layers: that a pipeline can cut between: decoder layers, or blocks of an image model.
+    """
+
+    name: str
+    workload: Workload
+    catalogue: str
+    image_size: int | None
+    sequence_length: int | None
+    num_layers: int
+
+    @property
+    def size(self) -> DecoderSize | None:
+        """Of a decoder; None for an image model."""
+        return self.workload.size
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it reads images."""
+        return self.size is None
+
+    @property
+    def num_parameters(self) -> int:
+        """All parameters."""
+        return self.workload.num_parameters
+
+    @property
+    def num_experts(self) -> int:
+        """Experts of each mixture; 0 of a dense model."""
+        return 0 if self.size is None else self.size.experts
+
+    def shared_out(self) -> Mapping[str, int]:
+        """What tensor parallelism shares out whole: its name, and how many; empty for an image model.
+
+        Source: Shoeybi et al. 2019 (arXiv 1909.08053), §3.
+        """
+        if self.size is None:
+            return {}
+        heads = say(en="attention heads", fr="têtes d’attention")
+        keys = say(en="key-value heads", fr="têtes de clés et valeurs")
+        hidden = say(en="hidden features of the MLP", fr="neurones cachés du MLP")
+        return {heads: self.size.heads, keys: self.size.kv_heads, hidden: self.size.mlp_width}
+
+    def misfit(self, tp: int) -> str:
+        """Why this model cannot be split over so many tensor-parallel ranks; empty where it can."""
+        if tp == 1:
+            return ""
+        if self.num_experts:
+            return say(
+                en=f"Tensor Parallelism is not planned for a mixture of experts, but tp={tp} was asked for: ep shares "
+                "its experts out.",
+                fr=f"le Tensor Parallelism d’un mélange d’experts n’est pas planifié, mais tp={tp} a été demandé : "
+                "c’est ep qui partage ses experts.",
+            )
+        if self.catalogue:
+            return _catalogue_misfit(self.catalogue, tp, language())
+        for what, number in self.shared_out().items():
+            if number % tp:
+                return say(
+                    en=f"tp={tp} does not divide the {number} {what}.", fr=f"tp={tp} ne divise pas {number} {what}."
+                )
+        return ""
+
+
+@cache
+def _catalogue_misfit(model: str, tp: int, _language: Language) -> str:
+    """The refusal in the language of the reader, who is therefore part of what is remembered."""
+    try:
+        RunConfig.of(model=model, tp=tp)
+    except LabError as error:
+        return str(error)
+    return ""
+
+
+def published() -> tuple[str, ...]:
+    """Names of the published decoders that can be planned for."""
+    known = {row.row for name in {row.split("/")[0] for row in _ROWS.values()} for row in table(name)}
+    return tuple(name for name, row in _ROWS.items() if row in known)
+
+
+def subject(model: str | DecoderSize, *, image_size: int | None = None, sequence_length: int | None = None) -> Subject:
+    """The model of a name (of the catalogue, or published) or of a decoder's sizes.
+
+    Args:
+        model: e.g. `coatnet_7`, `megatron-1t`, or a `DecoderSize`.
+        image_size: pixels of a side, of an image model; by default the catalogue's.
+        sequence_length: tokens; by default those of the model.
+
+    Raises:
+        LabError: if there is no such model (those there are get listed), or the size does not fit it.
+    """
+    if isinstance(model, DecoderSize):
+        sizes = f"{model.layers} × {model.hidden}"
+        return _decoder(say(en=f"decoder {sizes}", fr=f"décodeur {sizes}"), model, sequence_length)
+    if not isinstance(model, str):
+        raise LabError(
+            say(
+                en=f"model must be a name or a DecoderSize, but {model!r} was received.",
+                fr=f"model doit être un nom ou un DecoderSize, mais {model!r} a été reçu.",
+            )
+        )
+    if model in models.names():
+        return _of_catalogue(model, image_size, sequence_length)
+    key = model.strip().lower().replace("_", "-")
+    if key not in published():
+        raise LabError(one_of("model", model, (*models.names(), *published())))
+    if image_size is not None:
+        raise LabError(
+            say(
+                en=f"{model} reads text: image_size has no meaning for it, but {image_size!r} was received.",
+                fr=f"{model} lit du texte : image_size n’a pas de sens pour lui, mais {image_size!r} a été reçu.",
+            )
+        )
+    table_name = _ROWS[key].split("/")[0]
+    size = next(row.size for row in table(table_name) if row.row == _ROWS[key])
+    return _decoder(key, size, sequence_length)
+
+
+def _decoder(name: str, size: DecoderSize, sequence_length: int | None) -> Subject:
+    size = replace(size, sequence_length=sequence_length) if sequence_length is not None else size
+    return Subject(name, workload(size), "", None, size.sequence_length, size.layers)
+
+
+def _of_catalogue(model: str, image_size: int | None, sequence_length: int | None) -> Subject:
+    spec = models.spec(model)
+    work = workload(model, image_size, sequence_length)
+    layers = work.size.layers if work.size is not None else sum(kind.count for kind in work.kinds)
+    return Subject(
+        model,
+        work,
+        model,
+        (image_size or spec.image_size) if spec.family == "image" else None,
+        (sequence_length or spec.sequence_length) if spec.family == "text" else None,
+        layers,
+    )
+
+
+class Offload(NamedTuple):
+    """What a library can keep in the host's memory.
+
+    Attributes:
+        what: `optimizer` or `all`.
+        zero: least ZeRO stage.
+    """
+
+    what: str
+    zero: int
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What one library runs.
+
+    Attributes:
+        costed: its name in the cost model, without and with a pipeline.
+        zero: stages without a pipeline.
+        zero_pipeline: stages with one.
+        schedules: of a pipeline.
+        checkpointing: kinds; those that go with a split backward (zb-h1) are `none` alone.
+        tensor: tensor parallelism for decoders, for image models.
+        sequence: sequence parallelism.
+        offload: what may lie in the host's memory, without a pipeline or tensor parallelism.
+        uneven: whether stages may hold different numbers of layers.
+        overlap: whether gradients are reduced beside the backward.
+        fp32_gradients: precisions in which gradients are accumulated in fp32.
+        context: ZeRO stages with which a sequence may be shared out (context parallelism of decoders whose attention
+            is one kernel); none where it is not offered.
+        experts: ZeRO stages with which experts may be shared out (expert parallelism), without and with a pipeline;
+            none where it is not offered.
+        source: where it says so.
+    """
+
+    costed: tuple[str, str]
+    zero: tuple[int, ...]
+    zero_pipeline: tuple[int, ...]
+    schedules: tuple[str, ...]
+    checkpointing: tuple[str, ...]
+    tensor: tuple[bool, bool]
+    sequence: bool
+    offload: tuple[Offload, ...]
+    uneven: bool
+    overlap: bool
+    fp32_gradients: tuple[Precision, ...]
+    context: tuple[int, ...]
+    experts: tuple[tuple[int, ...], tuple[int, ...]]
+    source: str
+
+    def gradient_bytes(self, precision: Precision) -> int:
+        """Of an element of the accumulated gradients."""
+        return 4 if precision in self.fp32_gradients or precision in ("fp32", "tf32") else 2
+
+    def place(self, pipeline: bool) -> int:
+        """Its place among the cost model's engines."""
+        return COSTED.index(self.costed[pipeline])
+
+
+_ALL_PRECISIONS: Final[tuple[Precision, ...]] = ("fp16", "bf16", "fp8")
+OFFERS: Final[dict[str, Offer]] = {
+    "megatron-core": Offer(
+        ("megatron-core", "megatron-core"),
+        (0, 1),
+        (0, 1),
+        ("1f1b", "interleaved"),
+        ("none", "selective", "full"),
+        (True, False),
+        True,
+        (),
+        False,
+        True,
+        _ALL_PRECISIONS,
+        (0, 1),
+        ((0, 1), (0, 1)),
+        "Megatron-LM, megatron/training/arguments.py: --use-distributed-optimizer is ZeRO-1; fp32 main gradients; "
+        "--context-parallel-size, which Transformer Engine has for fused attention alone",
+    ),
+    "megatron-deepspeed": Offer(
+        ("deepspeed", "megatron-deepspeed"),  # without a pipeline it is DeepSpeed's own ZeRO
+        (0, 1, 2, 3),
+        (0, 1),
+        ("1f1b",),
+        ("none", "full"),
+        (True, False),
+        False,
+        (),
+        True,
+        False,
+        ("bf16",),
+        (),
+        ((), ()),
+        "bigscience-workshop/Megatron-DeepSpeed; DeepSpeed's pipeline engine refuses ZeRO-2 and 3",
+    ),
+    "deepspeed": Offer(
+        ("deepspeed", "megatron-deepspeed"),
+        zero_stages("deepspeed"),
+        pipeline_stages("deepspeed"),
+        ("1f1b",),
+        ("none", "full"),
+        (False, False),
+        False,
+        (Offload("optimizer", 1), Offload("all", 3)),
+        True,
+        False,
+        (),
+        (),
+        ((0, 1, 2), ()),
+        "deepspeed.ai, configuration JSON: zero_optimization, offload_optimizer, offload_param; pipeline engine; "
+        "tutorial on mixtures of experts: ZeRO-2 with expert parallelism; its ZeRO-3 refuses deepspeed.moe layers",
+    ),
+    "torch": Offer(
+        ("torchtitan", "torchtitan"),
+        zero_stages("torch"),
+        pipeline_stages("torch"),
+        ("1f1b", "gpipe", "interleaved", "zb-h1"),
+        ("none", "selective", "full"),
+        (True, False),
+        True,
+        (),
+        True,
+        True,
+        _ALL_PRECISIONS,
+        (2, 3),
+        ((), ()),
+        "torch.distributed: DDP, fully_shard (FSDP2), tensor.parallel, pipelining; as torchtitan puts them together; "
+        "its parallel_dims.py: fsdp_enabled = dp_shard_enabled or cp_enabled, so that states are sharded over cp too",
+    ),
+    "by_hand": Offer(
+        ("megatron", "megatron"),
+        zero_stages("by_hand"),
+        pipeline_stages("by_hand"),
+        ("1f1b", "gpipe", "interleaved", "zb-h1"),
+        ("none", "selective", "full"),
+        (True, True),
+        True,
+        (),
+        True,
+        True,
+        _ALL_PRECISIONS,
+        (),
+        ((0,), ()),
+        "this package: tensor parallelism of convolutions too",
+    ),
+}
+"""Libraries by the name under which they are asked for."""
+OF_THE_LAB: Final = ("torch", "by_hand", "deepspeed")
+"""Those that `dlojz.run` runs: searched for the catalogue's models."""
+OF_MIXTURES: Final = (*OF_THE_LAB, "megatron-core")
+"""Those searched for the catalogue's models with experts, which Megatron Core alone shares out in a pipeline too."""
+OF_GIANTS: Final = ("megatron-core", "megatron-deepspeed", "torch", "deepspeed")
+"""Those searched for decoders given by their sizes."""
+
+
+def chosen(
+    engines: str | tuple[str, ...] | list[str] | None, *, catalogue: bool, experts: bool = False
+) -> tuple[str, ...]:
+    """The libraries to search, in the order of `OFFERS`.
+
+    Args:
+        engines: names, one or several; without them, those that suit the model.
+        catalogue: whether the model is of the catalogue, so that the lab can run it.
+        experts: whether it has a mixture of experts.
+
+    Raises:
+        LabError: for an unknown name.
+    """
+    usual = (OF_MIXTURES if experts else OF_THE_LAB) if catalogue else OF_GIANTS
+    wanted = usual if engines is None else engines
+    names = tuple(one.strip() for one in wanted.split(",")) if isinstance(wanted, str) else tuple(wanted)
+    legal = tuple(OFFERS) if catalogue else tuple(name for name in OFFERS if name != "by_hand")
+    for name in names:
+        if name not in legal:
+            raise LabError(one_of("engine", name, legal))
+    return tuple(name for name in OFFERS if name in names)

@@ -1,0 +1,178 @@
+"""What is asked of the planner, checked: a model, a cluster, GPUs, a batch.
+
+A question that exists can be searched; what no layout could ever satisfy is refused here, in one sentence with what
+would work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say
+from dlojz.cost_model import Calibration
+from dlojz.hardware import Cluster, Precision
+from dlojz.planner.planned_model import Subject
+from dlojz.planner.space import Space, space_of
+
+MOST_GPUS: Final = 2**17
+MOST_BATCH: Final = 2**24
+FLASH_FROM: Final = ("a100", "h100", "h200")
+"""GPUs on which attention is one fused kernel by default. Source: Dao-AILab/flash-attention, README: from Ampere on."""
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What to plan.
+
+    Attributes:
+        subject: the model.
+        cluster: on what.
+        calibration: of its GPUs.
+        batch: samples of one step.
+        gpus: numbers of GPUs to try.
+        precision: of the products.
+        engines: of `dlojz.planner.planned_model.OFFERS`.
+        fused_attention: whether attention is one kernel.
+        steps: of the training, where it is known.
+        hours: within which it must end; None without a limit.
+        limit: what the limit is, e.g. `qos_gpu_a100-t3`; empty without a name.
+    """
+
+    subject: Subject
+    cluster: Cluster
+    calibration: Calibration
+    batch: int
+    gpus: tuple[int, ...]
+    precision: Precision
+    engines: tuple[str, ...]
+    fused_attention: bool
+    steps: int | None = None
+    hours: float | None = None
+    limit: str = ""
+
+    @property
+    def step_limit_s(self) -> float:
+        """Longest step that ends in time; infinite without a limit."""
+        return math.inf if self.steps is None or self.hours is None else self.hours * 3600 / self.steps
+
+    @property
+    def device_bytes(self) -> int:
+        """Memory of one GPU."""
+        return self.cluster.gpu.device.memory_bytes
+
+    def space(self, given: Mapping[str, Sequence[int]] | None = None, gpus: Iterable[int] | None = None) -> Space:
+        """All layouts of the question.
+
+        Args:
+            given: values of columns to take instead of all.
+            gpus: numbers to try instead.
+        """
+        return space_of(
+            self.subject, gpus or self.gpus, self.batch, self.engines, self.precision, self.fused_attention, given
+        )
+
+
+def whole(name: str, value: object, most: int) -> int:
+    """A whole number of at least 1.
+
+    Raises:
+        LabError: if it is none, or beyond reason.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise LabError(
+            say(
+                en=f"{name} must be a whole number from 1 to {most}, but {value!r} was received.",
+                fr=f"{name} doit être un nombre entier de 1 à {most}, mais {value!r} a été reçu.",
+            )
+        )
+    return value
+
+
+def check_gpus(cluster: Cluster, number: object) -> int:
+    """A number of GPUs that a cluster can give.
+
+    Raises:
+        LabError: if it does not fill whole nodes, or there are not so many.
+    """
+    wanted, full = whole("gpus", number, MOST_GPUS), cluster.gpus_per_node
+    if wanted > full and wanted % full:
+        below = wanted - wanted % full
+        raise LabError(
+            say(
+                en=f"{wanted} GPUs do not fill whole nodes of {cluster.name}, which have {full}: use at most {full}, "
+                f"or a multiple of {full}, such as {below} or {below + full}.",
+                fr=f"{wanted} GPU ne remplissent pas des nœuds entiers de {cluster.name}, qui en ont {full} : "
+                f"prenez-en au plus {full}, ou un multiple de {full}, par exemple {below} ou {below + full}.",
+            )
+        )
+    if wanted > cluster.num_gpus:
+        raise LabError(
+            say(
+                en=f"{wanted} GPUs were asked for, but a job on {cluster.name} gets {cluster.num_gpus} at most "
+                f"({cluster.num_nodes} nodes × {full}).",
+                fr=f"{wanted} GPU ont été demandés, mais un travail sur {cluster.name} en obtient au plus "
+                f"{cluster.num_gpus} ({cluster.num_nodes} nœuds × {full}).",
+            )
+        )
+    return wanted
+
+
+def check_precision(cluster: Cluster, precision: str | None) -> Precision:
+    """A precision that the cluster's GPU has; by default bf16 where it has it, else fp16, else fp32.
+
+    Raises:
+        LabError: if the GPU has it not; the sentence lists those it has.
+    """
+    has = cluster.gpu.peak_flops
+    usual: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
+    if precision is None:
+        return next(one for one in usual if one in has)
+    for one in usual:
+        if one == precision and one in has:
+            return one
+    legal = [one for one in usual if one in has]
+    if precision in usual:
+        raise LabError(
+            say(
+                en=f"{cluster.gpu.title} has no {precision} matrix units: use {' or '.join(legal)}.",
+                fr=f"{cluster.gpu.title} n’a pas d’unités de calcul {precision} : prenez {' ou '.join(legal)}.",
+            )
+        )
+    raise LabError(one_of("precision", precision, legal))
+
+
+def batch_refusal(question: Question) -> str:
+    """That nobody can divide the batch, with the nearest ones that work; empty if somebody can."""
+    replicas = {number: _replicas(question, number) for number in question.gpus}
+    if any(question.batch % dp == 0 for each in replicas.values() for dp in each):
+        return ""
+    number, batch = question.gpus[0], question.batch
+    least = min(replicas[number], default=0)
+    if not least:
+        return ""  # no degrees at all suit the model, which the search says better
+    below = max((batch // dp * dp for dp in replicas[number]), default=0)
+    above = min(-(-batch // dp) * dp for dp in replicas[number])
+    works = say(en=" or ", fr=" ou ").join(str(one) for one in (below, above) if one)
+    name = question.cluster.name
+    return say(
+        en=f"no layout on {number} GPUs of {name} can deal a batch of {batch} out: the replicas, at least {least}, "
+        f"must divide it; use {works}.",
+        fr=f"aucune configuration sur {number} GPU de {name} ne peut répartir un batch de {batch} : les répliques, au "
+        f"moins {least}, doivent le diviser ; prenez {works}.",
+    )
+
+
+def _replicas(question: Question, number: int) -> set[int]:
+    """Numbers of replicas that the model and an engine allow; a batch of all GPUs is one that any of them divides."""
+    space = space_of(
+        question.subject, (number,), number, question.engines, question.precision, question.fused_attention,
+        {"micro_batch": (1,)},
+    )  # fmt: skip
+    rows = np.flatnonzero((space.codes == 0).any(axis=1))
+    return set(space.degrees["dp"][rows].tolist())

@@ -1,0 +1,285 @@
+"""Planning for this machine: every layout that its processes can really run, timed from `dlojz calibrate`.
+
+Each row is a `RunConfig` that `dlojz.run` takes as it is; its seconds come from measurements of parts, never of the
+model, and its bytes from the exact forecast, so that a run can contradict both.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from dlojz import models
+from dlojz.base.display_hook import figure_of, html_of
+from dlojz.base.errors import LabError
+from dlojz.base.language import decimal, say
+from dlojz.config.run_config import RunConfig
+from dlojz.cost_model import Parts
+from dlojz.cost_model.measured_machine import Measured, local_parts, read_measured
+from dlojz.planner.answer import seconds
+from dlojz.planner.question import MOST_BATCH, whole
+from dlojz.planner.space import divisors, gigabytes, part_words
+from dlojz.runnable import check_runnable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_MICRO_BATCHES: Final = 8
+STATE_BYTES: Final = 16
+"""Per parameter in fp32 with AdamW: weight, gradient, two moments."""
+SCHEDULES: Final = ("1f1b", "gpipe", "interleaved", "zb-h1")
+
+
+@dataclass(frozen=True, eq=False)
+class LocalChoice:
+    """A layout that this machine can run.
+
+    Attributes:
+        config: the run.
+        parts: predicted seconds by part, which add up to the step.
+    """
+
+    config: RunConfig
+    parts: Mapping[str, float]
+
+    @property
+    def step_s(self) -> float:
+        """Predicted seconds of a step."""
+        return sum(self.parts.values())
+
+    @property
+    def title(self) -> str:
+        """The layout in one line."""
+        layout = self.config.layout
+        kept = "" if layout.checkpointing == "none" else say(en=", full recomputation", fr=", recalcul complet")
+        return f"{layout.title}, {layout.micro_batches} × {layout.micro_batch}{kept}"
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """Peak of the fullest rank, by the exact forecast."""
+        from dlojz.prediction.forecast import forecast
+
+        layout = self.config.layout
+        stages = range(0, layout.world_size, max(1, layout.world_size // layout.pp))
+        return max(forecast(self.config, rank).memory.peak_bytes or 0 for rank in stages)
+
+    def lines(self) -> list[tuple[str, str]]:
+        """What there is to say, as pairs of name and value."""
+        shares = ", ".join(
+            f"{part_words(name)} {100 * value / self.step_s:.0f} %"
+            for name, value in sorted(self.parts.items(), key=lambda one: -one[1])[:4]
+            if value > 0
+        )
+        return [
+            (say(en="layout", fr="configuration"), self.title),
+            (say(en="step (predicted)", fr="itération (prédite)"), seconds(self.step_s)),
+            (say(en="of which", fr="dont"), shares),
+            (say(en="peak of the fullest rank", fr="pic du rang le plus rempli"), gigabytes(self.peak_bytes)),
+        ]
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}: {value}" for name, value in self.lines())
+
+
+@dataclass(frozen=True, eq=False)
+class Here:
+    """The answer for this machine.
+
+    Attributes:
+        model: name in the catalogue.
+        ranks: processes.
+        batch: samples of one step.
+        machine: the measurements behind it.
+        rows: what can be run, fastest first.
+        refused: what cannot, by title, each with the sentence that says why.
+    """
+
+    model: str
+    ranks: int
+    batch: int
+    machine: Measured
+    rows: tuple[LocalChoice, ...]
+    refused: Mapping[str, str]
+
+    @property
+    def best(self) -> LocalChoice:
+        """The layout of the least predicted step."""
+        return self.rows[0]
+
+    def kinds(self) -> tuple[LocalChoice, ...]:
+        """The fastest row of each kind of layout (degrees, ZeRO stage, engine, recomputation), fastest first."""
+        found: dict[Any, LocalChoice] = {}
+        for one in self.rows:
+            layout = one.config.layout
+            kind = (layout.dp, layout.tp, layout.pp, layout.zero, layout.engine, layout.checkpointing)
+            found.setdefault(kind, one)
+        return tuple(found.values())
+
+    def lines(self) -> list[tuple[str, str]]:
+        """What there is to say, as pairs of name and value."""
+        return [
+            (
+                say(en="question", fr="question"),
+                say(
+                    en=f"{self.model} on {self.ranks} process(es) of this machine, batch {self.batch}",
+                    fr=f"{self.model} sur {self.ranks} processus de cette machine, batch {self.batch}",
+                ),
+            ),
+            (say(en="machine", fr="machine"), f"{self.machine.processor}, {self.machine.date}"),
+            (
+                say(en="searched", fr="cherché"),
+                say(
+                    en=f"{len(self.rows)} layouts that run, {len(self.refused)} refused",
+                    fr=f"{len(self.rows)} configurations exécutables, {len(self.refused)} refusées",
+                ),
+            ),
+            *self.best.lines(),
+        ]
+
+    def table(self, most: int = 12) -> list[tuple[str, str, str]]:
+        """The best of each kind as texts: layout, predicted step, how much longer than the best.
+
+        Args:
+            most: lines at most.
+        """
+        return [
+            (one.title, seconds(one.step_s), f"+{decimal(100 * (one.step_s / self.best.step_s - 1), 0)} %")
+            for one in self.kinds()[:most]
+        ]
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}: {value}" for name, value in self.lines())
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
+
+    def figure(
+        self, measured_s: Mapping[str, float] | Sequence[float] | None = None, path: str | Path | None = None
+    ) -> Figure:
+        """Predicted seconds by part of the best layout of each kind, beside the measured ones where they are given.
+
+        Args:
+            measured_s: measured seconds of a step by title, or in the order of `kinds()`.
+            path: picture to write, if any.
+
+        Raises:
+            LabError: if the picture cannot be written.
+        """
+        if measured_s is None or isinstance(measured_s, Mapping):
+            given = dict(measured_s or {})
+        else:
+            given = {one.title: value for one, value in zip(self.kinds(), measured_s, strict=False)}
+        return figure_of(self, given, path)
+
+    def as_dict(self, most: int = 12) -> dict[str, Any]:
+        """Plain data, for JSON.
+
+        Args:
+            most: layouts of the list.
+        """
+        return {
+            "model": self.model,
+            "ranks": self.ranks,
+            "batch": self.batch,
+            "processor": self.machine.processor,
+            "calibrated": self.machine.date,
+            "layouts": len(self.rows),
+            "refused": dict(self.refused),
+            "rows": [
+                {
+                    "layout": one.config.layout.to_dict(),
+                    "title": one.title,
+                    "step_s": one.step_s,
+                    "parts_s": dict(one.parts),
+                }
+                for one in self.kinds()[:most]
+            ],
+        }
+
+
+def plan_here(model: str, ranks: int = 2, batch: int = 16, *, measured: Measured | None = None) -> Here:
+    """Every layout of a model that this machine's processes can run, with its predicted step.
+
+    Args:
+        model: name in the catalogue.
+        ranks: processes.
+        batch: samples of one step.
+        measured: the machine's measurements; by default the user's file (`dlojz calibrate`).
+
+    Raises:
+        LabError: for an unknown model, a batch that no layout divides, a model too large for this machine's memory, or
+            if the machine was not measured with so many ranks.
+
+    Example:
+        `plan_here("coatnet_tiny", ranks=2, batch=16)`
+    """
+    models.spec(model)
+    ranks, batch = whole("ranks", ranks, 64), whole("batch", batch, MOST_BATCH)
+    machine = read_measured() if measured is None else measured
+    machine.setup(ranks)
+    _check_memory(model, machine)
+    rows, refused = [], {}
+    for asked in _asked(model, ranks, batch):
+        try:
+            config = RunConfig.of(model=model, device="cpu", **asked)
+            check_runnable(config)
+            parts = local_parts(machine, config)
+        except LabError as error:
+            refused[", ".join(f"{name}={value}" for name, value in asked.items())] = str(error)
+            continue
+        rows.append(LocalChoice(config, {one.name: float(getattr(parts, one.name)[0]) for one in fields(Parts)}))
+    if not rows:
+        raise LabError(
+            say(
+                en=f"no layout of {model} on {ranks} processes divides a batch of {batch}: try a multiple of {ranks}.",
+                fr=f"aucune configuration de {model} sur {ranks} processus ne divise un batch de {batch} : essayez un "
+                f"multiple de {ranks}.",
+            )
+        )
+    return Here(model, ranks, batch, machine, tuple(sorted(rows, key=lambda one: one.step_s)), refused)
+
+
+def _asked(model: str, ranks: int, batch: int) -> Iterator[dict[str, Any]]:
+    """Degrees, stages, micro-batches and recomputation; what torch splits only in part is split by hand."""
+    by_hand = models.spec(model).family == "image"
+    for tp in divisors(ranks):
+        for pp in divisors(ranks // tp):
+            dp = ranks // tp // pp
+            numbers = [one for one in divisors(batch // dp) if one <= MOST_MICRO_BATCHES] if batch % dp == 0 else []
+            schedules = SCHEDULES if pp > 1 else (None,)
+            zeros = (0, 2, 3) if dp > 1 and tp == pp == 1 else (0,)
+            for number, schedule, zero, kept in itertools.product(numbers, schedules, zeros, ("none", "full")):
+                asked: dict[str, Any] = {"dp": dp, "tp": tp, "pp": pp, "micro_batches": number}
+                asked["micro_batch"] = batch // dp // number
+                if zero:
+                    asked["zero"] = zero
+                if kept != "none":
+                    asked["checkpointing"] = kept
+                if schedule:
+                    asked |= {"schedule": schedule, "partition": "flops"}
+                if tp > 1:
+                    asked["engine"] = "by_hand" if by_hand else "torch"
+                yield asked
+
+
+def _check_memory(model: str, machine: Measured) -> None:
+    from dlojz.cost_model.measured_machine import tensors_of
+
+    needed = STATE_BYTES * tensors_of(model, None, None, 10).elements
+    if needed > machine.memory_bytes:
+        raise LabError(
+            say(
+                en=f"{model} does not fit here: its states alone take {gigabytes(needed)}, and this machine has "
+                f"{gigabytes(machine.memory_bytes)}. Plan it on a cluster: dlojz.plan({model!r}, \"jean_zay_a100\").",
+                fr=f"{model} ne tient pas ici : ses états seuls prennent {gigabytes(needed)}, et cette machine a "
+                f"{gigabytes(machine.memory_bytes)}. Planifiez-le sur un calculateur : dlojz.plan({model!r}, "
+                "\"jean_zay_a100\").",
+            )
+        )  # fmt: skip
+
+
+__all__ = ["Here", "LocalChoice", "plan_here"]

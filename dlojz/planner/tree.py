@@ -1,0 +1,283 @@
+"""Which strategy when: the decision tree of the course, walked with the figures of one question.
+
+Every branch shows the figures that decide it, all from the cost model or counted; the leaf is held against what the
+search found, and where they differ it is said.
+
+Source of the order of the questions: the course (states, activations, links, batch), which is that of Narayanan et al.
+2021, §3.3 ("Takeaways"): data parallelism first, tensor parallelism within a node, then the pipeline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from dlojz.base.language import decimal, say
+from dlojz.planner.planned_memory import columns_of, layout_memories
+from dlojz.planner.question import Question
+from dlojz.planner.search import SearchResult
+from dlojz.planner.space import LEAST_CONTEXT, Candidate, Integers, candidates_of, gigabytes
+
+FAMILIES: Final = ("data", "zero", "tensor", "pipeline", "hybrid", "context", "offload")
+MOST_EXPOSED: Final = 0.25
+"""Share of a step in exposed messages of ZeRO from which the tree turns to other ways. Our choice."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One question of the tree.
+
+    Attributes:
+        question: as it is asked.
+        figures: name and value of what decides.
+        yes: the answer.
+    """
+
+    question: str
+    figures: tuple[tuple[str, str], ...]
+    yes: bool
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the search found of one way to split.
+
+    Attributes:
+        name: of `FAMILIES`.
+        admitted: how many of its layouts fit.
+        best: the fastest; None if none fits.
+        step_s: its seconds; infinite if none fits.
+        exposed: share of its step in messages of data parallelism that are waited for.
+    """
+
+    name: str
+    admitted: int
+    best: Candidate | None
+    step_s: float
+    exposed: float
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The way down the tree, and where it ends.
+
+    Attributes:
+        branches: in order.
+        leaf: of `FAMILIES`.
+        families: all of them, as searched.
+    """
+
+    branches: tuple[Branch, ...]
+    leaf: str
+    families: dict[str, Family]
+
+    @property
+    def found(self) -> str:
+        """The family of the fastest layout."""
+        return min(self.families.values(), key=lambda one: one.step_s).name
+
+    @property
+    def sentence(self) -> str:
+        """Where the tree ends, and how that compares with the search."""
+        leaf, best = self.families[self.leaf], self.families[self.found]
+        text = say(
+            en=f"The tree ends at {family_words(leaf.name)}", fr=f"L’arbre aboutit à : {family_words(leaf.name)}"
+        )
+        if leaf.name == best.name:
+            return text + say(en=", and so does the search.", fr=", et la recherche aussi.")
+        slower = decimal(100 * (leaf.step_s / best.step_s - 1), 0)
+        return text + say(
+            en=f"; the search finds {family_words(best.name)} faster: the tree's way takes {slower} % longer.",
+            fr=f" ; la recherche trouve plus rapide : {family_words(best.name)}. La voie de l’arbre prend {slower} % "
+            "de plus.",
+        )
+
+    def __repr__(self) -> str:
+        lines = []
+        for one in self.branches:
+            figures = ", ".join(f"{name} {value}" for name, value in one.figures)
+            answer = say(en="yes", fr="oui") if one.yes else say(en="no", fr="non")
+            lines.append(f"{one.question} {answer} ({figures})")
+        return "\n".join([*lines, self.sentence])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "branches": [
+                {"question": one.question, "figures": dict(one.figures), "yes": one.yes} for one in self.branches
+            ],
+            "leaf": self.leaf,
+            "found": self.found,
+            "families": {
+                name: {"admitted": one.admitted, "step_s": one.step_s if one.best is not None else None}
+                for name, one in self.families.items()
+            },
+        }
+
+
+def family_words(name: str) -> str:
+    """A family in the reader's language."""
+    return {
+        "data": say(en="data parallelism (DDP)", fr="Data Parallelism (DDP)"),
+        "zero": say(
+            en="data parallelism with sharded states (ZeRO, FSDP)", fr="Data Parallelism à états découpés (ZeRO, FSDP)"
+        ),
+        "tensor": say(en="tensor parallelism, with replicas", fr="Tensor Parallelism, avec répliques"),
+        "pipeline": say(en="pipeline parallelism, with replicas", fr="Pipeline Parallelism, avec répliques"),
+        "hybrid": say(
+            en="tensor and pipeline parallelism, with replicas (3D)",
+            fr="Tensor et Pipeline Parallelism, avec répliques (3D)",
+        ),
+        "context": say(en="sequences shared out (context parallelism)", fr="séquences partagées (Context Parallelism)"),
+        "offload": say(en="offloading to the host's memory", fr="déchargement vers la mémoire de l’hôte"),
+    }[name]
+
+
+def family_of(columns: dict[str, Integers]) -> Integers:
+    """The place in `FAMILIES` of each layout."""
+    tensor, pipeline = columns["tp"] > 1, columns["pp"] > 1
+    found = np.where(
+        tensor & pipeline, 4, np.where(pipeline, 3, np.where(tensor, 2, np.where(columns["zero"] > 0, 1, 0)))
+    )
+    found = np.where(columns["cp"] > 1, FAMILIES.index("context"), found)
+    return np.where(columns["offload"] > 0, FAMILIES.index("offload"), found)
+
+
+def families_of(found: SearchResult) -> dict[str, Family]:
+    """What the search found of each family."""
+    belongs = family_of(found.space.columns(found.admitted))
+    made = {}
+    for place, name in enumerate(FAMILIES):
+        own = np.flatnonzero(belongs == place)
+        if not own.size:
+            made[name] = Family(name, 0, None, float("inf"), 0.0)
+            continue
+        first = int(own[0])
+        step = float(found.step_s[first])
+        best = candidates_of(found.space, found.admitted[first])[0]
+        made[name] = Family(name, int(own.size), best, step, float(found.parts.data[first]) / step)
+    return made
+
+
+def _alone(question: Question, found: SearchResult, zero: int = 0, checkpointing: str = "none") -> float:
+    """Bytes of a rank of plain data parallelism with micro-batches of one sample."""
+    gpus, engine = max(question.gpus), question.engines[0]
+    one = Candidate(gpus, gpus, 1, 1, zero, 1, 1, "1f1b", 1, checkpointing, False, "none", engine)
+    return float(
+        layout_memories(found.space, columns_of([one], found.space), question.cluster.gpu.device).total_bytes[0]
+    )
+
+
+def tree_of(question: Question, found: SearchResult) -> Tree:
+    """The tree, walked for a question.
+
+    Args:
+        question: model, cluster, GPUs, batch.
+        found: its search; at least one layout is admitted.
+    """
+    families = families_of(found)
+    branches: list[Branch] = []
+    gpus, batch = max(question.gpus), question.batch
+
+    def ask(english: str, french: str, yes: bool, *figures: tuple[str, str]) -> bool:
+        branches.append(Branch(say(en=english, fr=french), figures, yes))
+        return yes
+
+    def compared(needs: float) -> tuple[tuple[str, str], tuple[str, str]]:
+        return (
+            (say(en="needs", fr="il faut"), gigabytes(needs)),
+            (say(en="there are", fr="il y a"), gigabytes(question.device_bytes)),
+        )
+
+    whole, again = _alone(question, found), _alone(question, found, checkpointing="full")
+    if ask(
+        "Do the model's states and one sample fit on one GPU?",
+        "Les états du modèle et un échantillon tiennent-ils sur un GPU ?",
+        whole <= question.device_bytes,
+        *compared(whole),
+    ) or ask(
+        "And if activations are computed again?",
+        "Et si l’on recalcule les activations ?",
+        again <= question.device_bytes,
+        *compared(again),
+    ):
+        if ask(
+            "Is there a sample for every GPU?",
+            "Y a-t-il un échantillon par GPU ?",
+            batch >= gpus and bool(families["data"].admitted),
+            (say(en="batch", fr="batch"), str(batch)),
+            ("GPU", str(gpus)),
+        ):
+            return Tree(tuple(branches), "data", families)
+    else:
+        sharded = _alone(question, found, zero=3, checkpointing="full")
+        zero = families["zero"]
+        if ask(
+            f"Do the states fit if {gpus} GPUs share them (ZeRO-3), and has each GPU whole samples?",
+            f"Les états tiennent-ils si {gpus} GPU se les partagent (ZeRO-3), chacun avec des échantillons entiers ?",
+            bool(zero.admitted),
+            *compared(sharded),
+            (say(en="samples per GPU", fr="échantillons par GPU"), decimal(batch / gpus, 2)),
+        ) and ask(
+            "Do the links hide ZeRO's messages behind the computation?",
+            "Les liens cachent-ils les messages de ZeRO derrière le calcul ?",
+            zero.exposed <= MOST_EXPOSED,
+            (say(en="exposed", fr="exposé"), f"{decimal(100 * zero.exposed, 0)} %"),
+            (say(en="allowed", fr="admis"), f"{decimal(100 * MOST_EXPOSED, 0)} %"),
+        ):
+            return Tree(tuple(branches), "zero", families)
+    leaf = _split(question, families, ask)
+    return Tree(tuple(branches), leaf, families)
+
+
+def _split(question: Question, families: dict[str, Family], ask: Any) -> str:
+    """The lower half of the tree: the model itself must be cut."""
+    node = question.cluster.gpus_per_node
+    tensor, hybrid, pipeline = families["tensor"], families["hybrid"], families["pipeline"]
+    within = tensor.best is not None and tensor.best.tp <= node and tensor.exposed <= MOST_EXPOSED
+    if ask(
+        f"Is it enough to share layers out within a node of {node} GPUs, with links that hide the replicas' messages?",
+        f"Suffit-il de partager les couches dans un nœud de {node} GPU, les liens cachant les messages des répliques ?",
+        within,
+        (say(en="layouts that fit", fr="configurations qui tiennent"), str(tensor.admitted)),
+        ("tp", str(tensor.best.tp) if tensor.best is not None else "—"),
+        (say(en="exposed", fr="exposé"), f"{decimal(100 * tensor.exposed, 0)} %"),
+    ):
+        return "tensor"
+    for name, family in (("hybrid", hybrid), ("pipeline", pipeline)):
+        one = family.best
+        if one is not None:
+            filled = ask(
+                "Are there enough micro-batches to fill a pipeline?",
+                "Y a-t-il assez de micro-batches pour remplir un pipeline ?",
+                one.micro_batches >= 4 * (one.pp - 1),
+                ("pp", str(one.pp)),
+                (say(en="micro-batches", fr="micro-batches"), str(one.micro_batches)),
+                (
+                    say(en="bubble (p − 1)/(v·m)", fr="bulle (p − 1)/(v·m)"),
+                    f"{decimal(100 * (one.pp - 1) / (one.chunks * one.micro_batches), 0)} %",
+                ),
+            )
+            return name if filled or not _long(question, families, ask) else "context"
+    if _long(question, families, ask):
+        return "context"
+    return next(name for name in ("offload", *FAMILIES) if families[name].admitted)
+
+
+def _long(question: Question, families: dict[str, Family], ask: Any) -> bool:
+    """Whether the sequences are long enough to share out; asked where that was searched, and fits."""
+    context = families["context"]
+    if context.best is None:
+        return False
+    tokens = question.subject.sequence_length or 0
+    answer: bool = ask(
+        f"Are the sequences long enough to be shared out, {LEAST_CONTEXT} tokens or more to a rank?",
+        f"Les séquences sont-elles assez longues pour être partagées, {LEAST_CONTEXT} tokens ou plus par rang ?",
+        tokens // context.best.cp >= LEAST_CONTEXT,
+        ("tokens", str(tokens)),
+        ("cp", str(context.best.cp)),
+        (say(en="tokens of a rank", fr="tokens par rang"), str(tokens // context.best.cp)),
+    )
+    return answer

@@ -1,0 +1,715 @@
+"""Predict the bytes that a rank hands to each collective in a step, along every axis.
+
+Bytes and calls that one training step hands to each collective.
+
+Equal, byte for byte, to what the probe counts at c10d. With Ψ parameters, the volumes each rank sends in a ring are 2Ψ
+for stages 0 to 2 and 3Ψ for stage 3; the messages below are the tensors behind them. In fp16 they are those of bf16.
+
+Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §7; the libraries' sources named in `states`.
+
+What one block sends to the ranks that share it, region by region: one line per message, with its shape.
+
+One line per message, with its shape; equal, byte for byte, to what the probe counts while `dlojz.by_hand.tensor`
+trains, or torch's `parallelize_module`, whose regions are the same. A region is what lies between `enter` and `leave`
+(see `dlojz.by_hand.tensor.operators`):
+
+                               forward                         backward
+    enter                      -                               all-reduce (what entered)
+    leave                      all-reduce (what leaves)        -
+    with sequence parallelism:
+    enter                      all-gather (what entered)       reduce-scatter (its gradient)
+    leave                      reduce-scatter (what leaves)    all-gather (its gradient)
+
+A transformer block has two regions: per micro-batch 4 all-reduces of B·T·D in all, or 4 pairs of the other two, which
+send as much. What leaves is a product, and has its type; what enters is normalised, and has the stream's (on the CPU:
+CUDA's autocast normalises in fp32, so that CoAtNet's attention then enters fp32).
+
+Shape suffixes: B batch, T tokens, D width, C channels, H and W of the feature map, Q squeezed channels, K classes.
+
+Source: Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053), §3; Korthikanti et al. 2022 (arXiv 2205.05198), §4.2.2.
+
+What enters each block of a run's model, and last what leaves it: shape and type, for one micro-batch.
+
+The blocks themselves say it, on fake tensors; of a tensor-parallel run, one rank's blocks on a pretended axis. Nothing
+is computed and nothing sent.
+
+What the ranks that share each layer send one another in one step.
+
+The messages of `tensor_messages`, as often as the rank's stages run each block; equal, byte for byte, to what the probe
+counts.
+
+Source: Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053), §3; Korthikanti et al. 2022 (arXiv 2205.05198), §4.2.2.
+
+What one rank of a pipeline sends, receives and averages in one step.
+
+Counted from the schedule itself and from the shapes of the boundaries, so equal, byte for byte, to what the probe sees.
+One micro-batch crosses a boundary between two ranks twice: its activation there, its gradient back.
+
+Source: Huang et al. 2019, "GPipe" (arXiv 1811.06965), §2.2, for what crosses; Li & Hoefler 2021, "Chimera" (arXiv
+2107.06925), §3.2, for the two copies of each stage of a bidirectional pipeline, whose gradients are added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from dlojz import models
+from dlojz.base.errors import LabError
+from dlojz.base.language import MEBIBYTE, say
+from dlojz.by_hand.optimizers.sent_bytes import message_bytes
+from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS
+from dlojz.config.run_config import RunConfig
+from dlojz.config.schedules import sending_interval
+from dlojz.pipeline.partition_baselines import schedule_of
+from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, FORWARD, Schedule
+from dlojz.prediction.shapes import (
+    AUTOCAST,
+    DDP_BUCKET_BYTES,
+    DDP_FIRST_BUCKET_BYTES,
+    FP32_BYTES,
+    HALF_BYTES,
+    WHOLE,
+    ModelShapes,
+    Split,
+    axes_of,
+    bounds_of,
+    build_on_meta,
+    exchange_traffic,
+    gradient_traffic,
+    model_shapes,
+    part_of,
+    rank_stages,
+    split_of,
+)
+from dlojz.prediction.states import compute_bytes, padded_parameters, zero_by_hand_shares
+from dlojz.results.footprint import Collective, Traffic
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from dlojz.pipeline.runtime import Boundary
+
+DEEPSPEED_REDUCED_ELEMENTS = 500_000_000
+"""Gradients that DeepSpeed's stage 0 reduces in one call (`buffered_allreduce_fallback`)."""
+LOSS_BYTES = 8
+"""The lab's own bookkeeping: one fp64 loss per step, in its control group."""
+
+
+def ddp_buckets(
+    sizes_bytes: Iterable[int], first_bytes: int = DDP_FIRST_BUCKET_BYTES, bucket_bytes: int = DDP_BUCKET_BYTES
+) -> int:
+    """Number of buckets for gradients in this order, where a bucket is closed once it holds so much."""
+    count, filled_bytes, limit_bytes = 0, 0, first_bytes
+    for size_bytes in sizes_bytes:
+        filled_bytes += size_bytes
+        if filled_bytes >= limit_bytes:
+            count, filled_bytes, limit_bytes = count + 1, 0, bucket_bytes
+    return count + (filled_bytes > 0)
+
+
+def deepspeed_buckets(sizes: Iterable[int]) -> int:
+    """Number of DeepSpeed's reduce buckets for gradients (in elements) in the order in which they become ready."""
+    count, filled = 0, 0
+    for size in sizes:
+        if filled and filled + size > DEEPSPEED_BUCKET_ELEMENTS:
+            count, filled = count + 1, 0
+        filled += size
+    return count + (filled > 0)
+
+
+def _ddp(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
+    if config.layout.gradient_compression != "none":
+        from dlojz.prediction.states import hook_traffic
+
+        return hook_traffic(config, shapes)
+    from dlojz.prediction.model_trace import ready_order  # loads torch
+
+    # After its first step DDP fills its buckets in the order in which backward has made the gradients ready.
+    sizes_bytes = [FP32_BYTES * shapes.parameters[number].numel for number in ready_order(config)]
+    given_mib = config.layout.bucket_mib
+    first_bytes, bucket_bytes = DDP_FIRST_BUCKET_BYTES, DDP_BUCKET_BYTES
+    if given_mib is not None:
+        first_bytes = bucket_bytes = int(given_mib * MEBIBYTE)
+    if config.library == "colossalai":  # its plugin names the size, which then holds for the first bucket too
+        first_bytes = bucket_bytes
+    return [_dp(config, "all_reduce", ddp_buckets(sizes_bytes, first_bytes, bucket_bytes), sum(sizes_bytes))]
+
+
+def _by_hand(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
+    sizes_bytes = [FP32_BYTES * parameter.numel for parameter in reversed(shapes.parameters)]
+    given_mib = config.layout.bucket_mib
+    bucket_bytes = DDP_BUCKET_BYTES if given_mib is None else int(given_mib * MEBIBYTE)
+    return [_dp(config, "all_reduce", ddp_buckets(sizes_bytes, bucket_bytes, bucket_bytes), sum(sizes_bytes))]
+
+
+def _experts(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
+    # DeepSpeed reduces at most so many elements at once, the engine by hand a bucket.
+    elements = DEEPSPEED_REDUCED_ELEMENTS if config.layout.engine == "deepspeed" else None
+    return [*gradient_traffic(config, shapes, elements), *exchange_traffic(config, shapes)]
+
+
+def _compressed(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
+    """In the second stage, in a step that synchronises; in the first it is one all-reduce of all gradients in fp32."""
+    sent = message_bytes(shapes.num_parameters, config.layout.dp)
+    return [_dp(config, "all_to_all", 1, sent.all_to_all), _dp(config, "all_gather", 1, sent.all_gather)]
+
+
+def _local_steps(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
+    """In a step after which the replicas meet: all weights, or how far they have come; in all others nothing."""
+    sent = _dp(config, "all_reduce", 1, FP32_BYTES * shapes.num_parameters)
+    return [sent.model_copy(update={"every_steps": sending_interval(config)})]
+
+
+def _zero_by_hand(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
+    layout = config.layout
+    shares = zero_by_hand_shares(config, shapes)
+    flats, whole = len(shares), layout.dp * sum(shares)
+    # Gradients: stage 1 accumulates whole ones and reduces them once per step, 2 and 3 with every micro-batch, in fp32.
+    reductions = 1 if layout.zero == 1 else layout.micro_batches
+    # Weights: after the update once, in fp32; in stage 3 for every forward and every backward, in the type computed in.
+    # A checkpointed block is computed again while its weights are gathered for its backward: no third time.
+    gathers, each = (2 * layout.micro_batches, compute_bytes(config)) if layout.zero == 3 else (1, FP32_BYTES)
+    return [
+        _dp(config, "reduce_scatter", reductions * flats, reductions * FP32_BYTES * whole),
+        _dp(config, "all_gather", gathers * flats, gathers * each * whole),
+    ]
+
+
+def _fsdp2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
+    layout = config.layout
+    whole = layout.dp * sum(parameter.padded_rows_numel(layout.dp) for parameter in shapes.parameters)
+    blocks = len(list(shapes.blocks()))
+    # ZeRO-3 frees the weights after forward and gathers them again for backward; ZeRO-2 keeps them.
+    gathers = layout.micro_batches * (2 if layout.zero == 3 else 1)
+    return [
+        _dp(config, "all_gather", gathers * blocks, gathers * compute_bytes(config) * whole),
+        _dp(config, "reduce_scatter", layout.micro_batches * blocks, layout.micro_batches * FP32_BYTES * whole),
+    ]
+
+
+def _zero_0(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
+    # All gradients of a step in one call, unless there are too many.
+    calls = -(-shapes.num_parameters // DEEPSPEED_REDUCED_ELEMENTS)
+    return [_dp(config, "all_reduce", calls, compute_bytes(config) * shapes.num_parameters)]
+
+
+def _zero_1_or_2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
+    layout, each = config.layout, compute_bytes(config)
+    padded = padded_parameters(shapes.num_parameters, layout.dp)
+    # Stage 1 reduces once per step, stage 2 with every micro-batch, as it keeps no whole gradient in between. Both
+    # all-reduce the bucket where the paper's scheme would reduce-scatter it, then each rank keeps its share.
+    reductions = layout.micro_batches if layout.zero == 2 else 1
+    buckets = deepspeed_buckets(parameter.numel for parameter in reversed(shapes.parameters))
+    # With every update: the gradient's norm (4 bytes) and, in bf16 and fp16, a flag for overflow (1 byte).
+    checks = 1 if config.precision == "fp32" else 2
+    check_bytes = 4 if config.precision == "fp32" else 5
+    return [
+        _dp(
+            config, "all_reduce", reductions * buckets + checks, reductions * each * shapes.num_parameters + check_bytes
+        ),
+        _dp(config, "all_gather", 1, each * padded),
+    ]
+
+
+def _zero_3(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
+    layout, each = config.layout, compute_bytes(config)
+    padded_of_module: dict[str, int] = {}
+    for parameter in shapes.parameters:
+        padded = parameter.padded_numel(layout.dp) * layout.dp
+        padded_of_module[parameter.module] = padded_of_module.get(parameter.module, 0) + padded
+    whole, modules = sum(padded_of_module.values()), len(padded_of_module)
+    # Every module gathers its weights for its forward and again for its backward.
+    gathered, gathers = 2 * whole, 2 * modules
+    if layout.checkpointing != "none":
+        # Once more to recompute; but torch ends the recomputation of a block inside its last module, whose weights are
+        # then still there for its backward.
+        last_modules = {block[-1].module for block in shapes.blocks()}
+        gathered += whole - sum(padded_of_module[module] for module in last_modules)
+        gathers += modules - len(last_modules)
+    buckets = deepspeed_buckets(
+        parameter.padded_numel(layout.dp) * layout.dp for parameter in reversed(shapes.parameters)
+    )
+    times = layout.micro_batches
+    return [
+        _dp(config, "all_gather", times * gathers, times * each * gathered),
+        _dp(config, "reduce_scatter", times * buckets, times * each * whole),
+        _dp(config, "all_reduce", 1, 8),  # the gradient's norm, in fp64
+    ]
+
+
+def _dp(config: RunConfig, collective: Collective, count: int, message_bytes: int) -> Traffic:
+    return Traffic(
+        collective=collective, group="dp", group_size=config.layout.dp, count=count, message_bytes=message_bytes
+    )
+
+
+TRAFFIC: dict[str, Callable[[RunConfig, ModelShapes], list[Traffic]]] = {
+    "none": lambda config, shapes: [],
+    "ddp": _ddp,
+    "by_hand": _by_hand,
+    "zero_by_hand": _zero_by_hand,
+    "fsdp2": _fsdp2,
+    "deepspeed_0": _zero_0,
+    "deepspeed_1_or_2": _zero_1_or_2,
+    "deepspeed_3": _zero_3,
+    "one_bit": _compressed,
+    "local_steps": _local_steps,
+    "experts": _experts,
+}
+"""What is sent along the data axis, by the names under which `dlojz.config.engines` asks for it."""
+
+
+def predict_communication(config: RunConfig, shapes: ModelShapes, rank: int = 0) -> tuple[Traffic, ...]:
+    """One rank's traffic in a steady step, sorted by collective and group; empty for one process.
+
+    Args:
+        config: the run.
+        shapes: of the whole model.
+        rank: matters where ranks hold different parts of the model, as in a pipeline.
+
+    Raises:
+        LabError: if an engine shares the layers in a way of which it is not known what it sends.
+    """
+    layout = config.layout
+    if layout.world_size == 1:
+        return ()
+    control = Traffic(
+        collective="all_reduce", group="control", group_size=layout.world_size, count=1, message_bytes=LOSS_BYTES
+    )
+    part = part_of(config, shapes, rank)
+    rule: list[Traffic] = []
+    if layout.pp > 1:
+        rule += pipeline_traffic(config, shapes, rank)
+    if layout.dp > 1 and (layout.pp == 1 or layout.engine == "deepspeed"):
+        rule += TRAFFIC[config.engine_spec.traffic](config, part)
+    if layout.tp > 1:
+        rule += tensor_traffic(config, shapes, rank)
+    return tuple(sorted([control, *rule], key=lambda t: (t.collective, t.group)))
+
+
+def communication_by_place(config: RunConfig) -> dict[tuple[int, int], tuple[Traffic, ...]]:
+    """Predict the traffic of all ranks: by position along (pp, tp), as the replicas of a data axis send the same.
+
+    Raises:
+        LabError: as `predict_communication`.
+    """
+    layout, shapes = config.layout, model_shapes(config)
+    return {
+        (pp, tp): predict_communication(config, shapes, pp * layout.dp * layout.tp + tp)
+        for pp in range(layout.pp)
+        for tp in range(layout.tp)
+    }
+
+
+OF_WEIGHTS = "gradient of a whole"
+"""How the messages begin that belong to a parameter, not to a region."""
+
+
+class BlockMessage(NamedTuple):
+    """One message of a block, for one micro-batch.
+
+    Args:
+        what: the part it belongs to, e.g. `attention: leave`.
+        phase: the pass that sends it.
+        collective: which one; each rank of the axis calls it.
+        message_bytes: of the whole tensor that is reduced or gathered.
+        again: whether a block that is computed again sends it again.
+    """
+
+    what: str
+    phase: Literal["forward", "backward"]
+    collective: Collective
+    message_bytes: int
+    again: bool = False
+
+
+class BlockSizes(NamedTuple):
+    """Of one block: (B, T, D) or (B, C, H, W) that enters and leaves, tokens of all ranks; bytes of their elements."""
+
+    entering: tuple[int, ...]
+    leaving: tuple[int, ...]
+    sequence_parallel: bool
+    stream_bytes: int
+    product_bytes: int
+    weight_bytes: int
+    by_torch: bool
+
+    def region(self, what: str, entered: int, left: int, *, ends_block: bool = False) -> Iterator[BlockMessage]:
+        """The two ends of a region, of so many elements.
+
+        torch stops computing a block again as soon as it has all that backward needs: within its last product, so that
+        the sum that ends the block is not repeated.
+        """
+        entered_bytes, left_bytes = entered * self.stream_bytes, left * self.product_bytes
+        if not self.sequence_parallel:
+            yield BlockMessage(f"{what}: leave", "forward", "all_reduce", left_bytes, again=not ends_block)
+            yield BlockMessage(f"{what}: enter", "backward", "all_reduce", entered_bytes)
+            return
+        yield BlockMessage(f"{what}: enter", "forward", "all_gather", entered_bytes, again=True)
+        yield BlockMessage(f"{what}: leave", "forward", "reduce_scatter", left_bytes, again=not ends_block)
+        yield BlockMessage(f"{what}: leave", "backward", "all_gather", left_bytes)
+        yield BlockMessage(f"{what}: enter", "backward", "reduce_scatter", entered_bytes)
+
+    def whole_on_each(self, *modules: Any) -> Iterator[BlockMessage]:
+        """Norms and biases that all ranks have whole: where each sees its own tokens only, the gradients are summed."""
+        from dlojz.by_hand.tensor.layers import RowParallelLinear
+
+        if not self.sequence_parallel:
+            return
+        for module in modules:
+            if self.by_torch and isinstance(module, RowParallelLinear):
+                continue  # torch adds this bias before the tokens are shared out: its gradient is whole already
+            kinds = ("bias",) if isinstance(module, RowParallelLinear) else ("weight", "bias")
+            for kind in kinds:
+                parameter = getattr(module, kind, None)
+                if parameter is not None:
+                    num_bytes = parameter.numel() * self.weight_bytes
+                    yield BlockMessage(f"{OF_WEIGHTS} {kind}", "backward", "all_reduce", num_bytes)
+
+
+def _transformer(block: Any, sizes: BlockSizes) -> Iterator[BlockMessage]:
+    """Attention, then MLP: each enters and leaves (B, T, D)."""
+    numel = prod(sizes.entering)
+    attention, mlp = block.heads_axis.size > 1, block.mlp_axis.size > 1
+    if attention:
+        yield from sizes.region("attention", numel, numel)
+    if mlp:
+        yield from sizes.region("mlp", numel, numel, ends_block=True)
+    yield from sizes.whole_on_each(block.norm1, block.attention_project, block.norm2, block.mlp_project)
+
+
+def _coatnet_attention(block: Any, sizes: BlockSizes) -> Iterator[BlockMessage]:
+    """What is pooled enters with the former width; all else has the block's own."""
+    batch, _, height, width = sizes.leaving
+    numel = prod(sizes.leaving)
+    if block.attention.axis.size > 1:
+        entered = batch * height * width * block.attention.qkv.weight.shape[1]
+        yield from sizes.region("attention", entered, numel)
+    if block.mlp_axis.size > 1:
+        yield from sizes.region("mlp", numel, numel, ends_block=True)
+
+
+def _convolution(block: Any, sizes: BlockSizes) -> Iterator[BlockMessage]:
+    """MBConv: all channels enter (B, C, H, W), squeeze-and-excitation is a region turned round: (B, Q) twice."""
+    squeezed_bytes = sizes.leaving[0] * block.squeeze_excitation.squeeze.weight.shape[0] * sizes.product_bytes
+    yield BlockMessage("squeeze: leave", "forward", "all_reduce", squeezed_bytes, again=True)
+    yield BlockMessage("excite: enter", "backward", "all_reduce", squeezed_bytes)
+    yield from sizes.region("convolution", prod(sizes.entering), prod(sizes.leaving), ends_block=True)
+
+
+def _stem(block: Any, sizes: BlockSizes) -> Iterator[BlockMessage]:
+    """Images need no gradient: its region has an end only."""
+    yield BlockMessage("stem: leave", "forward", "all_reduce", prod(sizes.leaving) * sizes.product_bytes)
+
+
+def _coatnet_head(block: Any, sizes: BlockSizes) -> Iterator[BlockMessage]:
+    """(B, D) enters, all logits (B, K) leave."""
+    yield from sizes.region("head", sizes.entering[0] * sizes.entering[1], prod(sizes.leaving), ends_block=True)
+
+
+def _embedding(block: Any, sizes: BlockSizes) -> Iterator[BlockMessage]:
+    """The tokens' vectors (B, T, D), of which each rank knows some; tokens need no gradient."""
+    num_bytes = prod(sizes.leaving) * sizes.weight_bytes
+    again = sizes.by_torch and hasattr(block, "position")  # torch looks positions up last, and so repeats the sum
+    if not sizes.sequence_parallel:
+        yield BlockMessage("embedding: leave", "forward", "all_reduce", num_bytes, again)
+        return
+    yield BlockMessage("embedding: leave", "forward", "reduce_scatter", num_bytes, again)
+    yield BlockMessage("embedding: leave", "backward", "all_gather", num_bytes)
+    if hasattr(block, "position"):  # each rank has gone on with its own tokens' rows of a table that all have
+        table_bytes = prod(sizes.leaving[1:]) * sizes.weight_bytes
+        yield BlockMessage("positions: own part", "backward", "all_gather", table_bytes)
+
+
+def _text_head(block: Any, sizes: BlockSizes) -> Iterator[BlockMessage]:
+    """(B, T, D) enters; the logits stay where they are, and the loss sends three numbers per token, in fp32."""
+    enter = [one for one in sizes.region("head", prod(sizes.entering), 0) if one.message_bytes]
+    yield from enter
+    yield from sizes.whole_on_each(block.norm)
+    tokens = prod(sizes.entering[:2])
+    yield BlockMessage("loss: largest logit", "forward", "all_reduce", FP32_BYTES * tokens)
+    yield BlockMessage("loss: sum of exponentials, target", "forward", "all_reduce", 2 * FP32_BYTES * tokens)
+
+
+BLOCKS: dict[str, Callable[[Any, BlockSizes], Iterator[BlockMessage]]] = {
+    "ParallelTransformerBlock": _transformer,
+    "ParallelLlamaBlock": _transformer,
+    "ParallelAttentionBlock": _coatnet_attention,
+    "ParallelMBConvBlock": _convolution,
+    "ParallelStem": _stem,
+    "ParallelCoAtNetHead": _coatnet_head,
+    "VocabularyParallelEmbedding": _embedding,
+    "ParallelEmbedding": _embedding,
+    "ParallelHead": _text_head,
+}
+"""By the name of the block's class; a block of another is whole, and sends nothing."""
+
+
+def boundaries_of_run(config: RunConfig) -> tuple[Boundary, ...]:
+    """What enters each block, and last what leaves the model; with sequence parallelism, of one rank's tokens."""
+    split = split_of(config)
+    # Without sequence parallelism every rank has all of what passes between two blocks.
+    return _boundaries(
+        config.model,
+        config.image_size,
+        config.sequence_length,
+        config.num_classes,
+        config.layout.micro_batch,
+        config.precision == "bf16",
+        config.layout.strategy in AUTOCAST,
+        split if split.sequence_parallel else WHOLE,
+    )
+
+
+@lru_cache(maxsize=64)
+def _boundaries(
+    model: str,
+    image_size: int | None,
+    sequence_length: int | None,
+    num_classes: int,
+    micro_batch: int,
+    bf16: bool,
+    autocast: bool,
+    split: Split,
+) -> tuple[Boundary, ...]:
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from dlojz.pipeline.runtime import boundaries_of
+
+    built = build_on_meta(model, image_size, sequence_length, num_classes, split)
+    if models.spec(model).family == "text":
+        sample = torch.empty(micro_batch, sequence_length or 1, dtype=torch.long, device="meta")
+    else:
+        sample = torch.empty(micro_batch, 3, image_size or 1, image_size or 1, device="meta")
+    if bf16 and not autocast:
+        built = built.bfloat16()
+        sample = sample.bfloat16() if sample.is_floating_point() else sample
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        built.to_empty(device="cpu")
+        sample = torch.empty(sample.shape, dtype=sample.dtype, device="cpu")
+        return tuple(boundaries_of(list(built.blocks), sample, compute=torch.bfloat16 if bf16 and autocast else None))
+
+
+def block_messages(config: RunConfig) -> tuple[tuple[BlockMessage, ...], ...]:
+    """What each block of the model sends along the tensor axis for one micro-batch, the loss with the last.
+
+    Args:
+        config: a run with tp > 1.
+    """
+    layout, split = config.layout, split_of(config)
+    blocks = _blocks(config.model, config.image_size, config.sequence_length, config.num_classes, split)
+    boundaries = boundaries_of_run(config)
+    half = HALF_BYTES if config.precision != "fp32" else FP32_BYTES
+    weight_bytes = FP32_BYTES if layout.strategy in AUTOCAST else half
+    found = []
+    for number, block in enumerate(blocks):
+        entering, leaving = boundaries[number : number + 2]
+        sizes = BlockSizes(
+            _all_tokens(entering, split),
+            _all_tokens(leaving, split),
+            split.sequence_parallel,
+            entering.dtype.itemsize,
+            half,
+            weight_bytes,
+            layout.engine == "torch",
+        )
+        messages = BLOCKS.get(type(block).__name__)
+        found.append(tuple(messages(block, sizes)) if messages else ())
+    return tuple(found)
+
+
+def tensor_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[Traffic]:
+    """One rank's traffic along the tensor axis in a steady step.
+
+    Args:
+        config: the run.
+        shapes: of the whole model.
+        rank: from 0 to the world size; its pipeline stages alone matter.
+
+    Raises:
+        LabError: for engine deepspeed, which splits no layers itself.
+    """
+    layout = config.layout
+    if layout.tp == 1:
+        return []
+    if layout.engine == "deepspeed":
+        raise LabError(_unknown(layout.tp, layout.engine))
+    # torch leaves such a gradient as the ranks' parts of a sum, which is settled once, before the update; DDP and FSDP2
+    # want it whole after each micro-batch (FSDP2 in a pipeline after the last), and so does the lab's own operator.
+    settled = layout.engine == "torch" and (layout.pp > 1 or not layout.engine_spec.averages_each_micro_batch)
+    again = layout.checkpointing != "none"
+    count: dict[Collective, int] = {}
+    num_bytes: dict[Collective, int] = {}
+    for messages, passes in zip(block_messages(config), _passes(config, shapes, rank), strict=True):
+        for message in messages:
+            forward = message.phase == "forward"
+            times = passes.forward if forward else passes.backward
+            if forward and again and message.again:
+                times += passes.backward
+            if settled and times and message.what.startswith(OF_WEIGHTS):
+                times = 1
+            count[message.collective] = count.get(message.collective, 0) + times
+            num_bytes[message.collective] = num_bytes.get(message.collective, 0) + times * message.message_bytes
+    return [
+        Traffic(collective=name, group="tp", group_size=layout.tp, count=number, message_bytes=num_bytes[name])
+        for name, number in count.items()
+        if number
+    ]
+
+
+def _unknown(tp: int, engine: str) -> str:
+    return say(
+        en=f"what engine={engine!r} sends along tp={tp} is not predicted: use engine='by_hand' to predict it; "
+        "`dlojz memory` predicts the memory of every engine.",
+        fr=f"ce que engine={engine!r} envoie selon tp={tp} n’est pas prédit : prenez engine='by_hand' pour le "
+        "prédire ; `dlojz memory` prédit la mémoire de tous les moteurs.",
+    )
+
+
+class _Passes(NamedTuple):
+    forward: int
+    backward: int
+
+
+def _passes(config: RunConfig, shapes: ModelShapes, rank: int) -> list[_Passes]:
+    """How often a rank runs each block's forward and backward in one step."""
+    layout = config.layout
+    if layout.pp == 1:
+        every = max(one.block for one in shapes.parameters) + 1
+        return [_Passes(layout.micro_batches, layout.micro_batches)] * every
+    schedule, bounds = schedule_of(layout), bounds_of(config, shapes)
+    forward, backward = [0] * bounds[-1], [0] * bounds[-1]
+    for action in schedule.orders[axes_of(config, rank)[2]]:
+        for element in action.elements:
+            # The gradient of a stage's input is what goes through its regions; the weights' half sends the rest.
+            passes = {FORWARD: forward, BACKWARD: backward, BACKWARD_INPUT: backward}.get(element.kind)
+            if passes is not None:
+                for block in range(*bounds[element.stage : element.stage + 2]):
+                    passes[block] += 1
+    return [_Passes(*each) for each in zip(forward, backward, strict=True)]
+
+
+def _all_tokens(boundary: Boundary, split: Split) -> tuple[int, ...]:
+    """Shape of the whole stream, of which a rank has its own tokens only where the sequence is split."""
+    if split.sequence_parallel and len(boundary.shape) == 3 and boundary.dtype.is_floating_point:
+        batch, tokens, width = boundary.shape
+        return batch, tokens * split.size, width
+    return boundary.shape
+
+
+@lru_cache(maxsize=16)
+def _blocks(
+    model: str, image_size: int | None, sequence_length: int | None, num_classes: int, split: Split
+) -> list[nn.Module]:
+    return list(build_on_meta(model, image_size, sequence_length, num_classes, split).blocks)
+
+
+def pipeline_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[Traffic]:
+    """One rank's traffic in a steady step, without the lab's own control group.
+
+    Args:
+        config: a run with pp > 1.
+        shapes: of the whole model.
+        rank: from 0 to the world size.
+    """
+    layout = config.layout
+    pipeline_rank = axes_of(config, rank)[2]
+    schedule = schedule_of(layout)
+    bounds = bounds_of(config, shapes)
+    sent, received = _messages(config, schedule, pipeline_rank, bounds)
+    traffic = [_of("send", "pp", layout.pp, sent), _of("recv", "pp", layout.pp, received)]
+    held = {
+        (pipe, stage)
+        for pipe, ranks in enumerate(schedule.placement)
+        for stage, holder in enumerate(ranks)
+        if holder == pipeline_rank
+    }
+    own = part_of(config, shapes, rank)
+    numel = {stage: _numel(own, range(bounds[stage], bounds[stage + 1])) for _, stage in held}
+    if schedule.pipes > 1:
+        traffic.append(_of("all_reduce", "twins", 2, [FP32_BYTES * numel[stage] for _, stage in held]))
+    if layout.engine_spec.gathers_per_step:
+        traffic += _sharded(config, own)
+    elif layout.dp > 1 and layout.engine != "deepspeed":
+        traffic.append(_of("all_reduce", "dp", layout.dp, [FP32_BYTES * numel[stage] for _, stage in held]))
+    if layout.engine == "deepspeed" and (layout.zero or config.precision != "fp32"):
+        traffic.append(_of("all_reduce", "pp", layout.pp, [FP32_BYTES]))  # the gradient's norm, over the stages too
+    return [one for one in traffic if one.count]
+
+
+def _sharded(config: RunConfig, own: ModelShapes) -> list[Traffic]:
+    """FSDP2 below torch's pipeline: a block's weights are gathered once per step, its gradients reduced once."""
+    dp, blocks = config.layout.dp, len(list(own.blocks()))
+    whole = dp * sum(parameter.padded_rows_numel(dp) for parameter in own.parameters)
+    return [
+        _of("all_gather", "dp", dp, [compute_bytes(config) * whole], blocks),
+        _of("reduce_scatter", "dp", dp, [FP32_BYTES * whole], blocks),
+    ]
+
+
+def _messages(
+    config: RunConfig, schedule: Schedule, pipeline_rank: int, bounds: tuple[int, ...]
+) -> tuple[list[int], list[int]]:
+    """Bytes of each message that a pipeline rank sends, and of each that it receives."""
+    at_block = boundary_bytes(config)
+    sent, received = [], []
+    for action in schedule.orders[pipeline_rank]:
+        for element in action.elements:
+            if element.kind not in (FORWARD, BACKWARD, BACKWARD_INPUT):
+                continue
+            placement, stage = schedule.placement[element.pipe], element.stage
+            forward = element.kind == FORWARD
+            before, after = (stage - 1, stage + 1) if forward else (stage + 1, stage - 1)
+            entering, leaving = (stage, stage + 1) if forward else (stage + 1, stage)
+            if 0 <= before < schedule.stages and placement[before] != pipeline_rank:
+                received.append(at_block[bounds[entering]])
+            if 0 <= after < schedule.stages and placement[after] != pipeline_rank:
+                sent.append(at_block[bounds[leaving]])
+    return sent, received
+
+
+def boundary_bytes(config: RunConfig) -> tuple[int, ...]:
+    """Bytes of what enters each block of the model for one micro-batch, and last of what leaves it."""
+    return tuple(one.message_bytes for one in boundaries_of_run(config))
+
+
+def sample_bytes(config: RunConfig) -> tuple[int, int]:
+    """Bytes of one micro-batch's inputs and of its targets."""
+    layout, integer = config.layout, 8
+    if models.spec(config.model).family == "text":
+        tokens = layout.micro_batch * (config.sequence_length or 1) * integer
+        return tokens, tokens
+    side = config.image_size or 1
+    return layout.micro_batch * 3 * side * side * FP32_BYTES, layout.micro_batch * integer
+
+
+def samples_bytes(config: RunConfig, rank: int) -> int:
+    """What a pipeline rank keeps of a step's samples: all inputs with its first stage, all targets with its last."""
+    layout = config.layout
+    if layout.pp == 1:
+        return 0
+    inputs_bytes, targets_bytes = sample_bytes(config)
+    held = rank_stages(config, rank)
+    last = schedule_of(layout).stages - 1
+    of_one = inputs_bytes * (0 in held) + targets_bytes * (last in held)
+    # torch takes a step's micro-batches as one batch, and cuts it again.
+    copies = 2 if layout.engine == "torch" else 1
+    return copies * layout.micro_batches * of_one
+
+
+def _numel(shapes: ModelShapes, blocks: range) -> int:
+    return sum(parameter.numel for parameter in shapes.parameters if parameter.block in blocks)
+
+
+def _of(collective: Collective, group: str, size: int, messages: list[int], count: int | None = None) -> Traffic:
+    return Traffic(
+        collective=collective,
+        group=group,
+        group_size=size,
+        count=len(messages) if count is None else count,
+        message_bytes=sum(messages),
+    )

@@ -1,0 +1,309 @@
+"""Count FLOPs of a step, and the bytes of a checkpoint.
+
+Floating-point operations of one training step.
+
+Counted from shapes on the meta device, never typed by hand; two operations per multiply-add.
+
+Bytes of a checkpoint, before it is written.
+
+Equal to the bytes of the tensors that are written, in every layout, as a checkpoint holds the logical state: what is
+replicated is kept once. The files are a little larger, by their headers and the manifest.
+
+With Ψ parameters: 4Ψ of weights in fp32, 4Ψ for each moment (one for momentum, two for Adam, so 12Ψ in all); BatchNorm
+statistics of each replica; in the second stage of an optimizer that compresses, the errors of each rank; of replicas
+that go alone, what each has for itself; 5,056 bytes of each rank's random numbers; 8 bytes of Adam's count of updates.
+No gradients, and no activations: that is why it is kept between two steps.
+
+Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §3.1, for what the states of a training are.
+
+What each length of a curriculum costs, before anything runs: tokens, FLOPs, bytes of activations.
+
+A step with short samples costs what a step of a run of that length costs; its peak in memory is that of the whole
+length, from the first whole step on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from dlojz import models
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of
+from dlojz.config.run_config import RunConfig
+from dlojz.config.schedules import LOCAL, PLAIN, LengthStretch, first_whole_step, stretches, total_tokens, whole_length
+from dlojz.models.experts.routing import Routing
+from dlojz.pipeline.partition_baselines import schedule_of
+from dlojz.prediction.shapes import (
+    AUTOCAST,
+    FP32_BYTES,
+    WHOLE,
+    Split,
+    axes_of,
+    bounds_of,
+    build_on_meta,
+    model_shapes,
+    num_blocks,
+    rank_stages,
+    split_of,
+)
+from dlojz.prediction.states import MOMENTS, NUMBERS, compute_bytes, error_bytes
+
+
+def step_flops(config: RunConfig, rank: int = 0) -> float:
+    """FLOPs of one rank in one step: forward once, backward twice as much, and what is computed again.
+
+    A pipeline rank computes the share of its own stages' blocks; a tensor-parallel one its part of each layer, and all
+    of what is not split.
+
+    A count differs by little: it falls short by the gradient of the images, which nothing needs, and exceeds it by the
+    scores that fused attention kernels compute again in backward (2 % for the lab's small text models).
+    Normalisations and activation functions are not counted. With full checkpointing the forward pass is
+    computed again, but for the end of each block (see `_not_recomputed`); selective checkpointing computes no product
+    again.
+
+    Source: Korthikanti et al. 2022 (arXiv 2205.05198), appendix A, for the factors 3 and, at most, 4.
+    """
+    layout = config.layout
+    if config.experts is not None:
+        return _mixed_flops(config, rank)
+    if layout.tp > 1:
+        return _split_flops(config, rank) * layout.micro_batch * layout.micro_batches
+    summary = models.describe(
+        config.model, config.image_size, sequence_length=config.sequence_length, num_classes=config.num_classes
+    )
+    sample_flops = 3 * summary.flops
+    if layout.checkpointing == "full":
+        flops_of = _flops_by_module(config.model, config.image_size, config.sequence_length, config.num_classes, WHOLE)
+        sample_flops += summary.flops - sum(flops_of.get(name, 0) for name in _not_recomputed(config))
+    return float(sample_flops * layout.micro_batch * layout.micro_batches) * _share(config, rank)
+
+
+def _mixed_flops(config: RunConfig, rank: int) -> float:
+    """FLOPs of a model with mixtures, whose experts compute all rows of their buffers, also those that stay empty.
+
+    Counted for a whole micro-batch, as capacities are rounded up; shared out, an expert computes as many rows more as
+    there are fewer experts on a rank.
+    """
+    layout = config.layout
+    flops_of = _flops_by_module(
+        config.model,
+        None,
+        config.sequence_length,
+        config.num_classes,
+        WHOLE,
+        routing=config.routing,
+        samples=layout.micro_batch,
+    )
+    forward = flops_of[""]
+    again = 0
+    if layout.checkpointing == "full":
+        again = forward - sum(flops_of.get(name, 0) for name in _not_recomputed(config))
+    return float(3 * forward + again) * layout.micro_batches * _share(config, rank)
+
+
+def _split_flops(config: RunConfig, rank: int) -> float:
+    """FLOPs of one sample on a rank that holds part of each layer, counted on that part."""
+    _, tp_rank, _ = axes_of(config, rank)
+    split = split_of(config, tp_rank)
+    flops_of = _flops_by_module(config.model, config.image_size, config.sequence_length, config.num_classes, split)
+    bounds = bounds_of(config, model_shapes(config)) if config.layout.pp > 1 else (0, num_blocks(model_shapes(config)))
+    own = [block for stage in rank_stages(config, rank) for block in range(*bounds[stage : stage + 2])]
+    forward = sum(flops_of.get(f"blocks.{block}", 0) for block in own)
+    again = 0
+    if config.layout.checkpointing == "full":
+        last = {name: int(name.split(".")[1]) for name in _not_recomputed(config)}
+        again = forward - sum(own.count(block) * flops_of.get(name, 0) for name, block in last.items())
+    pipes = schedule_of(config.layout).pipes if config.layout.pp > 1 else 1
+    return float(3 * forward + again) / pipes
+
+
+def _share(config: RunConfig, rank: int) -> float:
+    """Part of the model's FLOPs, by blocks, that one rank computes per micro-batch of its replica."""
+    if config.layout.pp == 1:
+        return 1.0
+    from dlojz.pipeline.partition_baselines import block_weights
+
+    flops = block_weights(config, "flops").weights
+    bounds = bounds_of(config, model_shapes(config))
+    own = sum(sum(flops[slice(*bounds[stage : stage + 2])]) for stage in rank_stages(config, rank))
+    # A bidirectional pipeline sends half of the micro-batches each way.
+    return float(own / sum(flops)) / schedule_of(config.layout).pipes
+
+
+def _not_recomputed(config: RunConfig) -> tuple[str, ...]:
+    """The last module of each block, where torch stops recomputing as soon as it has saved all that backward needs.
+
+    Engines that gather weights (FSDP2, DeepSpeed stage 3) make a linear layer save its inputs after the product and
+    not before it, so that they spare convolutions only; FSDP2 sometimes spares linear layers without bias too.
+    """
+    # A mixture weighs what its experts give, and so needs all of it again.
+    mixed = {one.block for one in model_shapes(config).parameters if one.is_expert}
+    last = [block[-1].module for block in model_shapes(config).blocks() if block[-1].block not in mixed]
+    if not config.layout.engine_spec.saves_inputs_late:
+        return tuple(last)
+    convolutions = {parameter.module for parameter in model_shapes(config).parameters if len(parameter.shape) == 4}
+    return tuple(module for module in last if module in convolutions)
+
+
+@lru_cache(maxsize=64)
+def _flops_by_module(
+    model: str,
+    image_size: int | None,
+    sequence_length: int | None,
+    num_classes: int,
+    split: Split,
+    *,
+    routing: Routing | None = None,
+    samples: int = 1,
+) -> dict[str, int]:
+    """Forward FLOPs of so many samples within each module of the model, or of one rank's part of it."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    built = build_on_meta(model, image_size, sequence_length, num_classes, split, routing=routing).eval()
+    if models.spec(model).family == "image":
+        sample = torch.empty(samples, 3, image_size or 1, image_size or 1, device="meta")
+    else:
+        sample = torch.empty(samples, sequence_length or 1, dtype=torch.long, device="meta")
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        built(sample)
+    return {name.partition(".")[2]: sum(of_op.values()) for name, of_op in counter.get_flop_counts().items()}
+
+
+RANDOM_STATE_BYTES = 5056
+"""Of torch's generator on the CPU (`at::CPUGeneratorImplState`); that of a GPU has 16 bytes more."""
+
+COUNT_BYTES = 8
+APART = {"local_sgd": 1, "diloco": 3}
+"""Tensors of the parameters' size that every replica but the first has for itself between two meetings: the weights,
+and the moments of an inner AdamW; just after a meeting it is one less, as all hold the same weights."""
+
+
+def checkpoint_bytes(config: RunConfig) -> int:
+    """Bytes of all tensors that a checkpoint of this run holds."""
+    shapes, layout = model_shapes(config), config.layout
+    parameter_bytes = FP32_BYTES * (1 + MOMENTS[config.optimizer]) * shapes.num_parameters
+    buffer_bytes = FP32_BYTES if layout.strategy in AUTOCAST else compute_bytes(config)
+    replica_bytes = buffer_bytes * shapes.float_buffer_elements + shapes.integer_buffer_bytes
+    numbers = NUMBERS.get(config.optimizer, 0)
+    count_bytes = (COUNT_BYTES if numbers else 0) + FP32_BYTES * max(0, numbers - 1) * len(shapes.parameters)
+    own_bytes = layout.dp * error_bytes(config, shapes.num_parameters)
+    if config.optimizer in LOCAL:
+        own_bytes = (layout.dp - 1) * FP32_BYTES * APART[config.optimizer] * shapes.num_parameters
+    return (
+        parameter_bytes
+        + count_bytes
+        + own_bytes
+        + _replicas(config) * replica_bytes
+        + layout.world_size * RANDOM_STATE_BYTES
+    )
+
+
+def _replicas(config: RunConfig) -> int:
+    """Sets of BatchNorm statistics: one per replica, and one per pipe of a bidirectional schedule."""
+    if config.layout.pp == 1:
+        return config.layout.dp
+    from dlojz.pipeline.partition_baselines import schedule_of
+
+    return config.layout.dp * schedule_of(config.layout).pipes
+
+
+@dataclass(frozen=True)
+class LengthCost:
+    """One step of one length, on one rank.
+
+    Args:
+        stretch: the length and its steps.
+        step_tokens: tokens of the global batch.
+        step_flops: floating-point operations of one rank.
+        activations_bytes: most bytes of activations that one rank holds at once.
+    """
+
+    stretch: LengthStretch
+    step_tokens: int
+    step_flops: float
+    activations_bytes: int
+
+
+@dataclass(frozen=True)
+class CurriculumCost:
+    """What a run with a curriculum costs one rank, length by length.
+
+    Args:
+        config: the run.
+        lengths: in turn.
+        peak_bytes: of one rank, in the steps that take most: the whole ones.
+        peak_step: the first of them, from 0.
+    """
+
+    config: RunConfig
+    lengths: tuple[LengthCost, ...]
+    peak_bytes: int
+    peak_step: int
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens that the run reads, over all replicas."""
+        return total_tokens(self.config)
+
+    @property
+    def total_flops(self) -> float:
+        """Floating-point operations of one rank in the whole run."""
+        return sum(one.step_flops * one.stretch.num_steps for one in self.lengths)
+
+    def relative_cost(self, length: int) -> float:
+        """FLOPs of a step of this length over those of a whole one, from 0 to 1.
+
+        Below `length / sequence_length`, as attention costs the square of the length.
+
+        Raises:
+            LabError: if no step has this length.
+        """
+        by_length = {one.stretch.length: one.step_flops for one in self.lengths}
+        if length not in by_length:
+            raise LabError(one_of("length", length, [str(known) for known in by_length]))
+        return by_length[length] / by_length[whole_length(self.config)]
+
+
+def at_length(config: RunConfig, length: int) -> RunConfig:
+    """The run whose every step costs what a step of this length costs: without curriculum, of short samples.
+
+    Raises:
+        LabError: if the run reads images, or nothing is that short.
+    """
+    whole_length(config)
+    return RunConfig.from_dict({**config.to_dict(), **PLAIN, "curriculum": "none", "sequence_length": length})
+
+
+def curriculum_cost(config: RunConfig, rank: int = 0) -> CurriculumCost:
+    """Predict what each length of a run's curriculum costs one rank; without one, there is one length.
+
+    Args:
+        config: a run on text.
+        rank: from 0 to the world size.
+
+    Raises:
+        LabError: if the run reads images or the rank does not exist.
+    """
+    from dlojz.prediction.forecast import forecast
+
+    found = stretches(config)
+    costs = []
+    for stretch in found:
+        plain = at_length(config, stretch.length)
+        costs.append(
+            LengthCost(
+                stretch,
+                step_tokens=config.layout.global_batch * stretch.length,
+                step_flops=step_flops(plain, rank),
+                activations_bytes=forecast(plain, rank).memory.activations_bytes or 0,
+            )
+        )
+    return CurriculumCost(
+        config,
+        tuple(costs),
+        peak_bytes=forecast(config, rank).memory.peak_bytes or 0,
+        peak_step=first_whole_step(config),
+    )

@@ -1,0 +1,605 @@
+"""Forecast the memory of a rank over a step: trace, states and engine memory replayed through a ledger.
+
+What each engine holds besides the model states and what one process would allocate, and when.
+
+One overlay per engine, each measured against in tests/prediction/test_forecast.py.
+
+One training step of one rank, replayed through the ledger from the trace of one micro-batch.
+
+Each event of the trace moves the ledger once per micro-batch; the overlay alone knows the engine.
+
+The memory of one rank through one training step: the trace of one process, its engine's overlay, its states.
+
+Nothing is allocated and no process made. On the CPU what is predicted is what the probe measures (see
+tests/prediction/test_forecast.py); for a GPU the corrections of `on_gpu` and the allocator's model come on top.
+
+The composition: peak of a rank = largest, over the step, of its states + what the micro-batches in flight keep + what
+the running pass takes + the engine's own buffers.
+
+The field's rules of thumb and the papers' closed forms, each beside the figure of a forecast that it speaks of.
+
+A rule is laid beside the categories that it counts and no others, a form beside one traced layer; the difference is a
+subtraction, never a judgement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from statistics import median_low
+
+from dlojz import hardware, models
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.config.run_config import RunConfig
+from dlojz.hardware import Device
+from dlojz.models.sizes import GPTSize, LlamaSize, ViTSize
+from dlojz.prediction.allocator import replay
+from dlojz.prediction.communication import samples_bytes
+from dlojz.prediction.engine_memory import (
+    DDP,
+    ByHand,
+    ByHandInForward,
+    Compressed,
+    DDPInForward,
+    EngineMemory,
+    HookedDDP,
+    InBackwardMemory,
+    InForward,
+    Ledger,
+    LocalStepsMemory,
+    Megatron,
+    Movement,
+    by_hand_in_backward,
+)
+from dlojz.prediction.engine_memory_sharded import (
+    FSDP2,
+    DeepSpeed,
+    DeepSpeed3,
+    DeepSpeed12,
+    DeepSpeedExperts,
+    ExpertsMemory,
+    ZeroStage1Memory,
+    ZeroStage2Memory,
+    ZeroStage3Memory,
+)
+from dlojz.prediction.model_trace import (
+    block_of,
+    compute_of,
+    in_flight_bytes,
+    micro_batches_in_flight,
+    trace_of,
+    trace_of_rank,
+)
+from dlojz.prediction.rules_of_thumb import (
+    RULES,
+    Shape,
+    infinity_activation_bytes,
+    infinity_checkpoint_bytes,
+    layer_bytes,
+)
+from dlojz.prediction.shapes import ModelShapes, axes_of, model_shapes, part_of
+from dlojz.prediction.states import offload_states, predict_states
+from dlojz.prediction.trace import Allocation, MemoryTrace, TraceMark
+from dlojz.results.footprint import STATES, Category, Memory
+from dlojz.results.record import MemorySample
+
+OVERLAYS: dict[str, Callable[[RunConfig, ModelShapes], EngineMemory]] = {
+    "one_process": EngineMemory,
+    "ddp": DDP,
+    "hooked_ddp": HookedDDP,
+    "by_hand": ByHand,
+    "zero_1_by_hand": ZeroStage1Memory,
+    "zero_2_by_hand": ZeroStage2Memory,
+    "zero_3_by_hand": ZeroStage3Memory,
+    "fsdp2": FSDP2,
+    "deepspeed_0": DeepSpeed,
+    "deepspeed_1_or_2": DeepSpeed12,
+    "deepspeed_3": DeepSpeed3,
+    "one_bit": Compressed,
+    "local_steps": LocalStepsMemory,
+    "experts": ExpertsMemory,
+    "deepspeed_experts": DeepSpeedExperts,
+    "in_backward": InBackwardMemory,
+    "by_hand_in_backward": by_hand_in_backward,
+    "in_forward": InForward,
+    "ddp_in_forward": DDPInForward,
+    "by_hand_in_forward": ByHandInForward,
+    "megatron": Megatron,
+}
+"""The overlays, by the names under which `dlojz.config.engines` asks for them."""
+
+
+def overlay_of(config: RunConfig, shapes: ModelShapes, *, dp_rank: int = 0, on_gpu: bool = False) -> EngineMemory:
+    """The overlay of the engine that runs a layout, on one data-parallel rank."""
+    made = OVERLAYS[config.engine_spec.overlay](config, shapes)
+    made.on_gpu, made.dp_rank = on_gpu, dp_rank
+    return made
+
+
+REPLAYED_MICRO_BATCHES = 3
+"""What happens in the second micro-batch happens in all that follow it but the last, and the one with the most others
+in flight."""
+
+
+class StepReplay:
+    """Replays the trace of one micro-batch through a ledger, as often as the step has micro-batches.
+
+    Args:
+        config: the run.
+        trace: of this rank.
+        states: of this rank, as they are from step to step.
+        overlay: of the engine.
+        in_flight_bytes: what a pipeline rank keeps of other micro-batches while each one's backward runs.
+        samples_bytes: what it keeps of the step's samples.
+        ledger: to write in; by default a new one.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        trace: MemoryTrace,
+        states: Memory,
+        overlay: EngineMemory,
+        *,
+        in_flight_bytes: tuple[int, ...] = (),
+        samples_bytes: int = 0,
+        ledger: Ledger | None = None,
+    ) -> None:
+        self.config, self.trace, self.overlay = config, trace, overlay
+        self.ledger = ledger or Ledger()
+        self.micro_batch = 0
+        self.gradient_bytes = 0
+        """Bytes of the gradients as autograd makes them, where the engine keeps them; larger than the parameters where
+        a gradient is a view of a larger tensor."""
+        self._in_flight_bytes = in_flight_bytes
+        self._samples_bytes = samples_bytes
+        self._states = states
+        self._is_gradient = {
+            event.storage: event.name
+            for event in trace.events
+            if isinstance(event, TraceMark) and event.what == "ready"
+        }
+        self._accumulated: set[str] = set()
+        self._phase = ""
+
+    @property
+    def last(self) -> bool:
+        """Whether no other micro-batch follows in this step."""
+        return self.micro_batch == self.config.layout.micro_batches - 1
+
+    def free_gradient(self, name: str) -> None:
+        """Give back the gradient that autograd has just made."""
+        self.ledger.drop(("gradient", name))
+
+    def run(self) -> Ledger:
+        """The whole step; called again, the next one."""
+        ledger, layout = self.ledger, self.config.layout
+        self._at("between steps")
+        if not ledger.holds(("state", "weights", 0)):
+            self._hold_states()
+        self.overlay.begin_step(self)
+        self._at("forward")
+        if self._samples_bytes:
+            ledger.hold(("samples",), "activations", self._samples_bytes)
+        former = -1
+        flights = self._in_flight_bytes
+        fullest = flights.index(max(flights)) if flights else 0
+        for number in range(layout.micro_batches):
+            if number in (0, fullest, layout.micro_batches - 1) or number < REPLAYED_MICRO_BATCHES - 1:
+                self.micro_batch = number
+                if self._in_flight_bytes:
+                    ledger.drop(("in flight",))
+                    ledger.hold(("in flight",), "activations", self._in_flight_bytes[number])
+                self._pass(former)
+                former = number
+        self._forget_batch(self.micro_batch)
+        for name in ("in flight", "samples"):
+            ledger.drop((name,))
+        self._at("optimizer")
+        self.overlay.update(self)
+        for name in self.overlay.by_name:
+            self.free_gradient(name)
+        self.overlay.end_step(self)
+        self._accumulated.clear()
+        return ledger
+
+    def _hold_states(self) -> None:
+        for category in STATES:
+            if category == "gradients" and not self.overlay.gradients_stay:
+                continue
+            own = self._states.category(category) or 0
+            if category == "weights":
+                own -= self.overlay.gathered_bytes()
+            if category == "optimizer":
+                own -= self.overlay.renewed_bytes()
+            for number, piece in enumerate(self.overlay.pieces(category, own)):
+                self.ledger.hold(("state", category, number), category, piece)
+        for name, (category, num_bytes) in self.overlay.standing().items():
+            self.ledger.hold(("standing", name), category, num_bytes)
+
+    def _at(self, phase: str, module: str = "") -> None:
+        if phase != self._phase and phase == "backward":
+            self._phase = phase
+            self.overlay.begin_backward(self)
+        self._phase = self.ledger.moment = phase
+        self.ledger.detail = (self.micro_batch, module)
+
+    def _forget_batch(self, number: int) -> None:
+        for storage in self.trace.kept:
+            self.ledger.drop(("storage", number, storage))
+
+    def _pass(self, former: int) -> None:
+        """Forward and backward of a micro-batch; the `former` one's samples go once this one's are there."""
+        number = self.micro_batch
+        for event in self.trace.events:
+            if isinstance(event, TraceMark):
+                self._mark(event)
+                continue
+            if event.phase == "forward" and former >= 0:
+                self._forget_batch(former)
+                former = -1
+            self._at(event.phase, event.module)
+            self._allocate(event, number)
+        self.overlay.end_backward(self)
+        kept = [name for name in self.overlay.by_name if self.ledger.holds(("gradient", name))]
+        self.gradient_bytes = max(self.gradient_bytes, sum(self.ledger.bytes_of(("gradient", name)) for name in kept))
+
+    def _allocate(self, event: Allocation, number: int) -> None:
+        name, block = self._is_gradient.get(event.storage), block_of(event.module)
+        if name is not None:
+            if event.delta_bytes > 0:
+                added = name in self._accumulated or not self.overlay.keeps_gradients
+                category: Category = "gradients" if self.overlay.gradients_are_states and not added else "workspace"
+                self.ledger.hold(("gradient", name, "new"), category, event.delta_bytes, block)
+            return
+        key = ("storage", number, event.storage)
+        if event.delta_bytes < 0:
+            self.ledger.drop(key)
+        elif event.storage in self.trace.on_host:
+            self.ledger.hold_on_host(key, event.delta_bytes)
+        else:
+            category = "activations" if event.storage in self.trace.kept else "workspace"
+            self.ledger.hold(key, category, event.delta_bytes, block)
+
+    def _mark(self, event: TraceMark) -> None:
+        if event.what != "ready":
+            getattr(self.overlay, event.what)(self, event.name)
+            return
+        new, kept = ("gradient", event.name, "new"), ("gradient", event.name)
+        if event.name in self._accumulated and self.overlay.keeps_gradients:
+            self.ledger.drop(new)  # added into the gradient that is there
+        else:
+            self.ledger.rename(new, kept)
+            self._accumulated.add(event.name)
+        parameter = self.overlay.by_name.get(event.name)
+        if parameter is not None:
+            self.overlay.ready(self, parameter)
+
+
+CUBLAS_HANDLES = 2
+"""One of the thread that runs forward, one of autograd's."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What one rank will hold through one training step.
+
+    Args:
+        config: the run.
+        rank: from 0.
+        device: the GPU it is for; None for the CPU.
+        memory: by category, with the peak, its moment, and the categories then.
+        peak_micro_batch: number of the micro-batch in which the peak occurs, from 1.
+        peak_module: path of the module that computes then; empty in the loss.
+        at_peak_by_block: what each block holds at the peak, by category; under an empty name what belongs to none.
+        activations_by_module: bytes that each module's forward keeps for backward, for one micro-batch.
+        in_flight: micro-batches whose activations are held at once.
+        samples: the step as a timeline, in the order of the movements.
+        movements: each allocation and release, for the allocator's model and the memory viewer.
+    """
+
+    config: RunConfig
+    rank: int
+    device: Device | None
+    memory: Memory
+    peak_micro_batch: int
+    peak_module: str
+    at_peak_by_block: tuple[tuple[str, dict[Category, int]], ...]
+    activations_by_module: Mapping[str, int]
+    in_flight: int
+    samples: tuple[MemorySample, ...]
+    movements: tuple[Movement, ...]
+
+    @property
+    def events(self) -> tuple[tuple[int, int], ...]:
+        """Number of each storage and the bytes by which it grows: what the allocator's model replays."""
+        return tuple((movement.key, movement.delta_bytes) for movement in self.movements)
+
+    @property
+    def moment(self) -> str:
+        """When the peak occurs, in words, e.g. `backward of micro-batch 3, in blocks.2`."""
+        phase = self.memory.peak_moment or ""
+        number = self.peak_micro_batch
+        if phase == "optimizer":
+            return say(en="optimizer step", fr="mise à jour de l’optimiseur")
+        if phase not in ("forward", "backward"):
+            return say(en="between two steps", fr="entre deux pas")
+        where = say(en=f", in {self.peak_module}", fr=f", dans {self.peak_module}") if self.peak_module else ""
+        if phase == "forward":
+            return say(en=f"forward of micro-batch {number}{where}", fr=f"passe avant du micro-batch {number}{where}")
+        if not where:
+            return say(en=f"loss backward of micro-batch {number}", fr=f"gradient de la loss, micro-batch {number}")
+        return say(en=f"backward of micro-batch {number}{where}", fr=f"passe arrière du micro-batch {number}{where}")
+
+
+def forecast(config: RunConfig, rank: int = 0, device: Device | str | None = None) -> Forecast:
+    """Predict one rank's memory through a steady training step.
+
+    Args:
+        config: the run; every legal layout, also those that no engine runs yet.
+        rank: from 0 to the world size; tensor parallelism innermost, pipeline outermost.
+        device: a GPU or its name (see `dlojz.hardware`); by default the CPU, where the engines run in the labs.
+
+    Raises:
+        LabError: if the rank or the device does not exist, or the model cannot be cut so.
+    """
+    check_rank(config, rank)
+    return _forecast(config, rank, hardware.device(device) if isinstance(device, str) else device)
+
+
+def check_rank(config: RunConfig, rank: int) -> None:
+    """Refuse a rank that a layout does not have.
+
+    Raises:
+        LabError: naming those it has.
+    """
+    layout = config.layout
+    if not isinstance(rank, int) or not 0 <= rank < layout.world_size:
+        raise LabError(
+            say(
+                en=f"rank {rank} does not exist: {layout.degrees} has ranks 0 to {layout.world_size - 1}.",
+                fr=f"le rang {rank} n’existe pas : {layout.degrees} a les rangs 0 à {layout.world_size - 1}.",
+            )
+        )
+
+
+def heaviest(config: RunConfig, device: Device | str | None = None) -> Forecast:
+    """The forecast of the rank that takes most: the first of each pipeline stage is asked.
+
+    Raises:
+        LabError: as `forecast`.
+    """
+    layout = config.layout
+    first_of_stage = range(0, layout.world_size, layout.dp * layout.tp)
+    forecasts = [forecast(config, rank, device) for rank in first_of_stage]
+    return max(forecasts, key=lambda one: one.memory.needed_bytes or 0)
+
+
+@lru_cache(maxsize=256)
+def _forecast(config: RunConfig, rank: int, device: Device | None) -> Forecast:
+    shapes = model_shapes(config)
+    part = part_of(config, shapes, rank)
+    dp_rank = axes_of(config, rank)[0]
+    states = offload_states(config, part, predict_states(config, part, dp_rank), dp_rank)
+    trace = trace_of_rank(config, trace_of(config, rank, on_gpu=device is not None), shapes, rank)
+    overlay = overlay_of(config, part, dp_rank=dp_rank, on_gpu=device is not None)
+    step = StepReplay(
+        config,
+        trace,
+        states,
+        overlay,
+        in_flight_bytes=in_flight_bytes(config, trace, shapes, rank),
+        samples_bytes=samples_bytes(config, rank),
+    )
+    if device is not None:
+        for handle in range(CUBLAS_HANDLES):
+            step.ledger.hold(("cublas", handle), "workspace", device.cublas_workspace_bytes)
+    ledger = step.run()
+    samples = ledger.samples()  # of one step: for a GPU another is run below
+    return Forecast(
+        config=config,
+        rank=rank,
+        device=device,
+        memory=_memory(config, ledger, states, step, device),
+        peak_micro_batch=ledger.peak_detail[0] + 1,
+        peak_module=ledger.peak_detail[1],
+        at_peak_by_block=ledger.peak_by_block(),
+        activations_by_module=trace.by_module,
+        in_flight=micro_batches_in_flight(config, rank),
+        samples=samples,
+        movements=tuple(ledger.movements),
+    )
+
+
+def _memory(config: RunConfig, ledger: Ledger, states: Memory, step: StepReplay, device: Device | None) -> Memory:
+    """The ledger's figures; the states as their closed forms have them, which the ledger sees only in part."""
+    known: dict[str, object] = {f"{category}_bytes": states.category(category) for category in STATES}
+    known["gradients_bytes"] = max(states.gradients_bytes or 0, step.gradient_bytes)
+    known["host_bytes"] = (states.host_bytes or 0) + ledger.most_host_bytes
+    known["nvme_bytes"] = states.nvme_bytes
+    if device is not None:
+        step.run()  # a second step finds what the first has left cached
+        processes = config.layout.world_size
+        replayed = replay([(movement.key, movement.delta_bytes) for movement in ledger.movements])
+        known["reserved_bytes"] = replayed.reserved_peak_bytes
+        known["device_bytes"] = replayed.reserved_peak_bytes + device.memory_bytes - device.allocatable_bytes(processes)
+    return ledger.memory().model_copy(update=known)
+
+
+MASKS_PER_SBH = 2
+"""Of Korthikanti's 34·s·b·h bytes, the masks of the two dropouts, 1 byte each (§4.1); our models have no dropout."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """One figure from a formula beside the one of the forecast.
+
+    Args:
+        name: of the rule or of the form.
+        formula: e.g. `16 Ψ` (Ψ: parameters of the model) or `34·sbh`.
+        about: for whom it holds, in the reader's language.
+        source: who says so.
+        formula_bytes: what it gives for this run, were it on one process.
+        forecast_bytes: what the rank holds, or the layer keeps, in the forecast.
+    """
+
+    name: str
+    formula: str
+    about: str
+    source: str
+    formula_bytes: int
+    forecast_bytes: int
+
+    @property
+    def difference(self) -> float:
+        """How much more the forecast is than the formula, as a share of the formula."""
+        return self.forecast_bytes / self.formula_bytes - 1 if self.formula_bytes else 0.0
+
+
+def rules_beside(forecast: Forecast) -> tuple[Beside, ...]:
+    """Each rule of thumb for the whole model, beside what this rank holds of the categories that the rule counts.
+
+    The master copy belongs to the weights wherever a rule counts these; a rule that counts activations is laid beside
+    the peak.
+    """
+    parameters, memory = model_shapes(forecast.config).num_parameters, forecast.memory
+    found = []
+    for rule in RULES.values():
+        counted: set[Category] = {part.category for part in rule.parts}
+        if "activations" in counted:
+            held = memory.peak_bytes or 0
+        else:
+            if "weights" in counted:
+                counted.add("master")
+            held = sum(memory.category(name) or 0 for name in counted)
+        found.append(
+            Beside(
+                rule.name,
+                f"{rule.bytes_per_parameter} Ψ",
+                rule.about(),
+                rule.sources[0],
+                rule.total_bytes(parameters),
+                held,
+            )
+        )
+    return tuple(found)
+
+
+def states_per_parameter(forecast: Forecast) -> float:
+    """Bytes per parameter of the model that this rank holds as weights, gradients, optimizer states and master copy."""
+    memory = forecast.memory
+    states = memory.states_bytes - (memory.buffers_bytes or 0)
+    return states / model_shapes(forecast.config).num_parameters
+
+
+def transformer_shape(config: RunConfig) -> tuple[Shape, int] | None:
+    """What the closed forms depend on, and the number of layers; None for a model that is no plain transformer.
+
+    A ViT's sequence is its patches and the class token.
+    """
+    size = models.spec(config.model).size
+    if isinstance(size, ViTSize):
+        tokens = ((config.image_size or 0) // size.patch) ** 2 + 1
+    elif isinstance(size, GPTSize | LlamaSize):
+        tokens = config.sequence_length or 0
+    else:
+        return None
+    return Shape(tokens, config.layout.micro_batch, size.width, size.num_heads), size.depth
+
+
+def layer_trace_bytes(forecast: Forecast, layers: int) -> int:
+    """What one transformer layer keeps for backward in the trace, for one micro-batch: the median of the rank's layers.
+
+    0 for a rank that has none.
+    """
+    held: dict[str, int] = {}
+    for path, num_bytes in forecast.activations_by_module.items():
+        block = ".".join(path.split(".")[:2])
+        held[block] = held.get(block, 0) + num_bytes
+    own = [held[name] for number in range(1, layers + 1) if (name := f"blocks.{number}") in held]
+    return median_low(own) if own else 0
+
+
+def forms_beside(forecast: Forecast) -> tuple[Beside, ...]:
+    """The papers' closed forms of one layer's activations beside the trace; none for a model that is no transformer.
+
+    Source: Korthikanti et al. 2022 (arXiv 2205.05198), table 2; Rajbhandari et al. 2021, "ZeRO-Infinity" (arXiv
+    2104.07857), §3.
+    """
+    found = transformer_shape(forecast.config)
+    if found is None or not layer_trace_bytes(forecast, found[1]):
+        return ()
+    shape, layers = found
+    traced = layer_trace_bytes(forecast, layers)
+    forms = [_korthikanti(forecast.config, shape), _as_run(forecast.config, shape)]
+    if forecast.config.layout.tp == 1:
+        forms.append(_infinity(forecast.config, shape))
+    return tuple(
+        Beside(name, formula, about, source, round(num_bytes), traced)
+        for name, formula, num_bytes, about, source in filter(None, forms)
+    )
+
+
+Form = tuple[str, str, Fraction, str, str]
+
+
+def _korthikanti(config: RunConfig, shape: Shape) -> Form:
+    layout = config.layout
+    split = layout.tp > 1
+    formula = {
+        "none": "sbh(10 + 24/t) + 5·as²b/t" if split else "34·sbh + 5·as²b",
+        "selective": "sbh(10 + 24/t)" if split else "34·sbh",
+        "full": "2·sbh",
+    }[layout.checkpointing]
+    if split and layout.sequence_parallel:
+        formula = {"none": "34·sbh/t + 5·as²b/t", "selective": "34·sbh/t", "full": "2·sbh/t"}[layout.checkpointing]
+    kept = layout.checkpointing == "none"
+    return (
+        "Korthikanti",
+        formula,
+        layer_bytes(
+            shape, tp=layout.tp, sequence_parallel=layout.sequence_parallel, checkpointing=layout.checkpointing
+        ),
+        say(en="16 bit, dropout, scores kept", fr="16 bits, dropout, scores gardés")
+        if kept
+        else say(en="16 bit, dropout", fr="16 bits, dropout"),
+        "Korthikanti et al. 2022, arXiv 2205.05198, table 2",
+    )
+
+
+def _as_run(config: RunConfig, shape: Shape) -> Form | None:
+    """The same with what our transformers are: no dropout, attention that keeps no scores, the run's precision."""
+    layout = config.layout
+    if layout.checkpointing == "selective" or layout.tp > 1 or isinstance(models.spec(config.model).size, LlamaSize):
+        return None  # other tensors are kept: those of matrix products, whole inputs, a gated MLP
+    words = 2 if config.precision == "fp32" else 1
+    per_sbh = words * (2 if layout.checkpointing == "full" else 34 - MASKS_PER_SBH)
+    return (
+        say(en="the same as run here", fr="la même, comme ici"),
+        f"{per_sbh}·sbh",
+        Fraction(per_sbh * shape.sbh),
+        say(
+            en=f"{16 * words} bit, no dropout, fused attention",
+            fr=f"{16 * words} bits, sans dropout, attention fusionnée",
+        )
+        + (
+            say(en="; autocast keeps norms in fp32", fr=" ; autocast garde les normalisations en fp32")
+            if compute_of(config) == "autocast"
+            else ""
+        ),
+        "Korthikanti et al. 2022, arXiv 2205.05198, §4.1",
+    )
+
+
+def _infinity(config: RunConfig, shape: Shape) -> Form:
+    full = config.layout.checkpointing == "full"
+    return (
+        "ZeRO-Infinity",
+        "2·sbh" if full else "32·sbh + 4·as²b",
+        infinity_checkpoint_bytes(shape, 1) if full else Fraction(infinity_activation_bytes(shape, 1)),
+        say(en="16 bit", fr="16 bits"),
+        "Rajbhandari et al. 2021, arXiv 2104.07857, §3",
+    )

@@ -1,0 +1,498 @@
+"""Traffic of each link between ranks and nodes, and what sending less would leave of it.
+
+Whom each collective sends to, and how much: one rank's traffic as flows to other ranks of a grid.
+
+What a rank sends here is `Traffic.sent_bytes` for rings and sends; a receiver adds nothing.
+
+Who sends what to whom, per step and rank, for a message of M bytes in a group of n ranks:
+
+| collective | goes to | bytes |
+|--|--|--|
+| all_reduce | the next rank of the group | 2(n − 1)/n · M |
+| all_gather, reduce_scatter | the next rank of the group | (n − 1)/n · M |
+| broadcast | the next rank, but for the last | M |
+| reduce | the rank before, but for the first | M |
+| all_to_all | every other rank | M/n each |
+| gather, scatter | the first rank, from the first rank | M/n each |
+| send | the ranks that hold the stages beside its own | M in all |
+
+A ring goes through its group in the order of the ranks, so it enters and leaves each node once, which is the least
+possible.
+
+Source: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", §3 (rings).
+
+What crosses which link in one training step: the traffic of every rank, laid on a grid of ranks and nodes.
+
+Every byte is the traffic's; the placement only decides whether it stays inside a node. So the sum over all links is the
+same for every placement of the same run.
+
+Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (arXiv
+2104.04473), §3.2 (what each axis sends); `link_flows` for each collective.
+
+Ways to send less, side by side: what each sends in every step of a run, in the mean, and what a link makes of it.
+
+The bytes are those of `predict_communication`, step by step: first stages that send in full, steps that send nothing,
+and all others; so that the mean over a run is what a probe counts over it.
+
+Source: Patarasuk & Yuan 2009 (rings, see `Traffic.sent_bytes`); Hockney 1994, "The communication challenge for MPP",
+for α + β bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from typing import Any, Final, NamedTuple
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.by_hand.collectives.cost import Link
+from dlojz.by_hand.optimizers import sent_bytes as stages
+from dlojz.config.layout import AXES, ORDERS, RankGrid
+from dlojz.config.run_config import RunConfig
+from dlojz.config.schedules import LOCAL, meets, powersgd_start
+from dlojz.prediction.communication import predict_communication
+from dlojz.prediction.shapes import FP32_BYTES, ModelShapes, model_shapes
+from dlojz.results.footprint import Traffic
+
+Destinations = Sequence[Mapping[int, Fraction]]
+"""Per pipeline rank, to which pipeline ranks it sends, each with its share of the bytes sent."""
+EXPERT_GROUPS = ("ep", "edp")
+"""Groups within the data axis: ranks that share the experts out, and ranks that hold the same ones."""
+_ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+"""How often a ring goes round, as a multiple of n − 1 messages."""
+
+
+class Flow(NamedTuple):
+    """What one rank sends to another in one step, for one collective.
+
+    Args:
+        group: mesh axis (dp, tp, pp), `ep` and `edp` (parts of dp, see `EXPERT_GROUPS`), `twins` (the two copies of a
+            stage, along pp) or `control` (the lab's own).
+        collective: its name.
+        source: the rank that sends.
+        target: the rank that receives.
+        num_bytes: exact; a ring's chunks need not be whole bytes.
+        messages: one after the other.
+    """
+
+    group: str
+    collective: str
+    source: int
+    target: int
+    num_bytes: Fraction
+    messages: Fraction
+
+
+def plain_destinations(pp: int) -> Destinations:
+    """Whom the ranks of a plain pipeline send to: activations to the next rank, as many bytes of gradients back."""
+    beside = [[other for other in (rank - 1, rank + 1) if 0 <= other < pp] for rank in range(pp)]
+    return [{other: Fraction(1, len(others)) for other in others} for others in beside]
+
+
+def flows_of(told: Traffic, rank: int, grid: RankGrid, destinations: Destinations) -> Iterator[Flow]:
+    """What one rank sends for one line of its traffic; nothing where it is alone in its group.
+
+    Raises:
+        LabError: if the grid has no such group, or gives it another size.
+    """
+    group = _members(told.group, rank, grid, told.group_size)
+    size, whole, count = len(group), Fraction(told.message_bytes), told.count or 0
+    if told.group_size != size:
+        raise LabError(
+            say(
+                en=f"a group along {told.group} has {size} ranks in this grid, but {told.collective} was told of "
+                f"{told.group_size}: give traffic and grid the same degrees.",
+                fr=f"un groupe selon {told.group} a {size} rangs dans cette grille, mais {told.collective} en "
+                f"annonce {told.group_size} : donnez au trafic et à la grille les mêmes degrés.",
+            )
+        )
+    if size == 1:
+        return
+    place, share = group.index(rank), whole / size
+
+    def flow(target: int, num_bytes: Fraction, messages: int | Fraction = count) -> Flow:
+        return Flow(told.group, told.collective, rank, target, num_bytes, Fraction(messages))
+
+    if told.collective in _ROUNDS:
+        hops = _ROUNDS[told.collective] * (size - 1)
+        yield flow(group[(place + 1) % size], share * hops, count * hops)
+    elif told.collective == "send":
+        for stage, part in destinations[grid.coordinates(rank).pp].items():
+            yield flow(group[stage], whole * part, count * part)
+    elif told.collective == "all_to_all":
+        yield from (flow(other, share) for other in group if other != rank)
+    elif told.collective == "scatter" and place == 0:
+        yield from (flow(other, share) for other in group[1:])
+    elif told.collective == "gather" and place:
+        yield flow(group[0], share)
+    elif told.collective == "broadcast" and place < size - 1:
+        yield flow(group[place + 1], whole)
+    elif told.collective == "reduce" and place:
+        yield flow(group[place - 1], whole)
+
+
+def _members(name: str, rank: int, grid: RankGrid, told_size: int) -> tuple[int, ...]:
+    """The ranks of a group, in the order in which a ring goes through them.
+
+    Groups of experts are parts of a data-parallel one: `ep` neighbours on the axis, or ranks as far apart (`edp`).
+    """
+    if name in EXPERT_GROUPS:
+        replicas, place = grid.group_of(rank, "dp"), grid.coordinates(rank).dp
+        if name == "ep":
+            first = place - place % told_size
+            return replicas[first : first + told_size]
+        apart = max(1, grid.dp // told_size)
+        return replicas[place % apart :: apart]
+    if name in AXES:
+        return grid.group_of(rank, name)
+    if name == "twins":  # a bidirectional pipeline holds each stage on two ranks, as far from one end as from the other
+        stages, place = grid.group_of(rank, "pp"), grid.coordinates(rank).pp
+        return tuple(sorted({stages[place], stages[grid.pp - 1 - place]}))
+    if name == "control":
+        return tuple(range(grid.world_size))
+    raise LabError(
+        say(
+            en=f"the group {name!r} is none of a grid: use pp, dp, tp, ep, edp, twins or control.",
+            fr=f"le groupe {name!r} n’est pas d’une grille : prenez pp, dp, tp, ep, edp, twins ou control.",
+        )
+    )
+
+
+PARTS_OF = {"pp": ("twins",), "dp": EXPERT_GROUPS}
+"""Groups that are told by themselves and belong to an axis."""
+
+
+class LinkTraffic(NamedTuple):
+    """What one collective of one axis moves per step, over all ranks.
+
+    Args:
+        group: as in `Flow`.
+        collective: its name.
+        inside_bytes: sent to a rank of the same node.
+        between_bytes: sent to a rank of another node.
+    """
+
+    group: str
+    collective: str
+    inside_bytes: int
+    between_bytes: int
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """All that a step sends, on its links.
+
+    Args:
+        grid: where the ranks stand.
+        flows: what each rank sends to whom.
+    """
+
+    grid: RankGrid
+    flows: tuple[Flow, ...]
+
+    @cached_property
+    def rows(self) -> tuple[LinkTraffic, ...]:
+        """Bytes per axis and collective, inside nodes and between them, in whole bytes; axes pp, dp, tp first."""
+        sums: dict[tuple[str, str], list[Fraction]] = {}
+        for flow in self.flows:
+            sums.setdefault((flow.group, flow.collective), [Fraction(0)] * 2)[self.crosses(flow)] += flow.num_bytes
+        first = [*AXES, *EXPERT_GROUPS, "twins", "control"]
+        ranked = sorted(sums.items(), key=lambda item: (first.index(item[0][0]), item[0][1]))
+        return tuple(LinkTraffic(*key, round(inside), round(between)) for key, (inside, between) in ranked)
+
+    @cached_property
+    def node_table(self) -> tuple[tuple[int, ...], ...]:
+        """Bytes from each node (row) to each node (column); the diagonal is what stays inside."""
+        count = len(self.grid.nodes)
+        table = [[Fraction(0)] * count for _ in range(count)]
+        for flow in self.flows:
+            table[self.grid.node_of(flow.source)][self.grid.node_of(flow.target)] += flow.num_bytes
+        return tuple(tuple(round(cell) for cell in row) for row in table)
+
+    def crosses(self, flow: Flow) -> bool:
+        """Whether a flow leaves its node."""
+        return self.grid.node_of(flow.source) != self.grid.node_of(flow.target)
+
+    def bytes_of(self, axis: str, *, between: bool) -> int:
+        """Bytes per step of one axis on links between nodes, or on those inside, with the groups that belong to it."""
+        names = (axis, *PARTS_OF.get(axis, ()))
+        rows = [row for row in self.rows if row.group in names]
+        return sum(row.between_bytes if between else row.inside_bytes for row in rows)
+
+    def seconds(self, inside: Link, between: Link) -> dict[str, float]:
+        """Seconds per step that each axis keeps its busiest rank's links busy: α per message and β per byte.
+
+        A rank has a link of its own of each kind: what several ranks of a node share (a network adapter) is not in it,
+        nor what compute hides. A ring is as slow as its slowest link.
+
+        Args:
+            inside: links between ranks of a node.
+            between: links between nodes.
+        """
+        busy: dict[tuple[str, str, int], float] = {}
+        for flow in self.flows:
+            link = between if self.crosses(flow) else inside
+            key = (flow.group, flow.collective, flow.source)
+            took_s = float(flow.messages) * link.alpha_s + float(flow.num_bytes) * link.beta_s_per_byte
+            busy[key] = busy.get(key, 0.0) + took_s
+        worst: dict[tuple[str, str], float] = {}
+        for (group, collective, _), took_s in busy.items():
+            worst[group, collective] = max(took_s, worst.get((group, collective), 0.0))
+        names = {part: axis for axis, parts in PARTS_OF.items() for part in parts}
+        total_s: dict[str, float] = {axis: 0.0 for axis in AXES if self.grid.size(axis) > 1}
+        for (group, _), took_s in worst.items():
+            if (axis := names.get(group, group)) in total_s:
+                total_s[axis] += took_s
+        return total_s
+
+
+def link_traffic(config: RunConfig, grid: RankGrid | None = None) -> Crossing:
+    """What one step of a run sends over which link, from the predicted traffic of every rank.
+
+    Args:
+        config: the run.
+        grid: where its ranks stand, with the same degrees; by default the lab's order and 4 GPUs per node.
+
+    Raises:
+        LabError: if the degrees are not those of the run, or what it sends is not predicted.
+    """
+    layout = config.layout
+    grid = grid or RankGrid(layout.dp, layout.pp, layout.tp)
+    if (grid.dp, grid.pp, grid.tp) != (layout.dp, layout.pp, layout.tp):
+        raise LabError(
+            say(
+                en=f"the grid has {grid.degrees}, but the run has {layout.degrees}: give both the same degrees.",
+                fr=f"la grille a {grid.degrees}, mais l’exécution a {layout.degrees} : donnez-leur les mêmes degrés.",
+            )
+        )
+    by_place, destinations = _predicted(config)
+    traffic = [by_place[(place := grid.coordinates(rank)).pp, place.tp] for rank in range(grid.world_size)]
+    return crossing(traffic, grid, destinations)
+
+
+def crossing(
+    traffic: Sequence[Sequence[Traffic]], grid: RankGrid, destinations: Destinations | None = None
+) -> Crossing:
+    """Traffic laid on a grid, whether predicted, measured or made up.
+
+    Args:
+        traffic: per rank of the grid, what it hands to each collective in one step.
+        grid: where the ranks stand.
+        destinations: to whom pipeline ranks send; by default those of a plain pipeline with boundaries of one size.
+
+    Raises:
+        LabError: if there is not one entry per rank, or a group does not have the size that the grid gives it.
+    """
+    if len(traffic) != grid.world_size:
+        raise LabError(
+            say(
+                en=f"the grid has {grid.world_size} ranks, but the traffic of {len(traffic)} was received: give one "
+                "entry per rank.",
+                fr=f"la grille a {grid.world_size} rangs, mais le trafic de {len(traffic)} a été reçu : donnez une "
+                "entrée par rang.",
+            )
+        )
+    to = plain_destinations(grid.pp) if destinations is None else destinations
+    flows = (flow for rank, told in enumerate(traffic) for each in told for flow in flows_of(each, rank, grid, to))
+    return Crossing(grid, tuple(flow for flow in flows if flow.num_bytes))
+
+
+def placements(config: RunConfig, grid: RankGrid) -> dict[str, Crossing]:
+    """The same run in every order of the axes that makes a difference, the grid's own first.
+
+    Axes of one rank count for nothing: orders that differ in their place alone are one placement.
+
+    Args:
+        config: the run.
+        grid: where its ranks stand; the other placements have its nodes.
+    """
+    seen, found = set(), {}
+    for order in (grid.order, *ORDERS):
+        placed = replace(grid, order=order)
+        matters = tuple(axis for axis in placed.axes if placed.size(axis) > 1)
+        if matters not in seen:
+            seen.add(matters)
+            found[order] = link_traffic(config, placed)
+    return found
+
+
+@lru_cache(maxsize=32)
+def _predicted(config: RunConfig) -> tuple[dict[tuple[int, int], tuple[Traffic, ...]], Destinations]:
+    """Traffic by position along pp and tp (replicas send the same), and whom pipeline ranks send to."""
+    from dlojz.prediction.communication import communication_by_place
+
+    return communication_by_place(config), destinations_of(config)
+
+
+def destinations_of(config: RunConfig) -> Destinations:
+    """Whom each pipeline rank of a run sends to, with which share of its bytes, read off its schedule."""
+    if config.layout.pp == 1:
+        return [{}]
+    from dlojz.pipeline.partition_baselines import schedule_of
+    from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, FORWARD
+    from dlojz.prediction.communication import boundary_bytes
+    from dlojz.prediction.shapes import bounds_of, model_shapes
+
+    schedule, at_block = schedule_of(config.layout), boundary_bytes(config)
+    bounds, found = bounds_of(config, model_shapes(config)), []
+    for own, order in enumerate(schedule.orders):
+        sent: dict[int, int] = {}
+        for element in (element for action in order for element in action.elements):
+            if element.kind not in (FORWARD, BACKWARD, BACKWARD_INPUT):
+                continue
+            forward = element.kind == FORWARD
+            after, leaving = (element.stage + 1,) * 2 if forward else (element.stage - 1, element.stage)
+            if not 0 <= after < schedule.stages or (to := schedule.placement[element.pipe][after]) == own:
+                continue
+            sent[to] = sent.get(to, 0) + at_block[bounds[leaving]]
+        total = sum(sent.values())
+        found.append({to: Fraction(num_bytes, total) for to, num_bytes in sorted(sent.items())})
+    return found
+
+
+ADAM_RATE: Final = 1e-3
+LAMB_RATE: Final = 1e-2
+SGD_RATE: Final = 0.5
+"""Learning rates of the board: one per inner optimizer, so that each way is held against what sends everything."""
+BY_HAND: Final[Mapping[str, Any]] = {"engine": "by_hand"}
+WAYS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "AdamW": {},
+    "AdamW, fp16": {"gradient_compression": "fp16"},
+    "AdamW, bf16": {"gradient_compression": "bf16"},
+    "AdamW, PowerSGD-4": {"gradient_compression": "powersgd", "powersgd_rank": 4},
+    "AdamW, PowerSGD-1": {"gradient_compression": "powersgd"},
+    "1-bit Adam": {**BY_HAND, "optimizer": "one_bit_adam"},
+    "0/1 Adam": {**BY_HAND, "optimizer": "zero_one_adam"},
+    "DiLoCo": {**BY_HAND, "optimizer": "diloco"},
+    "LAMB": {"optimizer": "lamb", "learning_rate": LAMB_RATE},
+    "1-bit LAMB": {**BY_HAND, "optimizer": "one_bit_lamb", "learning_rate": LAMB_RATE},
+    "SGD": {"optimizer": "sgd", "learning_rate": SGD_RATE},
+    "local SGD": {**BY_HAND, "optimizer": "local_sgd", "learning_rate": SGD_RATE},
+}
+"""Fields by which the ways differ, by name; what sends everything comes before what is held against it."""
+PLAIN: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("lamb", "one_bit_lamb"), "LAMB"),
+    **dict.fromkeys(("sgd", "local_sgd"), "SGD"),
+}
+"""What an optimizer is held against: the way that sends everything, in fp32, with the same inner update; else AdamW."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """One way to average over replicas, as the board shows it.
+
+    Args:
+        name: e.g. `1-bit Adam`.
+        against: name of the way that it is held against, which sends everything; its own where it does so itself.
+        sent_bytes: what one rank sends, in the mean of all steps, predicted.
+        steady_bytes: the same after the first stage, of what has one: what a long run comes near to.
+        rounds: messages that wait for each other, in the mean of all steps.
+        counted_bytes: the same bytes, from what a probe has counted; None where nothing was run.
+        step_s: seconds of a step, in the mean of all kinds of steps, measured; None where nothing was run.
+        losses: of each seed, the mean loss of the last tenth of the steps.
+    """
+
+    name: str
+    against: str
+    sent_bytes: float
+    steady_bytes: float
+    rounds: float
+    counted_bytes: float | None = None
+    step_s: float | None = None
+    losses: tuple[float, ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        """Whether it sends everything, in fp32."""
+        return self.name == self.against
+
+    def link_s(self, latency_s: float, bytes_per_s: float) -> float:
+        """Seconds that a step's messages take over a link, when nothing is computed meanwhile: α rounds + β bytes.
+
+        Args:
+            latency_s: α, before the first byte of a message.
+            bytes_per_s: 1/β, in one direction.
+        """
+        return self.rounds * latency_s + self.sent_bytes / bytes_per_s
+
+
+def gaps_percent(way: Reduction, against: Reduction) -> tuple[float, ...]:
+    """How far each seed's loss is above that of the same seed in another way, in percent.
+
+    Args:
+        way: with losses.
+        against: with losses of the same seeds, such as the way that `Way.against` names.
+    """
+    return tuple(100 * (own / other - 1) for own, other in zip(way.losses, against.losses, strict=True))
+
+
+def ways(steps: int, **fields: Any) -> dict[str, RunConfig]:
+    """The runs of the board, by name.
+
+    Args:
+        steps: of each.
+        fields: of `RunConfig` and `Layout` that all share; `dp` at least 2.
+
+    Raises:
+        LabError: if the fields do not go with one of the ways.
+    """
+    shared = {"learning_rate": ADAM_RATE, **fields, "steps": steps}
+    return {name: RunConfig.of(**{**shared, **own}) for name, own in WAYS.items()}
+
+
+def traffic_of_step(config: RunConfig, step: int, shapes: ModelShapes | None = None) -> tuple[Traffic, ...]:
+    """What one rank hands to the collectives of a step of this number along the data axis.
+
+    Args:
+        config: a run without pipeline or tensor parallelism.
+        step: from 0.
+        shapes: of its model, where they are at hand.
+    """
+    shapes = shapes or model_shapes(config)
+    kind = _kind(config, step)
+    if config.layout.dp == 1 or kind == "nothing":
+        return ()
+    if kind == "in full":
+        whole_bytes = FP32_BYTES * shapes.num_parameters
+        dp = config.layout.dp
+        return (Traffic(collective="all_reduce", group="dp", group_size=dp, count=1, message_bytes=whole_bytes),)
+    return tuple(one for one in predict_communication(config, shapes) if one.group == "dp")
+
+
+def _kind(config: RunConfig, step: int) -> str:
+    """Whether a step sends everything, nothing, or what is steady of its way."""
+    first = config.warmup_steps or 0
+    if config.layout.gradient_compression == "powersgd":
+        first = powersgd_start(config.steps)
+    in_full, silent = step < first, False
+    if config.optimizer == "zero_one_adam":
+        in_full = step in stages.variance_steps(first)
+        silent = not stages.synchronises(step, first, config.steps)
+    elif config.optimizer in LOCAL:
+        silent = not meets(step, config.local_steps or 1, first, config.steps)
+    return "in full" if in_full else "nothing" if silent else "steady"
+
+
+def rounds_of(traffic: Traffic) -> int:
+    """Messages that wait for each other when a collective runs as a ring (all-to-all: in pairs)."""
+    once = traffic.group_size - 1
+    return (2 * once if traffic.collective == "all_reduce" else once) * (traffic.count or 1)
+
+
+def predicted_way(name: str, config: RunConfig) -> Reduction:
+    """A way before anything is run: the mean over all steps of the run."""
+    shapes = model_shapes(config)
+    kinds = [_kind(config, step) for step in range(config.steps)]
+    each = {kind: traffic_of_step(config, kinds.index(kind), shapes) for kind in set(kinds)}
+    told = [each[kind] for kind in kinds]
+    later = told[max((step + 1 for step, kind in enumerate(kinds) if kind == "in full"), default=0) :]
+    return Reduction(
+        name,
+        PLAIN.get(config.optimizer, "AdamW"),
+        sent_bytes=sum(one.sent_bytes for step in told for one in step) / config.steps,
+        steady_bytes=sum(one.sent_bytes for step in later for one in step) / len(later),
+        rounds=sum(rounds_of(one) for step in told for one in step) / config.steps,
+    )

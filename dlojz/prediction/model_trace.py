@@ -1,0 +1,526 @@
+"""Trace a rank's part of a model: repeated blocks once, then the order in which gradients come.
+
+The trace of a model whose blocks repeat, from a trace in which each is run four times at most.
+
+The result is the trace of the whole model, up to the numbers of the storages and the order of releases that follow one
+another; where that cannot be shown, the whole model is traced.
+
+A model is a chain of blocks, each of which reads one tensor and gives one (`dlojz.models.blocks`). Of a stretch of
+alike blocks the first, two and the last are traced: what the two in the middle do is compared event by event, counted
+from each of them (its own storages, those of its neighbours). Where it is the same, it is what every block between the
+first and the last does.
+
+The trace of a run's own model and micro-batch, in the precision in which its engine computes.
+
+What is traced is what `train.engines` runs: the same model, loss and casts. One trace serves all layouts that compute
+alike, so that a question about another layout costs no further trace; and alike blocks are not each traced
+(`dlojz.prediction.model_trace`).
+
+One pipeline rank's share of a trace: its stages' blocks.
+
+With pp = 1 it is the trace itself. What tensor parallelism shares out is so in the trace already, which is of the
+rank's own part of the layers.
+
+The order in which backward makes the gradients ready, which decides what goes into which of DDP's buckets.
+
+Autograd itself says it, in the trace of the run (see `tracing`): the reverse of the parameters' order is near, but a
+layer's bias and weight may come the other way round.
+
+Source: torch `csrc/distributed/c10d/reducer.cpp`, `push_rebuilt_params` and `rebuild_buckets`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
+from functools import lru_cache, partial
+from itertools import groupby
+from math import ceil
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from dlojz import models
+from dlojz.by_hand.activation_offload import ActivationOffload
+from dlojz.by_hand.tensor.split import parallel_loss
+from dlojz.config.run_config import RunConfig
+from dlojz.models.blocks import BlockList, Checkpointing, mean_loss
+from dlojz.models.experts.routing import Routing
+from dlojz.pipeline.partition_baselines import schedule_of
+from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
+from dlojz.pipeline.simulator import peak_activations
+from dlojz.prediction.shapes import (
+    AUTOCAST,
+    WHOLE,
+    ModelShapes,
+    Split,
+    axes_of,
+    bounds_of,
+    build_on_meta,
+    model_shapes,
+    rank_stages,
+    split_of,
+)
+from dlojz.prediction.trace import Allocation, Compute, MemoryTrace, TraceMark, trace
+from dlojz.prediction.trace_store import kept
+
+TRACED = 4
+"""Of each stretch: the first block, two in the middle, the last."""
+PLAIN = (bool, int, float, str, type(None), torch.Size, torch.dtype)
+
+
+class RepeatedBlocks(NamedTuple):
+    """Alike blocks that follow one another, in the whole model."""
+
+    first: int
+    length: int
+
+
+class _Place(NamedTuple):
+    """Where a storage was first seen: in which pass over which block, as the how-manieth of its storages."""
+
+    backward: bool
+    block: int
+    ordinal: int
+
+
+class _View(NamedTuple):
+    """A block of the shortened model, at a place in the whole one."""
+
+    block: int
+    at: int
+
+
+class _UnlikeError(Exception):
+    """The blocks do not repeat as they seem to."""
+
+
+def trace_repeating(model: BlockList, trace: Callable[[nn.Module], MemoryTrace]) -> MemoryTrace:
+    """Trace a model, running no more than four of any stretch of alike blocks.
+
+    Args:
+        model: on the meta device; afterwards it is as it was.
+        trace: traces what it is given.
+    """
+    stretches = stretches_of(model)
+    if not stretches:
+        return trace(model)
+    whole = model.blocks
+    left_out = {number for s in stretches for number in range(s.first + TRACED - 1, s.first + s.length - 1)}
+    model.blocks = nn.ModuleList(block for number, block in enumerate(whole) if number not in left_out)
+    try:
+        return _Expansion(trace(model), stretches, len(whole)).whole()
+    except _UnlikeError:
+        model.blocks = whole
+        return trace(model)
+    finally:
+        model.blocks = whole
+
+
+def stretches_of(model: BlockList) -> list[RepeatedBlocks]:
+    """The stretches of more than four alike blocks, in order."""
+    owners = Counter(id(parameter) for block in model.blocks for parameter in set(block.parameters()))
+    found, first = [], 0
+    for _, alike in groupby(_signature(block, owners) for block in model.blocks):
+        count = len(list(alike))
+        if count > TRACED:
+            found.append(RepeatedBlocks(first, count))
+        first += count
+    return found
+
+
+def _signature(block: nn.Module, owners: Counter[int]) -> Hashable:
+    """What alike blocks have in common; a part of which nothing is known makes a block like no other."""
+    if any(owners[id(parameter)] > 1 for parameter in block.parameters()):
+        return object()
+    parts: list[Hashable] = []
+    for name, part in block.named_modules():
+        if part._forward_hooks or part._forward_pre_hooks:
+            return object()
+        own = {key: value for key, value in vars(part).items() if not key.startswith("_")}
+        settings = tuple((key, _setting(value)) for key, value in sorted(own.items()))
+        held = [(key, one) for named in (part._parameters, part._buffers) for key, one in named.items()]
+        shapes = tuple((key, one if one is None else (one.shape, one.dtype, one.requires_grad)) for key, one in held)
+        parts.append((name, type(part), settings, shapes))
+    return tuple(parts)
+
+
+def _setting(value: Any) -> Hashable:
+    if isinstance(value, PLAIN):
+        return type(value), value
+    if isinstance(value, tuple | list):
+        return tuple(_setting(each) for each in value)
+    if isinstance(value, dict):
+        return tuple((key, _setting(each)) for key, each in value.items())
+    return id(value)
+
+
+class _Expansion:
+    """Writes the events of a shortened model out for the whole one.
+
+    Args:
+        short: trace of the shortened model.
+        stretches: in the whole model.
+        count: blocks of the whole model.
+    """
+
+    def __init__(self, short: MemoryTrace, stretches: list[RepeatedBlocks], count: int) -> None:
+        self.short, self.count = short, count
+        self.middles: set[int] = set()
+        """Numbers in the shortened model of the blocks that stand for others."""
+        self.stands_for: list[int] = []
+        """Block of the shortened model → its place in the whole one; behind the last one comes the loss."""
+        self.model_of: list[int] = []
+        """Block of the whole model → which of the shortened one tells what it does."""
+        ends = {s.first: s for s in stretches}
+        while len(self.model_of) <= count:
+            at, number = len(self.model_of), len(self.stands_for)
+            if at in ends:
+                s = ends[at]
+                self.middles |= {number + 1, number + 2}
+                self.stands_for += [at, at + 1, at + 2, at + s.length - 1]
+                self.model_of += [number, *[number + 1] * (s.length - 2), number + 3]
+            else:
+                self.stands_for.append(at)
+                self.model_of.append(number)
+        self.segments: dict[tuple[bool, int], list[Allocation | TraceMark]] = {}
+        self.place_of: dict[int, _Place] = {}
+        self.number_of: dict[_Place, int] = {}
+        self._cut()
+        for number in sorted(self.middles):
+            if number + 1 in self.middles:
+                for backward in (False, True):
+                    if self._seen_from(number, backward) != self._seen_from(number + 1, backward):
+                        raise _UnlikeError
+
+    def _cut(self) -> None:
+        """The events by pass and block, and where each storage was first seen."""
+        backward, block, last = False, -1, len(self.stands_for) - 1
+        births: Counter[tuple[bool, int]] = Counter()
+        for event in self.short.events:
+            if not backward and (event.phase if isinstance(event, Allocation) else event.what) == "backward":
+                backward, block = True, last
+            if isinstance(event, TraceMark) and event.what in ("forward", "backward"):
+                at = _block_number(event.name)
+                if at is not None and at != block:
+                    if at != block + (-1 if backward else 1):
+                        raise _UnlikeError
+                    block = at
+            self.segments.setdefault((backward, block), []).append(event)
+            if isinstance(event, Allocation) and event.storage not in self.place_of:
+                self.place_of[event.storage] = _Place(backward, block, births[backward, block])
+                births[backward, block] += 1
+
+    def _moved(self, block: int, seen_from: int, whole: int) -> int:
+        """Where a block lies in the whole model, seen from one that is told of at a place there."""
+        if abs(block - seen_from) <= 1:
+            return whole + block - seen_from
+        if block in self.middles:
+            raise _UnlikeError
+        return self.stands_for[block] if block >= 0 else block
+
+    def _name(self, name: str, seen_from: int, whole: int) -> str:
+        block = _block_number(name)
+        if block is None:
+            return name
+        rest = name.split(".", 2)[2:]
+        return ".".join(["blocks", str(self._moved(block, seen_from, whole)), *rest])
+
+    def _place(self, storage: int, seen_from: int, whole: int) -> _Place | None:
+        place = self.place_of.get(storage)
+        return place and place._replace(block=self._moved(place.block, seen_from, whole))
+
+    def _seen_from(self, block: int, backward: bool) -> list[Hashable]:
+        """What is done in a block, as if it were block 0; releases that follow one another in a fixed order."""
+        told: list[Hashable] = []
+        for is_release, events in groupby(
+            self.segments.get((backward, block), []), lambda e: isinstance(e, Allocation) and e.delta_bytes < 0
+        ):
+            run: list[tuple[Any, ...]] = []
+            for event in events:
+                place = self._near(event.storage, block)
+                if isinstance(event, TraceMark):
+                    run.append((event.what, self._name(event.name, block, 0), place))
+                else:
+                    run.append((event.phase, self._name(event.module, block, 0), place, event.delta_bytes))
+            told += sorted(run, key=repr) if is_release else run
+        return told
+
+    def _near(self, storage: int, block: int) -> Hashable:
+        """A storage of this block or a neighbour, counted from it; of another, by its place in the whole model."""
+        place = self.place_of.get(storage)
+        if place is None or abs(place.block - block) > 1:
+            return self._place(storage, block, 0), "far"
+        return place._replace(block=place.block - block), "near"
+
+    def whole(self) -> MemoryTrace:
+        """The trace of the whole model."""
+        short = self.short
+        events: list[Allocation | TraceMark] = []
+        bytes_of: dict[int, int] = {}
+        module_of: dict[int, str] = {}
+        kept, on_host = set(), set()
+        for event, told, seen in self._in_order():
+            number = self._number(event.storage, *seen)
+            if isinstance(event, TraceMark):
+                events.append(TraceMark(event.what, self._name(event.name, *told), number))
+                continue
+            module = self._name(event.module, *told)
+            events.append(Allocation(number, event.delta_bytes, event.phase, module))
+            if number not in bytes_of:
+                bytes_of[number] = short.bytes_of[event.storage]
+                module_of[number] = self._name(short.module_of[event.storage], *told)
+                kept |= {number} if event.storage in short.kept else set()
+                on_host |= {number} if event.storage in short.on_host else set()
+        output_of: dict[str, int] = {}
+        named = {name: _block_number(name) for name in short.output_of}
+        for at, model in enumerate(self.model_of):
+            for name, storage in short.output_of.items():
+                if named[name] == model or (named[name] is None and at == self.count):
+                    output_of[self._name(name, model, at)] = self._number(storage, model, at)
+        return MemoryTrace(tuple(events), frozenset(kept), frozenset(on_host), bytes_of, module_of, output_of)
+
+    def _in_order(self) -> Iterator[tuple[Allocation | TraceMark, _View, _View]]:
+        """Each event of the whole model, from where it is told there, and from where its storage is seen."""
+        forward = [_View(-1, -1), *(_View(model, at) for at, model in enumerate(self.model_of))]
+        for backward in (False, True):
+            for view in reversed(forward) if backward else forward:
+                swept: set[_Place] = set()
+                for event in self.segments.get((backward, view.block), []):
+                    place = self.place_of.get(event.storage)
+                    if isinstance(event, TraceMark) or event.delta_bytes > 0:
+                        _check_none_is_left(swept)
+                    elif place is not None and place.block in self.middles and abs(place.block - view.block) > 1:
+                        yield from ((event, view, where) for where in self._sweep(place, swept))
+                        continue
+                    yield event, view, view
+                _check_none_is_left(swept)
+
+    def _sweep(self, place: _Place, swept: set[_Place]) -> Iterator[_View]:
+        """Where a storage lies that is released together with those of all blocks, also of those left out.
+
+        That is so if what the two in the middle have is released together (`swept`: what one of them has released).
+        """
+        first = place.block if place.block + 1 in self.middles else place.block - 1
+        twin = place._replace(block=2 * first + 1 - place.block)
+        if twin in swept:
+            swept.discard(twin)
+            return
+        swept.add(place)
+        yield from (_View(place.block, at) for at, model in enumerate(self.model_of) if model == first)
+
+    def _number(self, storage: int, model: int, at: int) -> int:
+        place = self._place(storage, model, at)
+        return -1 if place is None else self.number_of.setdefault(place, len(self.number_of))
+
+
+def _check_none_is_left(swept: set[_Place]) -> None:
+    if swept:
+        raise _UnlikeError
+
+
+def _block_number(name: str) -> int | None:
+    parts = name.split(".", 2)
+    return int(parts[1]) if parts[0] == "blocks" and len(parts) > 1 else None
+
+
+class TraceKey(NamedTuple):
+    """All that a trace depends on besides the code: what is built, read and computed, and on what."""
+
+    model: str
+    image_size: int | None
+    sequence_length: int | None
+    num_classes: int
+    checkpointing: Checkpointing
+    micro_batch: int
+    compute: Compute
+    offloaded: bool
+    split: Split
+    on_gpu: bool
+    routing: Routing | None
+    ep: int
+    in_megatron: bool
+
+
+def compute_of(config: RunConfig) -> Compute:
+    """In which precision the engine of a run computes: DeepSpeed and FSDP2 cast the weights, the others autocast."""
+    if config.precision == "fp32":
+        return "fp32"
+    return "autocast" if config.layout.strategy in AUTOCAST else "bf16"
+
+
+def trace_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False) -> MemoryTrace:
+    """What one micro-batch of a run allocates on the ranks that share the model's layers, all blocks of it.
+
+    Args:
+        config: the run.
+        rank: whose part of each layer is traced.
+        on_gpu: with the corrections for a GPU.
+    """
+    return _kept(key_of(config, rank, on_gpu=on_gpu))
+
+
+def key_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False) -> TraceKey:
+    """What the trace of a run depends on; arguments as those of `trace_of`."""
+    return TraceKey(
+        config.model,
+        config.image_size,
+        config.sequence_length,
+        config.num_classes,
+        config.layout.checkpointing,
+        config.layout.micro_batch,
+        compute_of(config),
+        config.layout.offload == "activations",
+        split_of(config, axes_of(config, rank)[1]),
+        on_gpu,
+        config.routing,
+        config.layout.ep,
+        config.library == "megatron",
+    )
+
+
+@lru_cache(maxsize=64)
+def _kept(key: TraceKey) -> MemoryTrace:
+    return kept(key, lambda: _traced(key))
+
+
+def _traced(key: TraceKey) -> MemoryTrace:
+    model = build_on_meta(
+        key.model,
+        key.image_size,
+        key.sequence_length,
+        key.num_classes,
+        key.split,
+        key.checkpointing,
+        routing=key.routing,
+        ep=key.ep,
+    )
+    with torch.device("meta"):
+        if models.spec(key.model).family == "image":
+            side = key.image_size or 1
+            inputs = torch.empty(key.micro_batch, 3, side, side)
+            targets = torch.empty(key.micro_batch, dtype=torch.long)
+        else:
+            inputs = torch.empty(key.micro_batch, key.sequence_length or 1, dtype=torch.long)
+            targets = torch.empty_like(inputs)
+    how = partial(
+        trace,
+        compute=key.compute,
+        targets=targets,
+        loss=mean_loss if key.split == WHOLE else parallel_loss(model),
+        around_forward=ActivationOffload if key.offloaded else None,
+        on_gpu=key.on_gpu,
+        in_megatron=key.in_megatron,
+    )
+    return trace_repeating(model, lambda shortened: how(shortened, inputs))
+
+
+def block_of(module: str) -> str:
+    """Name of the block that a module belongs to: the first two parts of its path."""
+    return ".".join(module.split(".")[:2])
+
+
+def trace_of_rank(config: RunConfig, trace: MemoryTrace, shapes: ModelShapes, rank: int) -> MemoryTrace:
+    """What one rank allocates of what a single process would.
+
+    Args:
+        config: the run.
+        trace: of all blocks.
+        shapes: of the whole model.
+        rank: whose share.
+    """
+    if config.layout.pp == 1:
+        return trace
+    stages, bounds = rank_stages(config, rank), bounds_of(config, shapes)
+    own = {f"blocks.{number}" for stage in stages for number in range(*bounds[stage : stage + 2])}
+    if len(bounds) - 2 in stages:
+        own.add("")  # the loss
+    received = {trace.output_of.get(f"blocks.{bounds[stage] - 1}", -1) for stage in stages if stage > 0} - {-1}
+
+    events: list[Allocation | TraceMark] = []
+    bytes_of: dict[int, int] = {}
+
+    def is_own(event: Allocation) -> bool:
+        if event.storage in received:
+            return True
+        if event.phase == "data":
+            return False  # a pipeline reads all micro-batches before its first forward: see `Step`
+        # A release belongs to whose allocation it ends: autocast gives its casts back after the last block's forward.
+        return event.storage in bytes_of or (event.delta_bytes >= 0 and block_of(event.module) in own)
+
+    for event in trace.events:
+        if isinstance(event, TraceMark):
+            if event.name == "" or block_of(event.name) in own:
+                events.append(event)
+        elif is_own(event):
+            events.append(event)
+            bytes_of[event.storage] = max(bytes_of.get(event.storage, 0), event.delta_bytes)
+    kept = frozenset(storage for storage in trace.kept if storage in bytes_of)
+    return replace(trace, events=tuple(events), kept=kept, bytes_of=bytes_of)
+
+
+def micro_batches_in_flight(config: RunConfig, rank: int) -> int:
+    """Micro-batches whose activations a rank holds at once, rounded up where its stages hold different numbers."""
+    if config.layout.pp == 1:
+        return 1
+    peaks = peak_activations(schedule_of(config.layout))
+    return max(1, ceil(peaks[axes_of(config, rank)[2]] / len(rank_stages(config, rank))))
+
+
+def in_flight_bytes(config: RunConfig, trace: MemoryTrace, shapes: ModelShapes, rank: int) -> tuple[int, ...]:
+    """Activations of other micro-batches that a pipeline rank keeps while each one's backward runs.
+
+    Counted from the schedule's own order, each stage with its own bytes; a backward that is split frees all at its
+    end (for the weights). Empty without a pipeline.
+
+    Args:
+        config: the run.
+        trace: of this rank.
+        shapes: of the whole model.
+        rank: this rank.
+    """
+    layout = config.layout
+    if layout.pp == 1:
+        return ()
+    schedule = schedule_of(layout)
+    kept_bytes = _kept_by_stage(config, trace, bounds_of(config, shapes), rank, schedule.stages)
+    held: dict[int, int] = {}
+    others = [0] * layout.micro_batches
+    for action in schedule.orders[axes_of(config, rank)[2]]:
+        for element in action.elements:
+            number = element.micro_batch
+            if element.kind == FORWARD:
+                held[number] = held.get(number, 0) + kept_bytes[element.stage]
+            elif element.kind in (BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT):
+                others[number] = max(others[number], sum(held.values()) - held.get(number, 0))
+                if element.kind != BACKWARD_INPUT:
+                    held[number] -= kept_bytes[element.stage]
+    return tuple(others)
+
+
+def _kept_by_stage(config: RunConfig, trace: MemoryTrace, bounds: tuple[int, ...], rank: int, stages: int) -> list[int]:
+    """Bytes that each stage of a rank keeps of one micro-batch for its backward."""
+    stage_of = {f"blocks.{block}": bisect_right(bounds, block) - 1 for block in range(bounds[-1])}
+    own = rank_stages(config, rank)
+    kept_bytes = [0] * stages
+    counted: set[int] = set()
+    for event in trace.events:
+        if isinstance(event, Allocation) and event.storage in trace.kept - trace.on_host - counted:
+            counted.add(event.storage)
+            stage = stage_of.get(block_of(event.module), stages - 1)  # outside of all blocks is the loss
+            # What a stage has received was made by the stage before.
+            kept_bytes[stage if stage in own else stage + 1] += trace.bytes_of[event.storage]
+    return kept_bytes
+
+
+def ready_order(config: RunConfig) -> tuple[int, ...]:
+    """Numbers of the parameters, as `model.parameters()` lists them, in the order in which gradients are ready."""
+    number_of = {parameter.name: number for number, parameter in enumerate(model_shapes(config).parameters)}
+    # Of one sample autograd's graph may lack a copy or a sum; from two on it is the same, and the order with it.
+    few = config.layout.model_copy(update={"micro_batch": min(config.layout.micro_batch, 2)})
+    events = trace_of(config.model_copy(update={"layout": few})).events
+    marks = (event for event in events if isinstance(event, TraceMark))
+    return tuple(number_of[mark.name] for mark in marks if mark.what == "ready")

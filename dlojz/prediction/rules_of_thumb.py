@@ -1,0 +1,454 @@
+"""Rules of thumb: closed forms of model states and activations, with their sources.
+
+Model states per parameter in closed form: by precision, optimizer, ZeRO stage, tensor and pipeline degree, offload.
+
+Exact fractions, those of the papers. What libraries add (padding, whole parameters at the edges of a partition, copies,
+buckets) is in `dlojz.prediction.states`, which is exact for a model.
+
+Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §3 and §5; where a figure is another's, it says so.
+
+Bytes per parameter: the field's rules of thumb by name, what each counts, and DeepSpeed's buffers.
+
+A rule is the sum of its parts, and every part says in which precision it is kept. The closed forms from which such
+rules come are in `dlojz.prediction.rules_of_thumb`.
+
+Activation memory of transformers in closed form, as the papers give it, to stand beside a trace.
+
+Exact fractions of bytes, for activations in 16 bit and dropout masks of 1 byte, as in the papers; a trace of a real
+module differs by what they leave out (statistics of layer norms: 16·s·b bytes per layer on a GPU).
+
+Symbols: s sequence length, b samples per micro-batch, h hidden size, a attention heads, L layers, t tensor-parallel
+ranks, p pipeline stages, v vocabulary. "KOR" is Korthikanti et al. 2022 (arXiv 2205.05198), "INF" Rajbhandari et al.
+2021 (arXiv 2104.07857).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final, Literal, get_args
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say
+from dlojz.results.footprint import Category
+
+Precision = Literal["fp32", "fp16_amp", "bf16", "bf16_fp32_gradients", "autocast"]
+"""fp32: all in fp32. fp16_amp, bf16: weights and gradients in 16 bit, a master copy in fp32 (ZeRO, §3.1).
+bf16_fp32_gradients: the same with gradients kept in fp32; those of 16 bit live for one layer at a time (Megatron).
+autocast: all states in fp32; only the products are computed in 16 bit (torch.autocast)."""
+Optimizer = Literal["sgd", "momentum", "adam", "adamw", "lamb", "adamw_8bit"]
+Offload = Literal["none", "optimizer", "parameters"]
+
+_WEIGHTS: Final[dict[str, tuple[int, int, int]]] = {
+    "fp32": (4, 4, 0),
+    "autocast": (4, 4, 0),
+    "fp16_amp": (2, 2, 4),
+    "bf16": (2, 2, 4),
+    "bf16_fp32_gradients": (2, 4, 4),
+}
+"""Bytes of a weight, of its gradient and of its master copy."""
+EIGHT_BIT_BLOCK: Final = 256
+"""Elements that share a scale (the largest magnitude, in fp32) in 8-bit optimizer states.
+
+Source: Dettmers et al. 2022 (arXiv 2110.02861), §2; 256 in bitsandbytes (2,048 before 0.45) and in torchao. Both keep
+tensors of fewer than 4,096 elements in fp32, and torchao those that 256 does not divide.
+"""
+MOMENT_BYTES: Final[dict[str, Fraction]] = {
+    "sgd": Fraction(0),
+    "momentum": Fraction(4),
+    "adam": Fraction(8),
+    "adamw": Fraction(8),
+    "lamb": Fraction(8),
+    "adamw_8bit": 2 * (1 + Fraction(4, EIGHT_BIT_BLOCK)),
+}
+"""Bytes that an optimizer keeps per parameter, its master copy not counted: moments in fp32, or twice 8 bits and their
+scales, 2 + 1/32. LAMB's norms are one number per layer (You et al. 2020, arXiv 1904.00962)."""
+
+
+@dataclass(frozen=True)
+class StatesForm:
+    """Bytes of the model states on one rank, per parameter of the whole model, as exact fractions.
+
+    Args:
+        device: by category, on the device.
+        host: in host memory.
+        nvme: on an NVMe disk.
+    """
+
+    device: dict[Category, Fraction]
+    host: Fraction = Fraction(0)
+    nvme: Fraction = Fraction(0)
+
+    @property
+    def device_per_parameter(self) -> Fraction:
+        """Bytes on the device, all categories."""
+        return sum(self.device.values(), Fraction(0))
+
+    def device_bytes(self, parameters: int) -> int:
+        """Bytes on the device for so many parameters, rounded up."""
+        return math.ceil(self.device_per_parameter * parameters)
+
+    def by_category(self, parameters: int) -> dict[Category, int]:
+        """The same by category, each rounded up."""
+        return {category: math.ceil(share * parameters) for category, share in self.device.items()}
+
+    def host_bytes(self, parameters: int) -> int:
+        """Bytes in host memory for so many parameters, rounded up; times the ranks of a node, what a node needs."""
+        return math.ceil(self.host * parameters)
+
+    def nvme_bytes(self, parameters: int) -> int:
+        """Bytes on an NVMe disk for so many parameters, rounded up."""
+        return math.ceil(self.nvme * parameters)
+
+
+def bytes_per_parameter(  # noqa: PLR0913 — one argument per axis along which states are split or moved
+    precision: Precision = "fp32",
+    optimizer: Optimizer = "adamw",
+    *,
+    zero: int = 0,
+    dp: int = 1,
+    tp: int = 1,
+    pp: int = 1,
+    heaviest_stage: Fraction | float | None = None,
+    offload: Offload = "none",
+    nvme: bool = False,
+) -> StatesForm:
+    """Bytes of the model states on the heaviest rank, per parameter of the whole model.
+
+    With w, g, m, o bytes per weight, gradient, master copy and optimizer state: w + g + m + o without ZeRO,
+    w + g + (m + o)/N for stage 1, w + (g + m + o)/N for stage 2, (w + g + m + o)/N for stage 3 over N = dp ranks.
+    Tensor parallelism divides by tp (layer norms and biases, which every rank keeps, are left out: below 0.1 % of a
+    transformer), a pipeline by 1/pp or the share of its heaviest stage.
+
+    Offload of the optimizer moves gradients, master copy and moments to host memory, in fp32, and leaves the weights:
+    16 bytes per parameter and 2, over N. Offload of the parameters moves the weights too.
+
+    Source: ZeRO, §5; ZeRO-Offload (arXiv 2101.06840), §4, where host gradients have 16 bit, DeepSpeed's have fp32;
+    ZeRO-Infinity (arXiv 2104.07857), §5.1.
+
+    Args:
+        heaviest_stage: share of the parameters that the heaviest pipeline stage holds, above 0, at most 1.
+        offload: to where states are moved from the device: none, of the optimizer (from ZeRO-1 on), of the parameters
+            too (ZeRO-3).
+        nvme: whether what is offloaded lies on an NVMe disk and not in host memory (ZeRO-3).
+
+    Raises:
+        LabError: if an argument is unknown or out of range, or if the stage cannot do what is asked.
+    """
+    _check(precision, optimizer, zero, (dp, tp, pp), heaviest_stage, offload, nvme)
+    weight, gradient, master = (Fraction(each) for each in _WEIGHTS[precision])
+    moments = MOMENT_BYTES[optimizer]
+    share = Fraction(heaviest_stage).limit_denominator(10**9) if heaviest_stage is not None else Fraction(1, pp)
+    share /= tp
+    device: dict[Category, Fraction] = {
+        "weights": share * weight / (dp if zero == 3 else 1),
+        "gradients": share * gradient / (dp if zero >= 2 else 1),
+        "optimizer": share * moments / (dp if zero >= 1 else 1),
+        "master": share * master / (dp if zero >= 1 else 1),
+    }
+    moved = Fraction(0)
+    if offload != "none":
+        # What is updated on the host is a copy in fp32, with its gradient, whatever the device computes in.
+        moved = share * (4 + 4 + moments) / dp
+        device |= {"optimizer": Fraction(0), "master": Fraction(0)}
+        if zero >= 2:
+            device["gradients"] = Fraction(0)
+    if offload == "parameters":
+        moved += device["weights"]
+        device["weights"] = Fraction(0)
+    return StatesForm(device, nvme=moved) if nvme else StatesForm(device, host=moved)
+
+
+def _check(
+    precision: str,
+    optimizer: str,
+    zero: int,
+    degrees: tuple[int, int, int],
+    heaviest_stage: Fraction | float | None,
+    offload: str,
+    nvme: bool,
+) -> None:
+    for what, value, legal in (
+        ("precision", precision, get_args(Precision)),
+        ("optimizer", optimizer, get_args(Optimizer)),
+        ("zero", zero, range(4)),
+        ("offload", offload, get_args(Offload)),
+    ):
+        if value not in legal:
+            raise LabError(one_of(what, value, [str(one) for one in legal]))
+    for name, degree in zip(("dp", "tp", "pp"), degrees, strict=True):
+        if degree < 1:
+            raise LabError(
+                say(
+                    en=f"{name} counts ranks and must be at least 1, but {degree} was received.",
+                    fr=f"{name} compte des rangs et vaut au moins 1, mais {degree} a été reçu.",
+                )
+            )
+    if heaviest_stage is not None and not 0 < heaviest_stage <= 1:
+        raise LabError(
+            say(
+                en=f"heaviest_stage is a share, above 0 and at most 1, but {heaviest_stage} was received.",
+                fr=f"heaviest_stage est une part, entre 0 et 1, mais {heaviest_stage} a été reçu.",
+            )
+        )
+    least = {"none": 0, "optimizer": 1, "parameters": 3}[offload]
+    if zero < least or (nvme and (zero < 3 or offload == "none")):
+        raise LabError(
+            say(
+                en=f"offload={offload!r}, nvme={nvme} was received with zero={zero}: states of the optimizer are "
+                "offloaded from zero=1 on, parameters and anything to NVMe with zero=3.",
+                fr=f"offload={offload!r}, nvme={nvme} a été reçu avec zero={zero} : on décharge les états de "
+                "l’optimiseur à partir de zero=1 ; les paramètres, et tout vers un disque NVMe, avec zero=3.",
+            )
+        )
+
+
+REDUCE_BUCKET_ELEMENTS: Final = 500_000_000
+"""DeepSpeed's `reduce_bucket_size`: gradients that are reduced together.
+
+Source: the default of DeepSpeed 0.19, `runtime/zero/config.py`.
+"""
+
+
+def overlap_buffer_bytes(bucket_elements: int, element_bytes: int = 2) -> int:
+    """Device memory that DeepSpeed's `overlap_comm` takes for buckets of reduction and gathering of one size.
+
+    Source: Hugging Face Transformers, "DeepSpeed", ZeRO configuration: 4.5 times both; 9 GB at 5e8 in fp16.
+    """
+    return 9 * bucket_elements * element_bytes
+
+
+@dataclass(frozen=True)
+class RulePart:
+    """One thing that a rule counts.
+
+    Args:
+        category: to which it belongs.
+        bytes_per_parameter: of it.
+        precision: in which it is kept; empty where it is no tensor of the model.
+    """
+
+    category: Category
+    bytes_per_parameter: int
+    precision: str
+
+
+@dataclass(frozen=True)
+class RuleOfThumb:
+    """A rule of thumb: so many bytes per parameter, and what these are.
+
+    Args:
+        name: by which it is found.
+        parts: what it counts.
+        sources: who says so.
+        about: for whom it holds, in the reader's language.
+    """
+
+    name: str
+    parts: tuple[RulePart, ...]
+    sources: tuple[str, ...]
+    about: Callable[[], str]
+
+    @property
+    def bytes_per_parameter(self) -> int:
+        """Sum of the parts."""
+        return sum(part.bytes_per_parameter for part in self.parts)
+
+    def total_bytes(self, parameters: int) -> int:
+        """Bytes of a model of so many parameters."""
+        return self.bytes_per_parameter * parameters
+
+
+_HALF_W, _HALF_G = RulePart("weights", 2, "16 bit"), RulePart("gradients", 2, "16 bit")
+_W, _G = RulePart("weights", 4, "fp32"), RulePart("gradients", 4, "fp32")
+_MASTER, _ADAM = RulePart("master", 4, "fp32"), RulePart("optimizer", 8, "fp32")
+
+RULES: Final[dict[str, RuleOfThumb]] = {
+    rule.name: rule
+    for rule in (
+        RuleOfThumb(
+            "12-optimizer",
+            (_MASTER, _ADAM),
+            ("ZeRO (arXiv 1910.02054), §3.1: K = 12",),
+            lambda: say(
+                en="what ZeRO-1 shards: the optimizer's part alone, in mixed precision with Adam",
+                fr="ce que ZeRO-1 répartit : la part de l’optimiseur seule, en précision mixte avec Adam",
+            ),
+        ),
+        RuleOfThumb(
+            "12-momentum",
+            (_W, _G, RulePart("optimizer", 4, "fp32")),
+            ("torch.optim.SGD with momentum: one fp32 buffer per parameter",),
+            lambda: say(en="fp32 and SGD with momentum", fr="fp32 et SGD avec momentum"),
+        ),
+        RuleOfThumb(
+            "16-mixed",
+            (_HALF_W, _HALF_G, _MASTER, _ADAM),
+            ("ZeRO (arXiv 1910.02054), §3.1", "Ultra-Scale Playbook, bf16 without fp32 gradients"),
+            lambda: say(en="mixed precision with Adam", fr="précision mixte avec Adam"),
+        ),
+        RuleOfThumb(
+            "16-fp32",
+            (_W, _G, _ADAM),
+            (
+                "Ultra-Scale Playbook, fp32",
+                "torchtitan: FSDP over fp32 weights",
+                "accelerate estimate-memory, 4 × fp32",
+            ),
+            lambda: say(
+                en="fp32 with Adam, also under autocast, which casts only what it multiplies",
+                fr="fp32 avec Adam, y compris sous autocast, qui ne convertit que ce qu’il multiplie",
+            ),
+        ),
+        RuleOfThumb(
+            "18",
+            (_HALF_W, _G, _MASTER, _ADAM),
+            (
+                "Megatron-LM, theoretical_memory_usage.py: 18, or 6 + 12/DP with its distributed optimizer",
+                "Bekman, Machine Learning Engineering: 6 + 4 + 8",
+                "DeepSpeed 0.19, estimate_zero3_model_states_mem_needs: 18/N",
+            ),
+            lambda: say(
+                en="mixed precision with Adam, gradients accumulated in fp32",
+                fr="précision mixte avec Adam, gradients accumulés en fp32",
+            ),
+        ),
+        RuleOfThumb(
+            "20",
+            (_HALF_W, _HALF_G, _G, _MASTER, _ADAM),
+            (
+                "Amazon SageMaker, Introduction to model parallelism: 10 billion parameters take 200 GB or more",
+                "ZeRO-Infinity (arXiv 2104.07857), §3: 240·nl·hd² bytes for 12·nl·hd² parameters",
+                "Ultra-Scale Playbook, bf16 with fp32 gradients",
+                "DeepSpeed 0.19, estimate_zero2_model_states_mem_needs: 2 + 18/N",
+            ),
+            lambda: say(
+                en="the same where gradients are kept in both precisions",
+                fr="la même où les gradients sont gardés dans les deux précisions",
+            ),
+        ),
+        RuleOfThumb(
+            "24",
+            (_W, _G, _ADAM, RulePart("activations", 8, "")),
+            ("a table shown in courses, without a publication that we know of",),
+            lambda: say(
+                en="fp32 with Adam, and some 8 bytes for activations and temporaries, which in truth do not depend on "
+                "the number of parameters but on the batch",
+                fr="fp32 avec Adam, plus environ 8 octets d’activations et de tenseurs temporaires, qui en réalité ne "
+                "dépendent pas du nombre de paramètres mais du batch",
+            ),
+        ),
+    )
+}
+"""The rules by name, the smallest first."""
+
+
+def rule(name: str) -> RuleOfThumb:
+    """The rule of thumb of this name.
+
+    Raises:
+        LabError: if there is none; the sentence lists those there are.
+    """
+    if name not in RULES:
+        raise LabError(one_of(say(en="rule", fr="règle"), name, RULES))
+    return RULES[name]
+
+
+Checkpointing = Literal["none", "selective", "full"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the forms depend on: a micro-batch in a transformer layer.
+
+    Args:
+        sequence_length: s, tokens.
+        micro_batch: b, samples.
+        hidden: h.
+        heads: a, of attention.
+    """
+
+    sequence_length: int
+    micro_batch: int
+    hidden: int
+    heads: int
+
+    @property
+    def sbh(self) -> int:
+        """Elements of one activation tensor of the layer."""
+        return self.sequence_length * self.micro_batch * self.hidden
+
+    @property
+    def scores(self) -> int:
+        """Elements of the attention scores: a·s²·b, each of which is kept as 5 bytes (softmax, mask, after dropout)."""
+        return self.heads * self.sequence_length**2 * self.micro_batch
+
+
+def layer_parts(shape: Shape, *, tp: int = 1, sequence_parallel: bool = False) -> dict[str, Fraction]:
+    """Bytes that one layer keeps for backward, by part: attention 11·sbh + 5·a·s²·b, MLP 19·sbh, two norms 4·sbh.
+
+    With tensor parallelism each of attention and MLP keeps 3·sbh whole on every rank (its input and its last dropout
+    mask) and the norms 4·sbh; sequence parallelism shares these out too.
+
+    Source: KOR, §4.1, table 2.
+    """
+    whole = Fraction(1, tp) if sequence_parallel else Fraction(1)
+    sbh = shape.sbh
+    return {
+        "attention": 3 * sbh * whole + Fraction(8 * sbh + 5 * shape.scores, tp),
+        "mlp": 3 * sbh * whole + Fraction(16 * sbh, tp),
+        "layer_norm": 4 * sbh * whole,
+    }
+
+
+def layer_bytes(
+    shape: Shape, *, tp: int = 1, sequence_parallel: bool = False, checkpointing: Checkpointing = "none"
+) -> Fraction:
+    """Bytes that one layer keeps for backward.
+
+    none: sbh(34 + 5as/h); with tensor parallelism sbh(10 + 24/t + 5as/(ht)); with sequence parallelism too,
+    sbh/t (34 + 5as/h). Selective recomputation drops the term 5as/h. Full recomputation keeps the layer's input,
+    2·sbh, shared out among the ranks with sequence parallelism.
+
+    Source: KOR, §4 and §5, table 2.
+
+    Raises:
+        LabError: if `checkpointing` is none of these.
+    """
+    if checkpointing not in get_args(Checkpointing):
+        raise LabError(one_of("checkpointing", checkpointing, get_args(Checkpointing)))
+    if checkpointing == "full":
+        return Fraction(2 * shape.sbh, tp if sequence_parallel else 1)
+    total = sum(layer_parts(shape, tp=tp, sequence_parallel=sequence_parallel).values(), Fraction(0))
+    return total - Fraction(5 * shape.scores, tp) if checkpointing == "selective" else total
+
+
+def first_stage_layers(layers: int, *, pp: int = 1, chunks: int = 1) -> Fraction:
+    """Layers' worth of activations that the first pipeline stage holds in 1F1B with at least p micro-batches.
+
+    L without interleaving, whatever p: L/p layers of p micro-batches; L(1 + (p − 1)/(p·m)) with m chunks per stage.
+
+    Source: KOR, §4.2.3.
+    """
+    return Fraction(layers) if pp == 1 or chunks == 1 else layers * (1 + Fraction(pp - 1, pp * chunks))
+
+
+def infinity_activation_bytes(shape: Shape, layers: int) -> int:
+    """All activations of a step, 2·b·s·nl·(16·hd + 2·heads·s). Source: INF, §3; the working memory's form, kept."""
+    return 2 * infinity_activation_working_bytes(shape) * layers
+
+
+def infinity_checkpoint_bytes(shape: Shape, layers: int, layers_per_checkpoint: int = 1) -> Fraction:
+    """Activation checkpoints, 2·b·s·hd·nl/ci. Source: INF, §3, equation 3."""
+    return Fraction(2 * shape.sbh * layers, layers_per_checkpoint)
+
+
+def infinity_activation_working_bytes(shape: Shape, layers_per_checkpoint: int = 1) -> int:
+    """Activation working memory: what is computed again between two checkpoints, b·s·ci·(16·hd + 2·heads·s).
+
+    Source: INF, §3, equation 5.
+    """
+    tokens = shape.micro_batch * shape.sequence_length
+    return layers_per_checkpoint * tokens * (16 * shape.hidden + 2 * shape.heads * shape.sequence_length)

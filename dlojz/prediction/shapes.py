@@ -1,0 +1,377 @@
+"""Shapes of a model's parameters on the meta device, and the part of them that a rank holds.
+
+Shapes of a model's parameters and buffers, read on the meta device.
+
+The order is that of `model.parameters()`, on which every engine's flattening rests. What one tensor-parallel rank holds
+is read off the very model that it trains: split, on a pretended axis.
+
+Experts that are shared out: what a rank holds of them, and what its ranks send each other.
+
+Equal to what the probe counts. With N tokens of a rank's micro-batch, E experts, k choices and factor f, an expert's
+buffer has C = ⌈f·k·N/E⌉ rows of D numbers; each all-to-all carries the E·C·D numbers of all buffers, of which the share
+of the rank's own experts, 1/ep, stays.
+
+Source: Lepikhin et al. 2020, "GShard" (arXiv 2006.16668), for the two all-to-alls of a mixture's forward pass; the
+backward pass of each is another (`dlojz.models.experts.exchange`).
+
+Which part of a model one rank holds under tensor and pipeline parallelism.
+
+Pure arithmetic on shapes; the parts of all ranks together hold every element once, but for what tensor parallelism
+leaves whole on each rank (normalisations, biases of row-parallel layers, shortcuts). How a layer is shared out,
+`dlojz.by_hand.tensor` alone knows.
+
+Source: Narayanan et al. 2021 (arXiv 2104.04473), §2, for contiguous stages and for the order of the ranks: tensor
+innermost, pipeline outermost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from dlojz import models
+from dlojz.base.language import MEBIBYTE
+from dlojz.config.engines import ENGINES, STRATEGIES
+from dlojz.config.layout import Layout
+from dlojz.config.run_config import RunConfig
+from dlojz.models.experts.routing import all_to_all_bytes
+from dlojz.models.sizes import CoAtNetSize
+from dlojz.pipeline.partition_baselines import schedule_of, stage_bounds
+from dlojz.results.footprint import Collective, Traffic
+
+if TYPE_CHECKING:
+    from dlojz.models.blocks import BlockList, Checkpointing
+    from dlojz.models.experts.routing import Routing
+
+FP32_BYTES = 4
+HALF_BYTES = 2
+AUTOCAST = tuple(name for name in STRATEGIES if ENGINES[name].autocast)
+"""Engines that keep fp32 weights and buffers in every precision, and compute in another by autocast."""
+DDP_FIRST_BUCKET_BYTES = 1 * MEBIBYTE
+DDP_BUCKET_BYTES = 25 * MEBIBYTE
+"""torch DDP closes a bucket once it holds so much (`bucket_cap_mb`); the first is small, so that it leaves early."""
+
+
+@dataclass(frozen=True)
+class ParameterShape:
+    """One parameter."""
+
+    name: str
+    shape: tuple[int, ...]
+    block: int
+    """Number of the model's block it belongs to."""
+    module: str
+    """Name of the module that owns it directly."""
+    is_expert: bool = False
+    """Whether its first dimension counts the experts of a mixture."""
+
+    @property
+    def numel(self) -> int:
+        """Elements of the whole parameter."""
+        return math.prod(self.shape)
+
+    def padded_rows_numel(self, dp: int) -> int:
+        """Elements of one shard when dimension 0 is cut into `dp` equal parts, the last ones padded (FSDP2)."""
+        rows = self.shape[0] if self.shape else 1
+        return -(-rows // dp) * (self.numel // rows)
+
+    def rows_numel(self, dp: int, rank: int) -> int:
+        """Elements of one rank's shard without its padding (FSDP2)."""
+        rows = self.shape[0] if self.shape else 1
+        share = -(-rows // dp)
+        return max(0, min(share, rows - rank * share)) * (self.numel // rows)
+
+    def padded_numel(self, dp: int) -> int:
+        """Elements of one shard when the flattened parameter is cut into `dp` parts (DeepSpeed stage 3)."""
+        return -(-self.numel // dp)
+
+
+@dataclass(frozen=True)
+class ModelShapes:
+    """All that predictions need to know of a model."""
+
+    parameters: tuple[ParameterShape, ...]
+    float_buffer_elements: int
+    integer_buffer_bytes: int
+    buffers: tuple[tuple[int, int, int], ...] = ()
+    """The same buffer by buffer: block, elements of floating point, bytes of integers."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Ψ, the number of parameters."""
+        return sum(parameter.numel for parameter in self.parameters)
+
+    def blocks(self) -> Iterator[tuple[ParameterShape, ...]]:
+        """Parameters block by block, blocks without any left out."""
+        for number in sorted({parameter.block for parameter in self.parameters}):
+            yield tuple(parameter for parameter in self.parameters if parameter.block == number)
+
+
+class Split(NamedTuple):
+    """Which part of each layer a rank holds; ranks whose parts have the same shapes have equal ones.
+
+    Args:
+        size: ranks that share each layer.
+        rank: the first whose part has these shapes.
+        sequence_parallel: between the parallel regions too a rank holds part of the tokens.
+        pattern: the parts that are split, as `dlojz.by_hand.tensor.split.split_model` takes it.
+    """
+
+    size: int = 1
+    rank: int = 0
+    sequence_parallel: bool = False
+    pattern: str = ""
+
+
+WHOLE = Split()
+CONVOLUTIONS = "(stem|convolution)$"
+"""Parts that torch's engine leaves whole on each rank."""
+
+
+def split_of(config: RunConfig, tp_rank: int = 0) -> Split:
+    """The part of a run's model that a rank of the tensor axis holds."""
+    layout = config.layout
+    if layout.tp == 1:
+        return WHOLE
+    rank = 0
+    if models.spec(config.model).family == "text":  # a vocabulary alone may be shared out unequally
+        share = -(-config.num_classes // layout.tp)
+        rank = tp_rank if (tp_rank + 1) * share > config.num_classes else 0
+    pattern = layout.tensor_parts
+    if layout.engine == "torch" and isinstance(models.spec(config.model).size, CoAtNetSize):
+        pattern = rf"^(?!.*{CONVOLUTIONS}).*({pattern})"
+    return Split(layout.tp, rank, layout.sequence_parallel, pattern)
+
+
+def model_shapes(config: RunConfig) -> ModelShapes:
+    """Shapes of the whole model of a run."""
+    return _shapes(
+        config.model, config.image_size, config.sequence_length, config.num_classes, WHOLE, config.routing
+    )
+
+
+def share_shapes(config: RunConfig, tp_rank: int) -> ModelShapes:
+    """Shapes of what one rank of the tensor axis holds of the model of a run, all blocks of it."""
+    split = split_of(config, tp_rank)
+    return _shapes(config.model, config.image_size, config.sequence_length, config.num_classes, split)
+
+
+def build_on_meta(
+    model: str,
+    image_size: int | None,
+    sequence_length: int | None,
+    num_classes: int,
+    split: Split = WHOLE,
+    checkpointing: Checkpointing = "none",
+    *,
+    routing: Routing | None = None,
+    ep: int = 1,
+) -> BlockList:
+    """The model, or one rank's part of it, with shapes and without memory."""
+    from dlojz.models.meta import on_meta
+
+    with on_meta():
+        built = models.build(
+            model,
+            image_size=image_size,
+            sequence_length=sequence_length,
+            num_classes=num_classes,
+            checkpointing=checkpointing,
+            routing=routing,
+        )
+        if ep > 1:
+            from dlojz.models.experts.layer import shard_experts
+
+            shard_experts(built, 0, ep)
+        if split == WHOLE:
+            return built
+        from dlojz.by_hand.tensor.axis import TensorAxis
+        from dlojz.by_hand.tensor.split import split_model
+
+        axis = TensorAxis(rank=split.rank, size=split.size, sequence_parallel=split.sequence_parallel)
+        return split_model(built, axis, split.pattern)
+
+
+@lru_cache(maxsize=64)
+def _shapes(
+    model: str,
+    image_size: int | None,
+    sequence_length: int | None,
+    num_classes: int,
+    split: Split,
+    routing: Routing | None = None,
+) -> ModelShapes:
+    from dlojz.models.experts.layer import expert_parameters
+
+    built = build_on_meta(model, image_size, sequence_length, num_classes, split, routing=routing)
+    experts = frozenset(expert_parameters(built))
+    parameters = tuple(
+        ParameterShape(name, tuple(parameter.shape), int(name.split(".")[1]), name.rpartition(".")[0], name in experts)
+        for name, parameter in built.named_parameters()
+    )
+    buffers = tuple(
+        (int(name.split(".")[1]), *((one.numel(), 0) if one.is_floating_point() else (0, one.numel() * one.itemsize)))
+        for name, one in built.named_buffers()
+    )
+    return ModelShapes(
+        parameters=parameters,
+        float_buffer_elements=sum(elements for _, elements, _ in buffers),
+        integer_buffer_bytes=sum(integer_bytes for _, _, integer_bytes in buffers),
+        buffers=buffers,
+    )
+
+
+FORWARD_EXCHANGES = 2
+"""Of a mixture: dispatch and combine; the backward pass has as many."""
+BUCKET_BYTES = 25 * MEBIBYTE
+"""A bucket of the engine by hand is closed once it holds so much, where nothing is said (`dlojz.by_hand.ddp`)."""
+
+
+def share_experts(shapes: ModelShapes, ep: int) -> ModelShapes:
+    """What one of `ep` ranks holds: of each expert's parameter its block along the first dimension, the rest whole."""
+    parameters = tuple(
+        replace(one, shape=(one.shape[0] // ep, *one.shape[1:])) if one.is_expert else one for one in shapes.parameters
+    )
+    return replace(shapes, parameters=parameters)
+
+
+def mixtures_of(shapes: ModelShapes) -> int:
+    """Mixtures of a model."""
+    return len({one.module for one in shapes.parameters if one.is_expert})
+
+
+def exchange_bytes(config: RunConfig) -> int:
+    """Bytes of one all-to-all of one mixture, for one micro-batch: the whole buffer, in the type computed in."""
+    routing = config.routing
+    if routing is None:
+        return 0
+    width: int = getattr(models.spec(config.model).size, "width")  # noqa: B009 - of the models that have experts
+    tokens = config.layout.micro_batch * (config.sequence_length or 1)
+    each = FP32_BYTES if config.precision == "fp32" else HALF_BYTES
+    return all_to_all_bytes(experts=routing.experts, capacity=routing.capacity(tokens), width=width, element_bytes=each)
+
+
+def exchanges(config: RunConfig, shapes: ModelShapes) -> int:
+    """All-to-alls of one step: two per mixture, pass and micro-batch; a block that is computed again sends again."""
+    passes = 2 if config.layout.checkpointing == "none" else 3
+    return FORWARD_EXCHANGES * passes * mixtures_of(shapes) * config.layout.micro_batches
+
+
+def expert_buckets(config: RunConfig, shapes: ModelShapes) -> list[tuple[bool, list[ParameterShape]]]:
+    """The buckets of gradients that the engine by hand fills, and whether each is of experts.
+
+    Args:
+        config: the run.
+        shapes: of what the rank holds.
+    """
+    given_mib = config.layout.bucket_mib
+    limit_bytes = BUCKET_BYTES if given_mib is None else int(given_mib * MEBIBYTE)
+    found: list[tuple[bool, list[ParameterShape]]] = []
+    for experts in (False, True):
+        buckets: list[list[ParameterShape]] = []
+        for parameter in reversed(shapes.parameters):
+            if parameter.is_expert != experts:
+                continue
+            if not buckets or FP32_BYTES * sum(one.numel for one in buckets[-1]) >= limit_bytes:
+                buckets.append([])
+            buckets[-1].append(parameter)
+        found += [(experts, bucket) for bucket in buckets]
+    return found
+
+
+def gradient_traffic(config: RunConfig, shapes: ModelShapes, most_elements: int | None = None) -> list[Traffic]:
+    """The gradients of everything but experts over dp ranks, those of experts over the dp/ep that hold the same.
+
+    Args:
+        config: the run.
+        shapes: of what the rank holds.
+        most_elements: that are reduced in one call; by default a bucket of the engine by hand.
+    """
+    layout: Layout = config.layout
+    found: list[Traffic] = []
+    buckets = expert_buckets(config, shapes)
+    for experts, group, size in ((False, "dp", layout.dp), (True, "edp", layout.dp // layout.ep)):
+        own = [bucket for kind, bucket in buckets if kind == experts]
+        elements = sum(parameter.numel for bucket in own for parameter in bucket)
+        if size > 1 and own:
+            calls = len(own) if most_elements is None else -(-elements // most_elements)
+            found.append(_traffic("all_reduce", group, size, calls, FP32_BYTES * elements))
+    return found
+
+
+def exchange_traffic(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
+    """The all-to-alls of all mixtures."""
+    calls = exchanges(config, shapes)
+    return [_traffic("all_to_all", "ep", config.layout.ep, calls, calls * exchange_bytes(config))]
+
+
+def _traffic(collective: Collective, group: str, size: int, count: int, message_bytes: int) -> Traffic:
+    return Traffic(collective=collective, group=group, group_size=size, count=count, message_bytes=message_bytes)
+
+
+def axes_of(config: RunConfig, rank: int) -> tuple[int, int, int]:
+    """Position of a rank along the axes (dp, tp, pp)."""
+    layout = config.layout
+    return rank // layout.tp % layout.dp, rank % layout.tp, rank // (layout.tp * layout.dp)
+
+
+def num_blocks(shapes: ModelShapes) -> int:
+    """Blocks of a model."""
+    return max(parameter.block for parameter in shapes.parameters) + 1
+
+
+def bounds_of(config: RunConfig, shapes: ModelShapes) -> tuple[int, ...]:
+    """First block of each stage of a layout's pipeline, and the number of blocks.
+
+    Raises:
+        LabError: if the schedule does not fit the layout, or a stage would have no block.
+    """
+    layout = config.layout
+    blocks = num_blocks(shapes)
+    stages = layout.pp if layout.engine == "deepspeed" else schedule_of(layout).stages
+    if layout.partition == "uniform":
+        return stage_bounds(layout, stages, [""] * blocks, [1] * blocks)
+    from dlojz.pipeline.partition_baselines import block_weights  # loads torch
+
+    parameters = block_weights(config, "parameters")
+    flops = [float(one) for one in block_weights(config, "flops").weights] if layout.partition == "flops" else []
+    return stage_bounds(layout, stages, parameters.kinds, [int(one) for one in parameters.weights], flops)
+
+
+def rank_stages(config: RunConfig, rank: int) -> tuple[int, ...]:
+    """The stages that one rank holds, in order; one that it holds twice (bidirectional schedules) counts twice."""
+    if config.layout.pp == 1:
+        return (0,)
+    pipeline_rank = axes_of(config, rank)[2]
+    schedule = schedule_of(config.layout)
+    held = [s for ranks in schedule.placement for s, holder in enumerate(ranks) if holder == pipeline_rank]
+    return tuple(sorted(held))
+
+
+def part_of(config: RunConfig, shapes: ModelShapes, rank: int) -> ModelShapes:
+    """What one rank holds of a model before data parallelism shares it out further.
+
+    Args:
+        config: the run.
+        shapes: of the whole model.
+        rank: from 0 to the world size.
+    """
+    layout = config.layout
+    if layout.tp > 1:
+        shapes = share_shapes(config, axes_of(config, rank)[1])
+    if layout.ep > 1:
+        shapes = share_experts(shapes, layout.ep)
+    if layout.pp == 1:
+        return shapes
+    bounds = bounds_of(config, shapes)
+    held = {block for stage in rank_stages(config, rank) for block in range(*bounds[stage : stage + 2])}
+    buffers = tuple(buffer for buffer in shapes.buffers if buffer[0] in held)
+    return ModelShapes(
+        tuple(parameter for parameter in shapes.parameters if parameter.block in held),
+        sum(elements for _, elements, _ in buffers),
+        sum(integer_bytes for _, _, integer_bytes in buffers),
+        buffers,
+    )

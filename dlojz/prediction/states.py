@@ -1,0 +1,433 @@
+"""Predict weights, gradients and optimizer states of a rank, offloaded and compressed ones included.
+
+Bytes of the model states on one rank, by category, for every engine and ZeRO stage.
+
+Closed forms over parameter shapes, padding included; equal to what the probe counts, to the byte.
+
+With Ψ parameters over N ranks, mixed precision and Adam, the paper's forms are 2Ψ + 2Ψ + 12Ψ (stage 0), 4Ψ + 12Ψ/N (1),
+2Ψ + 14Ψ/N (2), 16Ψ/N (3). What follows adds what the libraries really do: fp32 gradients where they keep them, a master
+copy in fp32 even where the weights are fp32, padding, whole parameters at the edges of a partition.
+
+fp16 takes the same bytes as bf16. Which optimizers and precisions an engine really runs, `train.check_runnable` says.
+
+Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §5; DeepSpeed 0.19 `runtime/zero/stage_1_and_2.py` and `stage3.py`;
+torch 2.13 `distributed/fsdp/_fully_shard`.
+
+Which bytes of the model states DeepSpeed's offloading takes from the device, and how many it needs on the host.
+
+Closed forms over parameter shapes, equal to what the engine holds in host memory, to the byte; what goes to NVMe is
+DeepSpeed's arithmetic, not measured where the operator for it cannot be built.
+
+With Ψ/N = s parameters per rank, b bytes each to compute with, and Adam, the host holds: the master copy 4s, its
+gradient 4s and the moments 8s; and buffers on the way, bs for the weights or the gradients.
+
+Source: Ren et al. 2021, "ZeRO-Offload" (arXiv 2101.06840), section 4; Rajbhandari et al. 2021, "ZeRO-Infinity" (arXiv
+2104.07857), section 5; DeepSpeed 0.19 `runtime/zero/stage_1_and_2.py`, `stage3.py`, `offload_config.py`.
+
+What torch's hooks make of DDP's buckets: messages, and what PowerSGD keeps.
+
+Equal, to the byte, to what the probe counts once PowerSGD has begun.
+
+With r the rank, a gradient of n rows and m columns (what follows the first dimension, end to end) is sent as P (n × r)
+and Q (m × r), if that is less than half of it; else as it is, in fp32, with the others of its bucket.
+
+Source: torch 2.13, `distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py`, `_should_compress` and `powerSGD_hook`;
+Vogels et al. 2019 (arXiv 1905.13727), algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+
+from dlojz.base.language import MEBIBYTE
+from dlojz.by_hand.optimizers.sent_bytes import chunk_elements
+from dlojz.config.run_config import RunConfig
+from dlojz.config.schedules import COMPRESSED
+from dlojz.prediction.shapes import (
+    DDP_BUCKET_BYTES,
+    DDP_FIRST_BUCKET_BYTES,
+    FP32_BYTES,
+    HALF_BYTES,
+    ModelShapes,
+    ParameterShape,
+)
+from dlojz.results.footprint import Memory, Traffic
+
+MOMENTS = {
+    **{"sgd": 0, "momentum": 1, "adamw": 2, "lamb": 2, "adamw_8bit": 2},
+    **{"one_bit_adam": 2, "one_bit_lamb": 3, "zero_one_adam": 2},
+    **{"local_sgd": 0, "diloco": 4},
+}
+"""Tensors of the parameter's size that an optimizer keeps."""
+NUMBERS = {"adamw": 1, "lamb": 1, "one_bit_adam": 1, "one_bit_lamb": 3, "zero_one_adam": 1, "diloco": 1}
+"""Tensors of one number that it keeps for each parameter: the count of steps; in 1-bit LAMB c_avg and r too."""
+QUANTISED_ELEMENTS = 256
+"""Elements of an 8-bit moment that share one fp32 scale (bitsandbytes `F.quantize_blockwise`)."""
+ZERO_BUCKET_BYTES = 1 * MEBIBYTE
+"""The lab's own stage 2 closes a bucket once it holds so much (`dlojz.by_hand.zero.stage2`)."""
+DEEPSPEED_ALIGNMENT = 2
+"""Stages 1 and 2 pad the flat weights to a multiple of N times this (`nccl_start_alignment_factor`)."""
+SUB_GROUP_ELEMENTS = 10**9
+"""Stage 3 updates the shards in groups of at most so many elements (`sub_group_size`)."""
+
+
+def compute_bytes(config: RunConfig) -> int:
+    """Bytes of one weight as DeepSpeed, FSDP2 and the lab's stage 3 compute with it."""
+    return FP32_BYTES if config.precision == "fp32" else HALF_BYTES
+
+
+def gradient_bytes(config: RunConfig) -> int:
+    """Bytes of one gradient as DeepSpeed keeps it: as a weight, or 4 where `fp32_gradients` says so."""
+    return FP32_BYTES if config.fp32_gradients else compute_bytes(config)
+
+
+def optimizer_bytes(config: RunConfig, sizes: Iterable[int]) -> int:
+    """States of the optimizer over tensors of so many elements.
+
+    Adam and LAMB: two moments in fp32; torch's AdamW adds an fp32 step count per tensor, and so do the lab's own; what
+    DeepSpeed brings keeps it as a number. 1-bit LAMB has a third moment, the fresh variance, in its second stage.
+    8-bit Adam: the moments in one byte each, with one fp32 scale for every 256 elements of a tensor; of small tensors
+    too, though bitsandbytes keeps those under 4096 elements in fp32.
+
+    Source: Kingma & Ba 2015 (arXiv 1412.6980), algorithm 1; You et al. 2020, LAMB (arXiv 1904.00962), algorithm 2;
+    Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization" (arXiv 2110.02861), §2, whose blocks of 2048
+    elements bitsandbytes has since made 256.
+    """
+    sizes = list(sizes)
+    moments = MOMENTS[config.optimizer]
+    if config.optimizer == "adamw_8bit":
+        scales = sum(-(-size // QUANTISED_ELEMENTS) for size in sizes)
+        return moments * (sum(sizes) + FP32_BYTES * scales)
+    in_lab = config.optimizer == "adamw" or config.layout.engine != "deepspeed"
+    numbers = NUMBERS.get(config.optimizer, 0) * len(sizes) if in_lab else 0
+    return FP32_BYTES * (moments * sum(sizes) + numbers) + error_bytes(config, sum(sizes))
+
+
+def error_bytes(config: RunConfig, num_parameters: int) -> int:
+    """What a rank holds back in the second stage of an optimizer that compresses: 4Ψ as a worker, 4Ψ/N as a server.
+
+    Source: Tang et al. 2021 (arXiv 2102.02888), algorithm 1, lines 6 and 9; padding:
+    `dlojz.by_hand.optimizers.sent_bytes`.
+    """
+    dp = config.layout.dp
+    if config.optimizer not in COMPRESSED or dp == 1:
+        return 0
+    return FP32_BYTES * (dp + 1) * chunk_elements(num_parameters, dp)
+
+
+def padded_parameters(num_parameters: int, dp: int) -> int:
+    """Elements of DeepSpeed's flat weights (stages 1 and 2), padded so that all ranks get the same share."""
+    multiple = dp * DEEPSPEED_ALIGNMENT
+    return -(-num_parameters // multiple) * multiple
+
+
+def touching_names(shapes: ModelShapes, dp: int, rank: int) -> frozenset[str]:
+    """Names of all parameters that reach into one rank's share of DeepSpeed's flat weights (stages 1 and 2)."""
+    share = padded_parameters(shapes.num_parameters, dp) // dp
+    start, end = rank * share, (rank + 1) * share
+    ends = accumulate(parameter.numel for parameter in shapes.parameters)
+    return frozenset(
+        parameter.name
+        for parameter, last in zip(shapes.parameters, ends, strict=True)
+        if last - parameter.numel < end and last > start
+    )
+
+
+def touching_elements(shapes: ModelShapes, dp: int, rank: int) -> int:
+    """Elements of all parameters that reach into one rank's share of the flat weights, and the padding in it.
+
+    Stages 1 and 2 keep the gradient of a parameter whole on each rank whose share it touches.
+    """
+    share = padded_parameters(shapes.num_parameters, dp) // dp
+    names = touching_names(shapes, dp, rank)
+    padding = max(0, (rank + 1) * share - max(rank * share, shapes.num_parameters))
+    return sum(parameter.numel for parameter in shapes.parameters if parameter.name in names) + padding
+
+
+def _replicated(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
+    """One process, or DDP, also by hand: everything whole on every rank; bf16 is autocast over fp32 weights.
+
+    Where backward updates, a gradient is a temporary; PowerSGD's errors count with the optimizer's states, as those of
+    the optimizers that compress do.
+    """
+    whole_bytes = FP32_BYTES * shapes.num_parameters
+    return Memory(
+        weights_bytes=whole_bytes,
+        gradients_bytes=0 if config.update == "in_backward" else whole_bytes,
+        optimizer_bytes=optimizer_bytes(config, (parameter.numel for parameter in shapes.parameters))
+        + kept_bytes(config, shapes)
+        + renewed_bytes(config, shapes),
+        master_bytes=0,
+    )
+
+
+def _fsdp2(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
+    """FSDP2: fp32 shards of rows; with ZeRO-2 the weights gathered in forward stay until backward has used them."""
+    dp = config.layout.dp
+    padded = sum(parameter.padded_rows_numel(dp) for parameter in shapes.parameters)
+    own = [parameter.rows_numel(dp, rank) for parameter in shapes.parameters]
+    gathered_bytes = compute_bytes(config) * dp * padded if config.layout.zero == 2 else 0
+    return Memory(
+        weights_bytes=FP32_BYTES * padded + gathered_bytes,
+        gradients_bytes=FP32_BYTES * padded,
+        optimizer_bytes=optimizer_bytes(config, own),
+        master_bytes=0,
+    )
+
+
+def deepspeed_sizes(config: RunConfig, shapes: ModelShapes) -> list[int]:
+    """Elements of the tensors that DeepSpeed's stage 0 updates: its own experts are not stacked but one by one."""
+    sizes: list[int] = []
+    for parameter in shapes.parameters:
+        pieces = parameter.shape[0] if parameter.is_expert and config.layout.ep > 1 else 1
+        sizes += [parameter.numel // pieces] * pieces
+    return sizes
+
+
+def _zero_0(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
+    return Memory(
+        weights_bytes=compute_bytes(config) * shapes.num_parameters,
+        gradients_bytes=gradient_bytes(config) * shapes.num_parameters,
+        optimizer_bytes=optimizer_bytes(config, deepspeed_sizes(config, shapes)),
+        master_bytes=FP32_BYTES * shapes.num_parameters if config.precision != "fp32" else 0,
+    )
+
+
+def _zero_1_or_2(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
+    dp, each = config.layout.dp, compute_bytes(config)
+    padded = padded_parameters(shapes.num_parameters, dp)
+    # Stage 1 accumulates whole gradients over micro-batches; with a single one it reduces them on the way, as stage 2.
+    accumulates = config.layout.zero == 1 and config.layout.micro_batches > 1
+    gradient_elements = shapes.num_parameters if accumulates else touching_elements(shapes, dp, rank)
+    return Memory(
+        weights_bytes=each * padded,
+        gradients_bytes=gradient_bytes(config) * gradient_elements,
+        optimizer_bytes=optimizer_bytes(config, [padded // dp]),
+        master_bytes=FP32_BYTES * (padded // dp),
+    )
+
+
+def _sub_groups(num_elements: int) -> list[int]:
+    """Elements of the groups in which DeepSpeed's stage 3 updates so many."""
+    whole, rest = divmod(num_elements, SUB_GROUP_ELEMENTS)
+    return [SUB_GROUP_ELEMENTS] * whole + ([rest] if rest else [])
+
+
+def _zero_3(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
+    each = compute_bytes(config)
+    own = sum(parameter.padded_numel(config.layout.dp) for parameter in shapes.parameters)
+    return Memory(
+        weights_bytes=each * own,
+        gradients_bytes=gradient_bytes(config) * own,
+        optimizer_bytes=optimizer_bytes(config, _sub_groups(own)),
+        master_bytes=FP32_BYTES * own,
+    )
+
+
+def zero_by_hand_shares(config: RunConfig, shapes: ModelShapes) -> list[int]:
+    """Elements of one rank's share of each flat tensor of the lab's own ZeRO (`dlojz.by_hand.zero`), padding included.
+
+    Stage 1 lays all parameters into one flat tensor, stage 2 into one per bucket, from the last parameter on, stage 3
+    into one per block; each is padded to a multiple of the ranks. In the order in which gradients are reduced.
+    """
+    stage, dp = config.layout.zero, config.layout.dp
+    if stage == 1:
+        flats = [shapes.num_parameters]
+    elif stage == 2:
+        flats = [0]
+        for parameter in reversed(shapes.parameters):
+            if FP32_BYTES * flats[-1] >= ZERO_BUCKET_BYTES:
+                flats.append(0)
+            flats[-1] += parameter.numel
+    else:
+        flats = [sum(parameter.numel for parameter in block) for block in shapes.blocks()][::-1]
+    return [-(-elements // dp) for elements in flats]
+
+
+def _zero_by_hand(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
+    """The lab's ZeRO: fp32 throughout (bf16 is autocast, or in stage 3 a cast of what is gathered), no master copy."""
+    stage = config.layout.zero
+    shares = zero_by_hand_shares(config, shapes)
+    share_bytes = FP32_BYTES * sum(shares)
+    whole_bytes = config.layout.dp * share_bytes
+    return Memory(
+        weights_bytes=share_bytes if stage == 3 else whole_bytes,
+        gradients_bytes=whole_bytes if stage == 1 else share_bytes,
+        optimizer_bytes=optimizer_bytes(config, shares),
+        master_bytes=0,
+    )
+
+
+STATES: dict[str, Callable[[RunConfig, ModelShapes, int], Memory]] = {
+    "replicated": _replicated,
+    "zero_by_hand": _zero_by_hand,
+    "fsdp2": _fsdp2,
+    "deepspeed_0": _zero_0,
+    "deepspeed_1_or_2": _zero_1_or_2,
+    "deepspeed_3": _zero_3,
+}
+"""What a rank keeps between steps, by the names under which `dlojz.config.engines` asks for it."""
+
+
+def predict_states(config: RunConfig, shapes: ModelShapes, rank: int = 0) -> Memory:
+    """Weights, gradients, optimizer states, master copies and buffers of one rank; the rest is None."""
+    engine = config.engine_spec
+    held = STATES[engine.states](config, shapes, rank)
+    if engine.gathers_per_step and config.layout.pp > 1:
+        # torch's pipeline reduces after the last micro-batch: until then the gradients are whole on each rank.
+        held = held.model_copy(update={"gradients_bytes": config.layout.dp * (held.gradients_bytes or 0)})
+    # Under autocast BatchNorm's statistics stay fp32; engines that cast the weights cast them too.
+    buffer_bytes = FP32_BYTES if engine.autocast else compute_bytes(config)
+    return held.model_copy(
+        update={"buffers_bytes": buffer_bytes * shapes.float_buffer_elements + shapes.integer_buffer_bytes}
+    )
+
+
+OPTIMIZER_BUFFERS = 4
+"""Sub-groups that NVMe offloading of the optimizer holds in host memory at once (`buffer_count`)."""
+PARAMETER_BUFFERS, PARAMETER_BUFFER_ELEMENTS = 5, 10**8
+"""Buffers of NVMe offloading of the parameters, and elements of each (`buffer_count`, `buffer_size`)."""
+
+
+def offload_states(config: RunConfig, shapes: ModelShapes, memory: Memory, rank: int = 0) -> Memory:
+    """The states of one rank once the layout's offloading has moved what it moves.
+
+    Args:
+        config: the run.
+        shapes: of its model.
+        memory: the states without offloading, as `predict_states` gives them.
+        rank: whose states they are.
+
+    Returns:
+        the same with `host_bytes` and `nvme_bytes`; unchanged where optimizer and parameters stay on the device.
+    """
+    if config.layout.offload not in ("optimizer", "parameters"):
+        return memory
+    moved = _stage_3 if config.layout.zero == 3 else _stages_1_and_2
+    return memory.model_copy(update={"optimizer_bytes": 0, "master_bytes": 0, **moved(config, shapes, memory, rank)})
+
+
+def _stages_1_and_2(config: RunConfig, shapes: ModelShapes, memory: Memory, rank: int) -> dict[str, int]:
+    layout, each = config.layout, compute_bytes(config)
+    share = padded_parameters(shapes.num_parameters, layout.dp) // layout.dp
+    largest = max(parameter.numel for parameter in shapes.parameters)
+    host_bytes = (memory.optimizer_bytes or 0) + (memory.master_bytes or 0) + FP32_BYTES * share
+    host_bytes += each * share + each * largest  # updated weights and a gradient, each on its way
+    accumulates_whole = layout.zero == 1 and layout.micro_batches > 1
+    if layout.zero == 2 and layout.micro_batches > 1:
+        # Each micro-batch's gradient goes to the host, whole for every parameter that reaches into the share.
+        padding = max(0, (rank + 1) * share - max(rank * share, shapes.num_parameters))
+        host_bytes += each * (touching_elements(shapes, layout.dp, rank) - padding)
+    # Stage 1 keeps the sum over micro-batches on the device and moves it with the last one.
+    return {"gradients_bytes": (memory.gradients_bytes or 0) if accumulates_whole else 0, "host_bytes": host_bytes}
+
+
+def _stage_3(config: RunConfig, shapes: ModelShapes, memory: Memory, rank: int) -> dict[str, int]:
+    own = sum(parameter.padded_numel(config.layout.dp) for parameter in shapes.parameters)
+    weights_bytes, gradients_bytes = memory.weights_bytes or 0, memory.gradients_bytes or 0
+    moved_weights_bytes = weights_bytes if config.layout.offload == "parameters" else 0
+    left = {"gradients_bytes": 0, "weights_bytes": weights_bytes - moved_weights_bytes}
+    master_bytes = memory.master_bytes or 0
+    if config.layout.nvme_path is None:
+        # The gradients of the micro-batches in the type of the weights, and their sum in fp32 for the update.
+        host_bytes = (memory.optimizer_bytes or 0) + master_bytes + FP32_BYTES * own
+        return left | {"host_bytes": host_bytes + gradients_bytes + moved_weights_bytes}
+    buffer_bytes = OPTIMIZER_BUFFERS * FP32_BYTES * min(own, SUB_GROUP_ELEMENTS)
+    if moved_weights_bytes:
+        buffer_bytes += PARAMETER_BUFFERS * PARAMETER_BUFFER_ELEMENTS * compute_bytes(config)
+    return left | {
+        # The master copy, its gradient and the moments, each a file per sub-group.
+        "nvme_bytes": master_bytes + FP32_BYTES * own + (memory.optimizer_bytes or 0) + moved_weights_bytes,
+        "host_bytes": gradients_bytes + buffer_bytes,
+    }
+
+
+LEAST_RATE = 2
+"""A gradient is sent as two matrices if these are smaller by more than this factor (`min_compression_rate`)."""
+MESSAGES = 3
+"""All-reduces of one bucket, even of nothing: what is not compressed, all P, all Q."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One of DDP's buckets as PowerSGD sends it; in elements.
+
+    Args:
+        whole: all its gradients.
+        plain: those that are sent as they are.
+        p: all P together.
+        q: all Q together.
+    """
+
+    whole: int
+    plain: int
+    p: int
+    q: int
+
+    @property
+    def sent(self) -> int:
+        """Elements of its three messages."""
+        return self.plain + self.p + self.q
+
+
+def buckets(config: RunConfig, shapes: ModelShapes) -> tuple[tuple[ParameterShape, ...], ...]:
+    """The parameters of each of DDP's buckets, in the order in which they leave, after the first step."""
+    from dlojz.prediction.model_trace import ready_order  # loads torch
+
+    given_mib = config.layout.bucket_mib
+    limit_bytes, later_bytes = DDP_FIRST_BUCKET_BYTES, DDP_BUCKET_BYTES
+    if given_mib is not None:
+        limit_bytes = later_bytes = int(given_mib * MEBIBYTE)
+    found: list[list[ParameterShape]] = [[]]
+    for number in ready_order(config):
+        if FP32_BYTES * sum(parameter.numel for parameter in found[-1]) >= limit_bytes:
+            limit_bytes = later_bytes
+            found.append([])
+        found[-1].append(shapes.parameters[number])
+    return tuple(tuple(bucket) for bucket in found)
+
+
+def compressed(bucket: tuple[ParameterShape, ...], rank: int) -> Bucket:
+    """A bucket as PowerSGD of this rank sends it."""
+    plain = p = q = 0
+    for parameter in bucket:
+        rows = parameter.shape[0]
+        columns = parameter.numel // rows
+        thin = min(rows, columns, rank)
+        if (rows + columns) * thin * LEAST_RATE < parameter.numel:
+            p, q = p + rows * thin, q + columns * thin
+        else:
+            plain += parameter.numel
+    return Bucket(sum(parameter.numel for parameter in bucket), plain, p, q)
+
+
+def powersgd_buckets(config: RunConfig, shapes: ModelShapes) -> tuple[Bucket, ...]:
+    """All buckets as PowerSGD sends them."""
+    return tuple(compressed(bucket, config.layout.powersgd_rank) for bucket in buckets(config, shapes))
+
+
+def hook_traffic(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
+    """What DDP hands to the collectives of a step through the run's hook; PowerSGD's first steps in full aside."""
+    if config.layout.gradient_compression == "powersgd":
+        found = powersgd_buckets(config, shapes)
+        count, message_bytes = MESSAGES * len(found), FP32_BYTES * sum(bucket.sent for bucket in found)
+    else:
+        count, message_bytes = len(buckets(config, shapes)), HALF_BYTES * shapes.num_parameters
+    dp = config.layout.dp
+    return [Traffic(collective="all_reduce", group="dp", group_size=dp, count=count, message_bytes=message_bytes)]
+
+
+def kept_bytes(config: RunConfig, shapes: ModelShapes) -> int:
+    """Errors, P and Q: what PowerSGD keeps from step to step; 0 without it."""
+    if config.layout.gradient_compression != "powersgd":
+        return 0
+    return FP32_BYTES * sum(bucket.whole + bucket.p + bucket.q for bucket in powersgd_buckets(config, shapes))
+
+
+def renewed_bytes(config: RunConfig, shapes: ModelShapes) -> int:
+    """The errors of the largest bucket, which are there twice for a moment: the new ones beside the old."""
+    if config.layout.gradient_compression != "powersgd":
+        return 0
+    return FP32_BYTES * max(bucket.whole for bucket in powersgd_buckets(config, shapes))

@@ -1,0 +1,493 @@
+"""Trace a forward and backward pass: every allocation of one micro-batch, as on CPU, on GPU, in Megatron-core.
+
+Every storage from its allocation to its release, as operators return them.
+
+What a mode at the dispatcher sees is all that autograd and the operators allocate.
+
+What a GPU does otherwise than the CPU on which a model is traced.
+
+Only what changes the bytes that are kept is changed: the operators that a CUDA device would choose are called on the
+same fake CPU tensors.
+
+Source: torch 2.13 `aten/src/ATen/autocast_mode.h` (lists of operators in fp32), `aten/src/ATen/native/transformers`
+(which attention kernel), `aten/src/ATen/native/Dropout.cpp` (a mask of one byte).
+
+What Megatron-core allocates otherwise than the lab's decoder, where Transformer Engine is not there.
+
+Only what is held, and for how long, is told; the numbers mean nothing, as in every trace. Of two calls: attention,
+which Megatron-core writes out where torch has one kernel, and the loss, which it computes in place.
+
+With s tokens, b samples, a heads and v words on a rank, in fp32:
+
+    attention, forward     the scores, then the softmax: 4·a·s²·b each; the softmax is kept for backward
+    attention, backward    up to 4 such tensors at once: scores that were masked in place are a view, whose gradient
+                           autograd copies to find that of the whole
+    loss                   the logits become their softmax, then their gradient: 4·s·b·v, in one place
+
+Source: megatron-core 0.16.1, `transformer/dot_product_attention.py`, `fusions/fused_softmax.py` (without fusion) and
+`tensor_parallel/cross_entropy.py`.
+
+Forward and backward of any module without its memory: every storage, from its allocation to its release.
+
+Autograd itself says what is kept and for how long, on fake tensors, which have shapes and no memory; what is traced
+equals a real run on the CPU to the byte, as the same operators are called in the same order. Nothing is allocated: a
+model of 400 billion parameters is traced within seconds.
+
+Fake CPU tensors, not CUDA ones: without a GPU a fake CUDA tensor cannot run backward. What differs on a GPU is
+corrected afterwards (`dlojz.prediction.trace`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.prediction.shapes import FP32_BYTES
+from dlojz.prediction.storage_tracker import StorageTracker
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A storage that grew by some bytes (or shrank, where negative), in which pass and for which module."""
+
+    storage: int
+    delta_bytes: int
+    phase: Literal["data", "forward", "backward"]
+    module: str
+    """Path of the module that computes; empty outside of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceMark:
+    """A moment: a unit of the model begins or has ended a pass, or the gradient of a parameter is there."""
+
+    what: Literal["forward", "forwarded", "backward", "ready"]
+    name: str
+    """Of the module, or of the parameter."""
+    storage: int = -1
+    """Of the gradient, where one is ready."""
+
+
+@dataclass(frozen=True)
+class MemoryTrace:
+    """What one micro-batch's forward and backward passes allocate.
+
+    Args:
+        events: allocations and marks, in the order in which they happen.
+        kept: storages that forward leaves alive for backward, its inputs and its loss included.
+        on_host: those of them that lie in host memory, where the device keeps nothing.
+        bytes_of: largest bytes of each storage.
+        module_of: module that allocated each storage.
+        output_of: storage that each module's forward returns.
+    """
+
+    events: tuple[Allocation | TraceMark, ...]
+    kept: frozenset[int]
+    on_host: frozenset[int]
+    bytes_of: dict[int, int]
+    module_of: dict[int, str]
+    output_of: dict[str, int]
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that are kept for backward, each storage once, the inputs included."""
+        return sum(self.bytes_of[storage] for storage in self.kept)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Largest sum of all that both passes have allocated, gradients included, weights not."""
+        held = peak = 0
+        for event in self.events:
+            if isinstance(event, Allocation):
+                held += event.delta_bytes
+                peak = max(peak, held)
+        return peak
+
+    @property
+    def by_module(self) -> dict[str, int]:
+        """Bytes kept for backward by the module that made them, in the order of the forward pass."""
+        total: dict[str, int] = {}
+        for storage in sorted(self.kept):
+            name = self.module_of[storage]
+            total[name] = total.get(name, 0) + self.bytes_of[storage]
+        return total
+
+
+class Follower(StorageTracker):
+    """Notes the allocations and releases of two passes, and in which module each happened; tensors may be fake."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[Allocation | TraceMark] = []
+        self.bytes_of: dict[int, int] = {}
+        self.module_of: dict[int, str] = {}
+        self.output_of: dict[str, int] = {}
+        self.phase: Literal["data", "forward", "backward"] = "data"
+        self.modules: list[str] = []
+        self.in_backward_of = ""
+        self.on_gpu = False
+        self.ignored: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        # A GPU keeps the mean and the deviation of a normalisation in fp32, whatever its input.
+        statistics = self.on_gpu and func is torch.ops.aten.native_layer_norm.default
+        for number, tensor in enumerate(tree_leaves(result)):
+            if isinstance(tensor, Tensor):
+                self.see(tensor, FP32_BYTES // tensor.element_size() if statistics and number else 1)
+        return result
+
+    @property
+    def module(self) -> str:
+        """Path of the module that computes now."""
+        return self.modules[-1] if self.modules else (self.in_backward_of if self.phase == "backward" else "")
+
+    def ignore(self, tensors: Iterable[Tensor]) -> None:
+        """Never count these: they are states, which are predicted by themselves."""
+        self.ignored |= {tensor.untyped_storage()._cdata for tensor in tensors}
+
+    def see(self, tensor: Tensor, times: int = 1) -> int:
+        """Follow a tensor's storage from now on, as so many times as large; its number, -1 if it is ignored."""
+        storage = tensor.untyped_storage()
+        return -1 if storage._cdata in self.ignored else self.follow(storage, times)
+
+    def begun(self, number: int) -> None:
+        """Note which module computes."""
+        self.bytes_of[number] = 0
+        self.module_of[number] = self.module
+
+    def grown(self, number: int, delta_bytes: int) -> None:
+        """Note the event, and the most that the storage has held."""
+        self.bytes_of[number] = max(self.bytes_of[number], self.live_bytes.get(number, 0))
+        self.events.append(Allocation(number, delta_bytes, self.phase, self.module))
+
+
+IN_FP32 = frozenset(
+    {torch.layer_norm, torch.group_norm, torch.softmax, torch.log_softmax, F.softmax, F.log_softmax, F.layer_norm}
+)
+"""Computed in fp32 under CUDA's autocast, in bf16 under the CPU's."""
+
+
+class cuda_ways(TorchFunctionMode):  # noqa: N801 - reads as the context manager that it is
+    """Within it, attention, dropout and autocast choose what they would choose on a CUDA device.
+
+    Args:
+        compute: the precision, as `tracing.trace` takes it.
+    """
+
+    def __init__(self, compute: str) -> None:
+        super().__init__()
+        self._autocast = compute == "autocast"
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return _attention(*args, **kwargs)
+        if func is F.dropout or func is torch.dropout:
+            return _dropout(*args, **kwargs)
+        if self._autocast and func in IN_FP32:
+            with torch.autocast("cpu", enabled=False):
+                return func(*tree_map(_to_fp32, args), **tree_map(_to_fp32, kwargs))
+        return func(*args, **kwargs)
+
+
+def _to_fp32(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    del inplace
+    if not training or p == 0:
+        return x
+    kept: Tensor = torch.native_dropout(x, p, True)[0]
+    return kept
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *args: Any, **options: Any) -> Tensor:
+    # The CPU's fused kernel takes no bias that needs a gradient and falls back on the plain product, which keeps all
+    # scores; CUDA's memory-efficient kernel takes it.
+    if isinstance(attn_mask, Tensor) and attn_mask.requires_grad and not args and not options.get("dropout_p"):
+        if torch.is_autocast_enabled("cpu"):
+            dtype = torch.get_autocast_dtype("cpu")
+            query, key, value, attn_mask = (tensor.to(dtype) for tensor in (query, key, value, attn_mask))
+        bias = attn_mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+        attended: Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True)[0]
+        return attended
+    return F.scaled_dot_product_attention(query, key, value, attn_mask, *args, **options)
+
+
+class megatron_ways(cuda_ways):  # noqa: N801 - reads as the context manager that it is
+    """Within it, attention and the loss allocate what Megatron-core's do.
+
+    Args:
+        compute: the precision, as `tracing.trace` takes it.
+        on_gpu: all else as on a CUDA device.
+    """
+
+    def __init__(self, compute: str, *, on_gpu: bool) -> None:
+        super().__init__(compute)
+        self._on_gpu = on_gpu
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            return _WrittenOut.apply(*args[:3])
+        if func is F.cross_entropy:
+            return _InPlace.apply(*args[:2])
+        if self._on_gpu:
+            return super().__torch_function__(func, types, args, kwargs)
+        return func(*args, **(kwargs or {}))
+
+
+class _WrittenOut(torch.autograd.Function):
+    """Attention as a product, a mask, a softmax and a product; queries, keys and values as (B, N, T, H)."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        batch, heads, tokens, _ = q.shape
+        scores = q.new_empty(batch, heads, tokens, tokens)
+        weights = torch.softmax(scores, dim=-1)
+        attended = q.new_empty(q.shape)
+        ctx.save_for_backward(q, k, v, weights)
+        return attended.transpose(1, 2).contiguous().transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v, weights = ctx.saved_tensors
+        # Megatron-core's holds four by then, and the gradient of the values; here the weights stay until the end, and
+        # so does the gradient that has come in.
+        copies = [torch.empty_like(weights) for _ in range(3)]
+        del copies
+        return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+class _InPlace(torch.autograd.Function):
+    """The mean loss of logits that it overwrites."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        ctx.save_for_backward(logits)
+        return logits.new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (logits,) = ctx.saved_tensors
+        return logits, None
+
+
+Compute = Literal["fp32", "autocast", "bf16"]
+"""fp32; bf16 products over fp32 weights; or weights and inputs in bf16 themselves."""
+HalfType = torch.bfloat16
+
+
+def trace(
+    module: nn.Module,
+    *inputs: Tensor,
+    compute: Compute = "fp32",
+    targets: Tensor | None = None,
+    loss: Callable[..., Tensor] | None = None,
+    around_forward: Callable[[nn.Module], AbstractContextManager[Any]] | None = None,
+    on_gpu: bool = False,
+    in_megatron: bool = False,
+) -> MemoryTrace:
+    """What forward and backward of a module allocate, without allocating it.
+
+    Args:
+        module: any; on the meta device or a real one, where it stays untouched.
+        inputs: what its forward takes, on the meta device or a real one; copied, not changed.
+        compute: in which precision.
+        targets: what the loss compares the output with; part of the micro-batch.
+        loss: of the module's output (and of the targets), a scalar; by default the sum of all its numbers.
+        around_forward: made of the module, and entered around its forward pass; what its `host_copies` lists after it
+            counts as host memory.
+        on_gpu: correct what a GPU does otherwise (see `dlojz.prediction.trace`).
+        in_megatron: and what Megatron-core does (see `dlojz.prediction.trace`).
+
+    Raises:
+        LabError: if forward depends on the values of its data, or does not fit the inputs.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, _as_fake(module, mode, compute):
+        ways = _ways(compute, on_gpu, in_megatron)
+        return _traced(module, inputs, targets, compute, loss or _sum_of_all, around_forward, on_gpu, ways)
+
+
+def _traced(
+    module: nn.Module,
+    inputs: tuple[Tensor, ...],
+    targets: Tensor | None,
+    compute: Compute,
+    loss: Callable[..., Tensor],
+    around_forward: Callable[[nn.Module], AbstractContextManager[Any]] | None,
+    on_gpu: bool,
+    ways: AbstractContextManager[Any],
+) -> MemoryTrace:
+    parameters = dict(module.named_parameters())
+    follower = Follower()
+    follower.on_gpu = on_gpu
+    around = nullcontext() if around_forward is None else around_forward(module)
+    follower.ignore([*parameters.values(), *module.buffers()])
+    with ExitStack() as stack:
+        for handle in _marks(module, follower, ways):
+            stack.callback(handle.remove)
+        stack.enter_context(follower)
+        try:
+            read = tuple(_fake_like(tensor) for tensor in inputs)
+            compared = () if targets is None else (_fake_like(targets),)
+            for tensor in (*read, *compared):
+                follower.see(tensor)
+            follower.phase = "forward"
+            casts = compute == "bf16"
+            batch = tuple(x.to(HalfType) if casts and x.is_floating_point() else x for x in read)
+            with ways:
+                with around, _autocast(compute):
+                    output = module(*batch)
+                value = loss(output, *compared)
+            del output
+            on_host = frozenset(follower.see(tensor) for tensor in getattr(around, "host_copies", list)())
+            kept = frozenset(follower.live_bytes)
+            follower.phase = "backward"
+            value.backward()
+        except LabError:
+            raise
+        except Exception as error:
+            raise LabError(_refusal(error)) from error
+    for parameter in parameters.values():
+        parameter.grad = None
+    return MemoryTrace(
+        tuple(follower.events),
+        kept,
+        on_host,
+        follower.bytes_of,
+        follower.module_of,
+        follower.output_of,
+    )
+
+
+def _ways(compute: Compute, on_gpu: bool, in_megatron: bool) -> AbstractContextManager[Any]:
+    if in_megatron:
+        return megatron_ways(compute, on_gpu=on_gpu)
+    return cuda_ways(compute) if on_gpu else nullcontext()
+
+
+def _sum_of_all(output: Any) -> Tensor:
+    tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if not tensors:
+        raise LabError(
+            say(
+                en="nothing in the module's output depends on its parameters, so there is no backward pass to trace: "
+                "give loss=, a function of the output.",
+                fr="rien, dans la sortie du module, ne dépend de ses paramètres : il n’y a pas de passe arrière à "
+                "suivre. Donnez loss=, une fonction de la sortie.",
+            )
+        )
+    return torch.stack([tensor.float().sum() for tensor in tensors]).sum()
+
+
+def _fake_like(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", requires_grad=tensor.requires_grad)
+
+
+def _autocast(compute: Compute) -> AbstractContextManager[Any]:
+    return torch.autocast("cpu", HalfType) if compute == "autocast" else nullcontext()
+
+
+@contextmanager
+def _as_fake(module: nn.Module, mode: FakeTensorMode, compute: Compute) -> Iterator[None]:
+    """Put fake CPU tensors where the module's parameters and buffers are, and those back afterwards."""
+    fakes: dict[int, Tensor] = {}
+    former: list[tuple[dict[str, Any], str, Any]] = []
+    owned: dict[str, Any]
+
+    def fake(tensor: Tensor) -> Tensor:
+        if id(tensor) not in fakes:
+            dtype = HalfType if compute == "bf16" and tensor.is_floating_point() else tensor.dtype
+            made = torch.empty(tensor.shape, dtype=dtype, device="cpu")
+            if isinstance(tensor, nn.Parameter):
+                made = nn.Parameter(made, requires_grad=tensor.requires_grad)
+            fakes[id(tensor)] = made
+        return fakes[id(tensor)]
+
+    try:
+        for part in module.modules():
+            for owned in (part._parameters, part._buffers):
+                for name, tensor in owned.items():
+                    if tensor is not None and not isinstance(tensor, FakeTensor):
+                        former.append((owned, name, tensor))
+                        owned[name] = fake(tensor)  # type: ignore[assignment]
+        yield
+    finally:
+        for owned, name, tensor in former:
+            owned[name] = tensor
+
+
+def _marks(module: nn.Module, follower: Follower, ways: AbstractContextManager[Any]) -> Iterator[Any]:
+    """Hooks that say which module computes, when it is done, and when a gradient is ready.
+
+    A checkpointed block computes its forward again within backward, where autograd has left all modes: `ways` is
+    entered anew for it, so that it saves the same tensors.
+    """
+    for name, part in module.named_modules():
+        owns = any(True for _ in part.parameters(recurse=False))
+        unit = owns or name.count(".") <= 1
+
+        def enter(_: nn.Module, __: Any, name: str = name, unit: bool = unit) -> None:
+            if unit:
+                follower.events.append(TraceMark("forward", name))
+            if follower.phase == "backward" and not follower.modules:
+                ways.__enter__()
+            follower.modules.append(name)
+
+        def leave(_: nn.Module, __: Any, output: Any, name: str = name, unit: bool = unit) -> None:
+            if follower.modules and follower.modules[-1] == name:
+                follower.modules.pop()
+                if follower.phase == "backward" and not follower.modules:
+                    ways.__exit__(None, None, None)
+            if not unit:
+                return
+            follower.events.append(TraceMark("forwarded", name))
+            if isinstance(output, Tensor) and follower.phase == "forward":
+                follower.output_of[name] = follower.see(output)
+            for tensor in tree_leaves(output):
+                if isinstance(tensor, Tensor) and tensor.requires_grad and follower.phase == "forward":
+                    tensor.register_hook(lambda _: begin_backward(name))
+
+        def begin_backward(name: str) -> None:
+            follower.in_backward_of = name
+            follower.events.append(TraceMark("backward", name))
+
+        yield part.register_forward_pre_hook(enter)
+        yield part.register_forward_hook(leave, always_call=True)
+    for name, parameter in module.named_parameters():
+
+        def ready(parameter: Tensor, name: str = name) -> None:
+            number = follower.see(parameter.grad) if parameter.grad is not None else -1
+            follower.events.append(TraceMark("ready", name, number))
+
+        if parameter.requires_grad:
+            yield parameter.register_post_accumulate_grad_hook(ready)
+
+
+def _refusal(error: Exception) -> str:
+    kind = type(error).__name__
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), kind)[:300]
+    if "DataDependent" in kind or "DynamicOutputShape" in kind or "UnbackedSymInt" in kind:
+        return say(
+            en=f"the module's forward depends on the values of its data ({first}), which a trace without memory does "
+            "not have: trace a version without such a choice, or measure it on a real run.",
+            fr=f"la passe avant du module dépend des valeurs de ses données ({first}), qu’une trace sans mémoire n’a "
+            "pas : suivez une version sans ce choix, ou mesurez sur une vraie exécution.",
+        )
+    return say(
+        en=f"the module does not run on these inputs: {kind}: {first}",
+        fr=f"le module ne s’exécute pas sur ces entrées : {kind} : {first}",
+    )

@@ -1,0 +1,211 @@
+"""Store of traces on disk: what a model allocates in one micro-batch, traced once per model, precision and cut.
+
+A stored trace is read only if it was written by the same versions of this package's tracing code and of torch, under
+the same key; anything else is traced anew. What the store holds can be deleted at any time.
+
+One gzipped JSON file per trace, in `$XDG_CACHE_HOME/dlojz/traces` (`~/.cache/dlojz/traces` by default). Nothing is
+pickled. A damaged file, a folder that cannot be written, or a file of somebody else is reported once per process.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Hashable
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from dlojz.base.language import say
+from dlojz.prediction.trace import Allocation, MemoryTrace, TraceMark
+
+FORMAT: Final = 1
+"""Version of the file's layout."""
+PHASES: Final = ("data", "forward", "backward")
+MAX_BYTES: Final = 64 * 2**20
+"""No file of ours is larger: the largest model of the catalogue takes less than one MB."""
+SOURCES: Final = ("models", "by_hand/tensor", "by_hand/activation_offload.py", "prediction", "train/engines/base.py")
+"""Parts of the package whose code decides what a trace holds."""
+Parsed = TypeVar("Parsed")
+_reported: set[str] = set()
+
+
+def folder() -> Path | None:
+    """The store's folder, made on first use; None where this user has none that can be written."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        found = (base if base.is_absolute() else Path("~/.cache").expanduser()) / "dlojz" / "traces"
+        found.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if found.is_symlink() or found.stat().st_uid != os.getuid() or not os.access(found, os.W_OK):
+            raise PermissionError(found)
+    except (OSError, RuntimeError):
+        _report(
+            say(
+                en="the cache folder of traces cannot be written: every model is traced anew in each process (set "
+                "XDG_CACHE_HOME to a folder of yours).",
+                fr="le dossier de cache des traces n’est pas accessible en écriture : chaque modèle est tracé à "
+                "nouveau dans chaque processus (donnez à XDG_CACHE_HOME un dossier à vous).",
+            )
+        )
+        return None
+    return found
+
+
+@lru_cache(maxsize=1)
+def code_version() -> str:
+    """Hash of what decides a trace: the tracing code of this package, the versions of torch and of the file format."""
+    digest = hashlib.sha256(str(FORMAT).encode())
+    for name in ("torch", "torchvision"):
+        try:
+            digest.update(f"{name} {version(name)}".encode())
+        except PackageNotFoundError:
+            digest.update(f"{name} none".encode())
+    root = Path(__file__).resolve().parents[1]
+    for source in SOURCES:
+        path = root / source
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(str(file.relative_to(root)).encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def kept(key: Hashable, make: Callable[[], MemoryTrace]) -> MemoryTrace:
+    """Read a trace from the store, or make it and write it there.
+
+    Args:
+        key: all that the trace depends on besides the code; its `repr` must say it.
+        make: traces the model.
+    """
+    found = read(key, from_data)
+    if found is None:
+        found = make()
+        write(key, to_data(found))
+    return found
+
+
+def is_kept(key: Hashable) -> bool:
+    """Whether the store holds a file for a key, of this version."""
+    path = path_of(key)
+    return path is not None and path.is_file()
+
+
+def path_of(key: Hashable) -> Path | None:
+    """File of a key; None where there is no folder for it."""
+    within = folder()
+    name = hashlib.sha256(f"{code_version()} {key!r}".encode()).hexdigest()[:24]
+    return None if within is None else within / f"{name}.json.gz"
+
+
+def to_data(trace: MemoryTrace) -> dict[str, Any]:
+    """A trace as plain JSON data: events as lists of numbers, module names once each."""
+    names: dict[str, int] = {}
+
+    def number(name: str) -> int:
+        return names.setdefault(name, len(names))
+
+    events: list[list[Any]] = []
+    for event in trace.events:
+        if isinstance(event, TraceMark):
+            events.append([event.what, number(event.name), event.storage])
+        else:
+            events.append([event.storage, event.delta_bytes, PHASES.index(event.phase), number(event.module)])
+    return {
+        "events": events,
+        "kept": sorted(trace.kept),
+        "on_host": sorted(trace.on_host),
+        "bytes_of": list(trace.bytes_of.items()),
+        "module_of": [[storage, number(name)] for storage, name in trace.module_of.items()],
+        "output_of": [[number(name), storage] for name, storage in trace.output_of.items()],
+        "names": list(names),
+    }
+
+
+def from_data(data: dict[str, Any]) -> MemoryTrace:
+    """The trace that `to_data` wrote.
+
+    Raises:
+        KeyError, IndexError, TypeError, ValueError: if the data are none of its.
+    """
+    names: list[str] = data["names"]
+    events: list[Allocation | TraceMark] = []
+    for event in data["events"]:
+        if len(event) == 3:
+            events.append(TraceMark(event[0], names[event[1]], int(event[2])))
+        else:
+            events.append(Allocation(int(event[0]), int(event[1]), PHASES[event[2]], names[event[3]]))
+    return MemoryTrace(
+        tuple(events),
+        frozenset(data["kept"]),
+        frozenset(data["on_host"]),
+        {int(storage): int(size) for storage, size in data["bytes_of"]},
+        {int(storage): names[name] for storage, name in data["module_of"]},
+        {names[name]: int(storage) for name, storage in data["output_of"]},
+    )
+
+
+def read(key: Hashable, parse: Callable[[dict[str, Any]], Parsed]) -> Parsed | None:
+    """Read what was written under a key; None where there is nothing, or nothing that can be read.
+
+    Args:
+        key: what it depends on besides the code.
+        parse: makes of the data what is returned; any `ValueError`, `KeyError`, … of its means damage.
+    """
+    path = path_of(key)
+    if path is None:
+        return None
+    try:
+        status = path.stat()
+        if status.st_uid != os.getuid() or status.st_size > MAX_BYTES:
+            raise ValueError(path.name)
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            data = json.load(file)
+        if data["format"] != FORMAT or data["code"] != code_version() or data["key"] != repr(key):
+            raise ValueError(path.name)
+        return parse(data["data"])
+    except FileNotFoundError:
+        return None
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, IndexError, TypeError, AttributeError):
+        _report(
+            say(
+                en=f"a kept trace is damaged ({path.name}): the model is traced anew and the file replaced.",
+                fr=f"une trace conservée est abîmée ({path.name}) : le modèle est tracé à nouveau et le fichier "
+                "remplacé.",
+            )
+        )
+        return None
+
+
+def write(key: Hashable, data: dict[str, Any]) -> None:
+    """Write plain data under another name and rename it, so that a reader never sees half a file."""
+    path = path_of(key)
+    if path is None:
+        return
+    told = {"format": FORMAT, "code": code_version(), "key": repr(key), "data": data}
+    temporary = None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+        with os.fdopen(handle, "wb") as raw, gzip.open(raw, "wt", compresslevel=1, encoding="utf-8") as file:
+            json.dump(told, file, separators=(",", ":"))
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        _report(
+            say(
+                en=f"a trace could not be kept in {path.parent} ({error.strerror}): it will be traced anew next time.",
+                fr=f"une trace n’a pas pu être conservée dans {path.parent} ({error.strerror}) : elle sera refaite la "
+                "prochaine fois.",
+            )
+        )
+
+
+def _report(sentence: str) -> None:
+    """Say it on standard error, once per process."""
+    if sentence not in _reported:
+        _reported.add(sentence)
+        print(f"dlojz: {sentence}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""Processes of ranks: fork them, watch them, and say which of them hangs, and why."""

@@ -1,0 +1,322 @@
+"""Fork: one function for a child's whole life, and `spmd`, which runs one function on several ranks.
+
+Fork a process: the one place of the package that calls `os.fork`.
+
+The child never returns into the parent's code, and no signal is lost between the fork and the child's own handlers.
+
+Ranks for one function call: forked, joined by a gloo group, guarded, gone when the call has ended.
+
+The ranks are real processes that talk through real sockets; they start in a fraction of a second because they have the
+memory of the process that forks them, functions of a notebook included. Nothing they leave behind outlives the call.
+
+What a rank gives back is JSON and tensors (safetensors): nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import selectors
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.base.machine import PARENT_VARIABLE, die_with_parent
+from dlojz.processes.status_board import StatusBoard, is_gone
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def fork(child: Callable[[], object], *, reset: Iterable[signal.Signals] = ()) -> int:
+    """Fork, and let the child's whole life be one function.
+
+    Args:
+        child: called in the child, which it is to end by `os._exit` or by becoming another program; whatever it raises
+            is written on stderr, and the child exits with code 1.
+        reset: signals whose handlers are the parent's business: the child begins with the system's own.
+
+    Returns:
+        The process number of the child.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Signals wait: one that the child got with the parent's handlers would be lost.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _live(child, reset, before)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return pid
+
+
+def _live(child: Callable[[], object], reset: Iterable[signal.Signals], mask: Iterable[int]) -> NoReturn:
+    try:
+        for number in reset:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        child()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(1)
+
+
+MAX_FORKS = 64
+WALL_S = 60.0
+LIMIT_S = 10.0
+
+
+@dataclass(frozen=True)
+class ForkedError:
+    """An exception that ended the function on one rank.
+
+    Args:
+        name: class of the exception.
+        message: its text; for `lost` the exit code, for `time` the seconds that were given.
+        kind: for a `CollectiveFault` what was found between the ranks, else empty; `lost` where the process ended
+            without an answer, `time` where it was stopped.
+        line: number of the last line of the function's own file that was running; 0 where there is none.
+        text: that line.
+    """
+
+    name: str
+    message: str
+    kind: str = ""
+    line: int = 0
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class RankAnswer:
+    """What the function gave on one rank.
+
+    Args:
+        rank: from 0.
+        value: JSON data it returned, or None.
+        tensors: tensors it returned, by name; `value` is the name of one that stood alone.
+        error: the exception that ended it, or None.
+        calls: the collectives and messages it has called, in order: `op`, `numel`, `dtype`.
+    """
+
+    rank: int
+    value: Any = None
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    error: ForkedError | None = None
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+
+def spmd(
+    function: Callable[[int, int], Any],
+    size: int,
+    *,
+    wall_s: float = WALL_S,
+    limit_s: float = LIMIT_S,
+    blame: Sequence[str] = (),
+) -> list[RankAnswer]:
+    """Run `function(rank, size)` on forked ranks that share a process group, and bring back what each returned.
+
+    Args:
+        function: returns None, JSON data, a tensor, or a pair of JSON data and a dictionary of tensors.
+        size: number of ranks, 1 to 64.
+        wall_s: seconds after which all are stopped.
+        limit_s: seconds a rank may wait in a collective for ranks that still compute.
+        blame: files whose lines an error quotes; by default the one the function is written in.
+
+    Raises:
+        LabError: if the number of ranks is not one.
+    """
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORKS:
+        raise LabError(
+            say(
+                en=f"a number of ranks is a whole number from 1 to {MAX_FORKS}, but {size!r} was received.",
+                fr=f"un nombre de rangs est un entier de 1 à {MAX_FORKS}, mais {size!r} a été reçu.",
+            )
+        )
+    import torch.distributed  # noqa: F401 - imported here, once, for all ranks
+
+    code = getattr(function, "__code__", None)
+    parent = os.getpid()
+    files = tuple(blame) or ((code.co_filename,) if code else ())
+    with tempfile.TemporaryDirectory(prefix="dlojz-ranks-") as name:
+        folder = Path(name)
+        StatusBoard.create(folder / "board", size)
+        readers: list[int] = []
+        pids: list[int] = []
+        try:
+            for rank in range(size):
+                read, write = os.pipe()
+                pipes = (write, read, *readers)
+                pid = fork(partial(_rank, function, rank, size, folder, pipes, limit_s, files, parent))
+                os.close(write)
+                readers.append(read)
+                pids.append(pid)
+            texts, late = _collect(readers, time.monotonic() + wall_s)
+        finally:
+            statuses = [_end(pid) for pid in pids]
+            for read in readers:
+                os.close(read)
+    return [
+        _answer(rank, text, wall_s if rank in late else None, status)
+        for rank, (text, status) in enumerate(zip(texts, statuses, strict=True))
+    ]
+
+
+def _collect(readers: list[int], deadline_s: float) -> tuple[list[bytes], set[int]]:
+    """Read each rank's answer until it closes its pipe; the ranks that were late."""
+    texts = [b""] * len(readers)
+    with selectors.DefaultSelector() as selector:
+        for rank, reader in enumerate(readers):
+            selector.register(reader, selectors.EVENT_READ, rank)
+        while selector.get_map():
+            left_s = deadline_s - time.monotonic()
+            ready = selector.select(left_s) if left_s > 0 else []
+            if not ready:
+                return texts, {key.data for key in selector.get_map().values()}
+            for key, _ in ready:
+                part = os.read(key.fd, 2**16)
+                texts[key.data] += part
+                if not part:
+                    selector.unregister(key.fd)
+    return texts, set()
+
+
+def _end(pid: int) -> int:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _answer(rank: int, text: bytes, late_s: float | None, exit_code: int) -> RankAnswer:
+    """What a rank sent; `late_s` are the seconds it was given and did not keep to."""
+    head, _, body = text.partition(b"\n")
+    none = ForkedError("", str(exit_code), kind="lost") if late_s is None else ForkedError("", f"{late_s:.0f}",
+        kind="time")
+    try:
+        answer = json.loads(head)
+    except ValueError:
+        return RankAnswer(rank, error=none)
+    tensors = {}
+    if body:
+        from safetensors.torch import load
+
+        try:
+            tensors = load(body)
+        except Exception:  # cut off at the deadline
+            return RankAnswer(rank, error=none)
+    error = ForkedError(**answer["error"]) if answer["error"] else None
+    return RankAnswer(rank, answer["value"], tensors, error, answer["calls"])
+
+
+def _rank(
+    function: Callable[[int, int], Any],
+    rank: int,
+    size: int,
+    folder: Path,
+    pipes: tuple[int, ...],
+    limit_s: float,
+    files: tuple[str, ...],
+    parent: int,
+) -> NoReturn:
+    """In the child: join the others, call, answer, leave without a word."""
+    code = 1
+    gc.freeze()  # what the forking process has thrown away is its own to collect: sockets, threads' locks
+    write, *readers = pipes
+    for descriptor in readers:
+        os.close(descriptor)
+    try:
+        os.environ[PARENT_VARIABLE] = str(parent)
+        die_with_parent()
+        os.register_at_fork(after_in_child=_hold_on)
+        board = StatusBoard(folder / "board", rank, size)
+        value, tensors, error, calls = _called(function, board, f"file://{folder}/store", limit_s, files)
+        _send(write, {"value": value, "error": error and vars(error), "calls": calls}, tensors)
+        code = 0
+        _stay(board)
+    finally:
+        os._exit(code)
+
+
+def _called(
+    function: Callable[[int, int], Any], board: StatusBoard, store: str, limit_s: float, files: tuple[str, ...]
+) -> tuple[Any, dict[str, Tensor], ForkedError | None, list[dict[str, Any]]]:
+    import torch
+    import torch.distributed as dist
+
+    from dlojz.processes.guard import CollectiveFault, Guard
+
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    rank, size = board.rank, board.size
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    guard = Guard(board, limit_s)
+    dist.barrier()  # once all are connected: from here on the guard's clock is fair
+    guard.install()
+    guard.begin(1)
+    error: ForkedError | None = None
+    value: Any = None
+    tensors: dict[str, Tensor] = {}
+    try:
+        value, tensors = _parted(function(rank, size))
+        json.dumps(value)
+    except BaseException as raised:  # a student's function may raise anything, SystemExit included
+        kind = raised.kind if isinstance(raised, CollectiveFault) else ""
+        line, text = _own_line(raised, files)
+        error = ForkedError(type(raised).__name__, str(raised), kind, line, text)
+        value, tensors = None, {}
+    guard.end(error.name if error else None)
+    return value, tensors, error, guard.log
+
+
+def _stay(board: StatusBoard) -> None:
+    """A rank that has ended stays while another may still talk to it: its sockets close when it ends."""
+    while not all(state.get("state") == "ended" or is_gone(state.get("pid")) for state in board.read_all()):
+        time.sleep(0.002)
+
+
+def _hold_on() -> None:
+    """What a rank forks ends with it."""
+    os.environ.pop(PARENT_VARIABLE, None)
+    die_with_parent()
+
+
+def _parted(result: Any) -> tuple[Any, dict[str, Tensor]]:
+    import torch
+
+    if isinstance(result, torch.Tensor):
+        return None, {"value": result}
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
+        return result
+    return result, {}
+
+
+def _own_line(error: BaseException, files: tuple[str, ...]) -> tuple[int, str]:
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    return (frames[-1].lineno or 0, frames[-1].line or "") if frames else (0, "")
+
+
+def _send(write: int, answer: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    from safetensors.torch import save
+
+    body = (
+        save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}) if tensors else b""
+    )
+    with open(write, "wb") as pipe:
+        pipe.write(json.dumps(answer).encode() + b"\n" + body)

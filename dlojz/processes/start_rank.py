@@ -1,0 +1,64 @@
+"""What every rank does first: hold on to the launcher, send what it prints to its own log, then become the worker.
+
+Both streams of a rank go to one file, in the order printed.
+
+Forked by the launcher, or run as `python -m dlojz.processes.start_rank RUN_FOLDER MODULE`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+from dlojz.base.machine import die_with_parent
+
+
+def main(folder: str, module: str) -> None:
+    """Become the worker module, as `python -m MODULE RUN_FOLDER` would."""
+    die_with_parent()
+    log = os.open(
+        Path(folder, "logs", f"rank-{int(os.environ['RANK'])}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
+    )
+    sys.stdout.flush()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    sys.argv = [module, folder]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def fork_main(folder: str, module: str) -> NoReturn:
+    """In a process that the launcher has forked: become the worker module, and end as an interpreter would."""
+    code = 1
+    try:
+        faulthandler.enable()  # a new interpreter reads $PYTHONFAULTHANDLER
+        main(folder, module)
+        code = 0
+    except SystemExit as end:
+        code = _exit_code(end.code)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        # Exit handlers are those of the launcher, whose memory this was.
+        os._exit(code)
+
+
+def _exit_code(given: object) -> int:
+    """The exit code that `sys.exit` was given, in one of the ways it takes."""
+    if given is None or isinstance(given, int):
+        return (given or 0) & 0xFF
+    print(given, file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

@@ -1,0 +1,644 @@
+"""Set up a live rank: its process group, its streams, the cells that it runs, its limits.
+
+What a cell says on one rank: prints, figures and values in their order, up to a limit.
+
+Whatever is printed, by whichever way (print, os.write, a child process, a library in C), is read at once and kept up to
+`TEXT_BYTES` a cell; the rest is counted and thrown away, so that nothing fills up or blocks.
+
+The place of a process among the ranks: its number, its device, the group it shares, the variables it holds.
+
+Every question of the notebook is answered with plain data; nothing is raised.
+
+A cell on one rank: run it, and answer what it said and how it ended.
+
+Whatever a cell does, the answer is plain data; between cells an interrupt changes nothing.
+
+How many ranks a machine bears: what is refused, and what it would cost.
+
+A number that would stop the machine is refused before anything starts, with the figures.
+
+The process through which the notebook's messages reach the ranks: ipyparallel's controller.
+
+It takes messages signed with a key that lies in a folder of its owner alone, listens on the loopback interface unless
+told otherwise, and ends with the process that started it, as do the helpers it forks.
+
+Run as `python -m dlojz.ranks.rank_setup FOLDER [HOST]`.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+import termios
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import format_bytes, say, use_language
+from dlojz.base.machine import die_with_parent
+from dlojz.running.supervisor import cores_available
+
+TEXT_BYTES = 64 * 2**10
+IMAGE_BYTES = 1024 * 2**10
+"""Of all figures of a cell, as PNG."""
+_DRAIN_S = 0.3
+# gloo tells the world how many peers it has, each time a group is made.
+_CHATTER = ("[Gloo] Rank ",)
+
+
+class Streams:
+    """The streams of this process, from its start to its end.
+
+    Args:
+        log: file for what the process itself has to report outside of cells, errors of its start above all.
+    """
+
+    def __init__(self, log: Path | None = None) -> None:
+        self._read, self._write = (_out_of_the_way(descriptor) for descriptor in os.pipe())
+        self._lock = threading.Lock()
+        self._listening = False
+        self._parts: list[dict[str, Any]] = []
+        self._kept_bytes = self._image_bytes = 0
+        self._cut = False
+        if log is not None:
+            report = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            # Loggers that are made later hold on to this one.
+            sys.__stderr__ = open(_out_of_the_way(report), "w", buffering=1, errors="replace")  # type: ignore[misc]  # noqa: SIM115
+            sys.stderr = sys.__stderr__
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        self._point_here()
+        # The lock may be held at the very moment a cell forks; in the child nobody would give it back.
+        os.register_at_fork(after_in_child=self._forget_lock)
+        threading.Thread(target=self._listen, daemon=True, name="streams").start()
+
+    def begin(self) -> None:
+        """A cell begins: forget what was said before, and mend streams that a cell has closed."""
+        with self._lock:
+            self._parts, self._kept_bytes, self._image_bytes, self._cut = [], 0, 0, False
+            self._listening = True
+        self._point_here()
+        self._stdout_before, self._stderr_before = sys.stdout, sys.stderr
+        sys.stdout = sys.stderr = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+
+    def show(self, bundle: dict[str, Any]) -> None:
+        """Add a value or figure after what was printed before it.
+
+        Args:
+            bundle: representations by MIME type; its text and its PNG are kept, never its HTML.
+        """
+        self._drain()
+        text = str(bundle.get("text/plain", ""))
+        image = bundle.get("image/png")
+        with self._lock:
+            if image is not None:
+                encoded = image if isinstance(image, str) else base64.b64encode(image).decode()
+                encoded = "".join(encoded.split())
+                if self._image_bytes + len(encoded) <= IMAGE_BYTES:
+                    self._image_bytes += len(encoded)
+                    self._parts.append({"kind": "image", "png": encoded, "text": text[:200]})
+                    return
+                self._cut = True
+            self._keep("value", text.encode("utf-8", "replace"))
+
+    def end(self) -> tuple[list[dict[str, Any]], bool]:
+        """The cell has ended: its parts in order, and whether something had to be left out."""
+        self._drain()
+        with self._lock:
+            self._listening = False
+            parts, cut = self._parts, self._cut
+            self._parts = []
+        with suppress(OSError, ValueError):
+            sys.stdout.close()
+        self._point_here()
+        sys.stdout, sys.stderr = self._stdout_before, self._stderr_before
+        answer = []
+        for part in parts:
+            said = dict(part)
+            if part["kind"] != "image":
+                said["text"] = part["text"].decode("utf-8", "replace")
+            if part["kind"] == "printed":
+                lines = said["text"].splitlines(keepends=True)
+                said["text"] = "".join(line for line in lines if not line.startswith(_CHATTER))
+            if said["text"] or "png" in said:
+                answer.append(said)
+        return answer, cut
+
+    def _forget_lock(self) -> None:
+        self._lock = threading.Lock()
+
+    def _point_here(self) -> None:
+        for descriptor in (1, 2):
+            os.dup2(self._write, descriptor)
+
+    def _keep(self, kind: str, text: bytes) -> None:
+        kept = text[: TEXT_BYTES - self._kept_bytes]
+        self._cut |= len(kept) < len(text)
+        self._kept_bytes += len(kept)
+        if not kept:
+            return
+        if kind == "printed" and self._parts and self._parts[-1]["kind"] == "printed":
+            self._parts[-1]["text"] += kept
+        else:
+            self._parts.append({"kind": kind, "text": bytearray(kept)})
+
+    def _listen(self) -> None:
+        import select
+
+        while True:
+            select.select([self._read], [], [])
+            with self._lock:  # held over reading and keeping: whoever has it and finds the pipe empty has all
+                text = os.read(self._read, 2**16)
+                if self._listening:
+                    self._keep("printed", text)
+
+    def _drain(self) -> None:
+        """Wait until what was printed has been read; not for ever, since a child may print for ever."""
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+        deadline_s = time.monotonic() + _DRAIN_S
+        while time.monotonic() < deadline_s:
+            with self._lock:
+                waiting = fcntl.ioctl(self._read, termios.FIONREAD, b"\0" * 4)
+            if not any(waiting):
+                return
+            time.sleep(0.001)
+
+
+def _out_of_the_way(descriptor: int) -> int:
+    """The same file under a number that no cell closes by accident, not inherited by what it starts."""
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 100)
+    os.close(descriptor)
+    return moved
+
+
+GROUP_TIMEOUT_S = 30
+"""How long a collective that torch starts from C++, where the guard does not look, may wait."""
+
+
+class Seat:
+    """The place of this process among the ranks.
+
+    Args:
+        rank: from 0.
+        size: number of ranks.
+        local_size: how many of them run on this machine.
+        local_rank: this one's number among those.
+    """
+
+    def __init__(self, rank: int, size: int, local_rank: int, local_size: int) -> None:
+        import torch.distributed
+        from IPython.core.getipython import get_ipython
+
+        self.rank, self.size = rank, size
+        self.guard: Any = None
+        self.group: Any = None
+        if local_size == size:
+            # The machine's own name need not resolve for processes of one machine to meet.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        self._former_groups: list[tuple[float, Any]] = []
+        shell: Any = get_ipython()
+        self.shell = shell
+        shell.kernel.log.setLevel(logging.CRITICAL)  # it would report each question in the midst of what a cell prints
+        self.shell.autoawait = False  # the loop that would run a coroutine is the one that waits for this cell
+        self.shell.ask_exit = lambda: None  # quit() ends no rank
+        self.shell._showtraceback = lambda *_: None  # what was raised is part of the answer
+        warnings.filterwarnings("ignore", message="To exit: use")
+        torch.set_num_threads(1)
+        self.on_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= local_size
+        self.device = torch.device("cuda", local_rank) if self.on_gpu else torch.device("cpu")
+        if self.on_gpu:
+            torch.cuda.set_device(self.device)
+        self.shell.user_ns.update(
+            rank=rank, world_size=size, device=self.device, torch=torch, dist=torch.distributed, __name__="__main__"
+        )
+        self.given = frozenset(self.shell.user_ns)
+
+    def join(self, meeting_point: str, board: str) -> None:
+        """Make the process group anew; all ranks do so at the same time."""
+        import torch.distributed as dist
+
+        from dlojz.processes.guard import Guard
+        from dlojz.processes.status_board import StatusBoard
+
+        if dist.is_initialized():
+            # Kept for a while: its end would wait for threads that still wait in a collective which nobody will
+            # complete; once they have given up, its sockets are closed.
+            now_s = time.monotonic()
+            self._former_groups = [one for one in self._former_groups if now_s - one[0] < 2 * GROUP_TIMEOUT_S]
+            self._former_groups.append((now_s, dist.group.WORLD))
+            dist.destroy_process_group()
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if self.on_gpu else "gloo",
+            init_method=meeting_point,
+            rank=self.rank,
+            world_size=self.size,
+            timeout=timedelta(seconds=GROUP_TIMEOUT_S),
+        )
+        self.group = dist.group.WORLD
+        if self.guard is not None:
+            self.guard.reset()
+        elif board:
+            self.guard = Guard(StatusBoard(Path(board), self.rank, self.size))
+            self.guard.install()
+        self._meet()
+
+    def _meet(self) -> None:
+        """Wait until all are connected, unseen by the guard: a cell starts on all ranks or on none."""
+        import torch.distributed as dist
+
+        barrier = getattr(dist.barrier, "__wrapped__", dist.barrier)
+        # Every rank, no data; one GPU per rank where there are GPUs.
+        barrier(device_ids=[self.device.index] if self.on_gpu else None)
+
+    @property
+    def torn(self) -> bool:
+        """Whether the group must be made anew before the next cell."""
+        import torch.distributed as dist
+
+        whole = dist.is_initialized() and dist.group.WORLD is self.group
+        return not whole or bool(self.guard and self.guard.torn)
+
+
+_seat: Seat | None = None
+streams: Streams | None = None
+
+
+def sit(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, Any]:
+    """Become a rank: an empty answer, or `{"failure": …}`."""
+    global _seat, streams
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        if streams is None:
+            streams = Streams()
+        _seat = Seat(rank, size, local_rank, local_size)
+    except Exception as error:
+        return {"failure": f"{type(error).__name__}: {error}"}
+    return {}
+
+
+def join(meeting_point: str, board: str) -> dict[str, Any]:
+    """Make the process group anew: an empty answer, or `{"failure": …}`."""
+    try:
+        seated().join(meeting_point, board)
+    except Exception as error:
+        return {"failure": f"{type(error).__name__}: {error}"}
+    return {}
+
+
+def whereabouts() -> dict[str, Any]:
+    """Which rank idr_torch takes this process for: `rank`, `local_rank`, `local_size`, `host`, `master`."""
+    import idr_torch
+
+    return {
+        "rank": idr_torch.rank,
+        "local_rank": idr_torch.local_rank,
+        "local_size": idr_torch.local_world_size,
+        "host": socket.gethostname(),
+        "master": idr_torch.master_addr,
+    }
+
+
+def free_port() -> int:
+    """A port of this machine on which nobody listens."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return int(free.getsockname()[1])
+
+
+def describe() -> dict[str, Any]:
+    """This rank's process: `pid`, `device`, `memory_bytes` (its own, not what it shares) and number of `variables`."""
+    import psutil
+
+    seat = seated()
+    return {
+        "pid": os.getpid(),
+        "device": str(seat.device),
+        "memory_bytes": psutil.Process().memory_full_info().uss,
+        "variables": len(_own_variables(seat)),
+    }
+
+
+def fetch(name: str) -> dict[str, Any]:
+    """The value of a variable: `{"value": …}`; else `problem`, with the `names` there are or the value's `type`."""
+    namespace = seated().shell.user_ns
+    if name not in namespace:
+        return {"problem": "unknown", "names": _own_variables(seated())}
+    try:
+        value = _on_the_host(namespace[name])
+        if not _can_travel(value):
+            raise TypeError("made in a cell")
+    except Exception as error:
+        return {"problem": f"{type(error).__name__}: {error}", "type": type(namespace[name]).__name__}
+    return {"value": value}
+
+
+def _own_variables(seat: Seat) -> list[str]:
+    return [name for name in seat.shell.user_ns if name not in seat.given and not name.startswith("_")]
+
+
+def seated() -> Seat:
+    """This process's place.
+
+    Raises:
+        RuntimeError: if it has none yet.
+    """
+    if _seat is None:
+        raise RuntimeError("this process is not a rank yet")
+    return _seat
+
+
+def _on_the_host(value: Any) -> Any:
+    """The value with its tensors in main memory, without their history; what holds no tensor stays as it is."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        # A copy of what is seen of it: a view would bring its whole storage along.
+        return value.detach().cpu().clone()
+    if type(value) in (list, tuple):
+        return type(value)(_on_the_host(item) for item in value)
+    if type(value) is dict:
+        return {key: _on_the_host(item) for key, item in value.items()}
+    return value
+
+
+def _can_travel(value: Any) -> bool:
+    """Whether the notebook can make the value again from what is sent; raises where it cannot even be sent."""
+    from ipyparallel.serialize import serialize_object
+
+    made_here = f"{type(value).__module__}" == "__main__"
+    serialize_object(value)
+    return not made_here and not callable(value)
+
+
+_LONGEST_WAIT_S = 25.0
+_MESSAGE_CHARACTERS = 2000
+
+
+def run(code: str, number: int, limit_s: float, language: str, belongings: dict[str, Any]) -> dict[str, Any]:
+    """Run a cell on this rank.
+
+    Args:
+        code: of the cell.
+        number: of the cell, the same on every rank.
+        limit_s: seconds the whole cell may take; a collective waits at most half of it for ranks that still compute.
+        language: of the reader.
+        belongings: what was sent along (see `carry`): `modules`, `sources` and `values`.
+
+    Returns:
+        `parts` and `cut` (see `Streams`), `error` (None or `name`, `message`, `kind`, `lines`), `last` (the collective
+        last called), `torn`, and `counts` (collectives called per group).
+    """
+    seat, said = seated(), streams
+    if said is None:
+        raise RuntimeError("sit() comes before run()")
+    me = os.getpid()
+    use_language(language)
+    error: BaseException | None = None
+    number_of_cell = seat.shell.execution_count
+    said.begin()
+    try:
+        with _shown_by(seat.shell, said, code), _interruptible():
+            error = _unpack(seat.shell, belongings)
+            if error is None:
+                if seat.guard is not None:
+                    seat.guard.limit_s = min(_LONGEST_WAIT_S, limit_s / 2)
+                    seat.guard.begin(number)
+                result = seat.shell.run_cell(code, store_history=False)
+                error = result.error_before_exec or result.error_in_exec
+                if error is None and seat.on_gpu:
+                    import torch
+
+                    torch.cuda.synchronize()
+    except BaseException as raised:  # an interrupt that came between two lines of IPython's own
+        error = raised
+    finally:
+        if os.getpid() != me:
+            os._exit(0)  # a child that a cell has forked and that fell out of the cell: no second rank
+    seat.shell.execution_count = number_of_cell
+    if seat.guard is not None:
+        seat.guard.end(type(error).__name__ if error else None)
+    parts, cut = said.end()
+    return {
+        "parts": parts,
+        "cut": cut,
+        "error": _described(error) if error else None,
+        "last": seat.guard.last if seat.guard else "",
+        "torn": seat.torn,
+        "counts": seat.guard.counts() if seat.guard else {},
+    }
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def _shown_by(shell: Any, said: Streams, code: str) -> Iterator[None]:
+    """Lead what a cell displays, and the value of its last line, to the streams."""
+    from IPython.core.displaypub import DisplayPublisher
+
+    class Publisher(DisplayPublisher):
+        def publish(self, data: dict[str, Any], *_: Any, **__: Any) -> None:
+            said.show(data)
+
+        def clear_output(self, *_: Any, **__: Any) -> None:
+            pass
+
+    quiet = shell.displayhook.semicolon_at_end_of_expression(code)
+
+    def show_value(value: Any = None) -> None:
+        if value is not None and not quiet:
+            said.show(shell.display_formatter.format(value)[0])
+
+    publisher, hook = shell.display_pub, shell.display_trap.hook
+    shell.display_pub, shell.display_trap.hook = Publisher(), show_value
+    try:
+        yield
+    finally:
+        shell.display_pub, shell.display_trap.hook = publisher, hook
+
+
+def _unpack(shell: Any, belongings: dict[str, Any]) -> BaseException | None:
+    """Make what the notebook has sent along known to the cell; the exception where a definition raises one."""
+    for name, (module, attribute) in belongings.get("modules", {}).items():
+        try:
+            imported = importlib.import_module(module)
+            for part in attribute.split(".") if attribute else ():
+                imported = getattr(imported, part)
+            shell.user_ns[name] = imported
+        except (ImportError, AttributeError) as error:
+            return error
+    shell.user_ns.update(belongings.get("values", {}))
+    for source in belongings.get("sources", ()):
+        result = shell.run_cell(source, store_history=False)
+        raised: BaseException | None = result.error_before_exec or result.error_in_exec
+        if raised is not None:
+            return raised
+    return None
+
+
+def _described(error: BaseException) -> dict[str, Any]:
+    message = ""
+    with suppress(Exception):  # __str__ may be a student's own
+        message = str(error)
+    if isinstance(error, SyntaxError):
+        message = error.msg
+    if isinstance(error, SystemExit):
+        message = "" if error.code is None else repr(error.code)
+    return {
+        "name": type(error).__name__,
+        "message": message[:_MESSAGE_CHARACTERS],
+        "kind": getattr(error, "kind", "") if type(error).__name__ == "CollectiveFault" else "",
+        "lines": _own_lines(error),
+    }
+
+
+def _own_lines(error: BaseException) -> list[tuple[int, str, str]]:
+    """The lines of the cell, and of functions of earlier ones, that led to the error: number, text, function."""
+    from ipykernel.compiler import get_tmp_directory
+
+    if isinstance(error, SyntaxError):
+        return [(error.lineno or 0, (error.text or "").strip(), "")]
+    written_here = (get_tmp_directory(), "<ipython-input")
+    frames = [
+        (frame.lineno or 0, (frame.line or "").strip(), "" if frame.name == "<module>" else frame.name)
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename.startswith(written_here)
+    ]
+    return frames[-3:] if len(frames) <= 3 else [frames[0], *frames[-2:]]
+
+
+MOST_RANKS = 256
+RANK_BYTES = 64 * 2**20
+"""What one more rank takes: 40 MiB of its own once it has run an all-reduce (`%ranks status`), and some variables."""
+_RANKS_PER_CORE = 8
+
+
+class RanksRefused(LabError):  # noqa: N818 - a sentence for the student, not a fault
+    """A request about ranks that is refused; a notebook shows the sentence alone."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+def number_of_ranks(text: object) -> int:
+    """A number of ranks, as written after `%%ranks`.
+
+    Raises:
+        Refused: if it is no whole number from 1 to `MOST_RANKS`.
+    """
+    try:
+        number = int(str(text)) if not isinstance(text, bool) else 0
+    except ValueError:
+        number = 0
+    if 1 <= number <= MOST_RANKS:
+        return number
+    raise RanksRefused(
+        say(
+            en=f"a number of ranks is a whole number from 1 to {MOST_RANKS}, e.g. %%ranks 4, but {str(text)!r} was "
+            "received.",
+            fr=f"un nombre de rangs est un entier de 1 à {MOST_RANKS}, par exemple %%ranks 4, mais {str(text)!r} a été "
+            "reçu.",
+        )
+    )
+
+
+def refuse_too_many(size: int, *, cores: int | None = None, available_bytes: int | None = None) -> None:
+    """Refuse more ranks than the machine bears.
+
+    Args:
+        size: number of ranks.
+        cores: of this process; by default those it has.
+        available_bytes: memory that is free; by default what the system says.
+
+    Raises:
+        Refused: with the memory they would take, and how to insist.
+    """
+    cores = cores or cores_available()
+    available_bytes = psutil.virtual_memory().available if available_bytes is None else available_bytes
+    if size <= _RANKS_PER_CORE * cores and size * RANK_BYTES <= available_bytes:
+        return
+    needed, free = format_bytes(size * RANK_BYTES), format_bytes(available_bytes)
+    raise RanksRefused(
+        say(
+            en=f"{size} ranks would take about {needed} of memory ({free} free) and share {cores} "
+            f"core{'s' if cores > 1 else ''}: take fewer, or insist with --force.",
+            fr=f"{size} rangs prendraient environ {needed} de mémoire ({free} libres) et se partageraient {cores} "
+            f"cœur{'s' if cores > 1 else ''} : prenez-en moins, ou insistez avec --force.",
+        )
+    )
+
+
+# A new rank is announced at its first heartbeat: at the default of 3 s, waiting for it would take most of the start.
+_HEARTBEAT_MS = 250
+# A rank is declared lost by its keeper, which is its parent; a missed heartbeat only means that the machine is busy.
+_MISSES = 10_000
+
+
+def profile(folder: Path) -> Path:
+    """Where the controller keeps what concerns this set of ranks, in place of the user's own profile."""
+    return folder / "profile"
+
+
+def connection_file(folder: Path, side: str) -> Path:
+    """How to reach the controller; `side` is `client` (the notebook) or `engine` (a rank)."""
+    return profile(folder) / "security" / f"ipcontroller-{side}.json"
+
+
+def main(folder: Path, host: str = "127.0.0.1") -> None:
+    """Serve until the parent ends.
+
+    Args:
+        folder: of this set of ranks.
+        host: name or address on which the ranks reach this machine.
+    """
+    die_with_parent()
+    os.register_at_fork(after_in_child=die_with_parent)
+    from ipyparallel.controller.app import IPController
+    from traitlets.config import Config
+
+    class Controller(IPController):
+        """The controller, deaf to configuration files of the user."""
+
+        def load_config_file(self, *_: Any, **__: Any) -> None:
+            """Read nothing."""
+
+    config = Config()
+    config.ProfileDir.location = str(profile(folder))
+    config.IPController.use_threads = True
+    config.IPController.db_class = "NoDB"  # an answer goes to who asked; to keep it here would fill the memory
+    config.IPController.ip = socket.gethostbyname(host)
+    config.IPController.broadcast_scheduler_depth = 0
+    config.TaskScheduler.scheme_name = "none"
+    config.HeartMonitor.period = _HEARTBEAT_MS
+    config.HeartMonitor.max_heartmonitor_misses = _MISSES
+    config.IPController.log_level = "CRITICAL"
+    application = Controller(config=config)
+    application.initialize([])
+    application.start()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,1 @@
+"""Results of a run: its footprint, its record, its trajectory."""

@@ -1,0 +1,171 @@
+"""What a training step costs one rank, predicted or measured: ONE schema for both.
+
+A predicted and a measured footprint of the same run differ only in `source` and in figures, so that laying one over the
+other is a join. `None` means "not known", never zero. Units are in the field names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from pydantic import Field
+
+from dlojz.base.contract import Contract
+
+Category = Literal["weights", "gradients", "optimizer", "master", "activations", "buffers", "workspace"]
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+STATES: tuple[Category, ...] = ("weights", "gradients", "optimizer", "master", "buffers")
+
+Collective = Literal[
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "send",
+    "recv",
+    "barrier",
+]
+
+
+class Memory(Contract):
+    """Bytes that one rank holds, by category: each the largest value it takes within a step."""
+
+    weights_bytes: int | None = Field(None, ge=0, description="parameters used by forward and backward")
+    gradients_bytes: int | None = Field(None, ge=0, description="gradients held at the end of the backward pass")
+    optimizer_bytes: int | None = Field(None, ge=0, description="optimizer states (Adam: two moments)")
+    master_bytes: int | None = Field(
+        None, ge=0, description="a second copy of the parameters, which the optimizer updates"
+    )
+    activations_bytes: int | None = Field(None, ge=0, description="tensors that forward keeps for backward")
+    buffers_bytes: int | None = Field(None, ge=0, description="module buffers (BatchNorm statistics, …)")
+    workspace_bytes: int | None = Field(None, ge=0, description="temporaries and communication buckets")
+    peak_bytes: int | None = Field(None, ge=0, description="largest sum held at one moment")
+    peak_moment: str | None = Field(None, description="phase in which the peak occurs")
+    at_peak_bytes: dict[Category, int] | None = Field(None, description="the categories at the moment of the peak")
+    reserved_bytes: int | None = Field(None, ge=0, description="what the device allocator reserved (CUDA)")
+    device_bytes: int | None = Field(
+        None, ge=0, description="taken from the device in all, as nvidia-smi shows it: reserved, context, NCCL"
+    )
+    host_bytes: int | None = Field(None, ge=0, description="offloaded from the device to host memory, at most")
+    nvme_bytes: int | None = Field(None, ge=0, description="offloaded to files on an NVMe disk")
+    resident_bytes: int | None = Field(None, ge=0, description="largest resident set of the process (host)")
+
+    def category(self, name: Category) -> int | None:
+        """Bytes of one category."""
+        value: int | None = getattr(self, f"{name}_bytes")
+        return value
+
+    @property
+    def states_bytes(self) -> int:
+        """Sum of the model states: weights, gradients, optimizer, master copies and buffers."""
+        return sum(self.category(name) or 0 for name in STATES)
+
+    @property
+    def needed_bytes(self) -> int | None:
+        """Least memory of the device with which the peak is reached: the peak, CUDA's context and NCCL.
+
+        What the allocator has cached on top of the peak it gives back before it gives up. On the host it is the peak.
+
+        Source: torch, `c10/cuda/CUDACachingAllocator.cpp`, `malloc`: `release_cached_blocks`, then once more.
+        """
+        if self.peak_bytes is None or self.device_bytes is None or self.reserved_bytes is None:
+            return self.peak_bytes
+        return self.peak_bytes + self.device_bytes - self.reserved_bytes
+
+
+class Traffic(Contract):
+    """What one rank hands to one collective in one training step, within one group.
+
+    The bytes are those of the *message*: the whole tensor that is reduced (all-reduce, reduce-scatter, reduce),
+    gathered (all-gather) or sent (broadcast, send); what crosses each link depends on the algorithm.
+    """
+
+    collective: Collective
+    group: str = Field(
+        description="mesh axis the group runs along: dp, tp, pp; ep (ranks that share the experts out) or edp (ranks "
+        "that hold the same experts); or control (the lab's own)"
+    )
+    group_size: int = Field(ge=1, description="ranks in the group")
+    count: int | None = Field(None, ge=0, description="calls per step")
+    message_bytes: int = Field(ge=0, description="bytes per step")
+    every_steps: int = Field(
+        1, ge=1, repr=False, description="one step in so many sends this: more than 1 where replicas go several alone"
+    )
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that each rank sends per step when the collective runs as a ring.
+
+        Source: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", §3.
+        """
+        share = (self.group_size - 1) / self.group_size
+        factor = {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share, "all_to_all": share}
+        return factor.get(self.collective, 1.0 if self.group_size > 1 else 0.0) * self.message_bytes
+
+
+class Phases(Contract):
+    """Seconds of one step by phase: the median over the steps measured.
+
+    The exposed communication is part of `backward_s`, at its end; the hidden one takes no time of its own.
+    """
+
+    forward_s: float | None = Field(None, ge=0)
+    backward_s: float | None = Field(None, ge=0)
+    optimizer_s: float | None = Field(None, ge=0)
+    communication_exposed_s: float | None = Field(None, ge=0, description="communication not hidden behind compute")
+    communication_hidden_s: float | None = Field(None, ge=0, description="communication while backward computes")
+    bubble_s: float | None = Field(None, ge=0, description="pipeline bubble")
+    data_s: float | None = Field(None, ge=0, description="waiting for the next batch")
+    step_s: float | None = Field(None, ge=0, description="the whole step")
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """One step's communication beside its backward pass; seconds of `time.perf_counter`.
+
+    Args:
+        intervals: when each communication left and arrived.
+        compute_end_s: when the backward pass had nothing more to compute.
+    """
+
+    intervals: tuple[tuple[float, float], ...]
+    compute_end_s: float
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds for which the rank has nothing to do but wait: from the end of backward to the last arrival."""
+        return max([self.compute_end_s, *(arrived_s for _, arrived_s in self.intervals)]) - self.compute_end_s
+
+    @property
+    def hidden_s(self) -> float:
+        """Seconds for which something travelled while backward computed; what travels together counts once."""
+        hidden_s, until_s = 0.0, float("-inf")
+        for left_s, arrived_s in sorted(self.intervals):
+            end_s = min(arrived_s, self.compute_end_s)
+            hidden_s += max(0.0, end_s - max(left_s, until_s))
+            until_s = max(until_s, end_s)
+        return hidden_s
+
+
+class Footprint(Contract):
+    """What one training step costs one rank."""
+
+    schema_version: Literal[1] = 1
+    source: Literal["predicted", "measured"]
+    rank: int = Field(0, ge=0)
+    parameters: int | None = Field(None, ge=0, description="parameters of the whole model")
+    memory: Memory = Memory()
+    communication: tuple[Traffic, ...] = ()
+    phases: Phases = Phases()
+    step_flops: float | None = Field(None, ge=0, description="floating-point operations of this rank in one step")
+    samples_per_s: float | None = Field(None, ge=0, description="throughput of the whole run")
+    mfu: float | None = Field(None, ge=0, description="model FLOPs utilisation: achieved over peak FLOP/s")
+
+    def traffic(self, collective: Collective, group: str = "dp") -> int:
+        """Message bytes per step of one collective in one group; 0 where it is not called."""
+        return sum(t.message_bytes for t in self.communication if (t.collective, t.group) == (collective, group))

@@ -1,0 +1,390 @@
+"""Record of a run: events as they happen, the record made of them, and the loss step by step.
+
+What a run has measured: `RunRecord`, and the events it is assembled from.
+
+A record is written whole or not at all (temporary file, fsync, rename), carries the checksum of its own content, and
+never holds NaN; events are JSON lines flushed one by one, so that a killed run still tells how far it got. Nothing is
+ever parsed from printed text.
+
+What a training on text went through, step by step, and on text that it never saw.
+
+All series of one trajectory have one entry per step; a figure reads them and computes nothing else.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import socket
+import stat
+import uuid
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+from pydantic import Field, model_validator
+
+from dlojz.base.contract import Contract, parse_json
+from dlojz.base.errors import LabError
+from dlojz.base.fault_injection import faultpoint
+from dlojz.base.language import say
+from dlojz.config.run_config import RunConfig
+from dlojz.results.footprint import Footprint
+
+Status = Literal["completed", "oom", "timeout", "cancelled", "failed", "diverged"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+MAX_RECORD_BYTES = 64 * 2**20
+MAX_EVENTS_BYTES = 256 * 2**20
+
+
+class Span(Contract):
+    """One phase of one step on one rank; times count from the first step, which all ranks begin together.
+
+    Phases of the rank itself: data, forward, backward, optimizer, and `wait`, the end of a backward that waits for
+    communication. `communication` is under way beside them, bucket by bucket where the engine tells that much.
+    In a pipeline a span is one action, whose name (`2F0`, `1B3`, …) is in `action`.
+    """
+
+    rank: int = Field(ge=0)
+    step: int = Field(ge=0)
+    phase: str
+    start_s: float
+    end_s: float
+    action: str = Field("", description="action of the pipeline schedule; empty elsewhere")
+
+
+class MemorySample(Contract):
+    """Bytes held at one moment of a traced step, by category."""
+
+    time_s: float
+    phase: str
+    bytes_by_category: dict[str, int]
+
+
+class ExpertLoad(Contract):
+    """What one mixture did with the tokens of one step, over all ranks and micro-batches."""
+
+    step: int = Field(ge=0)
+    layer: str = Field(description="name of the mixture in its model")
+    tokens: tuple[int, ...] = Field(description="choices that each expert has got, before its capacity cuts them")
+    capacity: int = Field(ge=0, description="choices that each expert could take")
+    dropped: float = Field(ge=0, le=1, description="share of all choices that found their expert full")
+
+
+class RunRecord(Contract):
+    """One finished run: what was asked, how it ended, what was measured on every rank."""
+
+    schema_version: Literal[1] = 1
+    run_id: str
+    config: RunConfig
+    status: Status
+    reason: str = Field("", description="why it ended so, in one sentence; empty for a completed run")
+    losses: tuple[float, ...] = Field((), description="mean loss over the global batch, one per finished step")
+    step_tokens: tuple[int, ...] = Field((), description="tokens of the global batch, one per finished step of a text")
+    step_s: tuple[float, ...] = Field(
+        (), description="seconds of each finished step on its slowest rank; the steps that are traced take longer"
+    )
+    weights_sha256: str | None = Field(None, description="checksum of the final weights")
+    footprints: tuple[Footprint, ...] = Field((), description="measured, one per rank that got so far")
+    spans: tuple[Span, ...] = Field((), description="timeline of the steps kept")
+    memory_timeline: tuple[MemorySample, ...] = Field((), description="rank 0, last traced step")
+    expert_loads: tuple[ExpertLoad, ...] = Field((), description="of a model with experts: step by step, each mixture")
+    environment: dict[str, str] = Field(default_factory=dict, description="versions and machine")
+    started_utc: str = ""
+    elapsed_s: float = Field(0.0, ge=0)
+
+    @property
+    def replayed_from(self) -> str:
+        """Machine that a replayed record was measured on; empty for one that was measured where it lies."""
+        return self.environment.get("replayed_from", "")
+
+    @property
+    def title(self) -> str:
+        """What was run, as every table and figure names it: a replayed record says so."""
+        return self.config.title + self.mark
+
+    @property
+    def mark(self) -> str:
+        """What follows the name of a replayed record wherever it is shown; empty for a measurement made here."""
+        return say(en=" (replayed)", fr=" (rejoué)") if self.replayed_from else ""
+
+    @property
+    def tokens_read(self) -> tuple[int, ...]:
+        """Tokens that were read by the end of each finished step, over all replicas; none of images."""
+        return tuple(accumulate(self.step_tokens))
+
+    @property
+    def seconds_spent(self) -> tuple[float, ...]:
+        """Seconds that the steps took up to the end of each finished one, what lies between them aside."""
+        return tuple(accumulate(self.step_s))
+
+    def footprint(self, rank: int = 0) -> Footprint | None:
+        """Measured footprint of one rank, or None where the run did not get so far."""
+        return next((footprint for footprint in self.footprints if footprint.rank == rank), None)
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a text file whole or not at all: a crash or a full disk leaves the old file as it was.
+
+    Raises:
+        OSError: if the folder cannot be written; nothing at `path` has changed then.
+    """
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex}.tmp")
+    try:
+        faultpoint("record.write:1")
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        faultpoint("record.write:2")
+        os.replace(temporary, path)
+        faultpoint("record.write:3")
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def write_record(path: Path, record: RunRecord) -> None:
+    """Write a record atomically, with the checksum of its content under the key `sha256`."""
+    content = record.to_dict()
+    write_atomic(
+        path, json.dumps({**content, "sha256": _checksum(content)}, indent=1, allow_nan=False, ensure_ascii=False)
+    )
+
+
+class DamagedRecordError(LabError):
+    """A record that cannot be used, and that no newer version would read either.
+
+    Args:
+        path: of the record.
+        why: what is wrong, without a full stop, in the reader's language.
+    """
+
+    def __init__(self, path: Path, why: str) -> None:
+        self.why = why
+        super().__init__(say(en=f"the record {path} is damaged: {why}.", fr=f"le bilan {path} est abîmé : {why}."))
+
+
+def read_record(path: Path) -> RunRecord:
+    """Read a record and verify its checksum.
+
+    Raises:
+        DamagedRecordError: if the file is missing, cut short, altered or too large.
+        LabError: if it was written by a newer version.
+    """
+    try:
+        size = path.stat().st_size
+        content = parse_json(path.read_bytes()) if size <= MAX_RECORD_BYTES else None
+    except OSError as error:
+        unread = say(en=f"it cannot be read: {error.strerror}", fr=f"il est illisible : {error.strerror}")
+        raise DamagedRecordError(path, unread) from None
+    except LabError as error:
+        raise DamagedRecordError(path, str(error).rstrip(".")) from None
+    if size > MAX_RECORD_BYTES:
+        beyond = say(
+            en=f"it has {size} bytes, beyond the {MAX_RECORD_BYTES} that a record may have",
+            fr=f"il fait {size} octets, au-delà des {MAX_RECORD_BYTES} qu’un bilan peut avoir",
+        )
+        raise DamagedRecordError(path, beyond)
+    if not isinstance(content, dict):
+        raise DamagedRecordError(path, say(en="it holds no JSON object", fr="il ne contient pas d’objet JSON"))
+    version = content.get("schema_version")
+    if isinstance(version, int) and version > 1:
+        raise LabError(
+            say(
+                en=f"the record {path} has schema version {version}, newer than this dlojz knows: update dlojz.",
+                fr=f"le bilan {path} est d’une version {version} du schéma, plus récente que ce dlojz n’en connaît : "
+                "mettez dlojz à jour.",
+            )
+        )
+    stored = content.pop("sha256", None)
+    if stored != _checksum(content):
+        changed = say(
+            en="its checksum does not match its content",
+            fr="sa somme de contrôle ne correspond pas à son contenu",
+        )
+        raise DamagedRecordError(path, changed)
+    try:
+        return RunRecord.from_dict(content)
+    except LabError as error:
+        why = str(error).rstrip(".")
+        raise DamagedRecordError(path, say(en=f"it is not legal: {why}", fr=f"il n’est pas valable : {why}")) from None
+
+
+class EventLog:
+    """One rank's events: a JSON line each, flushed as it happens.
+
+    Args:
+        path: file that is appended to; its folder must exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        cut = _ends_in_mid_line(path)
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - lives as long as the rank
+        if cut:  # of an attempt that was killed: what is written next must not be lost with that line
+            self._file.write("\n")
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append one event and flush it to the operating system."""
+        faultpoint("events.write:1")
+        self._file.write(json.dumps({"event": event, **fields}, allow_nan=False) + "\n")
+        self._file.flush()
+        faultpoint("events.write:2")
+
+    def close(self) -> None:
+        """Flush to the disk and close."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+def _ends_in_mid_line(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+    except OSError:  # not there, or empty
+        return False
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """All whole events of a file; a last line cut short by a kill is left out.
+
+    A missing file has none, nor has what is no file of events: a link, a folder, a pipe (who waits for one waits for
+    ever), or more than `MAX_EVENTS_BYTES`.
+
+    Raises:
+        OSError: if the file is there and cannot be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
+            return []
+        raise
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_EVENTS_BYTES:
+        os.close(descriptor)
+        return []
+    with os.fdopen(descriptor, "rb") as file:
+        content = file.read(MAX_EVENTS_BYTES)  # it may grow while it is read
+    events = []
+    for line in content.decode("utf-8", errors="replace").split("\n"):
+        try:
+            event = parse_json(line) if line else None
+        except LabError:
+            continue
+        if isinstance(event, dict) and "event" in event:
+            events.append(event)
+    return events
+
+
+SPIKE = 1.2
+"""A step is a spike where its loss is so many times the smallest before it.
+
+Source: Li et al. 2021 (arXiv 2108.06084), whose loss ratio this is."""
+
+
+class HeldOutLoss(Contract):
+    """The loss on text that is not trained on, at the whole length whatever the length of the step."""
+
+    step: int = Field(ge=0, description="steps done before")
+    tokens: int = Field(ge=0, description="tokens read before")
+    seconds: float = Field(ge=0, description="seconds of the steps done before")
+    loss: float
+
+
+class Trajectory(Contract):
+    """One training, step by step."""
+
+    schema_version: Literal[1] = 1
+    config: RunConfig
+    lengths: tuple[int, ...] = Field(description="tokens per sample")
+    tokens: tuple[int, ...] = Field(description="tokens of the global batch")
+    step_s: tuple[float, ...] = Field(description="seconds of the step")
+    losses: tuple[float, ...] = Field(description="training loss, on samples of the step's own length")
+    variance_norm: tuple[float, ...] = Field((), description="L1 norm of Adam's √v after the step; empty: not recorded")
+    variance_max: tuple[float, ...] = Field((), description="largest number of Adam's √v after the step")
+    diverged: bool = Field(False, description="whether it ended with a loss that is no number")
+    held_out: tuple[HeldOutLoss, ...] = Field((), description="losses on text that is not trained on")
+
+    @model_validator(mode="after")
+    def _of_one_length(self) -> Self:
+        steps = len(self.losses)
+        series = {name: len(getattr(self, name)) for name in ("lengths", "tokens", "step_s")}
+        series |= {name: len(getattr(self, name)) or steps for name in ("variance_norm", "variance_max")}
+        for name, entries in series.items():
+            if entries != steps:
+                raise LabError(
+                    say(
+                        en=f"a trajectory of {steps} losses has {entries} {name}: give one of each per step.",
+                        fr=f"une trajectoire de {steps} pertes a {entries} {name} : donnez-en une par pas.",
+                    )
+                )
+        return self
+
+    @classmethod
+    def of(cls, record: RunRecord) -> Self:
+        """The trajectory of a recorded run on text; of its losses on other text, and of Adam's √v, nothing is known.
+
+        Raises:
+            LabError: if the record tells no tokens: of images, or written before tokens were told.
+        """
+        if not record.losses or len(record.step_tokens) != len(record.losses):
+            raise LabError(
+                say(
+                    en=f"the record of {record.title} tells no tokens, so its losses cannot be laid against them: run "
+                    "a text model again.",
+                    fr=f"le bilan de {record.title} ne donne pas ses tokens, on ne peut donc pas leur rapporter ses "
+                    "losses : relancez un modèle de texte.",
+                )
+            )
+        batch = record.config.layout.global_batch
+        return cls(
+            config=record.config,
+            lengths=tuple(tokens // batch for tokens in record.step_tokens),
+            tokens=record.step_tokens,
+            step_s=record.step_s,
+            losses=record.losses,
+        )
+
+    @property
+    def tokens_read(self) -> tuple[int, ...]:
+        """Tokens read by the end of each step."""
+        return tuple(accumulate(self.tokens))
+
+    @property
+    def seconds_spent(self) -> tuple[float, ...]:
+        """Seconds of the steps up to the end of each."""
+        return tuple(accumulate(self.step_s))
+
+    @property
+    def loss_ratios(self) -> tuple[float, ...]:
+        """Each loss over the smallest before it; 1 for the first. Above 1 the training went back.
+
+        Source: Li et al. 2021 (arXiv 2108.06084).
+        """
+        if not self.losses:
+            return ()
+        smallest = accumulate(self.losses, min)
+        return (1.0, *(loss / least for loss, least in zip(self.losses[1:], smallest, strict=False)))
+
+    def spikes(self, ratio: float = SPIKE) -> tuple[int, ...]:
+        """Numbers of the steps whose loss ratio is above so much."""
+        return tuple(step for step, found in enumerate(self.loss_ratios) if found > ratio)
+
+    def seconds_by_length(self) -> dict[int, float]:
+        """Median seconds of a step of each length."""
+        from statistics import median
+
+        by_length: dict[int, list[float]] = {}
+        for length, step_s in zip(self.lengths, self.step_s, strict=True):
+            by_length.setdefault(length, []).append(step_s)
+        return {length: median(times) for length, times in sorted(by_length.items())}

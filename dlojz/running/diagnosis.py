@@ -1,0 +1,710 @@
+"""Diagnose a run that failed or hung: symptoms from its files, and the rules that name the cause.
+
+Which collective each rank had come to, as the ranks told when the run failed (`dlojz.worker`). Pure.
+
+A rank is said to be missing from a collective only if its own recorder, or that of another rank of the same group,
+shows it: the ranks of a group number their collectives alike.
+
+The rules of a diagnosis: what each kind of end looks like, and what to do about it. Pure.
+
+A rule answers only where its evidence is there in full, and names who, what and where from it.
+
+Sources of the texts looked for: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp ("Watchdog caught collective operation
+timeout"), ProcessGroupWrapper.cpp ("Detected mismatch between collectives on ranks"), ProcessGroupGloo.cpp ("failed to
+pass monitoredBarrier"), gloo/transport/tcp ("Timed out waiting"), and the sentences of `dlojz.running.ending`.
+
+Collectives that hung: which rank did not come, to which collective. Pure.
+
+The rank that is named is the one that did something else, not those that waited for it.
+
+Who waits is known from the time-outs: NCCL's watchdog numbers the collectives of each rank (`SeqNum`), so a rank with a
+smaller number, another operation or another size, or without a time-out at all, is the one the others waited for.
+torch's flight recorder numbers them too: each rank tells its last ones when it fails (`recorded_calls`).
+
+What went wrong with a run, and what to do about it: a diagnosis from its logs, its events and its end. Pure.
+
+A finding names a cause with its evidence (rank, collective, module, step), never a consequence; what no rule knows is
+told with the first error of each rank and no guess.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import format_seconds, say
+from dlojz.base.table import safe
+from dlojz.base.table import visible as table_visible
+from dlojz.display.style import BLUE, VERMILION
+from dlojz.display.tables import status_label
+from dlojz.running.ending import PORT, FirstError, first_error, read_log
+from dlojz.running.folder import visible
+from dlojz.running.out_of_memory import memory_lines
+from dlojz.running.state import LOGS, RunFolder, read_all_events
+from dlojz.running.watch import NO_FORMULAS
+
+if TYPE_CHECKING:
+    from dlojz.running.out_of_memory import PostMortem
+
+ALL_RANKS = "0"
+"""Name that torch gives the group of all ranks."""
+SAME_SHAPE = frozenset({"all_reduce", "reduce", "broadcast", "reduce_scatter", "all_to_all"})
+"""Operations to which every rank brings a tensor of the same shape."""
+_MOST_CHARACTERS = 80
+
+Calls = Mapping[str, Mapping[int, tuple[str, ...]]]
+"""Group → number of the collective → operation, type and shape."""
+
+
+class Missing(NamedTuple):
+    """Ranks that others of their group waited for, and in which collective."""
+
+    ranks: tuple[int, ...]
+    waiting: tuple[int, ...]
+    call: tuple[str, ...]
+
+
+class Clash(NamedTuple):
+    """Two ranks that called different things as the same collective of a group."""
+
+    one: int
+    first: tuple[str, ...]
+    other: int
+    second: tuple[str, ...]
+
+
+def calls_of(events: Sequence[Mapping[str, Any]]) -> Calls:
+    """The last collectives that a rank told of in its last attempt; what is damaged is left out."""
+    for event in reversed(events):
+        if event["event"] == "start":
+            break
+        groups = event.get("groups")
+        if event["event"] == "collectives" and isinstance(groups, Mapping):
+            return {visible(str(name))[:40]: _legal(calls) for name, calls in groups.items()}
+    return {}
+
+
+def _legal(calls: object) -> dict[int, tuple[str, ...]]:
+    found: dict[int, tuple[str, ...]] = {}
+    for call in calls if isinstance(calls, list) else ():
+        if isinstance(call, list) and len(call) == 4 and type(call[0]) is int:
+            found[call[0]] = tuple(visible(str(word))[:_MOST_CHARACTERS] for word in call[1:])
+    return found
+
+
+def worded(call: tuple[str, ...]) -> str:
+    """`all_reduce Float [10]`."""
+    return " ".join(word for word in call if word)
+
+
+def clash_of(calls: Mapping[int, Calls]) -> Clash | None:
+    """The first collective that two ranks of a group called differently; None where they agree as far as is known."""
+    for group in sorted({group for told in calls.values() for group in told}):
+        members = {rank: told[group] for rank, told in sorted(calls.items()) if group in told}
+        for number in sorted({number for known in members.values() for number in known}):
+            came = [(rank, known[number]) for rank, known in members.items() if number in known]
+            for rank, call in came[1:]:
+                if not _alike(came[0][1], call):
+                    return Clash(*came[0], rank, call)
+    return None
+
+
+def _alike(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    return one == other if one[0] in SAME_SHAPE else one[0] == other[0]
+
+
+def missing_in(calls: Mapping[int, Calls]) -> list[Missing]:
+    """For each group in which some ranks are behind the others: who, and the first collective they did not come to."""
+    found = []
+    for group in sorted({group for told in calls.values() for group in told}):
+        # Of a smaller group, who never came cannot be told from who is no member.
+        last = {rank: max(told[group], default=0) for rank, told in sorted(calls.items()) if group in told}
+        if group == ALL_RANKS:
+            last = dict.fromkeys(calls, 0) | last
+        first = min(last.values(), default=0) + 1
+        waiting = tuple(rank for rank, number in last.items() if number >= first)
+        if waiting:
+            call = next((calls[rank][group][first] for rank in waiting if first in calls[rank][group]), ())
+            found.append(Missing(tuple(rank for rank in last if rank not in waiting), waiting, call))
+    return found
+
+
+def first_missing(missing: Sequence[Missing]) -> Missing | None:
+    """What held all the others up: ranks that others waited for and that waited for nobody; None if there are none."""
+    stuck = {rank for each in missing for rank in each.waiting}
+    for each in missing:
+        free = tuple(rank for rank in each.ranks if rank not in stuck)
+        if free:
+            return each._replace(ranks=free)
+    return None
+
+
+Kind = Literal["memory", "time-limit", "collective", "import", "divergence", "killed", "port", "node", "cancelled"]
+NCCL = re.compile(
+    r"(?:\[rank(?P<world>\d+)\]:)?.*Watchdog caught collective operation timeout: "
+    r"WorkNCCL\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?.*?Timeout\(ms\)=(?P<ms>\d+)"
+)
+BARRIER = re.compile(r"Ranks? (?P<ranks>\d+(?:, ?\d+)*) failed to pass monitoredBarrier in (?P<ms>\d+) ?ms")
+MISMATCH = re.compile(
+    r"Detected mismatch between collectives on ranks\. Rank (?P<one>\d+) is running collective: "
+    r"CollectiveFingerPrint\((?P<first>.*?)\), but Rank (?P<other>\d+) is running (?:inconsistent )?collective: "
+    r"CollectiveFingerPrint\((?P<second>.*?)\)\."
+)
+GLOO = re.compile(r"Timed out waiting (?P<ms>\d+)ms for (?P<what>recv|send) operation to complete")
+_MODULE = re.compile(r"(?:ModuleNotFoundError|ImportError): No module named '(?P<module>[\w.]{1,100})'")
+_NAME = re.compile(r"ImportError: cannot import name '(?P<name>\w{1,100})' from '(?P<module>[\w.]{1,100})'")
+_LIBRARY = re.compile(
+    r"(?P<library>lib[\w.+-]{1,80}): cannot open shared object file|(?P<other>GLIBC\w*_[\d.]+)' not found"
+)
+_DIVERGED = re.compile(r"the loss became (?P<loss>\S+) at step (?P<step>\d+)")
+_SIGNAL = re.compile(r"rank (?P<rank>\d+) was killed by (?:signal (?P<number>\d+) \((?P<name>\w+)\)|the system)")
+
+
+class Finding(NamedTuple):
+    """One cause: what happened, what to do about it, and on which ranks."""
+
+    kind: Kind
+    what: str
+    advice: str = ""
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Symptoms:
+    """All that the rules look at.
+
+    Args:
+        status, reason: how the run ended, and the sentence of its record.
+        steps: finished ones.
+        losses: of those.
+        logs: what was printed, by rank; None is the launcher and the scheduler's job.
+        started: ranks that told anything at all.
+        calls: by rank, the collectives that it told of when it failed.
+    """
+
+    status: str
+    reason: str
+    world_size: int
+    learning_rate: float
+    steps: int
+    losses: tuple[float, ...]
+    logs: Mapping[int | None, str]
+    started: frozenset[int]
+    calls: Mapping[int, Calls] = field(default_factory=dict)
+
+    def matches(self, pattern: re.Pattern[str]) -> list[tuple[int | None, re.Match[str]]]:
+        """Where a pattern is found first in each log, and, of the record's reason, under the job."""
+        found = [(rank, match) for rank, text in self.logs.items() if (match := pattern.search(text))]
+        told = pattern.search(self.reason)
+        return [*found, (None, told)] if told else found
+
+
+def out_of_memory(symptoms: Symptoms) -> Finding | None:
+    """Memory ran out; what filled it is told beside the finding."""
+    if symptoms.status != "oom":
+        return None
+    return Finding(
+        "memory",
+        say(
+            en=f"Memory ran out {_after(symptoms)}.",
+            fr=f"La mémoire a manqué {_after(symptoms)}.",
+        ),
+        say(
+            en="That is a result: this layout does not fit. Take one of the levers below.",
+            fr="C’est un résultat : ce découpage ne tient pas. Prenez l’un des leviers ci-dessous.",
+        ),
+    )
+
+
+def time_limit(symptoms: Symptoms) -> Finding | None:
+    """The time was over."""
+    if symptoms.status != "timeout":
+        return None
+    return Finding(
+        "time-limit",
+        say(
+            en=f"The time limit was reached {_after(symptoms)}.", fr=f"Le temps alloué s’est écoulé {_after(symptoms)}."
+        ),
+        say(
+            en="Ask for the same run again: it goes on from its last checkpoint, if it has one; or allow it more time.",
+            fr="Redemandez la même exécution : elle repart de son dernier checkpoint, s’il existe ; ou allouez-lui "
+            "plus de temps.",
+        ),
+    )
+
+
+def diverged(symptoms: Symptoms) -> Finding | None:
+    """A loss that is not finite."""
+    if symptoms.status != "diverged":
+        return None
+    found = _DIVERGED.search(symptoms.reason)
+    step = int(found["step"]) if found else symptoms.steps
+    last = f"{symptoms.losses[-1]:.4g}" if symptoms.losses else "—"
+    rate = f"{symptoms.learning_rate:g}"
+    return Finding(
+        "divergence",
+        say(
+            en=f"The training diverged at step {step} with the learning rate {rate} (last finite loss: {last}).",
+            fr=f"L’entraînement a divergé au pas {step} avec un taux d’apprentissage de {rate} (dernière perte finie : "
+            f"{last}).",
+        ),
+        say(
+            en=f"Divide the learning rate by ten (--learning-rate {symptoms.learning_rate / 10:g}); with fp16, look at "
+            "the loss scale first.",
+            fr=f"Divisez le taux d’apprentissage par dix (--learning-rate {symptoms.learning_rate / 10:g}) ; en fp16, "
+            "regardez d’abord le facteur d’échelle de la perte.",
+        ),
+    )
+
+
+def missing_module(symptoms: Symptoms) -> Finding | None:
+    """Something that is imported is not there."""
+    for rank, found in symptoms.matches(_MODULE):
+        module = found["module"]
+        return Finding(
+            "import",
+            say(
+                en=f"{_place(rank)} could not import the module {module}: it is not installed in this environment.",
+                fr=f"{_place(rank)} n’a pas pu importer le module {module} : il n’est pas installé dans cet "
+                "environnement.",
+            ),
+            say(
+                en=f"Load the module that provides it on the cluster (`module avail`), or `pip install "
+                f"{module.partition('.')[0]}` in the environment that the machine file activates.",
+                fr=f"Chargez sur le calculateur le module qui le fournit (`module avail`), ou `pip install "
+                f"{module.partition('.')[0]}` dans l’environnement que le fichier de machine active.",
+            ),
+            _ranks(rank),
+        )
+    for rank, found in symptoms.matches(_NAME):
+        return Finding(
+            "import",
+            say(
+                en=f"{_place(rank)} found the module {found['module']}, but not {found['name']} in it.",
+                fr=f"{_place(rank)} a trouvé le module {found['module']}, mais pas {found['name']} dedans.",
+            ),
+            say(
+                en="Its version differs from the one that the labs were written with: see `dlojz doctor`.",
+                fr="Sa version n’est pas celle avec laquelle les TP ont été écrits : voir `dlojz doctor`.",
+            ),
+            _ranks(rank),
+        )
+    for rank, found in symptoms.matches(_LIBRARY):
+        library = found["library"] or found["other"]
+        return Finding(
+            "import",
+            say(
+                en=f"{_place(rank)} could not load the library {library}.",
+                fr=f"{_place(rank)} n’a pas pu charger la bibliothèque {library}.",
+            ),
+            say(
+                en="Load the modules of the machine file (CUDA, compiler) before Python starts, and no others.",
+                fr="Chargez les modules du fichier de machine (CUDA, compilateur) avant Python, et eux seuls.",
+            ),
+            _ranks(rank),
+        )
+    return None
+
+
+def port_taken(symptoms: Symptoms) -> Finding | None:
+    """Another program uses the port."""
+    # The ports of peers that have gone are no cause: only who says it first is believed.
+    errors = [(rank, first_error(text, rank)) for rank, text in symptoms.logs.items()]
+    taken = [rank for rank, error in errors if error and PORT.search(error.text)]
+    if not taken and "EADDRINUSE" not in symptoms.reason:
+        return None
+    rank = taken[0] if taken else None
+    return Finding(
+        "port",
+        say(
+            en=f"{_place(rank)} could not open its network port: another program uses it.",
+            fr=f"{_place(rank)} n’a pas pu ouvrir son port réseau : un autre programme l’utilise.",
+        ),
+        say(
+            en="Run it again: a free port is chosen each time.",
+            fr="Relancez : un port libre est choisi à chaque fois.",
+        ),
+        _ranks(rank),
+    )
+
+
+def killed(symptoms: Symptoms) -> Finding | None:
+    """A rank that a signal ended."""
+    found = _SIGNAL.search(symptoms.reason)
+    if not found or symptoms.status == "oom":
+        return None
+    rank, name = int(found["rank"]), found["name"] or "SIGKILL"
+    advice = say(
+        en="If nobody stopped it, the memory of the node ran out: look at the memory of the job, and at its limit.",
+        fr="Si personne ne l’a arrêté, la mémoire du nœud a manqué : regardez la mémoire du travail et sa limite.",
+    )
+    crash = say(
+        en=f"A crash in compiled code: the log of rank {rank} ends with its last words.",
+        fr=f"Un plantage dans du code compilé : le journal du rang {rank} se termine par ses derniers mots.",
+    )
+    return Finding(
+        "killed",
+        say(
+            en=f"Rank {rank} was killed ({name}) {_after(symptoms)}; the other ranks only lost it.",
+            fr=f"Le rang {rank} a été tué ({name}) {_after(symptoms)} ; les autres rangs n’ont fait que le perdre.",
+        ),
+        advice if name in ("SIGKILL", "SIGTERM") else crash,
+        (rank,),
+    )
+
+
+def lost_node(symptoms: Symptoms) -> Finding | None:
+    """The machine failed, or was given to somebody else."""
+    for words in ("NODE_FAIL", "BOOT_FAIL", "PREEMPTED"):
+        if words in symptoms.reason:
+            return Finding(
+                "node",
+                say(
+                    en=f"The cluster ended the job ({words}); the training is not at fault.",
+                    fr=f"Le calculateur a mis fin au travail ({words}) ; l’entraînement n’y est pour rien.",
+                ),
+                say(
+                    en="Ask for the same run again: it goes on from its last checkpoint, if it has one.",
+                    fr="Redemandez la même exécution : elle repart de son dernier checkpoint, s’il existe.",
+                ),
+            )
+    return None
+
+
+def _after(symptoms: Symptoms) -> str:
+    steps = symptoms.steps
+    if not steps:
+        return say(en="before the first step was finished", fr="avant la fin du premier pas")
+    return say(en=f"after {steps} steps", fr=f"après {steps} pas")
+
+
+def _place(rank: int | None) -> str:
+    return say(en="The job", fr="Le travail") if rank is None else say(en=f"Rank {rank}", fr=f"Le rang {rank}")
+
+
+def _ranks(rank: int | None) -> tuple[int, ...]:
+    return () if rank is None else (rank,)
+
+
+def hung_collective(symptoms: Symptoms) -> Finding | None:
+    """A collective that not all ranks came to, by whatever told of it."""
+    if symptoms.status not in ("failed", "timeout", "cancelled"):
+        return None
+    for rule in (_mismatch, _barrier, _watchdog, _recorded, _gloo):
+        found = rule(symptoms)
+        if found:
+            return found
+    return None
+
+
+def _mismatch(symptoms: Symptoms) -> Finding | None:
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL compares what the ranks ask for before they do it."""
+    for _, found in symptoms.matches(MISMATCH):
+        first, second = (_fingerprint(found[name]) for name in ("first", "second"))
+        return _different(int(found["one"]), first, int(found["other"]), second)
+    return None
+
+
+def _different(one: int, first: str, other: int, second: str) -> Finding:
+    return Finding(
+        "collective",
+        say(
+            en=f"The ranks asked for different collectives: rank {one} {first}, rank {other} {second}.",
+            fr=f"Les rangs ont demandé des collectives différentes : le rang {one} {first}, le rang {other} {second}.",
+        ),
+        _same_order(),
+        (one, other),
+    )
+
+
+def _fingerprint(text: str) -> str:
+    """`OpType=ALLREDUCE, TensorShape=[10]` out of a finger print."""
+    parts = visible(text).split(", ")
+    kept = [part.strip() for part in parts if part.strip().startswith(("OpType", "TensorShape", "TensorDtypes"))]
+    return ", ".join(kept)[:120] or visible(text)[:120]
+
+
+def _barrier(symptoms: Symptoms) -> Finding | None:
+    """`monitored_barrier` names who is missing."""
+    for _, found in symptoms.matches(BARRIER):
+        ranks = tuple(int(rank) for rank in found["ranks"].split(","))
+        return _absent(ranks, "monitored_barrier", int(found["ms"]), "")
+    return None
+
+
+def _watchdog(symptoms: Symptoms) -> Finding | None:
+    """NCCL's watchdog, one line per rank that waited."""
+    waited: dict[int, tuple[int, str, str]] = {}
+    limit_ms = 0
+    for owner, text in symptoms.logs.items():
+        for found in NCCL.finditer(text):
+            rank = int(found["world"]) if found["world"] else owner
+            limit_ms = int(found["ms"])
+            if rank is not None:
+                waited.setdefault(rank, (int(found["seq"]), found["op"], found["numel"] or ""))
+    if not waited:
+        return None
+    asked = list(waited.values())
+    usual = max(asked, key=lambda each: (asked.count(each), each[0]))
+    silent = tuple(rank for rank in range(symptoms.world_size) if rank not in waited)
+    odd = tuple(rank for rank, each in sorted(waited.items()) if each != usual)
+    what = f"{usual[1]} (SeqNum={usual[0]}{f', {usual[2]} elements' if usual[2] else ''})"
+    if silent:
+        return _absent(silent, what, limit_ms, "")
+    if odd:
+        seq, op, numel = waited[odd[0]]
+        other = f"{op} (SeqNum={seq}{f', {numel} elements' if numel else ''})"
+        return _absent(odd, what, limit_ms, other)
+    waited_s = format_seconds(limit_ms / 1e3)
+    return Finding(
+        "collective",
+        say(
+            en=f"All ranks waited {waited_s} for the same collective, {what}: the network between "
+            "them, or the rank that was slowest to come, is at fault.",
+            fr=f"Tous les rangs ont attendu {waited_s} la même collective, {what} : le réseau qui "
+            "les relie, ou le rang arrivé le dernier, est en cause.",
+        ),
+        say(
+            en="Run again with NCCL_DEBUG=INFO and look for the interface that NCCL chose; ask for fewer nodes.",
+            fr="Relancez avec NCCL_DEBUG=INFO et cherchez l’interface que NCCL a choisie ; demandez moins de nœuds.",
+        ),
+        tuple(sorted(waited)),
+    )
+
+
+def _recorded(symptoms: Symptoms) -> Finding | None:
+    """The ranks' own flight recorders: who called what as the same collective, and who was behind when time was up."""
+    clash = clash_of(symptoms.calls)
+    if clash:
+        return _different(clash.one, worded(clash.first), clash.other, worded(clash.second))
+    waited = next((match for pattern in (GLOO, NCCL) for _, match in symptoms.matches(pattern)), None)
+    missing = missing_in(symptoms.calls) if waited else []
+    if not missing or waited is None:
+        return None
+    cause = first_missing(missing)
+    if cause:
+        return _absent(cause.ranks, worded(cause.call), int(waited["ms"]), "")
+    one = missing[0]  # a circle: whom it waited for waits itself, in the collective of another group
+    other = next((each for each in missing if one.ranks[0] in each.waiting), one)
+    return _different(one.waiting[0], worded(one.call), one.ranks[0], worded(other.call))
+
+
+def _gloo(symptoms: Symptoms) -> Finding | None:
+    """gloo tells who waited and how long; the traceback tells for what."""
+    waited = {rank: found for rank, found in symptoms.matches(GLOO) if rank is not None}
+    if not waited:
+        return None
+    rank, found = next(iter(sorted(waited.items())))
+    error = first_error(symptoms.logs.get(rank, ""), rank)
+    what = error.call if error and error.call else found["what"]
+    absent = tuple(other for other in range(symptoms.world_size) if other not in waited)
+    return _absent(absent, what, int(found["ms"]), "")
+
+
+def _absent(ranks: tuple[int, ...], what: str, limit_ms: int, instead: str) -> Finding:
+    waited = format_seconds(limit_ms / 1e3)
+    if not ranks:
+        return Finding(
+            "collective",
+            say(
+                en=f"The ranks waited {waited} for one another in {what}, each in another collective.",
+                fr=f"Les rangs se sont attendus {waited} dans {what}, chacun dans une autre collective.",
+            ),
+            _same_order(),
+        )
+    listed = ", ".join(map(str, ranks[:8])) + ("…" if len(ranks) > 8 else "")
+    one = len(ranks) == 1
+    doing = say(en=f" (it was in {instead})", fr=f" (il était dans {instead})") if instead else ""
+    return Finding(
+        "collective",
+        say(
+            en=f"Rank{'' if one else 's'} {listed} did not come to the collective {what}{doing}: the others waited "
+            f"{waited} for {'it' if one else 'them'}.",
+            fr=f"{'Le rang' if one else 'Les rangs'} {listed} {'n’est' if one else 'ne sont'} pas "
+            f"{'venu' if one else 'venus'} à la collective {what}{doing} : les autres {'l’' if one else 'les '}ont "
+            f"attendu{'' if one else 's'} {waited}.",
+        ),
+        _same_order(),
+        ranks,
+    )
+
+
+def _same_order() -> str:
+    return say(
+        en="Every rank of a group must call the same collectives in the same order with the same shapes: look for an "
+        "`if rank …` around one of them, an exception on that rank, or data that ran out earlier there.",
+        fr="Tous les rangs d’un groupe doivent appeler les mêmes collectives, dans le même ordre, avec les mêmes "
+        "formes : cherchez un `if rank …` autour de l’une d’elles, une exception sur ce rang, ou des données épuisées "
+        "plus tôt.",
+    )
+
+
+RULES = (
+    out_of_memory,
+    time_limit,
+    diverged,
+    missing_module,
+    lost_node,
+    killed,
+    port_taken,
+    hung_collective,
+)
+"""From what is certain to what is read out of several logs."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What is known of how a run went; shows itself in a notebook and in a terminal.
+
+    Args:
+        run_id, title, state, reason: of the run.
+        findings: the cause; empty if nothing is wrong, or nothing is known.
+        errors: the first error of each rank that printed one, then of the launcher and of the job.
+        memory: for a run out of memory, what filled it and the cheapest levers; None otherwise.
+    """
+
+    run_id: str
+    title: str
+    state: str
+    reason: str
+    findings: tuple[Finding, ...]
+    errors: tuple[FirstError, ...]
+    memory: PostMortem | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {
+            "run_id": self.run_id,
+            "state": self.state,
+            "reason": self.reason,
+            "findings": [finding._asdict() | {"ranks": list(finding.ranks)} for finding in self.findings],
+            "errors": [vars(error) for error in self.errors],
+            "memory": self.memory.to_dict() if self.memory else None,
+        }
+
+    def __repr__(self) -> str:
+        lines = [f"{self.run_id} · {table_visible(self.title)} · {status_label(self.state)}"]
+        if self.reason:
+            lines.append(table_visible(self.reason))
+        for finding in self.findings:
+            lines += ["", f"✗ {table_visible(finding.what)}",
+                *([f"  → {table_visible(finding.advice)}"] if finding.advice else [])]
+        if not self.findings:
+            lines += ["", self._nothing()]
+        if self.memory:
+            lines += ["", *memory_lines(self.memory)]
+        if self.errors:
+            lines += ["", self._heading(), *(f"  {where(error)}: {table_visible(error.text)}" for error in self.errors)]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        color = VERMILION if self.findings else BLUE
+        parts = [
+            f'<div class="{NO_FORMULAS}" style="border-left:4px solid {color};padding:0.3em 0.9em;max-width:62em"><div>'
+            f"<b>{safe(status_label(self.state))}</b> · {safe(self.title)} · <code>{safe(self.run_id)}</code></div>"
+        ]
+        parts += [f"<p>{safe(self.reason)}</p>"] if self.reason else []
+        for finding in self.findings:
+            advice = f"<br>→ {safe(finding.advice)}" if finding.advice else ""
+            parts.append(f'<p><b style="color:{VERMILION}">✗ {safe(finding.what)}</b>{advice}</p>')
+        parts += [] if self.findings else [f"<p>{safe(self._nothing())}</p>"]
+        if self.memory:
+            told = "<br>".join(safe(line) for line in memory_lines(self.memory))
+            parts.append(f'<div style="font-family:monospace;white-space:pre-wrap">{told}</div>')
+        if self.errors:
+            rows = "".join(
+                f'<tr><th scope="row" style="text-align:left;font-weight:normal;white-space:nowrap;vertical-align:top">'
+                f'{safe(where(error))}</th><td style="text-align:left"><code>{safe(error.text)}</code></td></tr>'
+                for error in self.errors
+            )
+            parts.append(
+                f'<table><caption style="text-align:left">{safe(self._heading())}</caption>'
+                f"<tbody>{rows}</tbody></table>"
+            )
+        return "".join(parts) + "</div>"
+
+    def _nothing(self) -> str:
+        if self.state in ("running", "queued") and self.errors:
+            return say(
+                en="It has not ended yet, but its logs tell of errors: look again in a moment.",
+                fr="Elle n’est pas finie, mais ses journaux signalent des erreurs : revenez dans un instant.",
+            )
+        if self.state in ("completed", "running", "queued"):
+            return say(en="Nothing is wrong with it.", fr="Rien d’anormal.")
+        return say(
+            en="No known cause was recognised: read the first errors below and `dlojz logs`.",
+            fr="Aucune cause connue n’a été reconnue : lisez les premières erreurs ci-dessous et `dlojz logs`.",
+        )
+
+    @staticmethod
+    def _heading() -> str:
+        return say(en="The first error of each log:", fr="La première erreur de chaque journal :")
+
+
+def where(error: FirstError) -> str:
+    """In which log, and at which line of it."""
+    if error.rank is None:
+        return say(en=f"job or launcher, line {error.line}", fr=f"travail ou lanceur, ligne {error.line}")
+    return say(en=f"rank {error.rank}, line {error.line}", fr=f"rang {error.rank}, ligne {error.line}")
+
+
+def find_causes(symptoms: Symptoms) -> tuple[Finding, ...]:
+    """The cause that the first rule recognises: what the later ones see may follow from it."""
+    found = (rule(symptoms) for rule in RULES)
+    return tuple(finding for finding in found if finding is not None)[:1]
+
+
+def symptoms_of(run: RunFolder) -> Symptoms:
+    """All that the folder of a run tells of how it went.
+
+    Raises:
+        LabError: if the folder cannot be read.
+    """
+    config, record = run.config, run.record
+    texts: Mapping[int | None, str] = {
+        rank: read_log(run.folder / LOGS / f"rank-{rank}.log") for rank in range(config.layout.world_size)
+    }
+    job = "\n".join(read_log(run.folder / LOGS / f"{name}.log") for name in ("launcher", "slurm"))
+    told = read_all_events(run.folder)
+    return Symptoms(
+        status=run.state,
+        reason=record.reason if record else "",
+        world_size=config.layout.world_size,
+        learning_rate=config.learning_rate,
+        steps=len(run.losses),
+        losses=run.losses,
+        logs={**texts, None: job},
+        started=frozenset(told),
+        calls={rank: calls for rank, events in told.items() if (calls := calls_of(events))},
+    )
+
+
+def diagnose(run: RunFolder) -> Diagnosis:
+    """What went wrong with a run, and what to do about it.
+
+    Raises:
+        LabError: if the folder of the run cannot be read.
+    """
+    symptoms = symptoms_of(run)
+    errors = tuple(error for rank, text in symptoms.logs.items() if (error := first_error(text, rank)) is not None)
+    return Diagnosis(
+        run_id=run.run_id,
+        title=run.config.title,
+        state=symptoms.status,
+        reason=symptoms.reason,
+        findings=find_causes(symptoms) if symptoms.status not in ("completed", "running", "queued") else (),
+        errors=errors if symptoms.status != "completed" else (),
+        memory=_memory(run) if symptoms.status == "oom" else None,
+    )
+
+
+def _memory(run: RunFolder) -> PostMortem | None:
+    from dlojz.running.out_of_memory import post_mortem
+
+    try:
+        return post_mortem(run)
+    except LabError:  # no rule predicts this layout, and nothing was measured
+        return None

@@ -1,0 +1,385 @@
+"""Classify how a run ended, from exit codes, events and the first error of its logs.
+
+How did it end, and why: from exit codes, events and log tails to a status and one sentence. Pure.
+
+What is reported is the cause, never a consequence: when one rank dies, its peers lose the connection and fail too, but
+only the rank that went first is named.
+
+The first error that a rank printed, and not what followed from it. Pure, but for reading the file.
+
+The loss of a peer is never taken for an error where there is another one; a log of any size is read in bounded time,
+its beginning and its end.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from dlojz.base.language import format_seconds
+from dlojz.results.record import STATUSES, Status
+from dlojz.running.folder import last_line, open_regular, visible
+
+_OOM = re.compile(
+    r"MemoryError|OutOfMemoryError|DefaultCPUAllocator: (?:can't|not enough)|CUDA out of memory|Cannot allocate memory"
+)
+# What Slurm writes into a job's output; a job over `--mem` is FAILED with 137 where there are no cgroups.
+_JOB_OOM = re.compile(r"exceeded memory limit|oom[-_ ]kill|Out Of Memory", re.IGNORECASE)
+_JOB_LATE = re.compile(r"DUE TO TIME LIMIT")
+_JOB_NODE = re.compile(r"DUE TO NODE FAILURE")
+_JOB_CANCELLED = re.compile(r"\*\*\* JOB .{0,200}CANCELLED AT")
+PORT = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
+# What a rank says when its peer has gone (gloo, NCCL, the store): true, and never the cause.
+PEER_GONE = re.compile(
+    r"[Cc]onnection (?:was )?(?:closed|reset)|[Bb]roken pipe|[Ss]ocket (?:is )?closed|[Rr]ead error|[Ww]rite error"
+    r"|remote process exited|peer (?:has )?(?:closed|exited)|Failed to recv|connectFullMesh|Stop_waiting response"
+)
+
+# What C++ and Python print when they abort.
+_FATAL = re.compile(r"^(?: *what\(\): .*|Fatal Python error: .*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A status and the sentence that explains it (empty for a run that simply completed)."""
+
+    status: Status
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """The end of a run's job, as its scheduler tells it.
+
+    Args:
+        number: of the job; empty where it never had one.
+        state: raw, e.g. `TIMEOUT`; empty where the scheduler no longer knows.
+        reason: raw, e.g. `JobLaunchFailure`.
+        exit_code: `code:signal`, where known.
+        log: last part of the job's output.
+        cancel_asked: whether somebody asked the run to stop.
+    """
+
+    number: str = ""
+    state: str = ""
+    reason: str = ""
+    exit_code: str = ""
+    log: str = ""
+    cancel_asked: bool = False
+
+
+@dataclass(frozen=True)
+class EndEvidence:
+    """All that is known about the end of a run.
+
+    Args:
+        world_size: number of ranks.
+        stopped_by: what the launcher stopped it for, if it did.
+        exit_codes: by rank, negative for a signal; only of ranks that ended by themselves, and only non-zero ones.
+        ends: status and sentence of the `end` event, by rank.
+        steps: finished steps, by rank.
+        log_tails: last part of the printed output, by rank.
+        kernel_oom: the kernel killed a process for memory while the run lasted.
+        launcher: what went wrong in the launcher itself; `vanished` where it is gone.
+        job: what the scheduler says of the run's job, where it had one.
+    """
+
+    world_size: int
+    stopped_by: Literal["cancelled", "timeout"] | None = None
+    exit_codes: Mapping[int, int] = field(default_factory=dict)
+    ends: Mapping[int, tuple[Status, str]] = field(default_factory=dict)
+    steps: Mapping[int, int] = field(default_factory=dict)
+    log_tails: Mapping[int, str] = field(default_factory=dict)
+    kernel_oom: bool = False
+    time_limit_s: float | None = None
+    launcher: str = ""
+    job: JobEnd | None = None
+
+
+def end_of(events: list[dict[str, Any]]) -> tuple[Status, str] | None:
+    """Status and sentence of the `end` event of the last start of a rank, or of a job, if it wrote one."""
+    for event in reversed(events):
+        if event["event"] in ("start", "started"):  # a run that was resumed has ended only once
+            return None
+        for status in STATUSES:
+            if event["event"] == "end" and event.get("status") == status:
+                return status, visible(str(event.get("reason") or ""))
+    return None
+
+
+def classify(evidence: EndEvidence) -> Ending:
+    """The status of a run and why, the first rule that applies."""
+    for rule in (_completed, _measured, _stopped, _job_stopped, _out_of_memory, _killed, _failed, _job_left, _launcher):
+        ending = rule(evidence)
+        if ending:
+            return ending
+    return _leftover(evidence)
+
+
+def _completed(evidence: EndEvidence) -> Ending | None:
+    ended = [status for status, _ in evidence.ends.values()]
+    whole = not evidence.exit_codes and ended == ["completed"] * evidence.world_size
+    return Ending("completed") if whole else None
+
+
+def _measured(evidence: EndEvidence) -> Ending | None:
+    """Divergence, lack of memory, and a stop that all ranks agreed on: the rank that met them tells itself."""
+    for wanted in ("diverged", "oom", "timeout"):
+        for rank, (status, said) in sorted(evidence.ends.items()):
+            if status == wanted:
+                return Ending(status, _by(rank, said or f"it ended as {status}"))
+    return None
+
+
+def _launcher(evidence: EndEvidence) -> Ending | None:
+    after = _after(_most_steps(evidence))
+    if evidence.launcher == "vanished":
+        return Ending(
+            "failed",
+            f"the launcher vanished {after}: it was killed, or the machine stopped; what had been measured is kept.",
+        )
+    return Ending("failed", f"the launcher failed {after}: {evidence.launcher}") if evidence.launcher else None
+
+
+def _stopped(evidence: EndEvidence) -> Ending | None:
+    if evidence.stopped_by is None:
+        return None
+    after = _after(_most_steps(evidence))
+    if evidence.stopped_by == "timeout":
+        limit = format_seconds(evidence.time_limit_s)
+        return Ending("timeout", f"the time limit of {limit} was reached {after}; what had been measured is kept.")
+    return Ending("cancelled", f"the run was cancelled {after}; what had been measured is kept.")
+
+
+def _job_stopped(evidence: EndEvidence) -> Ending | None:
+    """What ended the job from outside; what its own ranks did wrong is told by the rules that follow."""
+    job = evidence.job
+    if job is None:
+        return None
+    after, kept = _after(_most_steps(evidence)), "what had been measured is kept"
+    # A requeued job appends to its log: where the state is clear, the log of an earlier start is not asked.
+    log = job.log if job.state in ("", "FAILED", "CANCELLED") else ""
+    short = job.state == "OUT_OF_MEMORY" or job.exit_code in ("137:0", "0:9", "9:0") or _JOB_OOM.search(log)
+    said = next((line.strip() for line in job.log.splitlines() if _JOB_OOM.search(line)), "")[:300]
+    said = said or (f"exit code {job.exit_code}" if job.exit_code else job.state)
+    cases: tuple[tuple[object, Status, str], ...] = (
+        (
+            job.state in ("TIMEOUT", "DEADLINE") or _JOB_LATE.search(log),
+            "timeout",
+            f"the time limit of the job {job.number} was reached {after}",
+        ),
+        (
+            job.state in ("NODE_FAIL", "BOOT_FAIL") or _JOB_NODE.search(log),
+            "failed",
+            f"a node of the job {job.number} failed {after} ({job.state or 'NODE_FAIL'})",
+        ),
+        (
+            job.state == "PREEMPTED",
+            "failed",
+            f"the job {job.number} had to give way to another one {after} (PREEMPTED)",
+        ),
+        (short, "oom", f"the job {job.number} ran out of memory {after} ({said})"),
+        (
+            job.state == "CANCELLED" or job.cancel_asked or (not job.state and _JOB_CANCELLED.search(log)),
+            "cancelled",
+            f"the run was cancelled {after}",
+        ),
+    )
+    return next((Ending(status, f"{words}; {kept}.") for applies, status, words in cases if applies), None)
+
+
+def _job_left(evidence: EndEvidence) -> Ending | None:
+    """Of a job that failed, all that is left to say when none of its ranks named a cause."""
+    job = evidence.job
+    if job is None:
+        return None
+    after = _after(_most_steps(evidence))
+    if not job.number:
+        return Ending(
+            "failed", "the submission was interrupted before the scheduler had taken the job: submit it again."
+        )
+    raw = ", ".join(
+        word for word in (job.state, job.reason, f"exit code {job.exit_code}" if job.exit_code else "") if word
+    )
+    last = last_line(job.log)
+    how = f"the scheduler says: {raw}" if raw else "the scheduler no longer knows how"
+    return Ending(
+        "failed", f"the job {job.number} ended {after}; {how}{f'; its output ends with: {last}' if last else ''}."
+    )
+
+
+def _out_of_memory(evidence: EndEvidence) -> Ending | None:
+    """A rank that printed an allocation failure and fell; or that the kernel killed for memory."""
+    for rank, code in sorted(evidence.exit_codes.items()):
+        said = last_line(evidence.log_tails.get(rank, ""))
+        if rank not in evidence.ends and code > 0 and _OOM.search(said):
+            return Ending("oom", f"rank {rank} ran out of memory {_after(evidence.steps.get(rank, 0))}: {said}")
+        if code == -signal.SIGKILL and evidence.kernel_oom:
+            return Ending(
+                "oom",
+                f"rank {rank} was killed by the system {_after(evidence.steps.get(rank, 0))} because "
+                "the machine ran out of memory.",
+            )
+    return None
+
+
+def _killed(evidence: EndEvidence) -> Ending | None:
+    """A rank that a signal ended; SIGKILL first, since it is never a consequence."""
+    for rank, code in sorted(evidence.exit_codes.items(), key=lambda item: (item[1] != -signal.SIGKILL, item[0])):
+        if code < 0 and not _follows(evidence, rank):
+            return Ending("failed", _signalled(evidence, rank))
+    return None
+
+
+def _follows(evidence: EndEvidence, rank: int) -> bool:
+    """Whether the signal that ended a rank came of the loss of its peers."""
+    code = evidence.exit_codes[rank]
+    if code == -signal.SIGTERM:  # what the launcher sends to the peers of a rank that failed
+        return True
+    status, said = evidence.ends.get(rank, (None, ""))
+    lost = status == "cancelled" or PEER_GONE.search(said) or PEER_GONE.search(evidence.log_tails.get(rank, ""))
+    return code == -signal.SIGABRT and bool(lost)  # gloo's threads may abort when they are torn down
+
+
+def _signalled(evidence: EndEvidence, rank: int) -> str:
+    number = -evidence.exit_codes[rank]
+    name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
+    words = f"rank {rank} was killed by signal {number} ({name}) {_after(evidence.steps.get(rank, 0))}"
+    if number == signal.SIGKILL:
+        return f"{words}: if nobody stopped it, the machine ran out of memory."
+    said = _FATAL.findall(evidence.log_tails.get(rank, ""))
+    return f"{words}: {last_line(said[-1])}" if said else f"{words}."
+
+
+def _failed(evidence: EndEvidence) -> Ending | None:
+    """The first rank whose own words are a cause and not the loss of a peer."""
+    for rank in range(evidence.world_size):
+        status, said = evidence.ends.get(rank, (None, ""))
+        code = evidence.exit_codes.get(rank, 0)
+        if status is None and code > 0:
+            said = last_line(evidence.log_tails.get(rank, ""))
+            words = _exited(evidence, rank)
+        elif status == "failed":
+            words = _by(rank, said or "it failed without saying why")
+        else:
+            continue
+        if PORT.search(said):
+            return Ending(
+                "failed",
+                f"rank {rank} could not open its network port, because another program uses it "
+                "(EADDRINUSE): run it again, a free port is chosen each time.",
+            )
+        if not PEER_GONE.search(said):
+            return Ending("failed", words)
+    return None
+
+
+def _leftover(evidence: EndEvidence) -> Ending:
+    """No rank named a cause: say what there is, the ranks that lost their peers included."""
+    for rank, (status, said) in sorted(evidence.ends.items()):
+        if status != "completed":
+            return Ending(status, _by(rank, said or f"it ended as {status}"))
+    for rank, code in sorted(evidence.exit_codes.items()):
+        return Ending("failed", _exited(evidence, rank) if code > 0 else _signalled(evidence, rank))
+    silent = next((rank for rank in range(evidence.world_size) if rank not in evidence.ends), 0)
+    return Ending("failed", f"rank {silent} ended {_after(evidence.steps.get(silent, 0))} without saying how.")
+
+
+def _exited(evidence: EndEvidence, rank: int) -> str:
+    said = last_line(evidence.log_tails.get(rank, ""))
+    after = _after(evidence.steps.get(rank, 0))
+    return f"rank {rank} ended with exit code {evidence.exit_codes[rank]} {after}: {said}".rstrip(": ")
+
+
+def _by(rank: int, said: str) -> str:
+    return said if "rank" in said else f"rank {rank}: {said}"
+
+
+def _after(steps: int) -> str:
+    return f"after step {steps}" if steps else "before its first step was finished"
+
+
+def _most_steps(evidence: EndEvidence) -> int:
+    return max(evidence.steps.values(), default=0)
+
+
+HEAD_BYTES, TAIL_BYTES = 1024 * 1024, 256 * 1024
+_MOST_CHARACTERS = 300
+_PREFIX = re.compile(r"^\[(?:default|rank)\d+\]:\s?|^\d+: ")
+_TRACEBACK = "Traceback (most recent call last)"
+_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Warning|Interrupt|Exit|Stopped|Wrong|NotDone)?(?::|$)")
+_FAULT = re.compile(
+    r"^(?:Fatal Python error: |.*\bwhat\(\):|.*\b(?:Segmentation fault|Bus error|Illegal instruction)\b"
+    r"|.*: error while loading shared libraries|\[E\S* |.*\bNCCL WARN\b|.*\b(?:srun|slurmstepd): error: "
+    r"|.*\b(?:FATAL|fatal error)\b|[\w./-]+: (?:line \d+: )?.*(?:command not found|No such file or directory|Killed))"
+)
+_CALL = re.compile(
+    r"(?:dist(?:ributed)?\.|, in )(all_\w+|reduce\w*|broadcast\w*|barrier|scatter\w*|gather\w*"
+    r"|i?send|i?recv|monitored_barrier|batch_isend_irecv)\b"
+)
+
+
+@dataclass(frozen=True)
+class FirstError:
+    """The first error in one log.
+
+    Args:
+        rank: whose log; None for the launcher's or the job's.
+        text: its line, at most 300 characters, control characters made visible.
+        line: its number, from 1, counted from the beginning of what was read.
+        lost_peer: it only says that another rank has gone.
+        call: the collective that the rank was in, by its traceback; empty where it tells none.
+    """
+
+    rank: int | None
+    text: str
+    line: int
+    lost_peer: bool = False
+    call: str = ""
+
+
+def first_error(text: str, rank: int | None = None) -> FirstError | None:
+    """The first error of a log that is a cause; else the first that tells of a lost peer; None if there is none."""
+    found: list[FirstError] = []
+    in_traceback, call = False, ""
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = _PREFIX.sub("", raw)
+        if line.startswith(_TRACEBACK):
+            in_traceback, call = True, ""
+        elif in_traceback:
+            called = _CALL.search(line)
+            call = called[1] if called else call
+            if line.strip() and not line[0].isspace() and not line.startswith(("|", "+")):
+                if _EXCEPTION.match(line):
+                    found.append(_error(rank, line, number, call))
+                in_traceback = False
+        elif _FAULT.match(line):
+            found.append(_error(rank, line, number, ""))
+        if found and not found[-1].lost_peer:
+            return found[-1]
+    return found[0] if found else None
+
+
+def _error(rank: int | None, line: str, number: int, call: str) -> FirstError:
+    text = visible(line.strip())
+    short = text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
+    return FirstError(rank, short, number, bool(PEER_GONE.search(line)), call)
+
+
+def read_log(path: Path) -> str:
+    """A log from its beginning, the middle of a very long one left out; empty where there is none, or only a link."""
+    file = open_regular(path)
+    if file is None:
+        return ""
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(HEAD_BYTES)
+        if size > HEAD_BYTES:
+            file.seek(max(HEAD_BYTES, size - TAIL_BYTES))
+            data += b"\n" + file.read(TAIL_BYTES)
+    return data.decode("utf-8", errors="replace").replace("\r\n", "\n")

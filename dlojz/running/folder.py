@@ -1,0 +1,232 @@
+"""Files of a run's folder: its owner, its job, its logs.
+
+What the processes printed, safe to show: the tail of a file, its control characters made visible.
+
+Text from a log never moves a cursor, hides a character or fills a notebook.
+
+Who drives a run, and whether that process is still there: `launch.json`.
+
+From its birth a run folder names a process; a run whose process is gone is not running, and a process number used again
+by another program is not taken for it.
+
+The scheduler's job behind a run: `job.json`.
+
+A run that goes through a scheduler names its job before the job exists (its name is the run's), so that a crash between
+the submission and the writing of its number loses nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO, Literal, Self
+
+import psutil
+from pydantic import Field, field_validator
+
+from dlojz.base.contract import Contract
+from dlojz.base.errors import LabError
+from dlojz.results.record import write_atomic
+
+MAX_LOG_BYTES = 64 * 1024
+MAX_FILE_BYTES = 1024 * 1024
+"""More than any of the small files of a run's folder has."""
+_MAX_LINE_CHARS = 300
+
+
+def visible(text: str) -> str:
+    """The text with every control or direction-changing character written as an escape.
+
+    Example:
+        >>> visible("50%\\r100%\\x1b[0m")
+        '50%\\\\r100%\\\\x1b[0m'
+    """
+    text = text.replace("\r\n", "\n")
+    return "".join(
+        char
+        if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+        else char.encode("unicode_escape").decode("ascii")
+        for char in text
+    )
+
+
+def open_regular(path: Path) -> BinaryIO | None:
+    """A regular file, open for reading; None where there is none, or only a link, a folder or a pipe."""
+    try:
+        return _opened(path)
+    except OSError:
+        return None
+
+
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """The whole content of a regular file; who waits for a pipe, or reads a file without end, waits for ever.
+
+    Raises:
+        OSError: if there is none, it is a link, a folder or a pipe, or has more than `most_bytes` bytes.
+    """
+    with _opened(path) as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes", str(path))
+    return content
+
+
+def _opened(path: Path) -> BinaryIO:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_tail(path: Path, limit_bytes: int = MAX_LOG_BYTES) -> str:
+    """The end of a regular file, visible and at most `limit_bytes` long; empty where there is none.
+
+    Symbolic links are not followed.
+    """
+    file = open_regular(path)
+    if file is None:
+        return ""
+    with file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - limit_bytes))
+        text = visible(file.read(limit_bytes).decode("utf-8", errors="replace"))
+    # Escapes are longer than what they stand for.
+    return text[-limit_bytes:]
+
+
+def last_line(text: str) -> str:
+    """The last line that says something, shortened to 300 characters."""
+    line = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+    return line if len(line) <= _MAX_LINE_CHARS else f"{line[:_MAX_LINE_CHARS]}…"
+
+
+def read_tails(folder: Path, names: Sequence[str]) -> str:
+    """The ends of several logs under their names, one after the other, which share `MAX_LOG_BYTES` out.
+
+    Args:
+        folder: of the logs.
+        names: without `.log`; one that is empty or not there is left out.
+    """
+    share = MAX_LOG_BYTES // len(names) - 32
+    tails = {name: read_tail(folder / f"{name}.log", share) for name in names}
+    return "\n".join(f"── {name} ──\n{tail.rstrip()}" for name, tail in tails.items() if tail)
+
+
+OWNER_FILE = "launch.json"
+DEFAULT_WORKER = "dlojz.worker"
+_FORMER_WORKER = "dlojz.train.worker"
+MODULE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
+# Start times are computed from the machine's boot time, which moves when the clock is set.
+_CLOCK_TOLERANCE_S = 2.0
+
+
+class Owner(Contract):
+    """The process that a run depends on: first the one that submits it, then its launcher."""
+
+    schema_version: Literal[1] = 1
+    pid: int = Field(ge=1)
+    process_start_s: float = Field(ge=0, description="start of the process, seconds since 1970")
+    host: str
+    worker_module: str = Field(DEFAULT_WORKER, pattern=MODULE_PATTERN, description="what every rank runs")
+    time_limit_s: float | None = Field(None, gt=0)
+    submitted_utc: str = ""
+
+    @field_validator("worker_module", mode="before")
+    @classmethod
+    def _of_older_runs(cls, value: object) -> object:
+        """Runs that were launched before `dlojz.worker` bore this name are runs of the same worker."""
+        return DEFAULT_WORKER if value == _FORMER_WORKER else value
+
+    def handed_to(self, pid: int) -> Self:
+        """The same request, driven by another process of this machine.
+
+        Raises:
+            psutil.NoSuchProcess: if there is no such process.
+        """
+        return type(self)(
+            **{
+                **self.to_dict(),
+                "pid": pid,
+                "process_start_s": psutil.Process(pid).create_time(),
+                "host": socket.gethostname(),
+            }
+        )
+
+    def write(self, folder: Path) -> None:
+        """Write `launch.json`, whole or not at all."""
+        write_atomic(folder / OWNER_FILE, self.to_json())
+
+    def is_alive(self, folder: Path) -> bool:
+        """Whether the process that drives the run of this folder is still there; elsewhere it is believed to be."""
+        if self.host != socket.gethostname():
+            return True
+        try:
+            process = psutil.Process(self.pid)
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            if abs(process.create_time() - self.process_start_s) < _CLOCK_TOLERANCE_S:
+                return True
+            return any(argument.endswith(folder.name) for argument in process.cmdline())
+        except psutil.NoSuchProcess:
+            return False
+        except psutil.AccessDenied:
+            return True
+
+
+def this_process(worker_module: str, time_limit_s: float | None, submitted_utc: str) -> Owner:
+    """The present process as owner of a run that it is about to submit."""
+    return Owner(
+        pid=os.getpid(),
+        process_start_s=psutil.Process().create_time(),
+        host=socket.gethostname(),
+        worker_module=worker_module,
+        time_limit_s=time_limit_s,
+        submitted_utc=submitted_utc,
+    )
+
+
+def read_owner(folder: Path) -> Owner | None:
+    """The owner that the run folder names; None where it names none that can be read."""
+    try:
+        return Owner.from_json(read_regular(folder / OWNER_FILE, MAX_FILE_BYTES))
+    except (OSError, LabError):
+        return None
+
+
+JOB_FILE = "job.json"
+
+
+class Job(Contract):
+    """One run's place in a queue.
+
+    The job's name and its comment are the run's id: unique, and without a character that a shell would read.
+    """
+
+    schema_version: Literal[1] = 1
+    machine: str = Field(description="name of the machine file")
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,100}$", description="of the job; the run's id, or its sweep's")
+    job_id: str = Field("", pattern=r"^\d{0,18}$", description="the scheduler's number; empty while it is not known")
+    array_task: int | None = Field(None, ge=0, description="index in the job array of a sweep")
+    submitted_utc: str = Field("", description="when the scheduler was asked; empty before")
+
+    @property
+    def number(self) -> str:
+        """The job as the scheduler writes it: `12`, or `12_3` for a task of an array."""
+        return f"{self.job_id}_{self.array_task}" if self.job_id and self.array_task is not None else self.job_id
+
+    def write(self, folder: Path) -> None:
+        """Write `job.json`, whole or not at all."""
+        write_atomic(folder / JOB_FILE, self.to_json())
+
+
+def read_job(folder: Path) -> Job | None:
+    """The job that the run folder names; None where it names none that can be read."""
+    try:
+        return Job.from_json(read_regular(folder / JOB_FILE, MAX_FILE_BYTES))
+    except (OSError, LabError):
+        return None

@@ -1,0 +1,440 @@
+"""Launch runs: `run`, `preview`, sweeps, and replays of runs that were measured elsewhere.
+
+The local backend: a launcher of its own session, which outlives the notebook that asked for it.
+
+The launcher holds nothing of its caller's: no terminal, no pipe, no variable.
+
+`on="replay"`: a record of a real run that is shipped with the package, shown as a run of one's own.
+
+A replayed record is never taken for a measurement made here: it carries `replayed_from` in its environment, its folder
+names another worker (so that `on="local"` does not find it again), and its times are those of the machine that it
+names.
+
+Several runs at once: one job array on a cluster, one after the other on this machine.
+
+Each run has its own folder and stays what it would be alone; only those that are new are sent, and what one array
+cannot hold (other nodes, another number of ranks, another interpreter) goes into another.
+
+`run`: start a training on several processes, or find the one that was started before.
+
+Nothing is submitted twice by accident, and what was started needs no process of the caller's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dlojz.base.errors import LabError
+from dlojz.base.files import CHECKOUT
+from dlojz.base.language import one_of, say
+from dlojz.config.run_config import RunConfig
+from dlojz.data import check_available
+from dlojz.hardware.clusters import Machine
+from dlojz.libraries.library_catalogue import check_checkpoints, own_python
+from dlojz.results.record import RunRecord, read_record, write_atomic, write_record
+from dlojz.runnable import check_runnable
+from dlojz.running.folder import DEFAULT_WORKER, JOB_FILE, Job, read_owner
+from dlojz.running.limits import JobRequest, NodeRequest, admit, chosen, explain_refusal
+from dlojz.running.run import Run
+from dlojz.running.slurm import slurm_job
+from dlojz.running.slurm.slurm_job import SCRIPT, Array, array_script, job_script, prepare, recorded, send
+from dlojz.running.state import LOGS, RECORD
+from dlojz.running.store import claim, record_refusal, runs_root
+from dlojz.running.supervisor import cores_available
+from dlojz.train.checkpoint_files import CheckpointPolicy
+
+
+def start(folder: Path) -> int:
+    """Start the launcher of a run folder, detached.
+
+    Returns:
+        its process number.
+
+    Raises:
+        LabError: if it cannot be started; the run is recorded as failed then.
+    """
+    try:
+        with open(folder / LOGS / "launcher.log", "ab") as log:
+            process = subprocess.Popen(
+                # -P: a student's random.py in the current folder must not shadow the standard library's.
+                [sys.executable, "-P", "-m", "dlojz.running.supervisor", str(folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=_environment(),
+            )
+    except OSError as error:
+        why = say(
+            en=f"the launcher of {folder.name} cannot be started: {error.strerror or error}.",
+            fr=f"le lanceur de {folder.name} ne peut pas être démarré : {error.strerror or error}.",
+        )
+        record_refusal(folder, why)  # or it would seem to wait for as long as this process lives
+        raise LabError(why) from None
+    owner = read_owner(folder)
+    # The launcher names itself, too: this only saves the time until then.
+    with contextlib.suppress(psutil.NoSuchProcess, OSError):
+        if owner is not None:
+            owner.handed_to(process.pid).write(folder)
+    # Somebody has to ask for the exit status, or the launcher stays a zombie as long as the notebook lives.
+    threading.Thread(target=process.wait, daemon=True).start()
+    return process.pid
+
+
+def _environment() -> dict[str, str]:
+    """The caller's environment, in which this very package is found although it may not be installed."""
+    package = str(CHECKOUT)
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+
+
+FOLDER = Path(__file__).with_name("replays")
+WORKER = "dlojz.running.launch"
+"""Named in launch.json in place of the worker: no run that is really made has this one."""
+REPLAYED_FROM = "replayed_from"
+"""Key of the environment of a replayed record."""
+LISTED = 3
+
+
+def shipped() -> dict[str, Path]:
+    """The shipped records: the hash of what was run → the file."""
+    return {path.stem: path for path in sorted(FOLDER.glob("*.json"))}
+
+
+def is_replayed(record: RunRecord) -> bool:
+    """Whether a record was replayed, not measured where it lies."""
+    return REPLAYED_FROM in record.environment
+
+
+def find(config: RunConfig) -> RunRecord:
+    """The shipped record of a configuration, as it was measured.
+
+    Raises:
+        LabError: if none is shipped; the nearest configurations that are, with what differs.
+    """
+    path = shipped().get(config.hash)
+    record = read_record(path) if path else None
+    if record is None or record.config != config:
+        raise LabError(_none_of(config))
+    return record
+
+
+def replayed_run(config: RunConfig, root: str | os.PathLike[str] | None = None) -> Run:
+    """A run folder with the shipped record of a configuration, marked as replayed; an earlier one is found again.
+
+    Args:
+        config: what was run.
+        root: folder of the runs; by default as for any run.
+
+    Raises:
+        LabError: if no such record is shipped, or the root cannot be written.
+    """
+    record = find(config)
+    folder, _ = claim(config, runs_root(root), worker_module=WORKER)
+    # Asked of the folder, not of `claim`: a process that ended between the two has left a folder without a record.
+    if not (folder / RECORD).exists():
+        try:
+            write_record(folder / RECORD, _marked(record, folder.name))
+        except OSError as error:
+            raise LabError(
+                say(
+                    en=f"the record cannot be replayed into {folder}: {error.strerror}.",
+                    fr=f"le bilan ne peut pas être rejoué dans {folder} : {error.strerror}.",
+                )
+            ) from None
+    return Run(folder)
+
+
+def _marked(record: RunRecord, run_id: str) -> RunRecord:
+    """The record under the name of its new folder, with what it is a replay of."""
+    where = record.environment.get("device") or f"CPU, {record.environment.get('cores', '?')} cores"
+    told = f"{record.run_id}, measured {record.started_utc[:10]} on {where}, shipped with dlojz"
+    return record.model_copy(update={"run_id": run_id, "environment": {**record.environment, REPLAYED_FROM: told}})
+
+
+def _flat(config: RunConfig) -> dict[str, object]:
+    content = config.to_dict()
+    return {**content, **content.pop("layout")}
+
+
+def _none_of(config: RunConfig) -> str:
+    """The sentence for a configuration without record."""
+    asked = _flat(config)
+    near: list[tuple[bool, int, str]] = []
+    for path in shipped().values():
+        try:
+            its = read_record(path).config
+        except LabError:
+            continue
+        differing = [f"{key}={value}" for key, value in _flat(its).items() if asked[key] != value]
+        near.append((its.model != config.model, len(differing), f"{its.title} ({', '.join(differing)})"))
+    if not near:
+        return say(
+            en="this installation has no record to replay: use on='local', which runs on this machine.",
+            fr="cette installation ne contient aucun bilan à rejouer : prenez on='local', qui exécute sur cette "
+            "machine.",
+        )
+    listed = "; ".join(words for _, _, words in sorted(near)[:LISTED])
+    return say(
+        en=f"no record of {config.title} as it was asked is shipped for replay: did you mean, with what differs, "
+        f"{listed}?",
+        fr=f"aucun bilan de {config.title} tel que demandé n’est livré pour être rejoué. Vouliez-vous dire (entre "
+        f"parenthèses, ce qui diffère) : {listed} ?",
+    )
+
+
+SWEEPS = ".sweeps"
+MAX_TASKS = 1000
+"""Tasks of one array: slurm.conf's MaxArraySize is 1001 where a site does not change it."""
+
+New = tuple[Path, RunConfig, NodeRequest]
+
+
+def submit_array(
+    new: Sequence[New], root: Path, machine: Machine, request: JobRequest, worker_module: str, at_once: int
+) -> None:
+    """Send runs that have just been claimed, as one job array per shape.
+
+    Args:
+        new: folder, configuration and allocation of each.
+        at_once: how many of an array may run at the same time, at least 1.
+
+    Raises:
+        LabError: if the scheduler refuses one of the arrays (its runs are recorded as failed; those of the others
+            stay), or the folders cannot be written.
+    """
+    shaped = sorted(new, key=lambda one: (_shape(one), one[0].name))
+    for _, same in groupby(shaped, key=_shape):
+        runs = list(same)
+        for first in range(0, len(runs), MAX_TASKS):
+            _submit_one(runs[first : first + MAX_TASKS], root, machine, request, worker_module, at_once)
+
+
+def _shape(run: New) -> tuple[int, int, int, str, str]:
+    """What the runs of one array have in common: nodes, time, and the interpreter."""
+    _, config, asked = run
+    return asked.nodes, asked.ranks_per_node, asked.minutes, asked.qos, str(own_python(config) or "")
+
+
+def _submit_one(
+    runs: Sequence[New], root: Path, machine: Machine, request: JobRequest, worker_module: str, at_once: int
+) -> None:
+    now = datetime.now(UTC)
+    name = f"{now:%Y%m%d-%H%M%S}-sweep-{secrets.token_hex(4)}"
+    folder = root / SWEEPS / name
+    _, config, asked = runs[0]
+    array = Array(folder, len(runs), min(at_once, len(runs)))
+    job = Job(machine=machine.name, name=name, submitted_utc=now.isoformat(timespec="seconds"))
+    jobs = [(run, Job(**{**job.to_dict(), "array_task": task})) for task, (run, _, _) in enumerate(runs)]
+    with recorded([run for run, _ in jobs]):
+        text = array_script(machine, config, asked, array, worker_module=worker_module, requeues=request.requeues)
+        (folder / LOGS).mkdir(parents=True)
+        write_atomic(folder / "folders.txt", "".join(f"{run}\n" for run, _, _ in runs))
+        write_atomic(folder / SCRIPT, text)
+        (folder / SCRIPT).chmod(0o755)
+        for (run, one, its), (_, its_job) in zip(runs, jobs, strict=True):
+            # Its own script beside the sweep's: with it, this run alone can be sent again.
+            alone = job_script(machine, one, its, run, worker_module=worker_module, requeues=request.requeues)
+            prepare(run, alone, its_job)
+    send(folder, jobs)
+
+
+MAX_RANKS_PER_CORE = 8
+BACKENDS = ("local", "slurm", "replay")
+
+
+def run(  # noqa: PLR0913 - one call is all that a student has to know
+    config: RunConfig | None = None,
+    *,
+    on: str | None = None,
+    machine: str | None = None,
+    account: str = "",
+    qos: str = "",
+    reservation: str = "",
+    again: bool = False,
+    wait: bool = True,
+    time_limit_s: float | None = None,
+    checkpoint_every: int | None = None,
+    processes: int | None = None,
+    root: str | os.PathLike[str] | None = None,
+    progress: bool | None = None,
+    worker_module: str = DEFAULT_WORKER,
+    **fields: Any,
+) -> Run:
+    """Train what the configuration says, on real processes; the same configuration finds its earlier run again.
+
+    Args:
+        config: what to train; fields given besides replace those of it.
+        on: `local`: processes of this machine; `slurm`: a job on a cluster; `replay`: a record that is shipped with the
+            package. By default `slurm` where there is a scheduler and device='cuda' is asked for, else `local`.
+        machine: name of a machine file (`dlojz machines`); by default `$DLOJZ_MACHINE`, or this cluster's.
+        account, qos, reservation: for the scheduler; by default what the machine file and the environment tell.
+        again: make another run although there is one of this configuration.
+        wait: follow it to its end (Ctrl-C cancels it); else return at once.
+        time_limit_s: seconds after which it is stopped, > 0; by default none, or the machine file's. A job saves a
+            checkpoint shortly before, goes back to the queue up to three times, and goes on from there.
+        checkpoint_every: steps between two checkpoints; by default one is kept only before the time limit.
+        processes: number of processes, checked against the degrees of the layout.
+        root: folder of the runs; by default `$DLOJZ_RUNS`, or `runs/` of the checkout.
+        progress: show a bar or not; by default where somebody looks.
+        worker_module: Python module that every rank runs.
+        **fields: fields of `RunConfig` and `Layout`, given flat.
+
+    Returns:
+        the run: queued, running or ended. It is found again while it is queued or running, and once it has completed,
+        diverged or run out of memory; after any other end it goes on from its checkpoint, or is started anew.
+
+    Raises:
+        LabError: if the request is illegal or cannot be run here, the scheduler refuses it, or the root cannot be
+            written.
+
+    Example:
+        `dlojz.run(model="coatnet_tiny", dp=2, zero=2, engine="deepspeed")`
+    """
+    wanted = _merge(config, fields)
+    if processes is not None:
+        wanted.layout.check_processes(processes)
+    backend = _backend(on, wanted)
+    _check_time_limit(time_limit_s)
+    policy = CheckpointPolicy(every_steps=checkpoint_every) if checkpoint_every is not None else None
+    base = runs_root(root)
+    if backend == "replay":
+        return replayed_run(wanted, base)
+    check_runnable(wanted)
+    check_checkpoints(wanted, checkpoint_every)
+    check_available(wanted.data_name, wanted.data_root, global_batch=wanted.layout.global_batch)
+    request = JobRequest(account=account, qos=qos, reservation=reservation, time_limit_s=time_limit_s)
+    if backend == "slurm":
+        _check_sender()
+        site = chosen(wanted, machine, request)
+        asked = admit(site, wanted, request)
+        limit_s = asked.minutes * 60.0
+        folder, new = claim(wanted, base, again=again, worker_module=worker_module, time_limit_s=limit_s, policy=policy)
+        if new:
+            slurm_job.submit(folder, site, wanted, asked, request, worker_module)
+        else:
+            slurm_job.recover(folder)  # who sent it may have died before the number was written down
+    else:
+        _check_processes(wanted.layout.world_size)
+        folder, new = claim(
+            wanted, base, again=again, worker_module=worker_module, time_limit_s=time_limit_s, policy=policy
+        )
+        if new:
+            # A run that goes on here after a job of it has ended is no job any more.
+            (folder / JOB_FILE).unlink(missing_ok=True)
+            start(folder)
+    handle = Run(folder)
+    return handle.follow(progress) if wait else handle
+
+
+def submit_many(  # noqa: PLR0913 - as `run`
+    configs: Sequence[RunConfig],
+    *,
+    on: str | None = None,
+    machine: str | None = None,
+    account: str = "",
+    qos: str = "",
+    reservation: str = "",
+    again: bool = False,
+    time_limit_s: float | None = None,
+    checkpoint_every: int | None = None,
+    at_once: int = 4,
+    root: str | os.PathLike[str] | None = None,
+    worker_module: str = DEFAULT_WORKER,
+) -> list[Run]:
+    """Start a sweep: one job array on a cluster (it returns at once), one run after the other elsewhere.
+
+    Args:
+        configs: what to train; those that have run before are found again.
+        at_once: on a cluster, how many of them may run at the same time, at least 1.
+        on, machine, account, qos, reservation, again: as for `run`.
+        time_limit_s, checkpoint_every, root, worker_module: as for `run`.
+
+    Returns:
+        the runs, in the order of the configurations.
+
+    Raises:
+        LabError: if one of them is illegal or would be refused (then none is sent), or the scheduler refuses.
+    """
+    if at_once < 1:
+        raise LabError(f"at_once must be at least 1, but {at_once!r} was received.")
+    backends = {_backend(on, config) for config in configs}
+    if backends != {"slurm"}:
+        common: dict[str, Any] = {"again": again, "time_limit_s": time_limit_s, "root": root}
+        common |= {"worker_module": worker_module, "checkpoint_every": checkpoint_every}
+        return [run(config, on=_backend(on, config), machine=machine, **common) for config in configs]
+    _check_sender()
+    _check_time_limit(time_limit_s)
+    request = JobRequest(account=account, qos=qos, reservation=reservation, time_limit_s=time_limit_s)
+    policy = CheckpointPolicy(every_steps=checkpoint_every) if checkpoint_every is not None else None
+    site = chosen(configs[0], machine, request)
+    asked = []
+    for config in configs:
+        check_runnable(config)
+        check_checkpoints(config, checkpoint_every)
+        check_available(config.data_name, config.data_root, global_batch=config.layout.global_batch)
+        asked.append(admit(site, config, request))
+    base, folders, new = runs_root(root), [], []
+    for config, one in zip(configs, asked, strict=True):
+        limit_s = one.minutes * 60.0
+        folder, fresh = claim(
+            config, base, again=again, worker_module=worker_module, time_limit_s=limit_s, policy=policy
+        )
+        folders.append(folder)
+        if fresh:
+            new.append((folder, config, one))
+    submit_array(new, base, site, request, worker_module, at_once)
+    return [Run(folder) for folder in folders]
+
+
+def _merge(config: RunConfig | None, fields: dict[str, Any]) -> RunConfig:
+    if config is None:
+        return RunConfig.of(**fields)
+    if not isinstance(config, RunConfig):
+        raise LabError(f"config is a RunConfig, but {type(config).__name__} was received: use RunConfig.of(...).")
+    return RunConfig.of(**{**config.to_dict(), "layout": config.layout, **fields}) if fields else config
+
+
+def _check_processes(processes: int) -> None:
+    """A slip of the keyboard must not start a thousand processes on a machine that others use."""
+    most = MAX_RANKS_PER_CORE * cores_available()
+    if processes > most:
+        raise LabError(
+            say(
+                en=f"{processes} processes were asked for, but this machine's {cores_available()} cores carry {most} "
+                "at most: use smaller degrees here, or dlojz.predict, which starts none.",
+                fr=f"{processes} processus ont été demandés, mais les {cores_available()} cœurs de cette machine en "
+                f"portent {most} au plus : prenez des degrés plus petits, ou dlojz.predict, qui n'en lance aucun.",
+            )
+        )
+
+
+def _backend(on: str | None, config: RunConfig) -> str:
+    if on is None:
+        return "slurm" if config.device == "cuda" and slurm_job.available() else "local"
+    if on not in BACKENDS:
+        raise LabError(one_of("backend", on, BACKENDS))
+    return on
+
+
+def _check_sender() -> None:
+    if not slurm_job.available():
+        raise LabError(explain_refusal("sbatch: not found"))
+
+
+def _check_time_limit(time_limit_s: float | None) -> None:
+    if time_limit_s is not None and not (time_limit_s > 0 and math.isfinite(time_limit_s)):
+        raise LabError(f"time_limit_s must be a number of seconds greater than 0, but {time_limit_s!r} was received.")

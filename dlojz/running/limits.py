@@ -1,0 +1,465 @@
+"""Limits of a job: time, nodes, GPU-hours, and what SLURM refuses.
+
+What a run will take of a cluster, and what the cluster would refuse: known before anything is sent.
+
+Pure; every refusal is one sentence with what would work, and a job that would wait for ever (more time than the
+partition gives, more nodes than it has: the scheduler accepts both) is refused here.
+
+The cost of a run on a cluster, shown before it is sent.
+
+Nothing is asked of the scheduler and nothing is written; a preview shows refusals, and raises none.
+
+What sbatch refuses, explained: its own words, then ours.
+
+The scheduler's words are always told, whatever is made of them; they differ between versions, so that an explanation is
+looked for by the few words which do not.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field
+
+from dlojz.base.contract import Contract
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, say, shortest, significant
+from dlojz.config.run_config import RunConfig
+from dlojz.hardware.clusters import NAME_PATTERN, Machine, Qos, choose, machine_files
+from dlojz.hardware.clusters import machine as named
+
+ACCOUNT_VARIABLE = "DLOJZ_ACCOUNT"
+LONGEST_WARNING_S = 120
+"""Seconds before the time limit at which the ranks are told to save and stop; less for a short job."""
+
+
+class JobRequest(Contract):
+    """What may be asked of the scheduler besides the run itself."""
+
+    account: str = Field("", pattern=rf"^$|{NAME_PATTERN}", description="whose hours are billed")
+    qos: str = Field("", pattern=rf"^$|{NAME_PATTERN}", description="by default the first that fits")
+    reservation: str = Field("", pattern=rf"^$|{NAME_PATTERN}", description="by default the machine file's")
+    time_limit_s: float | None = Field(None, gt=0, description="by default the machine file's")
+    requeues: int = Field(3, ge=0, le=20, description="how often a job stopped in time goes back to the queue")
+
+
+@dataclass(frozen=True)
+class NodeRequest:
+    """What is asked for.
+
+    Args:
+        nodes, ranks_per_node: which multiply to the ranks.
+        gpus: billed, those of whole nodes where nodes are not shared.
+        minutes: time limit, which the scheduler counts in whole minutes.
+        warning_s: seconds before the limit at which the ranks are told.
+        qos, account, reservation: empty where none is asked for.
+    """
+
+    nodes: int
+    ranks_per_node: int
+    gpus: int
+    minutes: int
+    warning_s: int
+    qos: str
+    account: str
+    reservation: str
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPUs × time limit: the most that can be billed, since a run that ends earlier frees its nodes."""
+        return self.gpus * self.minutes / 60
+
+
+def allocate(
+    machine: Machine, config: RunConfig, request: JobRequest, environment: Mapping[str, str] | None = None
+) -> tuple[NodeRequest, list[str]]:
+    """What the run takes on this machine, and why it would be refused: one sentence each, none if it is taken."""
+    environment = os.environ if environment is None else environment
+    ranks, full = config.layout.world_size, machine.gpus_per_node
+    nodes = math.ceil(ranks / full)
+    gpus = nodes * full if machine.exclusive else ranks
+    wanted_s = machine.default_minutes * 60 if request.time_limit_s is None else request.time_limit_s
+    minutes = max(1, math.ceil(wanted_s / 60))
+    account, no_account = _account(machine, request, environment)
+    qos, no_qos = _qos(machine, request, minutes, gpus)
+    allocation = NodeRequest(
+        nodes=nodes,
+        ranks_per_node=min(ranks, full),
+        gpus=gpus,
+        minutes=minutes,
+        warning_s=min(LONGEST_WARNING_S, max(10, minutes * 60 // 5)),
+        qos=qos,
+        account=account,
+        reservation=request.reservation or machine.reservation,
+    )
+    refusals = [_shape(machine, ranks), _size(machine, nodes, ranks), _device(machine, config), no_account, no_qos]
+    return allocation, [refusal for refusal in refusals if refusal]
+
+
+def admit(
+    machine: Machine, config: RunConfig, request: JobRequest, environment: Mapping[str, str] | None = None
+) -> NodeRequest:
+    """What the run takes on this machine.
+
+    Raises:
+        LabError: if the machine would refuse it, or let it wait for ever; all reasons are told.
+    """
+    allocation, refusals = allocate(machine, config, request, environment)
+    if refusals:
+        raise LabError(" ".join(refusals))
+    return allocation
+
+
+def fitting_qos(machine: Machine, minutes: int, gpus: int) -> list[Qos]:
+    """The qualities of service whose limits a job keeps, in the order of the machine file."""
+    return [one for one in machine.qos if minutes <= one.max_hours * 60 and gpus <= (one.max_gpus or gpus)]
+
+
+def _shape(machine: Machine, ranks: int) -> str:
+    full = machine.gpus_per_node
+    if ranks <= full or ranks % full == 0:
+        return ""
+    below = ranks - ranks % full
+    return say(
+        en=f"{ranks} ranks do not fill whole nodes of {machine.name}, which have {full} GPUs: use at most {full}, or a "
+        f"multiple of {full}, such as {below} or {below + full}.",
+        fr=f"{ranks} rangs ne remplissent pas des nœuds entiers de {machine.name}, qui ont {full} GPU : prenez-en au "
+        f"plus {full}, ou un multiple de {full}, par exemple {below} ou {below + full}.",
+    )
+
+
+def _size(machine: Machine, nodes: int, ranks: int) -> str:
+    if nodes <= machine.max_nodes:
+        return ""
+    most = machine.max_nodes * machine.gpus_per_node
+    return say(
+        en=f"{ranks} ranks need {nodes} nodes, but {machine.name} gives {machine.max_nodes} at most, and the scheduler "
+        f"would let the job wait for ever: use at most {most} ranks.",
+        fr=f"{ranks} rangs demandent {nodes} nœuds, mais {machine.name} n’en donne que {machine.max_nodes} au plus, et "
+        f"l’ordonnanceur laisserait le travail attendre sans fin : prenez au plus {most} rangs.",
+    )
+
+
+def _device(machine: Machine, config: RunConfig) -> str:
+    if config.device == "cuda" and machine.device == "cpu":
+        return say(
+            en=f"device='cuda' was asked for, but the nodes of {machine.name} have no GPU that computes: use "
+            "device='cpu', or another machine (`dlojz machines` lists them).",
+            fr=f"device='cuda' a été demandé, mais les nœuds de {machine.name} n’ont pas de GPU qui calcule : prenez "
+            "device='cpu', ou une autre machine (`dlojz machines` les liste).",
+        )
+    if config.device == "cpu" and machine.device != "cpu":
+        return say(
+            en=f"device='cpu' was asked for, but {machine.name} bills GPUs that would stand idle: use device='cuda', "
+            "or on='local'.",
+            fr=f"device='cpu' a été demandé, mais {machine.name} facture des GPU qui resteraient inactifs : prenez "
+            "device='cuda', ou on='local'.",
+        )
+    return ""
+
+
+def _account(machine: Machine, request: JobRequest, environment: Mapping[str, str]) -> tuple[str, str]:
+    """The account that is billed, and why it would be refused."""
+    suffix = machine.account_suffix
+    given = request.account or environment.get(ACCOUNT_VARIABLE, "")
+    if not given and machine.account_variable and environment.get(machine.account_variable):
+        given = environment[machine.account_variable].removesuffix(suffix) + suffix
+    if given:
+        try:
+            JobRequest(account=given)
+        except LabError as error:
+            return "", str(error)
+    if given and not given.endswith(suffix):
+        right = given.partition("@")[0] + suffix
+        return given, say(
+            en=f"the account {given!r} lacks the ending {suffix!r} by which {machine.name} tells its hours: use "
+            f"account={right!r}.",
+            fr=f"le compte {given!r} n’a pas la terminaison {suffix!r} qui désigne les heures de {machine.name} : "
+            f"prenez account={right!r}.",
+        )
+    if not given and suffix:
+        return "", say(
+            en=f"{machine.name} bills its hours to an account, and none is known here: give account='PROJECT{suffix}', "
+            f"or set ${ACCOUNT_VARIABLE}.",
+            fr=f"{machine.name} facture ses heures à un compte, et aucun n’est connu ici : donnez "
+            f"account='PROJET{suffix}', ou la variable ${ACCOUNT_VARIABLE}.",
+        )
+    return given, ""
+
+
+def _qos(machine: Machine, request: JobRequest, minutes: int, gpus: int) -> tuple[str, str]:
+    """The quality of service asked for, and why the time or the size would be refused."""
+    hours = minutes / 60
+    names = {one.name: one for one in machine.qos}
+    fitting = [one.name for one in fitting_qos(machine, minutes, gpus)]
+    if request.qos and names and request.qos not in names:
+        return request.qos, one_of("QoS", request.qos, names)
+    if hours > machine.max_hours:
+        return request.qos, say(
+            en=f"{shortest(hours)} h were asked for, but {machine.name} gives {shortest(machine.max_hours)} h at most, "
+            "and the scheduler would let the job wait for ever: ask for less; a run that reaches its limit saves and "
+            "goes on.",
+            fr=f"{shortest(hours)} h ont été demandées, mais {machine.name} donne {shortest(machine.max_hours)} h au "
+            "plus, et l’ordonnanceur laisserait le travail attendre sans fin : demandez moins ; une exécution qui "
+            "atteint sa limite se sauvegarde et peut reprendre.",
+        )
+    if not names or (request.qos and request.qos in fitting) or (fitting and not request.qos):
+        return request.qos or (fitting[0] if fitting else ""), ""
+    limits = ", ".join(f"{one.name} ({shortest(one.max_hours)} h, {one.max_gpus or '∞'} GPU)" for one in machine.qos)
+    if request.qos and fitting:
+        return request.qos, say(
+            en=f"{gpus} GPUs for {shortest(hours)} h are beyond the QoS {request.qos!r}: use {fitting[0]!r} (there are "
+            f"{limits}).",
+            fr=f"{gpus} GPU pendant {shortest(hours)} h dépassent la QoS {request.qos!r} : prenez {fitting[0]!r} (il y "
+            f"a {limits}).",
+        )
+    return request.qos, say(
+        en=f"{gpus} GPUs for {shortest(hours)} h fit no QoS of {machine.name}: ask for less (there are {limits}).",
+        fr=f"{gpus} GPU pendant {shortest(hours)} h n’entrent dans aucune QoS de {machine.name} : demandez moins (il y "
+        f"a {limits}).",
+    )
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a run would take and cost, and why it would be refused (nothing, where `refusals` is empty)."""
+
+    machine: Machine
+    config: RunConfig
+    allocation: NodeRequest
+    fitting: tuple[str, ...]
+    refusals: tuple[str, ...]
+
+    @property
+    def normalised_hours(self) -> float | None:
+        """GPU-hours × the factor of the machine file; None where it gives none."""
+        factor = self.machine.normalised_hour_factor
+        return None if factor is None else self.allocation.gpu_hours * factor
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        asked = self.allocation
+        return {
+            "machine": self.machine.name,
+            "run": self.config.title,
+            "nodes": asked.nodes,
+            "ranks_per_node": asked.ranks_per_node,
+            "gpus": asked.gpus,
+            "minutes": asked.minutes,
+            "gpu_hours": asked.gpu_hours,
+            "normalised_hours": self.normalised_hours,
+            "qos": asked.qos,
+            "fitting_qos": list(self.fitting),
+            "account": asked.account,
+            "reservation": asked.reservation,
+            "refusals": list(self.refusals),
+        }
+
+    def lines(self) -> list[tuple[str, str]]:
+        """What there is to say, as pairs of name and value."""
+        asked, site = self.allocation, self.machine
+        gpus = say(en="GPUs", fr="GPU") if site.device != "cpu" else say(en="places", fr="places")
+        lines = [
+            (say(en="machine", fr="machine"), f"{site.name}: {site.title}"),
+            (say(en="run", fr="exécution"), self.config.title),
+            (
+                say(en="asks for", fr="demande"),
+                say(
+                    en=f"{asked.nodes} node{'s' if asked.nodes > 1 else ''} × {asked.ranks_per_node} ranks "
+                    f"({asked.gpus} {gpus} billed)",
+                    fr=f"{asked.nodes} nœud{'s' if asked.nodes > 1 else ''} × {asked.ranks_per_node} rangs "
+                    f"({asked.gpus} {gpus} facturé{'s' if asked.gpus > 1 else ''})",
+                ),
+            ),
+            (say(en="time limit", fr="limite de temps"), f"{asked.minutes // 60} h {asked.minutes % 60:02d} min"),
+            (
+                say(en="costs at most", fr="coûte au plus"),
+                say(en=f"{significant(asked.gpu_hours)} GPU-hours", fr=f"{significant(asked.gpu_hours)} heures GPU"),
+            ),
+        ]
+        if self.normalised_hours is not None:
+            lines.append((say(en="normalised", fr="normalisées"), f"{significant(self.normalised_hours)} h"))
+        if site.qos:
+            lines.append(("QoS", f"{asked.qos or '-'} ({', '.join(self.fitting) or '-'})"))
+        if asked.account:
+            lines.append((say(en="account", fr="compte"), asked.account))
+        if asked.reservation:
+            lines.append((say(en="reservation", fr="réservation"), asked.reservation))
+        lines += [(say(en="refused", fr="refusé"), refusal) for refusal in self.refusals]
+        return lines
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}: {value}" for name, value in self.lines())
+
+    def _repr_html_(self) -> str:
+        from dlojz.base.table import safe
+
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{safe(name)}</th><td style='text-align:left'>{safe(value)}</td></tr>"
+            for name, value in self.lines()
+        )
+        return f"<table>{rows}</table>"
+
+
+def preview(
+    config: RunConfig,
+    machine: str | None = None,
+    *,
+    account: str = "",
+    qos: str = "",
+    reservation: str = "",
+    time_limit_s: float | None = None,
+) -> Preview:
+    """What a run would take and cost on a machine; nothing is sent.
+
+    Args:
+        machine: name of a machine file; by default chosen as `dlojz.run` does.
+        account, qos, reservation: by default what the machine file and the environment tell.
+        time_limit_s: seconds, > 0; by default the machine file's.
+
+    Raises:
+        LabError: if the machine is unknown, or what is asked for is illegal in itself.
+    """
+    request = JobRequest(account=account, qos=qos, reservation=reservation, time_limit_s=time_limit_s)
+    return preview_of(chosen(config, machine, request), config, request)
+
+
+def preview_of(site: Machine, config: RunConfig, request: JobRequest) -> Preview:
+    """The preview of a request on a machine."""
+    allocation, refusals = allocate(site, config, request)
+    fitting = tuple(one.name for one in fitting_qos(site, allocation.minutes, allocation.gpus))
+    return Preview(site, config, allocation, fitting, tuple(refusals))
+
+
+def chosen(config: RunConfig, name: str | None, request: JobRequest) -> Machine:
+    """The machine named, or the one that `machines.choose` finds, among those that would take the run.
+
+    Raises:
+        LabError: if none is named and several could be meant, or the one named is unknown.
+    """
+
+    def takes(one: str) -> bool:
+        try:
+            return not allocate(named(one), config, request)[1]
+        except LabError:
+            return False
+
+    return choose(name, (one for one in machine_files() if takes(one)))
+
+
+UNCERTAIN = re.compile(r"[Ss]ocket timed out|[Zz]ero [Bb]ytes were transmitted|did not answer")
+"""Words after which nobody knows whether the job was taken."""
+
+
+def explain_refusal(words: str) -> str:
+    """One sentence that says what a refusal of sbatch means and what to do; empty where it is not known."""
+    for pattern, (english, french) in _EXPLAINED:
+        if re.search(pattern, words, re.IGNORECASE):
+            return say(en=english, fr=french)
+    return ""
+
+
+_EXPLAINED: tuple[tuple[str, tuple[str, str]], ...] = (
+    (
+        "unable to contact slurm controller|connection refused",
+        (
+            "the scheduler is down or cannot be reached: nothing was sent; try again in some minutes.",
+            "l’ordonnanceur est arrêté ou injoignable : rien n’a été envoyé ; réessayez dans quelques minutes.",
+        ),
+    ),
+    (
+        "invalid account|account.*(?:not|invalid)|invalid account or account/partition",
+        (
+            "the account is unknown to this cluster, or has no hours for this partition: check account= "
+            "and its ending.",
+            "le compte est inconnu de ce calculateur, ou n’a pas d’heures sur cette partition : vérifiez account= "
+            "et sa terminaison.",
+        ),
+    ),
+    (
+        "invalid qos",
+        (
+            "the account may not use this QoS: leave qos= out, or use one that `dlojz machines NAME` lists.",
+            "le compte n’a pas droit à cette QoS : retirez qos=, ou prenez-en une que `dlojz machines NOM` liste.",
+        ),
+    ),
+    (
+        "invalid partition",
+        (
+            "the machine file names a partition that this cluster does not have: `sinfo -s` lists those it has.",
+            "le fichier de machine nomme une partition que ce calculateur n’a pas : `sinfo -s` liste les siennes.",
+        ),
+    ),
+    (
+        "invalid feature|feature specification",
+        (
+            "no node of this cluster has the constraint of the machine file: `sinfo -o '%f'` lists what they have.",
+            "aucun nœud de ce calculateur n’a la contrainte du fichier de machine : `sinfo -o '%f'` liste les leurs.",
+        ),
+    ),
+    (
+        "gres|generic resource",
+        (
+            "the nodes do not have the GPUs that the machine file asks for: `sinfo -o '%G'` lists what they have.",
+            "les nœuds n’ont pas les GPU demandés par le fichier de machine : `sinfo -o '%G'` liste les leurs.",
+        ),
+    ),
+    (
+        "memory specification",
+        (
+            "a node has less memory than the machine file says: lower memory_gib_per_node.",
+            "un nœud a moins de mémoire que ne le dit le fichier de machine : baissez memory_gib_per_node.",
+        ),
+    ),
+    (
+        "reservation",
+        (
+            "the reservation is unknown, over, or not for this account: leave reservation= out.",
+            "la réservation est inconnue, terminée, ou pas pour ce compte : retirez reservation=.",
+        ),
+    ),
+    (
+        "more processors requested|node configuration is not available|node count specification",
+        (
+            "no node has as many cores or GPUs as are asked for: check cpus_per_gpu and gpus_per_node of the machine "
+            "file.",
+            "aucun nœud n’a autant de cœurs ou de GPU que demandé : vérifiez cpus_per_gpu et gpus_per_node dans le "
+            "fichier de machine.",
+        ),
+    ),
+    (
+        "time limit|timelimit",
+        (
+            "the time limit is beyond what the partition or the QoS gives: ask for less.",
+            "la limite de temps dépasse celle de la partition ou de la QoS : demandez moins.",
+        ),
+    ),
+    (
+        "job violates accounting/qos policy|submit limit|MaxSubmit",
+        (
+            "a limit of your account is reached, most often the number of jobs sent: wait for some to end.",
+            "une limite de votre compte est atteinte, le plus souvent le nombre de travaux envoyés : attendez que "
+            "certains finissent.",
+        ),
+    ),
+    (
+        "no such file or directory: 'sbatch'|sbatch: no such file|not found",
+        (
+            "this computer has no sbatch and sends no jobs: use on='local', or log in to the cluster.",
+            "cet ordinateur n’a pas sbatch et n’envoie pas de travaux : prenez on='local', ou connectez-vous au "
+            "calculateur.",
+        ),
+    ),
+    (
+        "no space left|disk quota",
+        (
+            "the disk or your quota is full: make room, then send it again.",
+            "le disque ou votre quota est plein : faites de la place, puis renvoyez.",
+        ),
+    ),
+)

@@ -1,0 +1,388 @@
+"""Measure by runs: libraries side by side, a machine's calibration, the layouts that were planned for it.
+
+The same training with each library, one after the other and round after round, on real processes.
+
+Within a round the libraries follow each other, so that what slows the machine down meets all of them; a library that is
+not installed, or whose program has no such layout, stops none of the others.
+
+Measuring this machine: one process, two, four, each time all of them at work.
+
+The processes are gone when a measurement ends; on CPUs they are forked and have one thread each, as the launcher's
+ranks have; on GPUs each has its own.
+
+Layouts run side by side on this machine, so that a planner's choice can be held against its neighbours.
+
+All layouts live on the same forked ranks and take turns, in alternating order, so that whatever else the machine does
+falls on all alike; a step is over when its slowest rank is; the ranks are gone when it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.base.progress_bars import wanted
+from dlojz.config.run_compatibility import or_none, stage_refusal
+from dlojz.config.run_config import RunConfig
+from dlojz.cost_model.measured_machine import Measured, Setup, default_path, read_measured, write_measured
+from dlojz.cost_model.measuring import WINDOW_S, WINDOWS, measure_rank
+from dlojz.hardware import GPUS
+from dlojz.libraries.library_catalogue import LIBRARIES as LIBRARY_CATALOGUE_LIBRARIES
+from dlojz.libraries.library_catalogue import library, require
+from dlojz.libraries.side_by_side import LibraryRow, rows
+from dlojz.results.record import RunRecord
+from dlojz.running.launch import run
+
+Told = Callable[[str, int], object]
+"""Is called with the name of the library, and the number of the round, before each run."""
+
+
+def configurations(names: Sequence[str] | None = None, **fields: Any) -> tuple[dict[str, RunConfig], dict[str, str]]:
+    """What each library is asked for, and why those that are not asked cannot be.
+
+    Args:
+        names: libraries of the catalogue; by default all.
+        **fields: of `RunConfig` and `Layout`, given flat, but for the library.
+
+    Raises:
+        LabError: if a field is illegal whatever the library, or a name is unknown.
+    """
+    asked: dict[str, RunConfig] = {}
+    refused: dict[str, str] = {}
+    RunConfig.of(**{name: value for name, value in fields.items() if name not in ("engine", "zero")})
+    for name in names or tuple(LIBRARY_CATALOGUE_LIBRARIES):
+        library(name)
+        try:
+            require(name)
+            if (misfit := stage_refusal(name, fields.get("zero"))) is not None:
+                raise LabError(misfit)
+            asked[name] = RunConfig.of(**{**fields, "library": name})
+        except LabError as error:
+            refused[name] = str(error).removesuffix(or_none()) + "." * str(error).endswith(or_none())
+    if not asked:
+        raise LabError(next(iter(refused.values())))
+    return asked, refused
+
+
+def run_libraries(
+    names: Sequence[str] | None = None,
+    *,
+    rounds: int = 1,
+    again: bool = False,
+    root: str | os.PathLike[str] | None = None,
+    on_run: Told = lambda name, number: None,
+    **fields: Any,
+) -> list[LibraryRow]:
+    """Run the same training with every library that is there; returns them side by side.
+
+    Args:
+        names: libraries of the catalogue; by default all.
+        rounds: how often, at least 1; the ratios of step times are taken within a round.
+        again: make new runs in the first round too; the later rounds are new in any case.
+        root: folder of the runs.
+        on_run: told before each run.
+        **fields: of `RunConfig` and `Layout`, given flat, but for the library.
+
+    Raises:
+        LabError: if a field is illegal, a name is unknown, or no library can be asked.
+
+    Example:
+        `run_libraries(model="gpt_tiny", dp=2, steps=20)`
+    """
+    if rounds < 1:
+        raise LabError(
+            say(
+                en=f"rounds={rounds} was received, but at least 1 is needed.",
+                fr=f"rounds={rounds} a été reçu, mais il en faut au moins 1.",
+            )
+        )
+    asked, refused = configurations(names, **fields)
+    records: dict[str, list[RunRecord | None]] = {name: [] for name in asked}
+    for number, name in _libraries_turns(asked, rounds):
+        on_run(name, number)
+        made = run(asked[name], on="local", again=again or number > 0, root=root, progress=False)
+        records[name].append(made.record)
+    return rows(records, names=names, refused=refused)
+
+
+def _libraries_turns(asked: Mapping[str, RunConfig], rounds: int) -> Iterator[tuple[int, str]]:
+    return ((number, name) for number in range(rounds) for name in asked)
+
+
+Tell = Callable[[int, int], None]
+Watch = Callable[[int], AbstractContextManager[Tell]]
+LIBRARIES = ("torch", "numpy", "dlojz")
+CALIBRATING_WALL_S = 180.0
+CALIBRATING_LIMIT_S = 30.0
+ATTEMPTS = 2
+"""A message that was lost on a busy machine is no reason to measure nothing."""
+QUICK = {"windows": 1, "window_s": 0.01}
+FULL = {"windows": WINDOWS, "window_s": WINDOW_S}
+
+
+def measure_machine(
+    ranks: Sequence[int] = (1, 2, 4), *, quick: bool = False, device: str = "auto", watch: Watch | None = None
+) -> Measured:
+    """Measure with each number of ranks at once.
+
+    Args:
+        ranks: growing, from 1 on; on GPUs at most as many as there are.
+        quick: less than a quarter of the time, and less exact.
+        device: auto, cpu or cuda.
+        watch: told of each number of ranks, gives what is told how far it has come.
+
+    Raises:
+        LabError: if a rank fails, or there is no such device.
+    """
+    import torch
+
+    on_gpu = torch.cuda.is_available() if device == "auto" else device == "cuda"
+    if on_gpu and not torch.cuda.is_available():
+        raise LabError(
+            say(
+                en="device='cuda' was received, but torch finds no GPU here: use device='cpu'.",
+                fr="device='cuda' a été reçu, mais torch ne trouve pas de GPU ici : prenez device='cpu'.",
+            )
+        )
+    load = os.getloadavg()[0]
+    asked = [one for one in ranks if not on_gpu or one <= torch.cuda.device_count()]
+    pace = QUICK if quick else FULL
+    setups = []
+    for number in asked:
+        timings, points = _on_gpus(number, pace) if on_gpu else _on_cores(number, pace, watch)
+        setups.append(Setup.from_dict({"ranks": number, "timings": timings, "points": points}))
+    title = torch.cuda.get_device_name(0) if on_gpu else _processor()
+    memory = torch.cuda.get_device_properties(0).total_memory if on_gpu else psutil.virtual_memory().total
+    return Measured(
+        machine=platform.node() or "local",
+        processor=title,
+        gpu=gpu_name(title, memory) if on_gpu else "cpu",
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_bytes=memory,
+        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        versions=_versions(),
+        load=load,
+        setups=tuple(setups),
+    )
+
+
+def gpu_name(title: str, memory_bytes: int) -> str:
+    """The GPU in `dlojz.hardware` that a driver's title names; `cpu`, whose peaks are measured, where there is none."""
+    gigabytes = memory_bytes / 1e9
+    words = title.lower().replace("-", " ").split()
+    for name in GPUS:
+        family, _, size = name.partition("-")
+        if family in words and (not size or abs(float(size) - gigabytes) < 0.15 * float(size)):
+            return name
+    return "cpu"
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for row in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if row.startswith("model name"):
+                return row.partition(":")[2].strip()
+    return platform.machine() or "CPU"
+
+
+def _on_cores(number: int, pace: dict[str, Any], watch: Watch | None) -> Any:
+    """On forked ranks, the first of which is watched."""
+    from dlojz.processes.forks import spmd
+
+    def measured(rank: int, size: int) -> Any:
+        if rank or watch is None:
+            return [list(part) for part in measure_rank(**pace)]
+        with watch(size) as tell:
+            return [list(part) for part in measure_rank(**pace, tell=tell)]
+
+    for _ in range(ATTEMPTS):
+        answers = spmd(measured, number, wall_s=CALIBRATING_WALL_S, limit_s=CALIBRATING_LIMIT_S)
+        failed = next((one for one in answers if one.error is not None), None)
+        if failed is None:
+            break
+    if failed is not None and failed.error is not None:
+        why = failed.error.message or failed.error.name or failed.error.kind
+        raise LabError(
+            say(
+                en=f"rank {failed.rank} of {number} could not measure: {why} (`dlojz doctor` examines this machine).",
+                fr=f"le rang {failed.rank} sur {number} n’a pas pu mesurer : {why} (`dlojz doctor` examine cette "
+                "machine).",
+            )
+        )
+    return answers[0].value
+
+
+def _on_gpus(number: int, pace: dict[str, Any]) -> Any:
+    """On spawned processes, one GPU each, joined by NCCL; a single one needs no other process."""
+    if number == 1:
+        return [list(part) for part in measure_rank(**pace)]
+    from torch.multiprocessing.spawn import spawn
+
+    with tempfile.TemporaryDirectory(prefix="dlojz-calibrate-") as folder:
+        spawn(_gpu_rank, args=(number, folder, pace), nprocs=number)
+        return json.loads((Path(folder) / "answer.json").read_text(encoding="utf-8"))
+
+
+def _gpu_rank(rank: int, number: int, folder: str, pace: dict[str, Any]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.cuda.set_device(rank)
+    store = dist.FileStore(str(Path(folder) / "store"), number)  # type: ignore[attr-defined]
+    dist.init_process_group("nccl", store=store, rank=rank, world_size=number)
+    found = [list(part) for part in measure_rank(**pace)]
+    if rank == 0:
+        (Path(folder) / "answer.json").write_text(json.dumps(found), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+WARM: Final = 2
+"""Steps of each layout that are not counted."""
+CHOOSING_WALL_S: Final = 600.0
+CHOOSING_LIMIT_S: Final = 300.0
+MOST_ROUNDS: Final = 1000
+
+
+def calibrated(
+    ranks: Sequence[int] = (1, 2), *, path: Path | None = None, quick: bool = True, fresh: bool = False
+) -> Measured:
+    """The user's calibration if it covers so many ranks, else one measured now and kept.
+
+    Args:
+        ranks: numbers of processes that will run.
+        path: of the file; by default the user's.
+        quick: measure in some ten seconds if it must be measured, instead of a minute.
+        fresh: measure in any case; on a machine with other work, what was measured an hour ago says little.
+
+    Raises:
+        LabError: if a rank cannot measure, or the file cannot be written.
+    """
+    path = path or default_path()
+    try:
+        found = read_measured(path)
+        if not fresh and found.gpu == "cpu" and {*ranks} <= {one.ranks for one in found.setups}:
+            return found
+    except LabError:  # none, an old or a damaged one: measured anew
+        pass
+    asked = sorted({1, *ranks})
+    if wanted(None):
+        print(
+            say(
+                en=f"Measuring this machine with {', '.join(map(str, asked))} process(es): some ten seconds each…",
+                fr=f"Mesure de cette machine avec {', '.join(map(str, asked))} processus : une dizaine de secondes "
+                "chacune…",
+            ),
+            file=sys.stderr,
+        )
+    found = measure_machine(asked, quick=quick, device="cpu")
+    write_measured(path, found)
+    return found
+
+
+def measure_rounds(configs: Sequence[RunConfig], rounds: int = 8) -> list[tuple[float, ...]]:
+    """Seconds of a step of each layout in every round, all layouts in turns on the same ranks.
+
+    Args:
+        configs: layouts with the same number of ranks.
+        rounds: steps of each that count, 1 to 1000.
+
+    Returns:
+        For each layout its rounds; the n-th rounds of two layouts were run one after the other, so that their
+        difference is a paired one.
+
+    Raises:
+        LabError: without a layout, for different numbers of ranks, or if a rank fails.
+    """
+    from dlojz.processes.forks import spmd
+
+    sizes = {one.layout.world_size for one in configs}
+    if len(sizes) != 1 or not 1 <= rounds <= MOST_ROUNDS:
+        raise LabError(
+            say(
+                en=f"layouts are compared on one number of ranks and in 1 to {MOST_ROUNDS} rounds, but {len(configs)} "
+                f"layout(s) on {sorted(sizes)} ranks in {rounds} rounds were received.",
+                fr=f"des configurations se comparent sur un même nombre de rangs et en 1 à {MOST_ROUNDS} tours, mais "
+                f"{len(configs)} configuration(s) sur {sorted(sizes)} rangs en {rounds} tours ont été reçues.",
+            )
+        )
+    answers = spmd(_choosing_turns(configs, rounds), sizes.pop(), wall_s=CHOOSING_WALL_S, limit_s=CHOOSING_LIMIT_S)
+    failed = next((one for one in answers if one.error is not None), None)
+    if failed is not None and failed.error is not None:
+        why = failed.error.message or failed.error.name or failed.error.kind
+        raise LabError(
+            say(
+                en=f"rank {failed.rank} could not run the layouts: {why}.",
+                fr=f"le rang {failed.rank} n’a pas pu exécuter les configurations : {why}.",
+            )
+        )
+    return [tuple(one) for one in answers[0].value]
+
+
+def measure_steps(configs: Sequence[RunConfig], rounds: int = 8) -> list[float]:
+    """Median seconds of a step of each layout; see `measure_rounds`.
+
+    Raises:
+        LabError: as `measure_rounds`.
+    """
+    return [statistics.median(one) for one in measure_rounds(configs, rounds)]
+
+
+def _choosing_turns(configs: Sequence[RunConfig], rounds: int) -> Callable[[int, int], list[list[float]]]:
+    """What each rank runs."""
+
+    def run(rank: int, ranks: int) -> list[list[float]]:
+        import torch
+        import torch.distributed as dist
+
+        from dlojz.train import loop
+        from dlojz.train.engines import base
+
+        made: list[tuple[Any, Any, int]] = []
+        for config in configs:
+            engine = base.build(config, loop.build_model(config), torch.device("cpu"))
+            made.append((engine, loop.open_batches(config, engine.axes.dp_rank), config.layout.micro_batches))
+        times_s: list[list[float]] = [[] for _ in made]
+        for number in range(rounds + WARM):
+            order = range(len(made))
+            for place in order if number % 2 else reversed(order):
+                engine, batches, micro_batches = made[place]
+                if ranks > 1:
+                    # Who: all ranks. What: nothing but that each is there. How much: a few bytes.
+                    dist.barrier()
+                start_s = time.perf_counter()
+                loop.accumulate(engine, batches, micro_batches, None)
+                engine.update()
+                took = torch.tensor(time.perf_counter() - start_s, dtype=torch.float64)
+                if ranks > 1:
+                    # Who: all ranks. What: their seconds, of which the largest count. How much: 8 bytes.
+                    dist.all_reduce(took, op=dist.ReduceOp.MAX)
+                if number >= WARM:
+                    times_s[place].append(float(took))
+        return times_s
+
+    return run

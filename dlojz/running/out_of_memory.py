@@ -1,0 +1,297 @@
+"""Explain a run out of memory: what was held, what was asked for, what would fit.
+
+What filled the memory of a run and what to do about it, in words: for a terminal and for a diagnosis.
+
+Every figure is read from the findings; which were measured and which predicted is said.
+
+What a run held when it ended: for one that ran out of memory, what filled it and what to do about it.
+
+It is said which figures were measured and which are predicted; a lever is only proposed with its effect on this very
+run and the command that tries it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import format_bytes, say, significant
+from dlojz.base.table import visible
+from dlojz.config.run_config import command_of
+from dlojz.display.style import category_label, phase_label
+from dlojz.display.tables import status_label
+from dlojz.results.footprint import Memory
+from dlojz.results.record import RunRecord
+from dlojz.running.state import RunFolder
+
+if TYPE_CHECKING:
+    from dlojz.hardware import Device
+    from dlojz.planner.levers import Lever
+
+
+def cost(name: str) -> str:
+    """What a lever costs, in words; empty for one that is not known."""
+    return {
+        "micro-batch": say(
+            en="the same work in smaller pieces; BatchNorm sees fewer samples at once",
+            fr="le même travail en plus petits morceaux ; BatchNorm voit moins d’exemples à la fois",
+        ),
+        "zero-1": say(en="as many bytes on the network as DDP", fr="autant d’octets sur le réseau que DDP"),
+        "zero-2": say(en="as many bytes on the network as DDP", fr="autant d’octets sur le réseau que DDP"),
+        "zero-3": say(en="1.5 times the bytes on the network of DDP", fr="1,5 fois les octets de DDP sur le réseau"),
+        "selective": say(
+            en="cheap operations are computed twice", fr="les opérations peu coûteuses sont calculées deux fois"
+        ),
+        "checkpointing": say(
+            en="about one more forward pass per step: a third more computation",
+            fr="environ une passe avant de plus par pas : un tiers de calcul en plus",
+        ),
+        "precision": say(en="fewer digits; faster on GPUs", fr="moins de chiffres ; plus rapide sur GPU"),
+        "offload-optimizer": say(
+            en="the update waits for the host and its bus", fr="la mise à jour attend l’hôte et son bus"
+        ),
+        "offload-activations": say(
+            en="backward waits for copies from the host", fr="la passe arrière attend des copies depuis l’hôte"
+        ),
+        "tp": say(
+            en="twice as many devices, communication in every layer",
+            fr="deux fois plus de GPU, des communications dans chaque couche",
+        ),
+        "pp": say(
+            en="twice as many devices, idle ones in the bubble", fr="deux fois plus de GPU, inactifs dans la bulle"
+        ),
+    }.get(name, "")
+
+
+def command(lever: Lever) -> str:
+    """What to type: the run, or its prediction where no engine runs it yet."""
+    return command_of(lever.config, "run" if lever.runnable else "memory")
+
+
+def memory_lines(found: PostMortem) -> list[str]:
+    """What was held by category, the limit, and the cheapest levers with their effect, line by line."""
+    memory = found.memory
+    lines = [in_one_line(found)]
+    lines += [
+        f"  {category_label(name):<12} {format_bytes(num_bytes):>10}"
+        for name, num_bytes in sorted((memory.at_peak_bytes or {}).items(), key=lambda item: -item[1])
+        if num_bytes
+    ]
+    if found.limit_bytes and not found.limit_explains:
+        lines += [
+            "",
+            say(
+                en="That is well below the limit: something else refused the memory (`ulimit -v`, the limit of a job, "
+                "other programs of this machine).",
+                fr="C’est bien en dessous de la limite : la mémoire a été refusée pour une autre raison (`ulimit -v`, "
+                "la limite d’un job, d’autres programmes de cette machine).",
+            ),
+        ]
+    return [*lines, "", *_lever_lines(found)]
+
+
+def in_one_line(found: PostMortem) -> str:
+    """What the fullest rank holds at its peak, and how much of the limit that is."""
+    memory, phase = found.memory, phase_label(visible(found.memory.peak_moment or ""))
+    source = (
+        say(en="measured in an earlier step", fr="mesuré à un pas précédent")
+        if found.measured and found.out_of_memory
+        else say(en="measured", fr="mesuré")
+        if found.measured
+        else say(en="predicted, as nothing was measured", fr="prédit, car rien n’a été mesuré")
+    )
+    limit = ""
+    if found.limit_bytes:
+        share = significant(100 * found.taken_bytes / found.limit_bytes, 2)
+        limit = say(
+            en=f"; the limit is {format_bytes(found.limit_bytes)}, {found.limit_of}: {share} % of it are taken",
+            fr=f" ; la limite est de {format_bytes(found.limit_bytes)}, {found.limit_of} : {share} % en sont pris",
+        )
+    return say(
+        en=f"Rank {found.rank} holds {format_bytes(memory.peak_bytes)} at its peak, in the {phase} ({source}): "
+        f"states {format_bytes(memory.states_bytes)}, activations {format_bytes(memory.activations_bytes)}{limit}.",
+        fr=f"Le rang {found.rank} détient {format_bytes(memory.peak_bytes)} au pic, en {phase} ({source}) : "
+        f"états {format_bytes(memory.states_bytes)}, activations {format_bytes(memory.activations_bytes)}{limit}.",
+    )
+
+
+def _lever_lines(found: PostMortem) -> list[str]:
+    if not found.levers:
+        return [
+            say(
+                en="No single lever saves enough to be worth it: take a smaller model, or more devices.",
+                fr="Aucun levier n’économise assez à lui seul : prenez un modèle plus petit, ou plus de GPU.",
+            )
+        ]
+    lines = [
+        say(
+            en="The cheapest levers (predicted effect on the fullest rank):",
+            fr="Les leviers les moins coûteux (effet prédit sur le rang le plus chargé) :",
+        )
+    ]
+    for number, lever in enumerate(found.levers, 1):
+        fits = {
+            True: say(en=", fits", fr=", tient"),
+            False: say(en=", not enough alone", fr=", ne suffit pas seul"),
+            None: "",
+        }[found.fits(lever)]
+        predicted = "" if lever.runnable else say(en=" [predicted only]", fr=" [prédit seulement]")
+        lines += [
+            say(
+                en=f"  {number}. {lever.change}: saves {format_bytes(lever.saved_bytes)}, takes "
+                f"{format_bytes(lever.taken_bytes)}{fits}{predicted}",
+                fr=f"  {number}. {lever.change} : économise {format_bytes(lever.saved_bytes)}, prend "
+                f"{format_bytes(lever.taken_bytes)}{fits}{predicted}",
+            ),
+            "     " + say(en="costs: ", fr="coût : ") + cost(lever.name),
+            f"     {command(lever)}",
+        ]
+    return lines
+
+
+LEVERS_SHOWN = 3
+WORTH = 0.02
+"""Share of what is taken that a lever has to save to be proposed."""
+NEAR = 0.7
+"""Share of the limit from which on a peak explains that memory ran out: the process itself and caches take the rest."""
+CHEAPEST_FIRST = (
+    "micro-batch",
+    "zero-1",
+    "zero-2",
+    "selective",
+    "precision",
+    "zero-3",
+    "checkpointing",
+    "offload-optimizer",
+    "offload-activations",
+    "tp",
+    "pp",
+)
+
+
+@dataclass(frozen=True)
+class PostMortem:
+    """What is known of a run's memory.
+
+    Args:
+        record: of the run.
+        out_of_memory: whether it ended for want of memory.
+        measured: whether `memory` was measured; it is predicted otherwise.
+        rank: the fullest one known.
+        memory: of that rank.
+        limit_bytes, limit_of: what the rank could take, and whose limit that is; None where it is not known.
+        levers: the cheapest that help, those that can be run first; only for a run out of memory.
+    """
+
+    record: RunRecord
+    out_of_memory: bool
+    measured: bool
+    rank: int
+    memory: Memory
+    limit_bytes: int | None
+    limit_of: str
+    levers: tuple[Lever, ...]
+
+    @property
+    def taken_bytes(self) -> int:
+        """What the rank takes of its device, at its peak."""
+        return self.memory.device_bytes or self.memory.peak_bytes or 0
+
+    @property
+    def limit_explains(self) -> bool:
+        """Whether the rank's peak comes near the limit known; memory was refused by something else otherwise."""
+        return self.limit_bytes is not None and self.taken_bytes >= NEAR * self.limit_bytes
+
+    def fits(self, lever: Lever) -> bool | None:
+        """Whether the run would fit with a lever alone; None where what limited it is not known."""
+        return lever.taken_bytes <= (self.limit_bytes or 0) if self.limit_explains else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {
+            "run_id": self.record.run_id,
+            "status": self.record.status,
+            "reason": self.record.reason,
+            "out_of_memory": self.out_of_memory,
+            "source": "measured" if self.measured else "predicted",
+            "rank": self.rank,
+            "memory": self.memory.to_dict(),
+            "limit_bytes": self.limit_bytes,
+            "limit_of": self.limit_of,
+            "levers": [
+                {
+                    "name": lever.name,
+                    "change": lever.change,
+                    "cost": cost(lever.name),
+                    "taken_bytes": lever.taken_bytes,
+                    "saved_bytes": lever.saved_bytes,
+                    "host_bytes": lever.host_bytes,
+                    "fits": self.fits(lever),
+                    "runnable": lever.runnable,
+                    "command": command(lever),
+                }
+                for lever in self.levers
+            ],
+        }
+
+
+def post_mortem(run: RunFolder) -> PostMortem:
+    """Find out what filled the memory of a run that has ended.
+
+    Raises:
+        LabError: if the run has not ended yet, or can be neither read nor predicted.
+    """
+    from dlojz.compare import gpu_of, limit_of
+    from dlojz.prediction.forecast import heaviest
+
+    record = run.record
+    if record is None:
+        raise LabError(
+            say(
+                en=f"the run {run.run_id} is {run.state} and has no record yet: wait for its end, or stop it with "
+                f"`dlojz cancel {run.run_id}`.",
+                fr=f"l’exécution {run.run_id} n’est pas terminée (état : {status_label(run.state)}) : attendez sa fin, "
+                f"ou arrêtez-la par `dlojz cancel {run.run_id}`.",
+            )
+        )
+    gpu = gpu_of(record)
+    limit = limit_of(record)
+    told = [footprint for footprint in record.footprints if footprint.memory.at_peak_bytes]
+    if told:
+        fullest = max(told, key=lambda footprint: footprint.memory.peak_bytes or 0)
+        rank, memory = fullest.rank, fullest.memory
+    else:
+        forecast = heaviest(record.config, gpu)
+        rank, memory = forecast.rank, forecast.memory
+    found = PostMortem(
+        record=record,
+        out_of_memory=record.status == "oom" or "ran out of memory" in record.reason,
+        measured=bool(told),
+        rank=rank,
+        memory=memory,
+        limit_bytes=limit[0] if limit else None,
+        limit_of=limit[1] if limit else "",
+        levers=(),
+    )
+    return replace(found, levers=_cheapest(found, gpu)) if found.out_of_memory else found
+
+
+def _cheapest(diagnosis: PostMortem, gpu: Device | None) -> tuple[Lever, ...]:
+    """Levers worth their price: what can be run first, then what suffices alone, then the cheapest."""
+    from dlojz.planner.levers import levers
+
+    helping = [
+        lever
+        for lever in levers(diagnosis.record.config, gpu)
+        if lever.saved_bytes >= WORTH * (lever.saved_bytes + lever.taken_bytes)
+        # Without a GPU the memory of the device is the host's: there is nowhere to move to.
+        and (gpu is not None or not lever.name.startswith("offload"))
+    ]
+
+    def price(lever: Lever) -> tuple[bool, bool, int]:
+        known = lever.name in CHEAPEST_FIRST
+        place = CHEAPEST_FIRST.index(lever.name) if known else len(CHEAPEST_FIRST)
+        return not lever.runnable, diagnosis.fits(lever) is False, place
+
+    return tuple(sorted(helping, key=price)[:LEVERS_SHOWN])

@@ -1,0 +1,371 @@
+"""Run: the handle of one run, and the list of all of them.
+
+`Run`: what a student holds of a run, now, after a kernel restart, or next week.
+
+A `Run` keeps nothing that its folder does not tell; any number of them may stand for one run.
+
+Runs: the folder of each, what state it is in, and the handle a student holds.
+
+The folders are the only truth; a listing is never hindered by one that is damaged.
+
+Who shows a student's code beside the solution: the labs, which say so when one is opened.
+
+What stands above the runs is not imported here; it registers what answers.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import format_seconds, say
+from dlojz.base.progress_bars import wanted
+from dlojz.results.footprint import Footprint
+from dlojz.running.folder import read_job, read_tail, read_tails
+from dlojz.running.slurm.slurm_queue import cancel
+from dlojz.running.state import CANCEL, LOGS, RunFolder, is_final
+from dlojz.running.store import run_folder, run_ids, runs_root
+from dlojz.running.watch import ProgressBar
+
+if TYPE_CHECKING:
+    from dlojz.compare import Comparison
+    from dlojz.display.canvas import LabFigure
+    from dlojz.running.diagnosis import Diagnosis
+    from dlojz.running.watch import RunWatch
+    from dlojz.train.checkpoint_files import Checkpoint
+
+_POLL_S, _JOB_POLL_S = 0.2, 1.0
+_SETTLE_S = 30.0
+
+
+class Run(RunFolder):
+    """One run, by its folder.
+
+    Args:
+        folder: run folder.
+
+    Raises:
+        LabError: if the folder holds neither a readable configuration nor a readable record.
+    """
+
+    @property
+    def predicted(self) -> Footprint:
+        """What rank 0 was predicted to cost."""
+        from dlojz.prediction import predict
+
+        footprint: Footprint = predict(self.config)
+        return footprint
+
+    def compare(self) -> Comparison:
+        """The measurement laid over the prediction."""
+        from dlojz.compare import compare
+
+        return compare([self])
+
+    def overlay(self, path: str | Path | None = None, step: int | None = None) -> LabFigure:
+        """A pipeline's measured step under its simulation, as a figure; `dlojz.compare.overlay_of` gives the figures.
+
+        Args:
+            path: picture to write, if any.
+            step: one of the steps kept; by default the one of median length.
+
+        Raises:
+            LabError: if the run has not ended, is no pipeline, or did not time that step.
+        """
+        from dlojz.display.figures.partition_figures import overlay_figure_of
+
+        if self.record is None:
+            raise LabError(f"the run {self.run_id} has not ended: follow it with follow(), then call overlay().")
+        return overlay_figure_of(self.record, path, step)
+
+    def wait(self, timeout_s: float | None = None) -> Self:
+        """Wait for the end, without a bar.
+
+        Raises:
+            LabError: if it has not ended after `timeout_s` seconds; the run goes on.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not is_final(state := self.state):
+            if deadline is not None and time.monotonic() >= deadline:
+                raise LabError(
+                    f"the run {self.run_id} is still {state} after {format_seconds(timeout_s)}: wait "
+                    "longer, or stop it with cancel()."
+                )
+            time.sleep(self._poll_s)
+        return self
+
+    @property
+    def _poll_s(self) -> float:
+        """Seconds between two looks: what a scheduler says does not change five times a second."""
+        return _POLL_S if read_job(self.folder) is None else _JOB_POLL_S
+
+    def watch(self) -> RunWatch:
+        """Watch the run while the kernel stays free: state, why it waits, progress, loss, memory, estimated end.
+
+        Returns:
+            what shows itself: a widget that follows the run in a notebook, the run as it is now elsewhere.
+        """
+        from dlojz.running.watch import RunWatch
+
+        return RunWatch(self)
+
+    def follow(self, progress: bool | None = None) -> Self:
+        """Follow the run with a progress bar until it ends; Ctrl-C cancels it and keeps what was measured.
+
+        Args:
+            progress: True or False for a bar or none; by default a bar where somebody looks.
+
+        Raises:
+            KeyboardInterrupt: on Ctrl-C, once the run is cancelled.
+        """
+        if is_final(self.state):
+            return self
+        try:
+            with ProgressBar(self.folder, self.config, shown=wanted(progress)) as bar:
+                while True:
+                    state = self.state
+                    bar.update(state)
+                    if is_final(state):
+                        return self
+                    time.sleep(self._poll_s)
+        except KeyboardInterrupt:
+            self.cancel()
+            self._settle()
+            raise
+
+    def _settle(self) -> None:
+        """Wait for a cancelled run to write its record, then say what is kept."""
+        try:
+            self.wait(_SETTLE_S)
+        except LabError as error:
+            print(error, file=sys.stderr)
+            return
+        steps = len(self.losses)
+        print(
+            say(
+                en=f"{self.run_id}: {self.state} after {steps} steps; all that was measured is kept.",
+                fr=f"{self.run_id} : {self.state} après {steps} pas ; tout ce qui a été mesuré est conservé.",
+            ),
+            file=sys.stderr,
+        )
+
+    def cancel(self) -> str:
+        """Ask the launcher, or the scheduler, to stop the run; on a run that has ended this changes nothing.
+
+        Returns:
+            one sentence that says what was done.
+
+        Raises:
+            LabError: if the request cannot be written, or the scheduler refuses it.
+        """
+        state = self.state
+        if is_final(state):
+            return say(
+                en=f"the run {self.run_id} has ended already ({state}): there is nothing to cancel.",
+                fr=f"l’exécution {self.run_id} est déjà terminée ({state}) : il n’y a rien à annuler.",
+            )
+        try:
+            (self.folder / CANCEL).touch()
+        except OSError as error:
+            raise LabError(f"the run {self.run_id} cannot be cancelled: {error.strerror}.") from None
+        job = read_job(self.folder)
+        if job is not None:
+            cancel(job)
+        return say(
+            en=f"the run {self.run_id} is asked to stop; what has been measured is kept.",
+            fr=f"l’arrêt de l’exécution {self.run_id} est demandé ; ce qui a été mesuré est conservé.",
+        )
+
+    def logs(self, rank: int | None = None) -> str:
+        """The end of what was printed, at most 64 KB, control characters made visible.
+
+        Args:
+            rank: one rank; by default the launcher, the scheduler's job and all ranks, one after the other.
+
+        Raises:
+            LabError: if the run has no such rank.
+        """
+        world_size = self.config.layout.world_size
+        if rank is not None:
+            if not 0 <= rank < world_size:
+                raise LabError(f"the run {self.run_id} has ranks 0 to {world_size - 1}, but rank {rank} was received.")
+            return read_tail(self.folder / LOGS / f"rank-{rank}.log")
+        return read_tails(self.folder / LOGS, ["launcher", "slurm", *(f"rank-{rank}" for rank in range(world_size))])
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """The checkpoints that it can go on from, the newest first."""
+        from dlojz.train.checkpoint_files import listing
+
+        return listing(self.folder)
+
+    def diagnosis(self) -> Diagnosis:
+        """What went wrong, rank by rank, and what to do about it; of a run that goes well, that it does."""
+        from dlojz.running.diagnosis import diagnose
+
+        return diagnose(self)
+
+    def diff(self, exercise: str | None = None) -> object:
+        """The student's code beside the solution, for one exercise of the lab that is open.
+
+        Args:
+            exercise: id, as in `lab.check("attention", …)`; by default the last one checked before this run was asked
+                for, else the last one checked.
+
+        Raises:
+            LabError: if no lab is open, none of its exercises has been checked yet, or there is none of this name.
+        """
+        return beside_the_solution(self, exercise)
+
+    def _lines(self) -> list[tuple[str, str]]:
+        """What there is to say of this run, as pairs of name and value."""
+        state, losses = self.state, self.losses
+        lines = [
+            ("run", self.run_id),
+            (say(en="asked", fr="demandé"), self.config.title),
+            (say(en="state", fr="état"), state),
+        ]
+        if losses:
+            lines.append((say(en="steps", fr="pas"), f"{len(losses)}/{self.config.steps}, loss {losses[-1]:.4f}"))
+        if self.record and self.record.reason:
+            lines.append((say(en="why", fr="raison"), self.record.reason))
+        if self.record and self.record.replayed_from:
+            lines.append((say(en="replayed", fr="rejouée"), self.record.replayed_from))
+        return lines
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}: {value}" for name, value in self._lines())
+
+    def _repr_html_(self) -> str:
+        from dlojz.base.table import safe
+
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{safe(name)}</th><td style='text-align:left'>{safe(value)}</td></tr>"
+            for name, value in self._lines()
+        )
+        return f"<table>{rows}</table>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Run) and self.folder == other.folder
+
+    def __hash__(self) -> int:
+        return hash(self.folder)
+
+
+class Survey(NamedTuple):
+    """All runs of a root: those that can be read, newest first, and by name why the others cannot."""
+
+    good: list[Run]
+    bad: dict[str, str]
+
+
+def survey(root: str | os.PathLike[str] | None = None) -> Survey:
+    """Read every run folder; a damaged one is named with its reason and hinders no other.
+
+    Raises:
+        LabError: if the root itself cannot be read.
+    """
+    base = runs_root(root)
+    good, bad = [], {}
+    for run_id in run_ids(base):
+        try:
+            run = Run(run_folder(base, run_id))
+            _ = run.state  # a damaged record is found, set aside and rebuilt here
+            good.append(run)
+        except (LabError, OSError) as error:
+            bad[run_id] = str(error)
+    return Survey(good, bad)
+
+
+def runs(root: str | os.PathLike[str] | None = None) -> list[Run]:
+    """All runs that can be read, newest first; the others are named on stderr.
+
+    Raises:
+        LabError: if the root itself cannot be read.
+    """
+    good, bad = survey(root)
+    for run_id, reason in bad.items():
+        print(f"{run_id} is left out: {reason}", file=sys.stderr)
+    return good
+
+
+def find(run_id: str, root: str | os.PathLike[str] | None = None) -> Run:
+    """The run of this name, or whose name alone begins so.
+
+    Raises:
+        LabError: if there is none, or more than one; the nearest names are listed.
+    """
+    base = runs_root(root)
+    names = run_ids(base)
+    matching = [run_id] if run_id in names else [name for name in names if run_id and name.startswith(run_id)]
+    if len(matching) == 1:
+        return Run(run_folder(base, matching[0]))
+    if matching:
+        some = ", ".join(matching[:5])
+        raise LabError(
+            say(
+                en=f"{run_id!r} begins the names of {len(matching)} runs: {some}; give more of it.",
+                fr=f"{len(matching)} exécutions ont un nom qui commence par {run_id!r} : {some} ; donnez-en davantage.",
+            )
+        )
+    close = difflib.get_close_matches(run_id, names, n=3, cutoff=0.3) or names[:3]
+    near = ", ".join(close)
+    if close:
+        raise LabError(
+            say(
+                en=f"no run is named {run_id[:100]!r}: the nearest are {near}.",
+                fr=f"aucune exécution ne s’appelle {run_id[:100]!r} : les plus proches sont {near}.",
+            )
+        )
+    raise LabError(
+        say(
+            en=f"no run is named {run_id[:100]!r}: there is no run in {base} yet.",
+            fr=f"aucune exécution ne s’appelle {run_id[:100]!r} : il n’y a encore aucune exécution dans {base}.",
+        )
+    )
+
+
+Answer = Callable[["Run", str | None], object]
+_ANSWERS: list[Answer] = []
+
+
+def answer_with(answer: Answer | None) -> None:
+    """Let this answer from now on; with None, nobody.
+
+    Args:
+        answer: given a run and the id of an exercise, or None for the one that the run belongs to, what shows both.
+    """
+    _ANSWERS[:] = [answer] if answer is not None else []
+
+
+def beside_the_solution(run: Run, exercise: str | None) -> object:
+    """The student's code beside the solution.
+
+    Raises:
+        LabError: if no lab is open, or the one that is cannot tell.
+    """
+    if not _ANSWERS:
+        raise LabError(
+            say(
+                en='no lab is open here, so that there is no code of yours to show: open one with labs.start("01"), or '
+                "write `dlojz diff NOTEBOOK EXERCISE` in a terminal.",
+                fr="aucun TP n’est ouvert ici, il n’y a donc pas de code à montrer : ouvrez-en un avec "
+                'labs.start("01"), ou écrivez `dlojz diff NOTEBOOK EXERCICE` dans un terminal.',
+            )
+        )
+    return _ANSWERS[0](run, exercise)
+
+
+def launched_utc(run_id: str) -> datetime | None:
+    """When a run was asked for first, as its name tells it; None where it tells none."""
+    try:
+        return datetime.strptime(run_id[:15], "%Y%m%d-%H%M%S").replace(tzinfo=UTC)
+    except ValueError:
+        return None

@@ -1,0 +1,1 @@
+"""SLURM: job scripts, the rank in an allocation, the queue, and the reasons of jobs that wait."""

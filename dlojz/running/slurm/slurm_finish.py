@@ -1,0 +1,144 @@
+"""The end of a job: what its ranks did becomes the record of the run.
+
+As with the local launcher, what is reported is the cause; a job that ends without a record (its node was lost, say)
+leaves the events, from which the same is told later.
+
+Run by the job script as `python -m dlojz.running.slurm.slurm_finish RUN_FOLDER EXIT_CODE [--stopped 0|1] [--ran-s
+SECONDS]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import signal
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from dlojz.base.errors import LabError
+from dlojz.results.record import EventLog, read_events, write_record
+from dlojz.running.ending import Ending, classify
+from dlojz.running.folder import last_line, read_owner, read_tail
+from dlojz.running.slurm.slurm_job import LOG, STOPPED_IN_TIME
+from dlojz.running.slurm.slurm_rank import meeting_file, start_name
+from dlojz.running.state import (
+    CANCEL,
+    EVENTS,
+    LAUNCHER_EVENTS,
+    RECORD,
+    assemble,
+    evidence_of,
+    read_all_events,
+    read_config,
+)
+
+Cause = Literal["cancelled", "timeout"]
+_SAME_MOMENT_S = 5.0
+# Without cgroups the scheduler says so only in the log, and the exit code is that of SIGKILL.
+_MEMORY = re.compile(r"exceeded (?:job |step )?memory limit|oom[-_ ]kill|Out Of Memory", re.IGNORECASE)
+_TIME = re.compile(r"CANCELLED AT \S+ DUE TO TIME LIMIT")
+_KILLED = 128 + signal.SIGKILL
+
+
+def exits_of(folder: Path, start: str) -> dict[int, int]:
+    """Exit codes, by rank, of those that failed first in this start of the job (negative: signal)."""
+    found: dict[int, tuple[int, float]] = {}
+    for path in sorted((folder / EVENTS).glob("task-*.jsonl")):
+        for event in read_events(path):
+            if event["event"] == "exit" and event.get("start") == start and event.get("code"):
+                found[int(event["rank"])] = (int(event["code"]), float(event.get("time_s", 0)))
+    first = min((time_s for _, time_s in found.values()), default=0.0)
+    return {rank: code for rank, (code, time_s) in found.items() if time_s - first < _SAME_MOMENT_S}
+
+
+def cause_of(folder: Path, code: int, *, stopped: bool, ran_s: float, limit_s: float | None, log: str) -> Cause | None:
+    """What stopped the job from outside, if anything did."""
+    if code == STOPPED_IN_TIME or _TIME.search(log):
+        return "timeout"
+    if (folder / CANCEL).exists():
+        return "cancelled"
+    if not stopped:
+        return None
+    # The text above is not there yet where the shell is told first; a minute is what the scheduler counts in.
+    return "timeout" if limit_s is not None and ran_s > limit_s - 30 else "cancelled"
+
+
+def finish(folder: Path, code: int, *, stopped: bool = False, ran_s: float = 0.0, start: str = "") -> Ending:
+    """Write the record of a run whose job is ending.
+
+    Args:
+        code: srun's exit code.
+        stopped: whether the job's shell got SIGTERM: cancelled, or out of time.
+        ran_s: seconds since the job started.
+        start: name of this start of the job.
+
+    Raises:
+        LabError: if the folder's configuration cannot be read.
+    """
+    config, owner = read_config(folder), read_owner(folder)
+    told, log = read_all_events(folder), read_tail(folder / LOG, 8192)
+    limit_s = owner.time_limit_s if owner else None
+    world_size = config.layout.world_size
+    exits = exits_of(folder, start)
+    known: dict[str, Any] = {
+        "stopped_by": cause_of(folder, code, stopped=stopped, ran_s=ran_s, limit_s=limit_s, log=log),
+        "exit_codes": exits or _whole_tasks_killed(code, told, world_size),
+        "kernel_oom": bool(_MEMORY.search(log)),
+        "time_limit_s": limit_s,
+        "launcher": f"srun ended with exit code {code}: {last_line(log)}" if code and not exits else "",
+    }
+    ending = classify(evidence_of(told, folder, world_size, **known))
+    with contextlib.suppress(OSError):
+        events = EventLog(folder / EVENTS / LAUNCHER_EVENTS)
+        events.write("end", status=ending.status, reason=ending.reason)
+        events.close()
+    write_record(folder / RECORD, assemble(folder.name, config, told, ending, _elapsed_s(told)))
+    with contextlib.suppress(OSError):
+        meeting_file(folder, start).unlink(missing_ok=True)
+    return ending
+
+
+def _whole_tasks_killed(code: int, told: Mapping[int, Any], world_size: int) -> dict[int, int]:
+    """Where even the keepers were killed: the ranks that started and said nothing of their end."""
+    if code != _KILLED:
+        return {}
+    silent = [rank for rank in range(world_size) if not any(event["event"] == "end" for event in told.get(rank, ()))]
+    return dict.fromkeys(silent, -signal.SIGKILL)
+
+
+def _elapsed_s(told: Mapping[int, Any]) -> float:
+    """Seconds from the first start of rank 0 until now."""
+    for event in told.get(0, ()):
+        if event["event"] == "start":
+            with contextlib.suppress(ValueError, TypeError):
+                began = datetime.fromisoformat(event["time_utc"])
+                return max(0.0, (datetime.now(UTC) - began).total_seconds())
+    return 0.0
+
+
+def main(words: list[str]) -> int:
+    """Write the record; returns 0, or 1 if it could not be written (the events tell the rest)."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the record is worth the seconds until SIGKILL
+    parser = argparse.ArgumentParser(prog="python -m dlojz.running.slurm.slurm_finish")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("code", type=int)
+    parser.add_argument("--stopped", type=int, choices=(0, 1), default=0)
+    parser.add_argument("--ran-s", type=float, default=0.0)
+    given = parser.parse_args(words)
+    start = start_name() if "SLURM_JOB_ID" in os.environ else ""
+    try:
+        ending = finish(given.folder, given.code, stopped=bool(given.stopped), ran_s=given.ran_s, start=start)
+    except (OSError, LabError) as error:
+        print(f"the record cannot be written: {error}", file=sys.stderr)
+        return 1
+    print(f"{ending.status} {ending.reason}".strip())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,424 @@
+"""Write a job script and submit it.
+
+The job script: what a student would write by hand for this run on this machine.
+
+Pure; every value is a number, matches a pattern, or is quoted, so that no name, path or machine file can add a line or
+a command; the script is complete: `sbatch job.sh`, from its folder, sends the same run again.
+
+Sources: sbatch(1), srun(1) and scontrol(1) of Slurm 22.05. `--signal` without `B:` reaches the tasks and not this
+shell; since 22.05 srun no longer takes `--cpus-per-task` from the job; `scontrol requeue` keeps the job's number.
+
+The SLURM backend: a run's folder becomes a job.
+
+The folder names its job before the job exists, so that a crash at any moment is recovered by that name; a number is
+written only if the scheduler gave one; a submission that was refused leaves a run that has failed and says why, never
+one that seems to wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dlojz.base.errors import LabError
+from dlojz.base.files import CHECKOUT
+from dlojz.base.language import say
+from dlojz.config.run_config import RunConfig
+from dlojz.hardware.clusters import Machine
+from dlojz.libraries.library_catalogue import own_python
+from dlojz.results.record import write_atomic
+from dlojz.running.folder import MODULE_PATTERN, Job, read_job, visible
+from dlojz.running.limits import UNCERTAIN, JobRequest, NodeRequest, explain_refusal
+from dlojz.running.slurm.slurm_queue import clean_environment
+from dlojz.running.state import CANCEL, LOGS
+from dlojz.running.store import record_refusal
+
+STOPPED_IN_TIME = 75
+"""Exit code of ranks that saved before the time limit (EX_TEMPFAIL of sysexits.h: try again later)."""
+LOG = "logs/slurm.log"
+_JOB_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_WORD_WITH_VARIABLE = re.compile(r"(\$[A-Za-z_][A-Za-z0-9_]*)(.*)")
+
+
+@dataclass(frozen=True)
+class Array:
+    """A sweep as one job array: its folder, how many runs it has, how many of them may run at once."""
+
+    folder: Path
+    size: int
+    at_once: int
+
+
+def job_script(
+    machine: Machine, config: RunConfig, asked: NodeRequest, folder: Path, *, worker_module: str, requeues: int
+) -> str:
+    """The text of `job.sh` of one run.
+
+    Raises:
+        LabError: if the folder's path holds a sign that the scheduler would read, or a name is no name.
+    """
+    head = say(
+        en=f"# One run: {config.title}. Read it, change it, send it again from this folder: sbatch job.sh",
+        fr=f"# Une exécution : {config.title}. Lisez, modifiez, renvoyez depuis ce dossier : sbatch job.sh",
+    )
+    lines = ["#!/bin/bash", head, *_directives(machine, asked, folder.name, folder, LOG)]
+    lines += ["", *_preparation(machine, config), "", f"FOLDER={_quoted(folder)}"]
+    return _text([*lines, *_run(asked, config, worker_module, requeues)])
+
+
+def array_script(
+    machine: Machine, config: RunConfig, asked: NodeRequest, array: Array, *, worker_module: str, requeues: int
+) -> str:
+    """The text of the job script of a sweep, whose tasks each take their run's folder from `folders.txt`.
+
+    Args:
+        config: one of the sweep, all of which ask for the same nodes.
+
+    Raises:
+        LabError: as `job_script`.
+    """
+    head = say(
+        en=f"# A sweep of {array.size} runs, at most {array.at_once} at once: one task of the array each.",
+        fr=f"# Un balayage de {array.size} exécutions, au plus {array.at_once} à la fois : une tâche chacune.",
+    )
+    lines = ["#!/bin/bash", head, *_directives(machine, asked, array.folder.name, array.folder, "logs/%a.log")]
+    lines += [f"#SBATCH --array=0-{array.size - 1}%{array.at_once}", "", *_preparation(machine, config), ""]
+    lines += [
+        say(
+            en="# The run of this task: its line of the list.",
+            fr="# L’exécution de cette tâche : sa ligne dans la liste.",
+        ),
+        f'FOLDER=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {_quoted(array.folder / "folders.txt")})',
+        f'exec >> "$FOLDER/{LOG}" 2>&1',
+    ]
+    return _text([*lines, *_run(asked, config, worker_module, requeues)])
+
+
+def _directives(machine: Machine, asked: NodeRequest, name: str, folder: Path, log: str) -> list[str]:
+    if not _JOB_NAME.fullmatch(name):
+        raise LabError(f"{name[:100]!r} is no name of a job: it is made of letters, digits, '-', '_' and '.'.")
+    memory = machine.memory_gib_per_node
+    if memory is not None and not machine.exclusive:
+        memory = max(1, memory * asked.ranks_per_node // machine.gpus_per_node)
+    gres = f"{machine.gres}:{asked.ranks_per_node}" if machine.gres else None
+    options = {
+        "job-name": name,
+        "comment": name,
+        "chdir": _in_directive(folder),
+        "output": log,
+        "open-mode": "append",
+        "partition": machine.partition,
+        "constraint": machine.constraint,
+        "account": asked.account,
+        "qos": asked.qos,
+        "reservation": asked.reservation,
+        "nodes": asked.nodes,
+        "ntasks-per-node": asked.ranks_per_node,
+        "gres": gres,
+        "cpus-per-task": machine.cpus_per_gpu,
+        "mem": f"{memory}G" if memory is not None else None,
+        "hint": "nomultithread" if machine.nomultithread else None,
+        "time": f"{asked.minutes // 60:02d}:{asked.minutes % 60:02d}:00",
+        "signal": f"USR2@{asked.warning_s}",
+    }
+    written = [f"#SBATCH --{key}={value}" for key, value in options.items() if value not in (None, "")]
+    return [*written, *(["#SBATCH --exclusive"] if machine.exclusive else []), "#SBATCH --requeue"]
+
+
+def _preparation(machine: Machine, config: RunConfig) -> list[str]:
+    """Modules, environments and variables, and the interpreter."""
+    lines = [" ".join(_word(word) for word in line) for line in machine.setup]
+    variables = dict(machine.environment)
+    if config.device == "cpu" or machine.device == "cpu":
+        variables.setdefault("DS_ACCELERATOR", "cpu")
+    lines += [f"export {name}={_word(value)}" for name, value in variables.items()]
+    package = CHECKOUT
+    return [
+        *lines,
+        "set -u",
+        f"export PYTHONPATH={_quoted(package)}${{PYTHONPATH:+:$PYTHONPATH}}",
+        "export PYTHONUNBUFFERED=1",
+        f"PYTHON={_python(machine, config)}",
+    ]
+
+
+def _python(machine: Machine, config: RunConfig) -> str:
+    """The interpreter: of the environment that the run's library has of its own, else of the machine, else this one."""
+    own = own_python(config)
+    if own is None and machine.python:
+        return _word(machine.python)
+    return _quoted(own or Path(sys.executable))
+
+
+def _run(asked: NodeRequest, config: RunConfig, worker_module: str, requeues: int) -> list[str]:
+    if not re.fullmatch(MODULE_PATTERN, worker_module):
+        raise LabError(f"{worker_module[:100]!r} is no name of a Python module.")
+    return [
+        "",
+        say(
+            en="# Cancelled or out of time, this shell gets SIGTERM: it lives on to write down how the run ended.",
+            fr="# Annulé ou à court de temps, ce shell reçoit SIGTERM : il survit pour noter comment cela a fini.",
+        ),
+        "stopped=0",
+        "trap 'stopped=1' TERM",
+        "",
+        say(
+            en=f"# One task per rank: {config.layout.world_size} in all. If one fails, the others are stopped.",
+            fr=f"# Une tâche par rang : {config.layout.world_size} en tout. Si l’une échoue, les autres sont arrêtées.",
+        ),
+        'srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \\',
+        f'  "$PYTHON" -P -m dlojz.running.slurm.slurm_rank "$FOLDER" {worker_module}',
+        "code=$?",
+        "",
+        say(
+            en=f"# {STOPPED_IN_TIME}: told {asked.warning_s} s before the time limit, the ranks saved a checkpoint. "
+            "Back into the queue.",
+            fr=f"# {STOPPED_IN_TIME} : prévenus {asked.warning_s} s avant la limite de temps, les rangs ont "
+            "sauvegardé. Retour dans la file.",
+        ),
+        f'if [ "$code" -eq {STOPPED_IN_TIME} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ]; then',
+        '  scontrol requeue "$SLURM_JOB_ID" && exit 0',
+        "fi",
+        '"$PYTHON" -P -m dlojz.running.slurm.slurm_finish "$FOLDER" "$code" --stopped "$stopped" --ran-s "$SECONDS"',
+        'exit "$code"',
+    ]
+
+
+def _word(word: str) -> str:
+    """A checked word of a machine file: quoted, but for a variable at its beginning."""
+    found = _WORD_WITH_VARIABLE.fullmatch(word)
+    return f'"{found[1]}"{shlex.quote(found[2]) if found[2] else ""}' if found else shlex.quote(word)
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(_printable(path))
+
+
+def _in_directive(path: Path) -> str:
+    """A path as sbatch reads it: between double quotes, wherein it must hold neither these nor a backslash."""
+    text = _printable(path)
+    if '"' in text or "\\" in text or "%" in text:
+        raise LabError(_refused(text))
+    return text if re.fullmatch(r"[A-Za-z0-9._/@+-]+", text) else f'"{text}"'
+
+
+def _printable(path: Path) -> str:
+    text = str(path)
+    if not path.is_absolute() or any(not sign.isprintable() for sign in text):
+        raise LabError(_refused(text))
+    return text
+
+
+def _refused(path: str) -> str:
+    return say(
+        en=f'the folder {path!r} cannot be told to the scheduler: it holds one of the signs " \\ % or a control '
+        "character; set root= or $DLOJZ_RUNS to another one.",
+        fr=f'le dossier {path!r} ne peut pas être donné à l’ordonnanceur : il contient un des signes " \\ % ou un '
+        "caractère de contrôle ; choisissez-en un autre avec root= ou $DLOJZ_RUNS.",
+    )
+
+
+def _text(lines: list[str]) -> str:
+    return "\n".join(lines) + "\n"
+
+
+SCRIPT = "job.sh"
+TIMEOUT_S = 60.0
+_NUMBER = re.compile(r"(\d{1,18})(?:;.*)?")
+# How far this computer's clock and the scheduler's may be apart.
+_CLOCKS_S = 120.0
+_MOST_WORDS = 2000
+
+
+class _UncertainError(Exception):
+    """The scheduler did not say whether it took the job."""
+
+
+def available() -> bool:
+    """Whether jobs can be sent from this computer."""
+    return shutil.which("sbatch") is not None
+
+
+def submit(
+    folder: Path, machine: Machine, config: RunConfig, asked: NodeRequest, request: JobRequest, worker_module: str
+) -> Job:
+    """Send the run of a folder, which has just been claimed.
+
+    Returns:
+        the job, as it stands in `job.json`.
+
+    Raises:
+        LabError: if the scheduler refuses (the run is recorded as failed, with its words), if it does not say
+            whether it took the job (the run stays queued, and is found by its name), or the folder cannot be written.
+    """
+    job = Job(machine=machine.name, name=folder.name, submitted_utc=_now())
+    with recorded([folder]):
+        script = job_script(machine, config, asked, folder, worker_module=worker_module, requeues=request.requeues)
+        prepare(folder, script, job)
+    return send(folder, [(folder, job)])[0]
+
+
+@contextlib.contextmanager
+def recorded(folders: Sequence[Path]) -> Iterator[None]:
+    """What goes wrong before anything is sent becomes the end of these runs.
+
+    Raises:
+        LabError: that sentence.
+    """
+    try:
+        yield
+    except (OSError, LabError) as error:
+        why = str(error)
+        if isinstance(error, OSError):
+            what = error.strerror or error
+            why = say(en=f"the job cannot be written: {what}.", fr=f"le travail ne peut pas être écrit : {what}.")
+        for folder in folders:
+            record_refusal(folder, why)
+        raise LabError(why) from None
+
+
+def prepare(folder: Path, script: str, job: Job) -> None:
+    """Write all that the job needs: its script, its log folder, and its name in `job.json`."""
+    (folder / LOGS).mkdir(exist_ok=True)  # sbatch takes a job whose log folder is missing, and its end leaves no word
+    (folder / CANCEL).unlink(missing_ok=True)
+    write_atomic(folder / SCRIPT, script)
+    (folder / SCRIPT).chmod(0o755)
+    job.write(folder)
+
+
+def send(folder: Path, runs: Sequence[tuple[Path, Job]]) -> list[Job]:
+    """Send the script of a folder, which serves one run or all those of a sweep, and write down its number.
+
+    Raises:
+        LabError: as `submit`.
+    """
+    try:
+        number = _sbatch(folder)
+    except _UncertainError as error:
+        number = _number_by_name(runs[0][1]) or ""
+        if not number:
+            raise LabError(
+                say(
+                    en=f"the scheduler did not say whether it took {runs[0][1].name}: {error}. Ask for the same run "
+                    "again in a minute: it is found by its name if it was taken.",
+                    fr=f"l’ordonnanceur n’a pas dit s’il a pris {runs[0][1].name} : {error}. Redemandez la même "
+                    "exécution dans une minute : elle est retrouvée par son nom si elle a été prise.",
+                )
+            ) from None
+    except LabError as error:
+        for run, _ in runs:
+            record_refusal(run, str(error))
+        raise
+    return [_numbered(run, job, number) for run, job in runs]
+
+
+def _numbered(folder: Path, job: Job, number: str) -> Job:
+    known = Job(**{**job.to_dict(), "job_id": number})
+    # The job is there: a full disk now loses nothing, since it is found by its name.
+    with contextlib.suppress(OSError):
+        known.write(folder)
+    return known
+
+
+def _sbatch(folder: Path) -> str:
+    """The number of the job that the folder's script has become."""
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable", SCRIPT],
+            cwd=folder,
+            env=clean_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise _UncertainError(f"sbatch did not answer within {TIMEOUT_S:g} s") from None
+    except OSError as error:
+        words = f"{error.strerror}: 'sbatch'"
+        raise LabError(refusal(words)) from None
+    out, err = (stream.decode("utf-8", "replace").strip() for stream in (done.stdout, done.stderr))
+    # A site's wrapper may greet first: the number is on the last line.
+    found = _NUMBER.fullmatch(out.splitlines()[-1].strip()) if out else None
+    if done.returncode == 0 and found:
+        return found[1]
+    words = _one_line(err or out) or f"exit code {done.returncode}, without a word"
+    if done.returncode == 0 or UNCERTAIN.search(words):
+        raise _UncertainError(words)
+    raise LabError(refusal(words))
+
+
+def refusal(words: str) -> str:
+    """What the student reads when sbatch refuses: its own words, then what they mean where we know."""
+    meaning = explain_refusal(words)
+    said = say(en=f"the scheduler refused the job: {words}", fr=f"l’ordonnanceur a refusé le travail : {words}")
+    return f"{said.rstrip('.')}. {meaning[:1].upper()}{meaning[1:]}".strip()
+
+
+def recover(folder: Path) -> Job | None:
+    """Find the number of a job that was sent by a process which died before writing it down, and write it.
+
+    Returns:
+        the job with its number; None where the scheduler knows no job of this name, does not answer, or the folder
+        names no job. A job that has started writes its number itself (`slurm_rank`).
+    """
+    job = read_job(folder)
+    if job is None or job.job_id:
+        return job
+    number = _number_by_name(job)
+    return _numbered(folder, job, number) if number else None
+
+
+def _number_by_name(job: Job) -> str | None:
+    """The newest job of this name that was sent when `job.json` says; asked of the queue, then of the accounting."""
+    try:
+        sent_s = datetime.fromisoformat(job.submitted_utc).timestamp() - _CLOCKS_S
+    except ValueError:
+        sent_s = 0.0
+    since = datetime.fromtimestamp(sent_s, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    questions = (
+        ["squeue", "-h", "--states=all", f"--name={job.name}", "-o", "%F|%V"],
+        ["sacct", "-n", "-X", "-P", f"--name={job.name}", f"--starttime={since}", "-o", "JobIDRaw,Submit"],
+    )
+    for question in questions:
+        found = [number for number, at_s in _answers(question) if at_s >= sent_s]
+        if found:
+            return str(max(found))
+    return None
+
+
+def _answers(question: list[str]) -> list[tuple[int, float]]:
+    """Numbers and times of submission, from whichever lines are whole."""
+    try:
+        done = subprocess.run(
+            question,
+            env={**clean_environment(), "TZ": "UTC0", "SLURM_TIME_FORMAT": "standard"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    found = []
+    for line in done.stdout.decode("utf-8", "replace").splitlines() if done.returncode == 0 else []:
+        number, _, at = line.strip().partition("|")
+        with contextlib.suppress(ValueError):
+            found.append((int(number), datetime.fromisoformat(f"{at}+00:00").timestamp()))
+    return found
+
+
+def _one_line(words: str) -> str:
+    return visible(" ".join(words.replace("sbatch: error: ", "").split()))[:_MOST_WORDS]
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

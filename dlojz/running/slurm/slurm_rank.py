@@ -1,0 +1,220 @@
+"""One task of a job: who this rank is, where the ranks meet, then the rank itself, whose end is written down.
+
+Ranks, size and address come from idr_torch; the ports tried lie between 10,000 and 32,767, below those that systems
+give to clients; a rank's exit code is kept even if it was killed, since a keeper waits for it.
+
+Who says what: rank 0's keeper takes a port that is free and writes address and port into the run folder, once per start
+of the job; the others read it there. Less than 100 bytes, by one writer.
+
+Run by srun as `python -m dlojz.running.slurm.slurm_rank RUN_FOLDER MODULE`. The keeper stays light: it forks before
+torch is imported, and it alone sees an end by SIGKILL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dlojz.base.contract import parse_json
+from dlojz.base.errors import LabError
+from dlojz.base.machine import PARENT_VARIABLE, die_with_parent
+from dlojz.processes.forks import fork
+from dlojz.processes.start_rank import fork_main
+from dlojz.results.record import EventLog, read_events, write_atomic
+from dlojz.running.folder import Job, read_job
+from dlojz.running.slurm.slurm_job import STOPPED_IN_TIME
+from dlojz.running.state import CANCEL, EVENTS, LAUNCHER_EVENTS, LOGS, RECORD
+
+FIRST_PORT, PORT_TRIES, JOBS_APART = 10_000, 5, 4_550
+"""Each job number has five ports of its own: 10,000 + 5 · (number mod 4,550), at most 32,749."""
+MEETING_S = 300.0
+POLL_S = 0.2
+TOGETHER_S = 10.0
+
+
+def ports_of(job_id: int) -> list[int]:
+    """The ports that the ranks of a job may meet at, in the order in which they are tried."""
+    first = FIRST_PORT + PORT_TRIES * (job_id % JOBS_APART)
+    return list(range(first, first + PORT_TRIES))
+
+
+def free_port(ports: list[int]) -> int:
+    """The first of these ports that no program listens on.
+
+    Raises:
+        OSError: EADDRINUSE, if all are taken.
+    """
+    for port in ports:
+        with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's store does
+            try:
+                probe.bind(("", port))
+                probe.listen()
+            except OSError as error:
+                problem = error
+                continue
+        return port
+    raise problem
+
+
+def address_of(node: str) -> str:
+    """How the other ranks reach this computer: by its node's name, where that leads somewhere, else its own name."""
+    for name in (node, socket.gethostname()):
+        with contextlib.suppress(OSError):
+            socket.getaddrinfo(name, None)
+            return name
+    return "127.0.0.1"
+
+
+def meeting_file(folder: Path, start: str) -> Path:
+    """Where rank 0 says how it is reached, in this start of the job."""
+    return folder / f".meeting-{start}.json"
+
+
+def meet(folder: Path, start: str, rank: int, node: str, job_id: int) -> tuple[str, int]:
+    """Address and port of rank 0.
+
+    Raises:
+        LabError: if rank 0 has not told within five minutes.
+        OSError: on rank 0, if it finds no free port or cannot write.
+    """
+    path = meeting_file(folder, start)
+    if rank == 0:
+        place = (address_of(node), free_port(ports_of(job_id)))
+        write_atomic(path, json.dumps(place))
+        return place
+    deadline_s = time.monotonic() + MEETING_S
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(OSError, LabError, TypeError, ValueError):
+            address, port = parse_json(path.read_bytes())
+            return str(address), int(port)
+        # A network file system may keep the old listing for a while: asking for it anew refreshes that.
+        with contextlib.suppress(OSError):
+            os.scandir(folder).close()
+        time.sleep(0.1)
+    raise LabError(f"rank {rank} waited {MEETING_S:g} s for rank 0 to say where the ranks meet; is its node gone?")
+
+
+def open_anew(folder: Path, start: str, nodes: str) -> None:
+    """What rank 0 does before any rank starts: a job sent again by hand replaces the record, and the job is named."""
+    with contextlib.suppress(OSError):
+        if (folder / RECORD).is_file() and not (folder / RECORD).is_symlink():
+            shelf = folder / "attempts"
+            shelf.mkdir(exist_ok=True)
+            (folder / RECORD).rename(shelf / f"record-{time.time_ns()}.json")
+    job, number = read_job(folder), _job_number()
+    if job is None or job.job_id != number:
+        known: dict[str, Any] = job.to_dict() if job else {"machine": "", "name": folder.name}
+        array = os.environ.get("SLURM_ARRAY_TASK_ID")
+        with contextlib.suppress(OSError, LabError):
+            Job(**{**known, "job_id": number, "array_task": int(array) if array else None}).write(folder)
+    with contextlib.suppress(OSError):
+        log = EventLog(folder / EVENTS / LAUNCHER_EVENTS)
+        log.write("started", start=start, nodes=nodes)
+        log.close()
+
+
+def start_name() -> str:
+    """Name of this start of the job: its number, and how often it has been put back into the queue."""
+    return f"{int(os.environ['SLURM_JOB_ID'])}-{int(os.environ.get('SLURM_RESTART_COUNT') or 0)}"
+
+
+def _job_number() -> str:
+    return str(int(os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ["SLURM_JOB_ID"]))
+
+
+def keep(folder: Path, module: str) -> int:
+    """Fork the rank, wait for its end and write that down; returns the exit code that srun is to see."""
+    # Meant for the rank, and sent to every process of the task: the first to save, the second to end.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    rank, start = int(os.environ["SLURM_PROCID"]), start_name()
+    keeper = os.getpid()
+    # Before anything heavy is imported, and before there is any other thread.
+    pid = fork(lambda: _be_rank(folder, module, rank, start, keeper), reset=(signal.SIGTERM,))
+    code = _wait(pid, folder / CANCEL if rank == 0 else None)
+    with contextlib.suppress(OSError):
+        log = EventLog(folder / EVENTS / f"task-{rank}.jsonl")
+        log.write("exit", rank=rank, start=start, code=code, time_s=time.time())
+        log.close()
+    if code == STOPPED_IN_TIME:
+        _wait_for_peers(folder, start)
+    return code if code >= 0 else 128 - code
+
+
+def _wait_for_peers(folder: Path, start: str) -> None:
+    """Let ranks that saved end together: srun stops the peers of the first, and one killed hides the others' code."""
+    ranks = range(int(os.environ["SLURM_STEP_NUM_TASKS"]))
+    deadline_s = time.monotonic() + TOGETHER_S
+    while time.monotonic() < deadline_s:
+        if all(_has_ended(folder / EVENTS / f"task-{rank}.jsonl", start) for rank in ranks):
+            return
+        time.sleep(POLL_S)
+
+
+def _has_ended(path: Path, start: str) -> bool:
+    try:
+        return any(event["event"] == "exit" and event.get("start") == start for event in read_events(path))
+    except OSError:
+        return False
+
+
+def _wait(pid: int, request: Path | None) -> int:
+    """Exit code of the rank (negative: signal); a cancel request that appears ends it, and srun the others."""
+    asked = False
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if request is not None and not asked and os.path.exists(request):  # noqa: PTH110 - False where it cannot answer
+            asked = True
+            os.kill(pid, signal.SIGTERM)
+        time.sleep(POLL_S)
+
+
+def _be_rank(folder: Path, module: str, rank: int, start: str, keeper: int) -> NoReturn:
+    """In the forked process: find the other ranks, then become the worker."""
+    os.environ[PARENT_VARIABLE] = str(keeper)
+    try:
+        die_with_parent()
+        _find_peers(folder, rank, start)
+    except BaseException as error:
+        with contextlib.suppress(OSError), open(folder / LOGS / f"rank-{rank}.log", "a", encoding="utf-8") as log:
+            log.write(f"{type(error).__name__}: {error}\n")
+        os._exit(1)
+    fork_main(str(folder), module)
+
+
+def _find_peers(folder: Path, rank: int, start: str) -> None:
+    """Set in the environment what a rank is told by every launcher."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "20000"
+    os.environ["PYTHONFAULTHANDLER"] = "1"
+    warnings.filterwarnings("ignore", module="idr_torch")
+    if rank == 0:
+        open_anew(folder, start, os.environ.get("SLURM_STEP_NODELIST", ""))
+    import idr_torch  # which imports torch: seconds
+
+    # At its first question idr_torch sets these variables itself; what is set after that stays.
+    node = str(idr_torch.master_addr)
+    address, port = meet(folder, start, rank, node, int(os.environ["SLURM_JOB_ID"]))
+    os.environ["RANK"] = str(idr_torch.rank)
+    os.environ["LOCAL_RANK"] = str(idr_torch.local_rank)
+    os.environ["WORLD_SIZE"] = str(idr_torch.size)
+    os.environ["LOCAL_WORLD_SIZE"] = str(idr_torch.local_world_size)
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
+
+
+if __name__ == "__main__":
+    result = keep(Path(sys.argv[1]), sys.argv[2])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(result)  # an interpreter that shuts down catches no signal any more, and srun is about to send one

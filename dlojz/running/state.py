@@ -1,0 +1,547 @@
+"""State of a run: what its events say, and the record assembled from them.
+
+From what every rank has told of its experts to the loads of the whole run. Pure.
+
+A load is the sum over all ranks that tell any; a step of which one of them tells nothing is left out, as is what is
+damaged.
+
+From what every rank wrote to the one record of the run. Pure.
+
+What is damaged is left out, never guessed: losses stop at the first step that no rank tells of.
+
+Where the run of a scheduler's job stands: from what the scheduler says and what the folder shows.
+
+The scheduler's word is a hint, the folder's is the truth: a run whose ranks have all told their end has ended whatever
+the queue says, and one whose folder was written to just now has not, because files may arrive late.
+
+What state a run is in, told from its folder alone.
+
+The record wins; without one, a run whose process or job is alive is queued or running, and a run whose process or job
+is gone has ended: its record is rebuilt from the events and, of a job, from what its scheduler says. A damaged record
+is set aside, never deleted.
+
+Read a run from its folder: configuration, state, losses, record.
+
+Nothing is kept that the folder does not tell, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from dlojz.base.contract import Contract
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.config.run_config import RunConfig
+from dlojz.results.footprint import Footprint
+from dlojz.results.record import (
+    STATUSES,
+    DamagedRecordError,
+    ExpertLoad,
+    MemorySample,
+    RunRecord,
+    Span,
+    Status,
+    read_events,
+    read_record,
+    write_record,
+)
+from dlojz.running.ending import EndEvidence, Ending, JobEnd, classify, end_of
+from dlojz.running.folder import MAX_FILE_BYTES, Job, Owner, read_job, read_owner, read_regular, read_tail, visible
+from dlojz.running.slurm.slurm_queue import View, view_of
+
+Event = Mapping[str, Any]
+
+
+def loads_of(events: Mapping[int, Sequence[Event]]) -> tuple[ExpertLoad, ...]:
+    """The loads step by step, and within a step mixture by mixture in the order of the model.
+
+    Args:
+        events: by rank, in the order written; a step that was done twice, before and after a checkpoint, is as it was
+            done last.
+    """
+    told: dict[tuple[int, str], dict[int, ExpertLoad]] = defaultdict(dict)
+    for rank, events_of_rank in sorted(events.items()):
+        for event in events_of_rank:
+            for load in _loads(event) if event["event"] == "experts" else ():
+                told[load.step, load.layer][rank] = load
+    ranks = {rank for of_rank in told.values() for rank in of_rank}
+    whole = [_sum(list(of_rank.values())) for of_rank in told.values() if set(of_rank) == ranks]
+    return tuple(sorted((load for load in whole if load is not None), key=lambda load: load.step))
+
+
+def _loads(event: Event) -> list[ExpertLoad]:
+    layers = event.get("layers")
+    found = []
+    for layer in layers if isinstance(layers, list) else ():
+        try:
+            found.append(ExpertLoad.from_dict({"step": event.get("step"), **layer}))
+        except (LabError, TypeError):
+            continue
+    return found
+
+
+def _sum(loads: list[ExpertLoad]) -> ExpertLoad | None:
+    """Of one mixture in one step, over the ranks; None where they do not tell of the same experts."""
+    first = loads[0]
+    if len({len(load.tokens) for load in loads}) > 1:
+        return None
+    return ExpertLoad(
+        step=first.step,
+        layer=first.layer,
+        tokens=tuple(sum(of_expert) for of_expert in zip(*(load.tokens for load in loads), strict=True)),
+        capacity=sum(load.capacity for load in loads),
+        dropped=sum(load.dropped for load in loads) / len(loads),
+    )
+
+
+Part = TypeVar("Part", bound=Contract)
+Number = TypeVar("Number", int, float)
+MOST = sys.float_info.max
+"""What is greater, or no number, is damaged."""
+
+
+def losses_of(events: Mapping[int, Sequence[Event]]) -> tuple[float, ...]:
+    """Finite losses from the first step on; each is the same on all ranks, so any rank that tells it is believed."""
+    return tuple(told[0] for told in _of_steps(events, "loss", float))
+
+
+def tokens_of(events: Mapping[int, Sequence[Event]]) -> tuple[int, ...]:
+    """Tokens of each step's global batch, as any rank tells them; none of images, or of runs that told none."""
+    return tuple(told[0] for told in _of_steps(events, "tokens", int, least=1))
+
+
+def step_seconds_of(events: Mapping[int, Sequence[Event]]) -> tuple[float, ...]:
+    """Seconds of each step on the rank that took longest."""
+    return tuple(max(told) for told in _of_steps(events, "step_s", float, least=0.0))
+
+
+def _of_steps(
+    events: Mapping[int, Sequence[Event]], key: str, kind: type[Number], least: float = -MOST
+) -> list[list[Number]]:
+    """What the ranks told of each step, rank 0 first, up to the first step that none tells of.
+
+    A step that was done twice, before and after a checkpoint, is as it was done last.
+    """
+    by_step: dict[int, dict[int, Number]] = defaultdict(dict)
+    for rank, told in sorted(events.items()):
+        for event in told:
+            step, value = event.get("step"), event.get(key)
+            # An exact test: JSON's true is an int for isinstance.
+            if event["event"] == "step" and type(step) is int and type(value) is kind and least <= value <= MOST:
+                by_step[step][rank] = value
+    found: list[list[Number]] = []
+    while len(found) in by_step:
+        found.append(list(by_step[len(found)].values()))
+    return found
+
+
+def finished_steps(events: Sequence[Event]) -> int:
+    """Steps that one rank has finished."""
+    return max(
+        (event["step"] + 1 for event in events if event["event"] == "step" and type(event.get("step")) is int),
+        default=0,
+    )
+
+
+DEVICE_TEXTS = ("device", "library", "wrapped_in")
+"""What a rank tells of where it trains, once it knows: its device; a library, and what it put the model in."""
+
+
+def assemble(
+    run_id: str, config: RunConfig, events: Mapping[int, Sequence[Event]], ending: Ending, elapsed_s: float
+) -> RunRecord:
+    """The record of a run: its losses, the last footprint of each rank, its timeline, its environment and its end.
+
+    Args:
+        events: by rank, in the order written.
+        elapsed_s: seconds from the start of the launcher to the end.
+    """
+    footprints = (_last(Footprint, events[rank], "footprint", "footprint") for rank in sorted(events))
+    first = _event(events.get(0, ()), "start")
+    return RunRecord(
+        run_id=run_id,
+        config=config,
+        status=ending.status,
+        reason=ending.reason,
+        losses=losses_of(events),
+        step_tokens=tokens_of(events),
+        step_s=step_seconds_of(events),
+        weights_sha256=_text(_event(events.get(0, ()), "weights").get("sha256")) or None,
+        footprints=tuple(footprint for footprint in footprints if footprint is not None),
+        spans=tuple(span for rank in sorted(events) for span in _parts(Span, _latest(events[rank]), "spans", "spans")),
+        memory_timeline=tuple(_parts(MemorySample, _latest(events.get(0, ())), "memory_timeline", "samples")),
+        expert_loads=loads_of(events),
+        environment=_texts(first.get("environment")) | _texts(_event(events.get(0, ()), "device"), only=DEVICE_TEXTS),
+        started_utc=_text(first.get("time_utc")),
+        elapsed_s=max(0.0, elapsed_s),
+    )
+
+
+def _latest(events: Sequence[Event]) -> Sequence[Event]:
+    """Those of the last attempt: each attempt's timeline counts from its own first step."""
+    starts = [index for index, event in enumerate(events) if event["event"] == "start"]
+    return events[starts[-1] :] if starts else events
+
+
+def _event(events: Sequence[Event], name: str) -> Event:
+    """The last event of that name, or an empty one."""
+    return next((event for event in reversed(events) if event["event"] == name), {})
+
+
+def _text(value: object) -> str:
+    return visible(value) if isinstance(value, str) else ""
+
+
+def _texts(value: object, only: Sequence[str] | None = None) -> dict[str, str]:
+    """A mapping as texts; of some keys only, where they are given."""
+    if not isinstance(value, Mapping):
+        return {}
+    return {visible(str(key)): visible(str(item)) for key, item in value.items() if only is None or key in only}
+
+
+def _legal(contract: type[Part], data: object) -> Part | None:
+    try:
+        return contract.from_dict(data)  # type: ignore[arg-type]
+    except LabError:
+        return None
+
+
+def _last(contract: type[Part], events: Sequence[Event], name: str, key: str) -> Part | None:
+    """The last event of that name whose content is legal."""
+    found = (_legal(contract, event.get(key)) for event in reversed(events) if event["event"] == name)
+    return next((part for part in found if part is not None), None)
+
+
+def _parts(contract: type[Part], events: Sequence[Event], name: str, key: str) -> list[Part]:
+    """All legal parts that the events of that name list."""
+    lists = (event.get(key) for event in events if event["event"] == name)
+    parts = (_legal(contract, data) for listed in lists if isinstance(listed, list) for data in listed)
+    return [part for part in parts if part is not None]
+
+
+QUIET_S = 15.0
+"""Seconds without a change in the folder after which a job that has ended writes no more, on a slow file system too."""
+SUBMITTING_S = 120.0
+"""Seconds after which a submission is over, whatever came of it: sbatch is given up after 60."""
+SLURM_LOG = "logs/slurm.log"
+_LOG_BYTES = 8192
+
+
+def job_state(
+    folder: Path, job: Job, owner: Owner | None, events: Mapping[int, list[dict[str, Any]]], world_size: int
+) -> Literal["queued", "running"] | JobEnd:
+    """How the run of a job stands that has no record: queued, running, or how the scheduler says it ended.
+
+    Args:
+        owner: who submits it; as long as that process lives, a job just sent that has no number is about to get one.
+        events: of every rank that has told any.
+        world_size: number of ranks.
+    """
+    believed: Literal["queued", "running"] = "running" if any(events.values()) else "queued"
+    if not job.job_id and owner is not None and owner.is_alive(folder) and _just_sent(job):
+        return "queued"
+    view = view_of(job)
+    if view.standing == "running":
+        return "running"
+    ends = [end_of(told) for told in events.values()]
+    completed = len(ends) == world_size and all(end is not None and end[0] == "completed" for end in ends)
+    if view.standing != "ended" and not completed:
+        return "queued" if view.standing == "pending" else believed
+    if quiet_s(folder) < QUIET_S and not _never_ran(view, events):
+        return believed
+    return JobEnd(
+        number=job.number or view.number,
+        state=view.state if view.standing == "ended" else "",
+        reason=view.reason if view.standing == "ended" else "",
+        exit_code=view.exit_code,
+        log=read_tail(folder / SLURM_LOG, _LOG_BYTES),
+        cancel_asked=(folder / "cancel").exists(),
+    )
+
+
+def _just_sent(job: Job) -> bool:
+    """Whether the submission may still be under way; its process may live on, though it was interrupted."""
+    try:
+        sent_s = datetime.fromisoformat(job.submitted_utc).timestamp()
+    except ValueError:
+        return True
+    return abs(time.time() - sent_s) < SUBMITTING_S
+
+
+def quiet_s(folder: Path) -> float:
+    """Seconds since a rank, the launcher or the scheduler last wrote into the folder of a run."""
+    written = [folder / "events", folder / "logs", *(folder / "events").glob("*.jsonl"), *(folder / "logs").glob("*")]
+    times = []
+    for path in written:
+        try:
+            times.append(path.lstat().st_mtime)
+        except OSError:
+            continue
+    return max(0.0, time.time() - max(times, default=0.0))
+
+
+def _never_ran(view: View, events: Mapping[int, list[dict[str, Any]]]) -> bool:
+    """Whether the job was cancelled while it waited: nobody will write anything."""
+    # Slurm gives such a job its end as its start.
+    return view.state == "CANCELLED" and view.start_utc in ("", view.end_utc) and not any(events.values())
+
+
+State = Literal["queued", "running"] | Status
+CONFIG, RECORD, EVENTS, LOGS, CANCEL, QUARANTINE = (
+    "config.json",
+    "record.json",
+    "events",
+    "logs",
+    "cancel",
+    "quarantine",
+)
+LAUNCHER_EVENTS = "launcher.jsonl"
+UNHEARD_S = 120.0
+"""Seconds after which a launcher on another machine that was asked to stop, and has not, is taken for gone."""
+_RANK_EVENTS = re.compile(r"rank-(\d{1,6})\.jsonl")
+
+Events = dict[int, list[dict[str, Any]]]
+
+
+def read_config(folder: Path) -> RunConfig:
+    """What was asked of a run.
+
+    Raises:
+        LabError: if config.json is missing, damaged or illegal.
+    """
+    try:
+        return RunConfig.from_json(read_regular(folder / CONFIG, MAX_FILE_BYTES))
+    except OSError as error:
+        raise LabError(
+            say(
+                en=f"the run {folder.name} has no readable {CONFIG}: {error.strerror}.",
+                fr=f"le fichier {CONFIG} de l’exécution {folder.name} est illisible : {error.strerror}.",
+            )
+        ) from None
+    except LabError as error:
+        raise LabError(
+            say(
+                en=f"the {CONFIG} of run {folder.name} is damaged: {error}",
+                fr=f"le fichier {CONFIG} de l’exécution {folder.name} est abîmé : {error}",
+            )
+        ) from None
+
+
+def read_all_events(folder: Path) -> Events:
+    """The events of every rank that wrote any; files that cannot be read have none."""
+    found: Events = {}
+    for path in sorted((folder / EVENTS).glob("rank-*.jsonl")):
+        name = _RANK_EVENTS.fullmatch(path.name)
+        if name:
+            with contextlib.suppress(OSError):
+                found[int(name[1])] = read_events(path)
+    return found
+
+
+def evidence_of(events: Mapping[int, list[dict[str, Any]]], folder: Path, world_size: int, **known: Any) -> EndEvidence:
+    """What the folder tells of the end of a run, beside what the launcher knows."""
+    ends = {rank: end for rank, told in events.items() if (end := end_of(told))}
+    return EndEvidence(
+        world_size=world_size,
+        ends=ends,
+        steps={rank: finished_steps(told) for rank, told in events.items()},
+        log_tails={rank: read_tail(folder / LOGS / f"rank-{rank}.log", 8192) for rank in range(world_size)},
+        **known,
+    )
+
+
+def look(folder: Path) -> tuple[State, RunRecord | None]:
+    """State of a run, and its record once it has ended.
+
+    Raises:
+        LabError: if neither its record nor its configuration can be read, or a newer dlojz wrote its record.
+    """
+    path = folder / RECORD
+    # Asked before the record is looked for: a launcher that ends in between has written its record by then.
+    standing = None if os.path.lexists(path) else _standing(folder)
+    damage = ""
+    if os.path.lexists(path):
+        try:
+            record = _own_record(path, folder.name)
+            return record.status, record
+        except DamagedRecordError as error:  # one that a newer dlojz wrote is not damaged, only unknown here
+            damage = error.why
+            _set_aside(path)
+    else:
+        standing = standing or _standing(folder)
+        if standing == "queued" or standing == "running":  # noqa: PLR1714 - mypy narrows these
+            return standing, None
+    record = rebuild(folder, damage, standing if isinstance(standing, JobEnd) else None)
+    with contextlib.suppress(OSError):  # a folder that is read-only or full still tells what it holds
+        write_record(path, record)
+    return record.status, record
+
+
+def _standing(folder: Path) -> Literal["queued", "running", "gone"] | JobEnd:
+    """Where a run without a record stands: by its job where it has one, else by the process that drives it."""
+    owner, job = read_owner(folder), read_job(folder)
+    if job is not None:
+        return job_state(folder, job, owner, read_all_events(folder), read_config(folder).layout.world_size)
+    if owner is None or not owner.is_alive(folder) or _unheard(folder, owner):
+        return "gone"
+    told = any(file.stat().st_size for file in (folder / EVENTS).glob("rank-*.jsonl"))
+    return "running" if told else "queued"
+
+
+def _unheard(folder: Path, owner: Owner) -> bool:
+    """Whether a launcher on another machine, which cannot be looked at, was asked to stop and does nothing any more.
+
+    One that lives ends within seconds of the request, and writes so. Without this, a run whose machine is gone for good
+    would be running for ever.
+    """
+    if owner.host == socket.gethostname():
+        return False
+    try:
+        asked_s = time.time() - (folder / CANCEL).lstat().st_mtime
+    except OSError:
+        return False
+    return min(asked_s, quiet_s(folder)) > UNHEARD_S
+
+
+def rebuild(folder: Path, damage: str = "", job: JobEnd | None = None) -> RunRecord:
+    """The record of a run whose launcher wrote none, or whose record was damaged, from its events.
+
+    Args:
+        damage: what was wrong with its record, if it had one.
+        job: how its scheduler says that its job ended, if it had one.
+
+    Raises:
+        LabError: if its configuration cannot be read.
+    """
+    config = read_config(folder)
+    events = read_all_events(folder)
+    told: list[dict[str, Any]] = []
+    with contextlib.suppress(OSError):
+        told = read_events(folder / EVENTS / LAUNCHER_EVENTS)
+    known = end_of(told)
+    asked: Literal["cancelled"] | None = "cancelled" if job is None and (folder / CANCEL).exists() else None
+    ending = (
+        Ending(*known)
+        if known
+        else classify(
+            evidence_of(events, folder, config.layout.world_size, launcher="vanished", job=job, stopped_by=asked)
+        )
+    )
+    if damage:
+        note = say(
+            en=f"its record was damaged ({damage}), has been set aside in quarantine/ and is rebuilt from the events",
+            fr=f"son bilan était abîmé ({damage}) : il a été mis de côté dans quarantine/ et reconstruit à partir des "
+            "événements",
+        )
+        ending = Ending(ending.status, f"{ending.reason.rstrip('.')}; {note}." if ending.reason else f"{note}.")
+    return assemble(folder.name, config, events, ending, _lasted_s(folder))
+
+
+def _own_record(path: Path, run_id: str) -> RunRecord:
+    if path.is_symlink() or not path.is_file():
+        if path.is_symlink():
+            raise DamagedRecordError(path, say(en="it is a symbolic link", fr="c’est un lien symbolique"))
+        raise DamagedRecordError(path, say(en="it is no regular file", fr="ce n’est pas un fichier ordinaire"))
+    record = read_record(path)
+    if record.run_id != run_id:
+        other = record.run_id
+        raise DamagedRecordError(path, say(en=f"it belongs to the run {other}", fr=f"il est de l’exécution {other}"))
+    return record
+
+
+def _set_aside(path: Path) -> None:
+    """Move a damaged record into quarantine/; where the folder cannot be changed it stays."""
+    try:
+        shelf = path.parent / QUARANTINE
+        shelf.mkdir(exist_ok=True)
+        number = sum(1 for _ in shelf.iterdir()) + 1
+        path.rename(shelf / f"{path.stem}-{number}-{os.getpid()}{path.suffix}")
+    except OSError:
+        pass
+
+
+def _lasted_s(folder: Path) -> float:
+    """Seconds from the submission to the last event."""
+    owner = read_owner(folder)
+    written = [path.stat().st_mtime for path in (folder / EVENTS).glob("*.jsonl") if path.is_file()]
+    try:
+        started = datetime.fromisoformat(owner.submitted_utc).timestamp() if owner else 0.0
+    except ValueError:
+        return 0.0
+    return max(written, default=started) - started if started else 0.0
+
+
+def is_final(state: str) -> bool:
+    """Whether nothing more will happen in this state."""
+    return state in STATUSES
+
+
+class RunFolder:
+    """A run as its folder tells of it: what was asked, how it stands, what was measured.
+
+    Args:
+        folder: run folder.
+
+    Raises:
+        LabError: if the folder holds neither a readable configuration nor a readable record.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._record: RunRecord | None = None
+        try:
+            self._config = read_config(folder)
+        except LabError:
+            self._record = look(folder)[1]
+            if self._record is None:
+                raise
+            self._config = self._record.config
+
+    @property
+    def run_id(self) -> str:
+        """Name of the run, which is the name of its folder."""
+        return self.folder.name
+
+    @property
+    def config(self) -> RunConfig:
+        """What was asked."""
+        return self._config
+
+    @property
+    def title(self) -> str:
+        """What was asked, as tables name it; a replayed run says that it is one."""
+        return self.record.title if self.record else self._config.title
+
+    @property
+    def state(self) -> State:
+        """`queued`, `running`, or how it ended: completed, oom, timeout, cancelled, failed, diverged."""
+        if self._record is not None:
+            return self._record.status
+        state, self._record = look(self.folder)
+        return state
+
+    @property
+    def record(self) -> RunRecord | None:
+        """What was measured; None until the run has ended."""
+        return self._record if is_final(self.state) else None
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """Loss of every finished step so far."""
+        return self.record.losses if self.record else losses_of(read_all_events(self.folder))
+
+    @property
+    def expert_loads(self) -> tuple[ExpertLoad, ...]:
+        """What each mixture of experts did with the tokens of every finished step so far; empty without experts."""
+        return self.record.expert_loads if self.record else loads_of(read_all_events(self.folder))

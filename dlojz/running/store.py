@@ -1,0 +1,316 @@
+"""Store of the runs: claim a folder, list them, find one; and the folder of a job.
+
+Where runs live: one folder each, found again by what was asked.
+
+A run folder appears whole (it is filled under a hidden name, then renamed), its name is unique, and there is no index
+to damage: every listing is read from the folders. A run that goes on keeps its folder: what its first attempt has left
+is set aside in it, the record last, so that it has ended until all is ready.
+
+The run folder of a job script that is written by hand.
+
+One folder per job: a job that is put back into the queue finds the one that it began with.
+
+Run in a job as `python -m dlojz.running.store model=coatnet_tiny dp=4 steps=20`; prints the folder's path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from dlojz.base.errors import LabError
+from dlojz.base.fault_injection import faultpoint
+from dlojz.base.language import say
+from dlojz.config.run_config import RunConfig
+from dlojz.results.record import EventLog, write_atomic, write_record
+from dlojz.runnable import check_runnable
+from dlojz.running.ending import Ending
+from dlojz.running.folder import DEFAULT_WORKER, Job, Owner, read_job, read_owner, this_process
+from dlojz.running.folder import JOB_FILE as JOB
+from dlojz.running.state import (
+    CANCEL,
+    CONFIG,
+    EVENTS,
+    LAUNCHER_EVENTS,
+    LOGS,
+    RECORD,
+    State,
+    assemble,
+    look,
+    read_all_events,
+    read_config,
+)
+from dlojz.train.checkpoint_files import CheckpointPolicy, listing
+
+REUSED = frozenset({"queued", "running", "completed", "diverged", "oom"})
+REOPENED = frozenset({"timeout", "failed", "cancelled"})
+"""Ends after which a run goes on, where it has a checkpoint."""
+ATTEMPTS = "attempts"
+_OF_AN_ATTEMPT = (CANCEL, "store", JOB, "job.sh", f"{EVENTS}/{LAUNCHER_EVENTS}", LOGS, RECORD)
+"""What one attempt leaves that the next one must not find, in the order in which it is set aside."""
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+_RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{12}-[0-9a-f]{4}")
+_LOCK_S = 120
+
+
+def runs_root(root: str | os.PathLike[str] | None = None) -> Path:
+    """The folder of all runs.
+
+    It is the one given, else `$DLOJZ_RUNS`, else `runs/` of the checkout one is in, else `$WORK/dlojz-runs`, else
+    `./runs`.
+    """
+    if root is not None:
+        return Path(root).expanduser().absolute()
+    if os.environ.get("DLOJZ_RUNS"):
+        return Path(os.environ["DLOJZ_RUNS"]).expanduser().absolute()
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "pyproject.toml").is_file() and (folder / "dlojz").is_dir():
+            return folder / "runs"
+    return Path(os.environ["WORK"], "dlojz-runs").absolute() if os.environ.get("WORK") else here / "runs"
+
+
+def run_folder(root: Path, run_id: str) -> Path:
+    """The folder of a run, refused where it would lead out of the root.
+
+    Raises:
+        LabError: if the name is no run's name, or the folder is a symbolic link.
+    """
+    if not _SAFE_NAME.fullmatch(run_id):
+        raise LabError(
+            say(
+                en=f"{run_id[:100]!r} is no name of a run: it is made of letters, digits, '-', '_' and '.'.",
+                fr=f"{run_id[:100]!r} n’est pas un nom d’exécution : il se compose de lettres, de chiffres et des "
+                "signes '-', '_' et '.'.",
+            )
+        )
+    folder = root / run_id
+    if folder.is_symlink() or not folder.resolve().is_relative_to(root.resolve()):
+        raise LabError(
+            say(
+                en=f"the run {run_id} is a symbolic link, which is not followed: move the folder itself to {root}.",
+                fr=f"l’exécution {run_id} est un lien symbolique, qui n’est pas suivi : déplacez le dossier lui-même "
+                f"dans {root}.",
+            )
+        )
+    return folder
+
+
+def run_ids(root: Path, containing: str = "") -> list[str]:
+    """Names of the run folders that contain a text, newest first; empty where the root does not exist.
+
+    Raises:
+        LabError: if the root exists and cannot be read.
+    """
+    try:
+        found = [entry.name for entry in root.iterdir() if containing in entry.name and _looks_like_run(entry)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise LabError(
+            say(
+                en=f"the runs in {root} cannot be read: {error.strerror}.",
+                fr=f"les exécutions de {root} ne peuvent pas être lues : {error.strerror}.",
+            )
+        ) from None
+    return sorted(found, key=lambda name: (name[:15], _born_ns(root / name), name), reverse=True)
+
+
+def _looks_like_run(entry: Path) -> bool:
+    if _RUN_ID.fullmatch(entry.name):
+        return True
+    return bool(_SAFE_NAME.fullmatch(entry.name)) and ((entry / CONFIG).is_file() or (entry / RECORD).is_file())
+
+
+def _born_ns(folder: Path) -> int:
+    try:
+        return (folder / CONFIG).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def claim(
+    config: RunConfig,
+    root: Path,
+    *,
+    again: bool = False,
+    worker_module: str = DEFAULT_WORKER,
+    time_limit_s: float | None = None,
+    policy: CheckpointPolicy | None = None,
+) -> tuple[Path, bool]:
+    """The folder of the run of this configuration: an earlier one that still serves, else a new one.
+
+    Of any number of processes that ask for the same configuration at once, one makes the folder and the others find it.
+    An earlier run that was cut off (timeout, failed, cancelled) and has a checkpoint is opened again, to go on from it.
+
+    Args:
+        policy: when the run keeps checkpoints; given, it replaces that of a run which goes on.
+
+    Returns:
+        the folder, and whether it is new or goes on (then the caller has to start it).
+
+    Raises:
+        LabError: if the root cannot be written, or the worker module or the time limit is illegal.
+    """
+    owner = this_process(worker_module, time_limit_s, datetime.now(UTC).isoformat(timespec="seconds"))
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if again:
+            return _create(config, root, owner, policy), True
+        locks = root / ".locks"
+        locks.mkdir(exist_ok=True)
+        with FileLock(locks / f"{config.hash}.lock", timeout=_LOCK_S):
+            cut_off: Path | None = None
+            for folder, state in _same(config, root, worker_module):
+                if state in REUSED:
+                    return folder, False
+                if cut_off is None and state in REOPENED and listing(folder):
+                    cut_off = folder
+            if cut_off is not None:
+                _reopen(cut_off, owner, policy)
+                return cut_off, True
+            return _create(config, root, owner, policy), True
+    except Timeout:
+        raise LabError(
+            say(
+                en=f"another process has held the lock on this configuration in {root} for {_LOCK_S} s: wait for "
+                "it, or use again=True for a run of your own.",
+                fr=f"un autre processus tient depuis {_LOCK_S} s le verrou de cette configuration dans {root} : "
+                "attendez-le, ou prenez again=True pour une exécution à vous.",
+            )
+        ) from None
+    except OSError as error:
+        what = error.strerror or error
+        raise LabError(
+            say(
+                en=f"runs cannot be written in {root}: {what}. Set root= or $DLOJZ_RUNS to a folder that you can "
+                "write.",
+                fr=f"les exécutions ne peuvent pas être écrites dans {root} : {what}. Indiquez par root= ou "
+                "$DLOJZ_RUNS un dossier où vous pouvez écrire.",
+            )
+        ) from None
+
+
+def _same(config: RunConfig, root: Path, worker_module: str) -> Iterator[tuple[Path, State]]:
+    """Runs of this configuration that can be read, and their states, newest first."""
+    for run_id in run_ids(root, config.hash):
+        folder = root / run_id
+        owner = read_owner(folder)
+        if owner is not None and owner.worker_module != worker_module:
+            continue
+        try:
+            if not folder.is_symlink() and read_config(folder) == config:
+                yield folder, look(folder)[0]
+        except LabError:
+            continue
+
+
+def _reopen(folder: Path, owner: Owner, policy: CheckpointPolicy | None) -> None:
+    """Make a run that has ended ready to go on; a crash leaves it ended, or queued, with nothing lost."""
+    faultpoint("store.reopen:1")
+    shelf = folder / ATTEMPTS
+    shelf.mkdir(exist_ok=True)
+    number = max((int(entry.name) for entry in shelf.iterdir() if entry.name.isdecimal()), default=0) + 1
+    shelf = shelf / f"{number}"
+    shelf.mkdir()
+    if policy is not None:
+        policy.write(folder)
+    owner.write(folder)
+    faultpoint("store.reopen:2")
+    for name in _OF_AN_ATTEMPT:
+        if name == RECORD:
+            (folder / LOGS).mkdir(exist_ok=True)
+            faultpoint("store.reopen:3")
+        if os.path.lexists(folder / name):
+            (folder / name).rename(shelf / Path(name).name)
+    faultpoint("store.reopen:4")
+
+
+def _create(config: RunConfig, root: Path, owner: Owner, policy: CheckpointPolicy | None) -> Path:
+    now = datetime.now(UTC)
+    draft = root / f".new-{uuid.uuid4().hex}"
+    draft.mkdir()
+    faultpoint("store.create:1")
+    try:
+        (draft / EVENTS).mkdir()
+        (draft / LOGS).mkdir()
+        owner.write(draft)
+        write_atomic(draft / CONFIG, config.to_json())
+        if policy is not None:
+            policy.write(draft)
+        faultpoint("store.create:2")
+        while True:
+            folder = root / f"{now:%Y%m%d-%H%M%S}-{config.hash}-{secrets.token_hex(2)}"
+            try:
+                # A folder that holds files is never replaced, so that a name taken in the meantime is refused here.
+                draft.rename(folder)
+                return folder
+            except OSError:
+                if not folder.is_dir():
+                    raise
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def record_refusal(folder: Path, why: str) -> None:
+    """Write down that a run never started, so that nobody waits for it."""
+    with contextlib.suppress(OSError, LabError):
+        config, events = read_config(folder), read_all_events(folder)
+        log = EventLog(folder / EVENTS / LAUNCHER_EVENTS)
+        log.write("end", status="failed", reason=why)
+        log.close()
+        write_record(folder / RECORD, assemble(folder.name, config, events, Ending("failed", why), 0.0))
+
+
+def folder_of_job(words: Sequence[str], root: Path) -> Path:
+    """The folder of the run that this job makes, new unless the job has begun it before.
+
+    Args:
+        words: fields of `RunConfig` and `Layout`, each as NAME=VALUE.
+
+    Raises:
+        LabError: if a word or the configuration is not legal, or the root cannot be written.
+    """
+    number = os.environ.get("SLURM_JOB_ID", "")
+    if int(os.environ.get("SLURM_RESTART_COUNT") or 0):
+        for run_id in run_ids(root):
+            job = read_job(root / run_id)
+            if job is not None and job.job_id == number:
+                return root / run_id
+    config = RunConfig.of(**dict(_field(word) for word in words))
+    check_runnable(config)
+    folder, _ = claim(config, root, again=True, worker_module=DEFAULT_WORKER)
+    if number:
+        sent = datetime.now(UTC).isoformat(timespec="seconds")
+        Job(machine="", name=folder.name, job_id=number, submitted_utc=sent).write(folder)
+    return folder
+
+
+def _field(word: str) -> tuple[str, Any]:
+    name, sign, value = word.partition("=")
+    if not sign:
+        raise LabError(f"{word[:100]!r} is no field: write NAME=VALUE, as in dp=4.")
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):
+        return name, value
+
+
+if __name__ == "__main__":
+    try:
+        print(folder_of_job(sys.argv[1:], runs_root()))
+    except LabError as error:
+        sys.exit(f"dlojz: {error}")

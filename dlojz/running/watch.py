@@ -1,0 +1,660 @@
+"""Watch a run: its progress, its panel in a notebook, its snapshot in a terminal.
+
+The progress bar of a run, fed by the events of rank 0.
+
+It only reads, never blocks, and writes to stderr or a notebook widget, never to stdout.
+
+One run as it goes, as HTML and as text: state, why it waits, progress, loss, memory, step time, estimated end.
+
+Two pure functions of one `RunView`; every text is escaped, both say the same, and what is not known yet is left out
+rather than guessed.
+
+What a run looks like just now, read from its folder piece by piece.
+
+It only reads, and reads every event once, however often it looks.
+
+`run.watch()`: the run as it goes, in a notebook, while the kernel stays free.
+
+Making one returns at once; a daemon thread looks, and it ends with the run, with the widget, or with the kernel. The
+run does not depend on it. Once it has ended, what a notebook holds is the static twin: a widget is of its kernel, and a
+notebook that is opened without it would show an error in its place.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import math
+import re
+import statistics
+import sys
+import threading
+import uuid
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from dlojz.base.contract import parse_json
+from dlojz.base.errors import LabError
+from dlojz.base.language import decimal, format_bytes, format_seconds, integer, say, significant
+from dlojz.base.progress_bars import in_notebook, wanted
+from dlojz.base.table import safe, visible
+from dlojz.config.run_config import RunConfig
+from dlojz.display.style import BLUE, GREEN, GREY, ORANGE, SHADE, SKY, VERMILION, VERMILION_TINT, WHITE
+from dlojz.display.style import QUIET as STYLE_QUIET
+from dlojz.display.tables import status_label
+from dlojz.results.footprint import Memory
+from dlojz.results.record import RunRecord
+from dlojz.running.ending import Ending
+from dlojz.running.folder import Job, read_job
+from dlojz.running.slurm.slurm_queue import View, view_of
+from dlojz.running.slurm.slurm_reasons import explain_reason
+from dlojz.running.state import EVENTS, RunFolder, assemble, is_final
+
+_MOST_BYTES = 16 * 2**20
+
+
+class EventTail:
+    """New events of one file, each read once, a line only when it is whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """The events written since the last call."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._offset)
+                data = file.read(_MOST_BYTES)
+        except OSError:
+            return []
+        # A piece that is full and has no end of a line belongs to no event of ours: it is passed over.
+        whole = data[: data.rfind(b"\n") + 1] or data[: len(data) // _MOST_BYTES * _MOST_BYTES]
+        self._offset += len(whole)
+        events = []
+        for line in whole.splitlines():
+            try:
+                event = parse_json(line)
+            except LabError:
+                continue
+            if isinstance(event, dict) and "event" in event:
+                events.append(event)
+        return events
+
+
+class ProgressBar:
+    """A bar over the steps of one run; does nothing where none is wanted."""
+
+    def __init__(self, folder: Path, config: RunConfig, *, shown: bool) -> None:
+        self._tail = EventTail(folder / EVENTS / "rank-0.jsonl")
+        self._config = config
+        self._bar: Any = None
+        if shown:
+            from tqdm.auto import tqdm
+
+            self._bar = tqdm(total=config.steps, unit="step", file=sys.stderr, desc=config.title, dynamic_ncols=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def update(self, state: str) -> None:
+        """Draw what has happened since the last call."""
+        if self._bar is None:
+            return
+        steps = [event for event in self._tail.read() if event["event"] == "step" and type(event.get("loss")) is float]
+        if steps:
+            if not self._bar.n:
+                self._bar.reset()  # the rate and the time left do not count the start
+            self._bar.set_postfix_str(self._figures(steps[-1]), refresh=False)
+            self._bar.update(len(steps))
+        elif not self._bar.n and state in ("queued", "running") and not self._bar.postfix:
+            processes = self._config.layout.world_size
+            self._bar.set_postfix_str(
+                say(
+                    en=f"starting {processes} process{'es' if processes > 1 else ''}",
+                    fr=f"démarrage de {processes} processus",
+                ),
+                refresh=True,
+            )
+
+    def _figures(self, event: dict[str, Any]) -> str:
+        step_s = event.get("step_s")
+        rate = (
+            f", {self._config.layout.global_batch / step_s:.0f} samples/s"
+            if isinstance(step_s, float) and step_s > 0
+            else ""
+        )
+        return f"loss {event['loss']:.4f}{rate}"
+
+
+RANKS_SHOWN = 8
+CURVE_POINTS = 200
+BAR_CHARACTERS = 24
+NO_FORMULAS = "mathjax_ignore tex2jax_ignore"
+"""Classes of what JupyterLab may not read for formulas: `$HOME` and `$PATH` of a log are none."""
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 420, 130, 46, 18
+# A mark beside the colour: told apart without seeing colours.
+_LOOK = {
+    "queued": ("…", STYLE_QUIET),
+    "running": ("▶", BLUE),
+    "completed": ("✓", GREEN),
+    "timeout": ("⧗", ORANGE),
+    "cancelled": ("■", STYLE_QUIET),
+}
+_FAULT = ("✗", VERMILION)
+
+
+@dataclass(frozen=True)
+class RunView:
+    """What there is to show of a run at one moment.
+
+    Args:
+        run_id, title: of the run.
+        state: queued, running, or how it ended.
+        reason: why it ended so, in a sentence; empty otherwise.
+        waiting: why it waits, in words; empty otherwise.
+        job: the scheduler's job and where it runs, in words; empty for a run of this machine.
+        last_known: that the scheduler does not answer, and how old what it said is; empty otherwise.
+        steps, losses: asked, and the loss of each finished step.
+        peaks_bytes: by rank, what it took of its device at its peak so far.
+        limit_bytes, limit_of: what a rank may take, and whose limit that is; None where it is not known.
+        step_s: median of the last steps; None before the first.
+        samples_per_s: rate of the whole run at that step time.
+        remaining_s: until the last step, at that step time; None where it is not known or nothing remains.
+        starts, job_left: when the job is expected to start, and what is left of its time limit; empty if not known.
+    """
+
+    run_id: str
+    title: str
+    state: str
+    steps: int
+    reason: str = ""
+    waiting: str = ""
+    job: str = ""
+    last_known: str = ""
+    losses: tuple[float, ...] = ()
+    peaks_bytes: tuple[tuple[int, int], ...] = ()
+    limit_bytes: int | None = None
+    limit_of: str = ""
+    step_s: float | None = None
+    samples_per_s: float | None = None
+    remaining_s: float | None = None
+    starts: str = ""
+    job_left: str = ""
+
+
+def run_html(view: RunView) -> str:
+    """The run as one `<div>`, every text escaped."""
+    mark, color = _LOOK.get(view.state, _FAULT)
+    rows = "".join(
+        f'<tr><th scope="row" style="text-align:left;font-weight:normal;padding-right:1em;vertical-align:top;'
+        f'white-space:nowrap;color:{STYLE_QUIET}">{safe(name)}</th><td style="text-align:left">{safe(value)}</td></tr>'
+        for name, value in facts(view)
+    )
+    return (
+        f'<div class="{NO_FORMULAS}" style="border-left:4px solid {color};padding:0.3em 0.9em;max-width:62em">'
+        f'<div><b style="color:{color}"><span aria-hidden="true">{mark}</span> {safe(status_label(view.state))}</b>'
+        f" · <b>{safe(view.title)}</b> · <code>{safe(view.run_id)}</code></div>"
+        + _bar_html(view)
+        + '<div style="display:flex;flex-wrap:wrap;gap:1.5em;align-items:flex-start">'
+        + f'<table style="margin:0">{rows}</table>'
+        + _curve_svg(view.losses, view.steps)
+        + _memory_html(view)
+        + "</div></div>"
+    )
+
+
+def run_text(view: RunView) -> str:
+    """The run as lines of text, for a terminal."""
+    mark, _ = _LOOK.get(view.state, _FAULT)
+    done = min(len(view.losses), view.steps)
+    full = round(BAR_CHARACTERS * done / max(1, view.steps))
+    bar = "█" * full + "░" * (BAR_CHARACTERS - full)
+    lines = [
+        f"{mark} {visible(status_label(view.state))} · {visible(view.title)} · {visible(view.run_id)}",
+        f"  {bar} {done}/{view.steps}",
+        *(f"  {visible(name)}: {visible(value)}" for name, value in facts(view)),
+    ]
+    if view.losses:
+        lines.append(f"  {say(en='losses', fr='pertes')}: {_sparks(view.losses)}")
+    for rank, peak in _fullest(view):
+        lines.append(f"  {_of_rank(rank)}: {_peak_words(view, peak)}")
+    if more := _unshown(view):
+        lines.append(f"  {more}")
+    return "\n".join(lines)
+
+
+def facts(view: RunView) -> list[tuple[str, str]]:
+    """What is said in words, as pairs of name and value; only what is known."""
+    told = [
+        (say(en="why", fr="raison"), view.reason),
+        (say(en="waiting", fr="attente"), view.waiting),
+        (say(en="expected start", fr="début estimé"), view.starts if view.state == "queued" else ""),
+        (say(en="job", fr="travail"), view.job),
+        (say(en="scheduler", fr="ordonnanceur"), view.last_known),
+        (say(en="loss", fr="perte"), decimal(view.losses[-1], 4) if view.losses else ""),
+        (say(en="step", fr="pas"), _speed(view)),
+        (
+            say(en="estimated end", fr="fin estimée"),
+            say(en=f"in {format_seconds(view.remaining_s)}", fr=f"dans {format_seconds(view.remaining_s)}")
+            if view.remaining_s is not None and view.state == "running"
+            else "",
+        ),
+        (
+            say(en="time left to the job", fr="temps restant au travail"),
+            view.job_left if view.state == "running" else "",
+        ),
+    ]
+    return [(name, value) for name, value in told if value]
+
+
+def _speed(view: RunView) -> str:
+    if view.step_s is None:
+        return ""
+    if view.samples_per_s is None:
+        return format_seconds(view.step_s)
+    rate = f"{view.samples_per_s:.0f}"
+    return say(
+        en=f"{format_seconds(view.step_s)}, {rate} samples/s", fr=f"{format_seconds(view.step_s)}, {rate} exemples/s"
+    )
+
+
+def _bar_html(view: RunView) -> str:
+    done = min(len(view.losses), view.steps)
+    share = 100 * done / max(1, view.steps)
+    label = say(en=f"{done} of {view.steps} steps", fr=f"{done} pas sur {view.steps}")
+    return (
+        f'<div role="progressbar" aria-valuemin="0" aria-valuemax="{view.steps}" aria-valuenow="{done}" '
+        f'aria-label="{safe(label)}" style="background:{SHADE};height:0.7em;margin:0.4em 0;max-width:36em">'
+        f'<div style="background:{BLUE};height:100%;width:{share:.1f}%"></div></div>'
+        f'<div style="color:{STYLE_QUIET};margin-bottom:0.4em">{safe(label)}</div>'
+    )
+
+
+def _curve_svg(losses: Sequence[float], steps: int) -> str:
+    """The loss against the step, with its ends written; nothing before the second step."""
+    if len(losses) < 2:
+        return ""
+    points = _thinned(losses)
+    low, high = min(losses), max(losses)
+    height, width = _HEIGHT - 2 * _BOTTOM, _WIDTH - _LEFT - 10
+
+    def place(step: int, loss: float) -> str:
+        across = step / max(1, steps - 1, len(losses) - 1)
+        up = (loss - low) / (high - low) if high > low else 0.5
+        return f"{_LEFT + across * width:.1f},{_BOTTOM + (1 - up) * height:.1f}"
+
+    told = say(
+        en=f"Loss from {decimal(losses[0], 4)} at step 0 to {decimal(losses[-1], 4)} at step {len(losses) - 1}",
+        fr=f"Perte : de {decimal(losses[0], 4)} au pas 0 à {decimal(losses[-1], 4)} au pas {len(losses) - 1}",
+    )
+    path = " ".join(place(step, loss) for step, loss in points)
+    return (
+        f'<svg role="img" aria-label="{safe(told)}" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        f'style="width:100%;max-width:{_WIDTH}px;background:{WHITE}" xmlns="http://www.w3.org/2000/svg" '
+        f'font-family="sans-serif" font-size="11">'
+        f'<path d="M{_LEFT},{_BOTTOM - 6} V{_HEIGHT - _BOTTOM} H{_WIDTH - 4}" fill="none" stroke="{GREY}"/>'
+        f'<polyline points="{path}" fill="none" stroke="{BLUE}" stroke-width="1.8"/>'
+        f'<text x="{_LEFT - 4}" y="{_BOTTOM + 4}" text-anchor="end">{safe(significant(high))}</text>'
+        f'<text x="{_LEFT - 4}" y="{_HEIGHT - _BOTTOM}" text-anchor="end">{safe(significant(low))}</text>'
+        f'<text x="{_LEFT}" y="{_HEIGHT - 4}">0</text>'
+        f'<text x="{_WIDTH - 10}" y="{_HEIGHT - 4}" text-anchor="end">{max(steps, len(losses)) - 1}</text>'
+        f'<text x="{_LEFT + width / 2:.0f}" y="{_HEIGHT - 4}" text-anchor="middle">{safe(say(en="step", fr="pas"))}'
+        f'</text><text x="{_LEFT + 6}" y="{_BOTTOM - 6}">{safe(say(en="loss", fr="perte"))}</text></svg>'
+    )
+
+
+def _thinned(losses: Sequence[float]) -> list[tuple[int, float]]:
+    """At most `CURVE_POINTS` of them, the first and the last among them."""
+    stride = max(1, math.ceil(len(losses) / CURVE_POINTS))
+    steps = [*range(0, len(losses) - 1, stride), len(losses) - 1]
+    return [(step, losses[step]) for step in steps]
+
+
+def _memory_html(view: RunView) -> str:
+    if not view.peaks_bytes:
+        return ""
+    going = view.state in ("queued", "running")
+    title = say(en="peak memory", fr="pic de mémoire") + (say(en=" so far", fr=" jusqu’ici") if going else "")
+    if view.limit_bytes:
+        title += say(
+            en=f" (limit {format_bytes(view.limit_bytes)}, {view.limit_of})",
+            fr=f" (limite {format_bytes(view.limit_bytes)}, {view.limit_of})",
+        )
+    scale = max(view.limit_bytes or 0, *(peak for _, peak in view.peaks_bytes))
+    rows = []
+    for rank, peak in _fullest(view):
+        near = view.limit_bytes is not None and peak > 0.9 * view.limit_bytes
+        look = f"repeating-linear-gradient(45deg,{VERMILION} 0 5px,{VERMILION_TINT} 5px 8px)" if near else SKY
+        rows.append(
+            f'<tr><th scope="row" style="text-align:left;font-weight:normal">{safe(_of_rank(rank))}</th>'
+            f'<td aria-hidden="true" style="width:11em;text-align:left"><div style="background:{SHADE}">'
+            f'<div style="height:0.8em;background:{look};width:{100 * peak / max(1, scale):.1f}%"></div></div></td>'
+            f'<td style="text-align:right;white-space:nowrap">{safe(_peak_words(view, peak))}</td></tr>'
+        )
+    more = _unshown(view)
+    note = f'<div style="color:{STYLE_QUIET}">{safe(more)}</div>' if more else ""
+    return (
+        f'<div><table style="margin:0"><caption style="text-align:left;color:{STYLE_QUIET}">{safe(title)}</caption>'
+        f"<tbody>{''.join(rows)}</tbody></table>{note}</div>"
+    )
+
+
+def _fullest(view: RunView) -> list[tuple[int, int]]:
+    """The ranks shown: the fullest ones, in the order of ranks."""
+    return sorted(sorted(view.peaks_bytes, key=lambda pair: (-pair[1], pair[0]))[:RANKS_SHOWN])
+
+
+def _unshown(view: RunView) -> str:
+    left = len(view.peaks_bytes) - RANKS_SHOWN
+    if left <= 0:
+        return ""
+    return say(en=f"and {left} ranks that hold less", fr=f"et {left} rangs moins chargés")
+
+
+def _of_rank(rank: int) -> str:
+    return say(en=f"rank {rank}", fr=f"rang {rank}")
+
+
+def _peak_words(view: RunView, peak: int) -> str:
+    if not view.limit_bytes:
+        return format_bytes(peak)
+    share = 100 * peak / view.limit_bytes
+    return f"{format_bytes(peak)}, {integer(share) if share >= 1 else significant(share, 1)} %"
+
+
+def _sparks(losses: Sequence[float]) -> str:
+    """A curve of one line, at most 24 signs wide."""
+    stride = max(1, math.ceil(len(losses) / BAR_CHARACTERS))
+    chosen = [*losses[:-1:stride], losses[-1]]
+    low, high = min(losses), max(losses)
+    signs = "▁▂▃▄▅▆▇█"
+    places = ((loss - low) / (high - low) if high > low else 0.0 for loss in chosen)
+    drawn = "".join(signs[min(len(signs) - 1, int(place * len(signs)))] for place in places)
+    return f"{decimal(losses[0], 4)} {drawn} {decimal(losses[-1], 4)}"
+
+
+STEPS_TIMED = 20
+_DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
+
+
+class Tracker:
+    """A run, looked at again and again.
+
+    Args:
+        run: which.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        ranks = range(run.config.layout.world_size)
+        self._tails = [EventTail(run.folder / EVENTS / f"rank-{rank}.jsonl") for rank in ranks]
+        self._losses: dict[int, float] = {}
+        self._peaks: dict[int, int] = {}
+        self._step_s: deque[float] = deque(maxlen=STEPS_TIMED)
+        self._warming_up = True
+        self._starts: dict[int, list[dict[str, Any]]] = {}
+        self._limit: tuple[int, str] | None = None
+
+    def look(self) -> RunView:
+        """The run as it is now.
+
+        Raises:
+            LabError: if its folder can no longer be read.
+        """
+        state = self._run.state  # first: what is written before the end is then there to be read
+        for rank, tail in enumerate(self._tails):
+            for event in tail.read():
+                self._take(rank, event)
+        record = self._run.record if is_final(state) else None
+        losses = record.losses if record else self._finished()
+        step_s = statistics.median(self._step_s) if self._step_s else None
+        config = self._run.config
+        left = config.steps - len(losses)
+        job = read_job(self._run.folder)
+        return RunView(
+            run_id=self._run.run_id,
+            title=self._run.title,
+            state=state,
+            steps=config.steps,
+            reason=record.reason if record else "",
+            losses=losses,
+            peaks_bytes=tuple(sorted(self._peaks.items())),
+            limit_bytes=limit[0] if (limit := self._limit_of(record)) else None,
+            limit_of=limit[1] if limit else "",
+            step_s=step_s,
+            samples_per_s=config.layout.global_batch / step_s if step_s else None,
+            remaining_s=left * step_s if state == "running" and step_s and left > 0 and not self._warming_up else None,
+            **(job_words(job, None if is_final(state) else view_of(job)) if job else {}),
+        )
+
+    def _take(self, rank: int, event: dict[str, Any]) -> None:
+        name, step, loss, step_s = event["event"], event.get("step"), event.get("loss"), event.get("step_s")
+        if name == "step" and type(step) is int and type(loss) is float and math.isfinite(loss):
+            self._losses[step] = loss
+            if rank == 0 and isinstance(step_s, float) and step_s > 0:
+                if self._step_s and self._warming_up:  # the first step also loads and compiles: it tells no rate
+                    self._step_s.clear()
+                    self._warming_up = False
+                self._step_s.append(step_s)
+        elif name == "footprint":
+            try:
+                memory = Memory.from_dict(dict(event["footprint"])["memory"])
+            except (LabError, KeyError, TypeError, ValueError):
+                return
+            taken = memory.device_bytes or memory.peak_bytes
+            if taken:
+                self._peaks[rank] = max(taken, self._peaks.get(rank, 0))
+        elif name in ("start", "device") and rank == 0:
+            self._starts.setdefault(0, []).append(event)
+            self._limit = None
+            if name == "start":  # a resumed run: the time of its steps may be another
+                self._step_s.clear()
+                self._warming_up = True
+
+    def _finished(self) -> tuple[float, ...]:
+        losses: list[float] = []
+        while len(losses) in self._losses:
+            losses.append(self._losses[len(losses)])
+        return tuple(losses)
+
+    def _limit_of(self, record: RunRecord | None) -> tuple[int, str] | None:
+        """What a rank may take where the run runs; found out once."""
+        if self._limit is None and self._starts and self._peaks:
+            from dlojz.compare import limit_of
+
+            so_far = record or assemble(self._run.run_id, self._run.config, self._starts, Ending("cancelled"), 0.0)
+            self._limit = limit_of(so_far)
+        return self._limit
+
+
+def job_words(job: Job, view: View | None) -> dict[str, str]:
+    """What is said of a run's job: which it is, why it waits, when it starts, and whether that is still known.
+
+    Args:
+        job: of the run.
+        view: what the scheduler says of it; None once the run has ended.
+    """
+    number = job.number or (view.number if view else "") or say(en="(no number yet)", fr="(pas encore de numéro)")
+    words = {"job": say(en=f"{number} on {job.machine}", fr=f"{number} sur {job.machine}")}
+    if view is None:
+        return words
+    if view.standing == "pending" or (view.standing == "unknown" and view.state == "PENDING"):
+        words["waiting"] = explained(view.reason or view.state)
+        words["starts"] = local_time(view.start_utc)
+    if view.standing == "running":
+        words["job_left"] = time_words(view.left)
+    if view.standing == "unknown":
+        words["last_known"] = unknown_words(view)
+    return words
+
+
+def explained(reason: str) -> str:
+    """A reason of the scheduler in words, with its own word behind."""
+    words = explain_reason(reason)
+    return words if not reason or reason in words else f"{words} ({reason})"
+
+
+def unknown_words(view: View) -> str:
+    """That the scheduler does not answer, since when, what it last said, and what it says instead."""
+    if view.age_s is None:
+        known = say(en="it has not answered yet", fr="il n’a pas encore répondu")
+    else:
+        ago = format_seconds(view.age_s)
+        state = view.state or "?"
+        known = say(en=f"last known, {ago} ago: {state}", fr=f"dernier état connu, il y a {ago} : {state}")
+    return f"{known} — {view.problem}" if view.problem else known
+
+
+def local_time(time_utc: str) -> str:
+    """A time of the scheduler on the clock of this machine; empty where it is none."""
+    try:
+        return datetime.fromisoformat(time_utc).astimezone().strftime("%Y-%m-%d %H:%M")
+    except ValueError:
+        return ""
+
+
+def time_words(text: str) -> str:
+    """A duration of the scheduler (`1-02:03:04`, `59:58`) as people read it; as it is where it is none."""
+    found = _DURATION.fullmatch(text)
+    if not found:
+        return text
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    hours += 24 * days
+    return f"{hours} h {minutes:02d} min" if hours else format_seconds(60 * minutes + seconds)
+
+
+def snapshot(run: RunFolder) -> RunView:
+    """A run as it is now, looked at once.
+
+    Raises:
+        LabError: if its folder cannot be read.
+    """
+    return Tracker(run).look()
+
+
+EVERY_S = 1.0
+
+
+class RunWatch:
+    """A run that is being watched; shows itself as a widget, as HTML where there is none, as text in a terminal.
+
+    Args:
+        run: which.
+        live: draw a widget that follows the run; by default in a notebook that somebody looks at.
+        every_s: seconds between two looks, > 0.
+    """
+
+    def __init__(self, run: RunFolder, *, live: bool | None = None, every_s: float = EVERY_S) -> None:
+        self.run = run
+        self._tracker = Tracker(run)
+        self._every_s = every_s
+        self._one_at_a_time = threading.Lock()
+        self._over = threading.Event()
+        self._view: RunView | None = None
+        self._problem = ""
+        self._thread: threading.Thread | None = None
+        self._places: list[str] = []
+        self._placing = threading.Lock()
+        self._at_end = False
+        self.widget = _html_widget() if (live if live is not None else in_notebook() and wanted(None)) else None
+        if self.widget is not None:
+            self.widget.observe(self._closed, names="comm")
+            # In the context of the cell that asks, or a notebook would not know whose output is replaced at the end.
+            follow = contextvars.copy_context().run
+            self._thread = threading.Thread(
+                target=follow, args=(self._follow,), name=f"watch {run.run_id}", daemon=True
+            )
+            self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still looks."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Look no more; the run goes on, and what was shown last stays."""
+        self._over.set()
+
+    def html(self) -> str:
+        """The run as it is now, as HTML, every text escaped."""
+        view = self._looked()
+        shown = run_html(view) if view is not None else ""
+        return shown + (f'<p role="status"><b>{safe(self._problem)}</b></p>' if self._problem else "")
+
+    def _looked(self) -> RunView | None:
+        with self._one_at_a_time:
+            try:
+                self._view, self._problem = self._tracker.look(), ""
+            except (LabError, OSError) as error:  # a file system that is away for a moment
+                self._problem = str(error)
+            return self._view
+
+    def _follow(self) -> None:
+        while not self._over.is_set():
+            shown = self.html()
+            if self.widget is not None and self.widget.value != shown:
+                self.widget.value = shown
+            if self._view is not None and is_final(self._view.state) and not self._problem:
+                self._settle()
+                return
+            self._over.wait(self._every_s)
+
+    def _settle(self) -> None:
+        """Put the static twin in the place of every widget that was shown."""
+        with self._placing:
+            self._at_end = True
+            for place in self._places:
+                _display(self._repr_mimebundle_(), place, update=True)
+
+    def _closed(self, change: Any) -> None:
+        if change["new"] is None:
+            self.stop()
+
+    def __repr__(self) -> str:
+        view = self._looked()
+        return "\n".join([*([run_text(view)] if view else []), *([visible(self._problem)] if self._problem else [])])
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+    def _ipython_display_(self) -> None:
+        with self._placing:
+            if self.widget is None or self._at_end:
+                raise NotImplementedError  # IPython then asks for the bundle, as of anything that does not change
+            self._places.append(uuid.uuid4().hex)
+            _display(self._repr_mimebundle_(), self._places[-1])
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        bundle: dict[str, Any] = {"text/plain": repr(self), "text/html": self.html()}
+        if self.widget is not None and not self._at_end:
+            shown = self.widget._repr_mimebundle_()
+            data = shown[0] if isinstance(shown, tuple) else shown
+            bundle |= {kind: value for kind, value in (data or {}).items() if kind not in bundle}
+        return bundle
+
+
+def _display(bundle: dict[str, Any], place: str, *, update: bool = False) -> None:
+    """Show a bundle in a place of the notebook that can be found again, or in that place what it held before."""
+    from IPython.display import display
+
+    display(bundle, raw=True, display_id=place, update=update)  # type: ignore[no-untyped-call]
+
+
+def _html_widget() -> Any:
+    """An empty widget of HTML; None where ipywidgets is not installed."""
+    try:
+        import ipywidgets
+    except ImportError:
+        return None
+    return ipywidgets.HTML()

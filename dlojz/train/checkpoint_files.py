@@ -1,0 +1,371 @@
+"""Checkpoint files: when they are written, how folders and manifests are checked, which are kept.
+
+When a run keeps a checkpoint: `checkpoint_policy.json` of its folder.
+
+It says nothing of what is trained, so that two runs that differ in it alone are the same run.
+
+What a checkpoint says of itself: `manifest.json`.
+
+A manifest that exists names each tensor once, in a file that it names too, and no file outside of its own folder.
+
+The checkpoints of a run folder: which there are, which is whole, which is the newest that can be trusted.
+
+A folder is a checkpoint if it is ours, no link leads into or out of it, its COMMIT holds the sha256 of its manifest,
+and every file has the size and the sha256 that the manifest says. Looking changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple, Self
+
+from pydantic import Field, model_validator
+
+from dlojz.base.contract import Contract, parse_json
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.config.layout import Layout
+from dlojz.config.run_config import RunConfig
+from dlojz.results.record import write_atomic
+
+FILE_NAME = "checkpoint_policy.json"
+
+
+class CheckpointPolicy(Contract):
+    """When checkpoints are written besides the one on SIGUSR2, and how many are kept."""
+
+    schema_version: Literal[1] = 1
+    every_steps: int | None = Field(None, ge=1, description="steps between two; none: only when told to stop")
+    keep: int = Field(2, ge=1, le=1000, description="the newest so many are kept")
+
+    def due(self, finished_steps: int) -> bool:
+        """Whether one is to be written after so many steps."""
+        return self.every_steps is not None and finished_steps % self.every_steps == 0
+
+    def write(self, folder: Path) -> None:
+        """Write it into a run folder, whole or not at all."""
+        write_atomic(folder / FILE_NAME, self.to_json())
+
+
+def read_policy(folder: Path) -> CheckpointPolicy:
+    """The policy of a run folder; the default where it has none.
+
+    Raises:
+        LabError: if the file is there and cannot be read, or is illegal.
+    """
+    try:
+        return CheckpointPolicy.from_json((folder / FILE_NAME).read_bytes())
+    except FileNotFoundError:
+        return CheckpointPolicy()
+    except OSError as error:
+        raise LabError(f"the {FILE_NAME} of run {folder.name} cannot be read: {error.strerror}.") from None
+    except LabError as error:
+        raise LabError(f"the {FILE_NAME} of run {folder.name} is not legal: {error}") from None
+
+
+MANIFEST, COMMIT = "manifest.json", "COMMIT"
+FILE_PATTERN = r"^tensors-\d{4,6}\.safetensors$"
+SHA_PATTERN = r"^[0-9a-f]{64}$"
+MAX_MANIFEST_BYTES = 64 * 2**20
+LATER = ("layout", "steps", "keep_weights", "device", "data_root")
+"""Fields of a configuration in which a run may differ from the one whose checkpoint it goes on from."""
+
+
+class KeptFile(Contract):
+    """One file of tensors."""
+
+    name: str = Field(pattern=FILE_PATTERN)
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern=SHA_PATTERN)
+
+
+class KeptTensor(Contract):
+    """Where a tensor is, and what it is like."""
+
+    file: str = Field(pattern=FILE_PATTERN)
+    shape: tuple[int, ...]
+    dtype: str = Field(description="torch's name of it, e.g. float32")
+
+
+class Manifest(Contract):
+    """All that a checkpoint holds.
+
+    Tensors are named `KIND/NAME`: `weights/blocks.0.conv.weight`, `exp_avg/…`, `exp_avg_sq/…`, `momentum_buffer/…`;
+    `count/updates` is Adam's count of its updates, `buffers.1/…` are those of replica 1, `own.1/…` what the optimizer
+    of replica 1 has for itself (the errors of a compression), `random.1/cpu` is rank 1's generator.
+    """
+
+    schema_version: Literal[1] = 1
+    step: int = Field(ge=0, description="steps that are finished; the next one to train is the same number")
+    config: RunConfig
+    files: tuple[KeptFile, ...]
+    tensors: dict[str, KeptTensor]
+    created_utc: str = ""
+    versions: dict[str, str] = Field(default_factory=dict, description="of dlojz and torch")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [file.name for file in self.files]
+        if len(set(names)) < len(names):
+            raise LabError(
+                say(en="the manifest names a file twice.", fr="le fichier manifest.json nomme deux fois un fichier.")
+            )
+        strangers = {tensor.file for tensor in self.tensors.values()} - set(names)
+        if strangers:
+            raise LabError(
+                say(
+                    en=f"the manifest puts a tensor into {min(strangers)}, which is none of its files.",
+                    fr=f"le fichier manifest.json place un tenseur dans {min(strangers)}, qui n’est aucun des siens.",
+                )
+            )
+        return self
+
+    @property
+    def layout(self) -> Layout:
+        """How the model was laid out when this was written; who reads may lay it out otherwise."""
+        return self.config.layout
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all files of tensors."""
+        return sum(file.bytes for file in self.files)
+
+    def check_goes_on(self, config: RunConfig) -> None:
+        """Refuse a run that is another training than the one this was kept of.
+
+        The layout may be another one, as long as the global batch is the same: the data are read on from the step.
+
+        Raises:
+            LabError: naming the first field that differs, with both values.
+        """
+        mine, theirs = self.config.to_dict(), config.to_dict()
+        pairs = {name: (mine[name], theirs[name]) for name in mine if name not in LATER}
+        pairs["global_batch"] = (self.layout.global_batch, config.layout.global_batch)
+        for name, (kept, asked) in pairs.items():
+            if kept != asked:
+                raise LabError(
+                    say(
+                        en=f"the checkpoint at step {self.step} was kept with {name}={kept!r}, but this run has "
+                        f"{name}={asked!r}: only the layout may differ, with the same global batch.",
+                        fr=f"le checkpoint du pas {self.step} a été gardé avec {name}={kept!r}, mais cette exécution a "
+                        f"{name}={asked!r} : seul le layout peut différer, pour le même batch global.",
+                    )
+                )
+
+
+CHECKPOINTS = "checkpoints"
+_STEP = re.compile(r"step-(\d{6,12})")
+_MAX_COMMIT_BYTES = 4096
+_CHUNK_BYTES = 2**20
+
+
+class Checkpoint(NamedTuple):
+    """A committed checkpoint, as a listing shows it."""
+
+    folder: Path
+    step: int
+    bytes: int
+    committed_utc: str
+    layout: Layout
+
+
+def step_folder(checkpoints: Path, step: int) -> Path:
+    """The folder of the checkpoint after so many steps."""
+    return checkpoints / f"step-{step:06d}"
+
+
+def step_folders(checkpoints: Path) -> list[tuple[int, Path]]:
+    """Steps and folders that bear a checkpoint's name, newest first, committed or not; links are no folders."""
+    if checkpoints.is_symlink():
+        return []
+    try:
+        entries = list(os.scandir(checkpoints))
+    except OSError:
+        return []
+    found = [
+        (int(name[1]), checkpoints / entry.name)
+        for entry in entries
+        if (name := _STEP.fullmatch(entry.name)) and entry.is_dir(follow_symlinks=False)
+    ]
+    return sorted(found, reverse=True)
+
+
+def is_committed(folder: Path) -> bool:
+    """Whether there is a file COMMIT; what it says is another question."""
+    return os.path.lexists(folder / COMMIT)
+
+
+def open_owned(path: Path) -> int:
+    """A descriptor, for reading, of a regular file of this user's.
+
+    Raises:
+        LabError: if it is missing, a link, no regular file, or another user's.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if path.is_symlink():
+            told = say(en=f"{path.name} is a symbolic link", fr=f"{path.name} est un lien symbolique")
+        else:
+            told = say(
+                en=f"{path.name} cannot be read: {error.strerror}", fr=f"{path.name} est illisible : {error.strerror}"
+            )
+        raise LabError(told) from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        os.close(descriptor)
+        if stat.S_ISREG(status.st_mode):
+            raise LabError(say(en=f"{path.name} is not yours", fr=f"{path.name} n’est pas à vous"))
+        raise LabError(say(en=f"{path.name} is no regular file", fr=f"{path.name} n’est pas un fichier ordinaire"))
+    return descriptor
+
+
+def _read(path: Path, most_bytes: int) -> bytes:
+    with os.fdopen(open_owned(path), "rb") as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise LabError(
+            say(en=f"{path.name} has more than {most_bytes} bytes", fr=f"{path.name} dépasse {most_bytes} octets")
+        )
+    return content
+
+
+def sha256_of(path: Path) -> tuple[int, str]:
+    """Size and sha256 of a regular file of this user's.
+
+    Raises:
+        LabError: as `open_owned`.
+    """
+    digest, size = hashlib.sha256(), 0
+    with os.fdopen(open_owned(path), "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return size, digest.hexdigest()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a committed checkpoint; the tensors themselves are not looked at.
+
+    Raises:
+        LabError: if the folder is not ours, is not committed, or what it says of itself is damaged.
+    """
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise LabError(
+            say(en=f"{folder.name} is no folder of yours", fr=f"{folder.name} n’est pas un dossier qui vous appartient")
+        )
+    if not is_committed(folder):
+        raise LabError(
+            say(en=f"it was not finished: {COMMIT} is missing", fr=f"il n’a pas été terminé : {COMMIT} manque")
+        )
+    commit = parse_json(_read(folder / COMMIT, _MAX_COMMIT_BYTES))
+    content = _read(folder / MANIFEST, MAX_MANIFEST_BYTES)
+    said = commit.get("manifest_sha256") if isinstance(commit, dict) else None
+    if said != hashlib.sha256(content).hexdigest():
+        raise LabError(
+            say(en=f"{MANIFEST} and {COMMIT} do not belong together", fr=f"{MANIFEST} et {COMMIT} ne vont pas ensemble")
+        )
+    data = parse_json(content)
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if isinstance(version, int) and version > 1:
+        raise LabError(
+            say(
+                en=f"it has schema version {version}, newer than this dlojz knows: update dlojz",
+                fr=f"il est d’une version {version} du schéma, plus récente que ce dlojz n’en connaît : mettez dlojz à "
+                "jour",
+            )
+        )
+    manifest = Manifest.from_dict(data)
+    if _STEP.fullmatch(folder.name) and int(folder.name.partition("-")[2]) != manifest.step:
+        raise LabError(
+            say(
+                en=f"it is the checkpoint of step {manifest.step}, under another name",
+                fr=f"c’est le checkpoint du pas {manifest.step}, sous un autre nom",
+            )
+        )
+    return manifest
+
+
+def verify(folder: Path) -> Manifest:
+    """Read every byte of a checkpoint and hold it against the manifest.
+
+    Raises:
+        LabError: naming the file that is damaged.
+    """
+    try:
+        manifest = read_manifest(folder)
+        for file in manifest.files:
+            size, digest = sha256_of(folder / file.name)
+            if size != file.bytes:
+                raise LabError(
+                    say(
+                        en=f"{file.name} has {size} bytes where {file.bytes} were written",
+                        fr=f"{file.name} fait {size} octets, alors que {file.bytes} ont été écrits",
+                    )
+                )
+            if digest != file.sha256:
+                raise LabError(
+                    say(
+                        en=f"the content of {file.name} has changed since it was written (sha256)",
+                        fr=f"le contenu de {file.name} a changé depuis son écriture (sha256)",
+                    )
+                )
+    except OSError as error:
+        raise LabError(
+            say(
+                en=f"the checkpoint {folder.name} cannot be read: {error.strerror}.",
+                fr=f"le checkpoint {folder.name} est illisible : {error.strerror}.",
+            )
+        ) from None
+    except LabError as error:
+        why = str(error).rstrip(".")
+        raise LabError(
+            say(
+                en=f"the checkpoint {folder.name} is not used: {why}.",
+                fr=f"le checkpoint {folder.name} n’est pas utilisé : {why}.",
+            )
+        ) from None
+    return manifest
+
+
+class NewestCheckpoint(NamedTuple):
+    """The newest checkpoint that is whole, and why newer ones are not used."""
+
+    folder: Path | None
+    manifest: Manifest | None
+    passed_over: tuple[str, ...]
+
+
+def newest(run_folder: Path) -> NewestCheckpoint:
+    """The newest committed checkpoint of a run whose every byte is as it was written; both None where there is none."""
+    passed_over: list[str] = []
+    for _, folder in step_folders(run_folder / CHECKPOINTS):
+        try:
+            return NewestCheckpoint(folder, verify(folder), tuple(passed_over))
+        except LabError as error:
+            if is_committed(folder):  # one that was never finished is no loss
+                passed_over.append(str(error))
+    return NewestCheckpoint(None, None, tuple(passed_over))
+
+
+def listing(run_folder: Path) -> list[Checkpoint]:
+    """The committed checkpoints of a run, newest first; their tensors are not read.
+
+    One that is damaged so far that it does not say what it holds is left out.
+    """
+    return list(_listed(run_folder))
+
+
+def _listed(run_folder: Path) -> Iterator[Checkpoint]:
+    for step, folder in step_folders(run_folder / CHECKPOINTS):
+        try:
+            manifest = read_manifest(folder)
+        except (LabError, OSError):
+            continue
+        yield Checkpoint(folder, step, manifest.bytes, manifest.created_utc, manifest.layout)

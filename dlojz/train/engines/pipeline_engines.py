@@ -1,0 +1,478 @@
+"""Pipeline engines: the lab's runtime, synchronous and asynchronous, and torch's.
+
+What all pipeline engines share: the model cut into stages, the groups, the losses, the weights.
+
+A rank holds the stages that the schedule's placement gives it and no other; the gradient of a step is the mean over its
+global batch, whatever the schedule. Where the tensor axis has several ranks, each holds its part of the stages.
+
+The lab's own pipeline: its teaching runtime, any synchronous schedule, bidirectional ones too.
+
+What is executed is the schedule's own list, action for action.
+
+An asynchronous pipeline: each stage updates on its own, while micro-batches are in flight.
+
+What the loop calls a step is one run of the schedule over the step's micro-batches, filled at its start and drained at
+its end, with all its updates inside: as many as the schedule has, each by plain SGD. So a loss that is not finite is
+known after updates have been made with it.
+
+A schedule of the lab as an object of torch's own: its class where torch ships it, else its table runtime.
+
+What is private of torch's is used in this file and nowhere else. The runtime reads a table of actions, one row per rank
+(`_PipelineScheduleRuntime._load_csv`); it is what runs every schedule of torch's but GPipe and 1F1B, so the lab's
+schedules run on the same code.
+
+Source: torch 2.13, `torch/distributed/pipelining/schedules.py`.
+
+`torch.distributed.pipelining`: its own schedules, and any other that its runtime can execute.
+
+The order that is executed is the one that is simulated.
+
+Source: torch 2.13, `torch/distributed/pipelining/schedules.py` and `stage.py`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import schedules as torchs_own
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle, _PipelineScheduleRuntime
+
+from dlojz.base.errors import LabError
+from dlojz.by_hand.tensor.axis import TensorAxis
+from dlojz.by_hand.tensor.split import split_model
+from dlojz.config.run_config import RunConfig
+from dlojz.models.blocks import BlockList, mean_loss
+from dlojz.pipeline.exchange_formats import to_csv, torch_refusal
+from dlojz.pipeline.partition_baselines import schedule_of, stage_bounds
+from dlojz.pipeline.runtime import AsynchronousRuntime, Boundary, PipelineRuntime, boundaries_of, stage_modules
+from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Action, Schedule
+from dlojz.pipeline.schedule_catalogue import SCHEDULES
+from dlojz.prediction.shapes import build_on_meta
+from dlojz.train.axes import Axes
+from dlojz.train.engines.base import WEIGHTS, Engine, Inventory, local, locals_of, make_optimizer, optimizer_states
+from dlojz.train.engines.sharded import shard
+from dlojz.train.engines.tensor_engines import TensorShare
+
+StageKey = tuple[int, int]
+"""A stage on a rank: (pipe, stage)."""
+
+
+def bounds_of(config: RunConfig, model: BlockList, stages: int) -> tuple[int, ...]:
+    """First block of each stage, and the number of blocks."""
+    names = [type(block).__name__ for block in model.blocks]
+    parameters = [sum(parameter.numel() for parameter in block.parameters()) for block in model.blocks]
+    flops: Sequence[float] = ()
+    if config.layout.partition == "flops":
+        from dlojz.pipeline.partition_baselines import block_weights
+
+        flops = [float(one) for one in block_weights(config, "flops").weights]
+    return stage_bounds(config.layout, stages, names, parameters, flops)
+
+
+class PipelineEngine(Engine):
+    """One rank of a pipeline; subclasses run the schedule.
+
+    Args:
+        config: the run; its layout names the schedule and the cut.
+        model: the whole model, with the same weights on every rank; only this rank's stages are kept.
+        device: where to train.
+    """
+
+    def __init__(self, config: RunConfig, model: nn.Module, device: torch.device) -> None:
+        blocks = cast(BlockList, model)
+        self.config, self.device = config, device
+        layout = config.layout
+        self.schedule = schedule_of(layout)
+        self.bounds = bounds_of(config, blocks, self.schedule.stages)
+        self.axes = Axes(layout, device)
+        self.pp_rank = self.axes.pp_rank
+        self.pp_group, self.dp_group = (cast(dist.ProcessGroup, self.axes.group(axis)) for axis in ("pp", "dp"))
+        self._names = [name for name, _ in blocks.named_parameters()]
+        self._shapes = [(tuple(one.shape), one.dtype) for one in blocks.parameters()]
+        self.share = TensorShare(config, blocks, self.axes, mean_loss)
+        stages = stage_modules(blocks, self.bounds)
+        self.boundaries = self._boundaries(stages)
+        self.modules: dict[StageKey, BlockList] = {
+            (pipe, stage): stages[stage].to(device)
+            for pipe, ranks in enumerate(self.schedule.placement)
+            for stage, rank in enumerate(ranks)
+            if rank == self.pp_rank
+        }
+        self.module = nn.ModuleList(self.modules.values())
+        self.model = self.module
+        self.offload = None
+        self.build(blocks)
+
+    def _boundaries(self, stages: Sequence[BlockList]) -> list[Boundary]:
+        """What enters each stage, and last what leaves the model."""
+        with self.share.pretending():
+            return boundaries_of(stages, sample(self.config), compute=self._autocast_dtype)
+
+    def build(self, blocks: BlockList) -> None:
+        """Make what runs the schedule, and the optimizer; `blocks` is the whole model, of which no more is kept."""
+        del blocks
+        self.optimizer = make_optimizer(self.config, self.module.parameters())
+
+    @property
+    def _autocast_dtype(self) -> torch.dtype | None:
+        return torch.bfloat16 if self.config.precision == "bf16" else None
+
+    @property
+    def group_names(self) -> dict[str, str]:
+        """Mesh axis of each process group of this rank, by the group's own name: for the probe of communication."""
+        return self.axes.group_names
+
+    def perform(self, action: Action, compute: Callable[[], None]) -> None:
+        """Run the computation of one action; probes wrap this to time it."""
+        with self.autocast() if action.kind == FORWARD else nullcontext():
+            compute()
+
+    def _perform(self, action: Action, compute: Callable[[], None]) -> None:
+        """What a runtime is given: it looks `perform` up at each call, as a probe may have wrapped it since."""
+        self.perform(action, compute)
+
+    def take(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """What this rank needs of a micro-batch: inputs where it holds a first stage, targets where a last one."""
+        held = {stage for _, stage in self.modules}
+        nothing = inputs.new_empty(0)
+        return inputs if 0 in held else nothing, targets if self.schedule.stages - 1 in held else nothing
+
+    def run(self, samples: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """Forward and backward of all micro-batches of this replica.
+
+        Returns:
+            A scalar; its mean over all ranks is the mean loss of the global batch. Ranks without a last stage give 0.
+        """
+        losses = self.run_schedule([inputs for inputs, _ in samples], [targets for _, targets in samples])
+        self.reduce_gradients()
+        layout = self.config.layout
+        total = torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros((), device=self.device)
+        return total * layout.pp / layout.micro_batches
+
+    def run_schedule(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
+        """Execute the schedule; the losses of the micro-batches whose last stage is here."""
+        raise NotImplementedError
+
+    def reduce_gradients(self) -> None:
+        """Average the gradients of each stage over the replicas.
+
+        Who: the dp ranks that hold the same stages. What: all gradients of one stage in one flat tensor, all-reduced
+        (sum, then divided). How much: 4 bytes per parameter of the stage and step.
+        """
+        if self.config.layout.dp == 1:
+            return
+        for module in self.modules.values():
+            average([parameter.grad for parameter in module.parameters()], self.dp_group)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss of one micro-batch."""
+        return self.share.loss(outputs, targets)
+
+    def update(self) -> None:
+        """One optimizer step on this rank's stages, then forget the gradients."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def inventory(self) -> Inventory:
+        """What this rank holds of its stages."""
+        parameters = list(self.module.parameters())
+        return {
+            "weights": [*parameters],
+            "gradients": [parameter.grad for parameter in parameters if parameter.grad is not None],
+            "optimizer": optimizer_states(self.optimizer),
+            "buffers": list(self.module.buffers()),
+        }
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter of the model, broadcast by the rank that holds its stage; a collective call."""
+        yield from self._from_owners(self.own_weights())
+
+    def _from_owners(self, own: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """A tensor for every parameter of the model, broadcast by the rank that holds its stage; a collective call."""
+        owners = {number: rank for rank, stage in self._stages() for number in range(*self.bounds[stage : stage + 2])}
+        for name, (shape, dtype) in zip(self._names, self._shapes, strict=True):
+            owner = owners[int(name.split(".")[1])]
+            held = own.get(name)
+            if held is None or (self.config.layout.tp > 1 and owner != self.pp_rank):
+                tensor = torch.empty(shape, dtype=dtype, device=self.device)
+            else:
+                tensor = self.share.whole(name, held).to(self.device).contiguous()
+            # Who: all ranks, at the end of the run or for a checkpoint. What: one parameter. How much: its bytes.
+            dist.broadcast(tensor, src=self.axes.world_rank(owner))
+            yield name, tensor.cpu()
+
+    def own_weights(self) -> dict[str, Tensor]:
+        """This rank's parameters by their name in the whole model."""
+        return {name: parameter.detach() for name, parameter, _ in self.named()}
+
+    def named(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Parameters of this rank's stages by their name in the whole model; of a stage held twice, both copies."""
+        for (_, stage), module in self.modules.items():
+            for name, parameter in module.named_parameters():
+                yield self._whole_name(name, stage), parameter, parameter
+
+    def _whole_name(self, name: str, stage: int) -> str:
+        _, number, rest = name.split(".", 2)
+        return f"blocks.{int(number) + self.bounds[stage]}.{rest}"
+
+    def gathered(self, kind: str) -> Iterator[tuple[str, Tensor]]:
+        """As every engine; each tensor is broadcast by the rank that holds its stage."""
+        yield from self._from_owners(self.own_weights() if kind == WEIGHTS else self.own_moments(kind))
+
+    def own_moments(self, kind: str) -> dict[str, Tensor]:
+        """One kind of the optimizer's states on this rank by their parameter's name in the whole model."""
+        return {name: self.optimizer.state[updated][kind] for name, _, updated in self.named()}
+
+    def buffers(self) -> Iterator[tuple[int, str, Tensor]]:
+        """As every engine; the two pipes of a bidirectional schedule count as two replicas."""
+        for (pipe, stage), module in self.modules.items():
+            for name, buffer in module.named_buffers():
+                yield self.axes.dp_rank * self.schedule.pipes + pipe, self._whole_name(name, stage), buffer
+
+    def _stages(self) -> Iterator[tuple[int, int]]:
+        """(pipeline rank, stage) of the first pipe: where each stage's weights are asked for."""
+        for stage, rank in enumerate(self.schedule.placement[0]):
+            yield rank, stage
+
+
+def average(gradients: Sequence[Tensor | None], group: dist.ProcessGroup, ranks: int | None = None) -> None:
+    """Mean (or with `ranks=1` sum) of the gradients over a group, in place, as one flat all-reduce."""
+    held = [gradient for gradient in gradients if gradient is not None]
+    if not held:
+        return
+    flat = torch.cat([gradient.reshape(-1) for gradient in held])
+    dist.all_reduce(flat, group=group)
+    flat /= ranks or group.size()
+    for gradient, part in zip(held, flat.split([gradient.numel() for gradient in held]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def sample(config: RunConfig) -> Tensor:
+    """One micro-batch's input, of the right shape and type; its values do not matter."""
+    from dlojz import models
+
+    if models.spec(config.model).family == "text":
+        return torch.zeros(config.layout.micro_batch, config.sequence_length or 1, dtype=torch.long)
+    return torch.zeros(config.layout.micro_batch, 3, config.image_size or 1, config.image_size or 1)
+
+
+class ByHandPipelineEngine(PipelineEngine):
+    """`dlojz.pipeline.runtime` over the pipeline axis."""
+
+    def build(self, blocks: BlockList) -> None:
+        super().build(blocks)
+        self._twins = self._twin_groups()
+        self._runtime = PipelineRuntime(
+            self.schedule,
+            self.modules,
+            self.boundaries,
+            self.loss,
+            group=self.pp_group,
+            perform=self._perform,
+        )
+
+    def run_schedule(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
+        return self._runtime.step(inputs, targets)
+
+    def reduce_gradients(self) -> None:
+        """Add up the two copies of each stage of a bidirectional schedule, then average over the replicas.
+
+        Who: the two ranks that hold a stage. What: its gradients in one flat tensor, all-reduced (sum). How much: 4
+        bytes per parameter of the stage and step.
+        """
+        for stage, group in sorted(self._twins.items()):
+            module = next(module for (_, held), module in self.modules.items() if held == stage)
+            average([parameter.grad for parameter in module.parameters()], group, ranks=1)
+        super().reduce_gradients()
+
+    def _twin_groups(self) -> dict[int, dist.ProcessGroup]:
+        """Per stage that this rank holds, the group of the two ranks that do; empty where there is one pipe."""
+        if self.schedule.pipes == 1:
+            return {}
+        layout, own = self.config.layout, {}
+        for stage in range(self.schedule.stages):
+            for place in range(layout.dp * layout.tp):
+                ranks = sorted({self.axes.world_rank(pipe[stage]) + place for pipe in self.schedule.placement})
+                group = dist.new_group(ranks)
+                if dist.get_rank() in ranks and len(ranks) > 1:
+                    own[stage] = group
+        return own
+
+    @property
+    def group_names(self) -> dict[str, str]:
+        return {**super().group_names, **{str(group.group_name): "twins" for group in self._twins.values()}}
+
+
+class AsynchronousPipelineEngine(PipelineEngine):
+    """`dlojz.pipeline.runtime` over the pipeline axis."""
+
+    def build(self, blocks: BlockList) -> None:
+        super().build(blocks)
+        self._runtime = AsynchronousRuntime(
+            self.schedule,
+            self.modules,
+            self.boundaries,
+            self.loss,
+            learning_rate=self.config.learning_rate,
+            weight_decay=self.config.weight_decay,
+            group=self.pp_group,
+            perform=self._perform,
+        )
+
+    def run_schedule(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
+        return self._runtime.step(inputs, targets)
+
+    def update(self) -> None:
+        """Nothing: the schedule has updated."""
+
+    def inventory(self) -> Inventory:
+        held = super().inventory()
+        versions = [one for stage in self._runtime.weights.values() for one in stage.kept.values()]
+        return {**held, "weights": [*held["weights"], *(weight for one in versions for weight in one.values())]}
+
+
+def torch_schedule(
+    schedule: Schedule, stages: Sequence[PipelineStage], loss: Callable[[Tensor, Tensor], Tensor]
+) -> Any:
+    """What `step()` of executes the schedule.
+
+    Args:
+        schedule: any that torch can execute.
+        stages: this rank's, in order.
+        loss: mean loss of one micro-batch.
+
+    Raises:
+        LabError: if torch's runtime cannot execute it; the sentence says why.
+    """
+    refusal = torch_refusal(schedule)
+    if refusal is not None:
+        raise LabError(refusal)
+    entry = SCHEDULES.get(schedule.name)
+    options: dict[str, Any] = {"n_microbatches": schedule.micro_batches, "loss_fn": loss, "scale_grads": True}
+    if entry is not None and entry.torch_class is not None:
+        shipped = getattr(torchs_own, entry.torch_class)
+        # torch's own 1F1B refuses fewer micro-batches than stages, though their order is the same as any other's.
+        if not (shipped is torchs_own.Schedule1F1B and schedule.micro_batches < schedule.stages):
+            return shipped(stages[0] if issubclass(shipped, PipelineScheduleSingle) else list(stages), **options)
+    made = _PipelineScheduleRuntime(list(stages), **options)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "schedule.csv"
+        path.write_text(to_csv(schedule), encoding="utf-8")
+        made._load_csv(str(path), format="compute_only")
+    return made
+
+
+class Performer(Protocol):
+    """Whoever runs the computation of an action: an engine."""
+
+    def perform(self, action: Action, compute: Callable[[], None]) -> None:
+        """Run it."""
+
+
+class TorchPipelineEngine(PipelineEngine):
+    """torch's pipeline runtime over the pipeline axis."""
+
+    def build(self, blocks: BlockList) -> None:
+        if self.config.layout.zero and self.axes.mesh is not None:
+            # torch's runtime knows FSDP2: a stage's weights are all-gathered once per step, kept for all micro-batches,
+            # and their gradients reduce-scattered after the last one.
+            for module in self.modules.values():
+                shard(self.config, module, self.axes.mesh["dp"])
+        super().build(blocks)
+        self._losses: list[Tensor] = []
+        stages = [self._stage(stage) for _, stage in sorted(self.modules)]
+        self._schedule = torch_schedule(self.schedule, stages, self._loss)
+
+    def _boundaries(self, stages: Sequence[BlockList]) -> list[Boundary]:
+        first, *others = self._shapes_between(stages)
+        if self.config.layout.zero and self._autocast_dtype is not None:  # FSDP2 casts weights and inputs alike
+            others = [Boundary(one.shape, self._autocast_dtype) for one in others]
+        return [first, *others]
+
+    def _shapes_between(self, stages: Sequence[BlockList]) -> list[Boundary]:
+        if self.config.layout.tp == 1:
+            return super()._boundaries(stages)
+        # DTensors cannot be asked for shapes without the other ranks; the lab's own split has the same ones.
+        config, axis = self.config, self.share.axis
+        pretended = TensorAxis(rank=axis.rank, size=axis.size, sequence_parallel=axis.sequence_parallel)
+        built = build_on_meta(config.model, config.image_size, config.sequence_length, config.num_classes)
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            split = split_model(built.to_empty(device="cpu"), pretended)
+            one = fake.from_tensor(sample(config))
+            return boundaries_of(stage_modules(split, self.bounds), one, compute=self._autocast_dtype)
+
+    def _stage(self, stage: int) -> PipelineStage:
+        """A stage whose shapes are known beforehand, so that no rank has to ask another."""
+        module = self.modules[0, stage]
+        enters, leaves = (
+            torch.empty(one.shape, dtype=one.dtype, device="meta") for one in self.boundaries[stage : stage + 2]
+        )
+        made = PipelineStage(
+            module,
+            stage,
+            self.schedule.stages,
+            self.device,
+            input_args=(enters.requires_grad_(stage > 0),),
+            output_args=(leaves.requires_grad_(),),
+            group=self.pp_group,
+        )
+        observe(made, stage, self)
+        return made
+
+    def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        loss = self.loss(outputs, targets)
+        self._losses.append(loss.detach())
+        return loss
+
+    def autocast(self) -> AbstractContextManager[object]:
+        return nullcontext() if self.config.layout.zero else super().autocast()  # FSDP2 casts what it gathers
+
+    def reduce_gradients(self) -> None:
+        if self.config.layout.zero:
+            return  # FSDP2 has done so
+        self.share.settle(self.module.parameters())
+        if self.config.layout.dp > 1:
+            for module in self.modules.values():
+                gradients = (parameter.grad for parameter in module.parameters())
+                average([local(gradient) for gradient in gradients if gradient is not None], self.dp_group)
+
+    def inventory(self) -> Inventory:
+        return locals_of(super().inventory())
+
+    def run_schedule(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
+        self._losses = []
+        held = {stage for _, stage in self.modules}
+        # torch splits a batch into its micro-batches again, in the same order.
+        given = (torch.cat(list(inputs)),) if 0 in held else ()
+        asked = {"target": torch.cat(list(targets))} if self.schedule.stages - 1 in held else {}
+        self._schedule.step(*given, **asked, return_outputs=False)
+        return self._losses
+
+
+def observe(made: Any, stage: int, engine: Performer) -> None:
+    """Let the engine perform what a stage computes: then probes time torch's actions as they time the lab's own."""
+
+    def through(
+        method: Callable[..., Any], kind_of: Callable[..., str], micro_batch: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        answer: list[Any] = []
+        action = Action(kind_of(**kwargs), stage, micro_batch)
+        engine.perform(action, lambda: answer.append(method(micro_batch, *args, **kwargs)))
+        return answer[0]
+
+    for name, kind_of in (
+        ("forward_one_chunk", lambda **_: FORWARD),
+        ("backward_one_chunk", lambda full_backward=True, **_: BACKWARD if full_backward else BACKWARD_INPUT),
+        ("backward_weight_one_chunk", lambda **_: BACKWARD_WEIGHT),
+    ):
+        setattr(made, name, partial(through, getattr(made, name), kind_of))

@@ -1,0 +1,178 @@
+"""Engines that shard the model: FSDP2, and ZeRO by hand.
+
+torch FSDP2 (`fully_shard`): weights, gradients and optimizer states are sharded over the ranks, block by block.
+
+Between steps a rank holds 1/dp of every parameter (padded along dimension 0).
+
+Source: Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel" (arXiv 2304.11277).
+
+ZeRO as the lab writes it (`dlojz.by_hand.zero`), behind the interface of all engines.
+
+After the last micro-batch's backward each rank's share of the gradient is the mean over all.
+
+Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (arXiv
+1910.02054).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from dlojz.by_hand.zero import Zero, ZeroStage1, ZeroStage2, ZeroStage3
+from dlojz.config.run_config import RunConfig
+from dlojz.train.engines.base import (
+    WEIGHTS,
+    Engine,
+    Inventory,
+    TensorSource,
+    begun,
+    gather_piece,
+    make_optimizer,
+    optimizer_states,
+    put_piece,
+)
+
+
+def shard(config: RunConfig, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Shard a flat list of blocks over the data axis, one unit per block; in place.
+
+    Args:
+        config: the run; its layout says whether gathered weights are freed after forward.
+        module: a model, or one stage of a pipeline; where it is split along a tensor axis, its shards are cut again.
+        mesh: the ranks of the data axis.
+    """
+    policy = MixedPrecisionPolicy()
+    if config.precision == "bf16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for buffer in module.buffers():  # CPU BatchNorm wants its statistics in the type of its weights
+            if buffer.is_floating_point():
+                buffer.data = buffer.data.bfloat16()
+    # Who: all dp ranks, for each block. What: its weights are all-gathered before its forward and, where they
+    # were freed after it (ZeRO-3), once more before its backward; its gradient is reduce-scattered (mean) after
+    # it. How much: see dlojz.prediction.communication, which equals the count to the byte.
+    # Each call moves one block to the device and shards it there, so that the whole model is never on one GPU.
+    reshard = config.layout.zero == 3
+    for block in cast(nn.ModuleList, module.blocks):
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    return cast(nn.Module, fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard))
+
+
+class FSDP2Engine(Engine):
+    """FSDP2 with one unit per block of the model: ZeRO-3, or ZeRO-2 where gathered weights are kept for backward."""
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        if self.axes.mesh is not None:
+            mesh = self.axes.mesh["dp"]
+        else:
+            mesh = init_device_mesh(self.device.type, (self.config.layout.dp,), mesh_dim_names=("dp",))
+        return shard(self.config, module, mesh)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        return nullcontext()  # the policy above casts the gathered weights and each block's inputs
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self.module.named_parameters():
+            # Who: all dp ranks. What: one parameter, all-gathered whole; at the end of the run only.
+            yield name, self.share.whole(name, parameter.detach()).cpu()
+
+    def states(self) -> Iterator[tuple[str, Tensor]]:
+        """As every engine, of the shards: weights that are whole at the moment are given back first."""
+        # Who: all dp ranks. What: one parameter, or one of its moments, all-gathered whole. How much: its bytes.
+        self.close()
+        yield from super().states()
+
+    def close(self) -> None:
+        if isinstance(self.model, FSDPModule):
+            self.model.reshard()
+
+
+class ZeroByHandEngine(Engine):
+    """The lab's ZeRO stage of the layout over all ranks; in stage 3, one unit per block of the model."""
+
+    def __init__(self, config: RunConfig, model: nn.Module, device: torch.device) -> None:
+        self.zero: Zero
+        super().__init__(config, model, device)
+        self.optimizer = self.zero.optimizer
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        make, group = partial(make_optimizer, self.config), self.axes.group("dp")
+        if self.config.layout.zero == 3:
+            dtype = torch.bfloat16 if self.config.precision == "bf16" else None
+            self.zero = ZeroStage3(module.to(self.device), make, compute_dtype=dtype, group=group)
+        else:
+            stage = ZeroStage1 if self.config.layout.zero == 1 else ZeroStage2
+            self.zero = stage(module.to(self.device), make, group=group)
+        return self.zero
+
+    def autocast(self) -> AbstractContextManager[object]:
+        # In stage 3 the gathered weights are bf16 themselves: autocast would keep a cast copy of all of them for
+        # backward, as large as what stage 3 frees.
+        return nullcontext() if self.config.layout.zero == 3 else super().autocast()
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        # Who: all dp ranks. What: stage 1 communicates in `update` only; stages 2 and 3 reduce-scatter every
+        # micro-batch's gradients, stage 3 gathers weights too. How much: see dlojz.prediction.communication.
+        self.zero.backward(loss / self.config.layout.micro_batches)
+
+    def update(self) -> None:
+        # Stages 1 and 2: each rank's updated share of the weights is all-gathered.
+        self.zero.step()
+
+    def inventory(self) -> Inventory:
+        shares: Sequence[Tensor] = self.zero.shares
+        parameters = list(self.module.parameters())
+        stage_3 = self.config.layout.zero == 3
+        return {
+            "weights": [*shares, *([] if stage_3 else parameters)],
+            "gradients": [tensor.grad for tensor in (*parameters, *shares) if tensor.grad is not None],
+            "optimizer": optimizer_states(self.optimizer),
+            "buffers": list(self.module.buffers()),
+            # Stage 3: the weights that are whole at this moment.
+            "workspace": [flat.whole for flat in self.zero.flats] if stage_3 else [],
+        }
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        # Who: all dp ranks, in stage 3. What: each unit's weights, all-gathered; at the end of the run only.
+        for name, weight in self.zero.weights():
+            yield name, self.share.whole(name, weight).cpu()
+
+    def gathered(self, kind: str) -> Iterator[tuple[str, Tensor]]:
+        """As every engine, parameter by parameter from the ranks' shares."""
+        names = {parameter: name for name, parameter in self.module.named_parameters()}
+        for flat in self.zero.flats:
+            own = flat.share.detach() if kind == WEIGHTS else self.optimizer.state[flat.share].get(kind)
+            if own is None:
+                continue
+            for number, parameter in enumerate(flat.parameters):
+                name = names[cast(nn.Parameter, parameter)]
+                yield name, self.share.whole(name, gather_piece(flat, number, own)).cpu()
+
+    @torch.no_grad()
+    def restore(self, source: TensorSource) -> None:
+        """As every engine, into this rank's shares; in stages 1 and 2 into the whole weights too."""
+        names = {parameter: name for name, parameter in self.module.named_parameters()}
+        for flat in self.zero.flats:
+            state = begun(self.optimizer, flat.share, self._kept(source), source.updates)
+            for number, parameter in enumerate(flat.parameters):
+                name = names[cast(nn.Parameter, parameter)]
+                weight = self.share.part(name, source.tensor(f"{WEIGHTS}/{name}"))
+                put_piece(flat, number, flat.share, weight)
+                if self.config.layout.zero < 3:  # of which the share is a view
+                    parameter.detach().copy_(weight)
+                for kind in self.moments:
+                    if source.has(f"{kind}/{name}"):
+                        moment = self.share.part(name, source.tensor(f"{kind}/{name}"))
+                        put_piece(flat, number, state[kind], moment)
+
+    def _kept(self, source: TensorSource) -> tuple[str, ...]:
+        """Kinds of moments that the checkpoint has: none, if it was kept before the first update."""
+        name, _ = next(self.module.named_parameters())
+        return tuple(kind for kind in self.moments if source.has(f"{kind}/{name}"))

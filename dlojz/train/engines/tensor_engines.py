@@ -1,0 +1,346 @@
+"""Tensor-parallel engines: the lab's layers and torch's.
+
+Tensor parallelism under every engine: the model is split before the engine lays it over the data axis.
+
+Whatever splits the model (`dlojz.by_hand.tensor`, or torch), the engine sees a model with this rank's parameters only,
+the loss that fits its last block, and a way back to the whole parameters.
+
+torch's own tensor parallelism: `parallelize_module` on the blocks of the lab's models.
+
+A block takes and gives plain tensors, whole or this rank's tokens; DTensors live inside it alone. So a pipeline, DDP
+and FSDP2 see blocks as they always are. Which layers are split by columns and which by rows is what
+`dlojz.by_hand.tensor` does; convolutions have no style of torch's, so that CoAtNet's stem and its MBConv blocks stay
+whole on every rank, and so do the norms and embeddings that images need.
+
+    layer                                style                communication
+    query, key, value, qkv, mlp_expand   ColwiseParallel      backward: all-reduce of the region's input
+    attention_project, mlp_project       RowwiseParallel      forward: all-reduce of its output
+    token embedding                      RowwiseParallel      forward: all-reduce
+    norms, with sequence parallelism     SequenceParallel     all-gather after it, reduce-scatter at the region's end
+
+The gradient of a split embedding is made whole on every rank (V × D, torch's own rule), but for DDP and FSDP2, which
+cut it at once.
+
+Asynchronous tensor parallelism (`async_tensor_parallel`) compiles the blocks so that a product is cut in pieces that
+overlap with their communication. It takes NVLink and symmetric memory, and has not been run here.
+
+Source: torch 2.13, `torch/distributed/tensor/parallel/style.py`; Shoeybi et al. 2019 (arXiv 1909.08053), §3;
+Korthikanti et al. 2022 (arXiv 2205.05198), §4.2.2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.func import functional_call
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.by_hand.tensor.axis import TensorAxis, gather_whole, own_slice, share_bounds, split_dims
+from dlojz.by_hand.tensor.layers import vocabulary_parallel_cross_entropy
+from dlojz.by_hand.tensor.split import parallel_loss, parts_of, split_model
+from dlojz.config.run_config import RunConfig
+from dlojz.models import coatnet, gpt, llama
+from dlojz.models.blocks import BlockList, TransformerBlock
+from dlojz.train.axes import Axes
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class TensorShare:
+    """What a rank holds of a model along the tensor axis; with tp=1 all of it.
+
+    Args:
+        config: the run.
+        model: the whole model, with the same weights on every rank; its blocks are replaced.
+        axes: this rank's place.
+        loss: mean loss of whole logits.
+
+    Attributes:
+        loss: mean loss of what this rank's last block gives.
+    """
+
+    def __init__(self, config: RunConfig, model: nn.Module, axes: Axes, loss: Loss) -> None:
+        layout = config.layout
+        self.axis, self.loss = TensorAxis(), loss
+        self._shapes = {name: tuple(one.shape) for name, one in model.named_parameters()}
+        self._dims: dict[str, int] = {}
+        if layout.tp == 1:
+            return
+        blocks = cast(BlockList, model)
+        self.axis = TensorAxis(axes.group("tp"), sequence_parallel=layout.sequence_parallel)
+        if layout.engine == "torch":
+            assert axes.mesh is not None
+            self.loss = parallelize(config, blocks, self.axis, axes.mesh["tp"], loss)
+        else:
+            self.loss = parallel_loss(split_model(blocks, self.axis, layout.tensor_parts))
+        self._dims = split_dims(model)
+
+    def whole(self, name: str, own: Tensor) -> Tensor:
+        """A whole parameter from what this rank holds of it; a collective call where it is split."""
+        # Who: the ranks that share the parameter, at the end of a run. What: their slices. How much: its bytes.
+        tensor: Tensor = own.full_tensor() if isinstance(own, DTensor) else own
+        return gather_whole(tensor, self._dims[name], self._shapes[name], self.axis) if name in self._dims else tensor
+
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        """What this rank holds of a whole parameter along the tensor axis where the lab has split it."""
+        if name not in self._dims:
+            return whole
+        dim = self._dims[name]
+        start, end = share_bounds(whole.shape[dim], self.axis.size, self.axis.rank)
+        return whole.narrow(dim, start, end - start)
+
+    def beside(self, buffer: str, own: Tensor) -> str | None:
+        """The split parameter whose channels a buffer has; None where the buffer is whole on each rank.
+
+        Only BatchNorm has buffers: its statistics are split as its weight is, its count of batches never.
+        """
+        weight = f"{buffer.rpartition('.')[0]}.weight"
+        return weight if own.ndim and weight in self._dims else None
+
+    def settle(self, parameters: Iterable[Tensor]) -> None:
+        """Before an update: gradients that are still the ranks' own parts of a sum are added up (engine torch)."""
+        if self.axis.size > 1:
+            settle(parameters)
+
+    def pretending(self) -> AbstractContextManager[None]:
+        """Within it shapes can be asked for without the other ranks."""
+        return self.axis.pretending() if self.axis.size > 1 else nullcontext()
+
+
+def settle(parameters: Iterable[Tensor]) -> None:
+    """Lay each DTensor's gradient as its parameter lies.
+
+    With sequence parallelism each rank has found its own tokens' share of a norm's gradient. Who: the ranks of the
+    tensor axis, once per step. What: the gradient of each norm parameter, all-reduced. How much: its bytes. Of an
+    embedding, torch has made the whole table's gradient on every rank: each keeps its part, and nothing is sent.
+    """
+    for parameter in parameters:
+        gradient = parameter.grad
+        if not isinstance(parameter, DTensor) or not isinstance(gradient, DTensor):
+            continue
+        if gradient.placements != parameter.placements:
+            parameter.grad = gradient.redistribute(placements=parameter.placements)
+
+
+Plan = dict[str, ParallelStyle]
+TOKENS = Shard(1)
+NOT_TORCHS = ("stem", "convolution")
+"""Parts that the lab splits and torch does not: it has no style for convolutions."""
+
+
+def parallelize(config: RunConfig, blocks: BlockList, axis: TensorAxis, mesh: DeviceMesh, loss: Loss) -> Loss:
+    """Split a model among the ranks of the tensor axis, in place.
+
+    Args:
+        config: the run; its layout says which parts are split, and whether the sequence is.
+        blocks: the whole model, with the same weights on every rank.
+        axis: the ranks that share it.
+        mesh: the same ranks, as torch wants them.
+        loss: mean loss of whole logits.
+
+    Returns:
+        The mean loss of what the last block gives on this rank. Logits that are split along the vocabulary go to the
+        lab's own cross-entropy, as torch's (`loss_parallel`) is a context around forward and backward, where a pipeline
+        leaves no place for one.
+
+    Raises:
+        LabError: if no part of the model that torch can split matches the pattern.
+    """
+    chosen = torch_parts(blocks, config.layout.tensor_parts)
+    for number, block in enumerate(blocks.blocks):
+        halves = {part.rpartition(".")[2] for part in chosen if part.startswith(f"blocks.{number}.")}
+        _split(block, halves, axis, mesh)
+        if config.layout.async_tensor_parallel and halves:
+            _overlap(block, axis)
+    head = blocks.blocks[-1]
+    if not isinstance(head, gpt.Head | llama.Head) or f"blocks.{len(blocks.blocks) - 1}.head" not in chosen:
+        return loss
+    start, _ = share_bounds(head.output.out_features, axis.size, axis.rank)
+    return lambda logits, targets: vocabulary_parallel_cross_entropy(logits.float(), targets, start, axis)
+
+
+def _split(block: nn.Module, parts: set[str], axis: TensorAxis, mesh: DeviceMesh) -> None:
+    """Replace the layers of a block by this rank's part of them."""
+    sequence = axis.sequence_parallel
+    plan: Plan = {}
+    if isinstance(block, llama.LlamaBlock | TransformerBlock):
+        columns = {"attention": ("query", "key", "value"), "mlp": ("mlp_gate", "mlp_expand")}
+        if isinstance(block, TransformerBlock):
+            columns = {"attention": ("qkv",), "mlp": ("mlp_expand",)}
+        for part, norm in (("attention", "norm1"), ("mlp", "norm2")):
+            if part in parts:
+                several = len(columns[part]) > 1
+                plan |= {name: _columns(sequence and not several) for name in columns[part]}
+                plan |= {f"{part}_project": _rows(sequence)}
+                _prepare_norm(cast(nn.Module, getattr(block, norm)), mesh, sequence, several)
+    elif isinstance(block, coatnet.AttentionBlock):
+        if "attention" in parts:
+            plan |= {"attention.qkv": _columns(sequence), "attention.project": _rows(sequence)}
+            _split_bias(block.attention, axis)
+        if "mlp" in parts:
+            plan |= {"mlp_expand": _columns(sequence), "mlp_project": _rows(sequence)}
+    elif isinstance(block, coatnet.Head) and parts:
+        plan = {"hidden": _columns(sequence), "classifier": _rows(sequence)}
+    elif isinstance(block, gpt.Head | llama.Head) and parts:
+        plan = {"output": _columns(sequence)}
+        _prepare_norm(block.norm, mesh, sequence, several=False)
+    elif isinstance(block, nn.Embedding) and parts:
+        _apply(block, mesh, _words(sequence))
+    elif isinstance(block, gpt.Embedding) and parts:
+        plan = {"token": _words(sequence)}
+        if sequence:  # each rank adds the positions of its own tokens; in backward the parts are gathered
+            plan["position"] = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(0))
+    if plan:
+        _apply(block, mesh, plan)
+
+
+def _columns(sequence: bool) -> ParallelStyle:
+    return ColwiseParallel(input_layouts=TOKENS if sequence else Replicate())
+
+
+def _rows(sequence: bool) -> ParallelStyle:
+    return RowwiseParallel(output_layouts=TOKENS if sequence else Replicate())
+
+
+def _words(sequence: bool) -> ParallelStyle:
+    return RowwiseParallel(input_layouts=Replicate(), output_layouts=TOKENS if sequence else Replicate())
+
+
+def _prepare_norm(norm: nn.Module, mesh: DeviceMesh, sequence: bool, several: bool) -> None:
+    """A norm on this rank's tokens where the sequence is split; and where several layers read it, entered once.
+
+    Each layer by columns turns what it reads into a whole DTensor, whose gradient is one all-reduce: three layers,
+    three of them. A DTensor that they share has one gradient, the sum of theirs.
+    """
+    if sequence:
+        _apply(norm, mesh, SequenceParallel())
+    if several:
+        held = TOKENS if sequence else Replicate()
+        entered = PrepareModuleOutput(output_layouts=held, desired_output_layouts=Replicate(), use_local_output=False)
+        _apply(norm, mesh, entered)
+
+
+def _split_bias(attention: coatnet.RelativeAttention, axis: TensorAxis) -> None:
+    """A head's position bias goes with the head, as a plain parameter: torch has no style for one."""
+    attention.position_bias = own_slice(attention.position_bias, 0, axis)
+    held = cast(Any, attention)
+    held.axis, held.split_dims = axis, {"position_bias": 0}
+
+
+def _apply(module: nn.Module, mesh: DeviceMesh, plan: ParallelStyle | Plan) -> None:
+    # Nothing is sent: every rank has built the same weights, and cuts its own part from them.
+    parallelize_module(module, mesh, plan, src_data_rank=None)
+    for owner in module.modules():
+        for name, parameter in owner.named_parameters(recurse=False):
+            if isinstance(parameter, DTensor):
+                owner.register_parameter(name, _with_memory_of_its_own(parameter))
+
+
+def _with_memory_of_its_own(parameter: DTensor) -> nn.Parameter:
+    """A part that is a view would keep the whole weight alive."""
+    own = parameter.to_local().detach()
+    if own.untyped_storage().nbytes() == own.numel() * own.element_size():
+        return cast(nn.Parameter, parameter)
+    made = DTensor.from_local(
+        own.clone(),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+    return nn.Parameter(made)
+
+
+def _overlap(block: nn.Module, axis: TensorAxis) -> None:
+    """Compile a block so that its products overlap with their communication: CUDA with NVLink only."""
+    import torch._inductor.config
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+    torch._inductor.config._micro_pipeline_tp = True
+    if axis.group is not None:
+        enable_symm_mem_for_group(axis.group.group_name)
+    block.compile()
+
+
+class PlainParameters(nn.Module):
+    """A model of DTensors whose parameters are plain tensors, this rank's parts: what DDP accepts.
+
+    The two share their memory. In forward each part becomes a DTensor again, and its gradient comes back plain; that of
+    a norm with sequence parallelism is added up over the tensor axis then, once per micro-batch.
+
+    Args:
+        module: the model, whose own parameters stay DTensors.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._module = (module,)  # in a tuple, so that its parameters are not this module's too
+        self._layouts: dict[str, DTensor] = {}
+        self.plain = nn.ParameterDict()
+        for name, parameter in module.named_parameters():
+            own = parameter
+            if isinstance(parameter, DTensor):
+                self._layouts[name] = parameter
+                own = nn.Parameter(parameter.to_local().detach())
+            self.plain[name.replace(".", "/")] = own
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the model."""
+        given: dict[str, Tensor] = {}
+        for key, own in self.plain.items():
+            name = key.replace("/", ".")
+            whole = self._layouts.get(name)
+            given[name] = own if whole is None else _as_dtensor(own, whole)
+        output: Tensor = functional_call(self._module[0], given, (x,))
+        return output
+
+
+def _as_dtensor(own: Tensor, like: DTensor) -> DTensor:
+    return DTensor.from_local(
+        own, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def torch_parts(model: BlockList, pattern: str = "") -> set[str]:
+    """Names of the parts that engine torch splits: those that match, but for convolutions.
+
+    Args:
+        model: the whole model.
+        pattern: regular expression, as in `dlojz.by_hand.tensor.split.split_model`; by default everything.
+
+    Raises:
+        LabError: if none is left; the sentence names some that could be.
+    """
+    names = [name for name in parts_of(model) if not name.endswith(NOT_TORCHS)]
+    chosen = {name for name in names if re.search(pattern, name)}
+    if not chosen:
+        of = type(model).__name__
+        raise LabError(
+            say(
+                en=f"engine 'torch' splits no part of {of} that matches {pattern!r}: it can split {_some(names)}; "
+                "convolutions are split by engine='by_hand' alone.",
+                fr=f"engine='torch' ne découpe aucune partie de {of} qui corresponde à {pattern!r} : il sait découper "
+                f"{_some(names)} ; seul engine='by_hand' découpe les convolutions.",
+            )
+        )
+    return chosen
+
+
+def _some(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]}, …, {names[-1]}"

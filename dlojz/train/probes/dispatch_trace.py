@@ -1,0 +1,399 @@
+"""Record storages and collectives at the dispatcher, and sum them up as memory and communication.
+
+Every storage and every collective of a few traced steps, seen at the dispatcher.
+
+What is seen is what the framework does (DDP's reducer, DeepSpeed and FSDP2 included): each tensor storage is followed
+from allocation to release, each c10d operator with its tensors. Off outside the traced steps, so that it costs the
+measured steps nothing.
+
+Bytes by category, from the storages that a trace has seen.
+
+Every live byte belongs to exactly one category: what an engine's inventory claims is a state, what forward leaves alive
+for backward is an activation, all else is workspace. The categories add up to the total.
+
+Collectives per step, from the c10d operators that a trace has seen.
+
+Counted, never computed: the bytes are those of the tensors handed to c10d.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import _resolve_process_group
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from dlojz.prediction.storage_tracker import StorageTracker
+from dlojz.results.footprint import CATEGORIES, Category, Memory, Traffic
+from dlojz.results.record import MemorySample
+
+
+@dataclass
+class StorageEvent:
+    """A storage that grew (or shrank, where negative) by some bytes."""
+
+    time_s: float
+    storage: int
+    delta_bytes: int
+    step: int
+    phase: str
+
+
+@dataclass
+class CollectiveCall:
+    """One c10d operator as a rank called it; the bytes are those of the whole message."""
+
+    step: int
+    collective: str
+    group: str
+    group_size: int
+    message_bytes: int
+
+
+@dataclass
+class RecordedTrace:
+    """What was seen, in the order in which it happened."""
+
+    storages: list[StorageEvent] = field(default_factory=list)
+    calls: list[CollectiveCall] = field(default_factory=list)
+    flops_of_step: dict[int, int] = field(default_factory=dict)
+
+
+def bytes_of(tensors: Iterable[Any]) -> int:
+    """Bytes of the elements of all tensors given."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if isinstance(tensor, Tensor))
+
+
+# c10d operator → (collective, which argument holds the whole message). An all-gather's message is its output, a
+# reduce-scatter's its input: the tensor that no rank holds alone.
+_COLLECTIVES = {
+    "allreduce_": ("all_reduce", 0),
+    "allreduce_coalesced_": ("all_reduce", 0),
+    "allgather_": ("all_gather", 0),
+    "_allgather_base_": ("all_gather", 0),
+    "allgather_into_tensor_coalesced_": ("all_gather", 0),
+    "reduce_scatter_": ("reduce_scatter", 1),
+    "_reduce_scatter_base_": ("reduce_scatter", 1),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
+    "broadcast_": ("broadcast", 0),
+    "reduce_": ("reduce", 0),
+    "alltoall_": ("all_to_all", 1),
+    "alltoall_base_": ("all_to_all", 1),
+    "gather_": ("gather", 0),
+    "scatter_": ("scatter", 1),
+    "send": ("send", 0),
+    "recv_": ("recv", 0),
+    "barrier": ("barrier", 0),
+}
+
+# The functional form of the same, which DTensors call: the result is a new tensor. True: that is the whole message.
+_FUNCTIONAL = {
+    "all_reduce": ("all_reduce", False),
+    "all_reduce_": ("all_reduce", False),
+    "all_reduce_coalesced": ("all_reduce", False),
+    "all_reduce_coalesced_": ("all_reduce", False),
+    "all_gather_into_tensor": ("all_gather", True),
+    "all_gather_into_tensor_out": ("all_gather", True),
+    "all_gather_into_tensor_coalesced": ("all_gather", True),
+    "reduce_scatter_tensor": ("reduce_scatter", False),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter", False),
+    "all_to_all_single": ("all_to_all", False),
+    "broadcast": ("broadcast", False),
+    "broadcast_": ("broadcast", False),
+}
+
+_BETWEEN_STAGES = ("send", "recv")
+_OF_ACTIVATIONS = ("pp", "tp", "ep")
+"""What crosses from stage to stage, or between the ranks that share a layer or its experts, are activations, no buffers
+of the communication."""
+
+
+def _flash_for_cpu(query: Tensor, key: Tensor, value: Tensor, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
+    return sdpa_flop_count(query.shape, key.shape, value.shape)
+
+
+def _flash_for_cpu_backward(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: Any, out_val: Any = None, **kwargs: Any
+) -> int:
+    return sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape)
+
+
+def _convolution_backward(gradient: Tensor, inputs: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> int:
+    wanted = args[-1]  # which of the gradients of input, weight and bias
+    return 2 * gradient.numel() * weight[0].numel() * (int(wanted[0]) + int(wanted[1]))
+
+
+# torch's own formulas, but for the CPU's attention kernel, which has none, and the backward of a convolution, whose
+# formula forgets that a grouped convolution (CoAtNet's depthwise one) mixes no channels.
+FLOP_FORMULAS: dict[Any, Any] = {
+    **flop_registry,
+    torch.ops.aten.convolution_backward: _convolution_backward,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _flash_for_cpu,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _flash_for_cpu_backward,
+}
+
+
+class StorageTrace(StorageTracker):
+    """A dispatch mode that follows storages and collectives while it is entered.
+
+    Args:
+        group_names: name of each process group by its c10d name; a group that is not listed is called `dp`.
+        device_type: follow the storages of such devices only; by default of all.
+    """
+
+    def __init__(self, group_names: dict[str, str], device_type: str | None = None) -> None:
+        super().__init__()
+        self.loading = False
+        """While samples are read, which takes memory of the host and not of the training: nothing is followed."""
+        self._device_type = device_type
+        self.trace = RecordedTrace()
+        self.step, self.phase = -1, "setup"
+        self.communicated: set[int] = set()
+        """Storages that a collective along the data axis has read or written."""
+        self._group_names = group_names
+        self._resize = torch.UntypedStorage.resize_
+
+    def __enter__(self) -> StorageTrace:
+        trace = self
+
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            # FSDP2 frees and fills its gathered weights by resizing their storage, which is no operator.
+            result = trace._resize(storage, size)
+            trace.follow(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind is DTensor or kind is AsyncCollectiveTensor for kind in types):
+            return NotImplemented  # it calls us again with this rank's shards, or with what has arrived
+        result = func(*args, **(kwargs or {}))
+        if self.loading:
+            return result
+        formula = FLOP_FORMULAS.get(func.overloadpacket)
+        if formula is not None:
+            flops = formula(*args, **(kwargs or {}), out_val=result)
+            self.trace.flops_of_step[self.step] = self.trace.flops_of_step.get(self.step, 0) + int(flops)
+        elif func.namespace == "c10d":
+            self._see_collective(func._schema.name.split("::")[1], args)
+        elif func.namespace == "_c10d_functional":
+            self._see_functional(func._schema.name.split("::")[1], args, result)
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self.see(tensor)
+        return result
+
+    def name_groups(self, names: Mapping[str, str]) -> None:
+        """Tell the mesh axes of process groups by their own names."""
+        self._group_names |= names
+
+    def see(self, tensor: Tensor) -> int | None:
+        """Follow a tensor's storage from now on; returns its number in this trace."""
+        if tensor.device.type == "meta" or type(tensor) not in (Tensor, torch.nn.Parameter):
+            return None
+        if self._device_type not in (None, tensor.device.type):
+            return None
+        return self.follow(tensor.untyped_storage())
+
+    def release(self, *tensors: Tensor) -> None:
+        """Follow these no more: the training needs them no longer, though some variable may still hold them."""
+        for tensor in tensors:
+            self.abandon(tensor.untyped_storage())
+
+    def grown(self, number: int, delta_bytes: int) -> None:
+        """Note the event, with its time and its phase."""
+        self.trace.storages.append(StorageEvent(time.perf_counter(), number, delta_bytes, self.step, self.phase))
+
+    def _see_collective(self, operator: str, args: Any) -> None:
+        if operator not in _COLLECTIVES:
+            return
+        collective, position = _COLLECTIVES[operator]
+        leaves = tree_leaves(args)
+        numbers = {number for leaf in leaves if isinstance(leaf, Tensor) and (number := self.see(leaf)) is not None}
+        group = next((leaf for leaf in leaves if isinstance(leaf, torch.ScriptObject)), None)
+        process_group = torch.distributed.ProcessGroup.unbox(group) if group is not None else None
+        name = process_group.group_name if process_group is not None else ""
+        size = process_group.size() if process_group is not None else 1
+        message_bytes = 0 if collective == "barrier" else bytes_of(tree_leaves(args[position]))
+        axis = self._group_names.get(name, "pp" if collective in _BETWEEN_STAGES else "dp")
+        if axis not in _OF_ACTIVATIONS:
+            self.communicated |= numbers
+        self.trace.calls.append(CollectiveCall(self.step, collective, axis, size, message_bytes))
+
+    def _see_functional(self, operator: str, args: Any, result: Any) -> None:
+        if operator not in _FUNCTIONAL:
+            return  # a wait
+        collective, of_result = _FUNCTIONAL[operator]
+        group: Any = args[-1]  # its name, or itself
+        if isinstance(group, torch.ScriptObject):
+            group = torch.distributed.ProcessGroup.unbox(group)
+        process_group = _resolve_process_group(group) if isinstance(group, str) else group  # type: ignore[arg-type]
+        message_bytes = bytes_of(tree_leaves(result if of_result else args[0]))
+        axis = self._group_names.get(process_group.group_name, "dp")
+        self.trace.calls.append(CollectiveCall(self.step, collective, axis, process_group.size(), message_bytes))
+
+
+MAX_SAMPLES = 400
+Inventory = Mapping[Category, Iterable[Tensor]]
+
+
+class MemoryProbe:
+    """Sorts the storages of a trace into categories.
+
+    Args:
+        trace: the trace, which stays entered while the probe is told of the marks below.
+    """
+
+    def __init__(self, trace: StorageTrace) -> None:
+        self._trace = trace
+        self._category_of: dict[int, Category] = {}
+        self._at_forward: set[int] = set()
+        self._on_host: set[int] = set()
+
+    # A communication thread may release a storage at any moment: what is alive is looked at in a copy.
+
+    def claim(self, inventory: Inventory) -> None:
+        """Sort what an engine holds at this moment; a storage stays what it was first claimed to be.
+
+        What was only taken for an activation or a temporary may still turn out to be a state: DDP makes its buckets in
+        a forward pass, and the gradients are views of them where `gradient_as_bucket_view` says so.
+        """
+        for category, tensors in inventory.items():
+            for tensor in tensors:
+                number = self._trace.see(tensor)
+                if number is None:
+                    continue
+                if category == "workspace":
+                    self._at_forward.add(number)
+                elif self._category_of.get(number, "activations") in ("activations", "workspace"):
+                    self._category_of[number] = category
+
+    def claim_host(self, tensors: Iterable[Tensor]) -> None:
+        """What was moved to host memory: counted apart, also where the host is the device."""
+        self._on_host |= {number for tensor in tensors if (number := self._trace.see(tensor)) is not None}
+
+    def before_forward(self, inventory: Inventory) -> None:
+        """Note what is alive before a micro-batch is read; none of it is that micro-batch's activation."""
+        self.claim(inventory)
+        self._at_forward = set(self._trace.live_bytes.copy())
+
+    def after_forward(self, inventory: Inventory) -> None:
+        """What forward has left alive, and is neither state nor a communication buffer, is kept for backward."""
+        self.claim(inventory)
+        known = self._at_forward | self._trace.communicated
+        for number, num_bytes in self._trace.live_bytes.copy().items():
+            if num_bytes and number not in known:
+                self._category_of.setdefault(number, "activations")
+
+    def after_step(self, inventory: Inventory) -> None:
+        """What has outlived its step was no activation but a buffer that the engine made on the way."""
+        self.claim(inventory)
+        for number, num_bytes in self._trace.live_bytes.copy().items():
+            if num_bytes and self._category_of.get(number) == "activations":
+                self._category_of[number] = "workspace"
+
+    def measure(self, step: int, device: torch.device) -> tuple[Memory, tuple[MemorySample, ...]]:
+        """Largest bytes by category within a step, the peak of their sum, and how they moved."""
+        held: dict[Category, int] = defaultdict(int)
+        largest: dict[Category, int] = defaultdict(int)
+        peak_bytes, peak_moment, at_peak = 0, "", dict(held)
+        host_bytes = most_host_bytes = 0
+        moments: list[tuple[StorageEvent, dict[Category, int]]] = []
+        for event in self._trace.trace.storages:
+            if event.storage in self._on_host:
+                host_bytes += event.delta_bytes
+                if event.step == step:
+                    most_host_bytes = max(most_host_bytes, host_bytes)
+                continue
+            category = self._category_of.get(event.storage, "workspace")
+            if event.step == step and not moments:
+                largest.update(held)
+                most_host_bytes = max(most_host_bytes, host_bytes)
+            held[category] += event.delta_bytes
+            if event.step != step:
+                continue
+            largest[category] = max(largest[category], held[category])
+            total_bytes = sum(held.values())
+            if total_bytes > peak_bytes:
+                peak_bytes, peak_moment, at_peak = total_bytes, event.phase, dict(held)
+            moments.append((event, dict(held)))
+        memory = Memory(
+            **{f"{category}_bytes": largest[category] for category in CATEGORIES},
+            peak_bytes=peak_bytes,
+            peak_moment=peak_moment,
+            at_peak_bytes={category: at_peak.get(category, 0) for category in CATEGORIES},
+            reserved_bytes=torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None,
+            host_bytes=most_host_bytes,
+            resident_bytes=resident_bytes(),
+        )
+        return memory, _samples(moments)
+
+
+def _samples(moments: list[tuple[StorageEvent, dict[Category, int]]]) -> tuple[MemorySample, ...]:
+    """At most `MAX_SAMPLES` moments; of each stretch, the one with the largest total, so that no peak is lost."""
+    if not moments:
+        return ()
+    start_s = moments[0][0].time_s
+    stretch = -(-len(moments) // MAX_SAMPLES)
+    chosen = [
+        max(moments[first : first + stretch], key=lambda moment: sum(moment[1].values()))
+        for first in range(0, len(moments), stretch)
+    ]
+    return tuple(
+        MemorySample(
+            time_s=event.time_s - start_s, phase=event.phase, bytes_by_category={str(k): v for k, v in held.items()}
+        )
+        for event, held in chosen
+    )
+
+
+def resident_bytes() -> int:
+    """Largest resident set this process has had."""
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest if sys.platform == "darwin" else largest * 1024
+
+
+def traffic_of(calls: Iterable[CollectiveCall], step: int, *, dp_every_steps: int = 1) -> tuple[Traffic, ...]:
+    """One step's calls, added up by collective and group; a group of one rank communicates nothing.
+
+    Args:
+        calls: of all steps that were traced.
+        step: which one.
+        dp_every_steps: one step in so many sends what this one does along the data axis.
+    """
+    count: dict[tuple[str, str, int], int] = defaultdict(int)
+    message_bytes: dict[tuple[str, str, int], int] = defaultdict(int)
+    for call in calls:
+        if call.step == step and call.group_size > 1:
+            key = (call.collective, call.group, call.group_size)
+            count[key] += 1
+            message_bytes[key] += call.message_bytes
+    return tuple(
+        Traffic(
+            collective=collective,
+            group=group,
+            group_size=size,
+            count=count[key],
+            message_bytes=message_bytes[key],
+            every_steps=dp_every_steps if group == "dp" else 1,
+        )
+        for key in sorted(count)
+        for collective, group, size in [key]
+    )

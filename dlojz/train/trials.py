@@ -1,0 +1,331 @@
+"""Trials of one process: forms of the update, and a curriculum against full lengths.
+
+The forms of one update, measured beside each other: the whole step, the update alone, the peak as predicted.
+
+All forms train the same model on the same batch, on one process, in turns: in each round every form makes one step, and
+each round begins with another form, so that what slows the machine down slows all of them. What is compared are the
+ratios within a round.
+
+Source: Jiang et al. 2021, "Optimizer Fusion" (arXiv 2104.00237), which compares iteration times.
+
+The decoder on real text in this process, every step watched: what a curriculum changes, and what it does not.
+
+With and without curriculum the same samples come in the same order, and the loss on text that is not trained on is that
+of whole samples; watching takes no part in the seconds of a step.
+
+Source: Li et al. 2021 (arXiv 2108.06084), who lay the spikes of the loss beside the norm and the largest number of
+Adam's √v.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Subset
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import say
+from dlojz.by_hand.optimizers.in_backward import gradient_bytes_at_most
+from dlojz.config.run_config import RunConfig
+from dlojz.config.schedules import AT_ONCE, IN_PASSES, length_at, whole_length
+from dlojz.data.datasets import ProseWindows
+from dlojz.data.sampling import CutToLength, MicroBatchSampler, micro_batches
+from dlojz.models.blocks import mean_loss
+from dlojz.prediction import predict
+from dlojz.prediction.shapes import ModelShapes, model_shapes
+from dlojz.results.footprint import Footprint
+from dlojz.results.record import HeldOutLoss, Trajectory, write_atomic
+from dlojz.train.engines import base
+from dlojz.train.engines.base import Engine
+from dlojz.train.loop import accumulate, build_model, choose_device, open_batches
+from dlojz.train.probes.probes import TRACED_STEPS, Probes
+
+FORMS = (*AT_ONCE, *IN_PASSES)
+
+
+@dataclass(frozen=True)
+class FormMeasure:
+    """One form of the update of one model.
+
+    Args:
+        model: name in the catalogue.
+        form: as `RunConfig.update`.
+        parameters: Ψ.
+        tensors: into how many the parameters are divided.
+        update_s: median seconds of the update alone; None where it is within the passes.
+        step_s: median seconds of the whole step.
+        update_ratio: median over the rounds of the update's seconds over those of the first form; None as above.
+        step_ratio: the same of the whole step; then its quartiles.
+        step_ratio_low: a quarter of the rounds were below.
+        step_ratio_high: a quarter were above.
+        predicted_peak_bytes: on the CPU; None on a GPU, whose forecast asks for its name.
+        measured_peak_bytes: by the probe, in the third step.
+        predicted_gradient_bytes: gradients that are there at once, at most.
+        rounds: how many steps of each form were timed.
+        device: what computed.
+    """
+
+    model: str
+    form: str
+    parameters: int
+    tensors: int
+    update_s: float | None
+    step_s: float
+    update_ratio: float | None
+    step_ratio: float
+    step_ratio_low: float
+    step_ratio_high: float
+    predicted_peak_bytes: int | None
+    measured_peak_bytes: int
+    predicted_gradient_bytes: int
+    rounds: int
+    device: str
+
+
+class _Trained:
+    """One form in training: its engine, stepped on one batch."""
+
+    def __init__(self, config: RunConfig, batch: Any) -> None:
+        self.config = config
+        self.device = choose_device(config, 0)
+        probes = Probes(config, 0, self.device)
+        probes.start()
+        try:
+            self.engine = base.build(config, build_model(config), self.device)
+            probes.attach(self.engine)
+            for step in range(TRACED_STEPS):
+                probes.start_step(step)
+                # Copies, as a loader makes them: what is traced goes with its step.
+                copies = (tuple(tensor.clone() for tensor in batch) for _ in repeat(None))
+                accumulate(self.engine, copies, config.layout.micro_batches, probes)
+                self.engine.update()
+                probes.end_step()
+        finally:
+            probes.close()
+        footprint = probes.footprint(0)
+        assert isinstance(footprint, Footprint)
+        self.peak_bytes = footprint.memory.peak_bytes or 0
+        probes.clock.detach(self.engine)
+        self.batches = repeat(tuple(tensor.to(self.device) for tensor in batch))
+        self.steps_s: list[float] = []
+        self.updates_s: list[float] = []
+
+    def step(self) -> None:
+        """One step, timed."""
+        start_s = self._now()
+        accumulate(self.engine, self.batches, self.config.layout.micro_batches, None)
+        between_s = self._now()
+        self.engine.update()
+        end_s = self._now()
+        self.steps_s.append(end_s - start_s)
+        self.updates_s.append(end_s - between_s)
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+def measure_forms(config: RunConfig, forms: Sequence[str] = FORMS, rounds: int = 30) -> list[FormMeasure]:
+    """Train one model under several forms of the update, in turns.
+
+    Args:
+        config: a run on one process; its `update` is set to each of the forms.
+        forms: ratios are to the first of them.
+        rounds: steps of each form, at least 1; three more are traced before.
+
+    Raises:
+        LabError: if the run has several processes, or a form does not go with it.
+    """
+    if config.layout.world_size > 1 or rounds < 1:
+        raise LabError(
+            say(
+                en="forms are compared on one process in at least one round, but "
+                f"{config.layout.degrees} and rounds={rounds} were received.",
+                fr="on compare les formes sur un processus en au moins un tour, mais "
+                f"{config.layout.degrees} et rounds={rounds} ont été reçus.",
+            )
+        )
+    least = max(config.steps, TRACED_STEPS)
+    configs = [RunConfig(**{**config.to_dict(), "update": form, "steps": least}) for form in forms]
+    batch = next(open_batches(config, 0))
+    trained = [_Trained(each, batch) for each in configs]
+    for number in range(rounds):
+        first = number % len(trained)
+        for one in (*trained[first:], *trained[:first]):
+            one.step()
+    shapes = model_shapes(config)
+    return [_measure(one, trained[0], shapes) for one in trained]
+
+
+def _measure(one: _Trained, first: _Trained, shapes: ModelShapes) -> FormMeasure:
+    config, on_cpu = one.config, one.device.type == "cpu"
+    ratios = [own_s / its_s for own_s, its_s in zip(one.steps_s, first.steps_s, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else 3 * ratios
+    after = config.update not in IN_PASSES
+    updates = [own_s / its_s for own_s, its_s in zip(one.updates_s, first.updates_s, strict=True)]
+    modules: dict[str, list[int]] = {}
+    for parameter in shapes.parameters:
+        modules.setdefault(parameter.module, []).append(parameter.numel)
+    together = modules.values() if config.update == "in_backward" else [[shapes.num_parameters]]
+    return FormMeasure(
+        model=config.model,
+        form=config.update,
+        parameters=shapes.num_parameters,
+        tensors=len(shapes.parameters),
+        update_s=statistics.median(one.updates_s) if after else None,
+        step_s=statistics.median(one.steps_s),
+        update_ratio=statistics.median(updates) if after and first.config.update not in IN_PASSES else None,
+        step_ratio=middle,
+        step_ratio_low=low,
+        step_ratio_high=high,
+        predicted_peak_bytes=predict(config).memory.peak_bytes if on_cpu else None,
+        measured_peak_bytes=one.peak_bytes,
+        predicted_gradient_bytes=gradient_bytes_at_most(together),
+        rounds=len(ratios),
+        device="CPU" if on_cpu else torch.cuda.get_device_name(one.device),
+    )
+
+
+def write_measures(path: str | Path, measures: Sequence[FormMeasure]) -> None:
+    """Keep measurements as JSON."""
+    write_atomic(Path(path), json.dumps([asdict(one) for one in measures], indent=1) + "\n")
+
+
+HELD_OUT_SHARE = 10
+"""One sample in so many, at the end of the text, is not trained on."""
+EVALUATIONS = 20
+"""Times that the loss on text that is not trained on is asked, at the same numbers of tokens for all trials."""
+EVALUATED = 64
+"""Samples of it that are asked, from its begin to its end."""
+
+Tell = Callable[[int, int, float], None]
+"""Called after each step with its number, the tokens read so far and its loss."""
+
+
+def train_trial(
+    config: RunConfig, *, tokens: int | None = None, evaluations: int = EVALUATIONS, tell: Tell | None = None
+) -> Trajectory:
+    """Train on the lab's prose and keep every step's loss, seconds and √v.
+
+    Args:
+        config: a text model on one process with optimizer adamw.
+        tokens: train until so many were read, so that trials with and without curriculum can be compared; by default
+            the run's own steps.
+        evaluations: how often the loss on other text is asked, at least 1.
+        tell: called after each step.
+
+    Raises:
+        LabError: if the run is not one process with adamw on the lab's prose.
+    """
+    _check(config)
+    whole = whole_length(config)
+    prose = ProseWindows(whole)
+    trained = len(prose) - len(prose) // HELD_OUT_SHARE
+    engine = Engine(config, build_model(config), torch.device("cpu"))
+    batches = _batches(config, prose, trained)
+    asked = [prose[index] for index in _spread(trained, len(prose), EVALUATED)]
+    goal = tokens or 0
+    every = max(1, (goal or config.steps * config.layout.global_batch * whole) // evaluations)
+    told: dict[str, list[float]] = {name: [] for name in ("losses", "step_s", "variance_norm", "variance_max")}
+    counts: list[int] = []
+    held_out = [HeldOutLoss(step=0, tokens=0, seconds=0.0, loss=_evaluate(engine.module, asked))]
+    step, read, diverged = 0, 0, False
+    while (read < goal) if goal else (step < config.steps):
+        start_s = time.perf_counter()
+        loss = _step(engine, batches)
+        step_s = time.perf_counter() - start_s
+        if not math.isfinite(loss):
+            diverged = True
+            break
+        counts.append(batches.take_tokens())
+        norm, largest = variance_of(engine.optimizer)
+        for name, value in zip(told, (loss, step_s, norm, largest), strict=True):
+            told[name].append(value)
+        step, read = step + 1, read + counts[-1]
+        if read // every > (read - counts[-1]) // every:
+            held = _evaluate(engine.module, asked)
+            if math.isfinite(held):
+                held_out.append(HeldOutLoss(step=step, tokens=read, seconds=sum(told["step_s"]), loss=held))
+        if tell is not None:
+            tell(step, read, loss)
+    return Trajectory(
+        config=config,
+        lengths=tuple(length_at(config, number) for number in range(step)),
+        tokens=tuple(counts),
+        held_out=tuple(held_out),
+        diverged=diverged,
+        **{name: tuple(values) for name, values in told.items()},
+    )
+
+
+def variance_of(optimizer: torch.optim.Optimizer) -> tuple[float, float]:
+    """L1 norm and largest number of √v, v being Adam's running mean of the squared gradients.
+
+    Returns:
+        The sum of all √v, and the largest; both 0 before the first step.
+
+    Source: Li et al. 2021 (arXiv 2108.06084), whose "variance norm" and "variance max" these are.
+    """
+    roots = [state["exp_avg_sq"].sqrt() for state in optimizer.state.values() if "exp_avg_sq" in state]
+    if not roots:
+        return 0.0, 0.0
+    return float(sum(float(root.sum()) for root in roots)), max(float(root.max()) for root in roots)
+
+
+def _check(config: RunConfig) -> None:
+    layout = config.layout
+    if layout.world_size == 1 and config.optimizer == "adamw" and config.data == "text" and config.precision == "fp32":
+        return
+    raise LabError(
+        say(
+            en="a trial is one process with optimizer='adamw', data='text', precision='fp32', but "
+            f"{config.title}, optimizer={config.optimizer!r}, data={config.data!r}, precision={config.precision!r} "
+            "was received: change these.",
+            fr="un essai est un processus avec optimizer='adamw', data='text', precision='fp32', mais "
+            f"{config.title}, optimizer={config.optimizer!r}, data={config.data!r}, precision={config.precision!r} "
+            "a été reçu : changez-les.",
+        )
+    )
+
+
+def _batches(config: RunConfig, prose: ProseWindows, trained: int) -> CutToLength:
+    layout = config.layout
+    sampler = MicroBatchSampler(
+        trained, micro_batch=layout.micro_batch, global_batch=layout.global_batch, seed=config.seed
+    )
+    whole = micro_batches(Subset(prose, range(trained)), sampler)
+    return CutToLength(whole, lambda step: length_at(config, step), micro_batches=layout.micro_batches)
+
+
+def _step(engine: Engine, batches: Iterator[tuple[Tensor, Tensor]]) -> float:
+    losses = []
+    for number in range(engine.config.layout.micro_batches):
+        last = number == engine.config.layout.micro_batches - 1
+        loss = engine.forward(*next(batches), last=last)
+        engine.backward(loss, last=last)
+        losses.append(float(loss.detach()))
+    engine.update()
+    return sum(losses) / len(losses)
+
+
+def _spread(first: int, after: int, wanted: int) -> list[int]:
+    """At most so many numbers from `first` to `after`, evenly spread."""
+    wanted = min(wanted, after - first)
+    return [first + number * (after - first) // wanted for number in range(wanted)]
+
+
+@torch.no_grad()
+def _evaluate(model: nn.Module, asked: list[tuple[Tensor, Tensor]]) -> float:
+    inputs, targets = (torch.stack(column) for column in zip(*asked, strict=True))
+    return float(mean_loss(model(inputs), targets))

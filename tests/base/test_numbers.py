@@ -1,0 +1,45 @@
+"""Numbers as both languages write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from dlojz.base import language
+from dlojz.base.language import use_language
+
+
+@pytest.fixture(autouse=True)
+def _english_again() -> Iterator[None]:
+    yield
+    use_language("en")
+
+
+@pytest.mark.parametrize(
+    ("write", "english", "french"),
+    [
+        (lambda: language.decimal(1234.56), "1,234.6", "1\u202f234,6"),
+        (lambda: language.decimal(0.25, 2, signed=True), "+0.25", "+0,25"),
+        (lambda: language.integer(1_234_567), "1,234,567", "1\u202f234\u202f567"),
+        (lambda: language.significant(0.0123456), "0.0123", "0,0123"),
+        (lambda: language.significant(1234.5, 2), "1.2e+03", "1,2e+03"),
+        (lambda: language.significant(245_765.05, 6, grouped=True), "245,765", "245\u202f765"),
+        (lambda: language.shortest(0.5), "0.5", "0,5"),
+        (lambda: language.rounded(1.23456), "1.23", "1,23"),
+        (lambda: language.rounded(12_345.6), "12,346", "12\u202f346"),
+        (lambda: language.percent(0.0342), "3.4%", "3,4 %"),
+        (lambda: language.percent(1, None), "100%", "100 %"),
+        (lambda: language.percent(0.995, None), "99.5%", "99,5 %"),
+        (lambda: language.spaced_percent(-0.0342, signed=True), "−3.4 %", "−3,4 %"),
+        (lambda: language.brief_percent(0.0995), "10 %", "10 %"),
+        (lambda: language.brief_percent(0.0342), "3.4 %", "3,4 %"),
+        (lambda: language.localized("0.5", "fr"), "0,5", "0,5"),
+        (lambda: language.format_bytes(1536), "1.50 KiB", "1,50 Kio"),
+    ],
+)
+def test_a_number_has_the_marks_of_its_language(write: Callable[[], str], english: str, french: str) -> None:
+    use_language("en")
+    assert write() == english
+    use_language("fr")
+    assert write() == french

@@ -1,0 +1,278 @@
+"""The calibration of a machine: known answers are found again, damaged files are refused, recorded numbers agree."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlojz.base.errors import LabError
+from dlojz.by_hand.collectives.running import TimedMessage
+from dlojz.config.run_config import RunConfig
+from dlojz.cost_model.calibration import Calibration
+from dlojz.cost_model.measured_machine import (
+    Measured,
+    Setup,
+    Tensors,
+    default_path,
+    line,
+    local_parts,
+    local_step_s,
+    read_measured,
+    site,
+    update_s,
+    write_measured,
+)
+from dlojz.cost_model.measuring import (
+    CHAIN_LENGTHS,
+    CHAIN_WIDTH,
+    COLLECTIVES,
+    LAYERS,
+    PRODUCTS,
+    ROWS,
+    WIDER,
+    Timed,
+    chained,
+)
+from dlojz.cost_model.workload import Product, product_s
+from dlojz.hardware import gpu
+from dlojz.hardware.links import bus_factor
+
+PEAK, START, LAUNCH_S, BANDWIDTH = 80e9, 8.0, 10e-6, 12e9
+TENSOR_S, ELEMENT_S = 40e-6, 2e-9
+ALPHA_S, BUS = 300e-6, 1e9
+TRUE = Calibration("true", product_efficiency=0.8, attention_efficiency=0.8, product_start=START, unaligned=1.0)
+CHIP = replace(gpu("cpu"), peak_flops={"fp32": PEAK / 0.8}, memory_bytes_per_s=1e15, num_sms=1)
+
+
+def setup_of(ranks: int, slower: float = 1.0) -> Setup:
+    """Measurements of a machine that is exactly as the cost model says."""
+    products = [Product(*sizes) for sizes in (*PRODUCTS, (512, 512, 8), (512, 512, 16))]
+    timings = [
+        Timed("product", (one.m, one.n, one.k, 1), slower * (product_s(one, CHIP, TRUE, "fp32") + LAUNCH_S), "product")
+        for one in products
+    ]
+    heads = Product(128, 128, 32, 16, attention=True)
+    seconds = slower * (product_s(heads, CHIP, TRUE, "fp32") + LAUNCH_S)
+    timings.append(Timed("attention", (128, 128, 32, 16), seconds, "attention"))
+    timings += [Timed("pass", (size,), slower * size / BANDWIDTH, "pass") for size in (10**6, 10**7)]
+    timings.append(Timed("launch", (), slower * LAUNCH_S, "launch"))
+    for what, times in (("update", 1), *((("sharded", 5),) if ranks > 1 else ())):
+        timings += [
+            Timed(what, (tensors, each), slower * (times * tensors * TENSOR_S + tensors * each * ELEMENT_S), what)
+            for tensors, each in ((8, 256), (64, 16384))
+        ]
+    points = [
+        TimedMessage(size, ranks * ALPHA_S + bus_factor(name, ranks) * size / BUS, ranks, name)  # type: ignore[arg-type]
+        for name in (*COLLECTIVES, "p2p")
+        for size in (2**10, 2**16, 2**22)
+        if ranks > 1
+    ]
+    return Setup(ranks=ranks, timings=tuple(timings), points=tuple(points))
+
+
+@pytest.fixture(scope="module")
+def machine() -> Measured:
+    """Two cores: one and two ranks as fast, four at half the speed."""
+    setups = (setup_of(1), setup_of(2), setup_of(4, slower=2.0))
+    return Measured(
+        machine="here", processor="CPU", cores=2, memory_bytes=2**34, date="2026-11-22", versions={}, setups=setups
+    )
+
+
+def test_known_answers_are_found_again(machine: Measured) -> None:
+    """Exact but for rounding: the inner size at half speed is among those tried, the rest are medians of equals."""
+    for ranks, slower in ((1, 1.0), (2, 1.0), (4, 2.0)):
+        found = site(machine, ranks, image=False)
+        assert found.calibration.product_start == START
+        for sizes in PRODUCTS:
+            said_s = product_s(Product(*sizes), found.cluster.gpu, found.calibration, "fp32")
+            assert said_s == pytest.approx(slower * product_s(Product(*sizes), CHIP, TRUE, "fp32"), rel=1e-9)
+        memory = found.cluster.gpu.memory_bytes_per_s * found.calibration.memory_efficiency
+        assert memory == pytest.approx(BANDWIDTH / slower)
+        assert found.calibration.serial_s == pytest.approx(slower * LAUNCH_S)
+        assert found.update == pytest.approx((slower * TENSOR_S, slower * ELEMENT_S))
+        assert max(abs(one.error) for one in found.residuals) < 1e-9
+    links = site(machine, 2).cluster.intra
+    assert links.alpha_s("all_gather", 4) == pytest.approx(4 * ALPHA_S)
+    assert links.bytes_per_s("p2p", 2) == pytest.approx(BUS)
+
+
+def test_a_line_never_falls_and_never_starts_below_zero() -> None:
+    assert line([(1, 10, 2.0), (1, 20, 3.0)]) == pytest.approx((1.0, 0.1))
+    assert line([(1, 10, 1.0), (1, 20, 3.0)]).start == 0
+    assert line([(1, 10, 3.0), (1, 20, 1.0)]).slope == 0
+
+
+def test_ranks_that_share_cores_take_their_own_measurements(machine: Measured) -> None:
+    assert machine.setup(3).ranks == 4
+    with pytest.raises(LabError, match="up to 4 ranks, but 8"):
+        site(machine, 8)
+    with pytest.raises(LabError, match="bf16 were not measured"):
+        site(machine, 1, precision="bf16")
+
+
+def test_a_file_is_read_again_and_a_damaged_one_refused(machine: Measured, tmp_path: Path) -> None:
+    path = tmp_path / "own" / "calibration.json"
+    write_measured(path, machine)
+    assert read_measured(path) == machine
+    whole = path.read_text(encoding="utf-8")
+
+    def refused(text: str) -> str:
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(LabError) as caught:
+            read_measured(path)
+        return str(caught.value)
+
+    assert "damaged" in refused(whole[: len(whole) // 2])
+    assert "checksum" in refused(whole.replace('"cores": 2', '"cores": 3'))
+    assert "newer" in refused(whole.replace('"schema_version": 1', '"schema_version": 2'))
+    assert "damaged" in refused("[]")
+    path.unlink()
+    with pytest.raises(LabError, match="run `dlojz calibrate` first"):
+        read_measured(path)
+
+
+def test_a_users_file_has_its_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert default_path() == tmp_path / "dlojz" / "calibration.json"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"timings": [["product", [8, 8, 8, 1], 0.0, "none"]]}, "seconds above 0"),
+        ({"timings": [["product", [8, 8], 1.0, "short"]]}, "its sizes"),
+        ({"points": [[1024, 1.0, 3, "all_reduce"]]}, "of 2 ranks"),
+        ({"timings": [["launch", [], 1e-5, "launch"]]}, "lack product, pass, update"),
+        ({"points": []}, "lack messages"),
+    ],
+)
+def test_illegal_measurements_are_refused(change: dict[str, Any], said: str) -> None:
+    legal = json.loads(setup_of(2).to_json())
+    with pytest.raises(LabError, match=said):
+        Setup.from_dict({**legal, **change})
+
+
+def test_setups_begin_with_one_rank(machine: Measured) -> None:
+    with pytest.raises(LabError, match="begin with 1"):
+        Measured.from_dict({**machine.to_dict(), "setups": [setup_of(2).to_dict()]})
+
+
+def test_a_step_is_the_sum_of_what_was_measured(machine: Measured) -> None:
+    config = RunConfig.of(model="gpt_tiny", dp=2, micro_batch=8)
+    here = site(machine, 2, image=False)
+    parts = local_parts(machine, config)
+    assert local_step_s(machine, config) == pytest.approx(float(parts.step_s[0]))
+    held = Tensors(53, 875_264, 6)
+    assert float(parts.optimizer[0]) == pytest.approx(53 * TENSOR_S + 875_264 * ELEMENT_S)
+    # One all-reduce of fp32 gradients over two ranks, nothing hidden.
+    assert float(parts.data[0]) == pytest.approx(2 * ALPHA_S + 4 * 875_008 / BUS)
+    sharded = RunConfig.of(model="gpt_tiny", dp=2, micro_batch=8, zero=3)
+    assert update_s(here, sharded, held) == pytest.approx(5 * 53 * TENSOR_S + 875_264 / 2 * ELEMENT_S)
+    assert local_step_s(machine, sharded) > local_step_s(machine, config)
+
+
+def test_four_ranks_on_two_cores_are_each_at_half_speed(machine: Measured) -> None:
+    config = RunConfig.of(model="gpt_tiny", dp=2, micro_batch=4)
+    wide = RunConfig.of(model="gpt_tiny", dp=4, micro_batch=4)
+    two = local_parts(machine, config)
+    four = local_parts(machine, wide)
+    assert float(four.forward[0]) == pytest.approx(2 * float(two.forward[0]))
+    assert float(four.optimizer[0]) == pytest.approx(2 * float(two.optimizer[0]))
+
+
+def test_what_the_cost_model_has_not_is_refused(machine: Measured) -> None:
+    config = RunConfig.of(model="gpt_tiny", pp=2, micro_batches=4, schedule="zb-v", engine="by_hand")
+    with pytest.raises(LabError, match="schedules 1f1b"):
+        local_parts(machine, config)
+
+
+BLOCK_S, HOOK_S, DISPATCH_S, MEETING_S = 2e-3, 50e-6, 3e-3, 1.3e-3
+
+
+def engines_setup(ranks: int) -> Setup:
+    """The same machine with what engines add: of kind k, share_k × (blocks · BLOCK_S + tensors · HOOK_S)."""
+    plain = setup_of(ranks)
+    extra = [
+        Timed(kind, (blocks, tensors), share * (blocks * BLOCK_S + tensors * HOOK_S), kind)
+        for kind, share in (("ddp", 0.1), ("fsdp2", 1.0), ("fsdp3", 2.0), ("checkpoint", 0.5))
+        for blocks, tensors in ((2, 8), (8, 32), (8, 160))
+    ]
+    extra += [Timed("dtensor", (count,), count * DISPATCH_S, "dtensor") for count in (4, 16)]
+    extra.append(Timed("meeting", (), MEETING_S, "meeting"))
+    return Setup(ranks=ranks, timings=(*plain.timings, *extra), points=plain.points)
+
+
+@pytest.mark.parametrize(
+    ("fields", "part", "extra_s"),
+    [
+        ({"dp": 2, "micro_batch": 4, "micro_batches": 2}, "data", 0.1 * (6 * BLOCK_S + 53 * HOOK_S)),
+        ({"dp": 2, "micro_batch": 4, "micro_batches": 2, "zero": 2}, "data", 2 * (6 * BLOCK_S + 53 * HOOK_S)),
+        ({"dp": 2, "micro_batch": 4, "micro_batches": 2, "zero": 3}, "data", 4 * (6 * BLOCK_S + 53 * HOOK_S)),
+        ({"pp": 2, "micro_batch": 4, "micro_batches": 4}, "pipeline", 8 * (MEETING_S - 2 * ALPHA_S)),
+        (
+            {"micro_batch": 4, "micro_batches": 4, "checkpointing": "full"},
+            "recompute",
+            4 * 0.5 * (6 * BLOCK_S + 53 * HOOK_S),
+        ),
+        # 20 messages of the decoder's four blocks, embedding and head, counted by the probe's own predictor.
+        (
+            {"tp": 2, "micro_batch": 8, "engine": "torch"},
+            "tensor",
+            20 * (MEETING_S - 2 * ALPHA_S + DISPATCH_S - 2 * ALPHA_S),
+        ),
+    ],
+)
+def test_an_engines_own_code_is_added_as_it_was_measured(
+    machine: Measured, fields: dict[str, Any], part: str, extra_s: float
+) -> None:
+    rich = machine.model_copy(update={"setups": (engines_setup(1), engines_setup(2), setup_of(4, slower=2.0))})
+    config = RunConfig.of(model="gpt_tiny", **fields)
+    bare, whole = local_parts(machine, config), local_parts(rich, config)
+    assert float(getattr(whole, part)[0] - getattr(bare, part)[0]) == pytest.approx(extra_s)
+    assert local_step_s(rich, config) - local_step_s(machine, config) == pytest.approx(extra_s)
+
+
+def test_stages_that_wait_leave_their_core_to_others(machine: Measured) -> None:
+    """Four ranks of which 4·2/(2 + 1) compute at a time, between two ranks at full and four at half speed."""
+    wide = RunConfig.of(model="gpt_tiny", dp=2, pp=2, micro_batch=2, micro_batches=2)
+    alone = RunConfig.of(model="gpt_tiny", pp=2, micro_batch=2, micro_batches=2)
+    assert float(local_parts(machine, wide).forward[0]) == pytest.approx(
+        (4 / 3) * float(local_parts(machine, alone).forward[0])
+    )
+
+
+@pytest.mark.parametrize("ratio", [0.8, 1.25, 1.5])
+def test_what_a_chain_takes_beyond_its_parts_is_taken_by_all_that_computes(machine: Measured, ratio: float) -> None:
+    parts = [
+        Timed("product", (ROWS, WIDER * CHAIN_WIDTH, CHAIN_WIDTH, 1), 4e-3, "product"),
+        Timed("product", (ROWS, CHAIN_WIDTH, WIDER * CHAIN_WIDTH, 1), 6e-3, "product"),
+        Timed("pass", (10**6,), 2e-3, f"norm {ROWS * CHAIN_WIDTH}"),
+        Timed("pass", (10**7,), 5e-3, f"gelu {ROWS * WIDER * CHAIN_WIDTH}"),
+    ]
+    assert chained(parts) is None
+    whole = CHAIN_LENGTHS._replace(seconds=ratio * LAYERS * (3 * (4e-3 + 6e-3) + 2e-3 + 5e-3))
+    assert chained([*parts, whole]) == pytest.approx(ratio)
+    own = setup_of(2)
+    kept = [one for one in own.timings if one.size not in {part.size for part in parts}]
+    with_parts = Setup(ranks=2, timings=(*kept, *parts), points=own.points)
+    with_chain = Setup(ranks=2, timings=(*kept, *parts, whole), points=own.points)
+    config = RunConfig.of(model="gpt_tiny", dp=2, micro_batch=8)
+    bare, longer = (
+        local_parts(machine.model_copy(update={"setups": (setup_of(1), setup)}), config)
+        for setup in (with_parts, with_chain)
+    )
+    for name in ("forward", "backward"):
+        assert float(getattr(longer, name)[0]) == pytest.approx(ratio * float(getattr(bare, name)[0]))
+    assert float(longer.data[0]) == pytest.approx(float(bare.data[0]))
+
+
+def test_where_as_many_compute_as_were_measured_they_are_as_fast(machine: Measured) -> None:
+    """One micro-batch through two stages: of four ranks two compute at a time, at full speed."""
+    wide = RunConfig.of(model="gpt_tiny", dp=2, pp=2, micro_batch=2)
+    alone = RunConfig.of(model="gpt_tiny", pp=2, micro_batch=2)
+    assert float(local_parts(machine, wide).forward[0]) == pytest.approx(float(local_parts(machine, alone).forward[0]))

@@ -1,0 +1,138 @@
+"""Bytes of a rank: the vectorised forms against the exact ones, the heaviest stage, offload, out of memory."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from dlojz.config.run_config import RunConfig
+from dlojz.cost_model import Layouts, calibration, estimate, memories, simulate, workload
+from dlojz.cost_model.layout_memory import in_flight, layer_activation_bytes, states_of
+from dlojz.hardware import cluster
+from dlojz.hardware.decoder_size import DecoderSize
+from dlojz.prediction import predict
+from dlojz.prediction.rules_of_thumb import (
+    Checkpointing,
+    Offload,
+    Shape,
+    bytes_per_parameter,
+    first_stage_layers,
+    layer_bytes,
+)
+
+SIZE = DecoderSize(48, 6144, 64, 51200, 2048)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("tp", [1, 4, 8])
+def test_a_layers_activations_are_korthikantis(tp: int, sequence_parallel: bool, checkpointing: Checkpointing) -> None:
+    layout = Layouts.of(tp=tp, micro_batch=4, sequence_parallel=int(sequence_parallel), checkpointing=checkpointing)
+    exact = layer_bytes(
+        Shape(2048, 4, 6144, 64), tp=tp, sequence_parallel=sequence_parallel, checkpointing=checkpointing
+    )
+    assert layer_activation_bytes(workload(SIZE), layout)[0] == pytest.approx(float(exact), rel=1e-12)
+
+
+@pytest.mark.parametrize(("pp", "chunks"), [(1, 1), (8, 1), (8, 3), (16, 3)])
+def test_the_first_stage_keeps_as_many_layers_as_the_paper_says(pp: int, chunks: int) -> None:
+    layout = Layouts.of(pp=pp, chunks=chunks, micro_batches=4 * pp, schedule="interleaved" if chunks > 1 else "1f1b")
+    kept = in_flight(layout, 0)[0] * SIZE.layers / pp
+    assert kept == pytest.approx(float(first_stage_layers(SIZE.layers, pp=pp, chunks=chunks)), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("offload", "zero"),
+    [*(("none", zero) for zero in range(4)), *(("optimizer", zero) for zero in range(1, 4)), ("all", 3)],
+)
+def test_states_are_those_of_the_zero_papers(zero: int, offload: str) -> None:
+    layout = Layouts.of(dp=8, zero=zero, offload=offload)
+    moved: Offload = "parameters" if offload == "all" else "optimizer" if offload == "optimizer" else "none"
+    exact = bytes_per_parameter("fp16_amp", zero=zero, dp=8, offload=moved)
+    weights, gradients, optimizer, host = (float(one[0]) for one in states_of(np.array([1.0]), layout))
+    assert weights == pytest.approx(float(exact.device["weights"]), rel=1e-12)
+    assert gradients == pytest.approx(float(exact.device["gradients"]), rel=1e-12)
+    assert optimizer == pytest.approx(float(exact.device["optimizer"] + exact.device["master"]), rel=1e-12)
+    assert host == pytest.approx(float(exact.host), rel=1e-12)
+
+
+def test_the_simulated_fullest_rank_is_the_fast_paths() -> None:
+    layout = Layouts.of(pp=8, tp=8, micro_batches=32, checkpointing="selective")
+    found = calibration("a100")
+    played = simulate(workload(SIZE), cluster("selene"), layout, found)
+    made = estimate(workload(SIZE), cluster("selene"), layout, found)
+    assert max(played.rank_bytes) == pytest.approx(made.memory_bytes[0], rel=1e-12)
+    assert played.rank_bytes[0] > played.rank_bytes[-2]  # earlier stages keep more micro-batches
+
+
+def test_more_of_anything_needs_more_memory_and_sharding_less() -> None:
+    model = workload(SIZE)
+
+    def total(**columns: object) -> float:
+        return float(memories(model, Layouts.of(**{"tp": 8, "dp": 8, **columns})).total_bytes[0])  # type: ignore[arg-type]
+
+    assert total(micro_batch=2) > total(micro_batch=1)
+    assert total(checkpointing="none") > total(checkpointing="selective") > total(checkpointing="full")
+    assert total(zero=0) > total(zero=1) > total(zero=2) > total(zero=3)
+    assert total(zero=1, offload="optimizer") < total(zero=1)
+    assert total(gradient_bytes=4) > total()
+
+
+def test_context_parallelism_shares_out_what_grows_with_the_sequence_and_nothing_else() -> None:
+    one, two = (memories(workload(SIZE), Layouts.of(tp=8, cp=cp, checkpointing="selective")) for cp in (1, 2))
+    for name in ("activations", "edges", "live"):
+        assert getattr(two, name)[0] == pytest.approx(getattr(one, name)[0] / 2, rel=1e-12)
+    assert two.weights[0] == one.weights[0] and two.optimizer[0] == one.optimizer[0]
+    sharded = memories(workload(SIZE), Layouts.of(tp=8, cp=2, zero=1))
+    assert sharded.optimizer[0] == pytest.approx(one.optimizer[0] / 2), "ZeRO shards over dp · cp ranks"
+
+
+@pytest.mark.parametrize("model", [SIZE, "coatnet_tiny"])
+def test_no_layouts_need_no_memory_and_no_time(model: DecoderSize | str) -> None:
+    none = Layouts.of(dp=[1, 2])[np.zeros(0, int)]
+    made = estimate(workload(model), cluster("selene"), none, calibration("a100"))
+    assert made.step_s.shape == made.memory_bytes.shape == made.fits.shape == (0,)
+    assert memories(workload(model), Layouts.of(dp=[])).total_bytes.shape == (0,)
+
+
+@pytest.mark.parametrize("model", ["coatnet_tiny", "coatnet_0", "vit_tiny"])
+def test_an_image_models_selective_checkpointing_lies_between_none_and_full(model: str) -> None:
+    """Within a third of the exact forecast: depthwise convolutions are counted as passes here, and kept there."""
+    kept, peak = {}, {}
+    for kind in ("none", "selective", "full"):
+        made = memories(workload(model), Layouts.of("bf16", micro_batch=8, checkpointing=kind))
+        kept[kind], peak[kind] = float(made.activations[0]), float((made.activations + made.live)[0])
+    assert kept["full"] < kept["selective"] < kept["none"]
+    assert peak["full"] <= peak["selective"] <= peak["none"] * (1 + 1e-12)
+    config = RunConfig.of(model=model, micro_batch=8, checkpointing="selective", precision="bf16")
+    exact = predict(config).memory.activations_bytes
+    assert kept["selective"] == pytest.approx(exact, rel=1 / 3)
+
+
+def test_what_does_not_fit_is_said() -> None:
+    made = estimate(
+        workload(SIZE), cluster("selene"), Layouts.of(tp=[1, 8], dp=8, checkpointing="full"), calibration("a100")
+    )
+    assert made.fits.tolist() == [False, True]
+
+
+def test_no_category_is_negative() -> None:
+    made = memories(workload(SIZE), Layouts.of(tp=[1, 2, 8], pp=[1, 4, 8], micro_batches=16))
+    assert min(getattr(made, field.name).min() for field in fields(made)) >= 0
+
+
+def test_fp32_doubles_what_is_not_a_gradient_and_needs_no_master_copy() -> None:
+    half = memories(workload(SIZE), Layouts.of("fp16", tp=8, gradient_bytes=4))
+    full = memories(workload(SIZE), Layouts.of("fp32", tp=8, gradient_bytes=4))
+    assert full.weights[0] == 2 * half.weights[0]
+    assert full.activations[0] == 2 * half.activations[0]
+    assert full.optimizer[0] == pytest.approx(half.optimizer[0] * 8 / 12)
+
+
+def test_a_process_without_a_gpu_has_no_context() -> None:
+    """The reserve of a small model is its optimizer's temporaries alone."""
+    layout = Layouts.of("fp32")
+    made = estimate(workload("gpt_tiny"), cluster("local"), layout, calibration("a100"))
+    assert made.memory.reserve[0] == pytest.approx(2 * workload("gpt_tiny").num_parameters, rel=0.01)

@@ -1,0 +1,181 @@
+"""A step: the closed form against the simulated pipeline, one layout against many, communication against formulas."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from dlojz.base.errors import LabError
+from dlojz.cost_model import Layouts, calibration, estimate, simulate, workload
+from dlojz.cost_model.passes import collective_s, neighbour_s, stages_of
+from dlojz.cost_model.step import HOST_LINK_BYTES_PER_S, exposed_s
+from dlojz.hardware import cluster
+from dlojz.hardware.decoder_size import DecoderSize
+from dlojz.hardware.evidence import table
+
+SELENE = cluster("selene")
+FOUND = calibration("a100")
+SIZE = DecoderSize(24, 2048, 16, 51200, 1024)
+
+
+def _rows() -> Layouts:
+    random = np.random.default_rng(3)
+    n = 400
+    return Layouts.of(
+        dp=random.integers(1, 9, n), tp=2 ** random.integers(0, 4, n), pp=random.choice([1, 2, 4, 8], n),
+        micro_batch=2 ** random.integers(0, 4, n), micro_batches=random.integers(1, 40, n),
+        zero=random.integers(0, 4, n), checkpointing=random.integers(0, 3, n), engine=random.integers(0, 7, n),
+        sequence_parallel=random.integers(0, 2, n), overlap=random.integers(0, 2, n), offload=random.integers(0, 3, n),
+        gradient_bytes=random.choice([2, 4], n), fused_attention=random.integers(0, 2, n),
+    )  # fmt: skip
+
+
+def test_a_layout_gets_the_same_numbers_alone_and_among_many() -> None:
+    layouts, model = _rows(), workload(SIZE)
+    together = estimate(model, SELENE, layouts, FOUND)
+    for place in range(0, len(layouts), 23):
+        alone = estimate(model, SELENE, layouts[place], FOUND)
+        assert alone.step_s[0] == pytest.approx(together.step_s[place], rel=1e-12)
+        assert alone.memory_bytes[0] == pytest.approx(together.memory_bytes[place], rel=1e-12)
+
+
+def test_the_parts_add_up_to_the_step_and_none_is_negative() -> None:
+    parts = estimate(workload(SIZE), SELENE, _rows(), FOUND).parts
+    columns = [getattr(parts, field.name) for field in fields(parts)]
+    assert np.allclose(sum(columns), parts.step_s)
+    assert min(column.min() for column in columns) >= -1e-12
+
+
+@pytest.mark.parametrize(("schedule", "pp", "chunks"), [("1f1b", 4, 1), ("gpipe", 4, 1), ("interleaved", 4, 3)])
+def test_the_closed_form_is_the_simulated_pipeline(schedule: str, pp: int, chunks: int) -> None:
+    """Equal stages but for embedding and logits; those move an interleaved pipeline by less than 1 %."""
+    layout = Layouts.of(pp=pp, chunks=chunks, schedule=schedule, micro_batches=16, tp=2, checkpointing="full")
+    played = simulate(workload(SIZE), SELENE, layout, FOUND)
+    tolerance = 1e-3 if chunks == 1 else 1e-2
+    assert played.parts.step_s[0] == pytest.approx(played.step_s, rel=tolerance)
+
+
+def test_zero_bubble_fills_most_of_the_bubble_in_both() -> None:
+    both = [Layouts.of(pp=4, micro_batches=12, schedule=one) for one in ("1f1b", "zb-h1")]
+    closed = [estimate(workload(SIZE), SELENE, one, FOUND).step_s[0] for one in both]
+    played = [simulate(workload(SIZE), SELENE, one, FOUND).step_s for one in both]
+    assert closed[1] < closed[0] and played[1] < played[0]
+
+
+@pytest.mark.parametrize("row", [row.row for row in table("sc21-1") if row.pp > 1][:4])
+def test_published_layouts_are_the_same_closed_and_played(row: str) -> None:
+    found = next(one for one in table("sc21-1") if one.row == row)
+    played = simulate(workload(found.size), SELENE, Layouts.from_measurements([found]), FOUND)
+    assert played.parts.step_s[0] == pytest.approx(played.step_s, rel=2e-3)
+
+
+def test_78_layers_on_12_stages_leave_one_for_the_last() -> None:
+    """As DeepSpeed dealt them out on Jean Zay (chronicle, "Re-do")."""
+    stages = stages_of(workload(DecoderSize(78, 64, 4, 512, 32)), 12)
+    assert stages.counts[stages.order][:, 1].tolist() == [7.0] * 11 + [1.0]
+
+
+def test_embedding_and_logits_may_count_as_layers() -> None:
+    """BLOOM: 70 layers on 12 stages, 5 on the first and the last, 6 on the others."""
+    stages = stages_of(workload(DecoderSize(70, 64, 4, 512, 32)), 12, True)
+    assert stages.counts[stages.order][:, 1].tolist() == [5.0] + [6.0] * 10 + [5.0]
+
+
+@pytest.mark.parametrize(("tp", "dp", "pp"), [(1, 32, 1), (8, 4, 1), (4, 4, 2)])
+def test_gradients_take_the_time_of_a_ring_over_the_nodes_cards(tp: int, dp: int, pp: int) -> None:
+    """Every node's cards carry 8/L rings of 2(n − 1)/n·M bytes; L = 8/tp members of a group are in one node."""
+    message, inside = 4e9, 8 // tp
+    seconds = float(collective_s("all_reduce", SELENE, FOUND, message, dp, tp))
+    moved = 2 * (dp - 1) / dp * message * (8 / min(inside, dp))
+    rate = SELENE.inter.bytes_per_s("all_reduce", 4) * FOUND.inter_efficiency
+    if dp > inside:
+        assert seconds == pytest.approx(moved / rate, rel=0.02)
+    assert pp >= 1
+
+
+def test_the_next_stage_is_in_the_node_as_long_as_two_fit_into_it() -> None:
+    """Selene has 8 GPUs per node: 4 apart, a link of the node; 5 apart, all 8 share the node's interfaces."""
+    message, far = 1e7, SELENE.inter
+    inside = SELENE.intra.time_s("p2p", 2, message) / FOUND.intra_efficiency
+    across = far.alpha_s("p2p", 2) + 8 * message / (far.bytes_per_s("all_gather", 2) * FOUND.inter_efficiency)
+    for apart, expected in ((1, inside), (4, inside), (5, across), (8, across)):
+        assert float(neighbour_s(SELENE, FOUND, message, 2, apart, 0, 1)) == pytest.approx(expected, rel=1e-12)
+        assert float(neighbour_s(SELENE, FOUND, message, 1, apart, 0, 1)) == 0
+    # Cut over 4 tensor-parallel ranks: a quarter is sent, and gathered over the links of the node.
+    gathered = float(collective_s("all_gather", SELENE, FOUND, message, 4))
+    quarter = far.alpha_s("p2p", 2) + 2 * message / (far.bytes_per_s("all_gather", 2) * FOUND.inter_efficiency)
+    assert float(neighbour_s(SELENE, FOUND, message, 2, 8, 1, 4)) == pytest.approx(quarter + gathered, rel=1e-12)
+
+
+def test_a_group_in_one_node_never_touches_the_network() -> None:
+    one = float(collective_s("all_reduce", SELENE, FOUND, 1e8, 8))
+    assert one == pytest.approx(SELENE.intra.time_s("all_reduce", 8, 1e8) / FOUND.intra_efficiency)
+    assert float(collective_s("all_reduce", SELENE, FOUND, 1e8, 1)) == 0
+
+
+def test_overlap_lies_between_the_sum_and_the_longer() -> None:
+    message, compute = np.array([1.0, 2.0, 5.0]), np.array([2.0, 2.0, 1.0])
+    none, half, full = (exposed_s(message, compute, np.full(3, one)) for one in (0.0, 0.5, 0.99))
+    assert none.tolist() == message.tolist()
+    assert half == pytest.approx(np.hypot(message, compute) - compute)
+    assert full == pytest.approx(np.maximum(message - compute, 0), abs=0.02)
+
+
+def test_offloaded_weights_cross_the_hosts_link_twice_per_micro_batch() -> None:
+    """Two bytes down for each pass, of the share of a rank; without overlap nothing hides them."""
+    columns = {"dp": 8, "zero": 3, "micro_batches": 4, "engine": "deepspeed", "offload": ["optimizer", "all"]}
+    made = estimate(workload(SIZE), SELENE, Layouts.of(**columns), replace(FOUND, overlap=0.0))  # type: ignore[arg-type]
+    weights = workload(SIZE).num_parameters
+    assert made.parts.data[1] - made.parts.data[0] == pytest.approx(4 * 4 * weights / 8 / HOST_LINK_BYTES_PER_S)
+    assert made.parts.optimizer[1] == made.parts.optimizer[0]
+    hidden = estimate(workload(SIZE), SELENE, Layouts.of(**columns), FOUND)  # type: ignore[arg-type]
+    assert made.step_s[1] >= hidden.step_s[1] >= hidden.step_s[0]
+
+
+def test_without_a_pipeline_megatron_deepspeed_shards_as_deepspeed_does() -> None:
+    made = estimate(
+        workload(SIZE), SELENE, Layouts.of(dp=32, zero=[2, 2, 3, 3], micro_batches=4, gradient_bytes=2,
+                                           engine=["deepspeed", "megatron-deepspeed"] * 2), FOUND,
+    )  # fmt: skip
+    assert made.parts.data[0] == made.parts.data[1] and made.parts.data[2] == made.parts.data[3]
+
+
+def test_an_image_models_selective_checkpointing_computes_again_what_is_no_product() -> None:
+    none, selective, full = (
+        estimate(
+            workload("coatnet_tiny"),
+            SELENE,
+            Layouts.of("bf16", micro_batch=8, checkpointing=one, engine="torchtitan"),
+            FOUND,
+        ).parts
+        for one in ("none", "selective", "full")
+    )
+    assert none.recompute[0] == 0 < selective.recompute[0] < full.recompute[0] == pytest.approx(full.forward[0])
+
+
+def test_zero_3_collapses_as_published() -> None:
+    """144 → 88 → 44 TFLOP/s per GPU (Narayanan et al. 2021, table 2), each within 15 %."""
+    rows = [row for row in table("sc21-2") if row.row.split("/")[1].startswith("zero-174.6")]
+    made = estimate(workload(rows[0].size), SELENE, Layouts.from_measurements(rows), FOUND)
+    for row, seconds in zip(rows, made.step_s, strict=True):
+        assert row.seconds is not None
+        assert float(seconds) == pytest.approx(row.seconds, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [({"tp": 0}, "tp must be at least 1"), ({"schedule": "zigzag"}, "1f1b"), ({"width": 3}, "column"),
+     ({"tp": [1, 2], "dp": [1, 2, 3]}, "one length")],
+)  # fmt: skip
+def test_bad_layouts_are_refused_in_one_sentence(columns: dict[str, object], words: str) -> None:
+    with pytest.raises(LabError, match=words):
+        Layouts.of(**columns)  # type: ignore[arg-type]
+
+
+def test_simulate_takes_one_layout() -> None:
+    with pytest.raises(LabError, match="one layout"):
+        simulate(workload(SIZE), SELENE, Layouts.of(dp=[1, 2]), FOUND)
+    with pytest.raises(LabError, match="dealt out"):
+        simulate(workload(SIZE), SELENE, Layouts.of(pp=4, chunks=5, schedule="interleaved", micro_batches=8), FOUND)

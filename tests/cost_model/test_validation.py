@@ -1,0 +1,167 @@
+"""The goals of the cost model, each a test: an error that grows by half a point fails, and one that misses its goal."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from dlojz.base.errors import LabError
+from dlojz.cli.plan import validate_command
+from dlojz.cost_model.layouts import Layouts
+from dlojz.cost_model.step import memories
+from dlojz.cost_model.validation import GOALS, TOOLS, spearman, validate, validate_memory, validated
+from dlojz.cost_model.workload import decoder_workload
+from dlojz.hardware.evidence import measurements, table
+
+ROOT = Path(__file__).resolve().parents[2]
+LAST = {
+    "korthikanti-5": 0.0206,
+    "sc21-1": 0.0191,
+    "sc21-2": 0.0400,
+    "jean-zay-a100": 0.0416,
+    "vtrain-multi": 0.0556,
+    "megatron-h100": 0.0368,
+    "torchtitan": 0.0504,
+    "llama-3": 0.0434,
+    "nemo-h100": 0.0435,
+    "jean-zay-v100": 0.1509,
+    "mt-nlg": 0.2503,
+}
+"""Mean absolute errors on held-out rows when last looked at."""
+
+
+@pytest.mark.parametrize("name", validated())
+def test_no_table_gets_worse_by_more_than_half_a_point(name: str) -> None:
+    assert validate(name).mean <= LAST[name] + 0.005
+
+
+@pytest.mark.parametrize("name", sorted(GOALS))
+def test_each_goal_is_reached_and_the_trivial_model_beaten(name: str) -> None:
+    result = validate(name)
+    assert result.reached
+    assert result.mean < result.trivial
+
+
+def test_jean_zays_layouts_are_ranked_as_measured() -> None:
+    assert validate("jean-zay-a100").rank_correlation >= 0.85
+
+
+def test_models_never_seen_are_predicted_decently() -> None:
+    """Fits that saw no row of a model, on all rows of that model."""
+    for name in ("korthikanti-5", "sc21-1", "jean-zay-a100", "vtrain-multi"):
+        unseen = validate(name).left_out_mean
+        assert unseen is not None and unseen <= 0.10
+
+
+def test_memory_meets_its_goals() -> None:
+    result = validate_memory()
+    assert result.mean <= 0.05
+    assert len(result.false_alarms) <= 1
+    # Row 957 contradicts its neighbour 949, which reads 60 GB with one layer less on each stage: no form finds it.
+    assert result.missed == ("jean-zay-a100/957",)
+    assert result.activation_mean <= 0.01
+
+
+def test_the_readme_counts_the_step_times_that_the_model_is_held_against() -> None:
+    """Not those of tables that only tell memory or single layers, nor those that are excluded."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    said = re.findall(r"(\d+) (?:published|measured) (?:measurements|step times|steps)", text)
+    timed = [row for result in map(validate, validated()) for row in result.rows]
+    assert len(said) == 2 and {int(number) for number in said} == {len(timed)}
+    assert len(timed) < sum(one.usable and one.seconds is not None for one in measurements()) < len(measurements())
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    """docs/validation.md with its lines joined, so that a sentence can be looked for."""
+    return " ".join((ROOT / "docs" / "validation.md").read_text(encoding="utf-8").split())
+
+
+def told(share: float | None) -> str:
+    """A share as the page prints it."""
+    return "" if share is None else f"{100 * share:.1f} %"
+
+
+def test_the_page_has_one_line_for_each_table() -> None:
+    lines = (ROOT / "docs" / "validation.md").read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    assert [cells[0] for cells in rows] == ["table", *validated()]
+
+
+@pytest.mark.parametrize("name", validated())
+def test_the_page_prints_what_is_computed(name: str) -> None:
+    result, goal, tool = validate(name), GOALS.get(name), TOOLS.get(name)
+    cells = [
+        name,
+        f"{len(result.held)} / {len(result.rows)}",
+        told(result.mean),
+        told(result.worst),
+        told(goal.mean) if goal else "",
+        told(result.trivial),
+        told(result.left_out_mean) or "never fitted",
+        f"{tool.name} {told(tool.mean)}" if tool else "",
+    ]
+    lines = (ROOT / "docs" / "validation.md").read_text(encoding="utf-8").splitlines()
+    assert f"| {' | '.join(cells)} |" in lines
+
+
+def test_the_page_tells_memory_and_ranks_as_computed(page: str) -> None:
+    result = validate_memory()
+    assert f"{told(result.mean)} on the held-out Jean Zay readings ({len(result.readings)} in all)" in page
+    assert f"{told(result.activation_mean)} on Korthikanti's activations" in page
+    found, alarms = len(result.found), len(result.false_alarms)
+    assert f"{found} of {len(result.ran_out)} out-of-memory rows found with {alarms} false alarms" in page
+    correlation = validate("jean-zay-a100").rank_correlation
+    assert f"Rank correlation of FLOP/s per GPU on Jean Zay's A100 rows: {correlation:.2f}." in page
+    figure = [row for row in table("korthikanti-memory") if row.memory_reading == "states"]
+    held = [memories(decoder_workload(row.size), Layouts.from_measurements([row])) for row in figure]
+    more = [
+        float(one.weights[0] + one.gradients[0] + one.optimizer[0]) / (row.memory_bytes or 0) - 1
+        for one, row in zip(held, figure, strict=True)
+    ]
+    assert len(more) == 4
+    assert f"the first stage holds {100 * min(more):.0f} to {100 * max(more):.0f} % more" in page
+
+
+def test_the_page_tells_what_was_chosen_after_errors_were_seen_with_their_figures(page: str) -> None:
+    shaped = [row for row in validate("sc21-2").rows if row.row.zero == 3]
+    held = [row for row in shaped if row.held_out]
+    assert len(shaped) == 6 and "the six ZeRO-3 rows of sc21-2, of which two are held out" in page
+    names = ", ".join(f"`{row.row.row.partition('/')[2]}`" for row in held)
+    errors = " and ".join(f"{100 * abs(row.error):.1f}" for row in held)
+    assert f"({names}); these two are {errors} % off" in page
+    offloaded = [row.error for row in validate("jean-zay-v100").rows if row.row.offload]
+    assert len(offloaded) == 7 and f"from −{-100 * min(offloaded):.0f} to +{100 * max(offloaded):.0f} %" in page
+    elsewhere = [row for name in validated() if name != "jean-zay-v100" for row in table(name) if row.offload]
+    assert elsewhere == []
+
+
+def test_rank_correlation() -> None:
+    assert spearman([1, 2, 3], [10, 20, 30]) == pytest.approx(1)
+    assert spearman([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+    assert spearman([1, 1, 2], [1, 2, 3]) == pytest.approx(math.sqrt(3) / 2)
+    assert math.isnan(spearman([1, 1], [1, 2]))
+
+
+def test_the_command_answers_in_json(capfd: pytest.CaptureFixture[str]) -> None:
+    assert validate_command(["korthikanti-5", "--json"]) == 0
+    document = json.loads(capfd.readouterr().out)
+    assert document["tables"][0]["reached"] is True
+    assert len(document["tables"][0]["each"]) == 9
+
+
+def test_the_command_shows_every_row(capfd: pytest.CaptureFixture[str]) -> None:
+    assert validate_command(["llama-3"]) == 0
+    shown = capfd.readouterr().out
+    assert "8192-gpus" in shown and "fitted" in shown
+
+
+def test_a_table_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(LabError, match="korthikanti-5"):
+        validate("korthikanti-6")
+    with pytest.raises(LabError, match="twice"):
+        validate_command(["sc21-1", "sc21-1"])

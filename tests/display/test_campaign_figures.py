@@ -1,0 +1,124 @@
+"""The figures of a campaign: what was measured, what does not fit, where the limit is; names shown letter by letter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.text import Text
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.display.canvas import LabFigure
+from dlojz.display.figures.campaign_figures import (
+    CampaignMark,
+    batch_figure,
+    does_not_fit,
+    pareto_figure,
+    pareto_front,
+    scaling_figure,
+    style_of,
+    truth_figure,
+)
+
+GIB = 2**30
+
+
+def _marks() -> list[CampaignMark]:
+    """Two layouts on 2, 4 and 8 ranks, with growing batches; the largest of the first does not fit."""
+    marks = []
+    for series, base, rate in (("DDP", 20, 30.0), ("ZeRO-3", 8, 24.0)):
+        for ranks in (2, 4, 8):
+            for batch in (1, 2, 4, 8):
+                taken = (base + 3 * batch) * GIB
+                over = taken > 40 * GIB
+                marks.append(
+                    CampaignMark(
+                        series=f"{series}, {ranks} ranks",
+                        family=f"{series}, batch {batch}",
+                        batch=batch,
+                        ranks=ranks,
+                        state="oom" if over else "completed",
+                        predicted_bytes=taken,
+                        measured_bytes=None if over else taken + GIB // 10,
+                        limit_bytes=40 * GIB,
+                        limit_name="A100 40 GB",
+                        samples_per_s=None if over else rate * ranks * batch**0.3,
+                        predicted_samples_per_s=None if over else rate * ranks * batch**0.3 * 1.1,
+                        predicted_message_bytes=base * GIB,
+                        measured_message_bytes=None if over else base * GIB,
+                        efficiency=None if over else 1 - 0.02 * ranks,
+                    )
+                )
+    return marks
+
+
+FIGURES = {
+    "batch": lambda marks, path=None: batch_figure(marks, "micro-batch, samples", path),
+    "pareto": pareto_figure,
+    "truth": truth_figure,
+    "scaling": scaling_figure,
+}
+
+
+def _words(figure: LabFigure) -> str:
+    return "\n".join(text.get_text() for text in figure.findobj(Text))
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_series_is_named_and_described(name: str, tmp_path: Path) -> None:
+    figure = FIGURES[name](_marks(), tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    told = "DDP, batch 4" if name == "scaling" else "DDP, 4 ranks"
+    assert told in _words(figure) and told in figure.alt
+
+
+def test_the_limit_is_a_line_with_its_name_and_what_does_not_fit_is_crossed_out() -> None:
+    memory = batch_figure(_marks(), "micro-batch").axes[1]
+    [limit] = [line for line in memory.lines if len(set(line.get_ydata())) == 1 and line.get_linestyle() == "--"]
+    assert limit.get_ydata()[0] == 40
+    assert sum(line.get_marker() == "x" for line in memory.lines) == 3
+    assert "A100 40 GB, 40.0 GiB" in _words(batch_figure(_marks(), "micro-batch"))
+
+
+def test_a_far_limit_is_said_in_words() -> None:
+    marks = [replace(mark, limit_bytes=4000 * GIB) for mark in _marks()]
+    assert "limit: 3.91 TiB" in _words(batch_figure(marks, "micro-batch"))
+
+
+def test_what_was_not_run_but_is_predicted_not_to_fit_is_crossed_out_too() -> None:
+    [first, *_] = [mark for mark in _marks() if mark.state == "oom"]
+    assert does_not_fit(replace(first, state="waiting"))
+    assert not does_not_fit(replace(first, state="completed", measured_bytes=39 * GIB))
+
+
+def test_the_pareto_front_holds_what_nothing_beats_in_both() -> None:
+    base = _marks()[0]
+    marks = [
+        replace(base, measured_bytes=held * GIB, samples_per_s=rate)
+        for held, rate in ((10, 5.0), (20, 4.0), (20, 9.0), (30, 9.0), (30, 12.0), (5, 1.0))
+    ]
+    front = [((mark.measured_bytes or 0) // GIB, mark.samples_per_s) for mark in pareto_front(marks)]
+    assert front == [(5, 1.0), (10, 5.0), (20, 9.0), (30, 12.0)]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_nothing_measured_and_names_that_are_no_mathematics(name: str) -> None:
+    bare = CampaignMark(series="$\\foo$ <b>", family="_hidden", batch=1, ranks=2, state="waiting")
+    words = _words(FIGURES[name]([bare]))
+    assert "nothing measured yet" in words
+    assert ("_hidden" if name == "scaling" else "$\\foo$ <b>") in words
+
+
+def test_no_two_of_the_first_series_look_alike_and_more_are_counted() -> None:
+    assert len({style_of(number) for number in range(24)}) == 24
+    many = [replace(_marks()[0], series=f"series {number}") for number in range(30)]
+    assert "and 6 more series" in _words(pareto_figure(many))
+
+
+def test_french_and_refusals(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="ending"):
+        scaling_figure(_marks(), tmp_path / "figure.xyz")
+    use_language("fr")
+    assert "ne tient pas" in _words(batch_figure(_marks(), "micro-batch"))

@@ -1,0 +1,90 @@
+"""The load of the experts as it is drawn: every step, the capacity, and what is said of it in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dlojz import models
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.display.figures.training_figures import expert_load_figure
+from dlojz.models.experts.layer import StepLoad, watch_loads
+from dlojz.results.record import ExpertLoad
+
+
+def loads(tokens: tuple[int, ...], dropped: float, layer: str = "blocks.2.mixture") -> list[StepLoad]:
+    return [
+        StepLoad(step=step, layer=layer, tokens=tokens, capacity=20, dropped=dropped, balance=1.0) for step in range(30)
+    ]
+
+
+BALANCED, COLLAPSED = loads((16, 16, 16, 16), 0.0), loads((60, 4, 0, 0), 0.625)
+
+
+def test_all_steps_of_all_experts_are_drawn_in_fair_shares() -> None:
+    figure = expert_load_figure({"with": BALANCED, "without": COLLAPSED})
+    meshes = [axes.collections[0] for axes in figure.axes if axes.collections and axes.get_title(loc="left")]
+    assert [mesh.get_array().shape for mesh in meshes] == [(4, 30), (4, 30)]
+    assert meshes[0].get_array()[:, 0].tolist() == [1, 1, 1, 1]
+    assert meshes[1].get_array()[:, 29].tolist() == [3.75, 0.25, 0, 0]
+    assert meshes[0].get_clim() == meshes[1].get_clim() == (0, 3.75)  # one scale for both
+    lines = {line.get_label(): line.get_ydata() for line in figure.axes[3].get_lines()}
+    assert set(lines["busiest expert"]) == {3.75} and set(lines["idlest expert"]) == {0}
+    assert set(lines["capacity"]) == {1.25}
+
+
+def test_words_say_what_the_picture_shows() -> None:
+    figure = expert_load_figure({"with": BALANCED, "without": COLLAPSED})
+    assert figure.alt == (
+        "Load of the experts over the last steps. with: the busiest of 4 experts takes 25% of the choices, 0 are all "
+        "but idle, 0% of the choices are dropped; without: the busiest of 4 experts takes 94% of the choices, 2 are "
+        "all but idle, 62% of the choices are dropped"
+    )
+    use_language("fr")
+    assert "avec : le plus chargé des 4 experts prend 25 % des choix" in expert_load_figure({"avec": BALANCED}).alt
+
+
+def test_a_layer_is_chosen_and_a_name_is_drawn_letter_by_letter(tmp_path: Path) -> None:
+    both = [*BALANCED, *loads((64, 0, 0, 0), 0.7, "blocks.4.mixture")]
+    assert "takes 100%" in expert_load_figure({"$x$": both}, tmp_path / "loads.png").alt
+    assert (tmp_path / "loads.png").stat().st_size > 0
+    assert "takes 25%" in expert_load_figure({"$x$": both}, layer="blocks.2.mixture").alt
+
+
+def test_loads_of_a_record_are_drawn_alike() -> None:
+    kept = [
+        ExpertLoad(step=load.step, layer=load.layer, tokens=load.tokens, capacity=load.capacity, dropped=load.dropped)
+        for load in COLLAPSED
+    ]
+    assert expert_load_figure({"run": kept}).alt == expert_load_figure({"run": COLLAPSED}).alt
+
+
+def test_refusals() -> None:
+    with pytest.raises(LabError, match="give the loads of at least one training"):
+        expert_load_figure({})
+    with pytest.raises(LabError, match="dense has no load of experts: train a model with a mixture"):
+        expert_load_figure({"dense": []})
+    with pytest.raises(LabError, match=r"unknown layer 'blocks\.3': legal values: blocks\.2\.mixture"):
+        expert_load_figure({"with": BALANCED}, layer="blocks.3")
+    use_language("fr")
+    with pytest.raises(LabError, match="dense n’a aucune charge d’experts : entraînez un modèle"):
+        expert_load_figure({"dense": []})
+
+
+def test_a_loop_written_by_hand_watches_its_model() -> None:
+    torch.manual_seed(0)
+    model = models.build("moe_tiny", sequence_length=16)
+    with pytest.raises(LabError, match="no mixture of experts that has been run"):
+        watch_loads(model, 0)
+    model(torch.randint(256, (2, 16)))
+    first, second = watch_loads(model, 7)
+    assert (first.layer, second.layer) == ("blocks.2.mixture", "blocks.4.mixture")
+    assert first.step == 7 and first.capacity == 5 and sum(first.tokens) == 32
+    kept = sum(min(tokens, 5) for tokens in first.tokens)
+    assert first.dropped == pytest.approx(1 - kept / 32, abs=1e-6)
+    use_language("fr")
+    with pytest.raises(LabError, match="le modèle n’a pas de mélange d’experts qui ait été exécuté"):
+        watch_loads(models.build("gpt_tiny"), 0)

@@ -1,0 +1,226 @@
+"""A chosen layout as files: each is read back by the parser of the program that takes it, to the same layout."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dlojz.base.errors import LabError
+from dlojz.config.deepspeed_json import read_deepspeed_json
+from dlojz.config.run_config import RunConfig
+from dlojz.hardware.clusters import machine
+from dlojz.hardware.decoder_size import DecoderSize
+from dlojz.planner.answer import Choice, Plan
+from dlojz.planner.ask import plan
+from dlojz.planner.export import JobSite, batch_script, deepspeed_document, documents, program, torchrun_arguments
+from dlojz.runnable import check_runnable
+
+from .trainers_arguments import read_megatron, read_torchtitan
+
+LLAMA = DecoderSize(16, 2048, 16, 32000, 2048, mlp_width=5632, kv_heads=4, gated=True, tied=False, biased=False,
+                    positions="none")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def llama() -> Plan:
+    """A decoder by its sizes, on two nodes."""
+    return plan(LLAMA, "jean_zay_a100", gpus=16, batch=64, simulate=1)
+
+
+@pytest.fixture(scope="module")
+def site() -> JobSite:
+    """Jean Zay's A100 nodes."""
+    return JobSite.of(machine("jean_zay_a100"))
+
+
+def test_every_admitted_layout_of_a_catalogue_model_is_a_legal_run() -> None:
+    """All of them: each makes a `RunConfig` that the lab's engines would take, with the same degrees and batch."""
+    made = plan("gpt_tiny", "jean_zay_a100", gpus=4, batch=8, precision="bf16", simulate=1)
+    assert made.found.admitted.size > 50
+    seen = set()
+    for place in range(made.found.admitted.size):
+        choice = made.choice(place)
+        one, config = choice.candidate, choice.config(steps=5)
+        layout = config.layout
+        assert (layout.dp, layout.tp, layout.pp, layout.zero, layout.global_batch) == (
+            one.dp,
+            one.tp,
+            one.pp,
+            one.zero,
+            8,
+        )
+        assert config.steps == 5 and config.precision == "bf16" and config.device == "cuda"
+        check_runnable(config)
+        seen.add((one.engine, one.zero, one.pp > 1, one.tp > 1, one.offload))
+    assert {engine for engine, *_ in seen} == {"torch", "deepspeed"} and any(tensor for *_, tensor, _ in seen)
+
+
+def test_the_run_of_an_image_model_and_its_json(tmp_path: Any) -> None:
+    made = plan("coatnet_tiny", "jean_zay_a100", gpus=4, batch=16, precision="bf16", simulate=1)
+    for fields in ({"tp": 2}, {"engine": "deepspeed", "zero": 3, "offload": "all"}, {"engine": "torch", "zero": 3}):
+        choice = made.choose(**fields)
+        files = documents(choice)
+        config = RunConfig.from_json(files["run_config.json"])
+        check_runnable(config)
+        assert config == choice.config() and config.layout.tp == choice.candidate.tp
+        if choice.candidate.engine == "deepspeed":
+            read = read_deepspeed_json(files["ds_config.json"], base=config)
+            assert read.layout == config.layout and config.layout.offload == "parameters"
+        else:
+            assert "ds_config.json" not in files
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"engine": "deepspeed", "zero": 3, "offload": "all"},
+        {"engine": "deepspeed", "zero": 1, "offload": "optimizer"},
+        {"engine": "megatron-deepspeed", "zero": 1, "pp": 2, "checkpointing": "full"},
+        {"engine": "deepspeed", "zero": 2},
+    ],
+)
+def test_deepspeed_reads_its_own_configuration(llama: Plan, fields: dict[str, Any]) -> None:
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    choice = llama.choose(**fields)
+    one, document = choice.candidate, deepspeed_document(choice)
+    assert json.loads(documents(choice)["ds_config.json"]) == document
+    assert document.pop("train_batch_size") == 64 == one.dp * one.micro_batch * one.micro_batches
+    read = DeepSpeedConfig(document)  # one process stands for all replicas, so their product is looked at above
+    assert read.train_micro_batch_size_per_gpu == one.micro_batch
+    assert read.gradient_accumulation_steps == one.micro_batches
+    assert read.zero_optimization_stage == one.zero and read.bfloat16_config.enabled
+    zero = read.zero_config
+    assert (zero.offload_optimizer is not None) == (one.offload != "none")
+    assert (zero.offload_param is not None) == (one.offload == "all")
+    if one.pp > 1:
+        assert read.pipeline["activation_checkpoint_interval"] == 1 and read.grad_accum_dtype == "fp32"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {
+            "engine": "megatron-core",
+            "pp": 2,
+            "schedule": "interleaved",
+            "chunks": 2,
+            "tp": 2,
+            "sequence_parallel": True,
+        },
+        {"engine": "megatron-core", "zero": 1, "pp": 1, "checkpointing": "full"},
+        {"engine": "megatron-core", "zero": 0, "tp": 4, "checkpointing": "selective"},
+        {"engine": "megatron-deepspeed", "tp": 2, "pp": 4, "zero": 1},
+    ],
+)
+def test_megatron_reads_its_arguments_back(llama: Plan, fields: dict[str, Any]) -> None:
+    choice = llama.choose(**fields)
+    one, words = choice.candidate, program(choice)
+    assert words[0] == "pretrain_gpt.py"
+    read = read_megatron(words[1:])
+    assert read["tensor_model_parallel_size"] == one.tp and read["pipeline_model_parallel_size"] == one.pp
+    assert read["micro_batch_size"] == one.micro_batch and read["global_batch_size"] == 64
+    assert read["num_layers"] == 16 and read["ffn_hidden_size"] == 5632 and read["num_query_groups"] == 4
+    assert read["swiglu"] and read["untie_embeddings_and_output_weights"] and read["position_embedding_type"] == "rope"
+    assert read["bf16"] and "fp16" not in read and read.get("sequence_parallel", False) == one.sequence_parallel
+    assert read.get("num_virtual_stages_per_pipeline_rank", 1) == one.chunks
+    if one.engine == "megatron-core":
+        assert read.get("recompute_granularity", "none") == one.checkpointing
+        assert read.get("use_distributed_optimizer", False) == (one.zero == 1)
+    else:
+        assert read["deepspeed"] and read["zero_stage"] == one.zero and read["deepspeed_config"] == "ds_config.json"
+    assert 16 % (read["tensor_model_parallel_size"] * read["pipeline_model_parallel_size"]) == 0
+
+
+@pytest.mark.parametrize("fields", [{"zero": 3}, {"zero": 0, "tp": 2}, {"zero": 2, "pp": 2, "schedule": "zb-h1"},
+                                    {"pp": 4, "schedule": "interleaved"}])  # fmt: skip
+def test_torchtitan_and_torchrun_read_theirs_back(llama: Plan, fields: dict[str, Any]) -> None:
+    from torch.distributed.run import get_args_parser
+
+    choice = llama.choose(engine="torch", **fields)
+    one = choice.candidate
+    launched = get_args_parser().parse_args([*torchrun_arguments(16, 8), *program(choice)])
+    assert launched.nnodes == "2" and launched.nproc_per_node == "8" and launched.module
+    read = read_torchtitan(launched.training_script_args)
+    assert launched.training_script == "torchtitan.train"
+    degrees = [read[f"parallelism.{name}_degree"] for name in ("tensor_parallel", "pipeline_parallel")]
+    assert degrees == [one.tp, one.pp]
+    shard, replicate = (read[f"parallelism.data_parallel_{name}_degree"] for name in ("shard", "replicate"))
+    assert shard * replicate == one.dp and (shard > 1) == (one.zero > 0 and one.dp > 1)
+    assert read["training.global_batch_size"] == 64
+    if one.pp > 1:
+        size = read["parallelism.pipeline_parallel_microbatch_size"]
+        assert size == one.micro_batch and read["training.local_batch_size"] // size == one.micro_batches
+        assert ("parallelism.pipeline_parallel_schedule_csv" in read) == (one.schedule == "zb-h1")
+
+
+def test_context_parallelism_is_read_back_and_is_no_run_of_the_lab() -> None:
+    made = plan(LLAMA, "jean_zay_a100", gpus=16, batch=64, sequence_length=32768, simulate=1)
+    core = made.choose(engine="megatron-core", cp=2)
+    assert read_megatron(program(core)[1:])["context_parallel_size"] == 2
+    titan = made.choose(engine="torch", cp=4, zero=3)
+    read = read_torchtitan(program(titan)[2:])
+    assert read["parallelism.context_parallel_degree"] == 4
+    degrees = [read[f"parallelism.{name}_degree"] for name in ("data_parallel_shard", "tensor_parallel")]
+    assert 4 * degrees[0] * degrees[1] * titan.candidate.pp == 16
+    assert "context_parallel_size" not in read_megatron(program(made.choose(engine="megatron-core", cp=1))[1:])
+    own = plan("llama_2_7b", "jean_zay_h100", gpus=16, batch=16, sequence_length=65536, simulate=1)
+    shared, whole = own.choose(cp=2), own.choose(cp=1)
+    with pytest.raises(LabError, match=r"context parallelism over 2 ranks is no run of this lab.*choose\(cp=1\)"):
+        shared.config()
+    assert set(documents(shared)) == {"arguments.txt", "torchrun.txt"} and not shared.is_run
+    assert "run_config.json" in documents(whole) and whole.is_run
+    assert "torchtitan.train" in batch_script(shared, JobSite.of(machine("jean_zay_h100")), hours=1)
+
+
+def test_one_node_needs_no_rendezvous() -> None:
+    assert torchrun_arguments(4, 8) == ["--nnodes", "1", "--nproc-per-node", "4", "--standalone"]
+
+
+def _checked(text: str) -> dict[str, str]:
+    """The directives of a script that bash reads without complaint."""
+    done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH ")]
+    return dict(line.partition("=")[::2] for line in lines)
+
+
+def test_the_job_script_asks_for_the_right_nodes(llama: Plan, site: JobSite) -> None:
+    text = batch_script(llama.best, site, hours=2.5, account="abc")
+    told = _checked(text)
+    assert told["nodes"] == "2" and told["gres"] == "gpu:8" and told["constraint"] == "a100"
+    assert told["account"] == "abc@a100" and told["time"] == "02:30:00" and told["qos"] == "qos_gpu_a100-t3"
+    assert told["cpus-per-task"] == "64" and told["ntasks-per-node"] == "1" and told["hint"] == "nomultithread"
+    assert 'HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)' in text
+    assert '--rdzv-endpoint "$HEAD:29500"' in text and "srun --cpus-per-task=" in text
+    assert batch_script(llama.best, site, account="abc@a100") == batch_script(llama.best, site, account="abc")
+
+
+def test_nothing_foreign_gets_into_the_script(llama: Plan, site: JobSite) -> None:
+    for account in ("a\nrm -rf ~", "$(id)", "a b", "'"):
+        with pytest.raises(LabError, match="no name of an account"):
+            batch_script(llama.best, site, account=account)
+    hostile = replace(site, setup=(("module", "load", "x; touch /tmp/y"),), environment={"A": "$(id)"})
+    text = batch_script(llama.best, hostile)
+    assert "'x; touch /tmp/y'" in text and "export A='$(id)'" in text
+    _checked(text)
+
+
+def test_a_queue_that_is_too_short_or_too_small_is_named(llama: Plan, bloom: Plan, site: JobSite) -> None:
+    with pytest.raises(LabError, match=r"16 GPUs for 30 h fit no QoS of jean_zay_a100.*qos_gpu_a100-t3 \(20 h"):
+        batch_script(llama.best, site, hours=30)
+    with pytest.raises(LabError, match="384 GPUs for 1 h fit no QoS"):
+        batch_script(bloom.best, site)
+
+
+def test_what_the_lab_does_not_run_is_no_run(llama: Plan, gpt2: Plan, site: JobSite) -> None:
+    with pytest.raises(LabError, match="no run of this lab"):
+        llama.best.config()
+    with pytest.raises(LabError, match="dlojz plan --script"):
+        batch_script(gpt2.best, site)
+    assert set(llama.best.documents()) >= {"arguments.txt", "torchrun.txt"}
+    assert isinstance(llama.best, Choice)

@@ -1,0 +1,51 @@
+"""One memory: what the planner says of a layout is what the forecast says of its run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dlojz
+from benchmarks.plan_memory import MODELS, compared
+from dlojz.planner.planned_memory import columns_of, is_forecast, layout_memories
+from dlojz.planner.search import fullest
+from dlojz.prediction.forecast import heaviest
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_planner_says_what_the_forecast_says_and_judges_alike(model: str) -> None:
+    """Of CoAtNet-7 at 512², ViT-L/16, GPT-2 XL and Llama-3-8B: within 5 %, the same verdict on three GPUs."""
+    rows = compared(model)
+    assert {(one.candidate.zero, one.candidate.checkpointing) for one in rows} >= {
+        (zero, kind) for zero in range(4) for kind in ("none", "selective", "full")
+    }
+    assert {one.candidate.pp for one in rows} == {1, 2} and len({one.candidate.tp for one in rows}) == 2
+    for row in rows:
+        assert abs(row.error) < 0.05, row
+        assert row.verdicts[0] == row.verdicts[1], row
+
+
+def test_the_best_layout_has_the_bytes_of_its_own_run() -> None:
+    made = dlojz.plan("vit_l_16", "jean_zay_a100", gpus=8, batch=64, simulate=0)
+    told = heaviest(made.best.config(), made.question.cluster.gpu.device).memory
+    assert made.best.memory_bytes == pytest.approx(told.needed_bytes, rel=0.05)
+    assert fullest(made.best.ranks).total_bytes == pytest.approx(made.best.memory_bytes, rel=1e-12)
+
+
+def test_no_admitted_run_needs_more_than_the_gpu_by_its_forecast() -> None:
+    made = dlojz.plan("gpt2_xl", "jean_zay_v100_32", gpus=8, batch=64, simulate=0)
+    device = made.question.cluster.gpu.device
+    heaviest_first = np.argsort(-made.found.memory.total_bytes, kind="stable")[:3]
+    for place in heaviest_first:
+        choice = made.choice(int(place))
+        assert (heaviest(choice.config(), device).memory.needed_bytes or 0) <= 1.01 * device.memory_bytes
+
+
+def test_software_that_the_lab_does_not_run_keeps_its_published_forms() -> None:
+    made = dlojz.plan("gpt2", "jean_zay_a100", gpus=8, batch=64, engines=("torch", "megatron-core"), simulate=0)
+    candidates = [made.choice(place).candidate for place in range(made.found.admitted.size)]
+    columns = columns_of(candidates, made.found.space)
+    told = is_forecast(made.found.space, columns)
+    assert told.tolist() == [one.engine == "torch" and one.cp == 1 for one in candidates] and not told.all()
+    again = layout_memories(made.found.space, columns, made.question.cluster.gpu.device)
+    assert again.total_bytes.tolist() == pytest.approx(made.found.memory.total_bytes.tolist(), rel=1e-12)

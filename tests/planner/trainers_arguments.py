@@ -1,0 +1,77 @@
+"""Parsers of the flags that `dlojz plan` writes for Megatron-LM and torchtitan, with the programs' own types and words.
+
+Source: NVIDIA/Megatron-LM, megatron/training/arguments.py; pytorch/torchtitan, torchtitan/config/job_config.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, Final
+
+_NUMBERS: Final = (
+    "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
+    "num-virtual-stages-per-pipeline-rank",
+    "micro-batch-size", "global-batch-size", "num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads",
+    "expert-model-parallel-size", "num-experts", "moe-router-topk", "moe-layer-freq",
+    "num-query-groups", "seq-length", "max-position-embeddings", "recompute-num-layers", "train-iters", "zero-stage",
+)  # fmt: skip
+_SWITCHES: Final = (
+    "sequence-parallel", "use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather", "use-flash-attn",
+    "group-query-attention", "swiglu", "untie-embeddings-and-output-weights", "disable-bias-linear", "bf16", "fp16",
+    "deepspeed", "checkpoint-activations", "accumulate-allreduce-grads-in-fp32",
+)  # fmt: skip
+_WORDS: Final[dict[str, tuple[str, ...]]] = {
+    "recompute-granularity": ("full", "selective"),
+    "recompute-method": ("uniform", "block"),
+    "position-embedding-type": ("learned_absolute", "rope"),
+    "normalization": ("LayerNorm", "RMSNorm"),
+    "moe-token-dispatcher-type": ("allgather", "alltoall", "flex"),
+}
+_TITAN: Final[dict[str, Any]] = {
+    **dict.fromkeys(
+        (
+            "parallelism.data_parallel_shard_degree", "parallelism.data_parallel_replicate_degree",
+            "parallelism.tensor_parallel_degree", "parallelism.pipeline_parallel_degree",
+            "parallelism.context_parallel_degree",
+            "parallelism.pipeline_parallel_microbatch_size", "parallelism.pipeline_parallel_layers_per_stage",
+            "training.local_batch_size", "training.global_batch_size", "training.seq_len",
+        ),
+        int,
+    ),
+    "parallelism.fsdp_reshard_after_forward": ("default", "always", "never"),
+    "parallelism.pipeline_parallel_schedule": ("1F1B", "GPipe", "Interleaved1F1B", "PipelineScheduleMulti"),
+    "parallelism.pipeline_parallel_schedule_csv": str,
+    "activation_checkpoint.mode": ("none", "selective", "full"),
+}  # fmt: skip
+
+
+def read_megatron(words: Sequence[str]) -> dict[str, Any]:
+    """The arguments by name, without those that were not given; what Megatron refuses raises `ArgumentError`."""
+    parser = argparse.ArgumentParser(prog="pretrain_gpt.py", allow_abbrev=False, add_help=False, exit_on_error=False)
+    for name in _NUMBERS:
+        parser.add_argument(f"--{name}", type=int)
+    for name in _SWITCHES:
+        parser.add_argument(f"--{name}", action="store_true")
+    for name, legal in _WORDS.items():
+        parser.add_argument(f"--{name}", choices=legal)
+    parser.add_argument("--deepspeed_config")
+    return {name: value for name, value in _read(parser, words).items() if value not in (None, False)}
+
+
+def read_torchtitan(words: Sequence[str]) -> dict[str, Any]:
+    """The arguments by name, without those that were not given; what torchtitan refuses raises `ArgumentError`."""
+    parser = argparse.ArgumentParser(prog="torchtitan.train", allow_abbrev=False, add_help=False, exit_on_error=False)
+    for name, legal in _TITAN.items():
+        if isinstance(legal, tuple):
+            parser.add_argument(f"--{name}", choices=legal)
+        else:
+            parser.add_argument(f"--{name}", type=legal)
+    return {name: value for name, value in _read(parser, words).items() if value is not None}
+
+
+def _read(parser: argparse.ArgumentParser, words: Sequence[str]) -> dict[str, Any]:
+    read, unknown = parser.parse_known_args(list(words))
+    if unknown:
+        raise argparse.ArgumentError(None, f"unknown arguments: {unknown}")
+    return vars(read)

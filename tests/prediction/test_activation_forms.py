@@ -1,0 +1,82 @@
+"""Activation forms against each other and against schedules; published figures: test_published_memory."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlojz.base.errors import LabError
+from dlojz.pipeline.schedule_catalogue import build
+from dlojz.pipeline.simulator import peak_activations
+from dlojz.prediction.rules_of_thumb import (
+    Shape,
+    first_stage_layers,
+    infinity_checkpoint_bytes,
+    layer_bytes,
+    layer_parts,
+)
+
+GPT_3 = Shape(2048, 1, 12288, 96)
+SHAPES = st.builds(Shape, st.integers(1, 8192), st.integers(1, 64), st.integers(1, 16384), st.integers(1, 128))
+
+
+def test_the_parts_of_a_layer() -> None:
+    """Korthikanti et al. 2022, §4.1: 11sbh + 5as²b, 19sbh, 4sbh."""
+    sbh = GPT_3.sbh
+    assert layer_parts(GPT_3) == {
+        "attention": 11 * sbh + 5 * 96 * 2048**2,
+        "mlp": 19 * sbh,
+        "layer_norm": 4 * sbh,
+    }
+    assert 5 * GPT_3.scores == 80 * sbh
+
+
+@given(shape=SHAPES, tp=st.integers(1, 64))
+def test_the_forms_of_table_2(shape: Shape, tp: int) -> None:
+    sbh, scores = shape.sbh, Fraction(5 * shape.heads * shape.sequence_length, shape.hidden)
+    assert layer_bytes(shape) == sbh * (34 + scores)
+    assert layer_bytes(shape, tp=tp) == sbh * (10 + Fraction(24, tp) + scores / tp)
+    assert layer_bytes(shape, tp=tp, sequence_parallel=True) == sbh * (34 + scores) / tp
+    assert layer_bytes(shape, tp=tp, checkpointing="selective") == sbh * (10 + Fraction(24, tp))
+    assert layer_bytes(shape, tp=tp, sequence_parallel=True, checkpointing="selective") == Fraction(34 * sbh, tp)
+    assert layer_bytes(shape, tp=tp, checkpointing="full") == 2 * sbh
+    assert layer_bytes(shape, tp=tp, sequence_parallel=True, checkpointing="full") == Fraction(2 * sbh, tp)
+
+
+@given(shape=SHAPES, tp=st.integers(1, 64), sequence_parallel=st.booleans())
+def test_every_lever_saves(shape: Shape, tp: int, sequence_parallel: bool) -> None:
+    none, selective, full = (
+        layer_bytes(shape, tp=tp, sequence_parallel=sequence_parallel, checkpointing=how)
+        for how in ("none", "selective", "full")
+    )
+    assert none > selective > full > 0
+    assert none <= layer_bytes(shape)
+
+
+@pytest.mark.parametrize(("shape", "saved_percent"), [(GPT_3, 70), (Shape(2048, 1, 20480, 128), 65)])
+def test_selective_recomputation_saves_what_the_paper_says(shape: Shape, saved_percent: int) -> None:
+    """§5: 70 % for GPT-3 and 65 % for MT-NLG."""
+    saved = 1 - layer_bytes(shape, checkpointing="selective") / layer_bytes(shape)
+    assert round(float(100 * saved)) == saved_percent
+
+
+def test_the_first_stage() -> None:
+    assert first_stage_layers(96, pp=8) == first_stage_layers(96) == 96
+    assert first_stage_layers(96, pp=8, chunks=3) == 96 * (1 + Fraction(7, 24))
+    assert infinity_checkpoint_bytes(GPT_3, 96, layers_per_checkpoint=2) == GPT_3.sbh * 96
+
+
+@given(stages=st.integers(2, 12), chunks=st.integers(2, 4))
+@settings(max_examples=20, deadline=None)
+def test_interleaving_holds_more_on_the_first_rank(stages: int, chunks: int) -> None:
+    """L(1 + (p − 1)/(p·v)) layers, of L/p each: what is counted from the schedule itself."""
+    counted = peak_activations(build("interleaved", stages, 4 * stages, chunks=chunks))[0]
+    assert Fraction(round(counted), chunks) == first_stage_layers(stages, pp=stages, chunks=chunks)
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(LabError, match="unknown checkpointing 'half'"):
+        layer_bytes(GPT_3, checkpointing="half")  # type: ignore[arg-type]

@@ -1,0 +1,109 @@
+"""Volumes per step against the ZeRO paper; against the counted bytes they are tested in tests/train."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dlojz import predict
+from dlojz.base.language import MEBIBYTE
+from dlojz.config.run_config import RunConfig
+from dlojz.prediction.communication import ddp_buckets, deepspeed_buckets
+from dlojz.prediction.model_trace import ready_order
+from dlojz.train.engines import base
+from dlojz.train.loop import build_model, open_batches
+
+
+def sent_per_parameter(**fields: object) -> float:
+    """Bytes that a rank sends in a ring, per parameter and per byte of a weight, times N/(N−1)."""
+    config = RunConfig.of(model="coatnet_0", engine="deepspeed", precision="bf16", dp=64, **fields)
+    footprint = predict(config)
+    sent_bytes = sum(traffic.sent_bytes for traffic in footprint.communication if traffic.group == "dp")
+    return sent_bytes / (63 / 64) / 2 / (footprint.parameters or 1)
+
+
+@pytest.mark.parametrize(("stage", "volumes"), [(0, 2), (3, 3)])
+def test_the_paper_s_volumes(stage: int, volumes: float) -> None:
+    """Rajbhandari et al. 2020, §7.1 and §7.2.2: 2Ψ for data parallelism, 3Ψ for stage 3; padding is the tolerance."""
+    assert sent_per_parameter(zero=stage) == pytest.approx(volumes, rel=1e-3)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_deepspeed_all_reduces_where_the_paper_reduce_scatters(stage: int) -> None:
+    """The paper's 2Ψ for stages 1 and 2 need a reduce-scatter; DeepSpeed's bucketed all-reduce makes them 3Ψ."""
+    assert sent_per_parameter(zero=stage) == pytest.approx(3, rel=1e-3)
+
+
+def test_fsdp2_sends_what_the_paper_says() -> None:
+    for stage, volumes in ((2, 2), (3, 3)):
+        config = RunConfig.of(model="coatnet_0", dp=4, zero=stage)
+        footprint = predict(config)
+        sent_bytes = sum(traffic.sent_bytes for traffic in footprint.communication if traffic.group == "dp")
+        assert sent_bytes / (3 / 4) / 4 / (footprint.parameters or 1) == pytest.approx(volumes, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("stage", "micro_batches", "volumes"), [(1, 1, 2), (2, 1, 2), (3, 1, 3), (1, 4, 2), (2, 4, 5), (3, 4, 12)]
+)
+def test_zero_by_hand_sends_what_the_paper_says(stage: int, micro_batches: int, volumes: float) -> None:
+    """§7.1 and §7.2.2, for one micro-batch; with m of them stage 2 sends (m + 1) Ψ, stage 3 sends 3mΨ."""
+    config = RunConfig.of(model="coatnet_0", dp=4, zero=stage, engine="by_hand", micro_batches=micro_batches)
+    footprint = predict(config)
+    sent_bytes = sum(traffic.sent_bytes for traffic in footprint.communication if traffic.group == "dp")
+    assert sent_bytes / (3 / 4) / 4 / (footprint.parameters or 1) == pytest.approx(volumes, rel=1e-3)
+
+
+def test_fp16_sends_what_bf16_sends() -> None:
+    for fields in ({"engine": "by_hand"}, {"engine": "torch"}, {"engine": "deepspeed"}):
+        half = [predict(RunConfig.of(dp=2, zero=3, precision=p, **fields)).communication for p in ("bf16", "fp16")]
+        assert half[0] == half[1]
+
+
+def test_one_process_sends_nothing() -> None:
+    assert predict(RunConfig.of()).communication == ()
+
+
+def calls(**fields: object) -> int:
+    [traffic] = [one for one in predict(RunConfig.of(**fields)).communication if one.group == "dp"]
+    assert traffic.collective == "all_reduce"
+    return traffic.count or 0
+
+
+def test_buckets_of_a_size_that_was_asked_for() -> None:
+    """vit_tiny has 3.13 MiB of gradients; torch's first bucket is small unless a size is given, ours never is."""
+    assert calls(model="vit_tiny", dp=2) == 2
+    assert calls(model="vit_tiny", dp=2, bucket_mib=25) == 1
+    assert calls(model="vit_tiny", dp=2, engine="by_hand") == 1
+    assert calls(model="vit_tiny", dp=2, bucket_mib=0.5) == calls(
+        model="vit_tiny", dp=2, bucket_mib=0.5, engine="by_hand"
+    )
+    bytes_of = {
+        traffic.message_bytes
+        for mib in (0.001, 0.5, 4)
+        for traffic in predict(RunConfig.of(model="vit_tiny", dp=2, bucket_mib=mib)).communication
+        if traffic.group == "dp"
+    }
+    assert len(bytes_of) == 1, "buckets change the calls, never the bytes"
+
+
+@pytest.mark.parametrize("model", ["coatnet_tiny", "gpt_tiny", "alexnet_tiny"])
+@pytest.mark.parametrize("fields", [{}, {"precision": "bf16"}, {"checkpointing": "full"}])
+def test_gradients_become_ready_in_the_order_predicted(model: str, fields: dict[str, str]) -> None:
+    """A real backward pass against one without memory."""
+    config = RunConfig.of(model=model, micro_batch=2, **fields)
+    engine = base.build(config, build_model(config), torch.device("cpu"))
+    order: list[int] = []
+    for number, parameter in enumerate(engine.module.parameters()):
+        parameter.register_post_accumulate_grad_hook(lambda _, number=number: order.append(number))
+    inputs, targets = next(open_batches(config, 0))
+    engine.backward(engine.forward(inputs, targets, last=True), last=True)
+    assert ready_order(config) == tuple(order)
+    assert sorted(order) == list(range(len(order)))
+
+
+def test_buckets() -> None:
+    assert ddp_buckets([]) == 0
+    assert ddp_buckets([MEBIBYTE, 25 * MEBIBYTE, 1]) == 3
+    assert ddp_buckets([MEBIBYTE - 1, 1, 1]) == 2
+    assert deepspeed_buckets([1_999_999, 1, 1]) == 2
+    assert deepspeed_buckets([5_000_000, 1]) == 2

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from dlojz import models, predict
+from dlojz.config.run_config import RunConfig
+
+
+def test_a_step_is_three_forward_passes_per_sample() -> None:
+    config = RunConfig.of(model="coatnet_0", data="synthetic", micro_batch=8, micro_batches=3, dp=2)
+    assert predict(config).step_flops == 3 * 24 * models.describe("coatnet_0").flops
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"pp": 3},
+        {"pp": 2, "dp": 2},
+        {"pp": 2, "schedule": "chimera", "engine": "by_hand"},
+        {"pp": 2, "schedule": "interleaved", "chunks": 2},
+    ],
+)
+def test_the_ranks_of_a_pipeline_compute_the_model_once(layout: dict[str, object]) -> None:
+    fields = {"model": "vit_tiny", "micro_batch": 2, "micro_batches": 4}
+    config = RunConfig.of(**fields, **layout)
+    ranks = [predict(config, rank).step_flops or 0 for rank in range(config.layout.world_size)]
+    assert sum(ranks) == pytest.approx(config.layout.dp * (predict(RunConfig.of(**fields)).step_flops or 0), rel=1e-12)
+
+
+@pytest.mark.parametrize("model", ["coatnet_tiny", "vit_tiny", "gpt_tiny", "llama_tiny"])
+def test_checkpointing_computes_part_of_the_forward_pass_again(model: str) -> None:
+    plain = predict(RunConfig.of(model=model)).step_flops or 0
+    again = predict(RunConfig.of(model=model, checkpointing="full")).step_flops or 0
+    assert 1 < again / plain < 4 / 3
+
+
+def test_a_block_of_one_layer_computes_nothing_again() -> None:
+    """AlexNet's blocks: the input that is kept is all that the layer's backward needs."""
+    plain = predict(RunConfig.of(model="alexnet_tiny")).step_flops
+    assert predict(RunConfig.of(model="alexnet_tiny", checkpointing="full")).step_flops == plain

@@ -1,0 +1,250 @@
+"""What forecasts must hold whatever the run; against measured peaks they are tested in tests/train/test_truth.py."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Literal
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dlojz import hardware, predict
+from dlojz.base.errors import LabError
+from dlojz.config.layout import Layout
+from dlojz.config.run_config import RunConfig
+from dlojz.pipeline.partition_baselines import stage_bounds
+from dlojz.prediction.allocator import replay
+from dlojz.prediction.engine_memory import Ledger
+from dlojz.prediction.forecast import forecast, heaviest
+from dlojz.prediction.rules_of_thumb import Shape, bytes_per_parameter, layer_bytes
+from dlojz.prediction.shapes import model_shapes, part_of
+from dlojz.results.footprint import CATEGORIES, STATES
+
+SMALL = {"model": "vit_tiny", "micro_batch": 4}
+ENGINES = [
+    {},
+    {"dp": 2},
+    {"dp": 2, "engine": "by_hand"},
+    *({"dp": 2, "engine": "by_hand", "zero": stage} for stage in (1, 2, 3)),
+    {"dp": 2, "zero": 2},
+    {"dp": 2, "zero": 3},
+    *({"dp": 2, "engine": "deepspeed", "zero": stage} for stage in range(4)),
+]
+
+
+def peak(device: str | None = None, **fields: object) -> int:
+    return heaviest(RunConfig.of(**{**SMALL, **fields}), device).memory.peak_bytes or 0
+
+
+@pytest.mark.parametrize("fields", ENGINES, ids=str)
+@pytest.mark.parametrize("device", [None, "a100-80"])
+def test_a_forecast_adds_up(fields: dict[str, object], device: str | None) -> None:
+    """The categories at the peak, the blocks at the peak, the timeline's top and the movements all tell one peak."""
+    told = forecast(RunConfig.of(**SMALL, **fields, micro_batches=2), 0, device)
+    memory = told.memory
+    assert memory.at_peak_bytes and sum(memory.at_peak_bytes.values()) == memory.peak_bytes
+    by_block = sum(sum(held.values()) for _, held in told.at_peak_by_block)
+    assert by_block == memory.peak_bytes
+    assert max(sum(sample.bytes_by_category.values()) for sample in told.samples) == memory.peak_bytes
+    assert replay(told.events).requested_peak_bytes == memory.peak_bytes
+    assert all(memory.category(category) is not None for category in CATEGORIES)
+    assert told.moment
+    if device is None:
+        assert memory.reserved_bytes is None and memory.device_bytes is None
+    else:
+        assert memory.device_bytes and memory.reserved_bytes and memory.peak_bytes
+        assert memory.peak_bytes <= memory.reserved_bytes
+        gpu = hardware.device(device)
+        nccl_bytes = gpu.nccl_bytes if "dp" in fields else 0  # it serves two processes and more
+        assert memory.device_bytes - memory.reserved_bytes == gpu.context_bytes + nccl_bytes
+
+
+@given(
+    micro_batch=st.integers(1, 8),
+    engine=st.sampled_from(ENGINES),
+    checkpointing=st.sampled_from(["none", "full"]),
+)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_more_samples_never_take_less(micro_batch: int, engine: dict[str, object], checkpointing: str) -> None:
+    fields = {**engine, "checkpointing": checkpointing}
+    assert peak(**{**fields, "micro_batch": micro_batch}) <= peak(**{**fields, "micro_batch": micro_batch + 1})
+
+
+def test_longer_sequences_and_larger_images_take_more() -> None:
+    assert peak(image_size=32) < peak(image_size=64)
+    assert peak(model="gpt_tiny", sequence_length=32) < peak(model="gpt_tiny", sequence_length=64)
+
+
+def test_a_higher_stage_takes_less_where_states_fill_the_device() -> None:
+    """CoAtNet-0 with one small image per rank; the lab's bucket of DeepSpeed (8 MB) is small beside its states."""
+    fields = {"model": "coatnet_0", "image_size": 32, "micro_batch": 1, "dp": 8, "micro_batches": 2}
+    for engine, stages in (("deepspeed", (0, 1, 2, 3)), ("by_hand", (0, 1, 2, 3)), ("torch", (0, 2, 3))):
+        peaks = [peak(**fields, engine=engine, zero=stage) for stage in stages]
+        assert peaks == sorted(peaks, reverse=True), engine
+
+
+@pytest.mark.parametrize("checkpointing", ["selective", "full"])
+@pytest.mark.parametrize("device", [None, "h100"])
+@pytest.mark.parametrize("model", ["coatnet_tiny", "vit_tiny", "gpt_tiny"])
+def test_checkpointing_keeps_less(model: str, device: str | None, checkpointing: str) -> None:
+    plain, fewer = (
+        forecast(RunConfig.of(model=model, micro_batch=8, checkpointing=mode), 0, device).memory.activations_bytes or 0
+        for mode in ("none", checkpointing)
+    )
+    assert fewer < 0.75 * plain
+
+
+def test_offloaded_activations_lie_in_host_memory() -> None:
+    kept, moved = (forecast(RunConfig.of(**SMALL, offload=what)).memory for what in ("none", "activations"))
+    assert moved.host_bytes and kept.host_bytes == 0
+    images_bytes = 4 * 3 * 64 * 64 * 4  # they stay with who has read them, and a copy goes with the activations
+    assert (moved.activations_bytes or 0) + moved.host_bytes == (kept.activations_bytes or 0) + images_bytes
+    assert (moved.peak_bytes or 0) < 0.8 * (kept.peak_bytes or 0)
+
+
+@pytest.mark.parametrize("offload", ["optimizer", "parameters"])
+def test_offloaded_states_lie_in_host_memory(offload: str) -> None:
+    fields = {**SMALL, "engine": "deepspeed", "zero": 3, "dp": 2, "precision": "bf16"}
+    kept, moved = (predict(RunConfig.of(**fields, offload=what)).memory for what in ("none", offload))
+    assert moved.optimizer_bytes == moved.master_bytes == 0
+    assert moved.host_bytes and moved.host_bytes >= (kept.optimizer_bytes or 0) + (kept.master_bytes or 0)
+    assert moved.states_bytes < kept.states_bytes
+
+
+@pytest.mark.parametrize("offload", ["optimizer", "parameters"])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_what_goes_to_nvme_is_what_the_rule_says(offload: Literal["optimizer", "parameters"], precision: str) -> None:
+    """Per parameter of a rank: master 4, its gradient 4, moments 8, and the weights where they go too.
+
+    In fp32 DeepSpeed has no master copy besides the weights; the rest is the same.
+    """
+    fields = {"model": "gpt_tiny", "engine": "deepspeed", "zero": 3, "dp": 4, "precision": precision}
+    config = RunConfig.of(**fields, offload=offload, nvme_path="/nvme")
+    own = sum(parameter.padded_numel(4) for parameter in model_shapes(config).parameters)
+    count = 4  # AdamW's number of steps, one for the one group of elements
+    if precision == "bf16":
+        rule = bytes_per_parameter("bf16", "adamw", zero=3, dp=4, offload=offload, nvme=True)
+        expected = rule.nvme_bytes(4 * own) + count
+        assert expected == (16 + 2 * (offload == "parameters")) * own + count
+    else:
+        expected = (16 + 4 * (offload == "parameters")) * own + count
+    assert predict(config).memory.nvme_bytes == expected
+
+
+# -- tensor and pipeline parallelism
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_tensor_parallelism_keeps_what_the_published_form_says(tp: int, sequence_parallel: bool) -> None:
+    """Korthikanti et al. 2022, §4.2: per layer sbh(10 + 24/t) with tensor, 34/t with sequence parallelism too, here
+    without its two dropout masks (1 byte each of the 10) nor scores: 8 + 24/t, 32/t; and what a fused attention keeps
+    besides its output is in neither (its logarithms, 4 bytes per head and token).
+
+    With sequence parallelism the lab keeps, of each of a layer's two regions, what entered, gathered: (t − 1)/t · 2sbh
+    more than its own tokens; the paper gathers it once more in backward instead (§4.2.2).
+    """
+    config = RunConfig.of(
+        model="gpt_tiny",
+        micro_batch=2,
+        precision="bf16",
+        engine="deepspeed",
+        tp=tp,
+        sequence_parallel=sequence_parallel,
+    )
+    told = forecast(config)
+    kept = sum(num for module, num in told.activations_by_module.items() if module.startswith("blocks.2"))
+    shape = Shape(sequence_length=128, micro_batch=2, hidden=128, heads=4)
+    form = layer_bytes(shape, tp=tp, sequence_parallel=sequence_parallel) - 5 * shape.scores // tp
+    masks = 2 * shape.sbh // (tp if sequence_parallel else 1)
+    statistics = 8 * shape.sequence_length * shape.micro_batch // (tp if sequence_parallel else 1)
+    logarithms = 4 * shape.heads * shape.sequence_length * shape.micro_batch // tp
+    gathered = 2 * 2 * shape.sbh * (tp - 1) // tp if sequence_parallel else 0
+    assert kept == pytest.approx(float(form - masks + statistics + logarithms + gathered), rel=0.02)
+
+
+def test_parts_make_the_whole() -> None:
+    """Over all stages every block once; over tensor-parallel ranks every matrix once, norms and biases on each."""
+    shapes = model_shapes(RunConfig.of(model="gpt_tiny"))
+    piped = [RunConfig.of(model="gpt_tiny", pp=3) for _ in range(3)]
+    parts = [part_of(config, shapes, rank) for rank, config in enumerate(piped)]
+    assert sum(part.num_parameters for part in parts) == shapes.num_parameters
+    [part] = {part_of(RunConfig.of(model="gpt_tiny", tp=2), shapes, rank) for rank in range(2)}
+    matrices = sum(parameter.numel for parameter in shapes.parameters if len(parameter.shape) == 2)
+    shared = sum(parameter.numel for parameter in part.parameters if len(parameter.shape) == 2)
+    position = 128 * 128  # the table of positions stays whole
+    assert 2 * (shared - position) == matrices - position
+
+
+@given(num_blocks=st.integers(1, 60), pp=st.integers(1, 60))
+def test_stages_are_contiguous_and_even(num_blocks: int, pp: int) -> None:
+    layout, names, ones = Layout(pp=pp), [""] * num_blocks, [1] * num_blocks
+    if pp > num_blocks:
+        with pytest.raises(LabError, match=f"the model has {num_blocks}"):
+            stage_bounds(layout, pp, names, ones)
+        return
+    bounds = stage_bounds(layout, pp, names, ones)
+    assert bounds[0] == 0 and bounds[-1] == num_blocks and len(bounds) == pp + 1
+    sizes = [end - start for start, end in pairwise(bounds)]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_micro_batches_in_flight_fill_the_first_stage() -> None:
+    """1F1B holds one micro-batch per stage behind, GPipe all of them."""
+    fields = {"model": "gpt_tiny", "micro_batch": 2, "pp": 3, "micro_batches": 6}
+    first = forecast(RunConfig.of(**fields, schedule="1f1b"), 0)
+    assert (first.in_flight, forecast(RunConfig.of(**fields, schedule="1f1b"), 2).in_flight) == (3, 1)
+    every = forecast(RunConfig.of(**fields, schedule="gpipe"), 0)
+    assert every.in_flight == 6
+    # In whole micro-batches; of the running one, the last block's output is not yet there when the others are.
+    assert every.memory.activations_bytes == pytest.approx(2 * (first.memory.activations_bytes or 0), rel=0.02)
+
+
+def test_three_dimensions_together() -> None:
+    whole = forecast(RunConfig.of(model="gpt_tiny")).memory
+    config = RunConfig.of(model="gpt_tiny", tp=2, pp=2, dp=2, zero=1, engine="deepspeed", micro_batches=4)
+    ranks = [forecast(config, rank).memory for rank in range(8)]
+    weights = sum(memory.weights_bytes or 0 for memory in ranks)
+    assert 2 * (whole.weights_bytes or 0) < weights < 2.2 * (whole.weights_bytes or 0)
+    optimizer = sum(memory.optimizer_bytes or 0 for memory in ranks)
+    assert (whole.optimizer_bytes or 0) < optimizer < 1.1 * (whole.optimizer_bytes or 0)
+
+
+# -- bad input, and the ledger
+
+
+@pytest.mark.parametrize(
+    ("fields", "rank", "device", "words"),
+    [
+        ({"dp": 2}, 2, None, "rank 2 does not exist.*ranks 0 to 1"),
+        ({}, 0, "v100", "v100-16"),
+        ({"tp": 3}, 0, None, "tp=3 does not divide the 4 attention heads of vit_tiny"),
+        ({"pp": 7}, 0, None, "the model has 6: use 6 stages or less"),
+    ],
+)
+def test_what_cannot_be_forecast(fields: dict[str, object], rank: int, device: str | None, words: str) -> None:
+    with pytest.raises(LabError, match=words):
+        forecast(RunConfig.of(**SMALL, **fields), rank, device)
+
+
+def test_a_second_question_is_answered_from_memory() -> None:
+    config = RunConfig.of(**SMALL)
+    assert forecast(config) is forecast(config)
+    assert forecast(config, 0, "h200") is forecast(config, 0, hardware.device("h200"))
+
+
+def test_the_ledger_keeps_its_books() -> None:
+    ledger = Ledger()
+    ledger.moment = "forward"
+    ledger.hold("a", "activations", 100, "blocks.0")
+    ledger.hold("b", "workspace", 50)
+    ledger.drop("a")
+    ledger.hold("b", "workspace", 20)
+    ledger.drop("never held")
+    memory = ledger.memory()
+    assert (memory.peak_bytes, memory.peak_moment) == (150, "forward")
+    assert memory.at_peak_bytes == dict.fromkeys(CATEGORIES, 0) | {"activations": 100, "workspace": 50}
+    assert dict(ledger.peak_by_block()) == {"blocks.0": {"activations": 100}, "": {"workspace": 50}}
+    assert memory.workspace_bytes == 50
+    assert all(memory.category(state) == 0 for state in STATES)

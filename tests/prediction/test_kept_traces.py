@@ -1,0 +1,104 @@
+"""The store of traces: read where it is whole and of this version, traced anew and said once where it is not."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dlojz.config.run_config import RunConfig
+from dlojz.prediction import trace_store
+from dlojz.prediction.model_trace import key_of, trace_of
+from dlojz.prediction.trace import MemoryTrace
+
+RUN = RunConfig.of(model="vit_tiny", checkpointing="full", precision="bf16")
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(trace_store, "_reported", set())
+    return tmp_path / "dlojz" / "traces"
+
+
+def never() -> MemoryTrace:
+    raise AssertionError("it is kept: nothing is to be traced")
+
+
+def written(store: Path) -> tuple[object, MemoryTrace, Path]:
+    key, trace = key_of(RUN, on_gpu=True), trace_of(RUN, on_gpu=True)
+    for path in store.glob("*"):  # `trace_of` keeps it too, if it is the first in this process
+        path.unlink()
+    assert not trace_store.is_kept(key)
+    assert trace_store.kept(key, lambda: trace) is trace and trace_store.is_kept(key)
+    (path,) = store.iterdir()
+    return key, trace, path
+
+
+def test_what_is_read_again_is_what_was_traced(store: Path) -> None:
+    key, trace, path = written(store)
+    again = trace_store.kept(key, never)
+    assert again == trace and again is not trace
+    assert (again.bytes_of, again.module_of, again.output_of) == (trace.bytes_of, trace.module_of, trace.output_of)
+    assert path.stat().st_size < 2**20
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(bytes(data))
+
+
+def rewritten(path: Path, **changes: object) -> None:
+    data = {**json.loads(gzip.decompress(path.read_bytes())), **changes}
+    path.write_bytes(gzip.compress(json.dumps(data).encode()))
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "cut": cut,
+    "flipped": flipped,
+    "empty": lambda path: path.write_bytes(b""),
+    "no trace": lambda path: rewritten(path, data={"events": [[1]]}),
+    "another version": lambda path: rewritten(path, code="0"),
+    "another key": lambda path: rewritten(path, key="another"),
+    "no object": lambda path: path.write_bytes(gzip.compress(b"[]")),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_file_is_said_once_traced_anew_and_replaced(
+    name: str, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key, trace, path = written(store)
+    DAMAGE[name](path)
+    assert trace_store.kept(key, lambda: trace) is trace
+    assert capsys.readouterr().err.count("traced anew") == 1
+    assert trace_store.kept(key, never) == trace
+    DAMAGE[name](path)
+    assert trace_store.kept(key, lambda: trace) is trace and not capsys.readouterr().err
+
+
+def test_another_version_of_the_code_has_other_files(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, trace, path = written(store)
+    monkeypatch.setattr(trace_store, "code_version", lambda: "another")
+    assert not trace_store.is_kept(key)
+    assert trace_store.kept(key, lambda: trace) is trace and len(list(store.iterdir())) == 2 and path.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_said_once_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(trace_store, "_reported", set())
+    trace = trace_of(RUN, on_gpu=True)
+    for _ in range(2):
+        assert trace_store.kept(key_of(RUN, on_gpu=True), lambda: trace) is trace
+    assert capsys.readouterr().err.count("XDG_CACHE_HOME") == 1

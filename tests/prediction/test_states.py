@@ -1,0 +1,184 @@
+"""The closed forms against the ZeRO paper's own figures; against real processes they are tested in tests/train."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlojz import predict
+from dlojz.base.errors import LabError
+from dlojz.config.run_config import RunConfig
+from dlojz.prediction.shapes import ModelShapes, ParameterShape, model_shapes
+from dlojz.prediction.states import (
+    optimizer_bytes,
+    padded_parameters,
+    predict_states,
+    touching_elements,
+    zero_by_hand_shares,
+)
+from dlojz.results.footprint import STATES
+
+
+def transformer_of(num_parameters: int, pieces: int) -> ModelShapes:
+    """A model of equal parameters, so that shards cut none of them."""
+    each = num_parameters // pieces
+    return ModelShapes(
+        tuple(ParameterShape(f"blocks.{i}.weight", (each,), i, f"blocks.{i}") for i in range(pieces)), 0, 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gigabytes"),
+    [(4, (52.5, 41.3, 30)), (16, (35.6, 21.6, 7.5)), (64, (31.4, 16.6, 1.88)), (1024, (30.1, 15.1, 0.12))],
+)
+def test_the_paper_s_table_for_7_5_billion_parameters(ranks: int, gigabytes: tuple[float, ...]) -> None:
+    """Rajbhandari et al. 2020, Table 1: mixed precision and Adam, stages 1, 2 and 3; tolerance: the digits printed."""
+    shapes = transformer_of(7_500_000_000 // 1024 * 1024, 1024)
+    for stage, expected in zip((1, 2, 3), gigabytes, strict=True):
+        # Stage 1 keeps whole gradients in the paper, as DeepSpeed does while it accumulates.
+        accumulate = 2 if stage == 1 else 1
+        config = RunConfig.of(
+            dp=ranks, engine="deepspeed", zero=stage, precision="bf16", optimizer="adamw", micro_batches=accumulate
+        )
+        states_bytes = predict_states(config, shapes).states_bytes
+        assert states_bytes / 1e9 == pytest.approx(expected, rel=0.005, abs=0.05 if expected > 2 else 0.005)
+
+
+@pytest.mark.parametrize(("precision", "per_parameter"), [("fp32", 16), ("bf16", 16)])
+def test_sixteen_bytes_per_parameter(precision: str, per_parameter: int) -> None:
+    """fp32: 4 + 4 + 8; bf16 with a master copy: 2 + 2 + 4 + 8 (arXiv 1910.02054, §3.1); plus step counts."""
+    engine = "torch" if precision == "fp32" else "deepspeed"
+    config = RunConfig.of(model="coatnet_0", engine=engine, precision=precision)
+    shapes = model_shapes(config)
+    memory = predict_states(config, shapes)
+    steps_bytes = 4 * len(shapes.parameters)
+    assert memory.states_bytes - (memory.buffers_bytes or 0) - steps_bytes == per_parameter * shapes.num_parameters
+
+
+@given(sizes=st.lists(st.integers(1, 30), min_size=1, max_size=12), dp=st.integers(1, 8))
+@settings(max_examples=100)
+def test_a_share_touches_the_parameters_whose_elements_it_holds(sizes: list[int], dp: int) -> None:
+    shapes = ModelShapes(
+        tuple(ParameterShape(f"blocks.{i}.w", (size,), i, f"blocks.{i}") for i, size in enumerate(sizes)), 0, 0
+    )
+    padded = padded_parameters(sum(sizes), dp)
+    assert padded % dp == 0
+    assert sum(sizes) <= padded < sum(sizes) + 2 * dp
+    share = padded // dp
+    owner = [(index, sum(sizes[:index])) for index in range(len(sizes))]
+    for rank in range(dp):
+        mine = set(range(rank * share, (rank + 1) * share))
+        whole = sum(sizes[index] for index, first in owner if mine & set(range(first, first + sizes[index])))
+        assert touching_elements(shapes, dp, rank) == whole + sum(element >= sum(sizes) for element in mine)
+
+
+def test_a_parameter_that_ends_where_a_share_does_touches_no_other() -> None:
+    shapes = ModelShapes(
+        tuple(ParameterShape(f"blocks.{i}.w", (size,), i, f"blocks.{i}") for i, size in enumerate((4, 4, 3, 1))), 0, 0
+    )
+    assert [touching_elements(shapes, 3, rank) for rank in range(3)] == [4, 4, 4]
+    assert [touching_elements(shapes, 2, rank) for rank in range(2)] == [4 + 4, 4 + 3 + 1]
+
+
+@given(sizes=st.lists(st.integers(1, 300_000), min_size=1, max_size=12), dp=st.integers(1, 16), stage=st.integers(1, 3))
+@settings(max_examples=200)
+def test_shares_by_hand_make_the_whole(sizes: list[int], dp: int, stage: int) -> None:
+    """All ranks' shares together are the weights and less than one element per rank and flat tensor of padding."""
+    shapes = ModelShapes(
+        tuple(
+            ParameterShape(f"blocks.{i // 2}.w", (size,), i // 2, f"blocks.{i // 2}") for i, size in enumerate(sizes)
+        ),
+        0,
+        0,
+    )
+    config = RunConfig.of(dp=dp, engine="by_hand", zero=stage, optimizer="sgd")
+    shares = zero_by_hand_shares(config, shapes)
+    assert sum(sizes) <= dp * sum(shares) <= sum(sizes) + (dp - 1) * len(shares)
+    memory = predict_states(config, shapes)
+    each = 4 * sum(shares)
+    assert memory.weights_bytes == (each if stage == 3 else dp * each)
+    assert memory.gradients_bytes == (dp * each if stage == 1 else each)
+
+
+@given(rows=st.integers(1, 50), columns=st.integers(1, 50), dp=st.integers(1, 16))
+@settings(max_examples=200)
+def test_rows_are_shared_without_loss(rows: int, columns: int, dp: int) -> None:
+    parameter = ParameterShape("blocks.0.w", (rows, columns), 0, "blocks.0")
+    own = [parameter.rows_numel(dp, rank) for rank in range(dp)]
+    assert sum(own) == parameter.numel
+    assert all(one <= parameter.padded_rows_numel(dp) for one in own)
+    assert dp * parameter.padded_numel(dp) >= parameter.numel
+
+
+@pytest.mark.parametrize("engine", ["torch", "deepspeed", "by_hand"])
+def test_a_higher_stage_never_takes_more(engine: str) -> None:
+    stages = (0, 2, 3) if engine == "torch" else (0, 1, 2, 3)
+    totals = []
+    for stage in stages:
+        config = RunConfig.of(model="coatnet_0", dp=8, zero=stage, engine=engine, precision="bf16", micro_batches=2)
+        totals.append(predict(config).memory.states_bytes)
+    assert totals == sorted(totals, reverse=True)
+
+
+def per_parameter(**fields: object) -> dict[str, float]:
+    """Bytes of each category per parameter, of 2²⁰ parameters in one tensor on one of 64 ranks unless said."""
+    config = RunConfig.of(**fields)
+    memory = predict_states(config, transformer_of(2**20, 1))
+    return {name: (memory.category(name) or 0) / 2**20 for name in STATES if name != "buffers"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "total"),
+    [
+        ({"optimizer": "sgd"}, 8),
+        ({"optimizer": "momentum"}, 12),
+        ({"optimizer": "adamw"}, 16),
+        ({"optimizer": "lamb"}, 16),
+        ({"optimizer": "adamw_8bit"}, 8 + 2 + 2 * 4 / 256),
+        ({"precision": "fp16"}, 16),  # autocast: weights and gradients in fp32
+        ({"precision": "fp16", "engine": "deepspeed"}, 16),
+        ({"precision": "bf16", "engine": "deepspeed"}, 16),
+        ({"precision": "fp16", "engine": "deepspeed", "optimizer": "lamb"}, 16),
+        ({"precision": "bf16", "engine": "deepspeed", "fp32_gradients": True}, 18),
+        ({"precision": "fp16", "engine": "deepspeed", "fp32_gradients": True, "zero": 3}, 18),
+        ({"precision": "bf16", "engine": "deepspeed", "optimizer": "adamw_8bit"}, 8 + 2 + 2 * 4 / 256),
+        ({"precision": "bf16", "engine": "by_hand", "zero": 3}, 16),
+    ],
+)
+def test_bytes_per_parameter(fields: dict[str, object], total: float) -> None:
+    """Of one process; AdamW's one step count (4 bytes in all) is the tolerance."""
+    assert sum(per_parameter(**fields).values()) == pytest.approx(total, abs=4.1 / 2**20)
+
+
+def test_the_last_block_of_an_8_bit_moment_has_a_scale_too() -> None:
+    """257 elements are two blocks of 256 at most: 2 moments × (257 bytes + 2 scales of 4)."""
+    config = RunConfig.of(optimizer="adamw_8bit")
+    assert optimizer_bytes(config, [257]) == 2 * (257 + 2 * 4)
+    assert optimizer_bytes(config, [256, 1]) == 2 * (257 + 2 * 4)
+
+
+def test_fp32_gradients_are_the_gradients_alone() -> None:
+    """Stages 1 to 3 keep the share of what they shard; the paper's 2Ψ of gradients become 4Ψ."""
+    for stage in range(4):
+        given: dict[str, object] = {"engine": "deepspeed", "zero": stage, "precision": "bf16", "dp": 4}
+        plain, kept = per_parameter(**given), per_parameter(**given, fp32_gradients=True)
+        assert kept.pop("gradients") == 2 * plain.pop("gradients")
+        assert kept == plain
+
+
+def test_buffers_stay_fp32_under_autocast() -> None:
+    for engine, zero, expected in (("by_hand", 2, 1), ("by_hand", 3, 2), ("torch", 0, 1), ("deepspeed", 1, 2)):
+        full, half = (
+            predict(RunConfig.of(dp=2, engine=engine, zero=zero, precision=precision)).memory.buffers_bytes or 0
+            for precision in ("fp32", "fp16")
+        )
+        integers = model_shapes(RunConfig.of()).integer_buffer_bytes
+        assert full - integers == expected * (half - integers)
+
+
+def test_what_is_not_predicted_is_refused() -> None:
+    with pytest.raises(LabError, match="what engine='deepspeed' sends along tp=2 is not predicted"):
+        predict(RunConfig.of(tp=2, engine="deepspeed"))
+    with pytest.raises(LabError, match="rank 2 does not exist.*ranks 0 to 1"):
+        predict(RunConfig.of(dp=2), rank=2)

@@ -1,0 +1,49 @@
+"""Layouts side by side on real ranks, and the calibration they are held against."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dlojz.base.errors import LabError
+from dlojz.config.run_config import RunConfig
+from dlojz.cost_model.measured_machine import read_measured
+from dlojz.running.measure import calibrated, measure_rounds, measure_steps
+
+
+def of(**fields: object) -> RunConfig:
+    return RunConfig.of(model="coatnet_tiny", device="cpu", **fields)
+
+
+def test_layouts_take_turns_on_the_same_ranks() -> None:
+    some = [of(dp=2, micro_batch=2), of(pp=2, micro_batch=2, micro_batches=2), of(dp=2, micro_batch=2, zero=3)]
+    rounds = measure_rounds(some, rounds=2)
+    assert [len(one) for one in rounds] == [2, 2, 2]
+    assert all(seconds > 0 for one in rounds for seconds in one)
+
+
+def test_one_process_and_medians() -> None:
+    assert len(measure_steps([of(micro_batch=2)], rounds=3)) == 1
+
+
+@pytest.mark.parametrize("rounds", [0, 1001])
+def test_rounds_are_counted_from_one(rounds: int) -> None:
+    with pytest.raises(LabError, match="1 to 1000"):
+        measure_rounds([of(dp=2, micro_batch=2)], rounds=rounds)
+
+
+def test_layouts_of_different_sizes_are_not_compared() -> None:
+    with pytest.raises(LabError, match=r"\[1, 2\] ranks"):
+        measure_rounds([of(micro_batch=2), of(dp=2, micro_batch=2)])
+
+
+def test_a_machine_is_measured_once_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    first = calibrated((1,), path=path)
+    assert read_measured(path) == first
+    kinds = {one.what for one in first.setups[0].timings}
+    assert {"product", "convolution", "pass", "launch", "update", "checkpoint"} <= kinds
+    assert calibrated((1,), path=path) == first  # read, not measured: its date and figures are those
+    path.write_text("{}", encoding="utf-8")
+    assert calibrated((1,), path=path).date >= first.date  # a damaged file is no reason to stop

@@ -1,0 +1,34 @@
+"""The local launcher: what happens where it cannot be started."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.running.launch import run
+from dlojz.running.run import runs
+
+
+@pytest.mark.parametrize(("language", "words"), [("en", "cannot be started"), ("fr", "ne peut pas être démarré")])
+def test_a_launcher_that_cannot_be_started_leaves_no_run_that_seems_to_wait(
+    language: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No process left for this user: the run would stay queued for as long as the notebook that asked for it lives."""
+
+    def none_left(*given: object, **more: object) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    use_language(language)
+    monkeypatch.setattr(subprocess, "Popen", none_left)
+    with pytest.raises(LabError, match=f"{words} ?: Resource temporarily unavailable"):
+        run(model="coatnet_tiny", root=tmp_path, wait=False)
+    [one] = runs(tmp_path)
+    assert one.record is not None
+    assert one.record.status == "failed" and words in one.record.reason

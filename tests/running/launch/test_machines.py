@@ -1,0 +1,210 @@
+"""Machine files: those that are shipped, what is refused in one, which one is chosen; and `dlojz machines`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dlojz
+from dlojz.base.errors import LabError
+from dlojz.cli.main import main
+from dlojz.config.run_config import RunConfig
+from dlojz.hardware.clusters import Machine, choose, cluster_name, machine, machine_files, read_machine
+from dlojz.running.limits import JobRequest, allocate, preview
+
+SHIPPED = ("jean_zay_a100", "jean_zay_gpu_p2", "jean_zay_h100", "jean_zay_v100_16", "jean_zay_v100_32", "local")
+LEAST = """
+title = "t"
+source = "s"
+date = "2026-01-31"
+max_hours = 1
+max_nodes = 2
+gpus_per_node = 2
+cpus_per_gpu = 2
+device = "cpu"
+"""
+
+
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No cluster, no account and no machine of the one who runs the tests."""
+    for name in ("DLOJZ_MACHINE", "DLOJZ_MACHINES", "DLOJZ_ACCOUNT", "IDRPROJ"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    return path
+
+
+def test_those_shipped_can_be_read() -> None:
+    assert tuple(sorted(machine_files())) == SHIPPED
+    for name in SHIPPED:
+        assert machine(name).name == name
+
+
+def test_the_template_makes_a_machine_with_all_its_lines_in_force(tmp_path: Path) -> None:
+    template = next(iter(machine_files().values())).parent / "template.toml"
+    assert read_machine(template).max_nodes == 4
+    whole = re.sub(r"^# ((?:[a-z_]+ = |[A-Z_]+ = |\[).*)$", r"\1", template.read_text(), flags=re.MULTILINE)
+    one = read_machine(written(tmp_path, whole))
+    assert (one.partition, one.exclusive, one.environment) == ("gpu", True, {"NCCL_DEBUG": "WARN"})
+    assert [qos.name for qos in one.qos] == ["normal"]
+
+
+def test_no_site_is_named_in_the_code() -> None:
+    for path in (Path(dlojz.__file__).parent / "running").rglob("*.py"):
+        assert "jean" not in path.read_text(encoding="utf-8").lower(), path.name
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("partitoin = 'gpu'", "did you mean 'partition'"),
+        ("name = 'other'", "unknown key 'name'"),
+        ("device = 'a100-8'", "did you mean 'a100-80'"),
+        ("max_nodes = 0", "max_nodes must be at least 1"),
+        ("max_hours = nan", "max_hours"),
+        ("partition = 'gpu; rm -rf /'", "partition"),
+        ("partition = 'gpu\\n#SBATCH --exclusive'", "partition"),
+        ("setup = [['rm', '-rf']]", "unknown setup command 'rm'"),
+        ("setup = [['module', 'load', '$(reboot)']]", "no plain word"),
+        ("setup = [['module', 'load', 'a;b']]", "no plain word"),
+        ("setup = [['source', 'a\\nb']]", "no plain word"),
+        ("python = '`x`'", "no plain word"),
+        ("environment = {'A B' = 'x'}", "a variable's name"),
+        ("environment = {A = '$(x)'}", "no plain word"),
+        ("qos = 'normal'", "qos is a list"),
+        ("[[qos]]\nname = 'q'\nmax_hour = 2", "did you mean 'max_hours'"),
+        ("[[qos]]\nmax_hours = 2", "name is missing"),
+        ("account_suffix = '@a b'", "account_suffix"),
+        ("date = 'yesterday'", "date"),
+        ("title = ", "cannot be read"),
+    ],
+)
+def test_what_is_refused_in_a_file(tmp_path: Path, line: str, words: str) -> None:
+    name = line.partition(" ")[0]
+    kept = [one for one in LEAST.splitlines() if not one.startswith(f"{name} ")]
+    with pytest.raises(LabError) as refusal:
+        read_machine(written(tmp_path, "\n".join([*kept, line])))
+    assert words in str(refusal.value)
+    assert "mine.toml" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_file_of_ones_own_comes_first_and_a_damaged_one_hinders_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DLOJZ_MACHINES", str(tmp_path))
+    (tmp_path / "local.toml").write_text(LEAST)
+    (tmp_path / "broken.toml").write_text("title = 3")
+    assert machine("local").title == "t"
+    assert main(["machines", "--json"]) == 0
+    told = capfd.readouterr()
+    assert {one["name"] for one in json.loads(told.out)} == set(SHIPPED)
+    assert "broken.toml is refused" in told.err
+
+
+def test_which_machine_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cluster_name() == "" or Path("/etc/slurm/slurm.conf").exists()
+    assert choose("local").name == "local"
+    with pytest.raises(LabError, match="did you mean 'local'"):
+        choose("locl")
+    (tmp_path / "slurm.conf").write_text("# ClusterName=other\n ClusterName = lab\n")
+    assert choose(None).name == "local"
+    monkeypatch.setenv("DLOJZ_MACHINE", "jean_zay_h100")
+    assert choose(None).name == "jean_zay_h100"
+    monkeypatch.delenv("DLOJZ_MACHINE")
+    (tmp_path / "slurm.conf").write_text("ClusterName=unknown\n")
+    with pytest.raises(LabError, match="several machines could be meant .* machine='NAME'"):
+        choose(None)
+
+
+def of(name: str, config: dict[str, Any], **request: Any) -> tuple[Any, str]:
+    asked, refusals = allocate(machine(name), RunConfig.of(**config), JobRequest(**request), environment={})
+    return asked, " ".join(refusals)
+
+
+def test_nodes_hours_and_the_qos() -> None:
+    asked, refused = of("jean_zay_v100_32", {"dp": 8, "device": "cuda"}, account="abc@v100", time_limit_s=7201)
+    assert refused == ""
+    assert (asked.nodes, asked.ranks_per_node, asked.gpus, asked.minutes) == (2, 4, 8, 121)
+    assert (asked.qos, asked.account, asked.warning_s) == ("qos_gpu-t3", "abc@v100", 120)
+    assert asked.gpu_hours == 8 * 121 / 60
+    asked, refused = of("jean_zay_v100_32", {"dp": 8, "device": "cuda"}, account="abc@v100", time_limit_s=21 * 3600)
+    assert (asked.qos, refused) == ("qos_gpu-t4", "")
+    asked, refused = of("local", {"dp": 1}, time_limit_s=30)
+    assert (asked.nodes, asked.ranks_per_node, asked.minutes, asked.warning_s, refused) == (1, 1, 1, 12, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "request_", "words"),
+    [
+        ("jean_zay_h100", {"dp": 4}, {}, "none is known here: give account='PROJECT@h100'"),
+        ("jean_zay_h100", {"dp": 4}, {"account": "abc"}, "use account='abc@h100'"),
+        ("jean_zay_h100", {"dp": 4}, {"account": "abc@v100"}, "use account='abc@h100'"),
+        ("jean_zay_h100", {"dp": 6}, {"account": "a@h100"}, "such as 4 or 8"),
+        ("jean_zay_h100", {"dp": 4, "device": "cpu"}, {"account": "a@h100"}, "bills GPUs that would stand idle"),
+        ("jean_zay_h100", {"dp": 4}, {"account": "a@h100", "time_limit_s": 101 * 3600}, "gives 100 h at most"),
+        ("jean_zay_h100", {"dp": 32}, {"account": "a@h100", "time_limit_s": 21 * 3600}, "fit no QoS"),
+        ("jean_zay_h100", {"dp": 4}, {"account": "a@h100", "qos": "qos_gpu-t3"}, "did you mean 'qos_gpu_h100-t3'"),
+        (
+            "jean_zay_h100",
+            {"dp": 4},
+            {"account": "a@h100", "qos": "qos_gpu_h100-dev", "time_limit_s": 3 * 3600},
+            "beyond the QoS 'qos_gpu_h100-dev': use 'qos_gpu_h100-t3'",
+        ),
+        ("local", {"dp": 8}, {}, "8 ranks need 4 nodes, but local gives 2 at most"),
+        ("local", {"dp": 2, "device": "cuda"}, {}, "have no GPU that computes"),
+    ],
+)
+def test_refusals_before_anything_is_sent(
+    name: str, config: dict[str, Any], request_: dict[str, Any], words: str
+) -> None:
+    assert words in of(name, config, **request_)[1]
+
+
+def test_the_account_of_the_project_gets_its_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IDRPROJ", "abc")
+    shown = preview(RunConfig.of(dp=4), "jean_zay_a100")
+    assert shown.allocation.account == "abc@a100"
+    assert shown.refusals == ()
+    monkeypatch.setenv("DLOJZ_ACCOUNT", "abc; reboot")
+    assert "account" in preview(RunConfig.of(dp=4), "jean_zay_a100").refusals[0]
+
+
+def test_a_preview_shows_what_a_file_says_letter_by_letter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DLOJZ_MACHINES", str(tmp_path))
+    written(tmp_path, LEAST.replace('"t"', '"<img src=x onerror=alert(1)>"') + "normalised_hour_factor = 2.0\n")
+    shown = preview(RunConfig.of(dp=4), "mine", time_limit_s=3600)
+    assert "<img" not in shown._repr_html_()
+    assert "&lt;img" in shown._repr_html_()
+    assert shown.normalised_hours == 8.0
+    assert shown.to_dict()["gpu_hours"] == 4.0
+
+
+def test_the_command(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["machines"]) == 0
+    assert "jean_zay_v100_16" in capfd.readouterr().out
+    assert main(["machines", "local", "--dp", "4", "--hours", "0.5", "--json"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert (told["nodes"], told["gpu_hours"], told["refusals"]) == (2, 2.0, [])
+    assert main(["machines", "local", "--dp", "4", "--script"]) == 0
+    assert "#SBATCH --nodes=2" in capfd.readouterr().out
+    assert main(["machines", "local", "--dp", "8", "--script"]) == 2
+    assert "4 nodes" in capfd.readouterr().err
+    assert main(["machines", "--dp", "8"]) == 2
+    assert "name it" in capfd.readouterr().err
+    assert main(["machines", "nowhere"]) == 2
+    assert "unknown machine 'nowhere'" in capfd.readouterr().err
+
+
+def test_a_machine_keeps_what_it_was_made_of() -> None:
+    one = machine("local")
+    assert Machine.from_json(one.to_json()) == one

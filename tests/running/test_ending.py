@@ -1,0 +1,154 @@
+"""The cause is reported, never a consequence."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from dlojz.running.ending import EndEvidence, classify, end_of
+
+GLOO_LOST = "[../third_party/gloo/gloo/transport/tcp/pair.cc:537] Connection closed by peer [127.0.0.1]:52311"
+
+
+def test_every_rank_completed() -> None:
+    ending = classify(EndEvidence(2, ends={0: ("completed", ""), 1: ("completed", "")}))
+    assert (ending.status, ending.reason) == ("completed", "")
+
+
+def test_one_rank_that_says_nothing_is_no_completion() -> None:
+    ending = classify(EndEvidence(2, ends={0: ("completed", "")}, steps={0: 4, 1: 3}))
+    assert ending.status == "failed"
+    assert ending.reason == "rank 1 ended after step 3 without saying how."
+
+
+def test_completed_but_crashed_at_exit_is_a_failure() -> None:
+    ends = {0: ("completed", ""), 1: ("completed", "")}
+    ending = classify(EndEvidence(2, ends=ends, exit_codes={1: -signal.SIGABRT}, steps={0: 4, 1: 4}))  # type: ignore[arg-type]
+    assert ending.status == "failed"
+    assert "rank 1 was killed by signal 6 (SIGABRT) after step 4" in ending.reason
+
+
+def test_the_killed_rank_is_named_and_not_its_peer() -> None:
+    ending = classify(EndEvidence(2, ends={0: ("failed", GLOO_LOST)}, exit_codes={0: 1, 1: -9}, steps={0: 7, 1: 7}))
+    assert ending.status == "failed"
+    assert ending.reason == (
+        "rank 1 was killed by signal 9 (SIGKILL) after step 7: if nobody stopped it, the machine ran out of memory."
+    )
+
+
+def test_a_peer_that_aborts_because_of_the_loss_is_not_the_cause() -> None:
+    ends = {0: ("failed", GLOO_LOST)}
+    killed = classify(EndEvidence(2, ends=ends, exit_codes={0: -6, 1: -9}, steps={0: 3, 1: 3}))  # type: ignore[arg-type]
+    assert killed.reason.startswith("rank 1 was killed by signal 9")
+    raised = classify(EndEvidence(2, ends=ends, exit_codes={0: -6, 1: 1}, log_tails={1: "ValueError: no"}))  # type: ignore[arg-type]
+    assert raised.reason == "rank 1 ended with exit code 1 before its first step was finished: ValueError: no"
+    alone = classify(EndEvidence(2, exit_codes={0: -6}, log_tails={0: GLOO_LOST}))
+    assert "rank 0 was killed by signal 6" in alone.reason
+
+
+def test_a_peer_that_the_launcher_stops_is_not_the_cause() -> None:
+    """It sends SIGTERM to the peers of a rank that failed, whichever comes first."""
+    failed = classify(EndEvidence(2, exit_codes={0: -15, 1: 3}, steps={0: 2, 1: 2}, log_tails={1: "ValueError: no"}))
+    assert failed.status == "failed"
+    assert failed.reason == "rank 1 ended with exit code 3 after step 2: ValueError: no"
+    crashed = classify(EndEvidence(2, exit_codes={0: -15, 1: -11}, steps={0: 2, 1: 2}))
+    assert crashed.reason == "rank 1 was killed by signal 11 (SIGSEGV) after step 2."
+    alone = classify(EndEvidence(2, exit_codes={0: -15}, steps={0: 2}))
+    assert alone.reason == "rank 0 was killed by signal 15 (SIGTERM) after step 2."
+
+
+def test_a_crash_is_told_with_its_last_words() -> None:
+    log = "Fatal Python error: Segmentation fault\n\nCurrent thread:\n  File x\n\nExtension modules: numpy, torch\n"
+    ending = classify(EndEvidence(1, exit_codes={0: -11}, steps={0: 2}, log_tails={0: log}))
+    assert ending.reason == (
+        "rank 0 was killed by signal 11 (SIGSEGV) after step 2: Fatal Python error: Segmentation fault"
+    )
+
+
+def test_kill_by_the_kernel_for_memory_is_oom() -> None:
+    ending = classify(EndEvidence(2, exit_codes={1: -9}, steps={1: 7}, kernel_oom=True))
+    assert ending.status == "oom"
+    assert "rank 1" in ending.reason and "out of memory" in ending.reason
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.",
+        "MemoryError",
+        "OSError: [Errno 12] Cannot allocate memory",
+    ],
+)
+def test_a_log_that_ends_with_an_allocation_failure_is_oom(said: str) -> None:
+    ending = classify(EndEvidence(2, exit_codes={0: 1}, log_tails={0: f"Traceback\n{said}\n"}))
+    assert ending.status == "oom"
+    assert said in ending.reason
+
+
+def test_oom_that_the_worker_tells_wins_over_its_peers() -> None:
+    ends = {0: ("cancelled", "stopped by SIGTERM"), 1: ("oom", "the activations did not fit")}
+    ending = classify(EndEvidence(2, ends=ends, exit_codes={0: 1, 1: 1}))  # type: ignore[arg-type]
+    assert (ending.status, ending.reason) == ("oom", "rank 1: the activations did not fit")
+
+
+def test_a_cause_in_words_wins_over_lost_peers() -> None:
+    ends = {0: ("failed", GLOO_LOST), 1: ("failed", "ValueError: the batch is empty")}
+    assert classify(EndEvidence(2, ends=ends)).reason == "rank 1: ValueError: the batch is empty"  # type: ignore[arg-type]
+
+
+def test_lost_peers_alone_are_still_told() -> None:
+    ending = classify(EndEvidence(2, ends={0: ("failed", GLOO_LOST)}, exit_codes={0: 1}))
+    assert ending.status == "failed" and "Connection closed by peer" in ending.reason
+
+
+def test_last_line_of_the_log_of_a_rank_that_told_nothing() -> None:
+    ending = classify(EndEvidence(1, exit_codes={0: 1}, log_tails={0: "Traceback …\nImportError: no module x\n\n"}))
+    assert ending.reason == "rank 0 ended with exit code 1 before its first step was finished: ImportError: no module x"
+
+
+def test_a_taken_port_is_said_in_plain_words() -> None:
+    log = "torch.distributed.DistNetworkError: EADDRINUSE, message: address already in use"
+    ending = classify(EndEvidence(1, exit_codes={0: 1}, log_tails={0: log}))
+    assert ending.status == "failed" and "port" in ending.reason and "run it again" in ending.reason
+
+
+@pytest.mark.parametrize("cause", ["cancelled", "timeout"])
+def test_stopped_by_the_launcher(cause: str) -> None:
+    evidence = EndEvidence(
+        2,
+        stopped_by=cause,
+        ends={0: ("failed", GLOO_LOST)},
+        steps={0: 3, 1: 2},  # type: ignore[arg-type]
+        time_limit_s=90,
+    )
+    ending = classify(evidence)
+    assert ending.status == cause
+    assert "after step 3" in ending.reason
+
+
+def test_a_request_that_comes_after_the_end_changes_nothing() -> None:
+    ends = {0: ("completed", ""), 1: ("completed", "")}
+    assert classify(EndEvidence(2, stopped_by="cancelled", ends=ends)).status == "completed"  # type: ignore[arg-type]
+
+
+def test_launcher_vanished_or_failed() -> None:
+    assert "the launcher vanished after step 2" in classify(EndEvidence(2, steps={0: 2}, launcher="vanished")).reason
+    assert "OSError: no" in classify(EndEvidence(2, launcher="OSError: no")).reason
+
+
+def test_nothing_known_at_all_is_a_failure() -> None:
+    assert classify(EndEvidence(3)).status == "failed"
+
+
+def test_the_end_of_an_earlier_start_is_none_of_this_one() -> None:
+    end = {"event": "end", "status": "failed", "reason": "rank 1 was killed"}
+    assert end_of([end]) == ("failed", "rank 1 was killed")
+    for started in ("start", "started"):  # a rank's word, and a job's
+        assert end_of([end, {"event": started}]) is None
+
+
+def test_end_event_with_an_unknown_status_is_none() -> None:
+    assert end_of([{"event": "end", "status": "splendid"}]) is None
+    assert end_of([{"event": "end", "status": "oom", "reason": "a\x1bb"}]) == ("oom", "a\\x1bb")

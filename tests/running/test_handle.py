@@ -1,0 +1,105 @@
+"""`Run`: what a student sees and may ask."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tqdm.auto
+import tqdm.std
+
+from dlojz.base.errors import LabError
+from dlojz.config.run_config import RunConfig
+from dlojz.running.folder import MAX_LOG_BYTES
+from dlojz.running.run import Run
+from dlojz.running.watch import EventTail, ProgressBar, wanted
+
+Told = Callable[..., list[dict[str, Any]]]
+HOSTILE = "<img src=x onerror=alert(1)>\x1b[2J"
+
+
+def test_a_run_that_lasts(config: RunConfig, make_folder: Callable[..., Path], told: Told) -> None:
+    run = Run(make_folder(config, {0: told(2), 1: told(1)}, alive=True))
+    assert (run.state, run.record, run.losses, run.config) == ("running", None, (2.0, 1.875), config)
+    with pytest.raises(LabError, match="still running"):
+        run.wait(timeout_s=0.01)
+    assert "is asked to stop" in run.cancel()
+    assert (run.folder / "cancel").exists()
+
+
+def test_a_run_that_has_ended(config: RunConfig, make_folder: Callable[..., Path], told: Told) -> None:
+    run = Run(make_folder(config, {0: told(2)}))
+    assert run.wait() is run.follow() is run
+    assert run.record is not None and run.losses == run.record.losses
+    assert "has ended already (failed)" in run.cancel()
+    assert not (run.folder / "cancel").exists()
+
+
+def test_html_is_escaped(config: RunConfig, make_folder: Callable[..., Path], told: Told) -> None:
+    run = Run(make_folder(config, {0: told(1, {"event": "end", "status": "failed", "reason": HOSTILE})}))
+    page = run._repr_html_()
+    assert "<img" not in page and "&lt;img" in page
+    assert "\x1b" not in page + repr(run)
+    assert run.run_id in repr(run) and "failed" in repr(run)
+
+
+def test_logs(config: RunConfig, make_folder: Callable[..., Path]) -> None:
+    run = Run(make_folder(config))
+    assert run.logs() == run.logs(0) == ""
+    for name in ("launcher", "rank-0", "rank-1"):
+        (run.folder / "logs" / f"{name}.log").write_text(f"{name} begins\n" + "x" * 10**6 + f"\n\x1b[1m{name} ends")
+    assert run.logs(1).endswith("\\x1b[1mrank-1 ends")
+    assert len(run.logs(1)) <= MAX_LOG_BYTES
+    whole = run.logs()
+    assert len(whole.encode()) <= MAX_LOG_BYTES
+    assert all(f"{name} ends" in whole for name in ("launcher", "rank-0", "rank-1"))
+    for rank in (2, -1):
+        with pytest.raises(LabError, match="ranks 0 to 1"):
+            run.logs(rank)
+
+
+def test_runs_of_one_folder_are_one(config: RunConfig, make_folder: Callable[..., Path]) -> None:
+    folder = make_folder(config)
+    assert len({Run(folder), Run(folder)}) == 1
+
+
+def test_a_line_is_read_once_and_only_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    tail = EventTail(path)
+    assert tail.read() == []
+    with open(path, "a", encoding="utf-8") as file:
+        file.write('{"event": "step", "step": 0}\nnonsense\n{"event": "st')
+        file.flush()
+        assert tail.read() == [{"event": "step", "step": 0}]
+        assert tail.read() == []
+        file.write('ep", "step": 1}\n')
+        file.flush()
+        assert tail.read() == [{"event": "step", "step": 1}]
+
+
+def test_the_bar_tells_state_steps_loss_and_rate(
+    config: RunConfig, make_folder: Callable[..., Path], told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", screen)
+    # The bar of a terminal: tqdm chooses once per process, and another test may have looked like a notebook.
+    monkeypatch.setattr("tqdm.auto.tqdm", tqdm.std.tqdm)
+    folder = make_folder(config, alive=True)
+    with ProgressBar(folder, config, shown=True) as bar:
+        bar.update("queued")
+        assert "starting 2 processes" in screen.getvalue()
+        make_events = make_folder(config, {0: told(4)}) / "events" / "rank-0.jsonl"
+        (folder / "events" / "rank-0.jsonl").write_bytes(make_events.read_bytes())
+        bar.update("running")
+    last = screen.getvalue().rsplit("\r", 1)[-1]
+    # 2 replicas × 16 samples in 0.1 s.
+    assert "4/4" in last and "loss 1.6250" in last and "320 samples/s" in last
+
+
+def test_no_bar_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert (wanted(None), wanted(True), wanted(False)) == (False, True, False)

@@ -1,0 +1,108 @@
+"""Who did not come, by what the ranks' flight recorders told; and nothing where they do not show it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlojz.base.language import use_language
+from dlojz.running.diagnosis import Symptoms, calls_of, clash_of, first_missing, hung_collective, missing_in
+
+LATE = "RuntimeError: [unbound_buffer.cc:78] Timed out waiting 2000ms for recv operation to complete\n"
+SUM, OTHER, FLAG = ("all_reduce", "Float", "[10]"), ("broadcast", "Float", "[3]"), ("all_reduce", "Float", "[2]")
+
+
+def calls(**groups: list[tuple[str, ...]]) -> dict[str, dict[int, tuple[str, ...]]]:
+    """By group: g0=[…] is the group "0"; collectives are numbered from 1."""
+    return {name[1:]: dict(enumerate(told, start=1)) for name, told in groups.items()}
+
+
+def found(told: dict[int, Any], log: str = LATE, world_size: int = 0) -> Any:
+    known = {"steps": 2, "losses": (2.0, 1.9), "learning_rate": 0.1, "started": frozenset(told)}
+    size = world_size or len(told)
+    return hung_collective(Symptoms("failed", "", size, logs={0: log}, calls=told, **known))  # type: ignore[arg-type]
+
+
+def test_the_rank_that_is_behind_is_named_with_the_first_collective_it_missed() -> None:
+    told = {0: calls(g0=[SUM, SUM, OTHER, SUM]), 1: calls(g0=[SUM, SUM]), 2: calls(g0=[SUM, SUM, OTHER])}
+    cause = found(told)
+    assert (cause.ranks, cause.kind) == ((1,), "collective")
+    assert "Rank 1 did not come to the collective broadcast Float [3]: the others waited 2.00 s for it" in cause.what
+    use_language("fr")
+    assert "Le rang 1 n’est pas venu à la collective broadcast Float [3]" in found(told).what
+
+
+def test_a_rank_that_never_came_to_any() -> None:
+    assert found({0: calls(g0=[SUM]), 1: calls(g1=[FLAG]), 2: calls(g0=[SUM], g1=[FLAG])}).ranks == (1,)
+
+
+def test_another_collective_or_another_shape_as_the_same_one() -> None:
+    cause = found({0: calls(g0=[SUM, SUM]), 1: calls(g0=[SUM, OTHER])}, log="")
+    assert cause.ranks == (0, 1)
+    assert "rank 0 all_reduce Float [10], rank 1 broadcast Float [3]" in cause.what
+    cause = found({0: calls(g0=[SUM]), 1: calls(g0=[FLAG])}, log="")
+    assert "rank 0 all_reduce Float [10], rank 1 all_reduce Float [2]" in cause.what
+
+
+@pytest.mark.parametrize("operation", ["all_gather", "scatter"])
+def test_an_operation_whose_shapes_may_differ_is_no_clash(operation: str) -> None:
+    assert clash_of({0: calls(g0=[(operation, "Float", "[2]")]), 1: calls(g0=[(operation, "Float", "")])}) is None
+
+
+def test_who_waits_for_the_late_one_is_not_named_though_others_wait_for_it() -> None:
+    """Four ranks, data × tensor: rank 1 sleeps; rank 3 waits for it, and rank 2 for rank 3."""
+    told = {
+        0: calls(g01=[SUM, SUM], g02=[SUM]),
+        1: calls(g01=[SUM], g13=[SUM]),
+        2: calls(g23=[SUM, SUM], g02=[SUM]),
+        3: calls(g23=[SUM], g13=[SUM, OTHER]),
+    }
+    assert {each.ranks for each in missing_in(told)} == {(1,), (3,)}
+    assert found(told).ranks == (1,)
+
+
+def test_a_circle_is_told_as_one() -> None:
+    """Each of the two called the other group's collective first."""
+    told = {0: calls(g0=[SUM, OTHER], g1=[FLAG]), 1: calls(g0=[SUM], g1=[FLAG, FLAG])}
+    assert first_missing(missing_in(told)) is None
+    cause = found(told)
+    assert cause.ranks == (0, 1)
+    assert "rank 0 broadcast Float [3], rank 1 all_reduce Float [2]" in cause.what
+
+
+@pytest.mark.parametrize(
+    ("told", "log"),
+    [
+        ({0: calls(g0=[SUM, SUM]), 1: calls(g0=[SUM])}, "ValueError: the batch is empty\n"),  # nobody timed out
+        ({0: calls(g0=[SUM]), 1: calls(g0=[SUM])}, ""),
+        ({0: calls(g0=[SUM])}, ""),
+        ({}, ""),
+    ],
+)
+def test_nothing_is_concluded_from_what_does_not_show_it(told: dict[int, Any], log: str) -> None:
+    assert found(told, log, world_size=2) is None
+
+
+def test_the_last_attempt_s_word_counts() -> None:
+    event = {"event": "collectives", "groups": {"0": [[1, "all_reduce", "Float", "[10]"]]}}
+    assert calls_of([event, {"event": "step", "step": 0}]) == {"0": {1: SUM}}
+    assert calls_of([event, {"event": "start"}]) == {}
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text("a\x1b\u202e0", max_size=3), st.lists, max_leaves=6
+)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.text(max_size=2), JSON | st.lists(st.lists(JSON, min_size=4, max_size=4)), max_size=3) | JSON)
+def test_whatever_a_rank_tells_is_taken_or_left_out(groups: Any) -> None:
+    told = calls_of([{"event": "collectives", "groups": groups}])
+    assert not any(
+        sign in word for group in told.values() for call in group.values() for word in call for sign in "\x1b\u202e"
+    )
+    clash_of({0: told, 1: calls(g0=[SUM])})
+    missing_in({0: told, 1: calls(g0=[SUM])})
