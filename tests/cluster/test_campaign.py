@@ -62,7 +62,7 @@ def test_an_interrupted_campaign_finds_its_jobs_again_and_another_is_cancelled(
     assert main(words) == INTERRUPTED
     assert "stay in the queue" in capfd.readouterr().err
     root = here / "on-local"
-    runs = [Run(folder) for folder in sorted(root.glob("2*"))]
+    runs = sorted((Run(folder) for folder in root.glob("2*")), key=lambda one: one.config.layout.micro_batch)
     sent = _jobs(runs)
     assert len({job.job_id for job in sent}) == 1 and all(job.job_id for job in sent)
     assert "#SBATCH --account=course\n" in (runs[0].folder / "job.sh").read_text()

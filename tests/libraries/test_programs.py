@@ -220,10 +220,11 @@ def test_a_bare_accelerator_makes_no_group_where_there_is_no_gpu(tmp_path: Path)
         pytest.skip("there is a GPU here")
     script = tmp_path / "bare.py"
     script.write_text(
-        "from accelerate import Accelerator\n"
+        "import os\nfrom accelerate import Accelerator\n"
         "for cpu in (False, True):\n"
         "    made = Accelerator(cpu=cpu)\n"
-        "    print('told', cpu, made.num_processes, made.distributed_type.value)\n"
+        "    line = f'told {cpu} {made.num_processes} {made.distributed_type.value}\\n'\n"
+        "    os.write(1, line.encode())  # in one piece: print() may write a line in several, between another rank's\n"
         "    made.state._reset_state(reset_partial_state=True)\n"
     )
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -235,5 +236,5 @@ def test_a_bare_accelerator_makes_no_group_where_there_is_no_gpu(tmp_path: Path)
         timeout=200,
         check=False,
     )
-    told = re.findall(r"told (True|False) (\d) (NO|MULTI_CPU)", done.stdout)  # lines of two ranks may run together
+    told = re.findall(r"told (True|False) (\d) (NO|MULTI_CPU)", done.stdout)
     assert sorted(told) == [("False", "1", "NO")] * 2 + [("True", "2", "MULTI_CPU")] * 2, done.stderr[-2000:]

@@ -184,7 +184,7 @@ def program(name: str, rank: int, size: int, *, per_node: int | None = None) -> 
 
     Example:
         >>> program("ring_all_gather", 0, 2)
-        (Step(send=Send(to=1, chunks=(0,)), receive=Receive(source=1, chunks=(1,), add=False)),)
+        (CollectiveStep(send=Send(to=1, chunks=(0,)), receive=Receive(source=1, chunks=(1,), add=False)),)
     """
     chosen = algorithm(name)
     nodes = node_size(size, per_node)
