@@ -50,7 +50,7 @@ from dlojz.train import loop
 from dlojz.train.engines.base import Engine, Inventory, locals_of, optimizer_states
 from dlojz.train.engines.deepspeed import DeepSpeedEngine, load_deepspeed
 from dlojz.train.engines.replicated import DDPEngine
-from dlojz.train.loop import align_clocks, finish, leave, tell_measured, write_footprint
+from dlojz.train.loop import align_clocks, finish, leave, report_measured, write_footprint
 from dlojz.train.probes.probes import Probes
 
 _WRAPPERS = ("module.", "network.", "_orig_mod.")
@@ -252,7 +252,7 @@ class ProgramWatch:
         if math.isfinite(value):
             self._events.write("step", step=self.step, loss=value, step_s=step_s)
             rank = self._probes.rank
-            tell_measured(self._events, self._probes, self.step, rank, self.parameters)
+            report_measured(self._events, self._probes, self.step, rank, self.parameters)
         else:
             self._end("diverged", _diverged(value, self.step, self.config.learning_rate))
         self.step += 1

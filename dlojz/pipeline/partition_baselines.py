@@ -445,17 +445,11 @@ def _on_meta(
     model: str, image_size: int | None, sequence_length: int | None, num_classes: int | None, samples: int = 1
 ) -> tuple[Any, Tensor]:
     """The model without memory, and an input of the right shape without values."""
-    import torch
+    from dlojz.models.meta import on_meta, sample_inputs
 
-    from dlojz.models.meta import on_meta
-
-    entry = models.spec(model)
     with on_meta():
         built = models.build(model, image_size=image_size, sequence_length=sequence_length, num_classes=num_classes)
-        if entry.family == "image":
-            side = image_size or entry.image_size or 1
-            return built, torch.empty(samples, entry.in_channels or 3, side, side)
-        return built, torch.empty(samples, sequence_length or entry.sequence_length or 1, dtype=torch.long)
+    return built, sample_inputs(model, samples, image_size=image_size, sequence_length=sequence_length)
 
 
 def block_times(config: RunConfig, repetitions: int = REPETITIONS, tell: Tell | None = None) -> BlockTimes:

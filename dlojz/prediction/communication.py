@@ -440,13 +440,11 @@ def _boundaries(
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    from dlojz.models.meta import sample_inputs
     from dlojz.pipeline.runtime import boundaries_of
 
     built = build_on_meta(model, image_size, sequence_length, num_classes, split)
-    if models.spec(model).family == "text":
-        sample = torch.empty(micro_batch, sequence_length or 1, dtype=torch.long, device="meta")
-    else:
-        sample = torch.empty(micro_batch, 3, image_size or 1, image_size or 1, device="meta")
+    sample = sample_inputs(model, micro_batch, image_size=image_size, sequence_length=sequence_length)
     if bf16 and not autocast:
         built = built.bfloat16()
         sample = sample.bfloat16() if sample.is_floating_point() else sample

@@ -149,11 +149,10 @@ def _flops_by_module(
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
+    from dlojz.models.meta import sample_inputs
+
     built = build_on_meta(model, image_size, sequence_length, num_classes, split, routing=routing).eval()
-    if models.spec(model).family == "image":
-        sample = torch.empty(samples, 3, image_size or 1, image_size or 1, device="meta")
-    else:
-        sample = torch.empty(samples, sequence_length or 1, dtype=torch.long, device="meta")
+    sample = sample_inputs(model, samples, image_size=image_size, sequence_length=sequence_length)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         built(sample)
     return {name.partition(".")[2]: sum(of_op.values()) for name, of_op in counter.get_flop_counts().items()}

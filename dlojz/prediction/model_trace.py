@@ -31,6 +31,7 @@ from dlojz.by_hand.tensor.split import parallel_loss
 from dlojz.config.run_config import RunConfig
 from dlojz.models.blocks import BlockList, Checkpointing, mean_loss
 from dlojz.models.experts.routing import Routing
+from dlojz.models.meta import sample_inputs
 from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from dlojz.pipeline.simulator import peak_activations
@@ -369,14 +370,11 @@ def _traced(key: TraceKey) -> MemoryTrace:
         routing=key.routing,
         ep=key.ep,
     )
-    with torch.device("meta"):
-        if models.spec(key.model).family == "image":
-            side = key.image_size or 1
-            inputs = torch.empty(key.micro_batch, 3, side, side)
-            targets = torch.empty(key.micro_batch, dtype=torch.long)
-        else:
-            inputs = torch.empty(key.micro_batch, key.sequence_length or 1, dtype=torch.long)
-            targets = torch.empty_like(inputs)
+    inputs = sample_inputs(
+        key.model, key.micro_batch, image_size=key.image_size, sequence_length=key.sequence_length
+    )
+    text = models.spec(key.model).family == "text"
+    targets = torch.empty(inputs.shape if text else key.micro_batch, dtype=torch.long, device="meta")
     how = partial(
         trace,
         compute=key.compute,
