@@ -16,7 +16,6 @@ import shutil
 import socket
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from importlib.metadata import version
