@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
+from dlojz.by_hand.ddp import give_from_first, ranks_of
 from dlojz.by_hand.ring_attention import ring_attention
 from dlojz.by_hand.sequence_ring import Order, chunks_of, own_tokens, positions_of
-from dlojz.by_hand.zero.flat import give_from_first, ranks_of
 from dlojz.models.blocks import merge_heads
 from dlojz.models.llama import Llama, LlamaBlock, rotate
 

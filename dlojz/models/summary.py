@@ -126,9 +126,7 @@ def count(sizes: CountedSizes) -> ModelSummary:
         ).eval()
     sample = sample_inputs(name, image_size=image_size, sequence_length=sequence_length, in_channels=in_channels)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return _summary(
-        sizes, parameters, _met_by_a_token(model), sum(flops_by_block(model, sample)), len(model.blocks)
-    )
+    return _summary(sizes, parameters, _met_by_a_token(model), sum(flops_by_block(model, sample)), len(model.blocks))
 
 
 def _summary(sizes: CountedSizes, parameters: int, active_parameters: int, flops: int, blocks: int) -> ModelSummary:

@@ -132,8 +132,10 @@ def gaps(timeline: Timeline, costs: Costs | None = None) -> tuple[IdleGap, ...]:
             if starts[number] > at:
                 cause = WARM_UP if not backwards else IMBALANCE if forwards else DRAIN
                 arrives = starts[number] - min(starts[number] - at, under_way[number])
-                parts = (IdleGap(rank, at, arrives, cause, number),
-                    IdleGap(rank, arrives, starts[number], LATENCY, number))
+                parts = (
+                    IdleGap(rank, at, arrives, cause, number),
+                    IdleGap(rank, arrives, starts[number], LATENCY, number),
+                )
                 found += [gap for gap in parts if gap.end > gap.start]
             at = ends[number]
             for element in schedule.actions[number].elements:

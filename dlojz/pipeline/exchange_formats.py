@@ -425,6 +425,8 @@ MOST_BLOCKS = 8
 """A drawing of more blocks is made coarser instead."""
 _FINEST = 1000
 """Largest denominator of a common quantum, in parts of a time unit."""
+
+
 def text_table(timeline: Timeline, width: int = DEFAULT_WIDTH) -> str:
     """Draw a timeline in plain text.
 

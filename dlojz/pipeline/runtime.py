@@ -95,6 +95,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Perform = Callable[[Action, Callable[[], None]], None]
 """Runs the computation of one action; a probe may time it."""
 
+
 class Boundary(NamedTuple):
     """Tensor that passes between two stages for one micro-batch."""
 

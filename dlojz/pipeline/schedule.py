@@ -571,6 +571,7 @@ class Costs:
         """The same costs but for some fields."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
+
 def _not_per_stage(name: str, values: int, stages_en: str, stages_fr: str) -> str:
     return say(
         en=f"{name} holds {values} values, but the schedule has {stages_en}: give one value per stage, or one for all.",

@@ -36,4 +36,5 @@ def predict(config: RunConfig, rank: int = 0, device: Device | str | None = None
         step_flops=step_flops(config, rank),
     )
 
+
 __all__ = ["predict"]

@@ -305,7 +305,9 @@ def _part(config: RunConfig, rank: int) -> _Part:
     if layout.pp == 1:
         return _Part((), (), len(kinds))
     return _part_of_stage(
-        _with(config, 1, min(layout.micro_batches, _few(layout.pp))), axes_of(config, rank)[2], kinds,
+        _with(config, 1, min(layout.micro_batches, _few(layout.pp))),
+        axes_of(config, rank)[2],
+        kinds,
         layout.dp * layout.tp,
     )
 

@@ -370,9 +370,7 @@ def _traced(key: TraceKey) -> MemoryTrace:
         routing=key.routing,
         ep=key.ep,
     )
-    inputs = sample_inputs(
-        key.model, key.micro_batch, image_size=key.image_size, sequence_length=key.sequence_length
-    )
+    inputs = sample_inputs(key.model, key.micro_batch, image_size=key.image_size, sequence_length=key.sequence_length)
     text = models.spec(key.model).family == "text"
     targets = torch.empty(inputs.shape if text else key.micro_batch, dtype=torch.long, device="meta")
     how = partial(

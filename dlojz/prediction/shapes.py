@@ -163,9 +163,7 @@ def split_of(config: RunConfig, tp_rank: int = 0) -> Split:
 
 def model_shapes(config: RunConfig) -> ModelShapes:
     """Read the shapes of the whole model of a run."""
-    return _shapes(
-        config.model, config.image_size, config.sequence_length, config.num_classes, WHOLE, config.routing
-    )
+    return _shapes(config.model, config.image_size, config.sequence_length, config.num_classes, WHOLE, config.routing)
 
 
 def share_shapes(config: RunConfig, tp_rank: int) -> ModelShapes:

@@ -31,8 +31,8 @@ from torch import Tensor
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
+from dlojz.by_hand.ddp import ranks_of
 from dlojz.by_hand.optimizers.one_bit import CompressedAllReduce
-from dlojz.by_hand.zero.flat import ranks_of
 from dlojz.config.schedules import check_stages, does_nothing
 
 OWN = "own"

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlojz.by_hand.zero.flat import ranks_of
+from dlojz.by_hand.ddp import ranks_of
 from dlojz.config.schedules import check_local_steps, check_stages, goes_alone, meets
 
 OUTER_RATE = 0.7

@@ -35,8 +35,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dlojz.by_hand.ddp import ranks_of
 from dlojz.by_hand.optimizers.sent_bytes import BLOCK_ELEMENTS, SIGNS_PER_BYTE, chunk_bytes, chunk_elements
-from dlojz.by_hand.zero.flat import ranks_of
 
 
 def pack(values: Tensor) -> Tensor:

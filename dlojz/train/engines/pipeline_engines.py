@@ -98,6 +98,7 @@ class PipelineEngine(Engine):
     @property
     def _autocast_dtype(self) -> torch.dtype | None:
         return torch.bfloat16 if self.config.precision == "bf16" else None
+
     def perform(self, action: Action, compute: Callable[[], None]) -> None:
         """Run the computation of one action; probes wrap this to time it."""
         with self.autocast() if action.kind == FORWARD else nullcontext():
@@ -397,6 +398,7 @@ class TorchPipelineEngine(PipelineEngine):
             for module in self.modules.values():
                 gradients = (parameter.grad for parameter in module.parameters())
                 average([local(gradient) for gradient in gradients if gradient is not None], self.dp_group)
+
     def run_schedule(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
         self._losses = []
         held = {stage for _, stage in self.modules}
