@@ -7,7 +7,7 @@ Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data P
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -40,12 +40,19 @@ def give_from_first(tensor: Tensor, group: dist.ProcessGroup | None) -> None:
     tensor.detach().copy_(value)
 
 
+def pieces_of(flat: Tensor, shapes: Iterable[torch.Size]) -> Iterator[Tensor]:
+    """Cut a flat tensor into views of these shapes, one after the other; what is left over is padding."""
+    start = 0
+    for shape in shapes:
+        yield flat[start : start + shape.numel()].view(shape)
+        start += shape.numel()
+
+
 def shard_indices(num_samples: int, rank: int, size: int, epoch: int = 0, seed: int = 0) -> list[int]:
     """Choose the samples that one rank reads in one epoch, in their order.
 
-    Every rank draws the same permutation, because seed and epoch are the same, then takes each `size`-th sample of it:
-    the shares are disjoint and equally long, `num_samples // size`; what is left over waits for another epoch. Same as
-    torch's `DistributedSampler(shuffle=True, drop_last=True)`.
+    Every rank draws the same permutation and takes each `size`-th sample of it: the shares are disjoint and equally
+    long, `num_samples // size`, as with torch's `DistributedSampler(shuffle=True, drop_last=True)`.
 
     Raises:
         LabError: if the rank does not exist, or there are fewer samples than ranks.
@@ -65,10 +72,7 @@ def shard_indices(num_samples: int, rank: int, size: int, epoch: int = 0, seed: 
 
 
 def fill_buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
-    """Fill buckets with parameters, in the order given.
-
-    A bucket is closed once it holds `bucket_bytes` or more, or where the type of the numbers changes.
-    """
+    """Fill buckets in the order given, each until it holds `bucket_bytes` or the type of the numbers changes."""
     buckets: list[list[Tensor]] = []
     filled_bytes = 0
     for parameter in parameters:
@@ -259,16 +263,15 @@ class DataParallel(nn.Module):
                 en="synchronize() found no gradient to average: call loss.backward() first.",
                 fr="synchronize() n’a trouvé aucun gradient à moyenner : appelez d’abord loss.backward().",
             )
-        self._compute_end = self._watch.now()
-        self._arrived = []
+        self._compute_end, self._arrived = self._watch.now(), []
         try:
             while self._next < len(self.buckets):
                 self._send()
             while self._flying:
                 flight = self._flying.pop(0)
                 bucket, mean = self.buckets[flight.bucket], flight.wait().div_(self.size)
-                for parameter, piece in zip(bucket, mean.split([one.numel() for one in bucket]), strict=True):
-                    _gradient(parameter).copy_(piece.view_as(parameter))
+                for parameter, piece in zip(bucket, pieces_of(mean, [one.shape for one in bucket]), strict=True):
+                    _gradient(parameter).copy_(piece)
                 self._arrived.append((flight.bucket, flight.num_bytes, flight.left, flight.arrived))
         finally:
             self._begin_step()

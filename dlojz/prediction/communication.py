@@ -114,7 +114,7 @@ def _experts(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
 def _compressed(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     """In the second stage, in a step that synchronises; in the first it is one all-reduce of all gradients in fp32."""
     sent = message_bytes(shapes.num_parameters, config.layout.dp)
-    return [_dp(config, "all_to_all", 1, sent.all_to_all), _dp(config, "all_gather", 1, sent.all_gather)]
+    return [_dp(config, "all_to_all", 1, sent), _dp(config, "all_gather", 1, sent)]
 
 
 def _local_steps(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:

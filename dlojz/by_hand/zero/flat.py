@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
-from dlojz.by_hand.ddp import give_from_first, ranks_of
+from dlojz.by_hand.ddp import give_from_first, pieces_of, ranks_of
 
 
 class FlatWeights:
@@ -69,10 +69,7 @@ class FlatWeights:
 
     def pieces(self, flat: Tensor) -> Iterator[Tensor]:
         """Cut a flat tensor into views of the parameters' shapes, in their order; the padding is left over."""
-        start = 0
-        for shape in self.shapes:
-            yield flat[start : start + shape.numel()].view(shape)
-            start += shape.numel()
+        return pieces_of(flat, self.shapes)
 
     def take_gradients(self) -> Tensor:
         """Move the parameters' gradients into one flat tensor, padded; missing ones count as zeros."""
