@@ -50,7 +50,6 @@ FULL: dict[str, str] = {}
 SHARED_FILE_NAMES: dict[str, str] = {}
 SHARED_CLASSES: dict[str, str] = {
     "Head": "each model has its own, and a stage shows its blocks by these names",
-    "Seen": "found by this name in the module that a library names",
 }
 WITHOUT_USER: dict[str, str] = {
     "by_hand/context_parallel.py:ContextParallel": "to be shown in lab 06",

@@ -331,6 +331,14 @@ def _read(
     return inputs, targets
 
 
+def diverged(loss: float, step: int, config: RunConfig, *, updated: bool) -> str:
+    """Explain the end of a run whose loss is no number."""
+    return (
+        f"the loss became {loss} at step {step}; the weights were {'' if updated else 'not '}updated with it. "
+        f"Try a smaller learning rate than {config.learning_rate:g}."
+    )
+
+
 def agree(loss: Tensor, stop: bool, control: dist.ProcessGroup | None) -> tuple[float, bool]:
     """Average the loss over the global batch, and tell whether any rank must stop: the same on every rank.
 
@@ -387,12 +395,7 @@ def train(
             mean = accumulate(engine, batches, layout.micro_batches, probes)
             loss, stopping = agree(mean, stop is not None and stop.wanted, control)
             if not math.isfinite(loss):
-                ended = (
-                    "diverged",
-                    f"the loss became {loss} at step {step}; the weights were "
-                    f"{'' if config.update == 'in_backward' else 'not '}updated with it. "
-                    f"Try a smaller learning rate than {config.learning_rate:g}.",
-                )
+                ended = "diverged", diverged(loss, step, config, updated=config.update == "in_backward")
                 break
             engine.update()
             step_s = probes.end_step()
