@@ -113,9 +113,7 @@ def count(sizes: CountedSizes) -> ModelSummary:
     Raises:
         LabError: unknown model, or a size that the model cannot have.
     """
-    import torch
-
-    from dlojz.models.meta import flops_by_block, on_meta
+    from dlojz.models.meta import flops_by_block, on_meta, sample_inputs
 
     name, image_size, sequence_length, num_classes, in_channels = sizes
     with on_meta():
@@ -126,14 +124,9 @@ def count(sizes: CountedSizes) -> ModelSummary:
             num_classes=num_classes,
             in_channels=in_channels,
         ).eval()
-        if spec(name).family == "image":
-            sample = torch.empty(1, in_channels or 3, image_size or 1, image_size or 1)
-        else:
-            sample = torch.empty(1, sequence_length or 1, dtype=torch.long)
+    sample = sample_inputs(name, image_size=image_size, sequence_length=sequence_length, in_channels=in_channels)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return _summary(
-        sizes, parameters, _met_by_a_token(model), sum(flops_by_block(model, sample)), len(model.blocks)
-    )
+    return _summary(sizes, parameters, _met_by_a_token(model), sum(flops_by_block(model, sample)), len(model.blocks))
 
 
 def _summary(sizes: CountedSizes, parameters: int, active_parameters: int, flops: int, blocks: int) -> ModelSummary:

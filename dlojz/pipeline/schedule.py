@@ -1,26 +1,13 @@
-"""Schedule: actions of each rank in order, the graph of what waits for what, and the cost of each action.
+"""Schedule of a pipeline: the ordered actions of each rank, their dependency graph, and their costs.
 
-One action of a pipeline rank: what it computes, for which stage and which micro-batch.
+An action is a plain tuple, written as torch's pipeline runtime does (`2F0`, `3I1`, `0W2`, `(1F1;1B0)OVERLAP_F_B`) and
+read back by `parse_action`. Three additions have no counterpart in torch: a leading `u` for the second pipe of a
+bidirectional schedule, a trailing `.t` for a token slice, and the kinds `U`, `E` and `L`.
 
-An action is a plain tuple; `parse_action(str(action)) == action`, in the spelling that torch's own pipeline runtime
-uses (`2F0`, `3I1`, `0W2`, `(1F1;1B0)OVERLAP_F_B`), with three additions for what torch has not: `u` in front for the
-second pipe of a bidirectional schedule, `.t` behind for a token slice, `U`, `E`, `L` as kinds.
-
-What waits for what: the dependencies of a schedule, compiled once and put in an order that respects them all.
-
-Compiling is O(actions); a schedule that cannot end is refused with the cycle of actions that wait for each other.
-Within a rank, each action waits for the one before it; across ranks, a forward waits for the forward of the stage
-before, a backward (or a backward for the input) for that of the stage behind.
-
-A pipeline schedule: the ordered actions of each rank, and which rank holds which stage.
-
-A schedule is data. Each rank executes its list strictly in order; everything else (when, how long, how much memory) is
-derived from it. `validity.check` tells whether it can be executed at all.
-
-What the actions of a pipeline cost: time per stage, the links, memory per micro-batch.
-
-Costs are numbers that somebody chose or measured; a schedule knows nothing of them. Times have the unit of their maker
-(time units in figures, seconds for measured means); the simulator only adds and compares them.
+Each rank executes its list strictly in order. An action waits for the one before it on its rank; across ranks, a
+forward waits for the forward of the previous stage, a backward for the backward of the next stage. Compiling the graph
+is O(actions) and refuses a schedule that deadlocks, with the cycle. Start times and memory are derived from the
+schedule and its costs by the simulator; costs may have any unit of time.
 """
 
 from __future__ import annotations
@@ -31,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import chain
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +44,16 @@ LOAD = "L"
 
 KINDS = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, OVERLAPPED, UPDATE, EVICT, LOAD)
 COMPUTES = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
+
+COST_OF = {
+    FORWARD: "forward",
+    BACKWARD: "backward",
+    BACKWARD_INPUT: "backward_input",
+    BACKWARD_WEIGHT: "backward_weight",
+    OVERLAPPED: "overlapped",
+    UPDATE: "update",
+}
+"""The field of `Costs` that holds the time of each kind of action."""
 
 _PIPES = ("", "u")
 _ONE = re.compile(r"(?P<pipe>u?)(?P<stage>\d+)(?P<kind>[FBIWUEL])(?P<micro_batch>\d+)(?:\.(?P<token_slice>\d+))?")
@@ -470,12 +467,7 @@ PerStage = float | tuple[float, ...]
 PerLink = float | tuple[tuple[float, ...], ...]
 """One value for every link, or a matrix [from rank][to rank]."""
 Sends = Literal["buffered", "paired", "rendezvous"]
-SENDS: tuple[Sends, ...] = ("buffered", "paired", "rendezvous")
-
-_PER_STAGE = (
-    "forward", "backward_input", "backward_weight", "backward", "overlapped", "update", "kept_for_input",
-    "kept_for_weight",
-)  # fmt: skip
+SENDS: tuple[Sends, ...] = get_args(Sends)
 
 
 @dataclass(frozen=True)
@@ -543,7 +535,7 @@ class Costs:
                     raise LabError(_refused(field.name, number, positive))
 
     def of_stage(self, name: str, stage: int) -> float:
-        """The value of a per-stage field for one stage.
+        """Return the value of a per-stage field for one stage.
 
         Raises:
             LabError: if the field holds fewer values than there are stages.
@@ -552,32 +544,18 @@ class Costs:
         if value is None:
             if name == "backward":
                 return self.of_stage("backward_input", stage) + self.of_stage("backward_weight", stage)
-            raise LabError(one_of("cost", name, _PER_STAGE))
+            raise ValueError(f"{name} has no value: it is the sum of its parts")
         if not isinstance(value, tuple):
             return float(value)
         if stage >= len(value):
-            raise LabError(
-                say(
-                    en=f"{name} holds {len(value)} values, but the schedule has a stage {stage}: give one value per "
-                    "stage, or one for all.",
-                    fr=f"{name} contient {len(value)} valeurs, mais l’ordonnancement a un étage {stage} : donnez une "
-                    "valeur par étage, ou une pour tous.",
-                )
-            )
+            raise LabError(_not_per_stage(name, len(value), f"a stage {stage}", f"un étage {stage}"))
         return float(value[stage])
 
     def per_stage(self, name: str, stages: int) -> list[float]:
-        """The values of a per-stage field for all stages; more values than stages are refused too."""
+        """Return the values of a per-stage field for all stages; another number of values is refused."""
         value = getattr(self, name)
         if isinstance(value, tuple) and len(value) != stages:
-            raise LabError(
-                say(
-                    en=f"{name} holds {len(value)} values, but the schedule has {stages} stages: give one value per "
-                    "stage, or one for all.",
-                    fr=f"{name} contient {len(value)} valeurs, mais l’ordonnancement a {stages} étages : donnez une "
-                    "valeur par étage, ou une pour tous.",
-                )
-            )
+            raise LabError(_not_per_stage(name, len(value), f"{stages} stages", f"{stages} étages"))
         return [self.of_stage(name, stage) for stage in range(stages)]
 
     def delay(self, source: int, destination: int) -> float:
@@ -592,6 +570,14 @@ class Costs:
     def with_(self, **changes: object) -> Costs:
         """The same costs but for some fields."""
         return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _not_per_stage(name: str, values: int, stages_en: str, stages_fr: str) -> str:
+    return say(
+        en=f"{name} holds {values} values, but the schedule has {stages_en}: give one value per stage, or one for all.",
+        fr=f"{name} contient {values} valeurs, mais l’ordonnancement a {stages_fr} : donnez une valeur par étage, ou "
+        "une pour tous.",
+    )
 
 
 def _numbers(value: object) -> Sequence[object]:

@@ -1,13 +1,6 @@
-"""Catalogue of the schedules: names, options, sources, and `build`.
+"""Catalogue of the schedules: title, source, limits and options of each, and `build` by name.
 
-What the catalogue tells of each schedule: title, source, what limits it, and which function writes its order.
-
-An entry is data; the function that it names is loaded when the schedule is built.
-
-The schedules by name: what each is (`SCHEDULES`) and how it is built (`build`).
-
-Whoever names a schedule gets it from `build`, which knows every name, its aliases and the options that it takes; an
-option that would change nothing is refused rather than ignored.
+The function that an entry names is loaded when the schedule is built. An option that would change nothing is refused.
 """
 
 from __future__ import annotations
@@ -28,13 +21,13 @@ Family = Literal["synchronous", "asynchronous"]
 
 @dataclass(frozen=True)
 class ScheduleEntry:
-    """One schedule of the catalogue.
+    """Entry of the catalogue of schedules.
 
     Attributes:
-        name: how it is asked for.
+        name: key in the catalogue.
         title: its name in the reader's language.
         source: where it was published.
-        limits: what limits it, in one sentence.
+        limits: its limits, in one sentence.
         function: the function under `dlojz.pipeline.orders` that writes it, as "module.function".
         family: whether the optimizer waits for the whole batch, or stages update while micro-batches are in flight.
         chunks: stages that a rank holds, unless asked otherwise.
@@ -324,17 +317,17 @@ ALIASES: dict[str, str] = {
     "zb-v-zero-bubble": "zb-v",
     "2bw": "pipedream-2bw",
 }
-"""Other names in use, torch's among them; case, hyphens, underscores and spaces do not matter."""
+"""Other names in use; case, hyphens, underscores and spaces do not matter."""
 
 TOKEN_SLICES = 4
-"""Slices of a sequence where nobody asks for another number."""
+"""Default slices of a sequence."""
 
 _LIMITS = {"zb-1p": 1, "zb-2p": 2}
 """Micro-batches per rank that the automatic zero-bubble schedules may keep."""
 
 
 def entry(name: str) -> ScheduleEntry:
-    """The entry of a schedule, by its name or an alias.
+    """Look up the entry of a schedule, by its name or an alias.
 
     Raises:
         LabError: if there is none; the message lists all names.
@@ -358,7 +351,7 @@ def build(
     costs: Costs | None = None,
     **more: object,
 ) -> Schedule:
-    """The schedule of that name.
+    """Build the schedule of that name.
 
     Args:
         name: a name of `SCHEDULES`, or an alias.
@@ -369,8 +362,8 @@ def build(
         memory_limit: activations that a rank may keep, in stage-micro-batches; ZB-1p and ZB-2p plan under it (by
             default p and 2p micro-batches), any other schedule is refused if it keeps more.
         waves: Hanayo's waves, two chunks each.
-        costs: what the schedules that search for an order (ZB-1p, ZB-2p, Hanayo, AMPNet) reckon with, and
-            what memory is counted by; F = I = W = 1 by default.
+        costs: used by schedules that search for an order (ZB-1p, ZB-2p, Hanayo, AMPNet), and to count memory; F = I
+            = W = 1 by default.
         **more: options of single schedules (`Entry.options`): lifo, group, stashing, batch, in_flight, update_every.
 
     Raises:
