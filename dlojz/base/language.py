@@ -1,13 +1,7 @@
 """Choose the reader's language, and write sentences, lists and quantities in it.
 
-The language of the reader: every sentence a student sees is written twice, side by side.
-
-English and French stand at the same place in the source, so that neither is forgotten.
-
-Numbers and quantities as the reader's language writes them; no other module knows of a decimal comma.
-
-A number shown to a student carries its unit; binary prefixes (KiB, MiB, GiB) are powers of 1,024 and decimal ones (k,
-M, G) powers of 1,000, never mixed.
+Every sentence that a student sees is written twice, side by side; no other module knows of a decimal comma. Binary
+prefixes (KiB, MiB, GiB) are powers of 1,024 and decimal ones (k, M, G) powers of 1,000, never mixed.
 """
 
 from __future__ import annotations
@@ -170,6 +164,13 @@ def byte_units() -> tuple[str, ...]:
     """Units of bytes by powers of 1,024, as the reader's language writes them."""
     byte = say(en="B", fr="o")
     return (byte, *(f"{prefix}{byte}" for prefix in ("Ki", "Mi", "Gi", "Ti", "Pi")))
+
+
+def byte_scale(num_bytes: float) -> tuple[str, int]:
+    """Choose the unit in which a figure of this size reads well: its name, and how many bytes it has."""
+    units = byte_units()
+    power = max(n for n in range(len(units)) if max(num_bytes, 1) >= 1024**n)
+    return units[power], 1024**power
 
 
 def format_bytes(num_bytes: float | None) -> str:
