@@ -187,8 +187,8 @@ def _print(answer: Any, told: Forecast, fit_device: Device | None, fit: Fit | No
         parts.append(sheet.levers_part(levers, now, fit_device.memory_bytes))
     answer(headline(told))
     answer(peak_sentence(told) + "\n")
-    for number, part in enumerate(parts):
-        if number:
+    for place, part in enumerate(parts):
+        if place:
             answer("")
         answer(part)
     if fit and fit_device:

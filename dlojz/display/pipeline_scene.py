@@ -283,32 +283,22 @@ def figure_lines(
     """List the figures of a schedule as (name, value and meaning)."""
     inside = in_seconds(timeline, seconds)
     unit = unit_words(inside)
-    yield (
-        say(en="makespan", fr="durée totale (makespan)"),
-        amount(timeline.makespan, inside) + unit + say(en=", first start to last end", fr=", du début à la fin"),
-    )
+    whole = say(en=", first start to last end", fr=", du début à la fin")
+    yield say(en="makespan", fr="durée totale (makespan)"), amount(timeline.makespan, inside) + unit + whole
     longest = say(
         en=", longest of the ranks' own: an iteration without barrier",
         fr=", la plus longue d’un rang : une itération sans barrière",
     )
     yield say(en="span", fr="portée (span)"), amount(timeline.span, inside) + unit + longest
-    yield (
-        say(en="ideal", fr="durée idéale"),
-        amount(timeline.ideal, inside) + unit + say(en=", work spread evenly, no idle time", fr=", sans inactivité"),
-    )
-    yield (
-        say(en="bubble fraction", fr="fraction de bulle"),
-        spaced_percent(timeline.bubble_fraction) + say(en=" (idle / all time)", fr=" (inactivité / temps total)"),
-    )
-    yield (
-        say(en="bubble overhead", fr="surcoût de bulle"),
-        spaced_percent(timeline.bubble_overhead) + say(en=" (idle / work)", fr=" (inactivité / travail)"),
-    )
+    spread = say(en=", work spread evenly, no idle time", fr=", sans inactivité")
+    yield say(en="ideal", fr="durée idéale"), amount(timeline.ideal, inside) + unit + spread
+    of_time = say(en=" (idle / all time)", fr=" (inactivité / temps total)")
+    yield say(en="bubble fraction", fr="fraction de bulle"), spaced_percent(timeline.bubble_fraction) + of_time
+    of_work = say(en=" (idle / work)", fr=" (inactivité / travail)")
+    yield say(en="bubble overhead", fr="surcoût de bulle"), spaced_percent(timeline.bubble_overhead) + of_work
     peaks = ", ".join(amount(curve.peak) for curve in memory_curves(timeline))
-    yield (
-        say(en="peak activations", fr="pic d’activations"),
-        peaks + say(en=" (per rank, in stage-micro-batches)", fr=" (par rang, en micro-batches d’étage)"),
-    )
+    per_rank = say(en=" (per rank, in stage-micro-batches)", fr=" (par rang, en micro-batches d’étage)")
+    yield say(en="peak activations", fr="pic d’activations"), peaks + per_rank
     least = say(en="no schedule with these stages is faster", fr="aucun ordonnancement de ces étages ne fait mieux")
     proven = say(en="the fastest there is, proven", fr="le plus rapide possible, prouvé")
     bounds = ((say(en="lower bound", fr="borne inférieure"), lower_bound, least), ("optimum", optimum, proven))
@@ -324,15 +314,12 @@ def figure_lines(
 def title(name: str) -> str:
     """Translate a method or a unit."""
     return {
-        "exact": say(en="exact", fr="exact"),
         "deepspeed": "DeepSpeed",
-        "torchgpipe": "torchgpipe",
         "uniform": say(en="uniform", fr="uniforme"),
         "parameters": say(en="parameters", fr="paramètres"),
         "flops": "FLOPs",
         "time": say(en="time", fr="temps"),
-        "regex": "regex",
-    }[name]
+    }.get(name, name)
 
 
 def headline(model: str, weighed: BlockWeights, stages: int) -> str:

@@ -19,22 +19,7 @@ from dlojz.compare import overlay_of
 from dlojz.display.canvas import LabFigure, caption, decimal_marks, finish, key, new_figure, plain, stack, swatch
 from dlojz.display.figures.pipeline_figures import WIDTH_IN, draw_scene, legend_of, scene_of
 from dlojz.display.pipeline_scene import Lanes, Scene, amount, title_of
-from dlojz.display.style import (
-    BLACK,
-    BLUE,
-    EDGE,
-    GREEN,
-    GREY,
-    LINE_STYLES,
-    NEUTRAL,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    WHITE,
-    YELLOW,
-    Style,
-)
+from dlojz.display.style import BLACK, BLUE, EDGE, FILLS, LINE_STYLES, NEUTRAL, VERMILION, WHITE, Style
 from dlojz.pipeline.closed_forms import closed_form
 from dlojz.pipeline.partition import Partition
 from dlojz.pipeline.schedule import Costs
@@ -297,15 +282,6 @@ def _hollow(color: str) -> dict[str, Any]:
     return {"linestyle": "none", "marker": "o", "markerfacecolor": "none", **edge}
 
 
-KIND_STYLES = (
-    Style(BLUE, ""),
-    Style(ORANGE, "//"),
-    Style(GREEN, "\\\\"),
-    Style(PURPLE, "xx"),
-    Style(SKY, ".."),
-    Style(YELLOW, "++"),
-    Style(GREY, "--"),
-)
 PANELS_IN_A_ROW = 4
 MOST_NARROW_STAGES = 10
 """With more stages than this, two panels stand in a row and not four."""
@@ -347,7 +323,7 @@ def partition_figure(
     wide = max(3.3 * columns, 5.0) if columns > 2 else 6.2 * columns
     figure = new_figure(wide, 3.6 * rows + 1.0, heading + say(en=". Bottlenecks: ", fr=". Goulots : ") + told)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    styles = dict(zip(dict.fromkeys(weighed.kinds), KIND_STYLES * len(weighed.kinds), strict=False))
+    styles = dict(zip(dict.fromkeys(weighed.kinds), FILLS * len(weighed.kinds), strict=False))
     for axes, (name, cut) in zip(panels.flat, cuts.items(), strict=False):
         _panel(axes, name, cut, weighed, styles, scale)
     for axes in list(panels.flat)[len(cuts) :]:

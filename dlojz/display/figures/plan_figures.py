@@ -29,7 +29,7 @@ from dlojz.display.canvas import (
     stack,
     swatch,
 )
-from dlojz.display.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, WHITE, YELLOW, Style
+from dlojz.display.style import BLACK, BLUE, FILLS, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, WHITE, YELLOW, Style
 from dlojz.planner.answer import seconds
 from dlojz.planner.space import gigabytes, part_words, reason_words
 
@@ -38,15 +38,8 @@ if TYPE_CHECKING:
     from dlojz.planner.explain import LayoutVerdict
     from dlojz.planner.this_machine import Here
 
-MEMORY_STYLES = {
-    "weights": Style(BLUE, ""),
-    "gradients": Style(ORANGE, "//"),
-    "optimizer": Style(GREEN, "\\\\"),
-    "activations": Style(SKY, ".."),
-    "edges": Style(PURPLE, "xx"),
-    "live": Style(YELLOW, "++"),
-    "reserve": Style(GREY, "--"),
-}
+MEMORY_PARTS = ("weights", "gradients", "optimizer", "edges", "activations", "live", "reserve")
+MEMORY_STYLES = dict(zip(MEMORY_PARTS, FILLS, strict=True))
 TIME_STYLES = {
     "forward": Style(BLUE, ""),
     "backward": Style(ORANGE, "//"),
