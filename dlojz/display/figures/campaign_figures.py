@@ -240,10 +240,6 @@ def batch_figure(marks: Sequence[CampaignMark], batch_label: str, path: str | Pa
     Args:
         marks: the points.
         batch_label: what the axis counts, in words.
-        path: picture to write, if any.
-
-    Raises:
-        LabError: if the picture cannot be written.
     """
     figure = campaign_canvas(
         say(
@@ -278,11 +274,7 @@ def batch_figure(marks: Sequence[CampaignMark], batch_label: str, path: str | Pa
 
 
 def pareto_figure(marks: Sequence[CampaignMark], path: str | Path | None = None) -> LabFigure:
-    """Draw memory against throughput, and join the points that no other beats in both.
-
-    Raises:
-        LabError: if the picture cannot be written.
-    """
+    """Draw memory against throughput, and join the points that no other beats in both."""
     figure = campaign_canvas(
         say(
             en="Throughput against memory; the best compromises joined, of: ",
@@ -317,11 +309,7 @@ def pareto_figure(marks: Sequence[CampaignMark], path: str | Path | None = None)
 
 
 def truth_figure(marks: Sequence[CampaignMark], path: str | Path | None = None) -> LabFigure:
-    """Draw predicted against measured memory, messages and throughput; on the diagonal they are equal.
-
-    Raises:
-        LabError: if the picture cannot be written.
-    """
+    """Draw predicted against measured memory, messages and throughput; on the diagonal they are equal."""
     figure = campaign_canvas(
         say(
             en="Predicted against measured memory, communication and throughput, of: ",
@@ -371,11 +359,7 @@ def _truth(
 
 
 def scaling_figure(marks: Sequence[CampaignMark], path: str | Path | None = None) -> LabFigure:
-    """Draw the scaling efficiency against the number of ranks.
-
-    Raises:
-        LabError: if the picture cannot be written.
-    """
+    """Draw the scaling efficiency against the number of ranks."""
     figure = campaign_canvas(
         say(
             en="Scaling efficiency against the number of ranks, of: ",

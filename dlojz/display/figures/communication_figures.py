@@ -109,11 +109,10 @@ def collective_figure(
         name: an algorithm (`collectives.names()`).
         size: number of ranks, 1 to 16; without `values`.
         values: by rank, one number per chunk; by default numbers that tell their origin (23: rank 2's chunk 3).
-        path: picture to write, if any.
         per_node: ranks of one node, for `hierarchical_all_reduce`.
 
     Raises:
-        LabError: if the name or a number is not legal, there are too many ranks, or the picture cannot be written.
+        LabError: if the name or a number is not legal, or there are too many ranks.
     """
     check_drawable(size if values is None else len(values))
     simulation = simulate(name, size if values is None else values, per_node=per_node)
@@ -385,11 +384,10 @@ def communication_figure(
 
     Args:
         ways: see `dlojz.prediction.link_traffic`; those without losses are not drawn on the left.
-        path: picture to write, if any.
         latency_s: α of the links.
 
     Raises:
-        LabError: without a way that has losses, or without what it is held against; if the picture cannot be written.
+        LabError: without a way that has losses, or without what it is held against.
     """
     judged = {way.name: way for way in ways if way.losses and all(map(math.isfinite, way.losses))}
     lonely = [way for way in judged.values() if len(way.losses) != len(getattr(judged.get(way.against), "losses", ()))]
@@ -502,10 +500,6 @@ def calibration_figure(calibration: AlphaBetaFit, path: str | Path | None = None
 
     Args:
         calibration: of `collectives.fit`.
-        path: picture to write, if any.
-
-    Raises:
-        LabError: if the picture cannot be written.
     """
     figure = new_figure(12.0, 4.6, alt=calibration_description(calibration))
     left, right = figure.subplots(1, 2)

@@ -86,10 +86,6 @@ def compress_figure(board: Board, path: str | Path | None = None) -> LabFigure:
 
     Args:
         board: of any methods and seeds.
-        path: picture to write, if any.
-
-    Raises:
-        LabError: if the picture cannot be written.
     """
     lines = board.lines()
     high = max(4.9, 1.5 + 0.25 * (len(lines) + len(_families(lines))))
@@ -241,11 +237,9 @@ def sqnr_figure(errors: Mapping[str, Sequence[LayerError]], path: str | Path | N
 
     Args:
         errors: by the name of a setting (`INT8`, `INT4, mse`…), its layers in the order of the model; up to 8 settings.
-        path: picture to write, if any.
 
     Raises:
-        LabError: without a setting, or one without layers; for more settings than there are markers; if the picture
-            cannot be written.
+        LabError: without a setting, or one without layers; for more settings than there are markers.
     """
     if not errors or not all(errors.values()) or len(errors) > MOST_SETTINGS:
         raise LabError(
@@ -359,10 +353,6 @@ def schedule_figure(
         measured: (step, share of zeros) after each renewal (see `GradualPruning.measured`).
         steps: of the whole training.
         losses: of every step; none: no second panel.
-        path: picture to write, if any.
-
-    Raises:
-        LabError: if the picture cannot be written.
     """
     figure = new_figure(9.0, 5.4 if losses else 3.8, alt=_schedule_description(schedule, measured))
     rows = figure.subplots(2 if losses else 1, 1, sharex=True, squeeze=False, height_ratios=(2, 1) if losses else None)
@@ -431,10 +421,9 @@ def speed_figure(speeds: Sequence[SparseSpeed], where: str, path: str | Path | N
     Args:
         speeds: see `sparse_speed`.
         where: the layer and the device, in a few words.
-        path: picture to write, if any.
 
     Raises:
-        LabError: without a measure; if the picture cannot be written.
+        LabError: without a measure.
     """
     if not speeds:
         raise LabError(

@@ -43,10 +43,6 @@ def calibrate_figure(measured: Measured, sites: Sequence[MeasuredSite], path: st
     Args:
         measured: the machine.
         sites: what its measurements came to, by number of ranks.
-        path: picture to write, if any.
-
-    Raises:
-        LabError: if the picture cannot be written.
     """
     figure = new_figure(13.0, 8.0, alt=description(measured, sites))
     axes = figure.subplots(2, 2)
@@ -174,9 +170,6 @@ def validation_figure(results: Sequence[TableResult], path: str | Path | None = 
     """Draw the step times of all published rows, predicted against measured, and the error of each table.
 
     Rows that were fitted on are hollow, held-out rows are full.
-
-    Raises:
-        LabError: if the picture cannot be written.
     """
     alt = say(
         en="Predicted against measured seconds of a step, on logarithmic axes, and the mean error of each table: ",

@@ -47,11 +47,10 @@ def grid_figure(
     Args:
         grid: the ranks.
         crossing: what a step sends on its links, for the bars; without it there are none.
-        path: picture to write (.png, .svg, .pdf).
         axis: pp, dp or tp.
 
     Raises:
-        LabError: if there is no such axis, the grid is too large to draw, or the file cannot be written.
+        LabError: if there is no such axis, or the grid is too large to draw.
     """
     axes = [axis] if axis is not None else [one for one in AXIS_ORDER if grid.size(one) > 1] or ["dp"]
     scenes = [scene_of(grid, one) for one in axes]

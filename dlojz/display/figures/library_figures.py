@@ -169,10 +169,6 @@ def libraries_figure(rows: Sequence[LibraryRow], path: str | Path | None = None)
 
     Args:
         rows: the libraries, in order.
-        path: picture to write, if any.
-
-    Raises:
-        LabError: if the picture cannot be written.
     """
     figure = new_figure(12.0, 1.3 + 0.75 * max(1, len(rows)), alt=description(rows))
     panels = figure.subplots(1, 4, sharey=True, squeeze=False)[0]

@@ -49,12 +49,11 @@ def overlay_figure(
     Args:
         predicted: simulated with costs in seconds (measured means, say).
         measured: the same schedule, executed; times in seconds.
-        path: picture to write, if any.
         color_by: kind, micro_batch or chunk.
         mark: what the title says besides: that the measurement is replayed.
 
     Raises:
-        LabError: if the two are not of the same orders, or the picture cannot be written.
+        LabError: if the two are not of the same orders.
     """
     scene = overlay_scene(predicted, measured, color_by=color_by)
     rows = len(scene.rows)
@@ -161,7 +160,7 @@ def overlay_figure_of(record: RunRecord, path: str | Path | None = None, step: i
     """Draw a run's measured step under its simulation (see `dlojz.compare.overlay_of`).
 
     Raises:
-        LabError: as `overlay_of`, or if the picture cannot be written.
+        LabError: as `overlay_of`.
     """
     both = overlay_of(record, step)
     return overlay_figure(both.simulated, both.measured, path, mark=record.mark)
@@ -219,11 +218,10 @@ def bubble_figure(
         names: schedules of the catalogue.
         ranks: number of ranks.
         micro_batches: numbers of micro-batches.
-        path: picture to write, if any.
         costs: times, in any unit.
 
     Raises:
-        LabError: for an unknown name, if no size is legal for any of them, or the picture cannot be written.
+        LabError: for an unknown name, or if no size is legal for any of them.
     """
     curves = {entry(name).name: bubble_points(name, ranks, micro_batches, costs) for name in names}
     drawn = {name: points for name, points in curves.items() if points}
@@ -299,10 +297,9 @@ def partition_figure(
         cuts: title of each panel, in the reader's language, and its cut; at least one.
         weighed: the blocks, their classes and the unit of their weights.
         model: its name, for the heading.
-        path: picture to write, if any.
 
     Raises:
-        LabError: if there is no cut, or the picture cannot be written.
+        LabError: if there is no cut.
     """
     if not cuts:
         raise LabError(

@@ -429,7 +429,6 @@ def schedule_figure(  # noqa: PLR0913 - each is one more thing that can be drawn
 
     Args:
         timeline: simulated or measured.
-        path: picture to write (.png, .svg, .pdf), if any.
         color_by: what colours say: kind, micro_batch, chunk or version; hatches always say the kind.
         memory: draw the activations that each rank keeps, in stage-micro-batches.
         memory_limit: drawn as a line across them.
@@ -439,7 +438,7 @@ def schedule_figure(  # noqa: PLR0913 - each is one more thing that can be drawn
         seconds: whether times are seconds; by default those of a measured timeline.
 
     Raises:
-        LabError: for another `color_by`, too many actions to draw, or a picture that cannot be written.
+        LabError: for another `color_by`, or too many actions to draw.
     """
     facts = facts_of(timeline, critical=critical, idle=idle, bounds=bounds, memory_limit=memory_limit)
     scene = scene_of(timeline, color_by=color_by, memory=memory, memory_limit=memory_limit, seconds=seconds, **facts)

@@ -70,10 +70,6 @@ def plan_figure(plan: Plan, path: str | Path | None = None) -> LabFigure:
 
     Args:
         plan: the answer.
-        path: picture to write, if any.
-
-    Raises:
-        LabError: if the picture cannot be written.
     """
     best, model = plan.best, plan.question.subject.name
     took = f"{best.time_words}, {gigabytes(best.memory_bytes)}"
@@ -290,10 +286,6 @@ def here_figure(here: Here, measured_s: Mapping[str, float], path: str | Path | 
     Args:
         here: the plan for this machine.
         measured_s: measured seconds of a step by title; may be empty.
-        path: picture to write, if any.
-
-    Raises:
-        LabError: if the picture cannot be written.
     """
     shown = here.kinds()[:MOST_LAYOUTS]
     alt = "; ".join(f"{one.title}: {seconds(one.step_s)}" for one in shown)

@@ -70,11 +70,7 @@ def footprint_figure(
 
     Args:
         forecast: of one rank.
-        path: picture to write, if any.
         limit_bytes: memory of the device, drawn as a line; by default that of the forecast's device, if any.
-
-    Raises:
-        LabError: if the picture cannot be written.
     """
     if limit_bytes is None and forecast.device is not None:
         limit_bytes = forecast.device.memory_bytes
@@ -153,11 +149,7 @@ SIDES = ("predicted", "measured")
 
 
 def compare_figure(comparison: Comparison, path: str | Path | None = None) -> LabFigure:
-    """Draw memory, communication, throughput and losses of several runs, predicted above measured.
-
-    Raises:
-        LabError: if the picture cannot be written.
-    """
+    """Draw memory, communication, throughput and losses of several runs, predicted above measured."""
     rows = comparison.rows
     alt = say(
         en="Bars of memory, communication and throughput, predicted above measured, and the loss curves, of: ",
@@ -343,11 +335,10 @@ def timeline_figure(record: RunRecord, path: str | Path | None = None, steps: in
 
     Args:
         record: a run whose phases were kept.
-        path: picture to write, if any.
         steps: how many of the last steps kept are drawn; None for all.
 
     Raises:
-        LabError: if the run kept no spans, or the picture cannot be written.
+        LabError: if the run kept no spans.
     """
     kept = sorted({span.step for span in record.spans})
     if not kept:

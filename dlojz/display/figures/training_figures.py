@@ -90,12 +90,10 @@ def convergence_figure(
     Args:
         tasks: for each task, by its title, its runs' records, or curves: of an optimizer, and of those it is held
             against (`adamw` for `one_bit_adam` and `zero_one_adam`, `lamb` for `one_bit_lamb`).
-        path: picture to write, if any.
         tolerance: half the height of the band, relative.
 
     Raises:
-        LabError: without a task, or a task without runs; if two optimizers have not the same seeds; if the picture
-            cannot be written.
+        LabError: without a task, or a task without runs; if two optimizers have not the same seeds.
     """
     rows = {title: _convergence_curves(runs) for title, runs in tasks.items()}
     if not rows or not all(rows.values()):
@@ -243,7 +241,6 @@ def curriculum_figure(
         trials: by the name the legend shows, the trajectories of several seeds, at least one.
         predicted: FLOPs of a step over those of a whole one, by length (`CurriculumCost.relative_cost`); beside them
             the measured seconds of the first trial with several lengths are drawn.
-        path: file for the picture.
 
     Raises:
         LabError: if there is no trial, or one without a step.
@@ -281,7 +278,6 @@ def pacing_figure(runs: Mapping[str, RunConfig], path: str | Path | None = None)
 
     Args:
         runs: by the name the legend shows, runs on text.
-        path: file for the picture.
 
     Raises:
         LabError: if there is none, or one reads images.
@@ -431,10 +427,6 @@ def update_figure(measures: Sequence[FormMeasure], path: str | Path | None = Non
 
     Args:
         measures: forms of one model or of several; the first form of each model is what the others are compared with.
-        path: picture to write, if any.
-
-    Raises:
-        LabError: if the picture cannot be written.
     """
     models = list(dict.fromkeys(one.model for one in measures))
     figure = new_figure(12.0, 0.9 + 2.4 * max(1, len(models)), alt=update_description(measures))
@@ -540,11 +532,10 @@ def expert_load_figure(
 
     Args:
         trainings: loads of each, under the words above its column.
-        path: picture to write, if any.
         layer: which mixture; by default the last one.
 
     Raises:
-        LabError: if a training has no loads, no mixture has this name, or the picture cannot be written.
+        LabError: if a training has no loads, or no mixture has this name.
     """
     columns = {name: _of_layer(name, loads, layer) for name, loads in trainings.items()}
     if not columns:
