@@ -1,8 +1,4 @@
-"""What every contract of the lab shares: frozen, strict, and refusing in one plain sentence.
-
-No object of the lab exists in an illegal state, and whoever asks for one reads a sentence (what is wrong, the value
-received, what would work) rather than a validation report.
-"""
+"""Contract: frozen data that is checked when it is made, in JSON and out of it; refusals are one plain sentence."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from pydantic_core import ErrorDetails
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, say
 
-__all__ = ["Contract", "LabError", "explain", "one_of", "parse_json"]
+__all__ = ["Contract", "LabError", "check_at_least", "explain", "one_of", "parse_json"]
 
 _BOUNDS = (
     ("gt", "greater than", "plus grand que"),
@@ -28,7 +24,7 @@ _BOUNDS = (
 
 
 def _sentence(error: ErrorDetails, legal_keys: Iterable[str]) -> str:
-    """One pydantic error, said in plain words."""
+    """Say one pydantic error in plain words."""
     field = ".".join(str(part) for part in error["loc"]) or "value"
     kind, context, value = error["type"], error.get("ctx", {}), error.get("input")
     if kind == "value_error":
@@ -49,8 +45,24 @@ def _sentence(error: ErrorDetails, legal_keys: Iterable[str]) -> str:
     return f"{field}: {error['msg'][0].lower()}{error['msg'][1:]}, but {value!r} was received."
 
 
+def check_at_least(least: float, **values: float) -> None:
+    """Refuse a value that is below a bound.
+
+    Raises:
+        LabError: naming it.
+    """
+    for name, value in values.items():
+        if value < least:
+            raise LabError(
+                say(
+                    en=f"{name} must be at least {least}, but {value} was received.",
+                    fr=f"{name} doit être au moins égal à {least}, mais {value} a été reçu.",
+                )
+            )
+
+
 def explain(error: ValidationError, legal_keys: Iterable[str]) -> str:
-    """All that is wrong, one sentence per fault, in the order of the fields."""
+    """Say all that is wrong, one sentence per fault, in the order of the fields."""
     legal_keys = list(legal_keys)
     return " ".join(_sentence(detail, legal_keys) for detail in error.errors(include_url=False))
 
@@ -87,11 +99,11 @@ class Contract(BaseModel):
         return cls.from_dict(parse_json(text))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON data (lists, dictionaries, numbers, strings)."""
+        """Return plain JSON data (lists, dictionaries, numbers, strings)."""
         return self.model_dump(mode="json")
 
     def to_json(self, indent: int | None = 2) -> str:
-        """The JSON document that `from_json` reads back to an equal object."""
+        """Write the JSON document that `from_json` reads back to an equal object."""
         return json.dumps(self.to_dict(), indent=indent, allow_nan=False, ensure_ascii=False)
 
 
@@ -115,7 +127,7 @@ def _finite_float(text: str) -> float:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Strict JSON: no NaN, no repeated key, no byte-order mark, no number or nesting beyond reason.
+    """Parse strict JSON: no NaN, no repeated key, no byte-order mark, no number or nesting beyond reason.
 
     Raises:
         LabError: in one sentence, for anything that is not such a document.

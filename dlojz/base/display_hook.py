@@ -1,47 +1,28 @@
-"""Show an object through the drawing room, which stands above it: the room registers who draws what.
+"""Show an object through the drawing room, which stands above it: the room names the drawer of each class and view.
 
-This is the one place that names the drawing room; what has figures and tables to show imports this module, and nothing
-of the room is loaded before something is shown.
+What has figures and tables to show imports this module; nothing of the room is loaded before something is shown.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
 DRAWING_ROOM: Final = "dlojz.display"
-"""The package that registers its drawers while it is imported."""
+"""The package whose `DRAWERS` maps a class's name and a view to `module:function` below it."""
 View = Literal["figure", "html", "markdown", "table"]
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-_DRAWERS: dict[tuple[str, View], Callable[..., Any]] = {}
-
-
-def draws(kind: str, view: View) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Register a function as what draws one view of a class.
-
-    Args:
-        kind: name of the class, which is unique in the package: so the class itself need not be loaded.
-        view: which of its views.
-    """
-
-    def register(drawer: Callable[_P, _T]) -> Callable[_P, _T]:
-        _DRAWERS[kind, view] = drawer
-        return drawer
-
-    return register
 
 
 def _drawn(view: View, thing: object, *given: Any) -> Any:
-    importlib.import_module(DRAWING_ROOM)
-    for kind in type(thing).__mro__:
-        if drawer := _DRAWERS.get((kind.__name__, view)):
-            return drawer(thing, *given)
+    drawers: dict[tuple[str, View], str] = importlib.import_module(DRAWING_ROOM).DRAWERS
+    for kind in type(thing).__mro__:  # class names are unique in the package: the class itself need not be loaded
+        if place := drawers.get((kind.__name__, view)):
+            module, _, function = place.partition(":")
+            return getattr(importlib.import_module(f"{DRAWING_ROOM}.{module}"), function)(thing, *given)
     raise TypeError(f"{DRAWING_ROOM} draws no {view} of a {type(thing).__name__}.")
 
 

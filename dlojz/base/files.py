@@ -1,7 +1,4 @@
-"""Path of the checkout: the folder that holds the package, its notebooks and its SLURM files.
-
-The path is that of the package in use, wherever this module stands in it.
-"""
+"""Path of the checkout: the folder that holds the package, its notebooks and its SLURM files."""
 
 from __future__ import annotations
 

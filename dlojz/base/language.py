@@ -1,13 +1,7 @@
 """Choose the reader's language, and write sentences, lists and quantities in it.
 
-The language of the reader: every sentence a student sees is written twice, side by side.
-
-English and French stand at the same place in the source, so that neither is forgotten.
-
-Numbers and quantities as the reader's language writes them; no other module knows of a decimal comma.
-
-A number shown to a student carries its unit; binary prefixes (KiB, MiB, GiB) are powers of 1,024 and decimal ones (k,
-M, G) powers of 1,000, never mixed.
+Every sentence that a student sees is written twice, side by side; no other module knows of a decimal comma. Binary
+prefixes (KiB, MiB, GiB) are powers of 1,024 and decimal ones (k, M, G) powers of 1,000, never mixed.
 """
 
 from __future__ import annotations
@@ -39,19 +33,19 @@ def use_language(name: str) -> None:
 
 
 def language() -> Language:
-    """The language chosen, else that of `$DLOJZ_LANG`, else English."""
+    """Return the language chosen, else that of `$DLOJZ_LANG`, else English."""
     if _chosen is not None:
         return _chosen
     return "fr" if os.environ.get("DLOJZ_LANG", "").lower().startswith("fr") else "en"
 
 
 def say(*, en: str, fr: str) -> str:
-    """The sentence in the reader's language."""
+    """Return the sentence in the reader's language."""
     return fr if language() == "fr" else en
 
 
 def one_of(what: str, value: object, legal: Iterable[str]) -> str:
-    """Sentence that refuses `value` and lists the `legal` ones, the closest first named.
+    """Write the sentence that refuses `value` and lists the `legal` ones, the closest first.
 
     Example:
         >>> one_of("engine", "tortch", ["torch", "deepspeed"])
@@ -167,13 +161,20 @@ def _digits(value: float) -> str:
 
 
 def byte_units() -> tuple[str, ...]:
-    """Units of bytes by powers of 1,024, as the reader's language writes them."""
+    """List the units of bytes by powers of 1,024, as the reader's language writes them."""
     byte = say(en="B", fr="o")
     return (byte, *(f"{prefix}{byte}" for prefix in ("Ki", "Mi", "Gi", "Ti", "Pi")))
 
 
+def byte_scale(num_bytes: float) -> tuple[str, int]:
+    """Choose the unit in which a figure of this size reads well: its name, and how many bytes it has."""
+    units = byte_units()
+    power = max(n for n in range(len(units)) if max(num_bytes, 1) >= 1024**n)
+    return units[power], 1024**power
+
+
 def format_bytes(num_bytes: float | None) -> str:
-    """Bytes with a binary prefix; a missing value is a dash.
+    """Format bytes with a binary prefix; a missing value is a dash.
 
     Example:
         >>> format_bytes(3 * 1024 * 1024)
@@ -187,7 +188,7 @@ def format_bytes(num_bytes: float | None) -> str:
 
 
 def format_count(count: float | None, unit: str = "") -> str:
-    """A count, FLOPs or a rate with a decimal prefix; a missing value is a dash.
+    """Format a count, FLOPs or a rate with a decimal prefix; a missing value is a dash.
 
     Example:
         >>> format_count(25_036_820)
@@ -201,7 +202,7 @@ def format_count(count: float | None, unit: str = "") -> str:
 
 
 def format_seconds(duration_s: float | None) -> str:
-    """A duration in the unit a person would choose; a missing value is a dash."""
+    """Format a duration in the unit a person would choose; a missing value is a dash."""
     if duration_s is None:
         return "—"
     if duration_s >= 120:
@@ -211,5 +212,5 @@ def format_seconds(duration_s: float | None) -> str:
 
 
 def gap_text(gap: float | None) -> str:
-    """A relative difference, to its order of magnitude."""
+    """Format a relative difference to its order of magnitude."""
     return "—" if gap is None else "0" if gap == 0 else f"{gap:.0e}"

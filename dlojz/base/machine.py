@@ -1,22 +1,8 @@
-"""Ask the machine and its processes: how busy it is, which memory limit holds, whose parent has died, who asks to stop.
+"""Machine and process: load, memory limits, death with the parent, and the signal that asks to stop.
 
-How much longer an answer is waited for on a machine that others load.
-
-Never less than what was asked for, so that a quiet machine waits exactly that long.
-
-A right answer that is slow only because a whole class computes on the same node must not be called an endless loop.
-
-What one rank may take of the machine that it runs on.
-
-Loads no torch; a limit that cannot be read is no limit.
-
-No rank outlives its launcher: Linux kills a process whose parent is gone, and hands its orphans to an ancestor.
-
-After `die_with_parent()` returns, the parent's end (SIGKILL included) is this process's end.
-
-SIGUSR2: what a scheduler sends some time before the limit, so that a run ends by itself and can go on later.
-
-The handler sets a flag and does nothing else.
+A limit in seconds is multiplied by the machine's load, so that a slow answer on a busy node is not called an endless
+loop. No rank outlives its launcher. SIGUSR2 is what a scheduler sends before the time limit, so that a run can go on
+later; its handler sets a flag and does nothing else. A limit that cannot be read is no limit.
 """
 
 from __future__ import annotations
@@ -38,7 +24,7 @@ _LOAD = Path("/proc/loadavg")
 
 
 def patience() -> float:
-    """Work per core of this machine, from 1 (each process has a core) to `MOST`: factor of a limit in seconds.
+    """Measure the work per core, from 1 (each process has a core) to `MOST`: a factor for limits in seconds.
 
     The larger of what waits to run now and of the last minute's mean, which lags; both are of the whole machine, also
     seen from a container. Where neither is known, 1.
@@ -57,7 +43,7 @@ CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/
 
 
 def machine_limit_bytes() -> int:
-    """Memory that all processes here may take together: that of the machine, or less where a container allows less."""
+    """Read the memory limit of all processes together: the machine's, or a container's, in bytes."""
     limits = [psutil.virtual_memory().total]
     for path in CGROUP_LIMITS:
         try:
@@ -68,7 +54,7 @@ def machine_limit_bytes() -> int:
 
 
 def rank_limit_bytes(ranks: int) -> int:
-    """What each of so many ranks of this machine may take: its share of the memory, or less where `ulimit -v` says so.
+    """Compute the memory limit of each rank in bytes: its share of the machine, or less by `ulimit -v`.
 
     `ulimit -v` limits the addresses that a process maps, of which this one has mapped some already.
 
@@ -117,13 +103,13 @@ def adopt_orphans() -> bool:
 
 
 class StopRequest:
-    """Whether the signal has come; the loop looks at each step's end."""
+    """Flag that SIGUSR2 sets; the loop reads it at each step's end."""
 
     def __init__(self) -> None:
         self.wanted = False
 
     def listen(self) -> None:
-        """Note the signal from now on; processes that this one forks inherit the handler, which does them no harm."""
+        """Install the handler; forked processes inherit it, which does them no harm."""
         signal.signal(signal.SIGUSR2, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -131,6 +117,6 @@ class StopRequest:
 
 
 def ignore_stop_signal(worker: int) -> None:
-    """What a data loader's worker does first: the signal goes to every process of a job's step, and would end it."""
+    """Ignore SIGUSR2 in a data loader's worker: it goes to every process of a job's step, and would end it."""
     del worker
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)

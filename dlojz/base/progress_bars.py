@@ -10,14 +10,14 @@ QUIET = "DLOJZ_PROGRESS"
 
 
 def wanted(progress: bool | None) -> bool:
-    """Whether to draw a bar: as asked, else only where somebody looks (a terminal or a notebook)."""
+    """Decide whether to draw a bar: as asked, else only in a terminal or a notebook."""
     if progress is not None:
         return progress
     return os.environ.get(QUIET) != "off" and (in_notebook() or sys.stderr.isatty())
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
+    """Tell whether this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return type(shell).__name__ == "ZMQInteractiveShell"

@@ -173,7 +173,6 @@ def _write_files(told: Forecast, fit_device: Device | None, given: dict[str, Any
 def _print(answer: Any, told: Forecast, fit_device: Device | None, fit: Fit | None, levers: tuple[Lever, ...]) -> None:
     from dlojz.display import memory_tables as sheet
     from dlojz.display.memory_tables import fit_sentence, headline, peak_sentence
-    from dlojz.display.tables import parts_table
     from dlojz.planner.levers import taken_bytes
     from dlojz.prediction.forecast import forms_beside, heaviest, rules_beside, states_per_parameter
     from dlojz.prediction.shapes import model_shapes
@@ -188,7 +187,10 @@ def _print(answer: Any, told: Forecast, fit_device: Device | None, fit: Fit | No
         parts.append(sheet.levers_part(levers, now, fit_device.memory_bytes))
     answer(headline(told))
     answer(peak_sentence(told) + "\n")
-    answer(parts_table(parts))
+    for place, part in enumerate(parts):
+        if place:
+            answer("")
+        answer(part)
     if fit and fit_device:
         answer("\n" + fit_sentence(fit, fit_device.title))
 

@@ -1,14 +1,7 @@
 """Board of compression methods: run them on one teacher, check the request, report progress.
 
-What can be refused before a teacher is trained: a method that does not fit a model, or an option that it refuses.
-
-Nothing is learnt here that anybody keeps; a teacher of the right shapes, untrained, is enough to know whether a method
-fits it.
-
-A board: every method on the same teacher, and accuracy, size and latency of what each gives.
-
-The models of one seed are timed in turns with their teacher, on the same images, after all of them were made; nobody
-learns from the images that judge.
+What does not fit a model is refused before a teacher is trained, after a rehearsal on an untrained one. The models of a
+seed are timed in turns with their teacher, on the same images; nobody learns from the images that judge.
 """
 
 from __future__ import annotations
@@ -19,15 +12,16 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from dlojz import models
+from dlojz.base.contract import check_at_least
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, say
 from dlojz.compress.board_record import DEFAULT_METHODS, TEACHER, Board, BoardTrial, LayerSnr
@@ -83,7 +77,7 @@ def check_fit(chosen: Method, options: Mapping[str, Any], teacher: str, task: Ta
 
 
 def misfit(chosen: Method, options: Mapping[str, Any], teacher: str, task: Task) -> str | None:
-    """Why a method cannot be applied to a model; None if it can.
+    """Say why a method cannot be applied to a model; None if it can.
 
     Args:
         chosen: the method.
@@ -141,7 +135,7 @@ Watch = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class BoardRequest:
-    """What a board is made of.
+    """Request for a board.
 
     Args:
         teacher: model of the catalogue.
@@ -176,14 +170,7 @@ class BoardRequest:
             if name not in self.methods:
                 raise LabError(one_of(say(en="method with options", fr="méthode à options"), name, self.methods))
             method(name).check_options(given)
-        for name, value in (("rounds", self.rounds), ("batch", self.batch)):
-            if value < 1:
-                raise LabError(
-                    say(
-                        en=f"{name} must be at least 1, but {value} was received.",
-                        fr=f"{name} doit être au moins égal à 1, mais {value} a été reçu.",
-                    )
-                )
+        check_at_least(1, rounds=self.rounds, batch=self.batch)
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise LabError(
                 say(
@@ -239,41 +226,35 @@ def _of_seed(
         label = name if len(request.seeds) == 1 else say(en=f"{name}, seed {seed}", fr=f"{name}, graine {seed}")
         return None if watch is None else lambda done, total: watch(label, done, total)
 
-    settings = Settings(request.settings.epochs, request.settings.learning_rate, request.settings.batch_size, seed)
+    settings = replace(request.settings, seed=seed)
     start_s = time.perf_counter()
     teacher = trained_teacher(
         request.teacher, task, settings, folder=request.folder, progress=telling(say(en="teacher", fr="professeur"))
     )
     stored = stored_weights(teacher)
-    made = [
-        _Made(
-            name=TEACHER,
-            family=TEACHER,
-            options={},
-            shrunk=Shrunk(teacher, stored, payload_bytes(stored), parameters(teacher), predicted_latency_ratio=1.0),
-            seconds=time.perf_counter() - start_s,
-        )
-    ]
+    shrunk = Shrunk(teacher, stored, payload_bytes(stored), parameters(teacher), predicted_latency_ratio=1.0)
+    made = [_Made(TEACHER, TEACHER, {}, shrunk, time.perf_counter() - start_s)]
     for name in request.methods:
         if name in left_out:
             continue
-        chosen = method(name)
-        options = {**chosen.options, **request.options.get(name, {})}
-        given = request.options.get(name, {})
+        chosen, given = method(name), request.options.get(name, {})
         start = Start(teacher, request.teacher, task, seed, given, telling(name), request.batch)
+        start_s = time.perf_counter()
         try:
-            made.append(_make(chosen, start, options))
+            shrunk = chosen(start)
         except LabError as refusal:
             if request.strict:
                 raise
             left_out[name] = str(refusal)
+            continue
+        options = {**chosen.options, **given}
+        made.append(_Made(name, chosen.family, options, shrunk, time.perf_counter() - start_s))
     inputs = task.held_out_NCHW[: request.batch]
     found = latencies([one.shrunk.model for one in made], inputs, rounds=request.rounds)
     return [one.measured(task, seed, latency) for one, latency in zip(made, found, strict=True)]
 
 
-@dataclass(frozen=True)
-class _Made:
+class _Made(NamedTuple):
     """A smaller model before it is measured."""
 
     name: str
@@ -311,12 +292,6 @@ class _Made:
             ),
             notes=shrunk.notes,
         )
-
-
-def _make(chosen: Method, start: Start, options: Mapping[str, Any]) -> _Made:
-    start_s = time.perf_counter()
-    shrunk = chosen(start)
-    return _Made(chosen.name, chosen.family, options, shrunk, time.perf_counter() - start_s)
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What a board holds: one trial per method and seed, their medians, and which of them nothing else beats.
+"""Record of a board: one trial per method and seed, their medians, and which of them nothing else beats.
 
 A board is written whole or not at all; importing this loads no torch.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -40,7 +40,7 @@ IMAGE_SIZE = 16
 
 
 class LayerSnr(Contract):
-    """How far one layer of a smaller model is from the teacher's."""
+    """Signal to noise of one layer of a smaller model against the teacher's."""
 
     name: str
     predicted_sqnr_db: float | None = Field(None, description="signal to noise, foreseen; None: nothing foresees it")
@@ -49,7 +49,7 @@ class LayerSnr(Contract):
 
 
 class BoardTrial(Contract):
-    """One method on the teacher of one seed."""
+    """Trial of one method on the teacher of one seed."""
 
     method: str
     family: str
@@ -71,7 +71,7 @@ class BoardTrial(Contract):
 
 
 class BoardLine(Contract):
-    """A method over all seeds: medians; of two middle trials, the mean."""
+    """Medians of a method over all seeds; of two middle trials, the mean."""
 
     method: str
     family: str
@@ -107,7 +107,7 @@ class BoardLine(Contract):
 
 
 class Board(Contract):
-    """All trials of a board, and on what they were made."""
+    """Board: all trials, and on what they were made."""
 
     schema_version: Literal[1] = 1
     task: str
@@ -123,7 +123,7 @@ class Board(Contract):
     left_out: dict[str, str] = Field(default_factory=dict, description="methods that gave nothing here, and why")
 
     def title(self) -> str:
-        """On what the board was made, in the reader's language."""
+        """Say on what the board was made."""
         seeds = len(self.of(TEACHER))
         return say(
             en=f"{self.teacher} on {self.task} at {self.image_size}×{self.image_size}, {seeds} seed(s); answers of "
@@ -133,21 +133,21 @@ class Board(Contract):
         )
 
     def lines(self) -> list[BoardLine]:
-        """One per method, the teacher first, then as they were asked for."""
+        """Summarize each method, the teacher first, then as they were asked for."""
         names = dict.fromkeys(trial.method for trial in self.trials)
         return [_line(self, name) for name in sorted(names, key=lambda name: name != TEACHER)]
 
     def front(self) -> list[BoardLine]:
-        """The lines that no other one beats, the teacher's among them, from large to small."""
+        """Find the lines that no other one beats, from the largest file to the smallest."""
         return pareto(self.lines())
 
     def of(self, method: str) -> list[BoardTrial]:
-        """The trials of a method, by seed."""
+        """List the trials of a method, by seed."""
         return sorted((one for one in self.trials if one.method == method), key=lambda one: one.seed)
 
 
 def family_title(family: str) -> str:
-    """A family, or the teacher, in the reader's language."""
+    """Translate a family, or the teacher."""
     return {
         "distillation": say(en="distillation", fr="distillation"),
         "quantization": say(en="quantization", fr="quantification"),
@@ -157,7 +157,7 @@ def family_title(family: str) -> str:
 
 
 def pareto(lines: Iterable[BoardLine]) -> list[BoardLine]:
-    """The lines that no other one beats, from the largest file to the smallest."""
+    """Find the lines that no other one beats, from the largest file to the smallest."""
     lines = list(lines)
     front = [line for line in lines if not any(other.beats(line) for other in lines)]
     return sorted(front, key=lambda line: -line.file_bytes)
@@ -167,12 +167,6 @@ def _line(board: Board, name: str) -> BoardLine:
     trials = board.of(name)
     teachers = {trial.seed: trial for trial in board.of(TEACHER)}
 
-    def middle(values: Sequence[float]) -> float:
-        return statistics.median(values)
-
-    def of(field: str) -> float:
-        return middle([getattr(trial, field) for trial in trials])
-
     foreseen = [one.predicted_latency_ratio for one in trials if one.predicted_latency_ratio is not None]
     pairs = [(one, teachers[one.seed]) for one in trials if one.seed in teachers]
     return BoardLine(
@@ -181,11 +175,11 @@ def _line(board: Board, name: str) -> BoardLine:
         seeds=len(trials),
         accuracy_low=min(one.accuracy for one in trials),
         accuracy_high=max(one.accuracy for one in trials),
-        kept=middle([one.accuracy / max(its.accuracy, 1e-9) for one, its in pairs] or [0.0]),
-        ratio=middle([its.file_bytes / one.file_bytes for one, its in pairs] or [0.0]),
-        predicted_latency_ratio=middle(foreseen) if foreseen else None,
+        kept=statistics.median([one.accuracy / max(its.accuracy, 1e-9) for one, its in pairs] or [0.0]),
+        ratio=statistics.median([its.file_bytes / one.file_bytes for one, its in pairs] or [0.0]),
+        predicted_latency_ratio=statistics.median(foreseen) if foreseen else None,
         notes=tuple(dict.fromkeys(note for one in trials for note in one.notes)),
-        **{field: of(field) for field in _MEDIANS},
+        **{field: statistics.median(getattr(trial, field) for trial in trials) for field in _MEDIANS},
     )
 
 

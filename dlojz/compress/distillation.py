@@ -1,22 +1,9 @@
 """Distillation: losses on logits, hidden states and labels, and the training of a student.
 
-What a student is told to come close to: the teacher's probabilities, its logits, its hidden states, and the labels.
-
-Each loss is 0 where the student answers as the teacher does (the labels' apart), and no gradient reaches the teacher.
-
-Shape suffixes: B batch, T tokens, D width, K classes.
-
-A student that learns from a teacher: what it is built from, which blocks answer to which, and its training.
-
-The teacher runs without gradients, in evaluation mode, and leaves with the weights that it came with; the student
-alone, and what projects its stream, are updated.
+Each loss is 0 where the student answers as the teacher does (the labels' apart). The teacher runs without gradients and
+is not changed; only the student, and what projects its hidden states, is updated. The methods differ in the loss alone.
 
 Shape suffixes: B batch, T tokens, D width, K classes.
-
-The methods of distillation: from a `Start` to a `Shrunk`.
-
-What a student weighs and how long it computes is foreseen from its entry in the catalogue alone, before any of its
-weights is there.
 """
 
 from __future__ import annotations
@@ -57,7 +44,7 @@ _WEIGHTS = ("soft", "logits", "hidden", "labels")
 
 
 def check_temperature(temperature: float) -> None:
-    """Refuse a temperature that divides by nothing, or that nothing is left at.
+    """Refuse a temperature at which nothing can be learnt.
 
     Raises:
         LabError: outside of 0.01 to 1000; 0, negative numbers and NaN among them.
@@ -76,7 +63,7 @@ def check_temperature(temperature: float) -> None:
 
 
 def soft_loss(student_BK: Tensor, teacher_BK: Tensor, temperature: float) -> Tensor:
-    """T² times the Kullback-Leibler divergence of the teacher's softened probabilities from the student's, in nats.
+    """Compute T² times the Kullback-Leibler divergence of the softened probabilities, in nats.
 
     Args:
         student_BK: logits of the student.
@@ -96,7 +83,7 @@ def soft_loss(student_BK: Tensor, teacher_BK: Tensor, temperature: float) -> Ten
 
 
 def logit_loss(student_BK: Tensor, teacher_BK: Tensor) -> Tensor:
-    """Mean square of what the student's logits differ by from the teacher's, which get no gradient.
+    """Compute the mean square difference of the logits; the teacher's get no gradient.
 
     Source: Ba and Caruana 2014 (arXiv 1312.6184), who regress on logits; Kim et al. 2021 (arXiv 2105.08919), who
     compare it with the divergence.
@@ -105,10 +92,10 @@ def logit_loss(student_BK: Tensor, teacher_BK: Tensor) -> Tensor:
 
 
 def hidden_loss(student_BTD: Tensor, teacher_BTD: Tensor, kind: HiddenKind = "cosine") -> Tensor:
-    """How far the student's stream is from the teacher's, averaged over the tokens.
+    """Compute how far the student's hidden states are from the teacher's, averaged over the tokens.
 
     Args:
-        student_BTD: stream behind one of the student's blocks, projected to the teacher's width if need be.
+        student_BTD: residual stream behind one of the student's blocks, projected to the teacher's width if need be.
         teacher_BTD: the teacher's, which gets no gradient.
         kind: `cosine`, one less the cosine of the two vectors of a token, from 0 to 2; `mse`, mean square difference.
 
@@ -127,7 +114,7 @@ def hidden_loss(student_BTD: Tensor, teacher_BTD: Tensor, kind: HiddenKind = "co
 
 
 def label_loss(student_BK: Tensor, labels_B: Tensor) -> Tensor:
-    """Cross-entropy with the labels that are known, averaged over these; 0 where none of the batch is."""
+    """Compute the cross-entropy with the known labels, averaged over these; 0 where none of the batch is."""
     known = labels_B != UNKNOWN
     if not bool(known.any()):
         return student_BK.sum() * 0.0
@@ -136,7 +123,7 @@ def label_loss(student_BK: Tensor, labels_B: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """What the student's loss is made of: a weighted sum.
+    """Weights of the parts of the student's loss.
 
     Args:
         soft: weight of the softened probabilities.
@@ -185,7 +172,7 @@ class Mixture:
         return bool(self.soft or self.logits or self.hidden)
 
     def of_logits(self, student_BK: Tensor, teacher_BK: Tensor | None, labels_B: Tensor) -> Tensor:
-        """The part that the logits decide; what has weight 0 is not computed.
+        """Compute the part of the loss that the logits decide; what has weight 0 is not computed.
 
         Args:
             student_BK: logits of the student.
@@ -211,7 +198,7 @@ class LargerStudentWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Distilled:
-    """What a distillation gives.
+    """Result of a distillation.
 
     Args:
         student: in evaluation mode.
@@ -225,7 +212,7 @@ class Distilled:
 
 
 def new_student(name: str, teacher: nn.Module, task: Task, seed: int, initialise: Initialisation) -> nn.Module:
-    """A student of the catalogue before it has learnt.
+    """Build an untrained student of the catalogue.
 
     Args:
         name: in the catalogue of models.
@@ -247,8 +234,7 @@ def new_student(name: str, teacher: nn.Module, task: Task, seed: int, initialise
 
 
 def layer_map(student_depth: int, teacher_depth: int) -> list[int]:
-    """The block of the teacher, counted from 0, that each block of the student answers to: evenly spread, the last to
-    the last.
+    """Map each block of the student to a block of the teacher, counted from 0: evenly spread, the last to the last.
 
     Raises:
         LabError: if the student has more blocks than the teacher, or none.
@@ -272,7 +258,7 @@ def layer_map(student_depth: int, teacher_depth: int) -> list[int]:
 
 
 def copy_blocks(student: nn.Module, teacher: nn.Module) -> list[int]:
-    """Give the student the teacher's first and last block, and one in so many of those between; returns these.
+    """Copy the teacher's first and last block and evenly spread middle blocks into the student; returns the latter.
 
     Of four middle blocks a student of two gets the first and the third, counted from 1: each begins a pair that it
     replaces.
@@ -313,7 +299,7 @@ def copy_blocks(student: nn.Module, teacher: nn.Module) -> list[int]:
 
 
 def middle_blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks of a model but its stem and its head.
+    """List the blocks of a model without its stem and its head.
 
     Raises:
         LabError: if the model is no list of blocks.
@@ -353,7 +339,7 @@ def distil(
         LabError: if hidden states are to be matched that have nothing in common but their width, or not even that.
     """
     mixture = mixture or Mixture()
-    notes = tuple(filter(None, [larger_student(student, teacher)]))
+    notes = tuple(filter(None, [larger_student(parameters(student), parameters(teacher))]))
     for sentence in notes:
         warnings.warn(sentence, LargerStudentWarning, stacklevel=2)
     teacher.eval()
@@ -365,13 +351,8 @@ def distil(
     return Distilled(student, losses, notes)
 
 
-def larger_student(student: nn.Module, teacher: nn.Module) -> str | None:
-    """The sentence that warns of a student that is no smaller than its teacher; None for one that is."""
-    return larger_student_sentence(parameters(student), parameters(teacher))
-
-
-def larger_student_sentence(own: int, others: int) -> str | None:
-    """The same, from the numbers of parameters."""
+def larger_student(own: int, others: int) -> str | None:
+    """Warn of a student whose parameters are no fewer than its teacher's; None for a smaller one."""
     if own < others:
         return None
     return say(
@@ -469,25 +450,25 @@ STUDENT_SEED = 100
 
 
 def student_alone(start: Start, **shared: Any) -> Shrunk:
-    """The student without a teacher: its loss is the cross-entropy with the labels."""
+    """Train the student without a teacher: its loss is the cross-entropy with the labels."""
     return _shrunk(start, Mixture(soft=0.0, labels=1.0), **shared)
 
 
 def soft(start: Start, *, temperature: float, labels: float, **shared: Any) -> Shrunk:
-    """Softened probabilities, and labels of a weight; the two weights add up to 1."""
+    """Distil softened probabilities and labels, whose weights add up to 1."""
     mixture = Mixture(soft=_rest_of(labels), labels=labels, temperature=temperature)
     return _shrunk(start, mixture, **shared)
 
 
 def logits(start: Start, *, labels: float, **shared: Any) -> Shrunk:
-    """Mean square of the logits, and labels of a weight; the two weights add up to 1."""
+    """Distil logits and labels, whose weights add up to 1."""
     return _shrunk(start, Mixture(soft=0.0, logits=_rest_of(labels), labels=labels), **shared)
 
 
 def hidden(
     start: Start, *, temperature: float, labels: float, hidden: float, hidden_kind: HiddenKind, **shared: Any
 ) -> Shrunk:
-    """Softened probabilities and labels whose weights add up to 1, and hidden states of a weight of their own."""
+    """Distil softened probabilities and labels, whose weights add up to 1, and hidden states."""
     mixture = Mixture(
         soft=_rest_of(labels), labels=labels, hidden=hidden, temperature=temperature, hidden_kind=hidden_kind
     )
@@ -513,9 +494,7 @@ def _rest_of(labels: float) -> float:
 
 
 def foreseen(student: str, teacher: str, task: Task) -> tuple[int, float | None]:
-    """Bytes of a student's weights, and its FLOPs over the teacher's: the ratio of times if a FLOP takes the same in
-    both; None for models of two families, whose FLOPs do not.
-    """
+    """Predict a student's bytes and its FLOPs over the teacher's; no ratio for two families of models."""
     with torch.device("meta"):
         stored = stored_weights(models.build(student, image_size=task.image_size, num_classes=task.num_classes))
     if type(models.spec(student).size) is not type(models.spec(teacher).size):
@@ -524,8 +503,8 @@ def foreseen(student: str, teacher: str, task: Task) -> tuple[int, float | None]
 
 
 def larger_than_teacher(student: str, teacher: str, task: Task) -> str | None:
-    """The sentence that warns, before anything is trained, of a student that is no smaller; None for one that is."""
-    return larger_student_sentence(*(_describe(name, task).parameters for name in (student, teacher)))
+    """Warn of a student of the catalogue that is no smaller than its teacher, before anything is trained."""
+    return larger_student(*(_describe(name, task).parameters for name in (student, teacher)))
 
 
 def _describe(name: str, task: Task) -> models.ModelSummary:

@@ -1,18 +1,10 @@
-"""Masks of pruned weights, and the schedule by which they grow.
+"""Masks of pruned weights, chosen by magnitude, and the schedule by which they grow.
 
-Masks: which weights stay, chosen by magnitude, and held at zero by `torch.nn.utils.prune` while the others learn.
+A mask is boolean and true where a weight stays; `torch.nn.utils.prune` holds the others at zero while these learn. It
+removes `pruned_count` weights exactly. Masks of a gradual pruning only grow.
 
-A mask is boolean and true where a weight stays; the number of weights that it removes is `pruned_count`, exactly,
-whatever the weights are.
-
-Source: magnitude as a criterion, per layer: Han et al. 2015 (arXiv 1506.02626).
-
-Gradual pruning: the sparsity rises along a cubic, fast while there is much to remove, slowly at the end.
-
-Masks only grow: what has gone stays gone, so the sparsity that is measured after a renewal is the schedule's, to the
-weight.
-
-Source: Zhu and Gupta 2017, "To prune, or not to prune" (arXiv 1710.01878), equation 1.
+Source: magnitude as a criterion, per layer: Han et al. 2015 (arXiv 1506.02626). Gradual pruning: Zhu and Gupta 2017,
+"To prune, or not to prune" (arXiv 1710.01878), equation 1.
 """
 
 from __future__ import annotations
@@ -25,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
+from dlojz.base.contract import check_at_least
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
 from dlojz.compress.task import Progress, Settings, Task, fit
@@ -36,7 +29,7 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def check_sparsity(sparsity: float) -> float:
-    """The sparsity itself, if there can be one.
+    """Check a sparsity, and return it.
 
     Raises:
         LabError: unless 0 ≤ sparsity < 1.
@@ -54,7 +47,7 @@ def check_sparsity(sparsity: float) -> float:
 
 
 def pruned_count(elements: int, sparsity: float) -> int:
-    """How many of so many weights go: the nearest integer, as `torch.nn.utils.prune` rounds it.
+    """Count the weights to remove: the nearest integer, as `torch.nn.utils.prune` rounds it.
 
     Example:
         >>> pruned_count(10, 0.75)
@@ -64,7 +57,7 @@ def pruned_count(elements: int, sparsity: float) -> int:
 
 
 def magnitude_mask(weight: Tensor, sparsity: float) -> Tensor:
-    """Mask of the weight's shape that removes the smallest magnitudes; of equal ones, the first goes.
+    """Mask the smallest magnitudes of a weight; of equal ones, the first goes.
 
     Raises:
         LabError: unless 0 ≤ sparsity < 1.
@@ -76,7 +69,7 @@ def magnitude_mask(weight: Tensor, sparsity: float) -> Tensor:
 
 
 def magnitude_masks(weights_by_name: Mapping[str, Tensor], sparsity: float, *, per_layer: bool = False) -> Masks:
-    """A mask for each weight.
+    """Mask the smallest magnitudes of several weights.
 
     Args:
         weights_by_name: of the layers.
@@ -97,12 +90,12 @@ def magnitude_masks(weights_by_name: Mapping[str, Tensor], sparsity: float, *, p
 
 
 def prunable(model: nn.Module) -> dict[str, Any]:
-    """The layers whose weights are pruned, by name; untyped, for masks add attributes to them."""
+    """Find the layers whose weights are pruned, by name; untyped, for masks add attributes to them."""
     return {name: module for name, module in model.named_modules() if isinstance(module, LAYERS)}
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of these layers as the model computes with them now: masked ones are zero."""
+    """Read the weights of these layers as the model computes with them now: masked ones are zero."""
     return {name: _effective(module) for name, module in prunable(model).items()}
 
 
@@ -128,7 +121,7 @@ def hold(model: nn.Module, masks: Masks | None = None) -> None:
 
 
 def renew(model: nn.Module, masks: Masks) -> None:
-    """Give a held model other masks."""
+    """Replace the masks of a held model."""
     layers = prunable(model)
     for name, mask in masks.items():
         layers[name].weight_mask.copy_(mask)
@@ -157,44 +150,28 @@ def fine_tune(
 
 
 def removed_and_all(model: nn.Module) -> tuple[int, int]:
-    """Weights that are zero, and weights there are, in the layers that are pruned."""
+    """Count the weights that are zero, and all weights, of the layers that are pruned."""
     found = weights(model).values()
     return sum(int((weight == 0).sum()) for weight in found), sum(weight.numel() for weight in found)
 
 
-def cubic_sparsity(
-    step: int, *, final: float, initial: float = 0.0, begin: int = 0, every: int = 1, renewals: int
-) -> float:
-    """The sparsity wanted at a step: s_f + (s_i − s_f) (1 − (t − t₀) / (n Δt))³, constant before and after.
-
-    Args:
-        step: t, updates made so far.
-        final: s_f.
-        initial: s_i.
-        begin: t₀, the step at which it begins.
-        every: Δt, steps from one renewal of the masks to the next.
-        renewals: n, how many there are.
+@dataclass(frozen=True)
+class CubicSchedule:
+    """Schedule of a gradual pruning: s_f + (s_i − s_f) (1 − (t − t₀) / (n Δt))³, constant before and after.
 
     Source: Zhu and Gupta 2017, equation 1.
 
     Example:
-        >>> [round(cubic_sparsity(t, final=0.8, every=10, renewals=4), 4) for t in (0, 10, 20, 30, 40, 50)]
+        >>> schedule = CubicSchedule(0.8, every=10, renewals=4)
+        >>> [round(schedule.sparsity(step), 4) for step in (0, 10, 20, 30, 40, 50)]
         [0.0, 0.4625, 0.7, 0.7875, 0.8, 0.8]
-    """
-    share = min(max((step - begin) / (renewals * every), 0.0), 1.0)
-    return final + (initial - final) * (1 - share) ** 3
-
-
-@dataclass(frozen=True)
-class CubicSchedule:
-    """When masks are renewed, and to which sparsity.
 
     Args:
-        final: sparsity at the end, from 0 to below 1.
-        initial: sparsity at the beginning.
-        begin: step at which it begins.
-        every: steps from one renewal to the next, at least 1.
-        renewals: how many after the first, at least 1.
+        final: s_f, sparsity at the end, from 0 to below 1.
+        initial: s_i, sparsity at the beginning.
+        begin: t₀, step at which it begins.
+        every: Δt, steps from one renewal of the masks to the next, at least 1.
+        renewals: n, how many after the first, at least 1.
 
     Raises:
         LabError: if one of them is out of its range.
@@ -209,15 +186,8 @@ class CubicSchedule:
     def __post_init__(self) -> None:
         check_sparsity(self.final)
         check_sparsity(self.initial)
-        for name, least in (("begin", 0), ("every", 1), ("renewals", 1)):
-            value = getattr(self, name)
-            if value < least:
-                raise LabError(
-                    say(
-                        en=f"{name} must be at least {least}, but {value} was received.",
-                        fr=f"{name} doit être au moins égal à {least}, mais {value} a été reçu.",
-                    )
-                )
+        check_at_least(0, begin=self.begin)
+        check_at_least(1, every=self.every, renewals=self.renewals)
         if self.initial > self.final:
             raise LabError(
                 say(
@@ -229,9 +199,9 @@ class CubicSchedule:
             )
 
     def sparsity(self, step: int) -> float:
-        """The sparsity wanted at a step."""
-        return cubic_sparsity(step, final=self.final, initial=self.initial, begin=self.begin, every=self.every,
-                              renewals=self.renewals)  # fmt: skip
+        """Compute the sparsity wanted after so many updates."""
+        share = min(max((step - self.begin) / (self.renewals * self.every), 0.0), 1.0)
+        return self.final + (self.initial - self.final) * (1 - share) ** 3
 
     def renews(self, step: int) -> bool:
         """Whether the masks are renewed after this step."""
@@ -244,7 +214,7 @@ class CubicSchedule:
 
     @staticmethod
     def over(steps: int, final: float, every: int = 10, pruned_share: float = 0.35) -> CubicSchedule:
-        """A schedule for a training of so many steps: pruned first, while the learning rate is high, then left alone.
+        """Make a schedule for a training of so many steps: pruned first, while the learning rate is high.
 
         Args:
             steps: of the training.
@@ -259,7 +229,7 @@ class CubicSchedule:
 
 @dataclass
 class GradualPruning:
-    """What `fit` calls after every step: renews the masks of a model that is held when the schedule says so.
+    """Renew the masks of a held model when the schedule says so; `fit` calls this after every step.
 
     Args:
         model: held by `masks.hold`.

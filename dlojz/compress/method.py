@@ -1,26 +1,6 @@
-"""Methods of compression: what a method takes and gives, and the catalogue of all of them.
-
-What a method is: it gets a `Start`, a trained teacher and a task, and gives a `Shrunk`, a smaller model.
+"""Methods of compression: what a method takes (`Start`) and gives (`Shrunk`), and the catalogue of all of them.
 
 A method does not change the teacher; an option that it does not have is refused. Importing this loads no torch.
-
-Distillation: its methods, as the catalogue shows them.
-
-Importing this loads no torch; the methods differ in the loss alone, so that what one gains over another is the loss's
-doing.
-
-Pruning: its methods, as the catalogue shows them.
-
-Importing this loads no torch.
-
-Quantization: its methods, as the catalogue shows them.
-
-Importing this loads no torch.
-
-The catalogue of methods: what each is called, which family it is of, and the function that applies it.
-
-Each family tells its own methods in a module that loads no torch, and this one only collects them, in the order in
-which the board shows them.
 """
 
 from __future__ import annotations
@@ -28,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from dlojz.base.errors import LabError
@@ -48,7 +29,7 @@ is measured and not the calls; a latency of one image is mostly calls."""
 
 @dataclass(frozen=True)
 class Start:
-    """Where a method starts from.
+    """Start of a method: a trained teacher and its task.
 
     Args:
         teacher: trained, in evaluation mode; it is not changed.
@@ -76,7 +57,7 @@ class Start:
 
 @dataclass(frozen=True)
 class LayerError:
-    """How far one layer of a smaller model is from the teacher's.
+    """Signal to noise of one layer of a smaller model against the teacher's.
 
     Args:
         name: of the layer.
@@ -94,7 +75,7 @@ class LayerError:
 
 @dataclass(frozen=True)
 class Shrunk:
-    """What a method gives.
+    """Smaller model that a method gives.
 
     Args:
         model: what answers, in evaluation mode.
@@ -118,7 +99,7 @@ class Shrunk:
 
 @dataclass(frozen=True)
 class Method:
-    """One way to make a model small.
+    """Method of compression.
 
     Args:
         name: on the command line and in the tables.
@@ -137,7 +118,7 @@ class Method:
     needs: tuple[str, ...] = ()
 
     def missing(self) -> str | None:
-        """The sentence that says which package it lacks here, and the command that installs it; None if it has all."""
+        """Say which package is missing here and the command that installs it; None if all are there."""
         for need in self.needs:
             package = need.partition("==")[0]
             if importlib.util.find_spec(package) is None:
@@ -172,8 +153,7 @@ class Method:
         Raises:
             LabError: if an option is unknown or illegal, or a package is missing.
         """
-        lacking = self.missing()
-        if lacking is not None:
+        if lacking := self.missing():
             raise LabError(lacking)
         self.check_options(start.options)
         module, _, function = self.function.partition(":")
@@ -182,279 +162,210 @@ class Method:
         return shrunk
 
 
-DEFAULT_STUDENT = "vit_mini"
-_SHARED: dict[str, Any] = {
-    "student": DEFAULT_STUDENT,
-    "initialise": "random",
-    "epochs": 12,
-    "learning_rate": 1e-3,
-}
+def _method(
+    family: Family, name: str, function: str, en: str, fr: str, *, needs: tuple[str, ...] = (), **options: Any
+) -> Method:
+    return Method(name, family, f"{family}:{function}", lambda: say(en=en, fr=fr), options, needs)
 
-DISTILLATION_METHODS: tuple[Method, ...] = (
-    Method(
-        name="student_alone",
-        family="distillation",
-        function="distillation:student_alone",
-        summary=lambda: say(
-            en="the student trained on the labels, without its teacher: what the others are measured by",
-            fr="l’étudiant entraîné sur les étiquettes, sans son professeur : la référence des autres",
-        ),
-        options=_SHARED,
+
+_distillation = partial(
+    _method, "distillation", student="vit_mini", initialise="random", epochs=12, learning_rate=1e-3
+)
+DISTILLATION_METHODS = (
+    _distillation(
+        "student_alone",
+        "student_alone",
+        "the student trained on the labels, without its teacher: what the others are measured by",
+        "l’étudiant entraîné sur les étiquettes, sans son professeur : la référence des autres",
     ),
-    Method(
-        name="distill_soft",
-        family="distillation",
-        function="distillation:soft",
-        summary=lambda: say(
-            en="the teacher's probabilities softened by a temperature (KL), and a tenth of the labels",
-            fr="les probabilités du professeur adoucies par une température (KL), et un dixième d’étiquettes",
-        ),
-        options={**_SHARED, "temperature": 4.0, "labels": 0.1},
+    _distillation(
+        "distill_soft",
+        "soft",
+        "the teacher's probabilities softened by a temperature (KL), and a tenth of the labels",
+        "les probabilités du professeur adoucies par une température (KL), et un dixième d’étiquettes",
+        temperature=4.0,
+        labels=0.1,
     ),
-    Method(
-        name="distill_logits",
-        family="distillation",
-        function="distillation:logits",
-        summary=lambda: say(
-            en="the teacher's logits, by their mean square difference; no labels",
-            fr="les logits du professeur, par l’écart quadratique moyen ; sans étiquettes",
-        ),
-        options={**_SHARED, "labels": 0.0},
+    _distillation(
+        "distill_logits",
+        "logits",
+        "the teacher's logits, by their mean square difference; no labels",
+        "les logits du professeur, par l’écart quadratique moyen ; sans étiquettes",
+        labels=0.0,
     ),
-    Method(
-        name="distill_hidden",
-        family="distillation",
-        function="distillation:hidden",
-        summary=lambda: say(
-            en="DistilBERT's recipe: every second block of the teacher, soft labels, labels, and the cosine of hidden "
-            "states",
-            fr="la recette de DistilBERT : un bloc du professeur sur deux, étiquettes douces et vraies, et cosinus des "
-            "états cachés",
-        ),
-        options={
-            **_SHARED,
-            "initialise": "teacher",
-            "temperature": 4.0,
-            "labels": 0.1,
-            "hidden": 1.0,
-            "hidden_kind": "cosine",
-        },
+    _distillation(
+        "distill_hidden",
+        "hidden",
+        "DistilBERT's recipe: every second block of the teacher, soft labels, labels, and the cosine of hidden states",
+        "la recette de DistilBERT : un bloc du professeur sur deux, étiquettes douces et vraies, et cosinus des états "
+        "cachés",
+        initialise="teacher",
+        temperature=4.0,
+        labels=0.1,
+        hidden=1.0,
+        hidden_kind="cosine",
     ),
 )
-"""In the order in which the board shows them."""
+"""In the order in which the board shows them, as the other families."""
 
-
-_FINE_TUNING = {"epochs": 3, "learning_rate": 5e-4}
-
-PRUNING_METHODS: tuple[Method, ...] = (
-    Method(
-        name="magnitude_global",
-        family="pruning",
-        function="pruning:magnitude",
-        summary=lambda: say(
-            en="the smallest weights of all layers together become zero, the others are trained on",
-            fr="les plus petits poids, toutes couches confondues, deviennent nuls ; les autres sont affinés",
-        ),
-        options={"sparsity": 0.8, **_FINE_TUNING, "per_layer": False},
+_pruning = partial(_method, "pruning")
+_FINE_TUNING: dict[str, Any] = {"epochs": 3, "learning_rate": 5e-4}
+PRUNING_METHODS = (
+    _pruning(
+        "magnitude_global",
+        "magnitude",
+        "the smallest weights of all layers together become zero, the others are trained on",
+        "les plus petits poids, toutes couches confondues, deviennent nuls ; les autres sont affinés",
+        sparsity=0.8,
+        **_FINE_TUNING,
+        per_layer=False,
     ),
-    Method(
-        name="magnitude_layer",
-        family="pruning",
-        function="pruning:magnitude",
-        summary=lambda: say(
-            en="the smallest weights of each layer become zero, the same share of each; the others are trained on",
-            fr="les plus petits poids de chaque couche deviennent nuls, la même part partout ; les autres sont affinés",
-        ),
-        options={"sparsity": 0.8, **_FINE_TUNING, "per_layer": True},
+    _pruning(
+        "magnitude_layer",
+        "magnitude",
+        "the smallest weights of each layer become zero, the same share of each; the others are trained on",
+        "les plus petits poids de chaque couche deviennent nuls, la même part partout ; les autres sont affinés",
+        sparsity=0.8,
+        **_FINE_TUNING,
+        per_layer=True,
     ),
-    Method(
-        name="gradual",
-        family="pruning",
-        function="pruning:gradual",
-        summary=lambda: say(
-            en="more and more weights become zero while the model trains, along the cubic of Zhu and Gupta",
-            fr="de plus en plus de poids deviennent nuls pendant l’entraînement, selon la cubique de Zhu et Gupta",
-        ),
-        options={"sparsity": 0.9, "epochs": 6, "learning_rate": 1e-3, "every": 5, "per_layer": True},
+    _pruning(
+        "gradual",
+        "gradual",
+        "more and more weights become zero while the model trains, along the cubic of Zhu and Gupta",
+        "de plus en plus de poids deviennent nuls pendant l’entraînement, selon la cubique de Zhu et Gupta",
+        **{"sparsity": 0.9, "epochs": 6, "learning_rate": 1e-3, "every": 5, "per_layer": True},
     ),
-    Method(
-        name="lottery",
-        family="pruning",
-        function="pruning:lottery_ticket",
-        summary=lambda: say(
-            en="a winning ticket: trained, pruned and rewound in rounds, from scratch",
-            fr="un ticket gagnant : entraîné, élagué puis rembobiné, plusieurs fois, à partir de zéro",
-        ),
-        options={
-            **{"sparsity": 0.8, "rounds": 2, "epochs": 6, "learning_rate": 1e-3},
-            **{"rewind_epochs": 1, "per_layer": True},
-        },
+    _pruning(
+        "lottery",
+        "lottery_ticket",
+        "a winning ticket: trained, pruned and rewound in rounds, from scratch",
+        "un ticket gagnant : entraîné, élagué puis rembobiné, plusieurs fois, à partir de zéro",
+        **{"sparsity": 0.8, "rounds": 2, "epochs": 6, "learning_rate": 1e-3, "rewind_epochs": 1, "per_layer": True},
     ),
-    Method(
-        name="two_to_four",
-        family="pruning",
-        function="pruning:two_to_four",
-        summary=lambda: say(
-            en="2:4: of every four weights of a row the two smaller become zero, the others are trained on",
-            fr="2:4 : sur quatre poids d’une ligne, les deux plus petits deviennent nuls ; les autres sont affinés",
-        ),
-        options=_FINE_TUNING,
+    _pruning(
+        "two_to_four",
+        "two_to_four",
+        "2:4: of every four weights of a row the two smaller become zero, the others are trained on",
+        "2:4 : sur quatre poids d’une ligne, les deux plus petits deviennent nuls ; les autres sont affinés",
+        **_FINE_TUNING,
     ),
-    Method(
-        name="two_to_four_permuted",
-        family="pruning",
-        function="pruning:two_to_four_permuted",
-        summary=lambda: say(
-            en="2:4 after an order of the dimensions that computes the same and loses less",
-            fr="2:4 après avoir rangé les dimensions dans un ordre qui calcule la même chose et perd moins",
-        ),
-        options={**_FINE_TUNING, "sweeps": 2},
+    _pruning(
+        "two_to_four_permuted",
+        "two_to_four_permuted",
+        "2:4 after an order of the dimensions that computes the same and loses less",
+        "2:4 après avoir rangé les dimensions dans un ordre qui calcule la même chose et perd moins",
+        **_FINE_TUNING,
+        sweeps=2,
     ),
-    Method(
-        name="two_to_four_sr_ste",
-        family="pruning",
-        function="pruning:two_to_four_sr_ste",
-        summary=lambda: say(
-            en="2:4 trained with SR-STE: the mask follows the weights, hidden ones are pulled towards zero",
-            fr="2:4 appris avec SR-STE : le masque suit les poids, ceux qu’il cache sont tirés vers zéro",
-        ),
-        options={**_FINE_TUNING, "decay": 2e-4, "origin": "teacher"},
+    _pruning(
+        "two_to_four_sr_ste",
+        "two_to_four_sr_ste",
+        "2:4 trained with SR-STE: the mask follows the weights, hidden ones are pulled towards zero",
+        "2:4 appris avec SR-STE : le masque suit les poids, ceux qu’il cache sont tirés vers zéro",
+        **_FINE_TUNING,
+        decay=2e-4,
+        origin="teacher",
     ),
 )
-"""In the order in which the board shows them."""
 
-
-_INT8 = {"bits": 8, "symmetric": True, "per_channel": True, "weight_range": "min_max"}
+_quantization = partial(_method, "quantization")
+_INT8: dict[str, Any] = {"bits": 8, "symmetric": True, "per_channel": True, "weight_range": "min_max"}
 # Where it begins to matter for a model this small: two bits, and one scale for a whole layer.
-_FEW_BITS = {"bits": 2, "per_channel": False, "weight_range": "min_max"}
-_TRAINED = {**_FEW_BITS, "epochs": 3, "learning_rate": 5e-4}
-
-QUANTIZATION_METHODS: tuple[Method, ...] = (
-    Method(
-        name="int8_weight_only",
-        family="quantization",
-        function="quantization:post_training",
-        summary=lambda: say(en="INT8 weights, multiplied as real numbers", fr="poids INT8, multipliés comme des réels"),
-        options={**_INT8, "activations": "float"},
+_FEW_BITS: dict[str, Any] = {"bits": 2, "per_channel": False, "weight_range": "min_max"}
+_TORCHAO = {
+    "int8_weight_only": ("torchao's INT8 weights: our numbers", "les poids INT8 de torchao : nos nombres"),
+    "int8_dynamic": (
+        "torchao's INT8 weights and inputs: our numbers; made for torch.compile: called as here, slower than torch's "
+        "kernels",
+        "poids et entrées INT8 de torchao : nos nombres ; conçu pour torch.compile : appelé comme ici, plus lent que "
+        "les noyaux de torch",
     ),
-    Method(
-        name="int8_dynamic",
-        family="quantization",
-        function="quantization:post_training",
-        summary=lambda: say(
-            en="INT8 weights and inputs, each row of inputs on a grid found as it comes; products of integers",
-            fr="poids et entrées INT8, chaque ligne d’entrées sur une grille trouvée à la volée ; produits d’entiers",
-        ),
-        options={**_INT8, "activations": "dynamic"},
+    "fp8_weight_only": ("torchao's FP8 weights (e4m3)", "les poids FP8 (e4m3) de torchao"),
+    "int4_weight_only": (
+        "torchao's INT4 weights in groups of 32, the rest in bfloat16",
+        "les poids INT4 de torchao par groupes de 32, le reste en bfloat16",
     ),
-    Method(
-        name="int8_static",
-        family="quantization",
-        function="quantization:post_training",
-        summary=lambda: say(
-            en="INT8 weights and inputs, the inputs' grid fixed beforehand by calibration; products of integers",
-            fr="poids et entrées INT8, la grille des entrées fixée d’avance par calibrage ; produits d’entiers",
-        ),
-        options={**_INT8, "activations": "static", "activation_range": "mse", "samples": 256},
+}
+QUANTIZATION_METHODS = (
+    _quantization(
+        "int8_weight_only",
+        "post_training",
+        "INT8 weights, multiplied as real numbers",
+        "poids INT8, multipliés comme des réels",
+        **_INT8,
+        activations="float",
     ),
-    Method(
-        name="int4_weight_only",
-        family="quantization",
-        function="quantization:post_training",
-        summary=lambda: say(
-            en="4-bit weights, two to a byte, a scale per output; multiplied as real numbers",
-            fr="poids de 4 bits, deux par octet, une échelle par sortie ; multipliés comme des réels",
-        ),
-        options={**_INT8, "bits": 4, "activations": "float"},
+    _quantization(
+        "int8_dynamic",
+        "post_training",
+        "INT8 weights and inputs, each row of inputs on a grid found as it comes; products of integers",
+        "poids et entrées INT8, chaque ligne d’entrées sur une grille trouvée à la volée ; produits d’entiers",
+        **_INT8,
+        activations="dynamic",
     ),
-    Method(
-        name="ptq_2bit",
-        family="quantization",
-        function="quantization:post_training",
-        summary=lambda: say(
-            en="2-bit weights, one scale a layer, without any training: where quantization alone breaks",
-            fr="poids de 2 bits, une échelle par couche, sans entraînement : là où la quantification seule casse",
-        ),
-        options={**_FEW_BITS, "symmetric": True, "activations": "float"},
+    _quantization(
+        "int8_static",
+        "post_training",
+        "INT8 weights and inputs, the inputs' grid fixed beforehand by calibration; products of integers",
+        "poids et entrées INT8, la grille des entrées fixée d’avance par calibrage ; produits d’entiers",
+        **_INT8,
+        activations="static",
+        activation_range="mse",
+        samples=256,
     ),
-    Method(
-        name="ptq_2bit_tuned",
-        family="quantization",
-        function="quantization:post_training_tuned",
-        summary=lambda: say(
-            en="the same, then scales, biases and norms are trained on; the integers stay",
-            fr="la même, puis échelles, biais et normalisations sont affinés ; les entiers restent",
-        ),
-        options=_TRAINED,
+    _quantization(
+        "int4_weight_only",
+        "post_training",
+        "4-bit weights, two to a byte, a scale per output; multiplied as real numbers",
+        "poids de 4 bits, deux par octet, une échelle par sortie ; multipliés comme des réels",
+        **{**_INT8, "bits": 4},
+        activations="float",
     ),
-    Method(
-        name="qat_2bit",
-        family="quantization",
-        function="quantization:aware_training",
-        summary=lambda: say(
-            en="the same grid, with the weights trained on it through the straight-through estimator",
-            fr="la même grille, les poids s’y entraînant grâce à l’estimateur straight-through",
-        ),
-        options=_TRAINED,
+    _quantization(
+        "ptq_2bit",
+        "post_training",
+        "2-bit weights, one scale a layer, without any training: where quantization alone breaks",
+        "poids de 2 bits, une échelle par couche, sans entraînement : là où la quantification seule casse",
+        **_FEW_BITS,
+        symmetric=True,
+        activations="float",
     ),
-    Method(
-        name="torch_int8_dynamic",
-        family="quantization",
-        function="quantization:torch_dynamic",
-        summary=lambda: say(
-            en="INT8 with torch's own kernels, the fast way on a CPU",
-            fr="INT8 avec les noyaux de torch, la voie rapide sur CPU",
-        ),
+    _quantization(
+        "ptq_2bit_tuned",
+        "post_training_tuned",
+        "the same, then scales, biases and norms are trained on; the integers stay",
+        "la même, puis échelles, biais et normalisations sont affinés ; les entiers restent",
+        **_FEW_BITS,
+        **_FINE_TUNING,
+    ),
+    _quantization(
+        "qat_2bit",
+        "aware_training",
+        "the same grid, with the weights trained on it through the straight-through estimator",
+        "la même grille, les poids s’y entraînant grâce à l’estimateur straight-through",
+        **_FEW_BITS,
+        **_FINE_TUNING,
+    ),
+    _quantization(
+        "torch_int8_dynamic",
+        "torch_dynamic",
+        "INT8 with torch's own kernels, the fast way on a CPU",
+        "INT8 avec les noyaux de torch, la voie rapide sur CPU",
     ),
     *(
-        Method(
-            name=f"torchao_{form}",
-            family="quantization",
-            function=f"quantization:torchao_{form}",
-            summary=summary,
-            needs=(f"torchao=={VERSION}",),
-        )
-        for form, summary in (
-            (
-                "int8_weight_only",
-                lambda: say(en="torchao's INT8 weights: our numbers", fr="les poids INT8 de torchao : nos nombres"),
-            ),
-            (
-                "int8_dynamic",
-                lambda: say(
-                    en="torchao's INT8 weights and inputs: our numbers; made for torch.compile: called as here, "
-                    "slower than torch's kernels",
-                    fr="poids et entrées INT8 de torchao : nos nombres ; conçu pour torch.compile : appelé comme ici, "
-                    "plus lent que les noyaux de torch",
-                ),
-            ),
-            (
-                "fp8_weight_only",
-                lambda: say(en="torchao's FP8 weights (e4m3)", fr="les poids FP8 (e4m3) de torchao"),
-            ),
-            (
-                "int4_weight_only",
-                lambda: say(
-                    en="torchao's INT4 weights in groups of 32, the rest in bfloat16",
-                    fr="les poids INT4 de torchao par groupes de 32, le reste en bfloat16",
-                ),
-            ),
-        )
+        _quantization(f"torchao_{form}", f"torchao_{form}", *summary, needs=(f"torchao=={VERSION}",))
+        for form, summary in _TORCHAO.items()
     ),
 )
-"""In the order in which the board shows them."""
-
 
 METHODS: dict[str, Method] = {
-    method.name: method
-    for methods in (DISTILLATION_METHODS, QUANTIZATION_METHODS, PRUNING_METHODS)
-    for method in methods
+    method.name: method for method in (*DISTILLATION_METHODS, *QUANTIZATION_METHODS, *PRUNING_METHODS)
 }
-"""Every method, by name."""
 
 
 def method(name: str) -> Method:
-    """A method by its name.
+    """Look up a method by its name.
 
     Raises:
         LabError: if there is none; the sentence lists those that exist.

@@ -1,18 +1,8 @@
-"""Permute channels so that 2:4 sparsity keeps more: the search, and the model that computes the same.
+"""Permute channels so that 2:4 sparsity keeps more magnitude: the search, and the model that computes the same.
 
-Which order of the columns keeps the most magnitude under 2:4: pairs of groups, each pair at its best, in turns.
-
-An order that is found keeps at least as much as the order that was given; for eight columns it is the best there is,
-and for more no other way of sharing the columns of any two groups between them is better, unless the sweeps ran out.
-
-Shape suffixes: R rows, C columns, P pairs of groups, S ways of taking four columns of eight.
-
-Source: Pool and Yu 2021, "Channel permutations for N:M sparsity" (NeurIPS), whose exhaustive search of a window of two
-stripes this is, the windows visited as teams meet in a tournament.
-
-Permutations that leave a transformer's output unchanged, chosen so that 2:4 keeps the most magnitude.
-
-A permuted model computes the same function; only the order of its sums changes.
+An order that is found keeps at least as much as the one given; for eight columns it is the best there is, and for more
+no other exchange between any two groups is better, unless the sweeps ran out. Only the order of the model's sums
+changes:
 
     hidden        units of an MLP         rows of the first layer, its biases, columns of the second
     value_output  dimensions of V, a head  rows of V, their biases, columns of the layer after the attention
@@ -22,9 +12,11 @@ A permuted model computes the same function; only the order of its sums changes.
 2:4 groups lie along a layer's inputs, so `hidden`, `value_output` and `stream` change what it keeps. `query_key` moves
 rows only: it changes what 2:4 keeps of the transposed weight, which the backward pass multiplies by, not of the weight.
 
-Shape suffixes: D width of the stream, H width of a head, O outputs, I inputs.
+Shape suffixes: R rows, C columns, P pairs of groups, S ways of taking four columns of eight; D width of the stream, H
+width of a head, O outputs, I inputs.
 
-Source: Pool and Yu 2021, "Channel permutations for N:M sparsity" (NeurIPS).
+Source: Pool and Yu 2021, "Channel permutations for N:M sparsity" (NeurIPS), whose exhaustive search of a window of two
+stripes this is, the windows visited as teams meet in a tournament.
 """
 
 from __future__ import annotations
@@ -55,7 +47,7 @@ Array = NDArray[np.float64]
 
 
 def kept_magnitude(columns_RC: Tensor) -> float:
-    """Sum of the two largest magnitudes of every four in a row.
+    """Sum the two largest magnitudes of every four in a row.
 
     Raises:
         LabError: if the columns are no multiple of 4.
@@ -66,7 +58,7 @@ def kept_magnitude(columns_RC: Tensor) -> float:
 
 
 def best_permutation(columns_RC: Tensor, sweeps: int = 6) -> Tensor:
-    """An order of the columns that keeps more magnitude, or the given one: new column c is old column order[c].
+    """Find an order of the columns that keeps at least as much magnitude: new column c is old column order[c].
 
     Every two groups of four meet once in a sweep, and share their eight columns in the best of the 35 ways; a sweep
     that brings nothing is the last.
@@ -144,7 +136,7 @@ _QUERY, _KEY, _VALUE = range(3)
 
 @dataclass(frozen=True)
 class KeptMagnitude:
-    """What 2:4 keeps of the weights that one permutation moves, as a share of their magnitude.
+    """Share of the magnitude that 2:4 keeps of the weights that one permutation moves.
 
     Args:
         block: name of the block; empty: the whole model.
@@ -164,7 +156,7 @@ class KeptMagnitude:
 
 
 def together(kept: Sequence[KeptMagnitude], block: str = "") -> KeptMagnitude:
-    """Several groups of weights as one, each weighing what its magnitude weighs; of the kind of the first."""
+    """Average several groups of weights by their magnitude; the kind is that of the first."""
     magnitude = sum(one.magnitude for one in kept)
     before = sum(one.before * one.magnitude for one in kept) / magnitude
     after = sum(one.after * one.magnitude for one in kept) / magnitude
@@ -248,7 +240,7 @@ def check_permutable(model: nn.Module) -> None:
 def permuted_for_2_of_4(
     model: nn.Module, kinds: Sequence[Kind] = ("stream", "hidden", "value_output"), sweeps: int = 6
 ) -> tuple[nn.Module, tuple[KeptMagnitude, ...]]:
-    """A copy of a model that computes the same, its dimensions in an order of which 2:4 keeps more.
+    """Copy a model and permute its dimensions so that 2:4 keeps more and the output stays.
 
     Args:
         model: a ViT, or a GPT without experts.

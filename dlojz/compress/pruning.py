@@ -1,22 +1,11 @@
 """Pruning: by magnitude, gradually, as a lottery ticket, 2:4; and the bytes that a file keeps.
 
-What a file keeps of a pruned model: a bit for each place and the values that stay, or 2:4 values and indices.
-
-The pruned weights can be given back to the bit; the bytes are known from shapes and sparsity alone, before anything is
-trained.
-
-The lottery ticket: a sparse network that learns as well as the dense one, if it starts from the right weights.
-
-Rewinding to step k is beginning again from the same seed and putting the mask on after step k: the weights there are
-those of the dense training to the bit, and so are the optimizer's moments, the learning rate and the batches that
-follow.
+A file keeps a bit for each place and the values that stay, or 2:4 values and indices; its bytes are known from shapes
+and sparsity alone. Rewinding to step k is training again from the same seed and masking after step k: weights there are
+those of the dense training to the bit, and so are moments, learning rate and batches.
 
 Source: Frankle and Carbin 2019 (arXiv 1803.03635), rewinding to the first weights; Frankle et al. 2020, "Linear mode
 connectivity and the lottery ticket hypothesis" (arXiv 1912.05671), rewinding to step k.
-
-Pruning as methods of the catalogue: from a trained teacher to a model with zeros, and what a file keeps of it.
-
-The teacher is not changed; `predicted_bytes` is computed before anything is trained.
 """
 
 from __future__ import annotations
@@ -28,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dlojz.base.contract import check_at_least
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, percent, say
 from dlojz.compress import masks
@@ -42,14 +32,14 @@ BITS, VALUES, INDICES = ".mask_bits", ".kept_values", ".kept_indices"
 
 
 def pack_bits(mask: Tensor) -> Tensor:
-    """Eight places of a mask in a byte, the first in the lowest bit; uint8, the last byte filled up with zeros."""
+    """Pack eight places of a mask into a byte, the first in the lowest bit; the last byte is filled up with zeros."""
     bits = mask.flatten().to(torch.uint8)
     bits = torch.cat((bits, bits.new_zeros(-bits.numel() % 8))).reshape(-1, 8)
     return (bits << torch.arange(8, dtype=torch.uint8)).sum(dim=1, dtype=torch.uint8)
 
 
 def bitmask_tensors(model: nn.Module, kept: masks.Masks) -> dict[str, Tensor]:
-    """What a file keeps of a masked model: of each pruned weight a mask and the values that stay, the rest whole."""
+    """List what a file keeps of a masked model: of each pruned weight a mask and the values that stay."""
     stored = stored_weights(model)
     for layer, mask in kept.items():
         weight = stored.pop(f"{layer}.weight")
@@ -59,7 +49,7 @@ def bitmask_tensors(model: nn.Module, kept: masks.Masks) -> dict[str, Tensor]:
 
 
 def two_to_four_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """All that a file keeps of a model whose dense layers are 2:4."""
+    """List what a file keeps of a model whose dense layers are 2:4."""
     stored = stored_weights(model)
     for layer in linear_layers(model):
         packed = pack(stored.pop(f"{layer}.weight"))
@@ -68,7 +58,7 @@ def two_to_four_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def bitmask_bytes(model: nn.Module, sparsity: float, *, per_layer: bool = False) -> int:
-    """Bytes of `bitmask_tensors`, from shapes and sparsity: a bit for each place, the values that stay, the rest.
+    """Predict the bytes of `bitmask_tensors`: a bit for each place, the values that stay, the rest.
 
     Args:
         model: of the shapes; its weights are not looked at.
@@ -86,7 +76,7 @@ def bitmask_bytes(model: nn.Module, sparsity: float, *, per_layer: bool = False)
 
 
 def two_to_four_bytes(model: nn.Module) -> int:
-    """Bytes of `two_to_four_tensors`, from shapes alone.
+    """Predict the bytes of `two_to_four_tensors` from shapes alone.
 
     Raises:
         LabError: if the inputs of a dense layer are no multiple of 4.
@@ -102,7 +92,7 @@ def _dense_bytes(model: nn.Module) -> int:
 
 @dataclass(frozen=True)
 class Race:
-    """What all tickets of one seed have in common.
+    """Training that all tickets of one seed share.
 
     Args:
         model_name: in the catalogue.
@@ -137,7 +127,7 @@ class Race:
 
 
 def sparsities(final: float, rounds: int) -> tuple[float, ...]:
-    """Sparsity after each round, when every round removes the same share of what is left: 1 − (1 − s)^(r / n).
+    """Compute the sparsity after each round, which removes the same share of what is left: 1 − (1 − s)^(r / n).
 
     Args:
         final: s, after the last round.
@@ -153,13 +143,7 @@ def sparsities(final: float, rounds: int) -> tuple[float, ...]:
         [0.6, 0.84, 0.936]
     """
     masks.check_sparsity(final)
-    if rounds < 1:
-        raise LabError(
-            say(
-                en=f"rounds must be at least 1, but {rounds} was received.",
-                fr=f"rounds doit être au moins égal à 1, mais {rounds} a été reçu.",
-            )
-        )
+    check_at_least(1, rounds=rounds)
     return tuple(1 - (1 - final) ** (turn / rounds) for turn in range(1, rounds + 1))
 
 
@@ -195,7 +179,7 @@ def train_ticket(
 def winning_tickets(
     race: Race, levels: Sequence[float], progress: Progress | None = None, dense: nn.Module | None = None
 ) -> Iterator[tuple[masks.Masks, nn.Module]]:
-    """Train and prune in turns; of each level the mask, and the model that was trained from the rewound weights.
+    """Train and prune in turns; yield of each level the mask, and the model trained from the rewound weights.
 
     The first training is dense; what it and each later one end in says what goes next.
 
@@ -216,7 +200,7 @@ def winning_tickets(
 
 
 def shifted(progress: Progress | None, before: int, total: int) -> Progress | None:
-    """Progress of one training among several."""
+    """Report the progress of one training among several."""
     return None if progress is None else lambda done, _: progress(before + done, total)
 
 
@@ -247,7 +231,15 @@ def gradual(start: Start, *, sparsity: float, epochs: int, learning_rate: float,
     """
     predicted = bitmask_bytes(start.teacher, sparsity, per_layer=per_layer)
     settings = Settings(epochs, learning_rate, seed=start.seed)
-    _check_every(every)
+    if every < 1:
+        raise LabError(
+            say(
+                en=f"every is the number of steps between two renewals of the masks, at least 1, but {every} was "
+                "received.",
+                fr=f"every est le nombre de pas entre deux renouvellements des masques, au moins 1, mais {every} a été "
+                "reçu.",
+            )
+        )
     schedule = CubicSchedule.over(settings.steps(start.task), sparsity, every)
     pruning = GradualPruning(copy.deepcopy(start.teacher), schedule, per_layer)
     masks.hold(pruning.model)
@@ -270,7 +262,7 @@ def two_to_four(start: Start, *, epochs: int, learning_rate: float) -> Shrunk:
 
 
 def two_to_four_permuted(start: Start, *, epochs: int, learning_rate: float, sweeps: int) -> Shrunk:
-    """The same, after an order of the dimensions that computes the same and of which 2:4 keeps more.
+    """Prune to 2:4 after permuting the dimensions so that 2:4 keeps more and the output stays.
 
     Raises:
         LabError: if the model is no ViT and no GPT, or the inputs of a dense layer are no multiple of 4.
@@ -315,7 +307,7 @@ def lottery_ticket(
     rewind_epochs: int,
     per_layer: bool,
 ) -> Shrunk:
-    """The winning ticket, found by pruning in rounds and rewinding; trained from scratch, without the teacher.
+    """Find the winning ticket by pruning in rounds and rewinding, from scratch, without the teacher.
 
     Raises:
         LabError: unless 0 ≤ sparsity < 1 and there is a round, or if it rewinds to the end of the training or beyond.
@@ -323,8 +315,8 @@ def lottery_ticket(
     levels = sparsities(sparsity, rounds)
     predicted = bitmask_bytes(start.teacher, levels[-1], per_layer=per_layer)
     settings = Settings(epochs, learning_rate, seed=start.seed)
-    race = Race(start.teacher_name, start.task, settings, seed=start.seed, per_layer=per_layer,
-                        rewind_step=rewind_epochs * start.task.batches_per_epoch(settings.batch_size))  # fmt: skip
+    rewound = rewind_epochs * start.task.batches_per_epoch(settings.batch_size)
+    race = Race(start.teacher_name, start.task, settings, rewound, start.seed, per_layer)
     kept, model = list(winning_tickets(race, levels, start.progress))[-1]
     note = say(
         en=f"{rounds + 1} trainings of {epochs} epochs found this ticket, which learns from weights rewound to step "
@@ -341,11 +333,14 @@ def _unstructured(model: nn.Module, kept: masks.Masks, predicted: int, *notes: s
         en="its zeros are multiplied like any other number: a dense layer is no faster for them.",
         fr="ses zéros sont multipliés comme tout autre nombre : une couche dense n’en est pas plus rapide.",
     )
-    stored = bitmask_tensors(model, kept)
-    notes = (*notes, *_collapsed(kept), dense)
-    return Shrunk(
-        model.eval(), stored, predicted, parameters(model) - removed, notes=notes, predicted_latency_ratio=1.0
-    )
+    return _shrunk(model, bitmask_tensors(model, kept), predicted, removed, (*notes, *_collapsed(kept), dense))
+
+
+def _shrunk(
+    model: nn.Module, stored: dict[str, Tensor], predicted: int, removed: int, notes: tuple[str, ...]
+) -> Shrunk:
+    left = parameters(model) - removed
+    return Shrunk(model.eval(), stored, predicted, left, notes=notes, predicted_latency_ratio=1.0)
 
 
 def _collapsed(kept: masks.Masks) -> tuple[str, ...]:
@@ -379,20 +374,4 @@ def _two_to_four(model: nn.Module, predicted: int, *notes: str) -> Shrunk:
         en="2:4 is faster only where the hardware has units for it, such as NVIDIA GPUs since Ampere.",
         fr="2:4 n’est plus rapide que sur un matériel qui a des unités pour lui, comme les GPU NVIDIA depuis Ampere.",
     )
-    stored = two_to_four_tensors(model)
-    notes = (*notes, hardware)
-    return Shrunk(
-        model.eval(), stored, predicted, parameters(model) - removed, notes=notes, predicted_latency_ratio=1.0
-    )
-
-
-def _check_every(every: int) -> None:
-    if every < 1:
-        raise LabError(
-            say(
-                en=f"every is the number of steps between two renewals of the masks, at least 1, but {every} was "
-                "received.",
-                fr=f"every est le nombre de pas entre deux renouvellements des masques, au moins 1, mais {every} a été "
-                "reçu.",
-            )
-        )
+    return _shrunk(model, two_to_four_tensors(model), predicted, removed, (*notes, hardware))

@@ -1,24 +1,15 @@
-"""Quantize a model after its training, or while it trains.
+"""Quantization of a model after its training, or while it trains; ours, which can be read, and the libraries', fast.
 
-Training that knows it will be rounded: integers in the forward pass, real weights in the backward one.
+A layer of quantization-aware training gives, after every update, the very output that its integers will give; only its
+gradient pretends that rounding is not there. Calibration and fine-tuning see training images only.
 
-A layer that is trained this way gives, after every update, the very output that its integers will give; only its
-gradient pretends that rounding is not there.
-
-Source: Bengio et al. 2013 (arXiv 1308.3432) for the straight-through estimator; Jacob et al. 2018 (arXiv 1712.05877)
-for a training with simulated quantization.
-
-The methods of quantization: ours, which can be read, and the libraries', which are fast.
-
-The held-out images judge and nothing else: calibration and fine-tuning see training images only.
-
-Source: Jacob et al. 2018 (arXiv 1712.05877); Nagel et al. 2021 (arXiv 2106.08295); Bengio et al. 2013 (arXiv 1308.3432)
-for the straight-through estimator.
+Source: Jacob et al. 2018 (arXiv 1712.05877) for simulated quantization; Nagel et al. 2021 (arXiv 2106.08295); Bengio
+et al. 2013 (arXiv 1308.3432) for the straight-through estimator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -42,7 +33,6 @@ from dlojz.compress.quantized_model import (
     stored_integers,
 )
 from dlojz.compress.quantizers import (
-    Observed,
     RangeChoice,
     Scheme,
     channels,
@@ -67,7 +57,7 @@ from dlojz.compress.torchao import (
 
 
 class StraightThrough(torch.autograd.Function):
-    """Rounding forward, the identity backward for what was not clamped.
+    """Round forward; backward, pass the gradient of what was not clamped.
 
     Rounding is flat almost everywhere: its true derivative is 0, and nothing would be learnt. Its place is taken by 1
     where round(x / scale) + zero point is one of the integers, by 0 where it was clamped.
@@ -88,13 +78,13 @@ class StraightThrough(torch.autograd.Function):
 
 
 def straight_through(values: Tensor, scale: Tensor, zero_point: Tensor, scheme: Scheme) -> Tensor:
-    """`fake_quantize` with the gradient of `StraightThrough`."""
+    """Apply `fake_quantize` with the gradient of `StraightThrough`."""
     quantized: Tensor = StraightThrough.apply(values, scale, zero_point, scheme)
     return quantized
 
 
 class QuantizationAwareLinear(nn.Module):
-    """A linear layer whose weights are real and whose products see them rounded.
+    """Linear layer whose weights are real and whose products see them rounded.
 
     The grid follows the weights: its range is the fraction of their extremes that was best for the teacher's weights
     (1 for `min_max`, and for an end that was 0), taken anew at every step.
@@ -121,7 +111,7 @@ class QuantizationAwareLinear(nn.Module):
     fractions_2C1: Tensor
 
     def grid(self) -> tuple[Tensor, Tensor]:
-        """Scale and zero point for the weights as they are now."""
+        """Compute scale and zero point for the weights as they are now."""
         low_C1, high_C1 = value_range(channels(self.weight.detach(), self.scheme), self.scheme)
         return parameters_from_range(low_C1 * self.fractions_2C1[0], high_C1 * self.fractions_2C1[1], self.scheme)
 
@@ -130,14 +120,14 @@ class QuantizationAwareLinear(nn.Module):
         return F.linear(x, straight_through(self.weight, *self.grid(), self.scheme), self.bias)
 
     def frozen(self) -> QuantizedLinear:
-        """The layer of integers that it has become."""
+        """Convert to the layer of integers that it has become."""
         linear = nn.Linear(self.weight.shape[1], self.weight.shape[0], bias=self.bias is not None)
         linear.weight, linear.bias = self.weight, self.bias
         return QuantizedLinear(linear, self.scheme, grid=self.grid())
 
 
 def prepare(model: nn.Module, scheme: Scheme, choice: RangeChoice = "min_max") -> nn.Module:
-    """A copy of a model whose linear layers are `QuantizationAwareLinear`: ready to be trained."""
+    """Copy a model with its linear layers replaced by `QuantizationAwareLinear`, to be trained."""
     return replace_layers(
         model,
         {name: QuantizationAwareLinear(linear, scheme, choice) for name, linear in linear_layers(model).items()},
@@ -145,7 +135,7 @@ def prepare(model: nn.Module, scheme: Scheme, choice: RangeChoice = "min_max") -
 
 
 def convert(model: nn.Module) -> nn.Module:
-    """A copy of a model so trained, with the integers that its weights have become."""
+    """Copy a model so trained, with the integers that its weights have become."""
     return replace_layers(
         model,
         {name: layer.frozen() for name, layer in model.named_modules() if isinstance(layer, QuantizationAwareLinear)},
@@ -155,29 +145,12 @@ def convert(model: nn.Module) -> nn.Module:
 _ERROR_SAMPLES = 64
 
 
-def _calibrating(start: Start, samples: int) -> torch.Tensor:
-    if samples == 0:
-        refuse_no_data()
-    return start.task.few(samples).inputs_NCHW
-
-
-def _errors(
-    teacher: nn.Module, model: nn.Module, seen: Mapping[str, Observed], choice: RangeChoice
-) -> list[LayerError]:
-    originals = linear_layers(teacher)
-    return [
-        layer_error(name, originals[name], layer, seen[name].inputs_MI, choice)
-        for name, layer in quantized_layers(model).items()
-    ]
-
-
 def _shrunk(
     start: Start,
     model: nn.Module,
     scheme: Scheme,
-    *,
+    layer_errors: tuple[LayerError, ...],
     activations: Activations = "float",
-    layer_errors: tuple[LayerError, ...] = (),
 ) -> Shrunk:
     return Shrunk(
         model=model,
@@ -186,8 +159,12 @@ def _shrunk(
         parameters=parameters(start.teacher),
         layer_errors=layer_errors,
         notes=(_note(activations),),
-        predicted_latency_ratio=speed_forecast(start.teacher, model, start.timed_batch).latency_ratio,
+        predicted_latency_ratio=_latency_ratio(start, model),
     )
+
+
+def _latency_ratio(start: Start, model: nn.Module) -> float:
+    return speed_forecast(start.teacher, model, start.timed_batch).latency_ratio
 
 
 def _note(activations: Activations) -> str:
@@ -238,7 +215,9 @@ def post_training(
         LabError: for static inputs with 0 samples, or illegal settings.
     """
     scheme = Scheme(bits, symmetric, per_channel)
-    seen = observe(start.teacher, _calibrating(start, samples))
+    if samples == 0:
+        refuse_no_data()
+    seen = observe(start.teacher, start.task.few(samples).inputs_NCHW)
     model = quantize_model(
         start.teacher,
         scheme,
@@ -247,8 +226,12 @@ def post_training(
         activation_choice=activation_range,
         observed=seen,
     )
-    errors = _errors(start.teacher, model, seen, weight_range)
-    return _shrunk(start, model, scheme, activations=activations, layer_errors=tuple(errors))
+    originals = linear_layers(start.teacher)
+    errors = (
+        layer_error(name, originals[name], layer, seen[name].inputs_MI, weight_range)
+        for name, layer in quantized_layers(model).items()
+    )
+    return _shrunk(start, model, scheme, tuple(errors), activations)
 
 
 def post_training_tuned(
@@ -261,14 +244,12 @@ def post_training_tuned(
         bits: of a weight, from 2 to 8.
         per_channel: a scale for each output of a layer.
         weight_range: how the range of the weights is chosen.
-        epochs: of training after.
-        learning_rate: of it.
+        epochs, learning_rate: of the training.
     """
     scheme = Scheme(bits, True, per_channel)
     model = quantize_model(start.teacher, scheme, choice=weight_range)
-    settings = Settings(epochs=epochs, learning_rate=learning_rate, seed=start.seed)
-    fit(model, start.task, settings, progress=start.progress)
-    return _shrunk(start, model, scheme, layer_errors=_trained_errors(start, model, bits))
+    fit(model, start.task, Settings(epochs, learning_rate, seed=start.seed), progress=start.progress)
+    return _shrunk(start, model, scheme, _measured_errors(start, model, lambda linear: bits))
 
 
 def aware_training(
@@ -278,30 +259,24 @@ def aware_training(
 
     Args:
         start: the teacher, where the weights start, and its task.
-        bits: of a weight, from 2 to 8.
-        per_channel: a scale for each output of a layer.
-        weight_range: how the range of the weights is chosen.
-        epochs: of training.
-        learning_rate: of it.
+        bits, per_channel, weight_range, epochs, learning_rate: as in `post_training_tuned`.
     """
     scheme = Scheme(bits, True, per_channel)
     learning = prepare(start.teacher, scheme, weight_range)
-    settings = Settings(epochs=epochs, learning_rate=learning_rate, seed=start.seed)
-    fit(learning, start.task, settings, progress=start.progress)
+    fit(learning, start.task, Settings(epochs, learning_rate, seed=start.seed), progress=start.progress)
     model = convert(learning)
-    return _shrunk(start, model, scheme, layer_errors=_trained_errors(start, model, bits))
+    return _shrunk(start, model, scheme, _measured_errors(start, model, lambda linear: bits))
 
 
 def torch_dynamic(start: Start) -> Shrunk:
     """INT8 with torch's own kernels for CPUs."""
     model = torch_dynamic_model(start.teacher)
-    layers = linear_layers(start.teacher)
     return Shrunk(
         model=model,
         stored=stored_torch_dynamic(model),
         predicted_bytes=predicted_quantized_bytes(start.teacher, Scheme(8, True, per_channel=False)),
         parameters=parameters(start.teacher),
-        layer_errors=_measured_errors(start, model, dict.fromkeys(layers, 8.0)),
+        layer_errors=_measured_errors(start, model, lambda linear: 8.0),
         notes=(
             say(
                 en="torch's kernels put the inputs on 7 bits, one grid for the whole batch: an image's answer depends, "
@@ -310,12 +285,12 @@ def torch_dynamic(start: Start) -> Shrunk:
                 "image dépend, dans ses dernières décimales, de ses voisines.",
             ),
         ),
-        predicted_latency_ratio=speed_forecast(start.teacher, model, start.timed_batch).latency_ratio,
+        predicted_latency_ratio=_latency_ratio(start, model),
     )
 
 
 def torchao(start: Start, form: Form) -> Shrunk:
-    """A form of torchao.
+    """Quantize with torchao.
 
     Args:
         start: the teacher and its task.
@@ -325,10 +300,10 @@ def torchao(start: Start, form: Form) -> Shrunk:
         LabError: if torchao is not installed.
     """
     model = torchao_model(start.teacher, form)
-    bits = {
-        name: 8.0 if form != "int4_weight_only" else 4.0 if fits_int4(*linear.weight.shape) else 16.0
-        for name, linear in linear_layers(start.teacher).items()
-    }
+
+    def bits(linear: nn.Linear) -> float:
+        return 8.0 if form != "int4_weight_only" else 4.0 if fits_int4(*linear.weight.shape) else 16.0
+
     notes = {
         "fp8_weight_only": say(
             en="FP8 saves bytes here, no time: this processor has no FP8 product, so weights become real numbers again "
@@ -343,9 +318,6 @@ def torchao(start: Start, form: Form) -> Shrunk:
             "bfloat16, comme les couches que son noyau n’accepte pas.",
         ),
     }
-    forecast = (
-        None if form == "int4_weight_only" else speed_forecast(start.teacher, model, start.timed_batch).latency_ratio
-    )
     return Shrunk(
         model=model,
         stored=stored_torchao(model),
@@ -353,16 +325,14 @@ def torchao(start: Start, form: Form) -> Shrunk:
         parameters=parameters(start.teacher),
         layer_errors=_measured_errors(start, model, bits),
         notes=(notes[form],) if form in notes else (),
-        predicted_latency_ratio=forecast,
+        predicted_latency_ratio=None if form == "int4_weight_only" else _latency_ratio(start, model),
     )
 
 
-def _trained_errors(start: Start, model: nn.Module, bits: float) -> tuple[LayerError, ...]:
-    return _measured_errors(start, model, dict.fromkeys(linear_layers(start.teacher), bits))
-
-
 @torch.inference_mode()
-def _measured_errors(start: Start, model: nn.Module, bits: Mapping[str, float]) -> tuple[LayerError, ...]:
+def _measured_errors(
+    start: Start, model: nn.Module, bits: Callable[[nn.Linear], float]
+) -> tuple[LayerError, ...]:
     """Each layer fed by the teacher; nothing foresees what a library rounds, nor what training moves away."""
     seen = observe(start.teacher, start.task.inputs_NCHW[:_ERROR_SAMPLES])
     inner, dtype = (model.model, torch.bfloat16) if isinstance(model, Narrow) else (model, torch.float32)
@@ -373,7 +343,7 @@ def _measured_errors(start: Start, model: nn.Module, bits: Mapping[str, float]) 
             measured_sqnr_db=sqnr_db(
                 linear(seen[name].inputs_MI), inner.get_submodule(name)(seen[name].inputs_MI.to(dtype)).float()
             ),
-            bits=bits[name],
+            bits=bits(linear),
         )
         for name, linear in linear_layers(start.teacher).items()
     )

@@ -1,42 +1,16 @@
 """Quantized model: packed weights, integer products, their speed and their error.
 
-Integers of a few bits side by side in bytes, as a file keeps them.
-
-What is packed can be unpacked; n integers of b bits take ⌈n·b / 8⌉ bytes.
-
-A linear layer whose weights are integers, and whose products are too where its inputs are.
-
-The sum of products of integers is exact in int32; reals appear only in the last line, where two scales turn it into an
-output. Nothing else of the layer is real but its bias.
-
-Written for CPUs and GPUs, but run and tested on CPUs only: what is said here of CUDA was read in torch's own checks of
-`_int_mm`, and nothing of it has ever run on a GPU.
+The sum of products of integers is exact in int32; reals appear only where two scales turn it into an output. Bytes are
+predicted from shapes and a scheme, seconds from the teacher's layers and each pair of layers on its own, and signal to
+noise from the steps of the grids. What is no linear layer (norms, positions, convolutions) stays in float32. Written
+for CPUs and GPUs, but run and tested on CPUs only: what is said of CUDA was read in torch's checks of `_int_mm`.
 
 Shape suffixes: M rows (samples × tokens), O outputs, I inputs; 1 stands for a grid shared along that dimension.
 
-Source: Jacob et al. 2018 (arXiv 1712.05877), for integer-arithmetic-only products and the terms of the zero points.
-
-A whole model with integers for weights: which layers, what a file keeps of it, and how many bytes that is.
-
-The bytes are foreseen from the teacher's shapes and a scheme, and are those of what is stored, to the byte; whatever is
-no linear layer (norms, positions, convolutions) stays as it is, in float32.
-
-How long a quantized model will take, foreseen from its layers alone.
-
-The quantized model itself is never run here: the teacher is, once for all that is made of it, with a clock at each of
-its layers, and each pair of layers on its own, in turns.
-
-Source: Amdahl 1967, "Validity of the single processor approach to achieving large scale computing capabilities": what
-is not made faster sets the limit.
-
-How much a layer's answer suffers from rounding: foreseen from the steps of its grids, and measured.
-
-What is foreseen needs the teacher's layer and its inputs only; no integer is computed for it.
-
-Shape suffixes: M rows (samples × tokens), O outputs, I inputs.
-
-Source: Bennett 1948, "Spectra of Quantized Signals", for errors of rounding that are uniform over a step Δ and
-independent of each other, hence of variance Δ²/12; the sum over a layer's products is ours.
+Source: Jacob et al. 2018 (arXiv 1712.05877), for integer-arithmetic-only products and the terms of the zero points;
+Amdahl 1967, "Validity of the single processor approach to achieving large scale computing capabilities", for the speed;
+Bennett 1948, "Spectra of Quantized Signals", for errors of rounding that are uniform over a step Δ and independent of
+each other, hence of variance Δ²/12; the sum over a layer's products is ours.
 """
 
 from __future__ import annotations
@@ -44,12 +18,10 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
 import torch
@@ -73,12 +45,12 @@ from dlojz.compress.task import latencies
 
 
 def packed_bytes(values: int, bits: int) -> int:
-    """Bytes that so many integers of so many bits take."""
+    """Compute the bytes of so many integers of so many bits."""
     return -(-values * bits // 8)
 
 
 def pack(integers: Tensor, bits: int) -> Tensor:
-    """Signed integers, laid bit by bit into bytes, the lowest bit first; int8 itself where 8 bits are kept.
+    """Pack signed integers bit by bit into bytes, the lowest bit first; int8 itself where 8 bits are kept.
 
     Args:
         integers: int8, any shape, each from −2^(bits−1) to 2^(bits−1) − 1.
@@ -109,7 +81,7 @@ _CUDA_MULTIPLE = 8
 
 @lru_cache(maxsize=1)
 def kernel_is_exact() -> bool:
-    """Whether torch's integer kernel for this CPU sums products of 8 bits without losing any.
+    """Test whether torch's integer kernel for this CPU sums products of 8 bits exactly.
 
     A CPU without VNNI sums pairs of products in 16 bits, after adding 128 to the left side: 127 becomes 255, and two
     products of 255 with 127 or −128 do not fit, while −128 becomes 0 and always does.
@@ -125,8 +97,9 @@ def kernel_is_exact() -> bool:
 
 
 def takes_integer_kernel(left_MI: Tensor, right_OI: Tensor) -> bool:
-    """Whether `integer_product` multiplies integers as such: on a CPU if its kernel is exact, on a GPU if M > 16 and I
-    and O are multiples of 8, as its kernel demands.
+    """Tell whether `integer_product` multiplies integers as such.
+
+    On a CPU if its kernel is exact, on a GPU if M > 16 and I and O are multiples of 8, as its kernel demands.
     """
     if left_MI.is_cuda:
         shape = (*left_MI.shape[1:], len(right_OI))
@@ -135,7 +108,7 @@ def takes_integer_kernel(left_MI: Tensor, right_OI: Tensor) -> bool:
 
 
 def integer_product(left_MI: Tensor, right_OI: Tensor) -> Tensor:
-    """``left @ right.T`` of int8 matrices, exact in int32 for up to 131,071 products a sum.
+    """Multiply int8 matrices, ``left @ right.T``, exact in int32 for up to 131,071 products a sum.
 
     By torch's integer kernel where `takes_integer_kernel` says so; else in float64, whose 53 bits hold all of them.
     """
@@ -145,7 +118,7 @@ def integer_product(left_MI: Tensor, right_OI: Tensor) -> Tensor:
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer that keeps integers for weights.
+    """Linear layer that keeps integers for weights.
 
     Its scales and its bias are parameters and can be trained; its integers are buffers and cannot.
 
@@ -219,7 +192,7 @@ class QuantizedLinear(nn.Module):
         return (x_MI @ whole_OI.t()) * self.scale_O1.flatten()
 
     def quantized_inputs(self, x_MI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Integers of the inputs ``(M, I)``, with their scales and zero points, ``(M, 1)`` or ``(1, 1)``."""
+        """Quantize inputs ``(M, I)``; with scales and zero points, ``(M, 1)`` or ``(1, 1)``."""
         if self.activations == "static":
             integers = quantize(x_MI, self.input_scale, self.input_zero, STATIC_SCHEME)
             return integers, self.input_scale, self.input_zero
@@ -238,12 +211,12 @@ class QuantizedLinear(nn.Module):
         return (sum_MO.to(torch.float32) * input_scale) * self.scale_O1.flatten()
 
     def dequantized(self) -> Tensor:
-        """The weights as real numbers, ``(O, I)``."""
+        """Return the weights as real numbers, ``(O, I)``."""
         return (self.integers_OI.to(torch.float32) - self.zero_O1) * self.scale_O1.detach()
 
 
 def replace_layers(model: nn.Module, layers: Mapping[str, nn.Module]) -> nn.Module:
-    """A copy of a model in which some modules are others, in evaluation mode.
+    """Copy a model with some modules replaced, in evaluation mode.
 
     Args:
         model: not changed.
@@ -265,7 +238,7 @@ def quantize_model(
     activation_choice: RangeChoice = "min_max",
     observed: Mapping[str, Observed] | None = None,
 ) -> nn.Module:
-    """A copy of a model whose linear layers are `QuantizedLinear`.
+    """Copy a model with its linear layers replaced by `QuantizedLinear`.
 
     Args:
         model: not changed.
@@ -313,12 +286,12 @@ def _check_seen(layers: Iterable[str], observed: Mapping[str, Observed] | None) 
 
 
 def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:
-    """The layers of a model that keep integers, by the path of their names."""
+    """Find the layers of a model that keep integers, by the path of their names."""
     return {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLinear)}
 
 
 def stored_integers(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors that a file keeps: packed integers, scales, zero points that are not 0, and the rest as it is."""
+    """List what a file keeps: packed integers, scales, zero points that are not 0, and the rest as it is."""
     layers = quantized_layers(model)
     kept = {
         name: tensor.detach().contiguous()
@@ -339,7 +312,7 @@ def stored_integers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def predicted_quantized_bytes(model: nn.Module, scheme: Scheme, activations: Activations = "float") -> int:
-    """Bytes of `stored_integers`, from shapes alone.
+    """Predict the bytes of `stored_integers` from shapes alone.
 
     Per layer of O outputs and I inputs: ⌈O·I·bits / 8⌉ for the integers; 4 bytes per grid for its scale, 1 more for a
     zero point, with O grids per channel and 1 per tensor; 4·O for the bias; 5 for the grid of static inputs. All else
@@ -368,7 +341,7 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], Shares]] = WeakKey
 
 @dataclass(frozen=True)
 class SpeedForecast:
-    """A model's seconds, put together from those of its parts.
+    """Forecast of a quantized model's speed from its parts.
 
     Args:
         share: of the teacher's time that its linear layers take, from 0 to 1.
@@ -381,42 +354,9 @@ class SpeedForecast:
     latency_ratio: float
 
 
-class _Clock:
-    """Seconds spent in each layer, and the shape of what entered it."""
-
-    def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.shapes: dict[str, torch.Size] = {}
-        self.started_s = 0.0
-
-    @contextmanager
-    def watching(self, model: nn.Module) -> Iterator[None]:
-        """While this lasts, every linear layer of a model is timed."""
-
-        def begin(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            self.started_s = time.perf_counter()
-
-        def ends(name: str) -> object:
-            def end(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-                self.seconds[name] += time.perf_counter() - self.started_s
-                self.shapes[name] = inputs[0].shape
-
-            return end
-
-        hooks = []
-        for name, linear in linear_layers(model).items():
-            hooks.append(linear.register_forward_pre_hook(begin))
-            hooks.append(linear.register_forward_hook(ends(name)))  # type: ignore[arg-type]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-
 @torch.inference_mode()
 def layer_shares(teacher: nn.Module, images_NCHW: Tensor, rounds: int = ROUNDS) -> Shares:
-    """The share of an answer's time that each linear layer takes, and the shape of its input; on a CPU.
+    """Measure the share of an answer's time that each linear layer takes, and the shape of its input; on a CPU.
 
     All shares are those of one answer, and so add up: of all rounds the one whose linear layers together took the
     middle share, since an interruption makes the share of a round too large or too small, and seldom that of most.
@@ -426,23 +366,40 @@ def layer_shares(teacher: nn.Module, images_NCHW: Tensor, rounds: int = ROUNDS) 
         images_NCHW: the batch.
         rounds: answers, after one that is not timed.
     """
+    started_s: dict[str, float] = {}
+    seconds: dict[str, float] = {}
+    shapes: dict[str, torch.Size] = {}
+
+    def begin(name: str) -> Any:
+        return lambda module, inputs: started_s.__setitem__(name, time.perf_counter())
+
+    def end(name: str) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started_s[name]
+            shapes[name] = inputs[0].shape
+
+        return hook
+
     teacher(images_NCHW)
-    clock = _Clock()
     found: list[dict[str, float]] = []
-    with clock.watching(teacher):
+    hooks = []
+    for name, linear in linear_layers(teacher).items():
+        hooks += [linear.register_forward_pre_hook(begin(name)), linear.register_forward_hook(end(name))]
+    try:
         for _ in range(rounds):
-            clock.seconds.clear()
+            seconds.clear()
             start_s = time.perf_counter()
             teacher(images_NCHW)
             whole_s = time.perf_counter() - start_s
-            found.append({name: seconds / whole_s for name, seconds in clock.seconds.items()})
-    return sorted(found, key=lambda shares: sum(shares.values()))[len(found) // 2], clock.shapes
+            found.append({name: own_s / whole_s for name, own_s in seconds.items()})
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return sorted(found, key=lambda shares: sum(shares.values()))[len(found) // 2], shapes
 
 
 def known_shares(teacher: nn.Module, images_NCHW: Tensor, rounds: int = ROUNDS) -> Shares:
-    """`layer_shares`, timed once for a teacher, a shape of batch, a number of threads and of rounds: what is made of
-    the same teacher is foreseen from the same shares. They are forgotten with the teacher.
-    """
+    """Cache `layer_shares` by teacher, shape of batch, threads and rounds; forgotten with the teacher."""
     key = (images_NCHW.shape, images_NCHW.dtype, torch.get_num_threads(), rounds)
     kept = _KNOWN.setdefault(teacher, {})
     if key not in kept:
@@ -453,7 +410,7 @@ def known_shares(teacher: nn.Module, images_NCHW: Tensor, rounds: int = ROUNDS) 
 def speed_forecast(
     teacher: nn.Module, quantized: nn.Module, images_NCHW: Tensor, rounds: int = ROUNDS
 ) -> SpeedForecast:
-    """Amdahl's law with measured kernels.
+    """Apply Amdahl's law with measured kernels.
 
     Args:
         teacher: in evaluation mode, on a CPU.
@@ -477,13 +434,13 @@ def speed_forecast(
 
 
 def sqnr_db(signal: Tensor, approximation: Tensor) -> float:
-    """Signal to quantization noise in decibels: 10·log₁₀(mean square of the signal / mean square of the error)."""
+    """Measure signal to quantization noise in dB: 10·log₁₀(mean square of the signal / mean square of the error)."""
     noise = (approximation - signal).double().square().mean()
     return decibels(float(signal.double().square().mean()), float(noise))
 
 
 def decibels(signal_power: float, noise_power: float) -> float:
-    """10·log₁₀ of a ratio of powers; infinite where there is no noise."""
+    """Compute 10·log₁₀ of a ratio of powers; infinite where there is no noise."""
     return math.inf if noise_power == 0 else 10 * math.log10(signal_power / noise_power)
 
 
@@ -495,7 +452,7 @@ def predicted_sqnr_db(
     choice: RangeChoice = "min_max",
     input_step: Tensor | None = None,
 ) -> float:
-    """Signal to noise of a quantized layer's outputs, before any of it is quantized.
+    """Predict the signal to noise of a quantized layer's outputs, before any of it is quantized.
 
     A weight's error has the variance Δ_o²/12 and meets an input; an input's error has Δ_x²/12 and meets a weight. With
     independent errors the noise of output o in row m is Δ_o²/12 · ‖x_m‖² + Δ_m²/12 · ‖w_o‖², averaged here over both.
@@ -517,7 +474,7 @@ def predicted_sqnr_db(
 
 
 def input_step(inputs_MI: Tensor, layer: QuantizedLinear) -> Tensor | None:
-    """The step of the grid that a layer's inputs are put on; None where they stay real."""
+    """Return the step of the grid of a layer's inputs; None where they stay real."""
     if layer.activations == "float":
         return None
     if layer.activations == "static":
@@ -533,7 +490,7 @@ def layer_error(
     inputs_MI: Tensor,
     choice: RangeChoice = "min_max",
 ) -> LayerError:
-    """One layer's signal to noise, foreseen and measured, both with the inputs that the teacher gives it."""
+    """Predict and measure one layer's signal to noise, both with the inputs that the teacher gives it."""
     return LayerError(
         name=name,
         predicted_sqnr_db=predicted_sqnr_db(linear, inputs_MI, layer.scheme, choice, input_step(inputs_MI, layer)),

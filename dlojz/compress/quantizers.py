@@ -1,26 +1,15 @@
 """Quantizers: affine and symmetric, per tensor and per channel, and the ranges that they are calibrated with.
 
-A few integers in the place of real numbers: scale, zero point, rounding, and the way back.
-
-Zero is one of the values that the integers can say, so that padding and pruned weights stay zero; rounding is to the
-nearest, halves to the even one, and then the zero point is added, as `torch.fake_quantize_*` and torchao do it, and
-equal to theirs to the last bit. `torch.quantize_per_tensor` and `torch.quantize_per_channel` add the zero point first
-on an affine grid: exactly between two integers, with an odd zero point, they take the other one.
+Zero is one of the values that the integers can say, so that padding and pruned weights stay zero. Rounding is to the
+nearest, halves to the even one, and then the zero point is added, equal to `torch.fake_quantize_*` and torchao to the
+last bit. (`torch.quantize_per_tensor` and `torch.quantize_per_channel` add the zero point first on an affine grid:
+exactly between two integers, with an odd zero point, they take the other one.) The held-out images never calibrate.
 
 Shape suffixes: C channels that have a grid each (1: one grid for all), V values of a channel, O and I outputs and
-inputs of a layer.
+inputs of a layer; N images, C, H, W; M rows (samples × tokens).
 
 Source: Jacob et al. 2018 (arXiv 1712.05877) for the affine grid; Nagel et al. 2021 (arXiv 2106.08295) and Gholami et
-al. 2021 (arXiv 2103.13630) for symmetric and affine, per tensor and per channel, and how a range is chosen.
-
-What the inputs of each layer look like, seen on a few real images before their grid is fixed.
-
-The model computes what it would have computed without being watched, and is left as it was; the held-out images are
-never asked.
-
-Shape suffixes: N images, C, H, W; M rows (samples × tokens), I inputs of a layer.
-
-Source: Nagel et al. 2021 (arXiv 2106.08295) for calibration and the choice of a range.
+al. 2021 (arXiv 2103.13630) for symmetric and affine, per tensor and per channel, calibration and how a range is chosen.
 """
 
 from __future__ import annotations
@@ -49,7 +38,7 @@ _SAMPLE_SEED = 20260
 
 @dataclass(frozen=True)
 class Scheme:
-    """What a grid of integers looks like.
+    """Scheme of a grid of integers.
 
     Args:
         bits: of an integer, from 2 to 8; the integers are signed.
@@ -89,7 +78,7 @@ class Scheme:
 
 
 def parameters_from_range(minimum: Tensor, maximum: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    """Scale and zero point of the grid that covers a range.
+    """Compute scale and zero point of the grid that covers a range.
 
     Symmetric: scale = max(|minimum|, |maximum|) / ((quant_max − quant_min) / 2), zero point 0; in INT8 it is a division
     by 127.5, so that the largest weight is rounded to 127 or 128 and clamped, where many papers divide by 127. Affine:
@@ -116,7 +105,7 @@ def parameters_from_range(minimum: Tensor, maximum: Tensor, scheme: Scheme) -> t
 
 
 def quantize(values: Tensor, scale: Tensor, zero_point: Tensor, scheme: Scheme) -> Tensor:
-    """Integers of real numbers: clamp(round(values / scale) + zero point), kept in int8 whatever the bits.
+    """Quantize real numbers: clamp(round(values / scale) + zero point), kept in int8 whatever the bits.
 
     The division is a product by 1 / scale, as in torch: a last bit of it may decide about a half.
     """
@@ -125,12 +114,12 @@ def quantize(values: Tensor, scale: Tensor, zero_point: Tensor, scheme: Scheme) 
 
 
 def dequantize(integers: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-    """Real numbers that integers stand for: (integers − zero point) × scale, in float32."""
+    """Dequantize integers: (integers − zero point) × scale, in float32."""
     return (integers.to(torch.float32) - zero_point) * scale
 
 
 def fake_quantize(values: Tensor, scale: Tensor, zero_point: Tensor, scheme: Scheme) -> Tensor:
-    """The values after a way to the integers and back: what rounding does, in real numbers.
+    """Quantize and dequantize values: what rounding does, in real numbers.
 
     Source: Jacob et al. 2018 (arXiv 1712.05877), where a training sees it; `dlojz.compress.quantization` gives it a
     gradient.
@@ -139,12 +128,12 @@ def fake_quantize(values: Tensor, scale: Tensor, zero_point: Tensor, scheme: Sch
 
 
 def channels(tensor: Tensor, scheme: Scheme) -> Tensor:
-    """The values of a tensor as ``(C, V)``: its first dimension where every channel has its grid, else one row."""
+    """Reshape a tensor to ``(C, V)``: its first dimension where every channel has its grid, else one row."""
     return tensor.flatten(1) if scheme.per_channel else tensor.reshape(1, -1)
 
 
 def value_range(values_CV: Tensor, scheme: Scheme, choice: RangeChoice = "min_max") -> tuple[Tensor, Tensor]:
-    """The two ends of each channel's grid, ``(C, 1)`` each.
+    """Choose the two ends of each channel's grid, ``(C, 1)`` each.
 
     `min_max` loses nothing to clamping and lets one outlier widen every step; `percentile` leaves 0.1 % of the values
     outside (of a channel of more than 2²⁰ values, so many are drawn, and tell the ends); `mse` tries 40 fractions of
@@ -197,7 +186,7 @@ def _drawn(values_CV: Tensor, most: int) -> Tensor:
 
 
 def weight_grid(weight_OI: Tensor, scheme: Scheme, choice: RangeChoice = "min_max") -> tuple[Tensor, Tensor]:
-    """Scale and zero point of a layer's weights, ``(O, 1)`` per channel or ``(1, 1)`` per tensor."""
+    """Compute scale and zero point of a layer's weights, ``(O, 1)`` per channel or ``(1, 1)`` per tensor."""
     return parameters_from_range(*value_range(channels(weight_OI.detach(), scheme), scheme, choice), scheme)
 
 
@@ -207,7 +196,7 @@ _BATCH = 64
 
 
 def refuse_no_data() -> None:
-    """Say that a static grid cannot be fixed without data.
+    """Refuse to fix a static grid without data.
 
     Raises:
         LabError: always.
@@ -225,7 +214,7 @@ def refuse_no_data() -> None:
 
 @dataclass(frozen=True)
 class Observed:
-    """The inputs that one layer was seen to have.
+    """Inputs of one layer during calibration.
 
     Args:
         inputs_MI: all of them, a row per sample and token.
@@ -234,12 +223,12 @@ class Observed:
     inputs_MI: Tensor
 
     def range(self, scheme: Scheme, choice: RangeChoice = "min_max") -> tuple[Tensor, Tensor]:
-        """Lowest and highest value that a grid shared by all inputs should hold, ``(1, 1)`` each."""
+        """Choose the two ends of a grid shared by all inputs, ``(1, 1)`` each."""
         return value_range(self.inputs_MI.reshape(1, -1), scheme, choice)
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
-    """The linear layers of a model, by the path of their names."""
+    """Find the linear layers of a model, by the path of their names."""
     return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
 
 

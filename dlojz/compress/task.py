@@ -1,24 +1,9 @@
 """Task of the compression methods: data, training loop, teachers, and what is measured of a model.
 
-What a model is asked to do: real samples, divided into those it learns from and those that judge it.
-
-The held-out samples are the same whatever the seed of a training, and nobody learns from them.
+The held-out samples are the same whatever the seed of a training, and nobody learns from them. Same model, task,
+settings and seed on the same number of threads give the same weights.
 
 Shape suffixes: N samples, C channels, H and W pixels, B batch.
-
-One training loop for every method: the loss, and what follows an update, are parameters.
-
-Same model, task, settings and seed on the same number of threads give the same weights.
-
-What a smaller model has become: parameters, bytes of a file that is really written, seconds of an answer.
-
-Models are timed in turns, each round beginning with another, so that what slows the machine slows all of them; what is
-compared are the ratios within a round.
-
-The teacher of a board: trained once for each model, task, settings and seed, and kept.
-
-What is kept is used only if its checksum, its settings and its shapes are those that were asked for; anything else is
-trained again, and replaced whole.
 """
 
 from __future__ import annotations
@@ -43,7 +28,7 @@ from torch import Tensor, nn
 
 from dlojz import data as datasets
 from dlojz import models
-from dlojz.base.contract import parse_json
+from dlojz.base.contract import check_at_least, parse_json
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
 from dlojz.results.record import write_atomic
@@ -59,7 +44,7 @@ IMAGE_SIZE = 16
 
 @dataclass(frozen=True)
 class Task:
-    """A classification: what is learnt from, and what judges.
+    """Classification task: samples to learn from, and held-out samples that judge.
 
     Args:
         name: of the data set.
@@ -83,7 +68,7 @@ class Task:
         return datasets.num_classes(self.name) or int(self.labels_N.max()) + 1
 
     def few(self, samples: int) -> Task:
-        """The same task with the first so many samples to learn from.
+        """Keep the first so many samples to learn from.
 
         Raises:
             LabError: if there are not so many, or none is asked for.
@@ -92,7 +77,7 @@ class Task:
         return replace(self, inputs_NCHW=self.inputs_NCHW[:samples], labels_N=self.labels_N[:samples])
 
     def partly_labelled(self, samples: int) -> Task:
-        """The same images, of which only the first so many keep their label; the others get `UNKNOWN`.
+        """Keep the labels of the first so many images; the others get `UNKNOWN`.
 
         Raises:
             LabError: if there are not so many, or none is asked for.
@@ -114,19 +99,19 @@ class Task:
             )
 
     def batches(self, batch_size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """One epoch in an order of its own; a last batch that is not full is left out, unless it is the only one."""
+        """Shuffle one epoch into batches; a last batch that is not full is left out, unless it is the only one."""
         order_N = torch.randperm(len(self.labels_N), generator=torch.Generator().manual_seed(seed))
         for batch in range(self.batches_per_epoch(batch_size)):
             index_B = order_N[batch * batch_size : (batch + 1) * batch_size]
             yield self.inputs_NCHW[index_B], self.labels_N[index_B]
 
     def batches_per_epoch(self, batch_size: int) -> int:
-        """How many of them there are."""
+        """Count the batches of an epoch."""
         return max(len(self.labels_N) // batch_size, 1)
 
 
 def digits(image_size: int = IMAGE_SIZE) -> Task:
-    """The 1,797 handwritten digits: 1,437 to learn from, 360 held out.
+    """Load the 1,797 handwritten digits: 1,437 to learn from, 360 held out.
 
     Args:
         image_size: pixels of a side.
@@ -157,7 +142,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """How long and how fast to train.
+    """Settings of a training.
 
     Args:
         epochs: passes over the task's samples.
@@ -175,14 +160,7 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size)):
-            if value < 1:
-                raise LabError(
-                    say(
-                        en=f"{name} must be at least 1, but {value} was received.",
-                        fr=f"{name} doit être au moins égal à 1, mais {value} a été reçu.",
-                    )
-                )
+        check_at_least(1, epochs=self.epochs, batch_size=self.batch_size)
         if not 0 < self.learning_rate < math.inf:  # false for NaN too
             raise LabError(
                 say(
@@ -192,17 +170,17 @@ class Settings:
             )
 
     def steps(self, task: Task) -> int:
-        """Updates that this makes."""
+        """Count the updates of the training."""
         return self.epochs * task.batches_per_epoch(self.batch_size)
 
 
 def cross_entropy(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
-    """The loss on the true labels, averaged over the samples."""
+    """Average the loss on the true labels over the samples."""
     return F.cross_entropy(model(inputs), labels)
 
 
 def new_model(name: str, task: Task, seed: int) -> nn.Module:
-    """A model of the catalogue that fits a task, with the weights of a seed."""
+    """Build a model of the catalogue that fits a task, with the weights of a seed."""
     torch.manual_seed(seed)
     return models.build(name, image_size=task.image_size, num_classes=task.num_classes)
 
@@ -250,35 +228,35 @@ def fit(
 
 @torch.inference_mode()
 def logits(model: nn.Module, inputs_NCHW: Tensor, batch_size: int = 256) -> Tensor:
-    """What a model in evaluation mode answers, ``(N, K)``."""
+    """Compute the logits of a model in evaluation mode, ``(N, K)``."""
     model.eval()
     starts = range(0, len(inputs_NCHW), batch_size)
     return torch.cat([model(inputs_NCHW[start : start + batch_size]) for start in starts])
 
 
 def accuracy(model: nn.Module, task: Task) -> float:
-    """Share of the held-out samples that a model gets right, from 0 to 1."""
+    """Measure the share of the held-out samples that a model gets right, from 0 to 1."""
     right_N = logits(model, task.held_out_NCHW).argmax(dim=1) == task.held_out_labels_N
     return int(right_N.sum()) / len(right_N)
 
 
 def parameters(model: nn.Module) -> int:
-    """Weights of a model, zeros included."""
+    """Count the parameters of a model, zeros included."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def stored_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors that a file keeps of a dense model: all of its parameters and buffers, in their own precision."""
+    """List the tensors that a file keeps of a dense model: parameters and buffers, in their own precision."""
     return {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
 
 
 def payload_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Bytes of the numbers alone."""
+    """Sum the bytes of the tensors, without a file's header."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def saved_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Bytes of the safetensors file that keeps them, header and names included: it is written, weighed and removed."""
+    """Measure the safetensors file that keeps the tensors, header included: it is written, and removed."""
     with tempfile.TemporaryDirectory(prefix="dlojz-compress-") as folder:
         path = Path(folder) / "model.safetensors"
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
@@ -287,7 +265,7 @@ def saved_bytes(tensors: Mapping[str, Tensor]) -> int:
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds of one answer.
+    """Latency of one answer.
 
     Args:
         seconds: median over the rounds.
@@ -318,14 +296,7 @@ def latencies(models: Sequence[nn.Module], inputs: Tensor, rounds: int = 20, cal
     Raises:
         LabError: without a round or a call.
     """
-    for name, value in (("rounds", rounds), ("calls", calls)):
-        if value < 1:
-            raise LabError(
-                say(
-                    en=f"{name} must be at least 1, but {value} was received.",
-                    fr=f"{name} doit être au moins égal à 1, mais {value} a été reçu.",
-                )
-            )
+    check_at_least(1, rounds=rounds, calls=calls)
     for model in models:
         model.eval()
         model(inputs)
@@ -360,7 +331,9 @@ MAX_WEIGHTS_BYTES = 2**32
 def trained_teacher(
     name: str, task: Task, settings: Settings, *, folder: Path | None = None, progress: Progress | None = None
 ) -> nn.Module:
-    """A model of the catalogue that has learnt a task, in evaluation mode.
+    """Train a model of the catalogue, or read it where the same training is kept; in evaluation mode.
+
+    A kept one is used only if its checksum, settings and shapes are those asked for; else it is replaced.
 
     Args:
         name: of the model.
@@ -384,7 +357,7 @@ def trained_teacher(
 
 
 def teacher_key(asked: Mapping[str, Any]) -> str:
-    """The name of a teacher's folder: a hash of all that its weights depend on."""
+    """Name a teacher's folder: a hash of all that its weights depend on."""
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 

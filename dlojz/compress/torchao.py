@@ -1,7 +1,6 @@
-"""The same quantization as the libraries do it: torch's fast INT8 kernels, torchao's INT8, FP8 and INT4.
+"""Quantization by libraries: torch's fast INT8 kernels, torchao's INT8, FP8 and INT4.
 
-The model that is given back is the library's own; we only say which layers, what is stored, and how many bytes it will
-be. The teacher is copied first.
+The model is the library's own; only the layers, what is stored and its bytes are decided here. The teacher is copied.
 
 Source: torchao (https://github.com/pytorch/ao), `quantize_`; torch.ao.quantization, `quantize_dynamic`; Micikevicius et
 al. 2022, "FP8 Formats for Deep Learning" (arXiv 2209.05433), for e4m3.
@@ -50,12 +49,12 @@ def _chosen(form: Form) -> Any:
 
 
 def fits_int4(outputs: int, inputs: int) -> bool:
-    """Whether the INT4 kernel for CPUs takes a layer: inputs in groups of 32, outputs by 16."""
+    """Tell whether the INT4 kernel for CPUs takes a layer: inputs in groups of 32, outputs by 16."""
     return outputs % _INT4_ROWS == 0 and inputs % INT4_GROUP == 0
 
 
 class Narrow(nn.Module):
-    """A model that works in bfloat16, asked and answering in float32.
+    """Wrapper of a bfloat16 model with float32 inputs and outputs.
 
     Args:
         model: already in bfloat16.
@@ -66,13 +65,13 @@ class Narrow(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the model: the input goes in as bfloat16, the answer comes out as float32."""
+        """Call the model in bfloat16, and return float32."""
         answer: Tensor = self.model(x.to(torch.bfloat16))
         return answer.float()
 
 
 def torchao_model(model: nn.Module, form: Form) -> nn.Module:
-    """A copy of a model whose linear layers torchao has quantized.
+    """Copy a model with its linear layers quantized by torchao.
 
     INT4 weights are for bfloat16 inputs, for which torch's CPU kernel was written (in float32 it is dozens of times
     slower), so that the whole model becomes bfloat16; layers that the kernel does not take are left so.
@@ -95,7 +94,7 @@ def torchao_model(model: nn.Module, form: Form) -> nn.Module:
 
 
 def parts(name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
-    """The plain tensors that a tensor of torchao consists of; a plain one itself."""
+    """Split a tensor of torchao into plain tensors; a plain one stays."""
     names = [*getattr(tensor, "tensor_data_names", ()), *getattr(tensor, "optional_tensor_data_names", ())]
     if not names:
         yield name, tensor.detach().contiguous()
@@ -106,12 +105,12 @@ def parts(name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
 
 
 def stored_torchao(model: nn.Module) -> dict[str, Tensor]:
-    """What a file keeps of a model that torchao has quantized: integers, scales, zero points, and the rest."""
+    """List what a file keeps of a model quantized by torchao: integers, scales, zero points, and the rest."""
     return dict(part for name, tensor in model.state_dict().items() for part in parts(name, tensor))
 
 
 def predicted_torchao_bytes(model: nn.Module, form: Form) -> int:
-    """Bytes of `stored_torchao`, from shapes alone.
+    """Predict the bytes of `stored_torchao` from shapes alone.
 
     Per layer of O outputs and I inputs: INT8 O·I + 4·O for scales + O for zero points (kept although they are 0); FP8
     O·I + 4·O; INT4 O·I/2 + 4·O·I/32 (a bfloat16 scale and zero point per group of 32). The rest is float32, bfloat16
@@ -135,7 +134,7 @@ def predicted_torchao_bytes(model: nn.Module, form: Form) -> int:
 
 
 def torch_dynamic_model(model: nn.Module) -> nn.Module:
-    """A copy of a model whose linear layers are torch's own dynamic INT8 ones, the fast kernels of a CPU.
+    """Copy a model with its linear layers replaced by torch's dynamic INT8 ones, the fast kernels of a CPU.
 
     Weights are symmetric in 8 bits, one scale a layer; inputs are put, at every call, on one affine grid of 7 bits for
     the whole batch (so that sums of two products fit in 16 bits on older processors).
@@ -148,7 +147,7 @@ def torch_dynamic_model(model: nn.Module) -> nn.Module:
 
 
 def stored_torch_dynamic(model: nn.Module) -> dict[str, Tensor]:
-    """What a file keeps of it: integers, a scale for each layer, biases, and the rest."""
+    """List what a file keeps of a dynamic INT8 model: integers, a scale for each layer, biases, the rest."""
     kept: dict[str, Tensor] = {}
     for name, module in model.named_modules():
         if isinstance(module, torch.ao.nn.quantized.dynamic.Linear):

@@ -1,7 +1,4 @@
-"""torchao without the lines that it prints on a machine that it has no kernels for.
-
-Only these lines are silenced, and only while it is imported; where torchao is missing, one sentence says the command.
-"""
+"""Import torchao without the lines that it prints on a machine that it has no kernels for."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ def _without_noise() -> Iterator[None]:
 
 
 def torchao_module(name: str = "quantization") -> Any:
-    """A module of torchao, such as `quantization`.
+    """Import a module of torchao, such as `quantization`.
 
     Raises:
         LabError: if torchao is not installed, or is another version, without this module.
@@ -69,7 +66,7 @@ def torchao_module(name: str = "quantization") -> Any:
 
 
 def other_version() -> LabError:
-    """The sentence that says which version of torchao is here, and which one is needed."""
+    """Say which version of torchao is here, and which one is needed."""
     try:
         here = importlib.metadata.version("torchao")
     except importlib.metadata.PackageNotFoundError:

@@ -1,31 +1,14 @@
-"""2:4 sparsity: masks, straight-through training, and the speed of the hardware that computes it.
+"""2:4 sparsity: masks, packing, training with SR-STE, and the speed of sparse layers.
 
-2:4 sparsity: of every four consecutive weights of a row, the two largest stay; packed, they take half the place.
+Of every four consecutive weights of a row, the two largest stay; groups lie along the input dimension, which a matrix
+product sums over. With SR-STE the mask follows the weights while they learn, hidden ones too. The path for GPUs follows
+torch's documentation; it has never run on one, so no figure of 2:4 in hardware was measured.
 
-Groups lie along the input dimension, the one a matrix product adds over; `pack` keeps all of `w`, to the bit for every
-weight that has the pattern.
+Shape suffixes: B rows of inputs, O outputs, I inputs, G groups of four in a row, K values that stay in a row (I / 2).
 
-Shape suffixes: O outputs, I inputs, G groups of four in a row, K values that stay in a row (I / 2).
-
-Source: Mishra et al. 2021, "Accelerating Sparse Deep Neural Networks" (arXiv 2104.08378).
-
-SR-STE: a 2:4 network whose mask follows the weights while they learn, and a pull on what the mask hides.
-
-The forward pass computes with W̃ = E ⊙ W, E the 2:4 mask of W at this step; every weight learns, hidden ones too.
-
-Source: Zhou et al. 2021, "Learning N:M fine-grained structured sparse neural networks from scratch" (arXiv 2102.04010).
-
-What zeros do not gain: one dense layer, masked, as sparse rows, or 2:4, timed beside the layer without zeros.
-
-Each form is timed in turns with the dense layer on the same inputs, and what is kept are the ratios within a round;
-`predicted_ratio` is the share of the multiplications that is left, which is what one expects.
-
-The path for GPUs follows torch's documentation; it has never run on one, so no figure of 2:4 in hardware was measured.
-
-Shape suffixes: B rows of the inputs, O outputs, I inputs.
-
-Source: Gale et al. 2020, "Sparse GPU kernels for deep learning" (arXiv 2006.10901), for why few zeros make nothing
-faster; Mishra et al. 2021 (arXiv 2104.08378) for 2:4.
+Source: Mishra et al. 2021, "Accelerating Sparse Deep Neural Networks" (arXiv 2104.08378), for 2:4; Zhou et al. 2021,
+"Learning N:M fine-grained structured sparse neural networks from scratch" (arXiv 2102.04010), for SR-STE; Gale et al.
+2020, "Sparse GPU kernels for deep learning" (arXiv 2006.10901), for why few zeros make nothing faster.
 """
 
 from __future__ import annotations
@@ -42,6 +25,7 @@ from torch.nn.utils import parametrize
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import percent, say
+from dlojz.compress import quantizers
 from dlojz.compress.masks import Masks, magnitude_mask
 from dlojz.compress.task import latencies
 
@@ -68,19 +52,19 @@ def check_groups(shape: Sequence[int], name: str = "weight") -> None:
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
-    """The layers that 2:4 is for, by name.
+    """Find the layers that 2:4 is for, by name.
 
     Raises:
         LabError: if the inputs of one of them are no multiple of 4.
     """
-    found = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    found = quantizers.linear_layers(model)
     for name, module in found.items():
         check_groups((module.out_features, module.in_features), name)
     return found
 
 
 def mask_2_of_4(weight_OI: Tensor) -> Tensor:
-    """True at the two largest magnitudes of every four of a row; of equal ones, the first stays.
+    """Mask all but the two largest magnitudes of every four of a row; of equal ones, the first stays.
 
     Raises:
         LabError: if the inputs are no multiple of 4.
@@ -94,7 +78,7 @@ def mask_2_of_4(weight_OI: Tensor) -> Tensor:
 
 
 def masks_2_of_4(model: nn.Module) -> dict[str, Tensor]:
-    """The mask of every dense layer of a model, by name.
+    """Mask every dense layer of a model, by name.
 
     Raises:
         LabError: if the inputs of a layer are no multiple of 4.
@@ -104,7 +88,7 @@ def masks_2_of_4(model: nn.Module) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Packed:
-    """A 2:4 weight as hardware keeps it.
+    """Packed 2:4 weight, as hardware keeps it.
 
     Args:
         values_OK: the two that stay of each group, in their order; (O, I / 2).
@@ -124,7 +108,7 @@ class Packed:
 
 
 def packed_bytes(shape: Sequence[int], element_bytes: int = 4) -> int:
-    """Bytes of a packed weight: half the values, and half a byte for each group of four, rounded up.
+    """Compute the bytes of a packed weight: half the values, and half a byte for each group of four, rounded up.
 
     In float32 it is 17 / 32 of the dense weight, in 16 bits 9 / 16.
 
@@ -141,7 +125,7 @@ def packed_bytes(shape: Sequence[int], element_bytes: int = 4) -> int:
 
 
 def pack(weight_OI: Tensor) -> Packed:
-    """Keep of a 2:4 weight its values and their places only.
+    """Pack a 2:4 weight: keep its values and their places only.
 
     Raises:
         LabError: if the inputs are no multiple of 4, or a group has more than two weights that are not zero.
@@ -173,11 +157,10 @@ DECAY = 2e-4
 
 
 class SparseRefined(torch.autograd.Function):
-    """W ↦ E ⊙ W forward; backward, what arrives passes straight through, and λ (1 − E) ⊙ W is added.
+    """Apply W ↦ E ⊙ W forward; backward, pass the gradient straight through and add λ (1 − E) ⊙ W.
 
-    With λ = 0 this is the plain straight-through estimator. The mask is no function that has a gradient: the estimator
-    takes it for the identity, so that a hidden weight may grow and come back; the added term makes it small instead,
-    and the mask settles.
+    With λ = 0 this is the plain straight-through estimator: a hidden weight may grow and come back. The added term
+    makes it small instead, and the mask settles.
 
     Source: Zhou et al. 2021 (arXiv 2102.04010): W ← W − γ (g(W̃) + λ (1 − E) ⊙ W).
     """
@@ -198,7 +181,7 @@ class SparseRefined(torch.autograd.Function):
 
 
 class TwoToFour(nn.Module):
-    """The parametrization of one weight: what is learnt is dense, what is used is 2:4.
+    """Parametrization of a weight: dense while it learns, 2:4 where it is used.
 
     Args:
         decay: λ, at least 0.
@@ -241,7 +224,7 @@ def bake(model: nn.Module) -> None:
 
 
 def divergence(before: Masks, after: Masks) -> int:
-    """How many places of the masks have changed, those that opened and those that closed.
+    """Count the places of the masks that have changed, opened or closed.
 
     Source: Zhou et al. 2021 (arXiv 2102.04010), sparse architecture divergence.
     """
@@ -258,7 +241,7 @@ _AMPERE = (8, 0)
 
 @dataclass(frozen=True)
 class SparseSpeed:
-    """One form of a layer, timed.
+    """Timing of one form of a layer.
 
     Args:
         form: `masked` (dense, with zeros), `csr` (compressed sparse rows), `semi_structured` (2:4, on a GPU).
@@ -295,7 +278,7 @@ class _Product(nn.Module):
 
 
 def has_semi_structured(device: str | torch.device) -> bool:
-    """Whether a device multiplies 2:4 weights: an NVIDIA GPU since Ampere."""
+    """Tell whether a device multiplies 2:4 weights: an NVIDIA GPU since Ampere."""
     kind = torch.device(device)
     if kind.type != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
         return False
@@ -303,7 +286,7 @@ def has_semi_structured(device: str | torch.device) -> bool:
 
 
 def semi_structured(weight_OI: Tensor) -> Tensor:
-    """A 2:4 weight as torch's semi-structured tensor, which a dense layer's product then takes.
+    """Convert a 2:4 weight to torch's semi-structured tensor, which a dense layer's product then takes.
 
     Args:
         weight_OI: with the 2:4 pattern, in 16 bits, on a GPU that has units for it.
@@ -422,7 +405,7 @@ def _first_line(error: Exception) -> str:
 
 
 def crossing(speeds: Sequence[SparseSpeed], form: Form = "csr") -> float | None:
-    """The sparsity from which a form is as fast as the dense layer, between those that were timed; None if never.
+    """Find the sparsity from which a form is as fast as the dense layer, between those timed; None if never.
 
     Ratios are taken to change along a straight line from one sparsity to the next; what counts is the last time that
     the form was slower.

@@ -21,7 +21,7 @@ Family = Literal["image", "text"]
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What the catalogue says of a data set."""
+    """Entry of the catalogue of data sets."""
 
     name: str
     families: tuple[Family, ...]
@@ -44,12 +44,12 @@ _CATALOGUE = {
 
 
 def names() -> list[str]:
-    """Names of the data sets."""
+    """List the data sets."""
     return list(_CATALOGUE)
 
 
 def default_for(family: Family) -> str:
-    """The data set that suits a family of models and needs no download."""
+    """Choose the data set that suits a family of models and needs no download."""
     return "digits" if family == "image" else "text"
 
 
@@ -67,12 +67,12 @@ def check(name: str, *, family: Family, model: str) -> None:
 
 
 def num_classes(name: str) -> int | None:
-    """Classes of a data set, or None where it has as many as the model."""
+    """Count the classes of a data set; None where it has as many as the model."""
     return _CATALOGUE[name].num_classes
 
 
 def imagenet_folder(data_root: str | None) -> Path:
-    """Folder of ImageNet's training images.
+    """Find the folder of ImageNet's training images.
 
     Raises:
         LabError: if it is neither given nor found under `$DSDIR`.
@@ -127,8 +127,9 @@ def load(
 
     if family == "text":
         length = sequence_length or 1
-        return datasets.SyntheticTokens(length, num_classes,
-            seed) if name == "synthetic" else datasets.ProseWindows(length)
+        if name == "synthetic":
+            return datasets.SyntheticTokens(length, num_classes, seed)
+        return datasets.ProseWindows(length)
     size = image_size or 1
     if name == "digits":
         return datasets.Digits(size)

@@ -1,12 +1,7 @@
-"""Data sets: digits, prose that every Python brings along, synthetic images and tokens, ImageNet.
+"""Data sets: handwritten digits, prose that every Python brings along, synthetic images and tokens, ImageNet.
 
-Images: scikit-learn's handwritten digits, random images, ImageNet.
-
-A sample depends on its index (and the seed) alone.
-
-Text: the English prose that Python carries with itself, and random tokens.
-
-Tokens are bytes (vocabulary 256); the target of a position is the byte that follows it.
+A sample depends on its index (and the seed) alone. Tokens are bytes (vocabulary 256); the target of a position is the
+byte that follows it.
 """
 
 from __future__ import annotations
@@ -61,7 +56,7 @@ class SyntheticImages(Dataset):
 
 
 def imagenet(folder: Path, image_size: int) -> Dataset:
-    """ImageNet's training images, cropped to `image_size` at their centre, from one folder per class."""
+    """Open ImageNet's training images, cropped to `image_size` at their centre, from one folder per class."""
     from dlojz.models.torchvision_ops import ensure_torchvision_imports
 
     ensure_torchvision_imports()

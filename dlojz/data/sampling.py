@@ -1,15 +1,9 @@
 """Sample batches: who reads which samples in which step, and at which length.
 
-Who reads which samples: the same global batch whatever the layout.
-
 Step `s` trains on the same global batch, cut into the same micro-batches, for every layout with that global batch.
 Micro-batch `j` of replica `r` is number `j·dp + r` of the step, so one process that accumulates `dp · micro_batches`
-micro-batches sees exactly those that `dp` replicas see together.
-
-Samples of one length per step: the tail of each is cut off, and what is left is counted.
-
-All micro-batches of a step have samples of one length, which follows from the number of the step alone, so that all
-ranks cut alike and a run that goes on cuts as if it had not stopped.
+micro-batches sees exactly those that `dp` replicas see together. With a curriculum, all micro-batches of a step have
+samples of one length, which follows from the number of the step alone: a resumed run cuts as if it had not stopped.
 
 Source: Li et al. 2021 (arXiv 2108.06084): samples are made of the whole length and truncated, which needs no other
 order of the data.
@@ -70,12 +64,12 @@ class MicroBatchSampler(Sampler[list[int]]):
 
 
 def micro_batches(dataset: Dataset, sampler: MicroBatchSampler, **loader: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Micro-batches `(inputs, targets)` without end; `loader` goes to `torch.utils.data.DataLoader`."""
+    """Load micro-batches `(inputs, targets)` without end; `loader` goes to `torch.utils.data.DataLoader`."""
     return iter(DataLoader(dataset, batch_sampler=sampler, **loader))
 
 
 class CutToLength(Iterator[tuple[Tensor, Tensor]]):
-    """Micro-batches of a text whose samples are cut to the length of their step.
+    """Iterator of micro-batches of text whose samples are cut to the length of their step.
 
     Args:
         batches: micro-batches `(inputs, targets)`, each of shape (samples, whole length).
@@ -109,6 +103,6 @@ class CutToLength(Iterator[tuple[Tensor, Tensor]]):
         return inputs_BT, targets_BT
 
     def take_tokens(self) -> int:
-        """Tokens read since this was last asked: those of this replica's micro-batches; 0 for images."""
+        """Return the tokens of this replica since the last call; 0 for images."""
         tokens, self._tokens = self._tokens, 0
         return tokens

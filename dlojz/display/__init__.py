@@ -1,103 +1,26 @@
-"""Figures and tables of the lab.
+"""Figures, tables and panels of the lab: nothing is computed here.
 
-Nothing is computed here; each function reads a `Comparison` or a `RunRecord` and draws it, with the colour and the
-hatch that a category has everywhere, and with texts of users never interpreted.
-
-What this module registers is how the objects of lower rooms show themselves (`dlojz.base.display_hook`); a drawer is
-loaded when it is first asked for.
+A category has one colour and one hatch everywhere, and texts of users are never interpreted.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from dlojz.base.display_hook import draws
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from dlojz.base.display_hook import View
 
-    from rich.console import RenderableType
-
-    from dlojz.compare import Comparison
-    from dlojz.display.canvas import LabFigure
-    from dlojz.planner.answer import Choice, Plan
-    from dlojz.planner.explain import LayoutVerdict
-    from dlojz.planner.this_machine import Here
-
-
-@draws("Comparison", "markdown")
-def _comparison_markdown(comparison: Comparison) -> str:
-    from dlojz.display.tables import markdown
-
-    return markdown(comparison)
-
-
-@draws("Comparison", "html")
-def _comparison_html(comparison: Comparison) -> str:
-    from dlojz.display.tables import html_table
-
-    return html_table(comparison)
-
-
-@draws("Comparison", "table")
-def _comparison_table(comparison: Comparison) -> RenderableType:
-    from dlojz.display.tables import comparison_table
-
-    return comparison_table(comparison)
-
-
-@draws("Comparison", "figure")
-def _comparison_figure(comparison: Comparison, path: str | Path | None = None) -> LabFigure:
-    from dlojz.display.figures.run_figures import compare_figure
-
-    return compare_figure(comparison, path)
-
-
-@draws("Plan", "html")
-def _plan_html(plan: Plan) -> str:
-    from dlojz.display.plan_tables import plan_html
-
-    return plan_html(plan)
-
-
-@draws("Plan", "table")
-def _plan_table(plan: Plan, most: int = 12) -> RenderableType:
-    from dlojz.display.plan_tables import plan_table
-
-    return plan_table(plan, most)
-
-
-@draws("Plan", "figure")
-def _plan_figure(plan: Plan, path: str | Path | None = None) -> LabFigure:
-    from dlojz.display.figures.plan_figures import plan_figure
-
-    return plan_figure(plan, path)
-
-
-@draws("Choice", "html")
-def _choice_html(choice: Choice) -> str:
-    from dlojz.display.plan_tables import pairs_html
-
-    return pairs_html(choice.lines())
-
-
-@draws("LayoutVerdict", "html")
-def _verdict_html(verdict: LayoutVerdict) -> str:
-    from dlojz.base.table import safe
-
-    return "".join(f"<p>{safe(line)}</p>" for line in str(verdict).splitlines())
-
-
-@draws("Here", "html")
-def _here_html(here: Here) -> str:
-    from dlojz.display.figures.plan_figures import here_html
-
-    return here_html(here)
-
-
-@draws("Here", "figure")
-def _here_figure(here: Here, measured_s: Mapping[str, float], path: str | Path | None = None) -> LabFigure:
-    from dlojz.display.figures.plan_figures import here_figure
-
-    return here_figure(here.kinds(), measured_s, path)
+DRAWERS: Final[dict[tuple[str, View], str]] = {
+    ("Comparison", "markdown"): "tables:comparison_markdown",
+    ("Comparison", "html"): "tables:comparison_html",
+    ("Comparison", "table"): "tables:FittedComparison",
+    ("Comparison", "figure"): "figures.run_figures:compare_figure",
+    ("Plan", "html"): "plan_tables:plan_html",
+    ("Plan", "table"): "plan_tables:plan_table",
+    ("Plan", "figure"): "figures.plan_figures:plan_figure",
+    ("Choice", "html"): "plan_tables:choice_html",
+    ("LayoutVerdict", "html"): "plan_tables:verdict_html",
+    ("Here", "html"): "plan_tables:here_html",
+    ("Here", "figure"): "figures.plan_figures:here_figure",
+}
+"""Functions that draw objects of lower rooms, by class and view; `dlojz.base.display_hook` loads them when asked."""

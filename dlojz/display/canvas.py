@@ -1,33 +1,31 @@
-"""Canvas of the figures: size, spines, language, alternative text, labels that do not overlap.
+"""Canvas of the figures: a figure that describes itself in words, and the parts that all figures share.
 
-An empty figure that shows itself in a notebook and writes itself to a file, without pyplot's global state.
-
-A text that comes from a user is drawn letter by letter, never read as mathematics.
-
-Where the numbers of points stand so that none lies on another: a small greedy search.
-
-A point keeps its place, only its label moves, and a line leads back where it moved far.
+A text that comes from a user is drawn letter by letter, never read as mathematics; pyplot's global state is not used.
 """
 
 from __future__ import annotations
 
+import base64
 import io
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.text import Text
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import say, shortest
-from dlojz.display.style import NEUTRAL, RULE
+from dlojz.base.table import safe
+from dlojz.display.style import EDGE, NEUTRAL, RULE, Style
 
 DPI = 110
 
@@ -38,9 +36,17 @@ class LabFigure(Figure):
     alt: str = ""
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        return {"image/png": self._png(), "text/plain": self.alt or "figure"}
+
+    def _png(self) -> bytes:
         picture = io.BytesIO()
         self.savefig(picture, format="png", dpi=DPI)
-        return {"image/png": picture.getvalue(), "text/plain": self.alt or "figure"}
+        return picture.getvalue()
+
+    def html(self) -> str:
+        """Write the figure as an HTML image with its description."""
+        picture = base64.b64encode(self._png()).decode()
+        return f'<img alt="{safe(self.alt)}" style="max-width:100%" src="data:image/png;base64,{picture}">'
 
 
 def new_figure(width_in: float, height_in: float, alt: str) -> LabFigure:
@@ -98,11 +104,89 @@ def _make_literal(figure: LabFigure) -> None:
         text.set_parse_math(False)
 
 
-def plain(axes: Axes) -> None:
-    """Frame and grid that leave the eye to the data."""
+def plain(axes: Axes, grid: str = "both") -> None:
+    """Draw frame and grid so that they leave the eye to the data.
+
+    Args:
+        axes: of a panel.
+        grid: along which axis its lines are drawn: x, y or both.
+    """
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="both", color=RULE, linewidth=0.6)
+    if grid != "both":
+        axes.grid(visible=False, axis="y" if grid == "x" else "x")
     axes.set_axisbelow(True)
+
+
+def caption(axes: Axes, *, x: str = "", y: str = "", title: str = "", size: float = 10) -> None:
+    """Write what the axes of a panel are, and its title on the left."""
+    if x:
+        axes.set_xlabel(x)
+    if y:
+        axes.set_ylabel(y)
+    if title:
+        axes.set_title(title, loc="left", fontsize=size)
+
+
+def swatch(style: Style, label: str, linewidth: float = 0.6) -> Patch:
+    """Make the entry of a legend for a colour and its hatch."""
+    return Patch(facecolor=style.color, hatch=style.hatch, edgecolor=EDGE, linewidth=linewidth, label=label)
+
+
+def key(label: str, **look: Any) -> Line2D:
+    """Make the entry of a legend for a line or a marker."""
+    return Line2D([], [], label=label, **look)
+
+
+def note(axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float] = (6, 0), **look: Any) -> None:
+    """Write a small text beside a point, shifted by points (1/72 inch)."""
+    look = {"va": "center", "fontsize": 8, **look}
+    axes.annotate(text, at, xytext=shift, textcoords="offset points", **look)
+
+
+def stack(
+    axes: Axes,
+    place: float,
+    parts: Iterable[tuple[float, Style]],
+    width: float,
+    *,
+    start: float = 0.0,
+    upright: bool = False,
+    **look: Any,
+) -> float:
+    """Draw one bar piece by piece, each with its colour and hatch; empty pieces are left out.
+
+    Args:
+        axes: of a panel.
+        place: of the bar, on the other axis.
+        parts: length and look of each piece.
+        width: of the bar.
+        start: where the first piece begins.
+        upright: whether the bar stands.
+        look: for all pieces, such as `alpha`.
+
+    Returns:
+        Where the last piece ends.
+    """
+    for length, style in parts:
+        drawn = {"color": style.color, "hatch": style.hatch, "edgecolor": EDGE, "linewidth": 0.6, **look}
+        if length > 0 and upright:
+            axes.bar(place, length, width, bottom=start, **drawn)
+        elif length > 0:
+            axes.barh(place, length, width, left=start, **drawn)
+        start += length
+    return start
+
+
+def logarithmic(
+    axes: Axes, which: str, write: Callable[[float], str] = shortest, marks: tuple[float, ...] = (1.0, 2.0, 5.0)
+) -> None:
+    """Make the x or y axis logarithmic, with plain numbers at some marks of every decade instead of powers of ten."""
+    axes.set(**{f"{which}scale": "log"})
+    axis: Axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=marks))
+    axis.set_major_formatter(lambda value, position: write(value))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def decimal_marks(*axes: Axis) -> None:
@@ -120,9 +204,8 @@ MARKER = 5.0
 """Half of a marker, in points."""
 
 
-@dataclass(frozen=True)
-class Spot:
-    """A point of a panel, and what is written beside it."""
+class Spot(NamedTuple):
+    """A point of a panel in data coordinates, and what is written beside it."""
 
     x: float
     y: float
@@ -130,7 +213,7 @@ class Spot:
 
 
 def place_labels(axes: Axes, spots: Sequence[Spot], beside: Sequence[tuple[float, float]] = ()) -> None:
-    """Write each spot's text beside it.
+    """Write each spot's text where it hides least: a greedy search; a line leads back from what moved far.
 
     Args:
         axes: drawn once already, with its limits set.
@@ -138,40 +221,30 @@ def place_labels(axes: Axes, spots: Sequence[Spot], beside: Sequence[tuple[float
         beside: other points that a label should not lie on, in data coordinates.
     """
     scale = 72 / axes.figure.dpi
-    at = [tuple(scale * value for value in axes.transData.transform((spot.x, spot.y))) for spot in spots]
-    marks = [*at, *(tuple(scale * value for value in axes.transData.transform(point)) for point in beside)]
+    points = axes.transData.transform([*((spot.x, spot.y) for spot in spots), *beside])
+    marks = [(scale * float(x), scale * float(y)) for x, y in points]
     box = axes.get_window_extent()
-    inside = tuple(scale * value for value in (box.x0, box.y0, box.x1, box.y1))
-    taken: list[tuple[float, float]] = []
-    for spot, (x, y) in zip(spots, at, strict=True):
-        right, up = min(_offsets(), key=lambda one: _cost((x + one[0], y + one[1]), one, marks, taken, inside))
-        taken.append((x + right, y + up))
-        parts: list[tuple[str, dict[str, object] | None]] = [(spot.text, None)]
-        if math.hypot(right, up) > RADII[0] + 1:
-            parts.insert(0, ("", {"arrowstyle": "-", "color": NEUTRAL, "linewidth": 0.6, "shrinkA": 5, "shrinkB": 3}))
-        for text, leader in parts:
-            label = axes.annotate(text, (spot.x, spot.y), xytext=(right, up), textcoords="offset points", ha="center",
-                                  va="center", fontsize=8, arrowprops=leader)  # fmt: skip
-            label.set_in_layout(False)
-
-
-def _offsets() -> list[tuple[float, float]]:
+    left, bottom, right, top = (scale * float(value) for value in (box.x0, box.y0, box.x1, box.y1))
     # To the right first, then round: labels read best there.
     angles = [2 * math.pi * turn / DIRECTIONS for turn in range(DIRECTIONS)]
-    return [(radius * math.cos(angle), radius * math.sin(angle)) for radius in RADII for angle in angles]
+    offsets = [(radius * math.cos(angle), radius * math.sin(angle)) for radius in RADII for angle in angles]
+    taken: list[tuple[float, float]] = []
 
+    def cost(x: float, y: float, distance: float) -> float:
+        """Nothing hidden comes first, then nearness."""
+        hidden = sum(abs(x - a) < 2 * HALF_WIDTH and abs(y - b) < 2 * HALF_HEIGHT for a, b in taken)
+        covered = sum(abs(x - a) < HALF_WIDTH + MARKER and abs(y - b) < HALF_HEIGHT + MARKER for a, b in marks)
+        inside = left + HALF_WIDTH < x < right - HALF_WIDTH and bottom + HALF_HEIGHT < y < top - HALF_HEIGHT
+        return 1000 * hidden + (0 if inside else 1000) + 300 * covered + distance
 
-def _cost(
-    middle: tuple[float, float],
-    offset: tuple[float, float],
-    marks: Sequence[tuple[float, ...]],
-    taken: Sequence[tuple[float, float]],
-    inside: tuple[float, ...],
-) -> float:
-    """Nothing hidden comes first, then nearness."""
-    x, y = middle
-    hidden = sum(abs(x - a) < 2 * HALF_WIDTH and abs(y - b) < 2 * HALF_HEIGHT for a, b in taken)
-    covered = sum(abs(x - a) < HALF_WIDTH + MARKER and abs(y - b) < HALF_HEIGHT + MARKER for a, b in marks)
-    left, bottom, right, top = inside
-    outside = not (left + HALF_WIDTH < x < right - HALF_WIDTH and bottom + HALF_HEIGHT < y < top - HALF_HEIGHT)
-    return 1000 * hidden + 1000 * outside + 300 * covered + math.hypot(*offset)
+    leader = {"arrowstyle": "-", "color": NEUTRAL, "linewidth": 0.6, "shrinkA": 5, "shrinkB": 3}
+    for spot, (x, y) in zip(spots, marks, strict=False):
+        shift = min(offsets, key=lambda one: cost(x + one[0], y + one[1], math.hypot(*one)))
+        taken.append((x + shift[0], y + shift[1]))
+        far = math.hypot(*shift) > RADII[0] + 1
+        for text, arrow in (("", leader), (spot.text, None)) if far else ((spot.text, None),):
+            label = axes.annotate(
+                text, (spot.x, spot.y), shift, textcoords="offset points", ha="center", va="center", fontsize=8,
+                arrowprops=arrow,
+            )  # fmt: skip
+            label.set_in_layout(False)

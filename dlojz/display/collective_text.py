@@ -1,7 +1,4 @@
-"""What happens in a step, in sentences, and short durations as people read them.
-
-Everything a picture of a collective shows is also said here, for those who cannot see it.
-"""
+"""Sentences on the steps of a collective, and short durations as people read them."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ def _chunks(chunks: tuple[int, ...], whole: bool) -> str:
 
 
 def transfer_words(transfer: Transfer, whole: bool = False) -> str:
-    """One message as a sentence: who sends which chunks to whom, and whether they are added or kept.
+    """Say a message: who sends which chunks to whom, and whether they are added or kept.
 
     Args:
         transfer: the message.
@@ -45,7 +42,7 @@ def transfer_words(transfer: Transfer, whole: bool = False) -> str:
 
 
 def step_words(simulation: Simulation, step: int) -> list[str]:
-    """The sentences of one step, numbered from 1; step 0 is the start."""
+    """Say each message of a step, numbered from 1; step 0 is the start."""
     if step == 0:
         return [
             say(
@@ -58,7 +55,7 @@ def step_words(simulation: Simulation, step: int) -> list[str]:
 
 
 def held_words(held: Held, done: bool) -> str:
-    """What a rank holds in a chunk: the number, whose contributions it has, whether it is final."""
+    """Say what a rank holds in a chunk: the number, whose contributions it has, whether it is final."""
     if held.value is None:
         return say(en="nothing", fr="rien")
     final = say(en=", final", fr=", définitif") if done else ""
@@ -66,12 +63,12 @@ def held_words(held: Held, done: bool) -> str:
 
 
 def number_words(value: float | None) -> str:
-    """A number of a chunk, without needless digits."""
+    """Write a number of a chunk without needless digits."""
     return "·" if value is None else minus(f"{value:g}")
 
 
 def rank_list(ranks: Iterable[int]) -> str:
-    """Ranks, said shortly.
+    """List ranks.
 
     Example:
         >>> rank_list((0, 2))
@@ -83,7 +80,7 @@ def rank_list(ranks: Iterable[int]) -> str:
 
 
 def format_latency(duration_s: float) -> str:
-    """A duration that may be far below a millisecond.
+    """Format a duration that may be far below a millisecond.
 
     Example:
         >>> format_latency(42e-6)
@@ -96,7 +93,7 @@ def format_latency(duration_s: float) -> str:
 
 
 def format_bandwidth(bytes_per_s: float | None) -> str:
-    """Bytes per second with a decimal prefix, as links are sold.
+    """Format bytes per second with a decimal prefix, as links are sold.
 
     Example:
         >>> format_bandwidth(2.5e9)

@@ -1,12 +1,6 @@
-"""Scene of the grid of ranks: cells, groups, links, and the sentences about them.
-
-Where the ranks of a grid are drawn: cells in the boxes of their nodes, and lines along the groups of one axis.
+"""Scene of the grid of ranks: cells in the boxes of their nodes, lines along the groups of one axis, and sentences.
 
 The notebook's SVG and the matplotlib figure draw the same scene; lengths are in cells, y goes down.
-
-What is said of a grid of ranks: which axis leaves its node and what to do about it, bytes by link as rows.
-
-Every sentence follows from the grid and from counted bytes; figure, panel and terminal say the same.
 """
 
 from __future__ import annotations
@@ -36,7 +30,7 @@ DOT = (0.88, 0.8)
 
 
 class GridCell(NamedTuple):
-    """One rank: its place (upper left corner), the number of its group, and its position along (pp, dp, tp)."""
+    """Rank: its upper left corner, the number of its group, and its position along (pp, dp, tp)."""
 
     rank: int
     x: float
@@ -46,17 +40,17 @@ class GridCell(NamedTuple):
 
     @property
     def color(self) -> str:
-        """Of its group; the colours recur, so the number of the group stands in the cell."""
+        """Colour of the group; colours recur, so the number of the group stands in the cell."""
         return SERIES[self.group % len(SERIES)]
 
     @property
     def dot(self) -> tuple[float, float]:
-        """Where lines start and end."""
+        """Point where lines start and end."""
         return self.x + DOT[0], self.y + DOT[1]
 
 
 class NodeBox(NamedTuple):
-    """The frame of a node."""
+    """Frame of a node."""
 
     number: int
     x: float
@@ -66,7 +60,7 @@ class NodeBox(NamedTuple):
 
 
 class Join(NamedTuple):
-    """A line between neighbours of a group: from, to, and the point that bends it (quadratic Bézier curve)."""
+    """Line between neighbours of a group: a quadratic Bézier curve."""
 
     start: tuple[float, float]
     bend: tuple[float, float]
@@ -76,7 +70,7 @@ class Join(NamedTuple):
 
 @dataclass(frozen=True)
 class GridScene:
-    """A picture of the groups along one axis.
+    """Picture of the groups along one axis.
 
     Args:
         title: axis, groups, and whether they leave their node.
@@ -139,7 +133,7 @@ def scene_of(grid: RankGrid, axis: str) -> GridScene:
 
 
 def title_of(grid: RankGrid, axis: str) -> str:
-    """How many groups an axis has, how large they are, and whether they leave their node."""
+    """Say how many groups an axis has, how large they are, and whether they leave their node."""
     size, groups, spanning = grid.size(axis), len(grid.groups(axis)), len(grid.links(axis))
     if size == 1:
         return say(en=f"{axis} = 1: each rank is alone", fr=f"{axis} = 1 : chaque rang est seul")
@@ -168,7 +162,7 @@ AXIS_ORDER = ("tp", "dp", "pp")
 
 
 def axis_title(axis: str) -> str:
-    """An axis by its full name; what is no axis as it is."""
+    """Name an axis in full; what is no axis stays."""
     return {
         "tp": "Tensor Parallelism",
         "dp": "Data Parallelism",
@@ -179,7 +173,7 @@ def axis_title(axis: str) -> str:
 
 
 def size_sentence(grid: RankGrid) -> str:
-    """Ranks, degrees, nodes and order in one line."""
+    """Say ranks, degrees, nodes and order in one line."""
     nodes, world = len(grid.nodes), grid.world_size
     return say(
         en=f"{world} rank{_s(world)} = dp {grid.dp} × pp {grid.pp} × tp {grid.tp}, on {nodes} node{_s(nodes)} of "
@@ -190,7 +184,7 @@ def size_sentence(grid: RankGrid) -> str:
 
 
 def advice(grid: RankGrid) -> str:
-    """One sentence on the placement: what leaves its node, and what would be better.
+    """Judge the placement in one sentence: what leaves its node, and what would be better.
 
     Source: Narayanan et al. 2021 (arXiv 2104.04473), §3.2, takeaway 1: tensor parallelism up to the GPUs of a node,
     pipelines across nodes.
@@ -244,7 +238,7 @@ def _tensor_crosses(grid: RankGrid) -> str:
 
 
 def cell_words(every_group: bool = True) -> str:
-    """What stands in a cell of the picture, and what its lines say.
+    """Explain what stands in a cell of the picture, and what its lines mean.
 
     Args:
         every_group: whether there are lines for all groups, or for some.
@@ -258,7 +252,7 @@ def cell_words(every_group: bool = True) -> str:
 
 
 def crossing_rows(crossing: Crossing) -> list[tuple[str, str, str, str]]:
-    """Axis, collective, bytes inside nodes, bytes between them: per step, over all ranks."""
+    """List axis, collective, bytes inside nodes and bytes between them: per step, over all ranks."""
     return [
         (row.group, row.collective, format_bytes(row.inside_bytes), format_bytes(row.between_bytes))
         for row in crossing.rows
@@ -266,7 +260,7 @@ def crossing_rows(crossing: Crossing) -> list[tuple[str, str, str, str]]:
 
 
 def crossing_titles() -> tuple[str, str, str, str]:
-    """The titles of `crossing_rows`."""
+    """Name the columns of `crossing_rows`."""
     return (
         say(en="axis", fr="axe"),
         say(en="collective", fr="collective"),
@@ -276,17 +270,17 @@ def crossing_titles() -> tuple[str, str, str, str]:
 
 
 def order_rows(placed: Mapping[str, Crossing]) -> list[tuple[str, ...]]:
-    """Per order, what goes between nodes in one step: along each axis of more than one rank, and in all."""
+    """List the bytes between nodes in one step, per order: along each axis of more than one rank, and in all."""
     return [(order, *(format_bytes(value) for value in _between(one))) for order, one in placed.items()]
 
 
 def order_titles(grid: RankGrid) -> tuple[str, ...]:
-    """The titles of `order_rows`."""
+    """Name the columns of `order_rows`."""
     return (say(en="order", fr="ordre"), *_used(grid), say(en="in all", fr="en tout"))
 
 
 def seconds_sentence(times_s: Mapping[str, float]) -> str:
-    """Seconds that each axis keeps its busiest rank's links busy."""
+    """Say for how many seconds each axis keeps its busiest rank's links busy."""
     told = ", ".join(f"{axis} {format_seconds(times_s[axis])}" for axis in AXIS_ORDER if axis in times_s)
     return say(en=f"on the links per step: {told}", fr=f"sur les liens, par pas : {told}")
 

@@ -1,25 +1,18 @@
-"""Tables of a memory footprint, and the words of its parts.
+"""Sentences and tables of a memory forecast, for the terminal, the notebook and the calculator.
 
-What a forecast says in sentences, and how its shares and differences are written.
-
-Every figure in a sentence is read from the forecast, with its unit.
-
-A forecast as a sheet of small tables: what the terminal, the notebook and the calculator all show.
-
-Nothing is computed here but sums, shares and differences of what a forecast holds; every figure carries its unit, and a
-text that comes from outside is made visible letter by letter.
+Only sums, shares and differences of what a forecast holds are computed here.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dlojz.base.language import brief_percent, decimal, format_bytes, format_count, language, say
-from dlojz.base.table import visible
-from dlojz.display.style import category_label, needed_label
+from dlojz.base.language import brief_percent, decimal, format_bytes, format_count, say
+from dlojz.base.table import Table, visible
+from dlojz.display.style import CATEGORY_STYLES, category_label, needed_label
+from dlojz.display.tables import beyond_peak
 from dlojz.planner.levers import Lever, taken_bytes
 from dlojz.results.footprint import CATEGORIES
 
@@ -27,19 +20,21 @@ if TYPE_CHECKING:
     from dlojz.planner.levers import Fit
     from dlojz.prediction.forecast import Beside, Forecast
 
+MOST_BLOCKS = MOST_MODULES = 8
+
 
 def difference(share: float) -> str:
-    """How much more or less, in words short enough for a table; `=` below a tenth of a percent."""
+    """Write a relative difference, with `=` below a tenth of a percent."""
     return "=" if abs(share) < 5e-4 else brief_percent(share, signed=True)
 
 
 def block_label(name: str) -> str:
-    """A block by its path; what belongs to none are the model's states and the engine's buffers."""
+    """Name a block by its path; the empty one holds the model's states and the engine's buffers."""
     return visible(name) if name else say(en="(states, engine, loss)", fr="(états, moteur, perte)")
 
 
 def headline(forecast: Forecast) -> str:
-    """What was asked, for which rank, on which device."""
+    """Name the run, the rank and the device of a forecast."""
     where = forecast.device.title if forecast.device else "CPU"
     return say(
         en=f"{visible(forecast.config.title)}, micro-batch {forecast.config.layout.micro_batch}, on {where}: "
@@ -50,7 +45,7 @@ def headline(forecast: Forecast) -> str:
 
 
 def peak_sentence(forecast: Forecast) -> str:
-    """The peak, its moment and what fills most of it."""
+    """Say the peak, its moment and what fills most of it."""
     memory = forecast.memory
     at_peak = memory.at_peak_bytes or {}
     most = max(at_peak, key=lambda name: at_peak[name], default=None)
@@ -65,7 +60,7 @@ def peak_sentence(forecast: Forecast) -> str:
 
 
 def verdict(taken: int, limit_bytes: int, title: str) -> str:
-    """Whether it fits, and how much is left or missing."""
+    """Say whether it fits, and how much is left or missing."""
     rest = limit_bytes - taken
     if rest >= 0:
         return say(
@@ -79,7 +74,7 @@ def verdict(taken: int, limit_bytes: int, title: str) -> str:
 
 
 def fit_sentence(fit: Fit, title: str) -> str:
-    """The largest micro-batch that fits, in words."""
+    """Say the largest micro-batch that fits."""
     if fit.micro_batch == 0:
         return say(
             en=f"Not even one sample fits into {title}: it takes {format_bytes(fit.taken_bytes)} of "
@@ -95,76 +90,57 @@ def fit_sentence(fit: Fit, title: str) -> str:
     )
 
 
-MOST_BLOCKS = MOST_MODULES = 8
+def _shares_table(caption: str, held: Sequence[tuple[str, int]], category: str = "") -> Table:
+    """Names and bytes with a bar for each share of their sum."""
+    total = sum(num_bytes for _, num_bytes in held) or 1
+    return Table(
+        ("", ""),
+        tuple((name, format_bytes(num_bytes)) for name, num_bytes in held),
+        caption,
+        shares=tuple(num_bytes / total for _, num_bytes in held),
+        colors=(_color(category),) * len(held),
+    )
 
 
-@dataclass(frozen=True)
-class FootprintTable:
-    """One small table.
-
-    Args:
-        heading: above it.
-        columns: titles; empty where there are none to show.
-        rows: cells, ready to show; the first of each row is its label.
-        shares: from 0 to 1, a bar for each row; empty for none.
-        styles: a category for each row, whose colour its bar has.
-        notes: sentences below it.
-    """
-
-    heading: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    shares: tuple[float, ...] = ()
-    styles: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+def _color(category: str) -> str:
+    style = CATEGORY_STYLES.get(category)  # type: ignore[call-overload]
+    return style.color if style else ""
 
 
-def category_part(forecast: Forecast) -> FootprintTable:
-    """By category: at the peak, and the largest within the step."""
+def category_part(forecast: Forecast) -> Table:
+    """List the categories: at the peak, and the largest within the step."""
     memory = forecast.memory
     at_peak, peak = memory.at_peak_bytes or {}, memory.peak_bytes or 1
     shown = [name for name in CATEGORIES if at_peak.get(name) or memory.category(name)]
+    shares = [at_peak.get(name, 0) / peak for name in shown]
     rows = [
         (
             category_label(name),
             format_bytes(at_peak.get(name, 0)),
-            brief_percent(at_peak.get(name, 0) / peak),
+            brief_percent(share),
             format_bytes(memory.category(name)),
         )
-        for name in shown
+        for name, share in zip(shown, shares, strict=True)
     ]
-    rows.append((category_label("peak"), format_bytes(memory.peak_bytes), "", ""))
-    return FootprintTable(
-        say(en="By category", fr="Par catégorie"),
+    return Table(
         ("", say(en="at the peak", fr="au pic"), "", say(en="largest in the step", fr="maximum dans le pas")),
-        tuple(rows),
-        shares=(*(at_peak.get(name, 0) / peak for name in shown), 0.0),
-        styles=(*shown, ""),
+        (*rows, (category_label("peak"), format_bytes(memory.peak_bytes), "", "")),
+        say(en="By category", fr="Par catégorie"),
+        shares=(*shares, 0.0),
+        colors=(*map(_color, shown), ""),
     )
 
 
-def taken_part(forecast: Forecast) -> FootprintTable:
-    """Allocated, reserved, as nvidia-smi shows it; host memory and NVMe where something lies there; whether it fits."""
+def taken_part(forecast: Forecast) -> Table:
+    """List what is allocated, reserved, seen by nvidia-smi and offloaded, and say whether it fits."""
     memory, device = forecast.memory, forecast.device
     rows = [(say(en="allocated", fr="alloué"), format_bytes(memory.peak_bytes))]
-    notes = []
+    notes: tuple[str, ...] = ()
     if device is not None:
-        rows += [
-            (needed_label(), format_bytes(memory.needed_bytes)),
-            (say(en="reserved by the allocator", fr="réservé par l’allocateur"), format_bytes(memory.reserved_bytes)),
-            (say(en="as nvidia-smi shows it", fr="vu par nvidia-smi"), format_bytes(memory.device_bytes)),
-        ]
-        notes.append(verdict(taken_bytes(forecast), device.memory_bytes, device.title))
-    if memory.host_bytes:
-        rows.append((say(en="in host memory (RAM)", fr="en mémoire hôte (RAM)"), format_bytes(memory.host_bytes)))
-    if memory.nvme_bytes:
-        rows.append((say(en="on NVMe", fr="sur NVMe"), format_bytes(memory.nvme_bytes)))
-    return FootprintTable(
-        say(en="What a rank takes", fr="Ce que prend un rang"),
-        (),
-        tuple(rows),
-        notes=tuple(notes),
-    )
+        rows.append((needed_label(), format_bytes(memory.needed_bytes)))
+        notes = (verdict(taken_bytes(forecast), device.memory_bytes, device.title),)
+    rows += beyond_peak(memory)
+    return Table(("", ""), tuple(rows), say(en="What a rank takes", fr="Ce que prend un rang"), notes=notes)
 
 
 def grouped_blocks(forecast: Forecast, most: int = MOST_BLOCKS) -> list[tuple[str, dict[str, int]]]:
@@ -200,41 +176,30 @@ def _group_label(names: list[str]) -> str:
     return f"{visible(names[0])} … {visible(names[-1].rpartition('.')[2])} (×{len(names)})"
 
 
-def block_part(forecast: Forecast, most: int = MOST_BLOCKS) -> FootprintTable:
-    """What fills the peak, block by block, the most first."""
+def block_part(forecast: Forecast, most: int = MOST_BLOCKS) -> Table:
+    """List what fills the peak by block, the most first."""
     groups = [(label, sum(held.values())) for label, held in grouped_blocks(forecast, most)]
-    return FootprintTable(
-        say(en="What fills the peak, by block", fr="Ce qui remplit le pic, par bloc"), (), *_rows_and_shares(groups)
-    )
+    return _shares_table(say(en="What fills the peak, by block", fr="Ce qui remplit le pic, par bloc"), groups)
 
 
-def module_part(forecast: Forecast, most: int = MOST_MODULES) -> FootprintTable:
-    """What forward keeps for backward, by module, the same module of all blocks together; the most first."""
+def module_part(forecast: Forecast, most: int = MOST_MODULES) -> Table:
+    """List what forward keeps for backward by module, the same module of all blocks together; the most first."""
     held: dict[str, list[int]] = {}
     for path, num_bytes in forecast.activations_by_module.items():
         held.setdefault(re.sub(r"(?<=\.)\d+", "*", path), []).append(num_bytes)
     ordered = sorted(held.items(), key=lambda item: -sum(item[1]))
     most += len(ordered) == most + 1
     shown = [
-        (
-            _module_label(path) + (f" (×{len(sizes)})" if len(sizes) > 1 else ""),
-            sum(sizes),
-        )
+        (_module_label(path) + (f" (×{len(sizes)})" if len(sizes) > 1 else ""), sum(sizes))
         for path, sizes in ordered[:most]
     ]
     if rest := [sum(sizes) for _, sizes in ordered[most:]]:
         shown.append((say(en=f"{len(rest)} others", fr=f"{len(rest)} autres"), sum(rest)))
-    rows, shares = _rows_and_shares(shown)
-    return FootprintTable(
-        say(
-            en="Activations kept for backward, by module (one micro-batch)",
-            fr="Activations gardées pour la passe arrière, par module (un micro-batch)",
-        ),
-        (),
-        rows,
-        shares,
-        styles=("activations",) * len(rows),
+    caption = say(
+        en="Activations kept for backward, by module (one micro-batch)",
+        fr="Activations gardées pour la passe arrière, par module (un micro-batch)",
     )
+    return _shares_table(caption, shown, "activations")
 
 
 def _module_label(path: str) -> str:
@@ -243,62 +208,46 @@ def _module_label(path: str) -> str:
     return visible(path) or say(en="(input, loss)", fr="(entrée, perte)")
 
 
-def _rows_and_shares(held: Sequence[tuple[str, int]]) -> tuple[tuple[tuple[str, str], ...], tuple[float, ...]]:
-    total = sum(num_bytes for _, num_bytes in held) or 1
-    return (
-        tuple((name, format_bytes(num_bytes)) for name, num_bytes in held),
-        tuple(num_bytes / total for _, num_bytes in held),
-    )
-
-
-def rules_part(beside: Sequence[Beside], per_parameter: float, parameters: int) -> FootprintTable:
-    """The rules of thumb beside what this rank holds of what they count."""
+def rules_part(beside: Sequence[Beside], per_parameter: float, parameters: int) -> Table:
+    """Compare the rules of thumb with what this rank holds of what they count."""
     told = decimal(per_parameter, 2)
-    return FootprintTable(
-        say(
-            en=f"Rules of thumb (Ψ = {format_count(parameters)} parameters; this rank holds {told} B of states for "
-            "each)",
-            fr=f"Règles usuelles (Ψ = {format_count(parameters)} paramètres ; ce rang détient "
-            f"{told} o d’états par paramètre)",
-        ),
-        _beside_columns(say(en="this rank", fr="ce rang")),
-        tuple(_beside_row(each.formula, each) for each in beside),
+    caption = say(
+        en=f"Rules of thumb (Ψ = {format_count(parameters)} parameters; this rank holds {told} B of states for each)",
+        fr=f"Règles usuelles (Ψ = {format_count(parameters)} paramètres ; ce rang détient {told} o d’états par "
+        "paramètre)",
     )
+    return _formulas_table(caption, say(en="this rank", fr="ce rang"), [each.formula for each in beside], beside)
 
 
-def forms_part(beside: Sequence[Beside]) -> FootprintTable:
-    """The papers' closed forms beside the trace of one layer."""
-    part = FootprintTable(
-        say(
-            en="Activations of one layer, closed forms beside the trace (s tokens, b samples, h width, a heads)",
-            fr="Activations d’une couche, formules à côté de la trace (s tokens, b exemples, h largeur, a têtes)",
-        ),
-        _beside_columns(say(en="trace", fr="trace")),
-        tuple(_beside_row(f"{each.name}: {each.formula}", each) for each in beside),
+def forms_part(beside: Sequence[Beside]) -> Table:
+    """Compare the papers' closed forms with the trace of one layer."""
+    caption = say(
+        en="Activations of one layer, closed forms beside the trace (s tokens, b samples, h width, a heads)",
+        fr="Activations d’une couche, formules à côté de la trace (s tokens, b exemples, h largeur, a têtes)",
     )
-    if language() != "fr":
-        return part
-    return replace(part, rows=tuple((row[0].replace(": ", " : ", 1), *row[1:]) for row in part.rows))
+    labels = [f"{each.name}{say(en=':', fr=' :')} {each.formula}" for each in beside]
+    return _formulas_table(caption, say(en="trace", fr="trace"), labels, beside)
 
 
-def _beside_columns(measured: str) -> tuple[str, ...]:
-    return "", say(en="formula", fr="formule"), measured, say(en="difference", fr="écart"), ""
-
-
-def _beside_row(label: str, each: Beside) -> tuple[str, ...]:
-    return (
-        label,
-        format_bytes(each.formula_bytes),
-        format_bytes(each.forecast_bytes),
-        difference(each.difference),
-        each.about,
+def _formulas_table(caption: str, measured: str, labels: Sequence[str], beside: Sequence[Beside]) -> Table:
+    rows = tuple(
+        (
+            label,
+            format_bytes(each.formula_bytes),
+            format_bytes(each.forecast_bytes),
+            difference(each.difference),
+            each.about,
+        )
+        for label, each in zip(labels, beside, strict=True)
     )
+    head = ("", say(en="formula", fr="formule"), measured, say(en="difference", fr="écart"), "")
+    return Table(head, rows, caption, align="lrrrl")
 
 
-def levers_part(levers: Sequence[Lever], now_bytes: int, limit_bytes: int | None = None) -> FootprintTable:
-    """What each single change would save, the largest saving first."""
+def levers_part(levers: Sequence[Lever], now_bytes: int, limit_bytes: int | None = None) -> Table:
+    """List what each single change would save, the largest saving first."""
     yes, no = say(en="yes", fr="oui"), say(en="no", fr="non")
-    columns = [
+    head = (
         "",
         say(en="takes", fr="prend"),
         say(en="saves", fr="économise"),
@@ -306,9 +255,9 @@ def levers_part(levers: Sequence[Lever], now_bytes: int, limit_bytes: int | None
         say(en="to host RAM", fr="en RAM hôte"),
         say(en="fits", fr="tient"),
         say(en="can be run", fr="exécutable"),
-    ]
+    )
     rows = [
-        [
+        (
             lever.change,
             format_bytes(lever.taken_bytes),
             ("−" if lever.saved_bytes < 0 else "") + format_bytes(abs(lever.saved_bytes)),
@@ -316,21 +265,17 @@ def levers_part(levers: Sequence[Lever], now_bytes: int, limit_bytes: int | None
             format_bytes(lever.host_bytes) if lever.host_bytes else "",
             "" if limit_bytes is None else yes if lever.taken_bytes <= limit_bytes else no,
             yes if lever.runnable else say(en="predicted only", fr="prédit seulement"),
-        ]
+        )
         for lever in levers
     ]
-    dropped = {column for column, cells in enumerate(zip(*rows, strict=True)) if column and not any(cells)}
-    kept = [column for column in range(len(columns)) if column not in dropped]
-    return FootprintTable(
-        say(
-            en=f"Levers, each alone (now: {format_bytes(now_bytes)})",
-            fr=f"Leviers, chacun seul (actuellement : {format_bytes(now_bytes)})",
-        ),
-        tuple(columns[column] for column in kept),
-        tuple(tuple(row[column] for column in kept) for row in rows),
+    kept = [column for column in range(len(head)) if not column or any(row[column] for row in rows)]
+    caption = say(
+        en=f"Levers, each alone (now: {format_bytes(now_bytes)})",
+        fr=f"Leviers, chacun seul (actuellement : {format_bytes(now_bytes)})",
     )
+    return Table(tuple(head[column] for column in kept), tuple(tuple(row[c] for c in kept) for row in rows), caption)
 
 
-def forecast_parts(forecast: Forecast) -> tuple[FootprintTable, ...]:
-    """What every view of a forecast shows."""
+def forecast_parts(forecast: Forecast) -> tuple[Table, ...]:
+    """List the tables that every view of a forecast shows."""
     return category_part(forecast), taken_part(forecast), block_part(forecast), module_part(forecast)

@@ -1,22 +1,8 @@
-"""Scene of a pipeline schedule: bars, bands and marks, its facts, its sentences, the table of a partition.
+"""Scene of a pipeline schedule: bars, bands and marks before anybody draws them; its facts, sentences and tables.
 
-What a drawing of a schedule shows, before anybody draws it: bars, memory steps, version strips, marks, legend.
-
-The matplotlib figure and the SVG of the panel draw the same scene, so that they cannot differ; the hatch of a bar is
-its kind, whatever its colour says, and its number stands in it while it can be read.
-
-What is known of a timeline besides its times: bounds, critical path, causes of idleness, weight versions.
-
-Nothing is computed here; the modules of `dlojz.pipeline` are asked, and what does not apply to a schedule is left out.
-
-A pipeline schedule in words: its figures, what each action is, what bounds it.
-
-Makespan and span, bubble fraction and overhead are never called by another's name; a simulated time has no unit ("time
-units") unless its costs were seconds, a measured one is in seconds.
-
-A cut into stages as tables in a terminal: stage by stage, method by method, unit by unit.
-
-Only says what the partitions hold; loads carry the unit of the blocks' weights.
+The matplotlib figure and the SVG of the panel draw the same scene. A bar's hatch is its kind, whatever its colour says.
+Makespan and span, bubble fraction and overhead are never called by another's name; a simulated time is in time units
+unless its costs were seconds, a measured one is in seconds; loads carry the unit of the blocks' weights.
 """
 
 from __future__ import annotations
@@ -45,7 +31,7 @@ MOST_TEXTS = 1500
 
 
 class Bar(NamedTuple):
-    """One action: its number in `schedule.actions`, where it lies, what is written in it, how it looks."""
+    """Action: its number in `schedule.actions`, where it lies, what is written in it, how it looks."""
 
     number: int
     row: int
@@ -57,7 +43,7 @@ class Bar(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """A rank's memory: corners of its curve, and its peak."""
+    """Memory of a rank: corners of its curve, and its peak."""
 
     times: list[float]
     units: list[float]
@@ -65,7 +51,7 @@ class Steps(NamedTuple):
 
 
 class Band(NamedTuple):
-    """A stretch of one rank's time with a name: a cause of idleness, or a weight version."""
+    """Stretch of one rank's time with a name: a cause of idleness, or a weight version."""
 
     row: int
     start: float
@@ -74,7 +60,7 @@ class Band(NamedTuple):
 
 
 class BoundMark(NamedTuple):
-    """A moment that concerns all ranks: a bound."""
+    """Moment of a bound, for all ranks."""
 
     time: float
     words: str
@@ -82,7 +68,7 @@ class BoundMark(NamedTuple):
 
 
 class Lanes(NamedTuple):
-    """How the height 1 of a rank is shared out, from its top: bars, version strip, memory; (top, height) each."""
+    """Lanes of a rank of height 1, from its top: bars, version strip, memory; (top, height) each."""
 
     bars: tuple[float, float]
     strip: tuple[float, float] | None
@@ -91,14 +77,14 @@ class Lanes(NamedTuple):
 
 @dataclass(frozen=True)
 class Scene:
-    """A drawing, without its medium.
+    """Drawing without its medium.
 
     Attributes:
         title, subtitle, alt: texts, in the reader's language.
         rows: name of each row, from the top; one per rank, or two where a measured one lies below.
         width: length of the time axis, at least the makespan, in the unit of `time_label`.
         time_label: the axis, with its unit.
-        lanes: how a row is shared out.
+        lanes: of a row.
         bars, critical, idle, strip, memory, marks: what is drawn; `critical` are positions in `bars`.
         memory_top: the value at the top of a memory lane; `memory_limit` is drawn as a line if there is one.
         legend: what looks how.
@@ -126,7 +112,7 @@ class Scene:
 
 
 def readable(scene: Scene, letters: float) -> list[tuple[Bar, str]]:
-    """What is written into the bars: labels, or micro-batches alone, or nothing, the same for all where it can be.
+    """Choose what is written into the bars: labels, or micro-batches alone, or nothing.
 
     Args:
         scene: what is drawn.
@@ -145,7 +131,7 @@ def readable(scene: Scene, letters: float) -> list[tuple[Bar, str]]:
 
 
 def framed(scene: Scene) -> list[Band]:
-    """The critical path as frames: neighbouring actions of a rank share one, in order of time."""
+    """Frame the critical path: neighbouring actions of a rank share a frame, in order of time."""
     frames: list[Band] = []
     for bar in (scene.bars[number] for number in scene.critical):
         last = frames[-1] if frames else None
@@ -178,7 +164,7 @@ def facts_of(
     bounds: bool = True,
     memory_limit: float | None = None,
 ) -> Facts:
-    """All that `scene_of` can draw besides the times themselves.
+    """Ask `dlojz.pipeline` for all that `scene_of` can draw besides the times.
 
     Args:
         timeline: simulated or measured.
@@ -201,7 +187,7 @@ def facts_of(
 
 
 def known_optimum(timeline: Timeline, memory_limit: float | None = None) -> float | None:
-    """The proven shortest makespan of the same stages and micro-batches, where the stored table has it.
+    """Look up the proven shortest makespan of the same stages and micro-batches in the stored table.
 
     Args:
         timeline: simulated; other costs than F = I = W = 1 have no entry.
@@ -230,19 +216,19 @@ def known_optimum(timeline: Timeline, memory_limit: float | None = None) -> floa
 
 
 def in_seconds(timeline: Timeline, seconds: bool | None = None) -> bool:
-    """Whether the times are seconds: those of a measured timeline are, those of a simulation only if told so."""
+    """Whether the times are seconds: those of a measured timeline are, those of a simulation only on request."""
     return timeline.origin == "measured" if seconds is None else seconds
 
 
 def amount(value: float, seconds: bool = False) -> str:
-    """A time or a number of units, at most four digits, with the decimal mark of the reader's language."""
+    """Write a time or a number of units with at most four digits."""
     if seconds:
         return format_seconds(value)
     return significant(value, 4) if abs(value) < 1e4 else f"{value:.0f}"
 
 
 def title_of(schedule: Schedule) -> str:
-    """Name and size of a schedule, on one line."""
+    """Name a schedule and its size."""
     chunks = schedule.stages // schedule.ranks if schedule.pipes == 1 else 1
     more = say(en=f", {chunks} chunks per rank", fr=f", {chunks} étages par rang") if chunks > 1 else ""
     ranks, micro_batches = schedule.ranks, schedule.micro_batches
@@ -254,12 +240,12 @@ def title_of(schedule: Schedule) -> str:
 
 
 def unit_words(seconds: bool = False) -> str:
-    """What follows a simulated time; nothing where `amount` has written seconds."""
+    """Write the unit of a simulated time; nothing where `amount` has written seconds."""
     return "" if seconds else say(en=" time units", fr=" unités de temps")
 
 
 def figures_sentence(timeline: Timeline, seconds: bool | None = None) -> str:
-    """Makespan, bubble fraction and overhead, named; the span too where it differs."""
+    """Say makespan, bubble fraction and overhead; the span too where it differs."""
     inside = in_seconds(timeline, seconds)
     span = ""
     if timeline.span < timeline.makespan * (1 - 1e-9):
@@ -273,7 +259,7 @@ def figures_sentence(timeline: Timeline, seconds: bool | None = None) -> str:
 
 
 def action_words(actions: Sequence[Action]) -> list[str]:
-    """What each action does, in words; a drawing has many, so the language is asked for once."""
+    """Say what each action does."""
     stage, slice_word = say(en="stage", fr="étage"), say(en="slice", fr="tranche")
     upward = say(en=", second direction", fr=", second sens")
     kinds = {kind: action_label(kind) for kind in KINDS}
@@ -294,51 +280,29 @@ def figure_lines(
     optimum: float | None = None,
     seconds: bool | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """The figures of a schedule as (name, value), each under its own name, with what it means."""
+    """List the figures of a schedule as (name, value and meaning)."""
     inside = in_seconds(timeline, seconds)
     unit = unit_words(inside)
-    yield (
-        say(en="makespan", fr="durée totale (makespan)"),
-        amount(timeline.makespan, inside) + unit + say(en=", first start to last end", fr=", du début à la fin"),
+    whole = say(en=", first start to last end", fr=", du début à la fin")
+    yield say(en="makespan", fr="durée totale (makespan)"), amount(timeline.makespan, inside) + unit + whole
+    longest = say(
+        en=", longest of the ranks' own: an iteration without barrier",
+        fr=", la plus longue d’un rang : une itération sans barrière",
     )
-    yield (
-        say(en="span", fr="portée (span)"),
-        amount(timeline.span, inside)
-        + unit
-        + say(
-            en=", longest of the ranks' own: an iteration without barrier",
-            fr=", la plus longue d’un rang : une itération sans barrière",
-        ),
-    )
-    yield (
-        say(en="ideal", fr="durée idéale"),
-        amount(timeline.ideal, inside) + unit + say(en=", all work shared out, no idle time", fr=", sans inactivité"),
-    )
-    yield (
-        say(en="bubble fraction", fr="fraction de bulle"),
-        spaced_percent(timeline.bubble_fraction) + say(en=" (idle / all time)", fr=" (inactivité / temps total)"),
-    )
-    yield (
-        say(en="bubble overhead", fr="surcoût de bulle"),
-        spaced_percent(timeline.bubble_overhead) + say(en=" (idle / work)", fr=" (inactivité / travail)"),
-    )
+    yield say(en="span", fr="portée (span)"), amount(timeline.span, inside) + unit + longest
+    spread = say(en=", work spread evenly, no idle time", fr=", sans inactivité")
+    yield say(en="ideal", fr="durée idéale"), amount(timeline.ideal, inside) + unit + spread
+    of_time = say(en=" (idle / all time)", fr=" (inactivité / temps total)")
+    yield say(en="bubble fraction", fr="fraction de bulle"), spaced_percent(timeline.bubble_fraction) + of_time
+    of_work = say(en=" (idle / work)", fr=" (inactivité / travail)")
+    yield say(en="bubble overhead", fr="surcoût de bulle"), spaced_percent(timeline.bubble_overhead) + of_work
     peaks = ", ".join(amount(curve.peak) for curve in memory_curves(timeline))
-    yield (
-        say(en="peak activations", fr="pic d’activations"),
-        peaks + say(en=" (per rank, in stage-micro-batches)", fr=" (par rang, en micro-batches d’étage)"),
-    )
-    for name, value, meaning in (
-        (
-            say(en="lower bound", fr="borne inférieure"),
-            lower_bound,
-            say(en="no schedule with these stages is faster", fr="aucun ordonnancement de ces étages ne fait mieux"),
-        ),
-        (
-            say(en="optimum", fr="optimum"),
-            optimum,
-            say(en="the fastest there is, proven", fr="le plus rapide possible, prouvé"),
-        ),
-    ):
+    per_rank = say(en=" (per rank, in stage-micro-batches)", fr=" (par rang, en micro-batches d’étage)")
+    yield say(en="peak activations", fr="pic d’activations"), peaks + per_rank
+    least = say(en="no schedule with these stages is faster", fr="aucun ordonnancement de ces étages ne fait mieux")
+    proven = say(en="the fastest there is, proven", fr="le plus rapide possible, prouvé")
+    bounds = ((say(en="lower bound", fr="borne inférieure"), lower_bound, least), ("optimum", optimum, proven))
+    for name, value, meaning in bounds:
         if value is not None:
             gap = timeline.makespan / value - 1 if value else 0.0
             here = say(en="reached", fr="atteint") if abs(gap) < 1e-9 else spaced_percent(gap, signed=True)
@@ -348,21 +312,18 @@ def figure_lines(
 
 
 def title(name: str) -> str:
-    """A method or a unit in the reader's language."""
+    """Translate a method or a unit."""
     return {
-        "exact": say(en="exact", fr="exact"),
         "deepspeed": "DeepSpeed",
-        "torchgpipe": "torchgpipe",
         "uniform": say(en="uniform", fr="uniforme"),
         "parameters": say(en="parameters", fr="paramètres"),
         "flops": "FLOPs",
         "time": say(en="time", fr="temps"),
-        "regex": "regex",
-    }[name]
+    }.get(name, name)
 
 
 def headline(model: str, weighed: BlockWeights, stages: int) -> str:
-    """What is cut, into how many stages, and what is balanced."""
+    """Say what is cut, into how many stages, and what is balanced."""
     blocks, model = len(weighed.kinds), visible(model)
     return say(
         en=f"{model}: {blocks} blocks, number of stages: {stages}, balanced by: {weighed.title()}",
@@ -371,7 +332,7 @@ def headline(model: str, weighed: BlockWeights, stages: int) -> str:
 
 
 def stages_table(cut: Partition, weighed: BlockWeights) -> Table:
-    """Each stage: its blocks, its load, its share of the mean, what its blocks are."""
+    """List the stages: blocks, load, share of the mean, what the blocks are."""
     head = (
         say(en="stage", fr="étage"),
         say(en="blocks", fr="blocs"),
@@ -395,7 +356,7 @@ def stages_table(cut: Partition, weighed: BlockWeights) -> Table:
 
 
 def methods_table(cuts: Mapping[str, Partition], weighed: BlockWeights, micro_batches: int) -> Table:
-    """Each method's bottleneck and step beside those of the first, which is the optimum."""
+    """List each method's bottleneck and step over those of the first, which is the optimum."""
     best = next(iter(cuts.values()))
     head = (
         say(en="method", fr="méthode"),
@@ -421,7 +382,7 @@ def methods_table(cuts: Mapping[str, Partition], weighed: BlockWeights, micro_ba
 
 
 def legend(micro_batches: int) -> str:
-    """What the signs of the two tables stand for."""
+    """Explain the signs of the two tables."""
     return say(
         en=f"◀ bottleneck; step: Σ tᵢ + (m − 1) max tᵢ for {micro_batches} micro-batches, against the exact cut's",
         fr=f"◀ goulot ; pas : Σ tᵢ + (m − 1) max tᵢ pour {micro_batches} micro-batches, rapporté au découpage exact",
@@ -429,7 +390,7 @@ def legend(micro_batches: int) -> str:
 
 
 def units_table(imbalances: Mapping[str, Mapping[str, float]]) -> Table:
-    """The imbalance of the cut by each unit, in each unit."""
+    """List the imbalance of the cut by each unit, in each unit."""
     units = next(iter(imbalances.values()))
     columns = (say(en=f"imbalance in {title(unit)}", fr=f"déséquilibre en {title(unit)}") for unit in units)
     rows = tuple((title(by), *(decimal(one, 2) for one in found.values())) for by, found in imbalances.items())
@@ -437,7 +398,7 @@ def units_table(imbalances: Mapping[str, Mapping[str, float]]) -> Table:
 
 
 def counts_table(counts: Iterable[HowOften]) -> Table:
-    """How often each tool misses the optimum over random cases, and its worst one."""
+    """List how often each tool misses the optimum over random cases, and its worst one."""
     counts = list(counts)
     cases = counts[0].cases
     head = (

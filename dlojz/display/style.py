@@ -1,4 +1,4 @@
-"""The look of everything drawn: one colour and one hatch per category, the same in every figure.
+"""Style of everything drawn: one colour and one hatch per category, the same in every figure.
 
 Colour never carries a meaning alone; a hatch, a marker or a line style says the same. Source: Okabe & Ito 2008, "Color
 Universal Design", whose eight colours are told apart by colour-blind readers.
@@ -43,8 +43,6 @@ ORANGE_TINT, SKY_TINT, GREEN_TINT = "#FFF3D6", "#CFE6F5", "#B5E3D3"
 YELLOW_TINT, VERMILION_TINT = "#FBF3B5", "#F2C2A2"
 """Grounds on which black text stands out."""
 LIGHT_SKY, LIGHT_ORANGE, LIGHT_PURPLE = "#A6CEE3", "#FDD9A0", "#E8B7D4"
-DARK_VERMILION = "#A03A00"
-"""Dark enough for small text."""
 FAINT_HATCH = "#C4B98A"
 """Hatch under the figures of a cell."""
 
@@ -58,15 +56,17 @@ class Style(NamedTuple):
     hatch: str
 
 
-CATEGORY_STYLES: dict[Category, Style] = {
-    "weights": Style(BLUE, ""),
-    "gradients": Style(ORANGE, "//"),
-    "optimizer": Style(GREEN, "\\\\"),
-    "master": Style(PURPLE, "xx"),
-    "activations": Style(SKY, ".."),
-    "buffers": Style(YELLOW, "++"),
-    "workspace": Style(GREY, "--"),
-}
+FILLS = (
+    Style(BLUE, ""),
+    Style(ORANGE, "//"),
+    Style(GREEN, "\\\\"),
+    Style(PURPLE, "xx"),
+    Style(SKY, ".."),
+    Style(YELLOW, "++"),
+    Style(GREY, "--"),
+)
+"""Fills of neighbouring parts of a bar, told apart by their hatches too."""
+CATEGORY_STYLES: dict[Category, Style] = dict(zip(CATEGORIES, FILLS, strict=True))
 
 COLLECTIVE_STYLES: dict[str, Style] = {
     "all_reduce": Style(VERMILION, ""),
@@ -121,7 +121,7 @@ LINE_STYLES: tuple[tuple[str, str, str], ...] = (  # colour, dashes, marker
 
 
 def category_label(name: str) -> str:
-    """A memory category in the reader's language."""
+    """Translate a memory category."""
     return {
         "weights": say(en="weights", fr="poids"),
         "gradients": say(en="gradients", fr="gradients"),
@@ -135,12 +135,12 @@ def category_label(name: str) -> str:
 
 
 def needed_label() -> str:
-    """What `Memory.needed_bytes` is, in the reader's language."""
+    """Say what `Memory.needed_bytes` is."""
     return say(en="needed: peak, CUDA context, NCCL", fr="nécessaire : pic, contexte CUDA, NCCL")
 
 
 def phase_label(name: str) -> str:
-    """A phase of a training step in the reader's language; one without translation as it is."""
+    """Translate a phase of a training step; one without translation stays."""
     return {
         "forward": say(en="forward", fr="passe avant"),
         "backward": say(en="backward", fr="passe arrière"),
@@ -153,7 +153,7 @@ def phase_label(name: str) -> str:
 
 
 def action_label(kind: str) -> str:
-    """A kind of pipeline action in the reader's language."""
+    """Translate a kind of pipeline action."""
     return {
         "F": say(en="forward", fr="passe avant"),
         "B": say(en="backward", fr="passe arrière"),
@@ -167,9 +167,5 @@ def action_label(kind: str) -> str:
 
 
 def phase_style(name: str) -> Style:
-    """Style of a phase; `forward 3` looks like `forward`."""
+    """Choose the style of a phase; `forward 3` looks like `forward`."""
     return next((style for key, style in PHASE_STYLES.items() if name.startswith(key)), OTHER)
-
-
-if set(CATEGORY_STYLES) != set(CATEGORIES):  # a category without a colour would be drawn as another one
-    raise RuntimeError("every memory category needs a style in dlojz.display.style.")

@@ -1,67 +1,69 @@
-"""Tables of runs: the comparison's grid, and the other tables of a terminal.
+"""Tables of runs: a comparison in a terminal, HTML and Markdown, and the footprint of one run.
 
-The comparison as text, cell by cell: what the terminal, the Markdown and the notebook table all show.
-
-One unit per line of the table, chosen so that its largest figure reads well, and written in the line's label; a figure
-that is not known is a dash.
-
-The comparison in a terminal: quantities as lines, runs as columns, each cell `predicted | measured`.
-
-No figure is ever cut; where the terminal is too narrow for all runs, the table goes on below.
+A line of a comparison has one unit, in which its largest figure reads well; a figure that is not known is a dash. In a
+terminal no figure is cut: where it is too narrow for all runs, the table goes on below.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from rich.console import Console, ConsoleOptions, Group, RenderResult
-from rich.table import Table
+import rich.table
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from dlojz.base.language import byte_units, decimal, format_bytes, format_count, gap_text, localized, say
-from dlojz.base.table import markdown_safe, safe, visible
+from dlojz.base.table import Table, visible
 from dlojz.config.run_config import RunConfig
-from dlojz.display.style import CATEGORY_STYLES, category_label, needed_label, phase_label
-from dlojz.results.footprint import CATEGORIES, Footprint
+from dlojz.display.style import category_label, needed_label, phase_label
+from dlojz.results.footprint import CATEGORIES, Footprint, Memory
 
 if TYPE_CHECKING:
     from dlojz.compare import Comparison, PredictedMeasured, RunRow
-    from dlojz.display.memory_tables import FootprintTable
 
 DASH = "—"
+PREDICTED, MEASURED, WRONG = "cyan", "bold", "bold red"
 
 
-@dataclass(frozen=True)
-class ComparisonCell:
-    """One quantity of one run, ready to show; `equal` is None where the two are not meant to be the same number."""
+class ComparisonCell(NamedTuple):
+    """One quantity of one run as text; `equal` is None where predicted and measured need not be the same number."""
 
-    predicted: str
     measured: str
+    predicted: str = ""
     equal: bool | None = None
 
+    def text(self) -> str:
+        """Both figures in one cell; unequal bytes are marked by a sign."""
+        if not self.predicted:
+            return self.measured
+        return f"{self.predicted} {'≠' if self.equal is False else '|'} {self.measured}"
 
-@dataclass(frozen=True)
-class ComparisonLine:
+    def styled(self) -> Text:
+        """The same for a terminal, narrower and coloured."""
+        measured = (visible(self.measured), WRONG if self.equal is False else MEASURED)
+        if not self.predicted:
+            return Text.assemble(measured)
+        return Text.assemble((self.predicted, PREDICTED), ("≠" if self.equal is False else "|", "dim"), measured)
+
+
+class ComparisonLine(NamedTuple):
     """One quantity over all runs."""
 
     label: str
     cells: tuple[ComparisonCell, ...]
 
 
-@dataclass(frozen=True)
-class Section:
-    """Lines that belong together, under one heading."""
+class Section(NamedTuple):
+    """Lines under one heading."""
 
     heading: str
     lines: tuple[ComparisonLine, ...]
 
 
-@dataclass(frozen=True)
-class ComparisonGrid:
-    """The whole table: a title per run, the sections, and what has to be said about runs that did not go well."""
+class ComparisonGrid(NamedTuple):
+    """A comparison as text: a title per run, the sections, and notes on runs that did not go well."""
 
     titles: tuple[str, ...]
     sections: tuple[Section, ...]
@@ -69,7 +71,7 @@ class ComparisonGrid:
 
 
 def status_label(status: str) -> str:
-    """How a run stands, in the reader's language."""
+    """Translate the status of a run."""
     return {
         "completed": say(en="completed", fr="terminé"),
         "oom": say(en="oom", fr="mémoire épuisée"),
@@ -90,31 +92,24 @@ def grid(comparison: Comparison, compact: bool = False) -> ComparisonGrid:
         compact: fewer digits, for narrow terminals.
     """
     rows = comparison.rows
+    speed = say(en="Speed (predicted: dp × one process)", fr="Vitesse (prédite : dp × un processus)")
+    if any(row.pipeline_s.measured is not None for row in rows):
+        speed = say(
+            en="Speed (predicted: dp × one process × the schedule's speed-up)",
+            fr="Vitesse (prédite : dp × un processus × gain de l’ordonnancement)",
+        )
+    loss = say(
+        en="Loss (predicted: the same training on one process)",
+        fr="Perte (prédite : le même entraînement sur un seul processus)",
+    )
+    memory = say(en="Memory of rank 0, largest of each", fr="Mémoire du rang 0, maximum de chacune")
+    communication = say(en="Communication of rank 0, per step", fr="Communication du rang 0, par pas")
     sections = (
         Section(say(en="Run", fr="Exécution"), _run_lines(rows)),
-        Section(
-            say(
-                en="Loss (predicted: the same training on one process)",
-                fr="Perte (prédite : le même entraînement sur un seul processus)",
-            ),
-            _loss_lines(rows, 2 if compact else 4),
-        ),
-        Section(
-            say(en="Speed (predicted: dp × one process)", fr="Vitesse (prédite : dp × un processus)")
-            if all(row.pipeline_s.measured is None for row in rows)
-            else say(
-                en="Speed (predicted: dp × one process × the schedule's speed-up)",
-                fr="Vitesse (prédite : dp × un processus × gain de l’ordonnancement)",
-            ),
-            _speed_lines(rows),
-        ),
-        Section(
-            say(en="Memory of rank 0, largest of each", fr="Mémoire du rang 0, maximum de chacune"), _memory_lines(rows)
-        ),
-        Section(
-            say(en="Communication of rank 0, per step", fr="Communication du rang 0, par pas"),
-            _communication_lines(rows),
-        ),
+        Section(loss, _loss_lines(rows, 2 if compact else 4)),
+        Section(speed, _speed_lines(rows)),
+        Section(memory, _memory_lines(rows)),
+        Section(communication, _communication_lines(rows)),
     )
     return ComparisonGrid(
         titles=tuple(row.title + (f" ×{row.world_size}" if row.world_size > 1 else "") for row in rows),
@@ -132,45 +127,37 @@ def _notes(rows: Sequence[RunRow]) -> Iterable[str]:
     yield from dict.fromkeys(row.run_note for row in rows if row.run_note)
 
 
+def _words(label: str, texts: Iterable[str]) -> ComparisonLine:
+    return ComparisonLine(label, tuple(map(ComparisonCell, texts)))
+
+
 def _run_lines(rows: Sequence[RunRow]) -> tuple[ComparisonLine, ...]:
-    models = {row.model for row in rows}
-    lines = [ComparisonLine(say(en="status", fr="état"),
-        tuple(ComparisonCell("", status_label(row.status)) for row in rows))]
-    if len(models) > 1:
-        lines.insert(0, ComparisonLine(say(en="model", fr="modèle"),
-            tuple(ComparisonCell("", row.model) for row in rows)))
-    lines.append(
-        ComparisonLine(
-            say(en="global batch", fr="batch global"), tuple(ComparisonCell("", str(row.global_batch)) for row in rows)
-        )
+    lines = (
+        _words(say(en="model", fr="modèle"), (row.model for row in rows)),
+        _words(say(en="status", fr="état"), (status_label(row.status) for row in rows)),
+        _words(say(en="global batch", fr="batch global"), (str(row.global_batch) for row in rows)),
     )
-    return tuple(lines)
+    return lines if len({row.model for row in rows}) > 1 else lines[1:]
 
 
 def _loss_lines(rows: Sequence[RunRow], decimals: int) -> tuple[ComparisonLine, ...]:
-    gaps = tuple(ComparisonCell("", gap_text(row.loss_gap)) for row in rows)
-    written = partial(decimal, digits=decimals)
+    write = partial(decimal, digits=decimals)
     return _known(
-        _line(say(en="first", fr="première"), [row.first_loss for row in rows], written),
-        _line(say(en="last", fr="dernière"), [row.last_loss for row in rows], written),
-        ComparisonLine(say(en="largest gap", fr="écart maximal"), gaps),
+        _line(say(en="first", fr="première"), [row.first_loss for row in rows], write),
+        _line(say(en="last", fr="dernière"), [row.last_loss for row in rows], write),
+        _words(say(en="largest gap", fr="écart maximal"), (gap_text(row.loss_gap) for row in rows)),
     )
 
 
 def _speed_lines(rows: Sequence[RunRow]) -> tuple[ComparisonLine, ...]:
-    steps = tuple(ComparisonCell("", DASH if row.step_s is None else _three_digits(row.step_s * 1e3)) for row in rows)
     return _known(
         _line(say(en="samples/s", fr="échantillons/s"), [row.samples_per_s for row in rows], _three_digits),
-        ComparisonLine(say(en="step, ms", fr="pas, ms"), steps),
-        _line(
-            say(en="pipeline, ms", fr="pipeline, ms"),
-            [row.pipeline_s for row in rows],
-            lambda seconds: _three_digits(seconds * 1e3),
-        ),
+        _words(say(en="step, ms", fr="pas, ms"), (_milliseconds(row.step_s) for row in rows)),
+        _line(say(en="pipeline, ms", fr="pipeline, ms"), [row.pipeline_s for row in rows], _milliseconds),
         _line(
             say(en="bubble, %", fr="bulle, %"),
             [row.bubble_fraction for row in rows],
-            lambda fraction: _three_digits(fraction * 100),
+            lambda fraction: _three_digits(100 * fraction),
         ),
         _scaled("FLOP", [row.step_flops for row in rows], 1000, ("", "k", "M", "G", "T", "P")),
     )
@@ -189,37 +176,24 @@ def _memory_lines(rows: Sequence[RunRow]) -> tuple[ComparisonLine, ...]:
 def _communication_lines(rows: Sequence[RunRow]) -> tuple[ComparisonLine, ...]:
     from dlojz.compare import PredictedMeasured
 
-    keys = dict.fromkeys((traffic.collective, traffic.group) for row in rows for traffic in row.communication)
     found = [{(traffic.collective, traffic.group): traffic for traffic in row.communication} for row in rows]
-    groups = {group for _, group in keys}
+    keys = list(dict.fromkeys(key for of_run in found for key in of_run))
+    one_group = len({group for _, group in keys}) == 1
     lines = []
     for key in keys:
-        name = key[0] if len(groups) == 1 else f"{key[0]} {key[1]}"
+        name = key[0] if one_group else f"{key[0]} {key[1]}"
         traffic = [of_run.get(key) for of_run in found]
-        lines.append(_scaled(f"{name},", [each.message_bytes if each else PredictedMeasured() for each in traffic],
-            judged=True))
-        lines.append(
-            _line(
-                say(en="    calls", fr="    appels"),
-                [each.count if each else PredictedMeasured() for each in traffic],
-                "{:.0f}".format,
-            )
-        )
-    exposed, hidden = (
-        tuple(ComparisonCell("", DASH if value is None else _three_digits(value * 1e3)) for value in values)
-        for values in ([row.communication_exposed_s for row in rows], [row.communication_hidden_s for row in rows])
-    )
-    verdicts = tuple(
-        ComparisonCell(
-            "", {True: say(en="yes", fr="oui"), False: say(en="NO", fr="NON"), None: DASH}[row.exact], row.exact
-        )
-        for row in rows
-    )
+        sent = [each.message_bytes if each else PredictedMeasured() for each in traffic]
+        calls = [each.count if each else PredictedMeasured() for each in traffic]
+        lines.append(_scaled(f"{name},", sent, judged=True))
+        lines.append(_line(say(en="    calls", fr="    appels"), calls, "{:.0f}".format))
+    verdicts = {True: say(en="yes", fr="oui"), False: say(en="NO", fr="NON"), None: DASH}
+    equal = tuple(ComparisonCell(verdicts[row.exact], equal=row.exact) for row in rows)
     return _known(
         *lines,
-        ComparisonLine(say(en="bytes equal", fr="octets égaux"), verdicts),
-        ComparisonLine(say(en="exposed, ms", fr="exposée, ms"), exposed),
-        ComparisonLine(say(en="hidden, ms", fr="recouverte, ms"), hidden),
+        ComparisonLine(say(en="bytes equal", fr="octets égaux"), equal),
+        _words(say(en="exposed, ms", fr="exposée, ms"), (_milliseconds(row.communication_exposed_s) for row in rows)),
+        _words(say(en="hidden, ms", fr="recouverte, ms"), (_milliseconds(row.communication_hidden_s) for row in rows)),
     )
 
 
@@ -228,11 +202,11 @@ def _line(
 ) -> ComparisonLine:
     def cell(pair: PredictedMeasured) -> ComparisonCell:
         if pair.predicted is None and pair.measured is None:
-            return ComparisonCell("", DASH)
+            return ComparisonCell(DASH)
         predicted, measured = (DASH if value is None else write(value) for value in (pair.predicted, pair.measured))
-        return ComparisonCell(predicted, measured, pair.equal if judged else None)
+        return ComparisonCell(measured, predicted, pair.equal if judged else None)
 
-    return ComparisonLine(label, tuple(cell(pair) for pair in pairs))
+    return ComparisonLine(label, tuple(map(cell, pairs)))
 
 
 def _scaled(
@@ -257,18 +231,16 @@ def _three_digits(value: float) -> str:
     return localized(digits)
 
 
+def _milliseconds(duration_s: float | None) -> str:
+    return DASH if duration_s is None else _three_digits(1e3 * duration_s)
+
+
 def _known(*lines: ComparisonLine) -> tuple[ComparisonLine, ...]:
     return tuple(line for line in lines if any({cell.predicted, cell.measured} - {"", DASH} for cell in line.cells))
 
 
-PREDICTED, MEASURED, WRONG = "cyan", "bold", "bold red"
-BAR_WIDTH = 24
-LONGEST_FIGURE = 18
-"""Characters; a longer cell is words, which may be folded."""
-
-
-class _Fitted:
-    """Table that takes as many runs side by side as the console has room for."""
+class FittedComparison:
+    """Comparison for a terminal: as many runs side by side as it has room for, the others below."""
 
     def __init__(self, comparison: Comparison) -> None:
         self.comparison = comparison
@@ -283,7 +255,7 @@ class _Fitted:
             stop = start + 1
             while stop < len(widths) and label_width + sum(widths[start : stop + 1]) <= options.max_width:
                 stop += 1
-            yield from _tables(content, range(start, stop))
+            yield from _terminal_tables(content, range(start, stop))
             start = stop
         yield Text(say(en="each cell: predicted | measured", fr="chaque case : prédit | mesuré"), style="dim")
         for note in content.notes:
@@ -294,157 +266,85 @@ def _widths(content: ComparisonGrid) -> list[int]:
     """Characters of the column of labels and of each run's column, the space after it included."""
     lines = [line for section in content.sections for line in section.lines]
     columns = [
-        max(*(len(word) for word in title.split()), *(len(_cell_text(line.cells[index]).plain) for line in lines)) + 1
+        max(*(len(word) for word in title.split()), *(len(line.cells[index].styled().plain) for line in lines)) + 1
         for index, title in enumerate(content.titles)
     ]
     return [max(len(line.label) for line in lines) + 1, *columns]
 
 
-def _tables(content: ComparisonGrid, chosen: range) -> Iterator[Table | Text]:
+def _terminal_tables(content: ComparisonGrid, chosen: range) -> Iterator[rich.table.Table | Text]:
     """One table per section, all with the same columns; the titles stand above the first."""
     label_width, *widths = _widths(content)
     for number, section in enumerate(content.sections):
-        table = Table(box=None, padding=(0, 1, 0, 0), show_header=number == 0, header_style="bold")
+        table = rich.table.Table(box=None, padding=(0, 1, 0, 0), show_header=number == 0, header_style="bold")
         table.add_column("", width=label_width - 1, no_wrap=True)
         for index in chosen:
             title = Text(visible(content.titles[index]), justify="right")
             table.add_column(title, justify="right", width=widths[index] - 1, vertical="bottom", no_wrap=False)
         for line in section.lines:
-            table.add_row(Text(visible(line.label)), *(_cell_text(line.cells[index]) for index in chosen))
+            table.add_row(Text(visible(line.label)), *(line.cells[index].styled() for index in chosen))
         if number:
             yield Text(section.heading, style="italic")
         yield table
 
 
-def _cell_text(cell: ComparisonCell) -> Text:
-    """Predicted and measured in one cell; unequal bytes are marked by a sign as well as by colour."""
-    measured = WRONG if cell.equal is False else MEASURED
-    if not cell.predicted:
-        return Text(visible(cell.measured), style=measured)
-    separator = "≠" if cell.equal is False else "|"
-    return Text.assemble((cell.predicted, PREDICTED), (separator, "dim"), (cell.measured, measured))
+def _as_table(comparison: Comparison) -> Table:
+    content = grid(comparison)
+    rows: list[tuple[str, ...]] = []
+    for section in content.sections:
+        rows.append((section.heading,))
+        rows += [(line.label, *(cell.text() for cell in line.cells)) for line in section.lines]
+    caption = say(en="Each cell: predicted | measured", fr="Chaque case : prédit | mesuré")
+    return Table(("", *content.titles), tuple(rows), caption, notes=content.notes)
 
 
-def comparison_table(comparison: Comparison) -> _Fitted:
-    """The table as something that rich prints."""
-    return _Fitted(comparison)
+def comparison_markdown(comparison: Comparison) -> str:
+    """Write a comparison as a Markdown table."""
+    return _as_table(comparison).markdown() + "\n"
 
 
-def footprint_table(config: RunConfig, footprint: Footprint) -> Group:
-    """One predicted footprint, quantity by quantity."""
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column("")
-    table.add_column("", justify="right")
+def comparison_html(comparison: Comparison) -> str:
+    """Write a comparison as an HTML table."""
+    return _as_table(comparison)._repr_html_()
+
+
+def footprint_table(config: RunConfig, footprint: Footprint) -> Table:
+    """Lay one predicted footprint out, quantity by quantity."""
     memory = footprint.memory
-    for name in CATEGORIES:
-        table.add_row(category_label(name), format_bytes(memory.category(name)))
-    table.add_row(
-        say(en="model states together", fr="états du modèle, ensemble"),
-        format_bytes(memory.states_bytes),
-        style="bold",
-    )
     moment = f" ({phase_label(visible(memory.peak_moment))})" if memory.peak_moment else ""
-    table.add_row(category_label("peak") + moment, format_bytes(memory.peak_bytes), style="bold")
-    for label, num_bytes in (
-        (needed_label(), memory.needed_bytes if memory.device_bytes is not None else None),
-        (say(en="reserved by the allocator", fr="réservé par l’allocateur"), memory.reserved_bytes),
-        (say(en="as nvidia-smi shows it", fr="vu par nvidia-smi"), memory.device_bytes),
-        (say(en="in host memory (RAM)", fr="en mémoire hôte (RAM)"), memory.host_bytes),
-        (say(en="on NVMe", fr="sur NVMe"), memory.nvme_bytes),
-    ):
-        if num_bytes:
-            table.add_row(label, format_bytes(num_bytes))
+    rows = [
+        *((category_label(name), format_bytes(memory.category(name))) for name in CATEGORIES),
+        (say(en="model states together", fr="états du modèle, ensemble"), format_bytes(memory.states_bytes)),
+        (category_label("peak") + moment, format_bytes(memory.peak_bytes)),
+    ]
+    if memory.device_bytes is not None and memory.needed_bytes:
+        rows.append((needed_label(), format_bytes(memory.needed_bytes)))
+    rows += beyond_peak(memory)
     for traffic in footprint.communication:
         calls = "" if traffic.count is None else say(en=f", calls: {traffic.count}", fr=f", appels : {traffic.count}")
-        table.add_row(
-            f"{traffic.collective} ({traffic.group} ×{traffic.group_size}{calls})",
-            format_bytes(traffic.message_bytes) + _how_often(traffic.every_steps),
-        )
-    table.add_row(say(en="parameters of the model", fr="paramètres du modèle"), format_count(footprint.parameters))
-    table.add_row(
-        say(en="computation", fr="calcul"), format_count(footprint.step_flops, "FLOP") + say(en="/step", fr="/pas")
-    )
+        often = say(en="/step", fr="/pas")
+        if traffic.every_steps > 1:
+            often = say(en=f" every {traffic.every_steps} steps", fr=f" tous les {traffic.every_steps} pas")
+        label = f"{traffic.collective} ({traffic.group} ×{traffic.group_size}{calls})"
+        rows.append((label, format_bytes(traffic.message_bytes) + often))
+    per_step = format_count(footprint.step_flops, "FLOP") + say(en="/step", fr="/pas")
+    rows += [
+        (say(en="parameters of the model", fr="paramètres du modèle"), format_count(footprint.parameters)),
+        (say(en="computation", fr="calcul"), per_step),
+    ]
     heading = say(
         en=f"{config.title}: predicted for rank {footprint.rank}",
         fr=f"{config.title} : prédit pour le rang {footprint.rank}",
     )
-    return Group(Text(visible(heading), style="bold"), table)
+    return Table(("", ""), tuple(rows), heading)
 
 
-def _how_often(every_steps: int) -> str:
-    """After the bytes of a message: in which steps it is sent."""
-    if every_steps == 1:
-        return say(en="/step", fr="/pas")
-    return say(en=f" every {every_steps} steps", fr=f" tous les {every_steps} pas")
-
-
-def parts_table(parts: Iterable[FootprintTable]) -> Group:
-    """The small tables of a sheet, one below the other; shares as bars of blocks, beside their figures."""
-    shown: list[Table | Text] = []
-    for part in parts:
-        shown.append(Text(("\n" if shown else "") + part.heading, style="bold"))
-        table = Table(box=None, padding=(0, 1, 0, 0), show_header=bool(part.columns), header_style="dim")
-        width = max(map(len, part.rows), default=0)
-        for number in range(width):
-            title = part.columns[number] if number < len(part.columns) else ""
-            words = number == 0 or any(len(row[number]) > LONGEST_FIGURE for row in part.rows)
-            table.add_column(title, justify="left" if words else "right", no_wrap=not words)
-            if number == 0 and part.shares:
-                table.add_column("", width=BAR_WIDTH, no_wrap=True)
-        for number, row in enumerate(part.rows):
-            bar = [_bar(part.shares[number], part.styles[number] if part.styles else "")] if part.shares else []
-            cells = [Text(cell) for cell in row]
-            table.add_row(*cells[:1], *bar, *cells[1:])
-        shown += [table, *(Text(note) for note in part.notes)]
-    return Group(*shown)
-
-
-def _bar(share: float, category: str) -> Text:
-    """A bar of whole and half blocks; at least half a block for what is not nothing."""
-    halves = max(round(2 * BAR_WIDTH * share), 1 if share > 0 else 0)
-    style = CATEGORY_STYLES.get(category)  # type: ignore[call-overload]
-    return Text("█" * (halves // 2) + "▌" * (halves % 2), style=style.color if style else "")
-
-
-def _joined(cell: ComparisonCell, separator: str) -> str:
-    if not cell.predicted:
-        return cell.measured
-    return f"{cell.predicted} {'≠' if cell.equal is False else separator} {cell.measured}"
-
-
-def markdown(comparison: Comparison) -> str:
-    """The comparison as a Markdown table."""
-    content = grid(comparison)
-    lines = [
-        "| " + " | ".join(["", *map(markdown_safe, content.titles)]) + " |",
-        "|" + "---|" + "--:|" * len(content.titles),
-    ]
-    for section in content.sections:
-        lines.append("| **" + markdown_safe(section.heading) + "** |" + " |" * len(content.titles))
-        for line in section.lines:
-            cells = [markdown_safe(line.label), *(markdown_safe(_joined(cell, "|")) for cell in line.cells)]
-            lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", markdown_safe(say(en="Each cell: predicted | measured.", fr="Chaque case : prédit | mesuré."))]
-    lines += [f"- {markdown_safe(note)}" for note in content.notes]
-    return "\n".join(lines) + "\n"
-
-
-def html_table(comparison: Comparison) -> str:
-    """The comparison as an HTML table."""
-    content = grid(comparison)
-    caption = say(en="Each cell: predicted | measured", fr="Chaque case : prédit | mesuré")
-    parts = ["<table><caption>", safe(caption), "</caption><thead><tr><th></th>"]
-    parts += [f'<th scope="col">{safe(title)}</th>' for title in content.titles]
-    parts.append("</tr></thead><tbody>")
-    for section in content.sections:
-        parts.append(
-            f'<tr><th colspan="{len(content.titles) + 1}" style="text-align:left">{safe(section.heading)}</th></tr>'
-        )
-        for line in section.lines:
-            parts.append(f'<tr><th scope="row" style="text-align:left;font-weight:normal">{safe(line.label)}</th>')
-            parts += [f"<td>{safe(_joined(cell, '|'))}</td>" for cell in line.cells]
-            parts.append("</tr>")
-    parts.append("</tbody></table>")
-    if content.notes:
-        parts += ["<ul>", *(f"<li>{safe(note)}</li>" for note in content.notes), "</ul>"]
-    return "".join(parts)
+def beyond_peak(memory: Memory) -> list[tuple[str, str]]:
+    """List what a rank takes besides its peak, where it is known: reserved, seen by nvidia-smi, host memory, NVMe."""
+    named = (
+        (say(en="reserved by the allocator", fr="réservé par l’allocateur"), memory.reserved_bytes),
+        (say(en="as nvidia-smi shows it", fr="vu par nvidia-smi"), memory.device_bytes),
+        (say(en="in host memory (RAM)", fr="en mémoire hôte (RAM)"), memory.host_bytes),
+        (say(en="on NVMe", fr="sur NVMe"), memory.nvme_bytes),
+    )
+    return [(label, format_bytes(num_bytes)) for label, num_bytes in named if num_bytes]

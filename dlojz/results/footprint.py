@@ -1,7 +1,7 @@
-"""What a training step costs one rank, predicted or measured: ONE schema for both.
+"""Footprint of a training step on one rank, predicted or measured: one schema for both.
 
-A predicted and a measured footprint of the same run differ only in `source` and in figures, so that laying one over the
-other is a join. `None` means "not known", never zero. Units are in the field names.
+A predicted and a measured footprint of the same run differ only in `source` and in figures, so that comparing them is a
+join. `None` means "not known", never zero. Units are in the field names.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Collective = Literal[
 
 
 class Memory(Contract):
-    """Bytes that one rank holds, by category: each the largest value it takes within a step."""
+    """Memory of one rank in bytes, by category: each the largest value within a step."""
 
     weights_bytes: int | None = Field(None, ge=0, description="parameters used by forward and backward")
     gradients_bytes: int | None = Field(None, ge=0, description="gradients held at the end of the backward pass")
@@ -56,7 +56,7 @@ class Memory(Contract):
     resident_bytes: int | None = Field(None, ge=0, description="largest resident set of the process (host)")
 
     def category(self, name: Category) -> int | None:
-        """Bytes of one category."""
+        """Return the bytes of one category."""
         value: int | None = getattr(self, f"{name}_bytes")
         return value
 
@@ -79,7 +79,7 @@ class Memory(Contract):
 
 
 class Traffic(Contract):
-    """What one rank hands to one collective in one training step, within one group.
+    """Traffic that one rank hands to one collective in one training step, within one group.
 
     The bytes are those of the *message*: the whole tensor that is reduced (all-reduce, reduce-scatter, reduce),
     gathered (all-gather) or sent (broadcast, send); what crosses each link depends on the algorithm.
@@ -126,7 +126,7 @@ class Phases(Contract):
 
 @dataclass(frozen=True)
 class Overlap:
-    """One step's communication beside its backward pass; seconds of `time.perf_counter`.
+    """Overlap of one step's communication with its backward pass; seconds of `time.perf_counter`.
 
     Args:
         intervals: when each communication left and arrived.
@@ -153,7 +153,7 @@ class Overlap:
 
 
 class Footprint(Contract):
-    """What one training step costs one rank."""
+    """Footprint of one training step on one rank."""
 
     schema_version: Literal[1] = 1
     source: Literal["predicted", "measured"]
@@ -167,5 +167,5 @@ class Footprint(Contract):
     mfu: float | None = Field(None, ge=0, description="model FLOPs utilisation: achieved over peak FLOP/s")
 
     def traffic(self, collective: Collective, group: str = "dp") -> int:
-        """Message bytes per step of one collective in one group; 0 where it is not called."""
+        """Sum the message bytes per step of one collective in one group; 0 where it is not called."""
         return sum(t.message_bytes for t in self.communication if (t.collective, t.group) == (collective, group))

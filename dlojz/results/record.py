@@ -1,14 +1,8 @@
 """Record of a run: events as they happen, the record made of them, and the loss step by step.
 
-What a run has measured: `RunRecord`, and the events it is assembled from.
-
 A record is written whole or not at all (temporary file, fsync, rename), carries the checksum of its own content, and
-never holds NaN; events are JSON lines flushed one by one, so that a killed run still tells how far it got. Nothing is
+never holds NaN; events are JSON lines flushed one by one, so that a killed run still shows how far it got. Nothing is
 ever parsed from printed text.
-
-What a training on text went through, step by step, and on text that it never saw.
-
-All series of one trajectory have one entry per step; a figure reads them and computes nothing else.
 """
 
 from __future__ import annotations
@@ -22,6 +16,7 @@ import stat
 import uuid
 from itertools import accumulate
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
@@ -40,7 +35,7 @@ MAX_EVENTS_BYTES = 256 * 2**20
 
 
 class Span(Contract):
-    """One phase of one step on one rank; times count from the first step, which all ranks begin together.
+    """Phase of one step on one rank; times count from the first step, which all ranks begin together.
 
     Phases of the rank itself: data, forward, backward, optimizer, and `wait`, the end of a backward that waits for
     communication. `communication` is under way beside them, bucket by bucket where the engine tells that much.
@@ -64,7 +59,7 @@ class MemorySample(Contract):
 
 
 class ExpertLoad(Contract):
-    """What one mixture did with the tokens of one step, over all ranks and micro-batches."""
+    """Load of one mixture of experts in one step, over all ranks and micro-batches."""
 
     step: int = Field(ge=0)
     layer: str = Field(description="name of the mixture in its model")
@@ -74,7 +69,7 @@ class ExpertLoad(Contract):
 
 
 class RunRecord(Contract):
-    """One finished run: what was asked, how it ended, what was measured on every rank."""
+    """Record of a finished run: what was asked, how it ended, what was measured on every rank."""
 
     schema_version: Literal[1] = 1
     run_id: str
@@ -121,7 +116,7 @@ class RunRecord(Contract):
         return tuple(accumulate(self.step_s))
 
     def footprint(self, rank: int = 0) -> Footprint | None:
-        """Measured footprint of one rank, or None where the run did not get so far."""
+        """Return the measured footprint of one rank, or None where the run did not get so far."""
         return next((footprint for footprint in self.footprints if footprint.rank == rank), None)
 
 
@@ -160,7 +155,7 @@ def write_record(path: Path, record: RunRecord) -> None:
 
 
 class DamagedRecordError(LabError):
-    """A record that cannot be used, and that no newer version would read either.
+    """Error: a record that cannot be used, and that no newer version would read either.
 
     Args:
         path: of the record.
@@ -181,18 +176,20 @@ def read_record(path: Path) -> RunRecord:
     """
     try:
         size = path.stat().st_size
-        content = parse_json(path.read_bytes()) if size <= MAX_RECORD_BYTES else None
+        if size > MAX_RECORD_BYTES:
+            beyond = say(
+                en=f"it has {size} bytes, beyond the {MAX_RECORD_BYTES} that a record may have",
+                fr=f"il fait {size} octets, au-delà des {MAX_RECORD_BYTES} qu’un bilan peut avoir",
+            )
+            raise DamagedRecordError(path, beyond)
+        content = parse_json(path.read_bytes())
     except OSError as error:
         unread = say(en=f"it cannot be read: {error.strerror}", fr=f"il est illisible : {error.strerror}")
         raise DamagedRecordError(path, unread) from None
+    except DamagedRecordError:
+        raise
     except LabError as error:
         raise DamagedRecordError(path, str(error).rstrip(".")) from None
-    if size > MAX_RECORD_BYTES:
-        beyond = say(
-            en=f"it has {size} bytes, beyond the {MAX_RECORD_BYTES} that a record may have",
-            fr=f"il fait {size} octets, au-delà des {MAX_RECORD_BYTES} qu’un bilan peut avoir",
-        )
-        raise DamagedRecordError(path, beyond)
     if not isinstance(content, dict):
         raise DamagedRecordError(path, say(en="it holds no JSON object", fr="il ne contient pas d’objet JSON"))
     version = content.get("schema_version")
@@ -207,8 +204,7 @@ def read_record(path: Path) -> RunRecord:
     stored = content.pop("sha256", None)
     if stored != _checksum(content):
         changed = say(
-            en="its checksum does not match its content",
-            fr="sa somme de contrôle ne correspond pas à son contenu",
+            en="its checksum does not match its content", fr="sa somme de contrôle ne correspond pas à son contenu"
         )
         raise DamagedRecordError(path, changed)
     try:
@@ -219,7 +215,7 @@ def read_record(path: Path) -> RunRecord:
 
 
 class EventLog:
-    """One rank's events: a JSON line each, flushed as it happens.
+    """Log of one rank's events: a JSON line each, flushed as it happens.
 
     Args:
         path: file that is appended to; its folder must exist.
@@ -255,7 +251,7 @@ def _ends_in_mid_line(path: Path) -> bool:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """All whole events of a file; a last line cut short by a kill is left out.
+    """Read all whole events of a file; a last line cut short by a kill is left out.
 
     A missing file has none, nor has what is no file of events: a link, a folder, a pipe (who waits for one waits for
     ever), or more than `MAX_EVENTS_BYTES`.
@@ -293,7 +289,7 @@ Source: Li et al. 2021 (arXiv 2108.06084), whose loss ratio this is."""
 
 
 class HeldOutLoss(Contract):
-    """The loss on text that is not trained on, at the whole length whatever the length of the step."""
+    """Loss on text that is not trained on, at the whole length whatever the length of the step."""
 
     step: int = Field(ge=0, description="steps done before")
     tokens: int = Field(ge=0, description="tokens read before")
@@ -302,7 +298,7 @@ class HeldOutLoss(Contract):
 
 
 class Trajectory(Contract):
-    """One training, step by step."""
+    """Trajectory of one training on text, step by step; all series have one entry per step."""
 
     schema_version: Literal[1] = 1
     config: RunConfig
@@ -332,7 +328,7 @@ class Trajectory(Contract):
 
     @classmethod
     def of(cls, record: RunRecord) -> Self:
-        """The trajectory of a recorded run on text; of its losses on other text, and of Adam's √v, nothing is known.
+        """Make the trajectory of a recorded run on text, without held-out losses and Adam's √v.
 
         Raises:
             LabError: if the record tells no tokens: of images, or written before tokens were told.
@@ -367,7 +363,7 @@ class Trajectory(Contract):
 
     @property
     def loss_ratios(self) -> tuple[float, ...]:
-        """Each loss over the smallest before it; 1 for the first. Above 1 the training went back.
+        """Divide each loss by the smallest before it; 1 for the first. Above 1 the training went back.
 
         Source: Li et al. 2021 (arXiv 2108.06084).
         """
@@ -377,13 +373,11 @@ class Trajectory(Contract):
         return (1.0, *(loss / least for loss, least in zip(self.losses[1:], smallest, strict=False)))
 
     def spikes(self, ratio: float = SPIKE) -> tuple[int, ...]:
-        """Numbers of the steps whose loss ratio is above so much."""
+        """List the steps whose loss ratio is above so much."""
         return tuple(step for step, found in enumerate(self.loss_ratios) if found > ratio)
 
     def seconds_by_length(self) -> dict[int, float]:
-        """Median seconds of a step of each length."""
-        from statistics import median
-
+        """Compute the median seconds of a step of each length."""
         by_length: dict[int, list[float]] = {}
         for length, step_s in zip(self.lengths, self.step_s, strict=True):
             by_length.setdefault(length, []).append(step_s)

@@ -17,9 +17,8 @@ from dlojz.campaign.results import Outlook, Result
 from dlojz.cli.teach import board_html
 from dlojz.compare import compare
 from dlojz.config.run_config import RunConfig
-from dlojz.display.memory_tables import FootprintTable
-from dlojz.display.widgets.calculator import html_parts, still_calculator
-from dlojz.display.widgets.grid_panel import still_grid, table_html
+from dlojz.display.widgets.calculator import still_calculator
+from dlojz.display.widgets.grid_panel import still_grid
 from dlojz.display.widgets.pipeline_panel import still_panel
 from dlojz.display.widgets.planner_panel import still_planner
 from dlojz.labs.kit.exercise import Verdict
@@ -91,10 +90,9 @@ def pieces(attack: str) -> dict[str, str]:
         "ranks": Columns([said])._repr_html_(),
         "status of ranks": status._repr_html_(),
         "lab table": Table((attack,), ((attack, attack),))._repr_html_(),
-        "table": table_html(attack, [attack], [(attack, attack)]),
-        "footprint": html_parts(
-            [FootprintTable(attack, ("", attack), ((attack, attack),), (0.5,), ("weights",), (attack,))]
-        ),
+        "table with bars": Table(
+            ("", attack), ((attack, attack),), attack, shares=(0.5,), colors=(attack,), notes=(attack,)
+        )._repr_html_(),
         "grid refused": still_grid(axis=attack)._repr_html_() + still_grid(model=attack).html(),
         "pipeline refused": still_panel(csv=attack).html() + still_panel(stage_times=attack)._repr_html_(),
         "calculator refused": still_calculator(model=attack)._repr_html_(),

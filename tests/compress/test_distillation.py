@@ -23,7 +23,6 @@ from dlojz.compress.distillation import (
     copy_blocks,
     distil,
     foreseen,
-    larger_student,
     larger_than_teacher,
     layer_map,
     logit_loss,
@@ -224,7 +223,7 @@ def test_a_student_that_is_not_smaller_is_warned_of_and_trained(task: Task, teac
     with pytest.warns(LargerStudentWarning, match="820,106 parameters and its teacher 423,562: it is not smaller"):
         done = distil(new_model("vit_tiny", task, 1), mini, task, SHORT)
     assert len(done.losses) == 3 and len(done.notes) == 1
-    assert larger_student(mini, teacher) is None
+    assert larger_than_teacher("vit_mini", "vit_tiny", task) is None
     use_language("fr")
     try:
         assert "423 562 : il n’est pas plus petit" in (larger_than_teacher("vit_tiny", "vit_mini", task) or "").replace(

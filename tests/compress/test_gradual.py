@@ -11,24 +11,23 @@ import torch
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.compress import masks
-from dlojz.compress.masks import CubicSchedule, GradualPruning, cubic_sparsity
+from dlojz.compress.masks import CubicSchedule, GradualPruning
 from dlojz.compress.task import Settings, digits, fit, new_model
 
 
 def test_it_is_the_papers_equation() -> None:
     """In fractions, with the terms multiplied out rather than as a power."""
     begin, every, renewals = 7, 4, 9
+    schedule = CubicSchedule(final=0.9, initial=0.2, begin=begin, every=every, renewals=renewals)
     for turn in range(renewals + 1):
         left = 1 - Fraction(turn, renewals)
         expected = Fraction(9, 10) - Fraction(7, 10) * left * left * left
-        found = cubic_sparsity(
-            begin + turn * every, final=0.9, initial=0.2, begin=begin, every=every, renewals=renewals
-        )
-        assert found == pytest.approx(float(expected), abs=1e-12)
+        assert schedule.sparsity(begin + turn * every) == pytest.approx(float(expected), abs=1e-12)
 
 
 def test_it_is_constant_before_and_after_and_rises_ever_more_slowly() -> None:
-    values = [cubic_sparsity(step, final=0.8, begin=10, every=5, renewals=6) for step in range(60)]
+    schedule = CubicSchedule(final=0.8, begin=10, every=5, renewals=6)
+    values = [schedule.sparsity(step) for step in range(60)]
     assert values[:11] == [0.0] * 11 and values[40:] == [0.8] * 20
     rises = [after - before for before, after in pairwise(values[10:41])]
     assert all(one > other > 0 for one, other in pairwise(rises))

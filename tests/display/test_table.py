@@ -24,7 +24,7 @@ def test_as_text_words_stand_left_and_numbers_right() -> None:
 
 
 def test_in_html_and_in_markdown_every_cell_is_shown_letter_by_letter() -> None:
-    assert "<td>&lt;i&gt;|</td>" in TABLE._repr_html_() and "<i>" not in TABLE._repr_html_()
+    assert ">&lt;i&gt;|</th><td>1</td>" in TABLE._repr_html_() and "<i>" not in TABLE._repr_html_()
     lines = TABLE.markdown().splitlines()
     assert lines[:2] == ["| name | bytes |", "|---|--:|"]
     assert lines[2] == r"| &lt;i&gt;\| | 1 |"
@@ -32,7 +32,7 @@ def test_in_html_and_in_markdown_every_cell_is_shown_letter_by_letter() -> None:
 
 def test_a_table_of_words_says_so_in_html() -> None:
     html = Table(("a",), (("b",),), "<c>", align="l")._repr_html_()
-    assert html.startswith("<table><caption>&lt;c&gt;</caption>")
+    assert ">&lt;c&gt;</caption>" in html
     assert '<th scope="col" style="text-align:left">a</th>' in html and '<td style="text-align:left">b</td>' in html
 
 
@@ -54,3 +54,22 @@ def test_names_and_values_have_no_titles() -> None:
     html = table._repr_html_()
     assert '<th scope="row" style="text-align:left">machine</th>' in html and "&lt;here&gt;" in html
     assert "<thead>" not in html
+
+
+def test_every_part_is_escaped_and_bars_stand_behind_the_names() -> None:
+    attack = "<script>alert(1)</script>\u202e"
+    table = Table(
+        ("", attack), ((attack, attack), (attack, "1")), attack, shares=(0.5, 0.0), colors=(attack, ""), notes=(attack,)
+    )
+    shown = table._repr_html_()
+    assert "<script" not in shown and "\u202e" not in shown and "&lt;script&gt;" in shown
+    assert "width:50.0%" in shown and shown.count("<td aria-hidden") == 2
+    assert "█" in printed(table, 200) and "\u202e" not in printed(table, 200) and "<script" not in table.markdown()
+
+
+def test_a_row_of_one_cell_is_a_heading() -> None:
+    table = Table(("", "a", "b"), (("memory",), ("weights", "1", "2")), notes=("measured here",))
+    assert '<th colspan="3" style="text-align:left">memory</th>' in table._repr_html_()
+    assert table.markdown().splitlines()[2:] == ["| **memory** | | |", "| weights | 1 | 2 |", "", "- measured here"]
+    assert str(table).splitlines()[1:] == ["memory", "weights  1  2", "measured here"]
+    assert [line.split() for line in printed(table, 60).splitlines()][1:3] == [["memory"], ["weights", "1", "2"]]

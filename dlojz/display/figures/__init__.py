@@ -1,1 +1,1 @@
-"""Figures of the lab, one module per subject, drawn with matplotlib."""
+"""Figures: each function draws one, writes it to `path` if given, and raises a LabError if that cannot be done."""

@@ -1,13 +1,7 @@
-"""Figures of a campaign: scaling, efficiency, predicted beside measured.
+"""Figures of a campaign: memory and throughput against the batch, one against the other, prediction, scaling.
 
-What the figures of a campaign are made of: its points as marks, and the parts that all figures share.
-
-A series has one colour, one dash and one marker in every figure; colour never tells anything alone.
-
-The figures of a campaign: memory and throughput against the batch, one against the other, prediction, scaling.
-
-Nothing is computed here; what did not fit is drawn where it was predicted, crossed out; a machine's limit is a line
-with its name.
+A series has one colour, one dash and one marker in every figure. What did not fit is drawn where it was predicted,
+crossed out; a machine's limit is a line with its name.
 """
 
 from __future__ import annotations
@@ -17,16 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from dlojz.base.language import format_bytes, say
+from dlojz.base.language import byte_scale, format_bytes, say
 from dlojz.base.table import visible
-from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
-from dlojz.display.figures.run_figures import far_limit, scale_of
+from dlojz.display.canvas import LabFigure, caption, decimal_marks, finish, key, new_figure, note, plain
+from dlojz.display.figures.run_figures import far_limit
 from dlojz.display.style import BLACK, GREY, LINE_STYLES, REMARK, VERMILION
 
 MOST_IN_LEGEND = 24
@@ -36,7 +30,7 @@ DASHES: tuple[Dash, ...] = get_args(Dash)
 
 @dataclass(frozen=True)
 class CampaignMark:
-    """One point of a campaign, as it is drawn.
+    """Point of a campaign, as it is drawn.
 
     Args:
         series: what the point shares with those of other batches, to which it is joined.
@@ -79,7 +73,7 @@ class CampaignMark:
 def series_of(
     marks: Sequence[CampaignMark], by: Callable[[CampaignMark], str] = attrgetter("series")
 ) -> dict[str, list[CampaignMark]]:
-    """The marks by series, or by what `by` tells of each; in order."""
+    """Group marks by series, or by what `by` returns, in order."""
     found: dict[str, list[CampaignMark]] = {}
     for mark in marks:
         found.setdefault(by(mark), []).append(mark)
@@ -87,13 +81,13 @@ def series_of(
 
 
 def style_of(number: int) -> tuple[str, Dash, str]:
-    """Colour, dashes and marker of the n-th series; they recur with other dashes, so that no two of 24 are alike."""
+    """Choose colour, dashes and marker of the n-th series; no two of 24 are alike."""
     color, _, marker = LINE_STYLES[number % len(LINE_STYLES)]
     return color, DASHES[number // len(LINE_STYLES) % len(DASHES)], marker
 
 
 def pareto_front(marks: Sequence[CampaignMark]) -> list[CampaignMark]:
-    """The marks than which none has both as much throughput and as little memory, from little memory to much."""
+    """Find the marks that no other beats in both throughput and memory, from little memory to much."""
     front: list[CampaignMark] = []
     for mark in sorted(marks, key=lambda mark: (mark.measured_bytes or 0, -(mark.samples_per_s or 0))):
         if not front or (mark.samples_per_s or 0) > (front[-1].samples_per_s or 0):
@@ -102,7 +96,7 @@ def pareto_front(marks: Sequence[CampaignMark]) -> list[CampaignMark]:
 
 
 def campaign_canvas(what: str, series: Sequence[str], width_in: float = 9.0) -> LabFigure:
-    """An empty figure with a description in words, as high as its legend needs."""
+    """Make an empty figure, as high as its legend needs."""
     rows = -(-min(len(series), MOST_IN_LEGEND) // _columns(series, width_in))
     return new_figure(width_in, 5.0 + 0.22 * rows, alt=what + ", ".join(map(visible, series)))
 
@@ -113,17 +107,16 @@ def _columns(series: Sequence[str], width_in: float) -> int:
 
 
 def legend(figure: LabFigure, series: Sequence[str], more: Sequence[Line2D]) -> None:
-    """The series by name below the figure, and the keys that a figure has besides."""
+    """Write the series by name below the figure, and the keys that a figure has besides."""
     handles = []
     for number, name in enumerate(series[:MOST_IN_LEGEND]):
         color, dashes, marker = style_of(number)
         text = textwrap.shorten(visible(name), 70, placeholder="…")
         text = f" {text}" if text.startswith("_") else text  # a legend leaves out what begins so
-        handles.append(Line2D([], [], color=color, linestyle=dashes, marker=marker, label=text))
+        handles.append(key(text, color=color, linestyle=dashes, marker=marker))
     if len(series) > MOST_IN_LEGEND:
         left = len(series) - MOST_IN_LEGEND
-        label = say(en=f"and {left} more series", fr=f"et {left} autres séries")
-        handles.append(Line2D([], [], linestyle="none", label=label))
+        handles.append(key(say(en=f"and {left} more series", fr=f"et {left} autres séries"), linestyle="none"))
     columns = _columns(series, float(figure.get_figwidth()))
     labels = [str(handle.get_label()) for handle in (*handles, *more)]
     figure.legend([*handles, *more], labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
@@ -142,22 +135,22 @@ def hidden_marks(marks: Sequence[CampaignMark]) -> dict[CampaignMark, int]:
     }
 
 
+CROSS: dict[str, Any] = {"marker": "x", "linestyle": "none", "color": VERMILION, "markeredgewidth": 2.2}
+
+
 def memory_mark(
     axes: Axes, at: tuple[float, float], mark: CampaignMark, style: tuple[str, Dash, str], hidden_by: int = 0
 ) -> None:
-    """Full where measured, hollow where only predicted, crossed out where it did not fit; larger where it is hidden."""
+    """Draw a mark: full where measured, hollow where only predicted, crossed out where it did not fit.
+
+    It is larger where `hidden_by` others would hide it.
+    """
     color, _, marker = style
-    measured = mark.measured_bytes is not None
-    axes.plot(
-        *at,
-        marker=marker,
-        linestyle="none",
-        color=color,
-        markerfacecolor=color if measured else "white",
-        markersize=7 + 4 * min(hidden_by, 3),
-    )
+    face = "white" if mark.measured_bytes is None else color
+    size = 7 + 4 * min(hidden_by, 3)
+    axes.plot(*at, marker=marker, linestyle="none", color=color, markerfacecolor=face, markersize=size)
     if does_not_fit(mark):
-        axes.plot(*at, marker="x", linestyle="none", color=VERMILION, markersize=13, markeredgewidth=2.2)
+        axes.plot(*at, markersize=13, **CROSS)
 
 
 def does_not_fit(mark: CampaignMark) -> bool:
@@ -169,37 +162,19 @@ def does_not_fit(mark: CampaignMark) -> bool:
 
 
 def memory_keys(marks: Sequence[CampaignMark]) -> list[Line2D]:
-    """What the marks of memory say, for the legend."""
+    """Say in the legend what the marks of memory mean."""
+    dot: dict[str, Any] = {"marker": "o", "color": GREY, "linestyle": "none"}
     keys = [
-        Line2D([], [], marker="o", color=GREY, linestyle="none", label=say(en="measured", fr="mesuré")),
-        Line2D(
-            [],
-            [],
-            marker="o",
-            color=GREY,
-            linestyle="none",
-            markerfacecolor="white",
-            label=say(en="only predicted", fr="seulement prédit"),
-        ),
+        key(say(en="measured", fr="mesuré"), **dot),
+        key(say(en="only predicted", fr="seulement prédit"), markerfacecolor="white", **dot),
     ]
     if any(does_not_fit(mark) for mark in marks):
-        keys.append(
-            Line2D(
-                [],
-                [],
-                marker="x",
-                color=VERMILION,
-                linestyle="none",
-                markersize=9,
-                markeredgewidth=2.2,
-                label=say(en="does not fit", fr="ne tient pas"),
-            )
-        )
+        keys.append(key(say(en="does not fit", fr="ne tient pas"), markersize=9, **CROSS))
     return keys
 
 
 def limits(axes: Axes, marks: Sequence[CampaignMark], scale: float, *, vertical: bool = False) -> str:
-    """A line for each device's limit; those too far away are returned, in words."""
+    """Draw a line for each device's limit; those too far away are returned, in words."""
     known = {
         mark.limit_bytes: mark.limit_name
         for mark in marks
@@ -208,42 +183,22 @@ def limits(axes: Axes, marks: Sequence[CampaignMark], scale: float, *, vertical:
     highest = max((mark.taken_bytes or 0 for mark in marks), default=0)
     far = []
     for limit_bytes, name in sorted(known.items()):
-        words = far_limit(limit_bytes, highest)
-        if words:
+        if words := far_limit(limit_bytes, highest):
             far.append(words)
             continue
         value = limit_bytes / scale
         label = visible(name) + ", " + format_bytes(limit_bytes)
+        (axes.axvline if vertical else axes.axhline)(value, color=BLACK, linestyle="--", linewidth=1.4)
         if vertical:
-            axes.axvline(value, color=BLACK, linestyle="--", linewidth=1.4)
-            axes.annotate(
-                label,
-                (value, 0.02),
-                xycoords=("data", "axes fraction"),
-                rotation=90,
-                fontsize=8,
-                xytext=(-3, 0),
-                textcoords="offset points",
-                ha="right",
-                va="bottom",
-            )
+            note(axes, label, (value, 0.02), (-3, 0), xycoords=("data", "axes fraction"), rotation=90, ha="right",
+                 va="bottom")  # fmt: skip
         else:
-            axes.axhline(value, color=BLACK, linestyle="--", linewidth=1.4)
-            axes.annotate(
-                label,
-                (0.01, value),
-                xycoords=("axes fraction", "data"),
-                fontsize=8,
-                xytext=(0, 3),
-                textcoords="offset points",
-                ha="left",
-                va="bottom",
-            )
+            note(axes, label, (0.01, value), (0, 3), xycoords=("axes fraction", "data"), va="bottom")
     return say(en="; ", fr=" ; ").join(far)
 
 
 def count_axis(axes: Axes, values: Sequence[int], label: str) -> None:
-    """An axis of counts: a tick at each that occurs, by powers of two where they grow so."""
+    """Mark the counts that occur on the x axis, by powers of two where they grow so."""
     if values and values[-1] >= 8 * max(values[0], 1):
         axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(list(values)))
@@ -254,24 +209,23 @@ def count_axis(axes: Axes, values: Sequence[int], label: str) -> None:
 
 
 def decimals(axes: Axes) -> None:
-    """The numbers of both axes as the reader's language writes them."""
+    """Write the numbers of both axes in the reader's language."""
     for axis in (axes.xaxis, axes.yaxis):
         if not isinstance(axis.get_major_locator(), FixedLocator):
             decimal_marks(axis)
 
 
 def from_zero(axes: Axes, label: str, title: str) -> None:
-    """A vertical axis that begins at nothing, with room above."""
+    """Begin the y axis at 0, with room above."""
     axes.set_ylim(bottom=0)
     axes.set_ylim(top=axes.get_ylim()[1] * 1.06)
-    axes.set_ylabel(label)
-    axes.set_title(title, loc="left", fontsize=11)
+    caption(axes, y=label, title=title, size=11)
     decimals(axes)
     plain(axes)
 
 
 def or_nothing(axes: Axes, known: bool, missing: str = "") -> None:
-    """Say that there is nothing to draw yet, where that is so; `missing` says what it would take."""
+    """Say that there is nothing to draw where nothing is known; `missing` says why."""
     if not known:
         words = missing or say(en="nothing measured yet", fr="rien n’est encore mesuré")
         axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", color=REMARK)
@@ -281,15 +235,11 @@ FAMILY = attrgetter("family")
 
 
 def batch_figure(marks: Sequence[CampaignMark], batch_label: str, path: str | Path | None = None) -> LabFigure:
-    """Throughput and memory against the batch, with the limit of the device.
+    """Draw throughput and memory against the batch, with the limit of the device.
 
     Args:
         marks: the points.
         batch_label: what the axis counts, in words.
-        path: picture to write, if any.
-
-    Raises:
-        LabError: if the picture cannot be written.
     """
     figure = campaign_canvas(
         say(
@@ -300,7 +250,7 @@ def batch_figure(marks: Sequence[CampaignMark], batch_label: str, path: str | Pa
         width_in=12.5,
     )
     speed, memory = figure.subplots(1, 2)
-    unit, scale = scale_of(max((mark.taken_bytes or 0 for mark in marks), default=0))
+    unit, scale = byte_scale(max((mark.taken_bytes or 0 for mark in marks), default=0))
     hidden = hidden_marks(marks)
     for number, own in enumerate(series_of(marks).values()):
         color, dashes, marker = style_of(number)
@@ -324,11 +274,7 @@ def batch_figure(marks: Sequence[CampaignMark], batch_label: str, path: str | Pa
 
 
 def pareto_figure(marks: Sequence[CampaignMark], path: str | Path | None = None) -> LabFigure:
-    """Memory against throughput; the points that no other beats in both are joined.
-
-    Raises:
-        LabError: if the picture cannot be written.
-    """
+    """Draw memory against throughput, and join the points that no other beats in both."""
     figure = campaign_canvas(
         say(
             en="Throughput against memory; the best compromises joined, of: ",
@@ -338,23 +284,17 @@ def pareto_figure(marks: Sequence[CampaignMark], path: str | Path | None = None)
     )
     axes = figure.subplots()
     known = [mark for mark in marks if mark.samples_per_s is not None and mark.measured_bytes is not None]
-    unit, scale = scale_of(max((mark.measured_bytes or 0 for mark in known), default=0))
+    unit, scale = byte_scale(max((mark.measured_bytes or 0 for mark in known), default=0))
     for number, own in enumerate(series_of(marks).values()):
         color, _, marker = style_of(number)
         for mark in own:
             if mark in known:
                 x, y = (mark.measured_bytes or 0) / scale, mark.samples_per_s or 0
                 axes.plot(x, y, marker=marker, color=color, markersize=8, linestyle="none")
-                axes.annotate(str(mark.batch), (x, y), xytext=(6, 4), textcoords="offset points", fontsize=8)
-    front = pareto_front(known)
-    axes.plot(
-        [(mark.measured_bytes or 0) / scale for mark in front],
-        [mark.samples_per_s or 0 for mark in front],
-        linestyle="--",
-        color=BLACK,
-        linewidth=1.2,
-        zorder=1,
-    )
+                note(axes, str(mark.batch), (x, y), (6, 4), va="baseline")
+    front = [((mark.measured_bytes or 0) / scale, mark.samples_per_s or 0) for mark in pareto_front(known)]
+    joined: dict[str, Any] = {"linestyle": "--", "color": BLACK}
+    axes.plot([x for x, _ in front], [y for _, y in front], linewidth=1.2, zorder=1, **joined)
     far = limits(axes, known, scale, vertical=True)
     or_nothing(axes, bool(known))
     axes.set_xlabel(say(en=f"memory of the heaviest rank, {unit}", fr=f"mémoire du rang le plus chargé, {unit}"))
@@ -364,17 +304,12 @@ def pareto_figure(marks: Sequence[CampaignMark], path: str | Path | None = None)
         fr="Meilleurs compromis : en haut à gauche (nombres : batch)",
     )
     from_zero(axes, say(en="samples/s", fr="échantillons/s"), title + (f"\n({far})" if far else ""))
-    joined = Line2D([], [], linestyle="--", color=BLACK, label=say(en="not beaten in both", fr="non dominés"))
-    legend(figure, list(series_of(marks)), [joined])
+    legend(figure, list(series_of(marks)), [key(say(en="not beaten in both", fr="non dominés"), **joined)])
     return finish(figure, path)
 
 
 def truth_figure(marks: Sequence[CampaignMark], path: str | Path | None = None) -> LabFigure:
-    """Predicted against measured: memory, bytes of communication, throughput; on the diagonal they are equal.
-
-    Raises:
-        LabError: if the picture cannot be written.
-    """
+    """Draw predicted against measured memory, messages and throughput; on the diagonal they are equal."""
     figure = campaign_canvas(
         say(
             en="Predicted against measured memory, communication and throughput, of: ",
@@ -383,22 +318,14 @@ def truth_figure(marks: Sequence[CampaignMark], path: str | Path | None = None) 
         list(series_of(marks)),
         width_in=13.0,
     )
-    panels = figure.subplots(1, 3)
-    titles = (
-        say(en="Memory of the heaviest rank", fr="Mémoire du rang le plus chargé"),
-        say(en="Messages of rank 0, per step", fr="Messages du rang 0, par pas"),
-        say(en="Throughput (predicted: replicas × one process)", fr="Débit (prédit : répliques × un processus)"),
-    )
-    pairs: tuple[Callable[[CampaignMark], tuple[float | None, float | None]], ...] = (
-        lambda mark: (mark.predicted_bytes, mark.measured_bytes),
-        lambda mark: (mark.predicted_message_bytes, mark.measured_message_bytes),
-        lambda mark: (mark.predicted_samples_per_s, mark.samples_per_s),
-    )
-    for panel, title, pair, in_bytes in zip(panels, titles, pairs, (True, True, False), strict=True):
-        _truth(panel, marks, pair, title, in_bytes)
-    legend(
-        figure, list(series_of(marks)), [Line2D([], [], color=BLACK, linestyle="--", label=say(en="equal", fr="égaux"))]
-    )
+    memory, messages, speed = figure.subplots(1, 3)
+    title = say(en="Memory of the heaviest rank", fr="Mémoire du rang le plus chargé")
+    _truth(memory, marks, attrgetter("predicted_bytes", "measured_bytes"), title)
+    title = say(en="Messages of rank 0, per step", fr="Messages du rang 0, par pas")
+    _truth(messages, marks, attrgetter("predicted_message_bytes", "measured_message_bytes"), title)
+    title = say(en="Throughput (predicted: replicas × one process)", fr="Débit (prédit : répliques × un processus)")
+    _truth(speed, marks, attrgetter("predicted_samples_per_s", "samples_per_s"), title, in_bytes=False)
+    legend(figure, list(series_of(marks)), [key(say(en="equal", fr="égaux"), color=BLACK, linestyle="--")])
     return finish(figure, path)
 
 
@@ -407,22 +334,21 @@ def _truth(
     marks: Sequence[CampaignMark],
     pair: Callable[[CampaignMark], tuple[float | None, float | None]],
     title: str,
-    in_bytes: bool,
+    in_bytes: bool = True,
 ) -> None:
     known = [(number, *pair(mark)) for number, own in enumerate(series_of(marks).values()) for mark in own]
     drawn = [(number, x, y) for number, x, y in known if x is not None and y is not None]
     most = max((max(x, y) for _, x, y in drawn), default=1.0) or 1.0
-    unit, scale = scale_of(most) if in_bytes else (say(en="samples/s", fr="échantillons/s"), 1)
+    unit, scale = byte_scale(most) if in_bytes else (say(en="samples/s", fr="échantillons/s"), 1)
     for number, x, y in drawn:
         color, _, marker = style_of(number)
         axes.plot(x / scale, y / scale, marker=marker, color=color, linestyle="none", markersize=7, clip_on=False)
     end = most / scale * 1.08
     if drawn:
         axes.plot([0, end], [0, end], linestyle="--", color=BLACK, linewidth=1.0, zorder=1)
-    axes.set(xlim=(0, end), ylim=(0, end), xlabel=say(en="predicted, ", fr="prédit, ") + unit)
-    axes.set_ylabel(say(en="measured, ", fr="mesuré, ") + unit)
-    axes.set_title(title, loc="left", fontsize=10)
-    axes.set_aspect("equal")
+    axes.set(xlim=(0, end), ylim=(0, end), aspect="equal")
+    predicted, measured = say(en="predicted, ", fr="prédit, "), say(en="measured, ", fr="mesuré, ")
+    caption(axes, x=predicted + unit, y=measured + unit, title=title)
     decimals(axes)
     plain(axes)
     if not drawn:
@@ -433,11 +359,7 @@ def _truth(
 
 
 def scaling_figure(marks: Sequence[CampaignMark], path: str | Path | None = None) -> LabFigure:
-    """Scaling efficiency against the number of ranks.
-
-    Raises:
-        LabError: if the picture cannot be written.
-    """
+    """Draw the scaling efficiency against the number of ranks."""
     figure = campaign_canvas(
         say(
             en="Scaling efficiency against the number of ranks, of: ",
@@ -455,17 +377,11 @@ def scaling_figure(marks: Sequence[CampaignMark], path: str | Path | None = None
     axes.axhline(100, linestyle="--", color=BLACK, linewidth=1.0)
     count_axis(axes, sorted({mark.ranks for mark in marks}), say(en="ranks", fr="rangs"))
     or_nothing(axes, bool(known))
-    from_zero(
-        axes,
-        "%",
-        say(
-            en="Throughput per rank, over that of the fewest ranks",
-            fr="Débit par rang, rapporté à celui du plus petit nombre de rangs",
-        ),
+    title = say(
+        en="Throughput per rank, over that of the fewest ranks",
+        fr="Débit par rang, rapporté à celui du plus petit nombre de rangs",
     )
-    legend(
-        figure,
-        list(series_of(marks, FAMILY)),
-        [Line2D([], [], color=BLACK, linestyle="--", label=say(en="perfect", fr="parfaite"))],
-    )
+    from_zero(axes, "%", title)
+    perfect = key(say(en="perfect", fr="parfaite"), color=BLACK, linestyle="--")
+    legend(figure, list(series_of(marks, FAMILY)), [perfect])
     return finish(figure, path)

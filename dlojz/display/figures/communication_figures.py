@@ -1,28 +1,11 @@
-"""Figures of collectives: their rounds, their costs, bytes sent, α and β; and the stepper.
+"""Figures of collectives: their steps, bytes sent against loss, α and β of a machine; and the stepper.
 
-A collective, step by step: what every rank holds in every chunk, and what is sent.
-
-Every number drawn comes from the simulation; that a chunk is partial or final is said by its colour, by its hatch, and
-by the count of contributions written in it.
-
-A collective to step through by hand: the same drawing as in the figure, one step at a time.
-
-Whatever the picture shows is also there as text, so that it can be used without eyes and without a mouse (all controls
-are those of the notebook, reached by keyboard).
-
-The board of all ways to send less: bytes against loss, and the step over links from slow to fast.
-
-Nothing is trained or counted here; every way has one colour and one marker in both panels, and what sends everything is
-hollow.
-
-Measured times of a collective over the line that α and β draw, and what that line says of more ranks.
-
-Dots are measurements, lines are the model; the model's numbers come from the calibration.
+Every number of a step comes from the simulation; that a chunk is partial or final is said by colour, hatch and the
+count of contributions in it. Whatever a picture shows is also there as text.
 """
 
 from __future__ import annotations
 
-import base64
 import math
 import statistics
 import textwrap
@@ -30,20 +13,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_bytes, localized, say, significant
-from dlojz.base.table import safe, visible
+from dlojz.base.language import format_bytes, localized, percent, say, significant
+from dlojz.base.table import Table, safe, visible
 from dlojz.by_hand.collectives.algorithm_catalogue import ADDING, ALGORITHMS, algorithm, check_size
 from dlojz.by_hand.collectives.alpha_beta_fit import AlphaBetaFit
 from dlojz.by_hand.collectives.cost import crossover_bytes, terms
 from dlojz.by_hand.collectives.simulation import Held, Simulation, Transfer, simulate
-from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.canvas import LabFigure, caption, decimal_marks, finish, key, logarithmic, new_figure, plain
 from dlojz.display.collective_text import format_bandwidth, format_latency, held_words, number_words, step_words
 from dlojz.display.style import (
     BLACK,
@@ -62,6 +45,7 @@ from dlojz.display.style import (
     YELLOW_TINT,
     Style,
 )
+from dlojz.display.widgets.panel import import_widgets
 from dlojz.prediction.link_traffic import Reduction, gaps_percent
 
 MAX_RANKS = 16
@@ -79,7 +63,7 @@ STYLES = {  # light tints of the palette's colours, so that black figures stand 
 
 
 def kind_of(simulation: Simulation, step: int, rank: int, chunk: int) -> str:
-    """Whether a chunk is empty, the rank's own, a partial sum, or final."""
+    """Tell whether a chunk is empty, the rank's own, a partial sum, or final."""
     held = simulation.states[step][rank][chunk]
     if held.value is None:
         return EMPTY
@@ -89,7 +73,7 @@ def kind_of(simulation: Simulation, step: int, rank: int, chunk: int) -> str:
 
 
 def kind_label(kind: str) -> str:
-    """A kind of chunk in the reader's language."""
+    """Translate a kind of chunk."""
     return {
         EMPTY: say(en="nothing yet", fr="encore rien"),
         OWN: say(en="one rank’s part", fr="la part d’un rang"),
@@ -99,15 +83,15 @@ def kind_label(kind: str) -> str:
 
 
 def heading(simulation: Simulation) -> str:
-    """What is shown: the algorithm, the ranks, the steps and what the busiest rank moves."""
-    title = algorithm(simulation.name).title()
-    steps, moved = len(simulation.transfers), float(terms(simulation.name, simulation.size).moved)
-    written = significant(moved)
+    """Say the algorithm, the ranks, the steps and what the busiest rank moves."""
+    title, size = algorithm(simulation.name).title(), simulation.size
+    title = title[0].upper() + title[1:]
+    steps, moved = len(simulation.transfers), significant(float(terms(simulation.name, size).moved))
     return say(
-        en=f"{title[0].upper()}{title[1:]}, {simulation.size} ranks: {steps} step{'' if steps == 1 else 's'}, "
-        f"{written} × the message moved by the busiest rank",
-        fr=f"{title[0].upper()}{title[1:]}, {simulation.size} rangs : {steps} étape{'s' if steps > 1 else ''}, "
-        f"{written} × le message déplacé par le rang le plus chargé",
+        en=f"{title}, {size} ranks: {steps} step{'' if steps == 1 else 's'}, {moved} × the message moved by the "
+        "busiest rank",
+        fr=f"{title}, {size} rangs : {steps} étape{'s' if steps > 1 else ''}, {moved} × le message déplacé par le rang "
+        "le plus chargé",
     )
 
 
@@ -125,11 +109,10 @@ def collective_figure(
         name: an algorithm (`collectives.names()`).
         size: number of ranks, 1 to 16; without `values`.
         values: by rank, one number per chunk; by default numbers that tell their origin (23: rank 2's chunk 3).
-        path: picture to write, if any.
         per_node: ranks of one node, for `hierarchical_all_reduce`.
 
     Raises:
-        LabError: if the name or a number is not legal, there are too many ranks, or the picture cannot be written.
+        LabError: if the name or a number is not legal, or there are too many ranks.
     """
     check_drawable(size if values is None else len(values))
     simulation = simulate(name, size if values is None else values, per_node=per_node)
@@ -146,19 +129,13 @@ def collective_figure(
             axes.set_axis_off()
     width = max(30, int(figure.get_figwidth() * 10))
     figure.suptitle(textwrap.fill(heading(simulation), width), x=0.01, ha="left", fontsize=11)
-    figure.legend(
-        handles=legend_handles(simulation),
-        loc="outside lower left",
-        ncols=max(1, int(figure.get_figwidth() / 2.4)),
-        frameon=False,
-        fontsize=9,
-        handleheight=1.3,
-    )
+    look: dict[str, Any] = {"ncols": max(1, int(figure.get_figwidth() / 2.4)), "handleheight": 1.3}
+    figure.legend(handles=legend_handles(simulation), loc="outside lower left", frameon=False, fontsize=9, **look)
     return finish(figure, path)
 
 
 def check_drawable(size: int) -> None:
-    """Refuse what could not be read.
+    """Refuse a figure that could not be read.
 
     Raises:
         LabError: if the number of ranks is none, or more than can be drawn legibly.
@@ -173,14 +150,14 @@ def check_drawable(size: int) -> None:
 
 
 def panel_inches(simulation: Simulation) -> tuple[float, float]:
-    """Width and height of one panel."""
+    """Compute width and height of one panel in inches."""
     pitch_in = 0.64 if simulation.size <= 4 else 0.45
     columns = len(simulation.states[0][0])
     return max(1.3, columns * pitch_in + 0.35), simulation.size * (0.48 if simulation.size <= 4 else 0.38) + 0.6
 
 
 def collective_description(simulation: Simulation) -> str:
-    """The whole figure in words."""
+    """Describe the whole figure in words."""
     lines = [heading(simulation) + "."]
     for step in range(1, len(simulation.states)):
         said = "; ".join(step_words(simulation, step))
@@ -189,7 +166,7 @@ def collective_description(simulation: Simulation) -> str:
 
 
 def draw_panel(axes: Axes, simulation: Simulation, step: int, *, label_ranks: bool = True) -> None:
-    """What the ranks hold after a step, with what was sent in it; step 0 is the start."""
+    """Draw what the ranks hold after a step, with what was sent in it; step 0 is the start."""
     chunks, size = len(simulation.states[0][0]), simulation.size
     adding = algorithm(simulation.name).collective in ADDING
     large = size <= 4
@@ -219,12 +196,8 @@ def draw_panel(axes: Axes, simulation: Simulation, step: int, *, label_ranks: bo
     axes.set_xticks(range(chunks), columns)
     axes.tick_params(length=0, labelsize=8, labelleft=label_ranks, labeltop=True, labelbottom=False, pad=1)
     axes.spines[:].set_visible(False)
-    axes.set_title(
-        say(en=f"after step {step}", fr=f"après l’étape {step}") if step else say(en="start", fr="départ"),
-        fontsize=9,
-        loc="left",
-        pad=4,
-    )
+    title = say(en=f"after step {step}", fr=f"après l’étape {step}") if step else say(en="start", fr="départ")
+    axes.set_title(title, fontsize=9, loc="left", pad=4)
 
 
 def _origin(held: Held, size: int, adding: bool) -> str:
@@ -236,85 +209,65 @@ def _origin(held: Held, size: int, adding: bool) -> str:
 
 def _cell(axes: Axes, rank: int, chunk: int, kind: str) -> None:
     corner = (chunk - CELL_WIDTH / 2, rank - CELL_HEIGHT / 2)
+    line: dict[str, Any] = {"linewidth": 1.6 if kind == FINAL else 0.8, "linestyle": ":" if kind == EMPTY else "-"}
+    axes.add_artist(_shaded(Rectangle(corner, CELL_WIDTH, CELL_HEIGHT, **line), kind))
+
+
+def _shaded(patch: Patch, kind: str) -> Patch:
     style = STYLES[kind]
-    box = Rectangle(
-        corner,
-        CELL_WIDTH,
-        CELL_HEIGHT,
-        facecolor=style.color,
-        edgecolor=NEUTRAL,
-        linewidth=1.6 if kind == FINAL else 0.8,
-        linestyle=":" if kind == EMPTY else "-",
-        hatch=style.hatch,
-    )
-    box.set_hatchcolor(FAINT_HATCH)
-    axes.add_artist(box)
+    patch.set(facecolor=style.color, edgecolor=NEUTRAL, hatch=style.hatch, hatchcolor=FAINT_HATCH)
+    return patch
 
 
 def _arrow(axes: Axes, transfer: Transfer, chunk: int, place: int) -> None:
     """From the sender's cell to the receiver's, through the gap on the right of the column."""
-    edge = CELL_WIDTH / 2
-    if chunk == place:
+    edge, straight = CELL_WIDTH / 2, chunk == place
+    start, end, rad = (chunk, transfer.source), (place, transfer.to), 0.25
+    if straight:
         start, end = (chunk + edge, transfer.source), (place + edge, transfer.to)
         # An arc bulges by rad · length / 2: as much for a long one as for a short one, so that it stays in its gap.
-        rad = 0.44 / abs(transfer.to - transfer.source) * (1 if transfer.to > transfer.source else -1)
-    else:
-        start, end, rad = (chunk, transfer.source), (place, transfer.to), 0.25
-    axes.add_artist(
-        FancyArrowPatch(
-            start,
-            end,
-            connectionstyle=f"arc3,rad={-rad if chunk == place else rad}",
-            arrowstyle="-|>",
-            mutation_scale=9,
-            color=VERMILION if transfer.add else BLUE,
-            linestyle="-" if transfer.add else "--",
-            linewidth=1.3,
-            shrinkA=0 if chunk == place else 9,
-            shrinkB=0 if chunk == place else 9,
-            zorder=3,
-        )
+        rad = -0.44 / abs(transfer.to - transfer.source) * (1 if transfer.to > transfer.source else -1)
+    arrow = FancyArrowPatch(
+        start,
+        end,
+        connectionstyle=f"arc3,rad={rad}",
+        arrowstyle="-|>",
+        mutation_scale=9,
+        color=VERMILION if transfer.add else BLUE,
+        linestyle="-" if transfer.add else "--",
+        linewidth=1.3,
+        shrinkA=0 if straight else 9,
+        shrinkB=0 if straight else 9,
+        zorder=3,
     )
+    axes.add_artist(arrow)
 
 
-def legend_handles(simulation: Simulation) -> list[Patch | Line2D]:
-    """What the colours and arrows of this algorithm mean."""
+def legend_handles(simulation: Simulation) -> list[Artist]:
+    """Explain the colours and arrows of this algorithm."""
     kinds = {
         kind_of(simulation, step, rank, chunk)
         for step, state in enumerate(simulation.states)
         for rank, row in enumerate(state)
         for chunk in range(len(row))
     }
-    handles: list[Patch | Line2D] = []
-    for kind in (EMPTY, OWN, PARTIAL, FINAL):
-        if kind in kinds:
-            style = STYLES[kind]
-            patch = Patch(facecolor=style.color, edgecolor=NEUTRAL, hatch=style.hatch, label=" " + kind_label(kind))
-            patch.set_hatchcolor(FAINT_HATCH)
-            handles.append(patch)
+    shown = [kind for kind in (EMPTY, OWN, PARTIAL, FINAL) if kind in kinds]
+    handles: list[Artist] = [_shaded(Patch(label=" " + kind_label(kind)), kind) for kind in shown]
     acts = {transfer.add for step in simulation.transfers for transfer in step}
     if True in acts:
-        handles.append(Line2D([], [], color=VERMILION, label=say(en="sent, then added", fr="envoyé, puis ajouté")))
+        handles.append(key(say(en="sent, then added", fr="envoyé, puis ajouté"), color=VERMILION))
     if False in acts:
-        handles.append(
-            Line2D([], [], color=BLUE, linestyle="--", label=say(en="sent, then kept", fr="envoyé, puis gardé"))
-        )
+        handles.append(key(say(en="sent, then kept", fr="envoyé, puis gardé"), color=BLUE, linestyle="--"))
+    meanings = [say(en="r2: comes from rank 2", fr="r2 : vient du rang 2")]
     if algorithm(simulation.name).collective in ADDING:
-        meaning = say(en="k/p: parts of k of p ranks", fr="k/p : parts de k rangs sur p")
-    else:
-        meaning = say(en="r2: comes from rank 2", fr="r2 : vient du rang 2")
-    meanings = [meaning]
+        meanings = [say(en="k/p: parts of k of p ranks", fr="k/p : parts de k rangs sur p")]
     if len(simulation.states[0][0]) > 1:
         meanings.append(say(en="columns: chunks", fr="colonnes : morceaux"))
-    handles += [Line2D([], [], color=BLACK, linestyle="", label=words) for words in meanings]
-    return handles
-
-
-MAX_STEPPED_RANKS = 16
+    return [*handles, *(key(words, linestyle="") for words in meanings)]
 
 
 def stepper(name: str = "ring_all_reduce", size: int = 4) -> Any:
-    """A widget: choose an algorithm and a number of ranks, then go through the steps.
+    """Show a widget: choose an algorithm and a number of ranks, then go through the steps.
 
     Args:
         name: the algorithm shown first.
@@ -332,7 +285,7 @@ def stepper(name: str = "ring_all_reduce", size: int = 4) -> Any:
 
 
 class Stepper:
-    """The parts of the widget, and what each change does.
+    """Controls of the stepper, and what each change does.
 
     Args:
         name: the algorithm shown first.
@@ -340,15 +293,10 @@ class Stepper:
     """
 
     def __init__(self, name: str, size: int) -> None:
-        widgets = _widgets()
-        self.choice = widgets.Dropdown(
-            options=[(entry.title(), key) for key, entry in ALGORITHMS.items()],
-            value=name,
-            description=say(en="algorithm", fr="algorithme"),
-        )
-        self.ranks = widgets.BoundedIntText(
-            value=size, min=1, max=MAX_STEPPED_RANKS, description=say(en="ranks", fr="rangs")
-        )
+        widgets = import_widgets(en="the stepper", fr="le pas à pas", instead="collective_figure")
+        known = [(entry.title(), key) for key, entry in ALGORITHMS.items()]
+        self.choice = widgets.Dropdown(options=known, value=name, description=say(en="algorithm", fr="algorithme"))
+        self.ranks = widgets.BoundedIntText(value=size, min=1, max=MAX_RANKS, description=say(en="ranks", fr="rangs"))
         self.step = widgets.IntSlider(value=0, min=0, max=1, description=say(en="step", fr="étape"))
         self.back = widgets.Button(description=say(en="◀ previous", fr="◀ précédente"))
         self.forth = widgets.Button(description=say(en="next ▶", fr="suivante ▶"))
@@ -379,39 +327,32 @@ class Stepper:
         step = min(self.step.value, len(self.simulation.transfers))
         self.back.disabled, self.forth.disabled = step == 0, step == len(self.simulation.transfers)
         self.sentences.value = sentences_html(self.simulation, step)
-        self.picture.value = picture_html(self.simulation, step)
+        self.picture.value = step_figure(self.simulation, step).html()
 
 
 def sentences_html(simulation: Simulation, step: int) -> str:
-    """One sentence per message, marked as a status for screen readers, and what is held, as a table."""
+    """Write one sentence per message, marked as a status for screen readers, and what is held, as a table."""
     said = "".join(f"<li>{safe(sentence)}</li>" for sentence in step_words(simulation, step))
     total = len(simulation.transfers)
     place = say(en=f"Step {step} of {total}", fr=f"Étape {step} sur {total}")
-    chunks = range(len(simulation.states[step][0]))
-    head = "".join(f'<th scope="col">{safe(say(en=f"chunk {c}", fr=f"morceau {c}"))}</th>' for c in chunks)
-    rows = "".join(
-        f'<tr><th scope="row">{safe(say(en=f"rank {rank}", fr=f"rang {rank}"))}</th>'
-        + "".join(f"<td>{safe(held_words(row[c], simulation.done(step, rank, c)))}</td>" for c in chunks)
-        + "</tr>"
-        for rank, row in enumerate(simulation.states[step])
+    state = simulation.states[step]
+    chunks = [say(en=f"chunk {chunk}", fr=f"morceau {chunk}") for chunk in range(len(state[0]))]
+    rows = tuple(
+        (
+            say(en=f"rank {rank}", fr=f"rang {rank}"),
+            *(held_words(held, simulation.done(step, rank, chunk)) for chunk, held in enumerate(row)),
+        )
+        for rank, row in enumerate(state)
     )
     summary = say(en="what each rank holds, as text", fr="ce que chaque rang détient, en texte")
     return (
         f'<div role="status" aria-live="polite"><b>{safe(place)}</b><ul>{said}</ul></div>'
-        f"<details><summary>{safe(summary)}</summary><table><thead><tr><td></td>{head}</tr></thead>"
-        f"<tbody>{rows}</tbody></table></details>"
+        f"<details><summary>{safe(summary)}</summary>{Table(('', *chunks), rows)._repr_html_()}</details>"
     )
 
 
-def picture_html(simulation: Simulation, step: int) -> str:
-    """The drawing of one step as an image that carries its description."""
-    figure = step_figure(simulation, step)
-    picture = base64.b64encode(figure._repr_mimebundle_()["image/png"]).decode()
-    return f'<img alt="{safe(figure.alt)}" style="max-width:100%" src="data:image/png;base64,{picture}">'
-
-
 def step_figure(simulation: Simulation, step: int) -> LabFigure:
-    """One step, drawn alone."""
+    """Draw one step alone."""
     wide, high = panel_inches(simulation)
     alt = heading(simulation) + ". " + "; ".join(step_words(simulation, step)) + "."
     figure = new_figure(max(wide + 3.6, 6.0), high + 0.4, alt=alt)
@@ -420,31 +361,15 @@ def step_figure(simulation: Simulation, step: int) -> LabFigure:
     return finish(figure)
 
 
-def _widgets() -> Any:
-    try:
-        import ipywidgets
-    except ImportError:
-        raise LabError(
-            say(
-                en="the stepper needs ipywidgets: install it (`pip install ipywidgets`), or use collective_figure, "
-                "which shows all steps at once.",
-                fr="le pas à pas demande ipywidgets : installez-le (`pip install ipywidgets`), ou utilisez "
-                "collective_figure, qui montre toutes les étapes.",
-            )
-        ) from None
-    return ipywidgets
-
-
 LATENCY_S = 30e-6
 """α of the links drawn: that of Ethernet through the kernel, tens of microseconds."""
 LINKS_GBIT = (0.1, 100.0)
 """Bandwidths drawn, from and to, in Gbit/s per direction."""
-_POINTS = 60
 _LINEAR_PERCENT = 5.0
 """Gaps beyond this are drawn on a logarithmic scale."""
 _COLORS = (BLACK, ORANGE, SKY, GREEN, VERMILION, BLUE, PURPLE, GREY)
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
-_COMMUNICATION_DASHES = ("-", "--", "-.", ":")
+_DASHES = ("-", "--", "-.", ":")
 
 
 def communication_figure(
@@ -459,11 +384,10 @@ def communication_figure(
 
     Args:
         ways: see `dlojz.prediction.link_traffic`; those without losses are not drawn on the left.
-        path: picture to write, if any.
         latency_s: α of the links.
 
     Raises:
-        LabError: without a way that has losses, or without what it is held against; if the picture cannot be written.
+        LabError: without a way that has losses, or without what it is held against.
     """
     judged = {way.name: way for way in ways if way.losses and all(map(math.isfinite, way.losses))}
     lonely = [way for way in judged.values() if len(way.losses) != len(getattr(judged.get(way.against), "losses", ()))]
@@ -486,14 +410,11 @@ def communication_figure(
         )
     timed = [way for way in ways if way.step_s is not None]
     names = ", ".join(visible(way.name) for way in ways)
-    figure = new_figure(
-        12.5 if timed else 8.0,
-        6.4,
-        say(
-            en=f"Bytes sent per step against the gap of the final loss, and the step's time over links, of: {names}",
-            fr=f"Octets envoyés par pas et écart de la perte finale, durée du pas selon le lien, de : {names}",
-        ),
+    alt = say(
+        en=f"Bytes sent per step against the gap of the final loss, and the step's time over links, of: {names}",
+        fr=f"Octets envoyés par pas et écart de la perte finale, durée du pas selon le lien, de : {names}",
     )
+    figure = new_figure(12.5 if timed else 8.0, 6.4, alt)
     columns = figure.subplots(1, 2) if timed else [figure.subplots()]
     _pareto(columns[0], ways, judged)
     if timed:
@@ -504,15 +425,10 @@ def communication_figure(
 
 
 def _look(ways: Sequence[Reduction], way: Reduction) -> tuple[str, str, str]:
-    """Colour, marker and dashes of a way."""
+    """Colour, marker and dashes of a way; colours recur with other dashes."""
     number = list(ways).index(way)
-    return (
-        _COLORS[number % len(_COLORS)],
-        _MARKERS[number % len(_MARKERS)],
-        _COMMUNICATION_DASHES[
-            number % len(_COMMUNICATION_DASHES) if number < len(_COLORS) else (number + 1) % len(_COMMUNICATION_DASHES)
-        ],
-    )
+    dashes = _DASHES[(number + number // len(_COLORS)) % len(_DASHES)]
+    return _COLORS[number % len(_COLORS)], _MARKERS[number % len(_MARKERS)], dashes
 
 
 def _pareto(axes: Axes, ways: Sequence[Reduction], judged: Mapping[str, Reduction]) -> None:
@@ -538,45 +454,38 @@ def _pareto(axes: Axes, ways: Sequence[Reduction], judged: Mapping[str, Reductio
     axes.xaxis.set_major_locator(LogLocator(base=4))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel(say(en="sent by each rank per step, mean of the run", fr="envoyé par rang et par pas, en moyenne"))
-    axes.set_ylabel(
-        say(en="final loss: gap to sending everything (%)", fr="perte finale : écart à l’envoi complet (%)")
+    caption(
+        axes,
+        x=say(en="sent by each rank per step, mean of the run", fr="envoyé par rang et par pas, en moyenne"),
+        y=say(en="final loss: gap to sending everything (%)", fr="perte finale : écart à l’envoi complet (%)"),
     )
-    axes.set_title(
-        say(
-            en="Less sent, and what it costs\n(hollow: everything sent; dotted: after the first stage)",
-            fr="Envoyer moins, et ce que cela coûte\n(creux : tout est envoyé ; pointillé : après la première phase)",
-        ),
-        fontsize=11,
+    title = say(
+        en="Less sent, and what it costs\n(hollow: everything sent; dotted: after the first stage)",
+        fr="Envoyer moins, et ce que cela coûte\n(creux : tout est envoyé ; pointillé : après la première phase)",
     )
+    axes.set_title(title, fontsize=11)
     plain(axes)
 
 
 def _links(axes: Axes, ways: Sequence[Reduction], timed: Sequence[Reduction], latency_s: float) -> None:
     """The right panel."""
-    low, high = (math.log10(gbit) for gbit in LINKS_GBIT)
-    gbits = [10 ** (low + (high - low) * number / (_POINTS - 1)) for number in range(_POINTS)]
+    gbits = _spread(*LINKS_GBIT)
     for way in timed:
         color, marker, dashes = _look(ways, way)
         taken = [1e3 * ((way.step_s or 0) + way.link_s(latency_s, gbit * 1e9 / 8)) for gbit in gbits]
         face = "white" if way.plain else color
         axes.plot(gbits, taken, dashes, color=color, marker=marker, markevery=10, markersize=5, markerfacecolor=face)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    decimal_marks(axes.xaxis)
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
-    decimal_marks(axes.yaxis)
+    logarithmic(axes, "x", marks=(1.0,))
+    logarithmic(axes, "y", marks=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel(say(en="bandwidth of the link (Gbit/s)", fr="débit du lien (Gbit/s)"))
-    axes.set_ylabel(say(en="step (ms)", fr="pas (ms)"))
+    bandwidth = say(en="bandwidth of the link (Gbit/s)", fr="débit du lien (Gbit/s)")
+    caption(axes, x=bandwidth, y=say(en="step (ms)", fr="pas (ms)"))
     microseconds = f"{1e6 * latency_s:g}"
-    axes.set_title(
-        say(
-            en=f"The step over slower links, predicted\n(measured here, plus α–β with α = {microseconds} µs)",
-            fr=f"Le pas sur des liens plus lents, prédit\n(mesuré ici, plus α–β avec α = {microseconds} µs)",
-        ),
-        fontsize=11,
+    title = say(
+        en=f"The step over slower links, predicted\n(measured here, plus α–β with α = {microseconds} µs)",
+        fr=f"Le pas sur des liens plus lents, prédit\n(mesuré ici, plus α–β avec α = {microseconds} µs)",
     )
+    axes.set_title(title, fontsize=11)
     plain(axes)
 
 
@@ -591,10 +500,6 @@ def calibration_figure(calibration: AlphaBetaFit, path: str | Path | None = None
 
     Args:
         calibration: of `collectives.fit`.
-        path: picture to write, if any.
-
-    Raises:
-        LabError: if the picture cannot be written.
     """
     figure = new_figure(12.0, 4.6, alt=calibration_description(calibration))
     left, right = figure.subplots(1, 2)
@@ -604,17 +509,17 @@ def calibration_figure(calibration: AlphaBetaFit, path: str | Path | None = None
 
 
 def summary(calibration: AlphaBetaFit) -> str:
-    """α, the bandwidth and the residual in one line."""
+    """Say α, the bandwidth and the residual in one line."""
     alpha, bandwidth = format_latency(calibration.alpha_s), format_bandwidth(calibration.bandwidth_bytes_per_s)
-    percent = f"{100 * calibration.residual:.0f}"
+    residual = percent(calibration.residual, 0)
     return say(
-        en=f"α = {alpha} per message, bandwidth 1/β = {bandwidth}, residual {percent}%",
-        fr=f"α = {alpha} par message, débit 1/β = {bandwidth}, résidu {percent} %",
+        en=f"α = {alpha} per message, bandwidth 1/β = {bandwidth}, residual {residual}",
+        fr=f"α = {alpha} par message, débit 1/β = {bandwidth}, résidu {residual}",
     )
 
 
 def dominance(calibration: AlphaBetaFit) -> str:
-    """Up to which size of message latency takes the larger part; empty where the fit has no bandwidth."""
+    """Say up to which size of message latency takes the larger part; empty where the fit has no bandwidth."""
     if calibration.half_bytes is None:
         return ""
     size = format_bytes(calibration.half_bytes)
@@ -625,10 +530,9 @@ def dominance(calibration: AlphaBetaFit) -> str:
 
 
 def crossing(calibration: AlphaBetaFit, size: int) -> str:
-    """Where ring and tree take as long on so many ranks; empty where one is never slower."""
-    at = crossover_bytes(
-        RING, TREE, size, alpha_s=calibration.alpha_s, beta_s_per_byte=calibration.beta_s_per_byte or 0.0
-    )
+    """Say where ring and tree take as long on so many ranks; empty where one is never slower."""
+    beta = calibration.beta_s_per_byte or 0.0
+    at = crossover_bytes(RING, TREE, size, alpha_s=calibration.alpha_s, beta_s_per_byte=beta)
     if at is None:
         return ""
     return say(
@@ -638,7 +542,7 @@ def crossing(calibration: AlphaBetaFit, size: int) -> str:
 
 
 def calibration_description(calibration: AlphaBetaFit) -> str:
-    """The figure in words."""
+    """Describe the figure in words."""
     points = ", ".join(
         f"{format_bytes(point.message_bytes)} {format_latency(point.time_s)}" for point in calibration.points
     )
@@ -655,63 +559,35 @@ def calibration_description(calibration: AlphaBetaFit) -> str:
 def _measured(axes: Axes, calibration: AlphaBetaFit) -> None:
     sizes = [point.message_bytes for point in calibration.points]
     ends = _spread(min(sizes), max(sizes))
-    axes.loglog(
-        ends,
-        [calibration.fitted_s(size) for size in ends],
-        color=BLUE,
-        label=say(en="fitted: α and β", fr="ajusté : α et β"),
-    )
-    axes.loglog(
-        sizes,
-        [point.time_s for point in calibration.points],
-        color=BLACK,
-        marker="o",
-        linestyle="",
-        label=say(en="measured", fr="mesuré"),
-    )
+    fitted = [calibration.fitted_s(size) for size in ends]
+    axes.loglog(ends, fitted, color=BLUE, label=say(en="fitted: α and β", fr="ajusté : α et β"))
+    times_s = [point.time_s for point in calibration.points]
+    axes.loglog(sizes, times_s, "o", color=BLACK, label=say(en="measured", fr="mesuré"))
     _label(axes)
-    axes.set_title(
-        say(
-            en=f"{visible(calibration.collective)} on {calibration.size} ranks, here",
-            fr=f"{visible(calibration.collective)} sur {calibration.size} rangs, ici",
-        )
-        + "\n"
-        + summary(calibration)
-        + (f"\n{words}" if (words := dominance(calibration)) else ""),
-        loc="left",
-        fontsize=9,
-    )
+    name, ranks = visible(calibration.collective), calibration.size
+    title = say(en=f"{name} on {ranks} ranks, here", fr=f"{name} sur {ranks} rangs, ici")
+    caption(axes, title="\n".join(filter(None, (title, summary(calibration), dominance(calibration)))), size=9)
     axes.legend(frameon=False, loc="upper left")
 
 
 def _predicted(axes: Axes, calibration: AlphaBetaFit) -> None:
     sizes = _spread(PREDICTED_FROM_BYTES, PREDICTED_TO_BYTES)
-    looks = ((RING, VERMILION, say(en="ring", fr="anneau")), (TREE, BLUE, say(en="tree", fr="arbre")))
-    for name, colour, title in looks:
+    for name, title, look in (
+        (RING, say(en="ring", fr="anneau"), {"color": VERMILION, "linewidth": 1.4}),
+        (TREE, say(en="tree", fr="arbre"), {"color": BLUE, "linewidth": 2.4, "alpha": 0.75}),
+    ):
         for ranks, dashes in zip(PREDICTED_SIZES, _CALIBRATION_DASHES, strict=True):
             times_s = [calibration.predict_s(size, ranks, name) for size in sizes]
-            if min(times_s) <= 0:  # α = β = 0 has no place on a logarithmic axis
-                continue
-            axes.loglog(
-                sizes,
-                times_s,
-                color=colour,
-                linestyle=dashes,
-                linewidth=1.4 if name == RING else 2.4,
-                alpha=1 if name == RING else 0.75,
-                label=say(en=f"{title}, {ranks} ranks", fr=f"{title}, {ranks} rangs"),
-            )
+            label = say(en=f"{title}, {ranks} ranks", fr=f"{title}, {ranks} rangs")
+            if min(times_s) > 0:  # α = β = 0 has no place on a logarithmic axis
+                axes.loglog(sizes, times_s, linestyle=dashes, label=label, **look)
     _label(axes)
-    crossings = [words for size in PREDICTED_SIZES if (words := crossing(calibration, size))]
-    axes.set_title(
-        say(
-            en="all-reduce predicted with these links, if all ranks had them",
-            fr="all-reduce prédit avec ces liens, si tous les rangs les avaient",
-        )
-        + "".join(f"\n{words}" for words in crossings),
-        loc="left",
-        fontsize=9,
+    title = say(
+        en="all-reduce predicted with these links, if all ranks had them",
+        fr="all-reduce prédit avec ces liens, si tous les rangs les avaient",
     )
+    crossings = (crossing(calibration, size) for size in PREDICTED_SIZES)
+    caption(axes, title="\n".join([title, *filter(None, crossings)]), size=9)
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
@@ -735,8 +611,7 @@ def _label(axes: Axes) -> None:
     axes.set_yticks(ticks_s, [_short(format_latency(tick)) for tick in ticks_s])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel(say(en="size of the message", fr="taille du message"))
-    axes.set_ylabel(say(en="time", fr="durée"))
+    caption(axes, x=say(en="size of the message", fr="taille du message"), y=say(en="time", fr="durée"))
 
 
 def _short(quantity: str) -> str:

@@ -1,21 +1,6 @@
-"""Figures of smaller models: the board, quantization, pruning.
+"""Figures of smaller models: the board, quantization errors, pruning schedules, speed of sparse layers.
 
-Accuracy against size and against time: what every method gives for what it takes, predicted and measured.
-
-Nothing is computed here but which points of a panel no other beats; a family has one colour and one marker in every
-panel, and a method one number.
-
-Signal to noise of quantized layers, foreseen beside measured: layer by layer, and one against the other.
-
-What is measured is filled and joined by a line, what was foreseen is hollow; a colour comes with a marker of its own.
-
-Pruning as it goes: the sparsity that a schedule predicts beside the one that is counted.
-
-Nothing is computed here but means; predicted is light, measured is full, as everywhere.
-
-What zeros gain in time: nothing in a dense layer, something in sparse rows once few weights are left.
-
-Nothing is computed here but where a measured line crosses 1; every form has a colour and a marker.
+Predicted is hollow or light, measured is full; a family or a setting has one colour and one marker in every panel.
 """
 
 from __future__ import annotations
@@ -23,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import byte_units, decimal, percent, say, significant, spaced_percent
@@ -35,7 +20,19 @@ from dlojz.compress.board_record import TEACHER, Board, BoardLine, family_title
 from dlojz.compress.masks import CubicSchedule
 from dlojz.compress.method import LayerError
 from dlojz.compress.two_to_four import Form, SparseSpeed, crossing
-from dlojz.display.canvas import LabFigure, Spot, decimal_marks, finish, new_figure, place_labels, plain
+from dlojz.display.canvas import (
+    LabFigure,
+    Spot,
+    caption,
+    decimal_marks,
+    finish,
+    key,
+    logarithmic,
+    new_figure,
+    note,
+    place_labels,
+    plain,
+)
 from dlojz.display.style import (
     BASELINE,
     BLACK,
@@ -51,7 +48,7 @@ from dlojz.display.style import (
     VERMILION,
 )
 
-LOOKS = {
+FAMILY_LOOKS = {
     TEACHER: (BLACK, "*"),
     "distillation": (BLUE, "o"),
     "quantization": (VERMILION, "s"),
@@ -59,6 +56,7 @@ LOOKS = {
 }
 """Colour and marker of a family."""
 OTHER = (ORANGE, "D")
+RING: dict[str, Any] = {"marker": "o", "markerfacecolor": "none", "markeredgecolor": BLACK, "markeredgewidth": 1.1}
 KIBIBYTE = 1024
 HELD_OUT_HALF = 0.5 / 360
 """Half an image of the digits: where a model without any error is drawn, as its logarithm is not."""
@@ -68,60 +66,67 @@ FINE_TICKS = (0.93, 0.94, 0.95, 0.96, 0.965, 0.97, 0.975, 0.98, 0.985, 0.99, 0.9
 LEAST_TICKS = 4
 
 
+class Cost(NamedTuple):
+    """Quantity of a board that accuracy is drawn against, measured and predicted."""
+
+    measured: Callable[[BoardLine], float]
+    predicted: Callable[[BoardLine], float | None]
+
+
+SIZE = Cost(lambda line: line.file_bytes / KIBIBYTE, lambda line: line.predicted_bytes / KIBIBYTE)
+TIME = Cost(lambda line: line.latency_ratio, lambda line: line.predicted_latency_ratio)
+
+
 def compress_figure(board: Board, path: str | Path | None = None) -> LabFigure:
     """Draw a board: accuracy against the size of the file, and against the time of an answer.
 
     Full: measured, median over the seeds; thin bars: all seeds (upright) and half of the rounds (across). Hollow:
     predicted. The dashed line joins what nothing beats in the two quantities of the panel; a ring marks what nothing
-    beats in accuracy, size and time together.
+    beats in accuracy, size and time together. A method has the same number everywhere.
 
     Args:
         board: of any methods and seeds.
-        path: picture to write, if any.
-
-    Raises:
-        LabError: if the picture cannot be written.
     """
     lines = board.lines()
-    figure = new_figure(12.0, max(4.9, 1.5 + 0.25 * (len(lines) + len(_families(lines)))),
-        alt=compress_description(board))
+    high = max(4.9, 1.5 + 0.25 * (len(lines) + len(_families(lines))))
+    figure = new_figure(12.0, high, compress_description(board))
     figure.suptitle(visible(board.title()), x=0.008, ha="left", fontsize=10.5)
     size, time, names = figure.subplots(1, 3, width_ratios=(1, 1, 0.52))
     front = {line.method for line in board.front()}
     unit = byte_units()[1]
-    for axes, measured, predicted, label in (
-        (size, _size, _predicted_size, say(en=f"file, {unit} (hollow: predicted)",
-                                           fr=f"fichier, {unit} (creux : prédit)")),
-        (time, _time, _predicted_time, say(en="time of an answer over the teacher's (hollow: predicted)",
-                                           fr="temps d’une réponse / celui du professeur (creux : prédit)")),
-    ):  # fmt: skip
-        _panel(axes, lines, front, measured, predicted)
-        axes.set_xlabel(label, fontsize=9)
-    size.set_xscale("log")
+    label = say(en=f"file, {unit} (hollow: predicted)", fr=f"fichier, {unit} (creux : prédit)")
+    size.set_xlabel(label, fontsize=9)
+    label = say(
+        en="time of an answer over the teacher's (hollow: predicted)",
+        fr="temps d’une réponse / celui du professeur (creux : prédit)",
+    )
+    time.set_xlabel(label, fontsize=9)
+    _panel(size, lines, front, SIZE)
+    _panel(time, lines, front, TIME)
     _sizes(size, lines)
     for line in lines:
-        time.plot([line.latency_ratio_low, line.latency_ratio_high], [_error(line)] * 2, color=_look(line)[0],
-                  linewidth=1, alpha=0.5, zorder=1)  # fmt: skip
+        quartiles = [line.latency_ratio_low, line.latency_ratio_high]
+        time.plot(quartiles, [_error(line)] * 2, color=_look(line)[0], linewidth=1, alpha=0.5, zorder=1)
     size.set_ylabel(say(en="accuracy (log of the errors)", fr="exactitude (log des erreurs)"), fontsize=9)
-    size.set_title(say(en="accuracy against size", fr="exactitude et taille"), loc="left", fontsize=10)
-    time.set_title(say(en="accuracy against time", fr="exactitude et temps"), loc="left", fontsize=10)
+    caption(size, title=say(en="accuracy against size", fr="exactitude et taille"))
+    caption(time, title=say(en="accuracy against time", fr="exactitude et temps"))
     _names(names, board, lines, front)
     figure.draw_without_rendering()  # arranges the panels, so that labels find their room
-    for axes, measured, predicted in ((size, _size, _predicted_size), (time, _time, _predicted_time)):
-        spots = [Spot(measured(line), _error(line), str(number)) for number, line in enumerate(lines)]
-        foreseen = [(predicted(line), _error(line)) for line in lines]
+    for axes, cost in ((size, SIZE), (time, TIME)):
+        spots = [Spot(cost.measured(line), _error(line), str(number)) for number, line in enumerate(lines)]
+        foreseen = [(cost.predicted(line), _error(line)) for line in lines]
         place_labels(axes, spots, [(x, y) for x, y in foreseen if x is not None])
     return finish(figure, path)
 
 
 def compress_description(board: Board) -> str:
-    """The figure in words: accuracy, size and time of each line, and the front."""
+    """Say accuracy, size and time of each line, and the front."""
     unit = byte_units()[1]
     each = "; ".join(
         say(
-            en=f"{visible(line.method)}: {percent(line.accuracy, None)}, {_size(line):.0f} {unit}, "
+            en=f"{visible(line.method)}: {percent(line.accuracy, None)}, {SIZE.measured(line):.0f} {unit}, "
             f"{decimal(line.latency_ratio, 2)} times the teacher's time",
-            fr=f"{visible(line.method)} : {percent(line.accuracy, None)}, {_size(line):.0f} {unit}, "
+            fr=f"{visible(line.method)} : {percent(line.accuracy, None)}, {SIZE.measured(line):.0f} {unit}, "
             f"{decimal(line.latency_ratio, 2)} fois le temps du professeur",
         )
         for line in board.lines()
@@ -134,7 +139,7 @@ def compress_description(board: Board) -> str:
 
 
 def panel_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The (cost, error) pairs that no other one beats in both, from cheap to dear."""
+    """Find the (cost, error) pairs that no other one beats in both, from cheap to dear."""
     found: list[tuple[float, float]] = []
     for cost, error in sorted(points):
         if not found or error < found[-1][1]:
@@ -142,83 +147,70 @@ def panel_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, floa
     return found
 
 
-def _panel(
-    axes: Axes,
-    lines: Sequence[BoardLine],
-    front: set[str],
-    measured: Callable[[BoardLine], float],
-    predicted: Callable[[BoardLine], float | None],
-) -> None:
+def _panel(axes: Axes, lines: Sequence[BoardLine], front: set[str], cost: Cost) -> None:
     for line in lines:
         color, marker = _look(line)
-        x, y, foreseen = measured(line), _error(line), predicted(line)
-        low, high = (max(1 - share, HELD_OUT_HALF) for share in (line.accuracy_high, line.accuracy_low))
-        axes.plot([x, x], [low, high], color=color, linewidth=1, alpha=0.5, zorder=1)
+        x, y, foreseen = cost.measured(line), _error(line), cost.predicted(line)
+        seeds = [max(1 - share, HELD_OUT_HALF) for share in (line.accuracy_high, line.accuracy_low)]
+        axes.plot([x, x], seeds, color=color, linewidth=1, alpha=0.5, zorder=1)
         if foreseen is not None and line.method != TEACHER:
-            axes.plot([foreseen, x], [y, y], color=color, linewidth=0.8, linestyle=":", zorder=1)
-            axes.plot([foreseen], [y], marker=marker, markersize=9, markerfacecolor="none", markeredgecolor=color,
-                      linestyle="", zorder=2)  # fmt: skip
+            hollow = {"marker": marker, "markersize": 9, "markerfacecolor": "none", "markevery": [0]}
+            axes.plot([foreseen, x], [y, y], color=color, linewidth=0.8, linestyle=":", zorder=1, **hollow)
         axes.plot([x], [y], color=color, marker=marker, markersize=9 if marker == "*" else 6, linestyle="", zorder=3)
         if line.method in front:
-            axes.plot([x], [y], marker="o", markersize=14, markerfacecolor="none", markeredgecolor=BLACK,
-                      markeredgewidth=1.1, linestyle="", zorder=2)  # fmt: skip
-    best = panel_front([(measured(line), _error(line)) for line in lines])
+            axes.plot([x], [y], markersize=14, linestyle="", zorder=2, **RING)
+    best = panel_front([(cost.measured(line), _error(line)) for line in lines])
     axes.step(*zip(*best, strict=True), where="post", color=NEUTRAL, linewidth=1, linestyle="--", zorder=0)
     _accuracies(axes, lines)
 
 
 def _accuracies(axes: Axes, lines: Sequence[BoardLine]) -> None:
     """Upright, the errors on a logarithmic axis, the fewest on top: what matters lies between 95 and 99%."""
-    axes.set_yscale("log")
     errors = [max(1 - share, HELD_OUT_HALF) for line in lines for share in (line.accuracy_low, line.accuracy_high)]
-    axes.set_ylim(max(errors) * 1.35, min(errors) / 1.35)
-    inside = [[tick for tick in ticks if min(errors) / 1.35 <= 1 - tick <= max(errors) * 1.35]
-              for ticks in (TICKS, FINE_TICKS)]  # fmt: skip
+    least, most = min(errors) / 1.35, max(errors) * 1.35
+    logarithmic(axes, "y", lambda error: percent(1 - error, None))
+    axes.set_ylim(most, least)
+    inside = [[tick for tick in ticks if least <= 1 - tick <= most] for ticks in (TICKS, FINE_TICKS)]
     shown = inside[0] if len(inside[0]) >= LEAST_TICKS else max(inside, key=len)
     axes.yaxis.set_major_locator(FixedLocator([1 - tick for tick in shown]))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda error, _: percent(1 - error, None)))
     decimal_marks(axes.xaxis)
     plain(axes)
 
 
 def _sizes(axes: Axes, lines: Sequence[BoardLine]) -> None:
-    sizes = [_size(line) for line in lines]
-    least, most = min(sizes) / 1.25, max(sizes) * 1.25
-    ticks = [factor * 10**power for power in range(-1, 8) for factor in (1, 2, 5)]
-    axes.set_xlim(least, most)
-    axes.xaxis.set_major_locator(FixedLocator([tick for tick in ticks if least <= tick <= most]))
+    sizes = [SIZE.measured(line) for line in lines]
+    logarithmic(axes, "x")
+    axes.set_xlim(min(sizes) / 1.25, max(sizes) * 1.25)
     axes.xaxis.set_minor_locator(NullLocator())
-    decimal_marks(axes.xaxis)
 
 
 def _names(axes: Axes, board: Board, lines: Sequence[BoardLine], front: set[str]) -> None:
     """Which number is which method; the ones on the front have their ring here too. Below, what the signs mean."""
     axes.set_axis_off()
-    axes.set_xlim(0, 1)
     families = _families(lines)
-    axes.set_ylim(len(lines) + len(families) + 2.2, -0.6)
+    axes.set(xlim=(0, 1), ylim=(len(lines) + len(families) + 2.2, -0.6))
+
+    def sign(place: float, text: str, quiet: bool = True, **look: Any) -> None:
+        axes.plot([0.16], [place], clip_on=False, **look)
+        axes.text(0.25, place, text, va="center", fontsize=8 if quiet else 8.5, color=QUIET if quiet else BLACK)
+
     for number, line in enumerate(lines):
         color, marker = _look(line)
-        axes.plot([0.16], [number], color=color, marker=marker, markersize=7, linestyle="", clip_on=False)
+        name = say(en=f"teacher ({visible(board.teacher)})", fr=f"professeur ({visible(board.teacher)})")
+        name = name if line.method == TEACHER else visible(line.method)
+        sign(number, name, quiet=False, color=color, marker=marker, markersize=7, linestyle="")
         if line.method in front:
-            axes.plot([0.16], [number], marker="o", markersize=14, markerfacecolor="none", markeredgecolor=BLACK,
-                      markeredgewidth=1.1, linestyle="", clip_on=False)  # fmt: skip
+            axes.plot([0.16], [number], markersize=14, linestyle="", clip_on=False, **RING)
         axes.text(0.07, number, str(number), ha="right", va="center", fontsize=8.5)
-        axes.text(0.25, number, _title(board, line), va="center", fontsize=8.5)
     below = len(lines) + 0.3
     for number, family in enumerate(families):
-        color, marker = LOOKS.get(family, OTHER)
-        axes.plot([0.16], [below + number], color=color, marker=marker, markersize=6, linestyle="", clip_on=False)
-        axes.text(0.25, below + number, visible(family_title(family)), va="center", fontsize=8, color=QUIET)
+        color, marker = FAMILY_LOOKS.get(family, OTHER)
+        sign(below + number, visible(family_title(family)), color=color, marker=marker, markersize=6, linestyle="")
     below += len(families)
-    axes.plot([0.16], [below], marker="o", markersize=11, markerfacecolor="none", markeredgecolor=BLACK,
-              markeredgewidth=1.1, linestyle="", clip_on=False)  # fmt: skip
-    axes.text(0.25, below, say(en="on the front of all three", fr="sur le front des trois"), va="center",
-              fontsize=8, color=QUIET)  # fmt: skip
+    sign(below, say(en="on the front of all three", fr="sur le front des trois"), markersize=11, linestyle="", **RING)
+    sign(below + 1, say(en="front of the panel", fr="front du panneau"), linestyle="")
     axes.plot([0.08, 0.21], [below + 1] * 2, color=NEUTRAL, linewidth=1, linestyle="--", clip_on=False)
-    axes.text(0.25, below + 1, say(en="front of the panel", fr="front du panneau"), va="center", fontsize=8,
-              color=QUIET)  # fmt: skip
 
 
 def _families(lines: Sequence[BoardLine]) -> list[str]:
@@ -226,39 +218,18 @@ def _families(lines: Sequence[BoardLine]) -> list[str]:
     return list(dict.fromkeys(line.family for line in lines if line.method != TEACHER))
 
 
-def _title(board: Board, line: BoardLine) -> str:
-    if line.method != TEACHER:
-        return visible(line.method)
-    return say(en=f"teacher ({visible(board.teacher)})", fr=f"professeur ({visible(board.teacher)})")
-
-
 def _look(line: BoardLine) -> tuple[str, str]:
-    return LOOKS.get(line.family, OTHER)
+    return FAMILY_LOOKS.get(line.family, OTHER)
 
 
 def _error(line: BoardLine) -> float:
     return max(1 - line.accuracy, HELD_OUT_HALF)
 
 
-def _size(line: BoardLine) -> float:
-    return line.file_bytes / KIBIBYTE
-
-
-def _predicted_size(line: BoardLine) -> float | None:
-    return line.predicted_bytes / KIBIBYTE
-
-
-def _time(line: BoardLine) -> float:
-    return line.latency_ratio
-
-
-def _predicted_time(line: BoardLine) -> float | None:
-    return line.predicted_latency_ratio
-
-
 MOST_LABELS = 30
 """Layers whose names are written along the axis; of more, every second or third."""
 MOST_SETTINGS = len(LINE_STYLES)
+HOLLOW: dict[str, Any] = {"markersize": 9, "markerfacecolor": "none"}
 
 
 def sqnr_figure(errors: Mapping[str, Sequence[LayerError]], path: str | Path | None = None) -> LabFigure:
@@ -266,11 +237,9 @@ def sqnr_figure(errors: Mapping[str, Sequence[LayerError]], path: str | Path | N
 
     Args:
         errors: by the name of a setting (`INT8`, `INT4, mse`…), its layers in the order of the model; up to 8 settings.
-        path: picture to write, if any.
 
     Raises:
-        LabError: without a setting, or one without layers; for more settings than there are markers; if the picture
-            cannot be written.
+        LabError: without a setting, or one without layers; for more settings than there are markers.
     """
     if not errors or not all(errors.values()) or len(errors) > MOST_SETTINGS:
         raise LabError(
@@ -286,27 +255,17 @@ def sqnr_figure(errors: Mapping[str, Sequence[LayerError]], path: str | Path | N
     _by_layer(by_layer, errors)
     _against(against, errors)
     handles = [
-        Line2D([], [], color=color, marker=marker, linestyle="-", label=visible(name))
+        key(visible(name), color=color, marker=marker)
         for name, (color, _, marker) in zip(errors, LINE_STYLES, strict=False)
     ]
-    handles.append(
-        Line2D(
-            [],
-            [],
-            color=BLACK,
-            marker="o",
-            markersize=9,
-            markerfacecolor="none",
-            linestyle="none",
-            label=say(en="hollow: predicted, Δ²/12", fr="creux : prédit, Δ²/12"),
-        )
-    )
+    hollow = say(en="hollow: predicted, Δ²/12", fr="creux : prédit, Δ²/12")
+    handles.append(key(hollow, color=BLACK, linestyle="none", **HOLLOW, marker="o"))
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 5), frameon=False)
     return finish(figure, path)
 
 
 def quantization_description(errors: Mapping[str, Sequence[LayerError]]) -> str:
-    """The figure in words: for each setting its worst layer, and how far the prediction is off at most."""
+    """Say of each setting its worst layer, and how far the prediction is off at most."""
     told = []
     for name, layers in errors.items():
         worst = min(layers, key=lambda one: one.measured_sqnr_db)
@@ -344,36 +303,17 @@ def _by_layer(axes: Axes, errors: Mapping[str, Sequence[LayerError]]) -> None:
     for layers, (color, dashes, marker) in zip(errors.values(), LINE_STYLES, strict=False):
         drawn = [one for one in layers if one.name in place]
         x = [place[one.name] for one in drawn]
-        axes.plot(
-            x,
-            [_finite(one.measured_sqnr_db) for one in drawn],
-            color=color,
-            linestyle=dashes,
-            marker=marker,
-            markersize=4,
-            linewidth=1,
-        )
-        axes.plot(
-            x,
-            [_finite(one.predicted_sqnr_db) for one in drawn],
-            color=color,
-            linestyle="none",
-            marker=marker,
-            markersize=9,
-            markerfacecolor="none",
-        )
+        measured = [_finite(one.measured_sqnr_db) for one in drawn]
+        axes.plot(x, measured, color=color, linestyle=dashes, marker=marker, markersize=4, linewidth=1)
+        axes.plot(x, [_finite(one.predicted_sqnr_db) for one in drawn], marker, color=color, **HOLLOW)
     every = -(-len(names) // MOST_LABELS)
-    axes.set_xticks(range(0, len(names), every), [_short(name) for name in names[::every]], rotation=60, ha="right")
+    labels = [visible(name.removeprefix("blocks.")) for name in names[::every]]  # the blocks are numbered
+    axes.set_xticks(range(0, len(names), every), labels, rotation=60, ha="right")
     axes.tick_params(axis="x", labelsize=8)
-    axes.set_ylabel(say(en="signal to noise (dB)", fr="signal sur bruit (dB)"))
+    caption(axes, y=say(en="signal to noise (dB)", fr="signal sur bruit (dB)"))
     axes.set_title(say(en="Layer by layer, fed by the teacher", fr="Couche par couche, aux entrées du professeur"))
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     plain(axes)
-
-
-def _short(name: str) -> str:
-    """`blocks.3.qkv` as `3.qkv`: the blocks are numbered, and say so by it."""
-    return visible(name.removeprefix("blocks."))
 
 
 def _against(axes: Axes, errors: Mapping[str, Sequence[LayerError]]) -> None:
@@ -387,30 +327,14 @@ def _against(axes: Axes, errors: Mapping[str, Sequence[LayerError]]) -> None:
     if drawn:
         ends = (min(*drawn, 0.0), max(drawn) * 1.03)
         axes.plot(ends, ends, color=GREY, linestyle="--", linewidth=1, zorder=1)
-        axes.annotate(
-            say(en="as predicted", fr="comme prédit"),
-            xy=(ends[1] / 2, ends[1] / 2),
-            xytext=(-6, 6),
-            textcoords="offset points",
-            ha="right",
-            va="bottom",
-            color=QUIET,
-            fontsize=8,
+        middle, look = (ends[1] / 2, ends[1] / 2), {"ha": "right", "va": "bottom", "color": QUIET}
+        note(axes, say(en="as predicted", fr="comme prédit"), middle, (-6, 6), **look)
+        clamped = say(
+            en="below: clamped values,\nwhich Δ²/12 does not know",
+            fr="en dessous : valeurs écrêtées,\nque Δ²/12 ne connaît pas",
         )
-        axes.annotate(
-            say(
-                en="below: clamped values,\nwhich Δ²/12 does not know",
-                fr="en dessous : valeurs écrêtées,\nque Δ²/12 ne connaît pas",
-            ),
-            xy=(0.97, 0.04),
-            xycoords="axes fraction",
-            ha="right",
-            va="bottom",
-            color=QUIET,
-            fontsize=8,
-        )
-    axes.set_xlabel(say(en="predicted (dB)", fr="prédit (dB)"))
-    axes.set_ylabel(say(en="measured (dB)", fr="mesuré (dB)"))
+        note(axes, clamped, (0.97, 0.04), (0, 0), xycoords="axes fraction", **look)
+    caption(axes, x=say(en="predicted (dB)", fr="prédit (dB)"), y=say(en="measured (dB)", fr="mesuré (dB)"))
     axes.set_title(say(en="Measured against predicted", fr="Le mesuré face au prédit"))
     plain(axes)
 
@@ -429,38 +353,36 @@ def schedule_figure(
         measured: (step, share of zeros) after each renewal (see `GradualPruning.measured`).
         steps: of the whole training.
         losses: of every step; none: no second panel.
-        path: picture to write, if any.
-
-    Raises:
-        LabError: if the picture cannot be written.
     """
     figure = new_figure(9.0, 5.4 if losses else 3.8, alt=_schedule_description(schedule, measured))
     rows = figure.subplots(2 if losses else 1, 1, sharex=True, squeeze=False, height_ratios=(2, 1) if losses else None)
     axes = rows[0][0]
     times = range(steps + 1)
-    axes.plot(times, [schedule.sparsity(step) for step in times], color=SKY, linewidth=5, alpha=PREDICTED_ALPHA,
-              label=say(en="predicted: the cubic", fr="prédit : la cubique"))  # fmt: skip
-    held, value = [], 0.0
+    cubic = [schedule.sparsity(step) for step in times]
+    predicted = say(en="predicted: the cubic", fr="prédit : la cubique")
+    axes.plot(times, cubic, color=SKY, linewidth=5, alpha=PREDICTED_ALPHA, label=predicted)
+    held = [0.0]
     for step in times:
-        value = dict(measured).get(step, value)
-        held.append(value)
-    axes.step(times, held, where="post", color=BLUE, linewidth=1.2)
-    axes.plot([step for step, _ in measured], [share for _, share in measured], color=BLUE, marker="o", markersize=4,
-              linestyle="", label=say(en="measured: zeros counted", fr="mesuré : zéros comptés"))  # fmt: skip
-    _shares(axes)
-    axes.set_ylabel(say(en="share of zeros", fr="part de zéros"))
-    axes.set_title(_schedule_description(schedule, measured), loc="left", fontsize=9)
+        held.append(dict(measured).get(step, held[-1]))
+    axes.step(times, held[1:], where="post", color=BLUE, linewidth=1.2)
+    counted = say(en="measured: zeros counted", fr="mesuré : zéros comptés")
+    points = [step for step, _ in measured], [share for _, share in measured]
+    axes.plot(*points, "o", color=BLUE, markersize=4, label=counted)
+    axes.set_ylim(-0.02, 1.02)
+    axes.yaxis.set_major_formatter(lambda value, position: spaced_percent(value, None))
+    zeros = say(en="share of zeros", fr="part de zéros")
+    caption(axes, y=zeros, title=_schedule_description(schedule, measured), size=9)
     axes.legend(frameon=False, fontsize=9, loc="lower right")
     plain(axes)
     if losses:
         below = rows[1][0]
         below.plot(range(1, len(losses) + 1), losses, color=ORANGE, linewidth=1.1)
         below.set_yscale("log")
-        below.yaxis.set_major_formatter(FuncFormatter(lambda value, _: significant(value, 2)))
+        below.yaxis.set_major_formatter(lambda value, position: significant(value, 2))
         below.yaxis.set_minor_formatter(NullFormatter())
-        below.set_ylabel(say(en="loss", fr="perte"))
+        caption(below, y=say(en="loss", fr="perte"))
         plain(below)
-    rows[-1][0].set_xlabel(say(en="step", fr="pas"))
+    caption(rows[-1][0], x=say(en="step", fr="pas"))
     return finish(figure, path)
 
 
@@ -477,12 +399,7 @@ def _schedule_description(schedule: CubicSchedule, measured: Sequence[tuple[int,
     )
 
 
-def _shares(axes: Axes) -> None:
-    axes.set_ylim(-0.02, 1.02)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: spaced_percent(value, None)))
-
-
-_LOOKS: dict[Form, tuple[str, str, str]] = {
+FORM_LOOKS: dict[Form, tuple[str, str, str]] = {
     "masked": (BLUE, "-", "o"),
     "csr": (ORANGE, "--", "s"),
     "semi_structured": (GREEN, "", "D"),
@@ -490,7 +407,7 @@ _LOOKS: dict[Form, tuple[str, str, str]] = {
 
 
 def form_label(form: Form) -> str:
-    """A form of a sparse weight in the reader's language."""
+    """Translate a form of a sparse weight."""
     return {
         "masked": say(en="measured: dense layer with zeros", fr="mesuré : couche dense avec des zéros"),
         "csr": say(en="measured: sparse rows (CSR)", fr="mesuré : lignes creuses (CSR)"),
@@ -504,10 +421,9 @@ def speed_figure(speeds: Sequence[SparseSpeed], where: str, path: str | Path | N
     Args:
         speeds: see `sparse_speed`.
         where: the layer and the device, in a few words.
-        path: picture to write, if any.
 
     Raises:
-        LabError: without a measure; if the picture cannot be written.
+        LabError: without a measure.
     """
     if not speeds:
         raise LabError(
@@ -519,29 +435,30 @@ def speed_figure(speeds: Sequence[SparseSpeed], where: str, path: str | Path | N
     figure = new_figure(9.0, 4.8, alt=pruning_speed_description(speeds))
     axes = figure.subplots()
     levels = sorted({one.sparsity for one in speeds})
-    axes.plot([_place(one) for one in levels], [1 - one for one in levels], color=SKY, linewidth=5,
-              alpha=PREDICTED_ALPHA, label=say(en="expected: multiplications left",
-                                               fr="attendu : multiplications restantes"))  # fmt: skip
+    places, left = [_place(one) for one in levels], [1 - one for one in levels]
+    expected = say(en="expected: multiplications left", fr="attendu : multiplications restantes")
+    axes.plot(places, left, color=SKY, linewidth=5, alpha=PREDICTED_ALPHA, label=expected)
     axes.axhline(1, color=BASELINE, linewidth=0.9)
-    for form in _LOOKS:
+    for form in FORM_LOOKS:
         _form(axes, form, [one for one in speeds if one.form == form])
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: significant(value, 2)))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.xaxis.set_major_locator(FixedLocator([_place(one) for one in levels]))
-    axes.set_xticklabels([f"{significant(100 * one)} %" for one in levels])
+    logarithmic(axes, "y", lambda value: significant(value, 2))
+    axes.set_xticks(places, [f"{significant(100 * one)} %" for one in levels])
     plain(axes)
-    axes.set_xlabel(say(en="share of zeros (the scale opens towards 100 %)",
-                        fr="part de zéros (l’échelle s’ouvre vers 100 %)"))  # fmt: skip
-    axes.set_ylabel(say(en="duration ÷ that of the dense layer", fr="durée ÷ celle de la couche dense"))
-    axes.set_title(f"{visible(where)}\n{_verdict(speeds)}", loc="left", fontsize=9)
+    caption(
+        axes,
+        x=say(
+            en="share of zeros (the scale opens towards 100 %)", fr="part de zéros (l’échelle s’ouvre vers 100 %)"
+        ),
+        y=say(en="duration ÷ that of the dense layer", fr="durée ÷ celle de la couche dense"),
+        title=f"{visible(where)}\n{_verdict(speeds)}",
+        size=9,
+    )
     axes.legend(frameon=False, fontsize=8, loc="lower left", handlelength=3.5)
     return finish(figure, path)
 
 
 def pruning_speed_description(speeds: Sequence[SparseSpeed]) -> str:
-    """The figure in words: every form at every sparsity, then where the sparse rows are as fast."""
+    """Say the ratio of every form at every sparsity, then where the sparse rows are as fast."""
     told = [
         say(
             en=f"{form_label(one.form)}, {significant(100 * one.sparsity)} % zeros: {significant(one.ratio, 2)} times "
@@ -578,10 +495,10 @@ def _place(sparsity: float) -> float:
 def _form(axes: Axes, form: Form, speeds: Sequence[SparseSpeed]) -> None:
     if not speeds:
         return
-    color, dashes, marker = _LOOKS[form]
+    color, dashes, marker = FORM_LOOKS[form]
     ordered = sorted(speeds, key=lambda one: one.sparsity)
     places = [_place(one.sparsity) for one in ordered]
-    axes.plot(places, [one.ratio for one in ordered], color=color, linestyle=dashes or "none", marker=marker,
-              markersize=7, linewidth=2, label=form_label(form))  # fmt: skip
-    axes.vlines(places, [one.ratio_low for one in ordered], [one.ratio_high for one in ordered], color=color,
-                linewidth=3, alpha=0.35)  # fmt: skip
+    look: dict[str, Any] = {"marker": marker, "markersize": 7, "linewidth": 2, "linestyle": dashes or "none"}
+    axes.plot(places, [one.ratio for one in ordered], color=color, label=form_label(form), **look)
+    low, high = [one.ratio_low for one in ordered], [one.ratio_high for one in ordered]
+    axes.vlines(places, low, high, color=color, linewidth=3, alpha=0.35)

@@ -1,22 +1,22 @@
-"""Ranks in their nodes, coloured by the groups of each axis, and the bytes that cross which link, as one figure.
+"""Figure of the grid of ranks: nodes, the groups of each axis, and the bytes that cross which link.
 
-Colour never speaks alone: the number of its group stands in every cell, and what goes between nodes is hatched in the
-bars and dashed in the lines.
+Colour never speaks alone: each cell has the number of its group; what goes between nodes is hatched or dashed.
 """
 
 from __future__ import annotations
 
 import textwrap
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, PathPatch, Rectangle
 from matplotlib.path import Path as Curve
 from matplotlib.patheffects import withStroke
 
-from dlojz.base.language import byte_units, format_bytes, say
+from dlojz.base.language import byte_scale, format_bytes, say
 from dlojz.config.layout import RankGrid
-from dlojz.display.canvas import LabFigure, finish, new_figure, plain
+from dlojz.display.canvas import LabFigure, caption, finish, new_figure, plain, stack
 from dlojz.display.grid_scene import (
     AXIS_ORDER,
     DOT,
@@ -31,7 +31,7 @@ from dlojz.display.grid_scene import (
     scene_of,
     size_sentence,
 )
-from dlojz.display.style import EDGE, GREY, INK, PALE, SKY, VERMILION
+from dlojz.display.style import EDGE, GREY, INK, PALE, SKY, VERMILION, Style
 from dlojz.prediction.link_traffic import Crossing
 
 WIDTH_IN, CELL_IN = 13.0, 0.62
@@ -47,11 +47,10 @@ def grid_figure(
     Args:
         grid: the ranks.
         crossing: what a step sends on its links, for the bars; without it there are none.
-        path: picture to write (.png, .svg, .pdf).
         axis: pp, dp or tp.
 
     Raises:
-        LabError: if there is no such axis, the grid is too large to draw, or the file cannot be written.
+        LabError: if there is no such axis, or the grid is too large to draw.
     """
     axes = [axis] if axis is not None else [one for one in AXIS_ORDER if grid.size(one) > 1] or ["dp"]
     scenes = [scene_of(grid, one) for one in axes]
@@ -82,54 +81,32 @@ def _draw(panel: Axes, scene: GridScene, axis: str, cell_in: float) -> None:
     points = cell_in * 72
     panel.set(xlim=(-0.1, scene.width + 0.1), ylim=(scene.height + 0.1, -0.1), aspect="equal")
     panel.axis("off")
-    panel.set_title(f"{axis_title(axis)}\n{scene.title}", loc="left", fontsize=9.5)
+    caption(panel, title=f"{axis_title(axis)}\n{scene.title}", size=9.5)
+    look: dict[str, Any] = {"boxstyle": "round,pad=0.06", "facecolor": PALE, "edgecolor": GREY}
     for box in scene.nodes:
-        frame = FancyBboxPatch(
-            (box.x + 0.08, box.y + 0.08),
-            box.width - 0.16,
-            box.height - 0.16,
-            boxstyle="round,pad=0.06",
-            facecolor=PALE,
-            edgecolor=GREY,
-        )
-        panel.add_patch(frame)
+        corner = (box.x + 0.08, box.y + 0.08)
+        panel.add_patch(FancyBboxPatch(corner, box.width - 0.16, box.height - 0.16, **look))
         name = say(en=f"node {box.number}", fr=f"nœud {box.number}")
         panel.text(box.x + PAD, box.y + HEAD / 2 + 0.06, name, fontsize=max(points * 0.17, 4.5), va="center")
     told = len(scene.cells) <= FEW
     for cell in scene.cells:
         panel.add_patch(Rectangle((cell.x, cell.y), 1, 1, facecolor=cell.color, edgecolor=EDGE, linewidth=0.6))
-        place = ",".join(map(str, cell.place)) if told else ""
+        position = ",".join(map(str, cell.place)) if told else ""
         halo = [withStroke(linewidth=points * 0.05, foreground=cell.color)]
         for words, down, share, weight in (
             (str(cell.rank), 0.22 if told else 0.3, 0.28, "bold"),
-            (place, 0.52, 0.2, "normal"),
+            (position, 0.52, 0.2, "normal"),
             (f"g{cell.group}", DOT[1], 0.2, "normal"),
         ):
-            panel.text(
-                cell.x + 0.07,
-                cell.y + down,
-                words,
-                va="center",
-                fontsize=points * share,
-                fontweight=weight,
-                zorder=4,
-                path_effects=halo,
-            )
+            place = (cell.x + 0.07, cell.y + down)
+            drawn = {"fontsize": points * share, "fontweight": weight, "path_effects": halo}
+            panel.text(*place, words, va="center", zorder=4, **drawn)
     for join in scene.joins:
         curve = Curve([join.start, join.bend, join.end], [Curve.MOVETO, Curve.CURVE3, Curve.CURVE3])
-        panel.add_patch(
-            PathPatch(
-                curve,
-                facecolor="none",
-                edgecolor=VERMILION if join.crosses else INK,
-                linestyle=(0, (4, 2)) if join.crosses else "-",
-                linewidth=1.3,
-                zorder=3,
-            )
-        )
-    joined = [point for join in scene.joins for point in (join.start, join.end)]
-    for x, y in joined:
-        panel.plot(x, y, "o", color=INK, markersize=2.6, zorder=5)
+        look = {"edgecolor": VERMILION, "linestyle": (0, (4, 2))} if join.crosses else {"edgecolor": INK}
+        panel.add_patch(PathPatch(curve, facecolor="none", linewidth=1.3, zorder=3, **look))
+        for x, y in (join.start, join.end):
+            panel.plot(x, y, "o", color=INK, markersize=2.6, zorder=5)
 
 
 def _bars(panel: Axes, crossing: Crossing, room: float) -> None:
@@ -137,33 +114,21 @@ def _bars(panel: Axes, crossing: Crossing, room: float) -> None:
     axes = [axis for axis in AXIS_ORDER if crossing.grid.size(axis) > 1] or ["dp"]
     inside, between = ([crossing.bytes_of(axis, between=here) for axis in axes] for here in (False, True))
     most = max(*(a + b for a, b in zip(inside, between, strict=True)), 1)
-    power = next((n for n in range(len(byte_units()) - 1, 0, -1) if most >= 1024**n), 0)
-    unit, scale = byte_units()[power], 1024**power
+    unit, scale = byte_scale(most)
     plain(panel)
-    rows = range(len(axes))
-    panel.barh(rows, [value / scale for value in inside], color=SKY, edgecolor=EDGE, linewidth=0.6, height=0.62)
-    panel.barh(
-        rows,
-        [value / scale for value in between],
-        left=[value / scale for value in inside],
-        color=VERMILION,
-        edgecolor=EDGE,
-        hatch="//",
-        linewidth=0.6,
-        height=0.62,
-    )
     for row, (near, far) in enumerate(zip(inside, between, strict=True)):
         told = say(
             en=f"{format_bytes(near)} inside, {format_bytes(far)} between nodes",
             fr=f"{format_bytes(near)} dedans, {format_bytes(far)} entre nœuds",
         )
+        stack(panel, row, [(near / scale, Style(SKY, "")), (far / scale, Style(VERMILION, "//"))], 0.62)
         panel.text((near + far + most * 0.008) / scale, row, told, va="center", fontsize=8.5)
-    panel.set_yticks(list(rows), axes)
+    panel.set_yticks(range(len(axes)), axes)
     panel.set_ylim(len(axes) - 0.5, -0.5)
     panel.set_xlim(0, most / scale * room)
-    panel.set_xlabel(say(en=f"{unit} per step, sent by all ranks", fr=f"{unit} par pas, envoyés par tous les rangs"))
+    label = say(en=f"{unit} per step, sent by all ranks", fr=f"{unit} par pas, envoyés par tous les rangs")
     title = say(
         en="What crosses which link (plain: inside a node; hatched: between nodes)",
         fr="Ce qui passe par quel lien (uni : dans un nœud ; hachuré : entre nœuds)",
     )
-    panel.set_title(title, loc="left", fontsize=9.5)
+    caption(panel, x=label, title=title, size=9.5)

@@ -1,13 +1,7 @@
-"""Figures and tables of the libraries side by side.
+"""Figures and tables of the libraries side by side: the catalogue, and what was measured.
 
-The libraries in a terminal: the catalogue, and what was measured side by side.
-
-Nothing is computed here; each cell of bytes is `predicted | measured`, as in `dlojz compare`.
-
-The libraries side by side in a picture: lines, memory predicted and measured, bytes, time of a step.
-
-Nothing is computed here; a library has one colour and one hatch in every panel, and one that was not run has its place,
-empty, with the words "not run".
+Each cell of bytes is `predicted | measured`, as in `dlojz compare`. A library has one colour and one hatch in every
+panel; one that was not run has its empty place.
 """
 
 from __future__ import annotations
@@ -16,15 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import rich.table
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
-from rich.text import Text
 
-from dlojz.base.language import decimal, format_bytes, say
+from dlojz.base.language import MEBIBYTE, decimal, format_bytes, say
 from dlojz.base.table import Table, visible
-from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
-from dlojz.display.style import BASELINE, BLUE, GREEN, GREY, ORANGE, PREDICTED_ALPHA, PURPLE, SKY
+from dlojz.display.canvas import LabFigure, caption, decimal_marks, finish, new_figure, note, plain, stack
+from dlojz.display.style import BASELINE, BLUE, GREEN, GREY, ORANGE, PREDICTED_ALPHA, PURPLE, SKY, Style
 from dlojz.libraries.library_catalogue import LIBRARIES, REFERENCE, Library, absence, bridge_lines, lines_changed
 from dlojz.libraries.side_by_side import LibraryRow
 
@@ -34,7 +26,7 @@ OTHERWISE = " *"
 
 
 def catalogue_table(hides: bool = True) -> Table:
-    """Each library: version or what installs it, layouts, lines changed, and what it hides.
+    """List the libraries: version or what installs it, layouts, lines changed, and what each hides.
 
     Args:
         hides: whether there is room for the last column; `catalogue_sentences` says it otherwise.
@@ -54,7 +46,7 @@ def catalogue_table(hides: bool = True) -> Table:
 
 
 def catalogue_sentences() -> list[str]:
-    """What each library hides, in one line each."""
+    """Say what each library hides."""
     return [_hides(one.title, one.hides()) for one in LIBRARIES.values()]
 
 
@@ -65,27 +57,27 @@ def _here(one: Library) -> str:
 
 
 def lines_words(name: str) -> str:
-    """Lines of code of a program, and how many are new or gone compared with plain torch's: `33 (+4 −9)`."""
+    """Write the lines of code of a program, and how many differ from plain torch's: `33 (+4 −9)`."""
     change = lines_changed(name)
     return f"{change.lines}" + (f" (+{change.added} −{change.removed})" if change.changed else "")
 
 
 def all_lines_words(name: str) -> str:
-    """The same, with those of the modules that bridge the lab and the library, where there are some."""
+    """Write the lines of a program, and those of the modules that bridge the lab and the library."""
     bridge = bridge_lines(name)
     more = say(en=f" + {bridge} of bridge", fr=f" + {bridge} d’adaptation") if bridge else ""
     return lines_words(name) + more
 
 
 def difference_words(row: LibraryRow) -> str:
-    """Largest difference of a loss to plain torch's; 0 is said so."""
+    """Write the largest difference of a loss to plain torch's."""
     if row.difference is None:
         return DASH
     return "0" if row.difference == 0 else f"{row.difference:.0e}"
 
 
 def ratio_words(row: LibraryRow) -> str:
-    """Step time over plain torch's, with the quartiles where there are several rounds; `*`: of another training."""
+    """Write the step time over plain torch's, with quartiles where there are several rounds; `*`: another training."""
     if row.step_ratio is None:
         return DASH
     words = f"×{decimal(row.step_ratio, 2)}"
@@ -96,60 +88,47 @@ def ratio_words(row: LibraryRow) -> str:
     return words + OTHERWISE * row.otherwise
 
 
-def _pair(pair: tuple[int | None, int | None]) -> Text:
-    before, after = (format_bytes(value) for value in pair)
-    return Text(f"{before} | {after}" if before != after else after)
-
-
-def measured_table(rows: Sequence[LibraryRow]) -> rich.table.Table:
-    """What was measured with each library, of rank 0; those that were not run stand below it in `not_run`."""
-    table = rich.table.Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+def measured_table(rows: Sequence[LibraryRow]) -> Table:
+    """List what was measured with each library on rank 0; `notes` names those that were not run."""
     ran = [row for row in rows if row.ran]
-    table.add_column("")
-    for row in ran:
-        table.add_column(Text(visible(f"{row.title} {row.version}".strip())), justify="right", overflow="fold")
-    lines: list[tuple[str, list[str | Text]]] = [
+    lines = (
         (say(en="lines", fr="lignes"), [all_lines_words(row.name) for row in ran]),
         (say(en="loss: largest gap", fr="perte : plus grand écart"), [difference_words(row) for row in ran]),
-        (say(en="final weights equal", fr="poids finals égaux"), [_equal(row.same_weights, False) for row in ran]),
+        (say(en="final weights equal", fr="poids finals égaux"), [_equal(row.same_weights) for row in ran]),
         (say(en="last loss", fr="dernière perte"), [decimal(row.losses[-1], 4) if row.losses else DASH for row in ran]),
         (say(en="states", fr="états"), [_pair(row.states_bytes) for row in ran]),
         (say(en="peak", fr="pic"), [_pair(row.peak_bytes) for row in ran]),
         *_traffic_lines(ran),
-        (say(en="bytes equal", fr="octets égaux"), [_equal(row.bytes_equal) for row in ran]),
+        (say(en="bytes equal", fr="octets égaux"), [_equal(row.bytes_equal, "≠ ") for row in ran]),
         (say(en="steps timed", fr="pas chronométrés"), [f"{row.steps_timed} × {row.rounds}" for row in ran]),
         (say(en="step, ms", fr="pas, ms"), [decimal(row.step_s * 1e3, 0) if row.step_s else DASH for row in ran]),
         (say(en="over torch's", fr="par rapport à torch"), [ratio_words(row) for row in ran]),
-    ]
-    for label, cells in lines:
-        table.add_row(label, *cells)
-    return table
+    )
+    head = ("", *(f"{row.title} {row.version}".strip() for row in ran))
+    return Table(head, tuple((label, *cells) for label, cells in lines))
 
 
-def _traffic_lines(ran: Sequence[LibraryRow]) -> list[tuple[str, list[str | Text]]]:
-    names = list(dict.fromkeys(name for row in ran for name, _, _ in row.traffic_bytes))
-    return [(name, [_traffic(row, name) for row in ran]) for name in names]
+def _traffic_lines(ran: Sequence[LibraryRow]) -> list[tuple[str, list[str]]]:
+    """Bytes of each collective; a sign marks what should be equal and is not."""
+    sent = [{name: (before, after) for name, before, after in row.traffic_bytes} for row in ran]
+    names = dict.fromkeys(name for of_row in sent for name in of_row)
+    return [(name, [_pair(of_row[name], "≠") if name in of_row else DASH for of_row in sent]) for name in names]
 
 
-def _traffic(row: LibraryRow, name: str) -> Text:
-    pair = next((one[1:] for one in row.traffic_bytes if one[0] == name), None)
-    if pair is None:
-        return Text(DASH)
-    wrong = None not in pair and pair[0] != pair[1]
+def _pair(pair: tuple[int | None, int | None], unequal: str = "|") -> str:
     before, after = (format_bytes(value) for value in pair)
-    return Text(f"{before} {'≠' if wrong else '|'} {after}", style="bold red" if wrong else "")
+    sign = unequal if None not in pair and pair[0] != pair[1] else "|"
+    return f"{before} {sign} {after}" if before != after or unequal != "|" else after
 
 
-def _equal(equal: bool | None, alarming: bool = True) -> Text:
+def _equal(equal: bool | None, alarm: str = "") -> str:
     if equal is None:
-        return Text(DASH)
-    if equal:
-        return Text(say(en="yes", fr="oui"))
-    return Text(say(en="NO", fr="NON"), style="bold red") if alarming else Text(say(en="no", fr="non"))
+        return DASH
+    return say(en="yes", fr="oui") if equal else alarm + say(en="no", fr="non")
 
 
 def hides_sentences(rows: Sequence[LibraryRow]) -> list[str]:
-    """What the user of each library no longer writes, in one line each."""
+    """Say what the user of each library no longer writes."""
     return [_hides(row.title, row.hides) for row in rows]
 
 
@@ -158,7 +137,7 @@ def _hides(title: str, hides: str) -> str:
 
 
 def notes(rows: Sequence[LibraryRow]) -> list[str]:
-    """What was not run, with its reason, and what was done otherwise than asked."""
+    """Say what was not run, with its reason, and what was done otherwise than asked."""
     told = []
     for row in rows:
         if not row.ran:
@@ -169,15 +148,13 @@ def notes(rows: Sequence[LibraryRow]) -> list[str]:
 
 
 LOOKS = {
-    "torch": (GREY, ""),
-    "deepspeed": (BLUE, "//"),
-    "accelerate": (ORANGE, "\\\\"),
-    "megatron": (GREEN, "xx"),
-    "colossalai": (PURPLE, ".."),
+    "torch": Style(GREY, ""),
+    "deepspeed": Style(BLUE, "//"),
+    "accelerate": Style(ORANGE, "\\\\"),
+    "megatron": Style(GREEN, "xx"),
+    "colossalai": Style(PURPLE, ".."),
 }
-"""Colour and hatch of a library."""
-OTHER = (SKY, "++")
-MEBIBYTE = 2**20
+OTHER = Style(SKY, "++")
 HEIGHT = 0.36
 Pair = tuple[int | None, int | None]
 """Bytes predicted and measured."""
@@ -192,16 +169,11 @@ def libraries_figure(rows: Sequence[LibraryRow], path: str | Path | None = None)
 
     Args:
         rows: the libraries, in order.
-        path: picture to write, if any.
-
-    Raises:
-        LabError: if the picture cannot be written.
     """
     figure = new_figure(12.0, 1.3 + 0.75 * max(1, len(rows)), alt=description(rows))
     panels = figure.subplots(1, 4, sharey=True, squeeze=False)[0]
     for panel in panels:
-        plain(panel)
-        panel.grid(axis="y", visible=False)
+        plain(panel, "x")
         panel.set_ylim(len(rows) - 0.5, -0.5)
         panel.xaxis.set_major_locator(MaxNLocator(4))
         decimal_marks(panel.xaxis)
@@ -220,7 +192,7 @@ def libraries_figure(rows: Sequence[LibraryRow], path: str | Path | None = None)
         say(en="time of a step, over\nplain torch's", fr="durée d’un pas,\nrapportée à torch seul"),
     )
     for panel, title in zip(panels, titles, strict=True):
-        panel.set_title(title, loc="left", fontsize=9)
+        caption(panel, title=title, size=9)
     return finish(figure, path)
 
 
@@ -246,21 +218,20 @@ def _sum(values: Sequence[int | None]) -> int | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def _looks(row: LibraryRow) -> dict[str, Any]:
-    color, hatch = LOOKS.get(row.name, OTHER)
-    return {"color": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
+def _bar(axes: Axes, row: LibraryRow, place: float, length: float, height: float = HEIGHT, **look: Any) -> None:
+    style = LOOKS.get(row.name, OTHER)
+    stack(axes, place, [(length, style)], height, edgecolor="white", linewidth=0.5, **look)
 
 
 def _beside(axes: Axes, text: str, right: float, place: float) -> None:
-    axes.annotate(text, (right, place), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8,
-                  bbox={"color": "white", "pad": 0.5})  # fmt: skip
+    note(axes, text, (right, place), (8, 0), bbox={"color": "white", "pad": 0.5})
 
 
 def _lines(axes: Axes, rows: Sequence[LibraryRow]) -> None:
     for place, row in enumerate(rows):
         same = row.change.lines - row.change.added
-        axes.barh(place, same, 2 * HEIGHT, alpha=PREDICTED_ALPHA, **_looks(row))
-        axes.barh(place, row.change.added, 2 * HEIGHT, left=same, **_looks(row))
+        _bar(axes, row, place, same, 2 * HEIGHT, alpha=PREDICTED_ALPHA)
+        _bar(axes, row, place, row.change.added, 2 * HEIGHT, start=same)
         _beside(axes, lines_words(row.name), row.change.lines, place)
     axes.set_xlim(0, 1.75 * max(row.change.lines for row in rows))
 
@@ -272,7 +243,7 @@ def _pairs(axes: Axes, rows: Sequence[LibraryRow], pair_of: Callable[[LibraryRow
         for shift, value, alpha in ((-HEIGHT / 2, predicted, PREDICTED_ALPHA), (HEIGHT / 2, measured, 1.0)):
             if value is None:
                 continue
-            axes.barh(place + shift, value / MEBIBYTE, HEIGHT, alpha=alpha, **_looks(row))
+            _bar(axes, row, place + shift, value / MEBIBYTE, alpha=alpha)
             most = max(most, value / MEBIBYTE)
         if predicted is not None and measured is not None and _mebibytes(predicted) != _mebibytes(measured):
             _beside(axes, _mebibytes(predicted), predicted / MEBIBYTE, place - HEIGHT / 2)
@@ -294,7 +265,7 @@ def _times(axes: Axes, rows: Sequence[LibraryRow]) -> None:
         if row.step_ratio is None:
             continue
         low, high = row.step_ratio_low or row.step_ratio, row.step_ratio_high or row.step_ratio
-        color = LOOKS.get(row.name, OTHER)[0]
+        color = LOOKS.get(row.name, OTHER).color
         axes.plot([low, high], [place, place], color=color, linewidth=3, alpha=0.6)
         axes.plot([row.step_ratio], [place], color=color, marker="o", markersize=7, linestyle="")
         _beside(axes, ratio_words(row), high, place)
@@ -303,7 +274,7 @@ def _times(axes: Axes, rows: Sequence[LibraryRow]) -> None:
 
 
 def description(rows: Sequence[LibraryRow]) -> str:
-    """The figure in words: each library's lines, peak, messages and step."""
+    """Describe the figure in words."""
     each = "; ".join(_described(row) for row in rows)
     return say(en=f"The libraries side by side. {each}.", fr=f"Les bibliothèques côte à côte. {each}.")
 

@@ -1,20 +1,4 @@
-"""Figures of stages: a partition, bubbles by size, a measured step over its simulation.
-
-A measured timeline under the simulated one of the same schedule, on one time axis, and where they part.
-
-Both are timelines of the same orders and both begin at zero; the simulation is drawn as it was calibrated, never
-shifted or stretched to fit.
-
-How the bubble shrinks with more micro-batches: one small panel per schedule, formula as a line, simulation as marks.
-
-All panels share their axes; a mark off its line is a formula that does not hold there, and is left to be seen. Where a
-schedule has no formula there are marks alone.
-
-Stages as stacks of their blocks, one panel per way to cut, all on one scale.
-
-A block is as high as it weighs; the dashed line is the bottleneck of the panel's own cut, the dotted one the mean,
-which no cut changes.
-"""
+"""Figures of pipeline stages: a measured step under its simulation, bubbles by size, stages as stacks of blocks."""
 
 from __future__ import annotations
 
@@ -22,35 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, say, spaced_percent
 from dlojz.base.table import visible
 from dlojz.compare import overlay_of
-from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.canvas import LabFigure, caption, decimal_marks, finish, key, new_figure, plain, stack, swatch
 from dlojz.display.figures.pipeline_figures import WIDTH_IN, draw_scene, legend_of, scene_of
 from dlojz.display.pipeline_scene import Lanes, Scene, amount, title_of
-from dlojz.display.style import (
-    BLACK,
-    BLUE,
-    EDGE,
-    GREEN,
-    GREY,
-    LINE_STYLES,
-    NEUTRAL,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    YELLOW,
-    Style,
-)
+from dlojz.display.style import BLACK, BLUE, EDGE, FILLS, LINE_STYLES, NEUTRAL, VERMILION, WHITE, Style
 from dlojz.pipeline.closed_forms import closed_form
 from dlojz.pipeline.partition import Partition
 from dlojz.pipeline.schedule import Costs
@@ -73,17 +42,18 @@ def overlay_figure(
     color_by: str = "kind",
     mark: str = "",
 ) -> LabFigure:
-    """Draw a measured timeline under its simulation, and how late each action is.
+    """Draw a measured timeline under its simulation, on one time axis, and how late each action is.
+
+    Both begin at zero; the simulation is never shifted or stretched to fit.
 
     Args:
         predicted: simulated with costs in seconds (measured means, say).
         measured: the same schedule, executed; times in seconds.
-        path: picture to write, if any.
         color_by: kind, micro_batch or chunk.
         mark: what the title says besides: that the measurement is replayed.
 
     Raises:
-        LabError: if the two are not of the same orders, or the picture cannot be written.
+        LabError: if the two are not of the same orders.
     """
     scene = overlay_scene(predicted, measured, color_by=color_by)
     rows = len(scene.rows)
@@ -99,45 +69,34 @@ def overlay_figure(
     ):
         upper.axvline(1e3 * end, color=BLACK, linestyle=style, linewidth=1.4, label=name)
     upper.set_xlabel("")
-    upper.set_title(scene.subtitle, loc="left", fontsize=10)
+    caption(upper, title=scene.subtitle)
     lateness = (measured.ends - measured.start) - (predicted.ends - predicted.start)
     for rank in range(min(ranks, MOST_LINES)):
         color, dashes, marker = LINE_STYLES[rank % len(LINE_STYLES)]
         part = predicted.of_rank(rank)
-        lower.plot(
-            1e3 * (measured.ends[part] - measured.start),
-            1e3 * lateness[part],
-            color=color,
-            linestyle=dashes,
-            marker=marker,
-            markersize=3,
-            linewidth=1.2,
-            label=say(en=f"rank {rank}", fr=f"rang {rank}"),
-        )
+        points = 1e3 * (measured.ends[part] - measured.start), 1e3 * lateness[part]
+        name = say(en=f"rank {rank}", fr=f"rang {rank}")
+        lower.plot(*points, color=color, linestyle=dashes, marker=marker, markersize=3, linewidth=1.2, label=name)
     lower.axhline(0, color=EDGE, linewidth=0.8)
-    lower.set_xlabel(say(en="time, ms", fr="temps (ms)"))
-    lower.set_ylabel(say(en="measured − predicted\nend of action, ms", fr="fin d’action, ms\nmesurée − prédite"))
-    lower.set_title(
-        say(en="Where they part: how late each action ends", fr="Où elles s’écartent : retard de chaque fin d’action"),
-        loc="left",
-        fontsize=10,
+    caption(
+        lower,
+        x=say(en="time, ms", fr="temps (ms)"),
+        y=say(en="measured − predicted\nend of action, ms", fr="fin d’action, ms\nmesurée − prédite"),
+        title=say(
+            en="Where they part: how late each action ends", fr="Où elles s’écartent : retard de chaque fin d’action"
+        ),
     )
     plain(lower)
     decimal_marks(lower.xaxis, lower.yaxis)
     lower.legend(loc="best", ncols=4, frameon=False, fontsize=8)
     figure.suptitle(scene.title + mark, x=0.01, ha="left", fontsize=12)
-    figure.legend(
-        handles=[*legend_of(scene), *upper.get_legend_handles_labels()[0]],
-        loc="outside lower left",
-        ncols=6,
-        frameon=False,
-        fontsize=8.5,
-    )
+    handles = [*legend_of(scene), *upper.get_legend_handles_labels()[0]]
+    figure.legend(handles=handles, loc="outside lower left", ncols=6, frameon=False, fontsize=8.5)
     return finish(figure, path)
 
 
 def overlay_scene(predicted: Timeline, measured: Timeline, *, color_by: str = "kind") -> Scene:
-    """Both timelines as one scene with two rows per rank, the measured one below; times in milliseconds.
+    """Arrange both timelines in one scene with two rows per rank, the measured one below; times in milliseconds.
 
     Raises:
         LabError: if the two are not of the same orders.
@@ -175,7 +134,7 @@ def overlay_scene(predicted: Timeline, measured: Timeline, *, color_by: str = "k
 
 
 def step_sentence(predicted: Timeline, measured: Timeline) -> str:
-    """The length of a step, predicted and measured, and the difference."""
+    """Say the length of a step, predicted and measured, and the difference."""
     part = measured.makespan / predicted.makespan - 1 if predicted.makespan else 0.0
     return say(
         en=f"Step: predicted {amount(predicted.makespan, True)}, measured {amount(measured.makespan, True)} "
@@ -186,7 +145,7 @@ def step_sentence(predicted: Timeline, measured: Timeline) -> str:
 
 
 def bubble_sentence(predicted: Timeline, measured: Timeline) -> str:
-    """The bubble, predicted and measured, as fraction and as overhead."""
+    """Say the bubble, predicted and measured, as fraction and as overhead."""
     fractions = [spaced_percent(timeline.bubble_fraction) for timeline in (predicted, measured)]
     overheads = [spaced_percent(timeline.bubble_overhead) for timeline in (predicted, measured)]
     return say(
@@ -198,10 +157,10 @@ def bubble_sentence(predicted: Timeline, measured: Timeline) -> str:
 
 
 def overlay_figure_of(record: RunRecord, path: str | Path | None = None, step: int | None = None) -> LabFigure:
-    """The figure of `overlay_of`: each rank's simulated line above its measured one.
+    """Draw a run's measured step under its simulation (see `dlojz.compare.overlay_of`).
 
     Raises:
-        LabError: as `overlay_of`, or if the picture cannot be written.
+        LabError: as `overlay_of`.
     """
     both = overlay_of(record, step)
     return overlay_figure(both.simulated, both.measured, path, mark=record.mark)
@@ -213,7 +172,7 @@ _COLUMNS = 4
 
 
 class BubblePoint(NamedTuple):
-    """The bubble fraction of one size: simulated, and by the formula where there is one."""
+    """Bubble fraction of one size: simulated, and by the formula where there is one."""
 
     micro_batches: int
     simulated: float
@@ -221,7 +180,7 @@ class BubblePoint(NamedTuple):
 
 
 def bubble_points(name: str, ranks: int, micro_batches: Sequence[int], costs: Costs = UNIT_COSTS) -> list[BubblePoint]:
-    """The bubble fraction of a schedule at several sizes; sizes that it does not allow are left out.
+    """Compute the bubble fraction of a schedule at several sizes; sizes that it does not allow are left out.
 
     Args:
         name: a schedule of the catalogue.
@@ -253,15 +212,16 @@ def bubble_figure(
 ) -> LabFigure:
     """Draw the bubble fraction against the number of micro-batches, one panel per schedule.
 
+    The formula is a line and the simulation marks: a mark off its line is a formula that does not hold there.
+
     Args:
         names: schedules of the catalogue.
         ranks: number of ranks.
         micro_batches: numbers of micro-batches.
-        path: picture to write, if any.
         costs: times, in any unit.
 
     Raises:
-        LabError: for an unknown name, if no size is legal for any of them, or the picture cannot be written.
+        LabError: for an unknown name, or if no size is legal for any of them.
     """
     curves = {entry(name).name: bubble_points(name, ranks, micro_batches, costs) for name in names}
     drawn = {name: points for name, points in curves.items() if points}
@@ -294,51 +254,32 @@ def bubble_figure(
         formula = [(point.micro_batches, 100 * point.formula) for point in points if point.formula is not None]
         if formula:
             axes.plot(*zip(*formula, strict=True), color=BLUE, linewidth=1.6)
-        axes.plot(
-            [point.micro_batches for point in points],
-            [100 * point.simulated for point in points],
-            linestyle="none",
-            marker="o",
-            markersize=5,
-            markerfacecolor="none",
-            markeredgecolor=VERMILION if formula else BLACK,
-            markeredgewidth=1.4,
-        )
-        axes.set_title(name, loc="left", fontsize=10)
+        marks = [(point.micro_batches, 100 * point.simulated) for point in points]
+        axes.plot(*zip(*marks, strict=True), markersize=5, **_hollow(VERMILION if formula else BLACK))
         axes.set_ylim(bottom=0)
+        caption(axes, title=name)
         if number + columns >= len(drawn):
-            axes.set_xlabel(say(en="micro-batches", fr="micro-batches"))
+            caption(axes, x="micro-batches")
             axes.xaxis.set_tick_params(labelbottom=True)
         if number % columns == 0:
-            axes.set_ylabel(say(en="bubble, % of time", fr="bulle (% du temps)"))
+            caption(axes, y=say(en="bubble, % of time", fr="bulle (% du temps)"))
         plain(axes)
         decimal_marks(axes.xaxis, axes.yaxis)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     handles = [
-        *flat[0].plot([], [], color=BLUE, linewidth=1.6, label=say(en="formula", fr="formule")),
-        *_mark(flat[0], VERMILION, say(en="simulated", fr="simulé")),
-        *_mark(flat[0], BLACK, say(en="simulated, no formula", fr="simulé, sans formule")),
+        key(say(en="formula", fr="formule"), color=BLUE, linewidth=1.6),
+        key(say(en="simulated", fr="simulé"), **_hollow(VERMILION)),
+        key(say(en="simulated, no formula", fr="simulé, sans formule"), **_hollow(BLACK)),
     ]
     figure.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=9)
     return finish(figure, path)
 
 
-def _mark(axes: Axes, color: str, label: str) -> list[Line2D]:
-    return axes.plot(
-        [], [], linestyle="none", marker="o", markerfacecolor="none", markeredgecolor=color, markeredgewidth=1.4,
-        label=label,
-    )  # fmt: skip
+def _hollow(color: str) -> dict[str, Any]:
+    edge = {"markeredgecolor": color, "markeredgewidth": 1.4}
+    return {"linestyle": "none", "marker": "o", "markerfacecolor": "none", **edge}
 
 
-KIND_STYLES = (
-    Style(BLUE, ""),
-    Style(ORANGE, "//"),
-    Style(GREEN, "\\\\"),
-    Style(PURPLE, "xx"),
-    Style(SKY, ".."),
-    Style(YELLOW, "++"),
-    Style(GREY, "--"),
-)
 PANELS_IN_A_ROW = 4
 MOST_NARROW_STAGES = 10
 """With more stages than this, two panels stand in a row and not four."""
@@ -348,16 +289,17 @@ PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3,
 def partition_figure(
     cuts: Mapping[str, Partition], weighed: BlockWeights, model: str, path: str | Path | None = None
 ) -> LabFigure:
-    """Draw cuts of the same blocks side by side.
+    """Draw cuts of the same blocks side by side, stages as stacks of blocks on one scale.
+
+    A block is as high as its weight; the dashed line is the bottleneck of the cut, the dotted one the mean.
 
     Args:
         cuts: title of each panel, in the reader's language, and its cut; at least one.
         weighed: the blocks, their classes and the unit of their weights.
         model: its name, for the heading.
-        path: picture to write, if any.
 
     Raises:
-        LabError: if there is no cut, or the picture cannot be written.
+        LabError: if there is no cut.
     """
     if not cuts:
         raise LabError(
@@ -375,13 +317,10 @@ def partition_figure(
         en=f"{model}: {len(weighed.kinds)} blocks, stages: {first.num_stages}",
         fr=f"{model} : {len(weighed.kinds)} blocs, étages : {first.num_stages}",
     )
-    figure = new_figure(
-        max(3.3 * columns, 5.0) if columns > 2 else 6.2 * columns,
-        3.6 * rows + 1.0,
-        alt=say(en=f"{heading}. Bottlenecks: {told}", fr=f"{heading}. Goulots : {told}"),
-    )
+    wide = max(3.3 * columns, 5.0) if columns > 2 else 6.2 * columns
+    figure = new_figure(wide, 3.6 * rows + 1.0, heading + say(en=". Bottlenecks: ", fr=". Goulots : ") + told)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    styles = dict(zip(dict.fromkeys(weighed.kinds), KIND_STYLES * len(weighed.kinds), strict=False))
+    styles = dict(zip(dict.fromkeys(weighed.kinds), FILLS * len(weighed.kinds), strict=False))
     for axes, (name, cut) in zip(panels.flat, cuts.items(), strict=False):
         _panel(axes, name, cut, weighed, styles, scale)
     for axes in list(panels.flat)[len(cuts) :]:
@@ -392,19 +331,15 @@ def partition_figure(
     if weighed.unit == "blocks":
         panels[0, 0].yaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in panels[-1]:
-        axes.set_xlabel(say(en="stage", fr="étage"))
+        caption(axes, x=say(en="stage", fr="étage"))
     figure.suptitle(f"{visible(heading)}. {weighed.title()[0].upper()}{weighed.title()[1:]}", fontweight="bold")
-    handles: list[Patch | Line2D] = [
-        Patch(facecolor=style.color, hatch=style.hatch, edgecolor=EDGE, linewidth=0.4, label=visible(kind))
-        for kind, style in styles.items()
+    handles: list[Artist] = [
+        *(swatch(style, visible(kind), 0.4) for kind, style in styles.items()),
+        key(say(en="bottleneck", fr="goulot"), color=VERMILION, linestyle="--"),
+        key(say(en="mean of the stages", fr="moyenne des étages"), color=BLACK, linestyle=":"),
     ]
-    handles.append(Line2D([], [], color=VERMILION, linestyle="--", label=say(en="bottleneck", fr="goulot")))
-    handles.append(
-        Line2D([], [], color=BLACK, linestyle=":", label=say(en="mean of the stages", fr="moyenne des étages"))
-    )
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=min(len(handles), 6), frameon=False, handleheight=1.2
-    )
+    columns = min(len(handles), 6)
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, handleheight=1.2)
     return finish(figure, path)
 
 
@@ -426,37 +361,14 @@ def _panel(
 ) -> None:
     """One cut: a bar per stage, its blocks in it from the first below to the last above, then its extra."""
     for stage, own in enumerate(cut.stages):
-        bottom = 0.0
-        for block in range(own.start, own.stop):
-            style, height = styles[weighed.kinds[block]], cut.weights[block] / scale
-            axes.bar(
-                stage,
-                height,
-                0.8,
-                bottom=bottom,
-                color=style.color,
-                hatch=style.hatch,
-                edgecolor=EDGE,
-                linewidth=0.9,
-            )
-            bottom += height
-        if cut.extras and cut.extras[stage]:
-            axes.bar(
-                stage,
-                cut.extras[stage] / scale,
-                0.8,
-                bottom=bottom,
-                color="white",
-                hatch="oo",
-                edgecolor=EDGE,
-                linewidth=0.9,
-            )
+        parts = [(cut.weights[block] / scale, styles[weighed.kinds[block]]) for block in range(own.start, own.stop)]
+        if cut.extras:
+            parts.append((cut.extras[stage] / scale, Style(WHITE, "oo")))
+        stack(axes, stage, parts, 0.8, upright=True, linewidth=0.9)
     axes.axhline(cut.bottleneck / scale, color=VERMILION, linestyle="--", linewidth=1.4)
     axes.axhline(sum(cut.loads) / cut.num_stages / scale, color=BLACK, linestyle=":", linewidth=1.2)
     imbalance = say(en="imbalance ", fr="déséquilibre ") + decimal(cut.imbalance, 2)
     bottleneck = say(en="bottleneck ", fr="goulot ") + weighed.text(cut.bottleneck)
-    axes.set_title(f"{visible(name)}\n{bottleneck}, {imbalance}", loc="left", fontsize=10)
-    step = math.ceil(cut.num_stages / 16)
-    axes.set_xticks(range(0, cut.num_stages, step))
-    plain(axes)
-    axes.grid(visible=False, axis="x")
+    caption(axes, title=f"{visible(name)}\n{bottleneck}, {imbalance}")
+    axes.set_xticks(range(0, cut.num_stages, math.ceil(cut.num_stages / 16)))
+    plain(axes, "y")

@@ -1,19 +1,7 @@
-"""Figures of pipeline schedules.
+"""Figures of pipeline schedules: what each rank does when, what it keeps meanwhile, what its length hangs on.
 
-A timeline arranged for drawing: every bar's place, label and look, memory steps, version strips, bounds.
-
-Nothing is computed that `dlojz.pipeline` has not computed; times are counted from the first start, in milliseconds
-where they are seconds.
-
-A scene drawn with matplotlib: all bars in one collection, whatever their number.
-
-One `PolyCollection` holds every bar of a panel, with a colour per bar; hatches, memory, strips and the critical path
-are one collection each, so that thousands of actions draw as fast as ten.
-
-A schedule drawn: what each rank does when, what it keeps meanwhile, what its length hangs on; one, or two compared.
-
-Figures under one another share one time axis, so that what is longer looks longer; a simulated and a measured timeline
-of the same schedule are drawn by the same code.
+A timeline, simulated or measured, becomes a scene, which matplotlib draws here and the panel as SVG. All bars of a
+panel are one collection, so that thousands of actions draw as fast as ten.
 """
 
 from __future__ import annotations
@@ -21,20 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, say, spaced_percent
-from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.canvas import LabFigure, caption, decimal_marks, finish, key, new_figure, plain
 from dlojz.display.pipeline_scene import (
     Band,
     Bar,
@@ -116,11 +103,10 @@ def scene_of(  # noqa: PLR0913 - each is one more thing that can be drawn
     bars = []
     for number, action in enumerate(schedule.actions):
         style = SCHEDULE_STYLES.get(action.kind, OTHER)
-        told = {"micro_batch": action.micro_batch, "chunk": chunks[number], "version": 0, "kind": 0}
-        version = versions[number] if versions else None
-        told["version"] = version or 0
         if color_by != "kind":
-            style = Style(SERIES[told[color_by] % len(SERIES)], style.hatch)
+            version = (versions[number] if versions else None) or 0
+            series = {"micro_batch": action.micro_batch, "chunk": chunks[number], "version": version}[color_by]
+            style = Style(SERIES[series % len(SERIES)], style.hatch)
         short = "+".join(str(part.micro_batch) for part in action.parts or (action,))
         bars.append(Bar(number, rank_of[number], starts[number], ends[number], labels[number], short, style))
     curves = _arrange_memory(timeline, scale) if memory else ()
@@ -219,15 +205,13 @@ def _arrange_strip(bars: Sequence[Bar], versions: Sequence[int | None]) -> tuple
 
 
 def _marks(lower_bound: float | None, optimum: float | None, scale: float, inside: bool) -> tuple[BoundMark, ...]:
-    names: tuple[tuple[float | None, str, Literal[":", "--"]], ...] = (
-        (lower_bound, say(en="lower bound", fr="borne inférieure"), ":"),
-        (optimum, say(en="optimum", fr="optimum"), "--"),
-    )
-    return tuple(
-        BoundMark(time * scale, f"{name} {amount(time, inside)}", dashes)
-        for time, name, dashes in names
-        if time is not None
-    )
+    marks = []
+    if lower_bound is not None:
+        name = say(en="lower bound", fr="borne inférieure")
+        marks.append(BoundMark(lower_bound * scale, f"{name} {amount(lower_bound, inside)}", ":"))
+    if optimum is not None:
+        marks.append(BoundMark(optimum * scale, f"optimum {amount(optimum, inside)}", "--"))
+    return tuple(marks)
 
 
 def _lanes(memory: bool, strip: bool) -> Lanes:
@@ -295,17 +279,15 @@ def draw_scene(axes: Axes, scene: Scene, width_in: float, row_in: float) -> None
         axes.axvline(mark.time, color=CRITICAL, linestyle=mark.dashes, linewidth=1.4, zorder=5)
     middle = scene.lanes.bars[0] + scene.lanes.bars[1] / 2
     axes.set_yticks([row + middle for row in range(len(scene.rows))], scene.rows)
-    axes.set_ylim(len(scene.rows), 0)
-    axes.set_xlim(0, scene.width * 1.002)
-    axes.set_xlabel(scene.time_label)
-    plain(axes)
+    axes.set(xlim=(0, scene.width * 1.002), ylim=(len(scene.rows), 0))
+    caption(axes, x=scene.time_label)
+    plain(axes, "x")
     decimal_marks(axes.xaxis)
-    axes.grid(visible=False, axis="y")
     axes.hlines(range(1, len(scene.rows)), 0, scene.width, color=RULE, linewidth=0.6, zorder=0)
 
 
 def legend_of(scene: Scene) -> list[Artist]:
-    """What looks how in a drawing, for `figure.legend`."""
+    """Make the entries of a drawing's legend."""
     handles: list[Artist] = [
         Patch(facecolor=style.color, hatch=style.hatch * 2, edgecolor=EDGE, linewidth=0.5, label=label)
         for style, label in scene.legend
@@ -316,31 +298,22 @@ def legend_of(scene: Scene) -> list[Artist]:
             label = say(en="idle: ", fr="inactif : ") + analysis_title_of(cause)
             handles.append(Patch(facecolor=style.color, hatch=style.hatch, edgecolor=FRAME, label=label))
     if scene.critical:
-        label = say(en="critical path", fr="chemin critique")
-        handles.append(Line2D([], [], color=CRITICAL, linewidth=2.2, label=label))
+        handles.append(key(say(en="critical path", fr="chemin critique"), color=CRITICAL, linewidth=2.2))
     if scene.memory:
         label = say(en="activations kept (peak at the right)", fr="activations gardées (pic à droite)")
         handles.append(Patch(facecolor=MEMORY, alpha=0.45, label=label))
     if scene.memory_limit is not None:
         label = say(en=f"memory limit {amount(scene.memory_limit)}", fr=f"limite mémoire {amount(scene.memory_limit)}")
-        handles.append(Line2D([], [], color=LIMIT, linestyle="--", linewidth=1.2, label=label))
+        handles.append(key(label, color=LIMIT, linestyle="--", linewidth=1.2))
     if scene.strip:
-        handles.append(
-            Patch(
-                facecolor=SERIES[1],
-                edgecolor=EDGE,
-                linewidth=0.5,
-                label=say(en="strip: weight version used", fr="bandeau : version des poids utilisée"),
-            )
-        )
-    handles += [
-        Line2D([], [], color=CRITICAL, linestyle=mark.dashes, linewidth=1.4, label=mark.words) for mark in scene.marks
-    ]
+        label = say(en="strip: weight version used", fr="bandeau : version des poids utilisée")
+        handles.append(Patch(facecolor=SERIES[1], edgecolor=EDGE, linewidth=0.5, label=label))
+    handles += [key(mark.words, color=CRITICAL, linestyle=mark.dashes, linewidth=1.4) for mark in scene.marks]
     return handles
 
 
 def boxes(places: Iterable[Bar | Band], lane: tuple[float, float]) -> list[NDArray[np.float64]]:
-    """Corners of the rectangles of bars or bands within a lane, as a collection takes them."""
+    """Compute the corners of bars or bands within a lane, as a collection takes them."""
     rows = np.array([(place.row, place.start, place.end) for place in places], float).reshape(-1, 3)
     top = rows[:, 0] + lane[0]
     bottom = top + lane[1]
@@ -348,24 +321,17 @@ def boxes(places: Iterable[Bar | Band], lane: tuple[float, float]) -> list[NDArr
     return list(np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1))
 
 
+def _fill(axes: Axes, corners: Sequence[NDArray[np.float64]], **look: Any) -> None:
+    axes.add_collection(PolyCollection(corners, **look), autolim=False)
+
+
 def _bars(axes: Axes, scene: Scene) -> None:
-    lane = scene.lanes.bars
-    vertices = boxes(scene.bars, lane)
+    corners = boxes(scene.bars, scene.lanes.bars)
     colors = [bar.style.color for bar in scene.bars]
-    axes.add_collection(
-        PolyCollection(vertices, facecolors=colors, edgecolors=EDGE, linewidths=0.5, zorder=2), autolim=False
-    )
+    _fill(axes, corners, facecolors=colors, edgecolors=EDGE, linewidths=0.5, zorder=2)
     for hatch in sorted({bar.style.hatch for bar in scene.bars} - {""}):
-        chosen = [number for number, bar in enumerate(scene.bars) if bar.style.hatch == hatch]
-        overlay = PolyCollection(
-            [vertices[number] for number in chosen],
-            facecolors="none",
-            edgecolors=SHADOW,
-            linewidths=0,
-            hatch=hatch,
-            zorder=2.1,
-        )
-        axes.add_collection(overlay, autolim=False)
+        chosen = [corners[number] for number, bar in enumerate(scene.bars) if bar.style.hatch == hatch]
+        _fill(axes, chosen, facecolors="none", edgecolors=SHADOW, linewidths=0, hatch=hatch, zorder=2.1)
 
 
 def _texts(axes: Axes, scene: Scene, width_in: float, row_in: float) -> None:
@@ -386,10 +352,7 @@ def _draw_strip(axes: Axes, scene: Scene, width_in: float) -> None:
         return
     lane = scene.lanes.strip
     colors = [SERIES[int(band.name) % len(SERIES)] for band in scene.strip]
-    vertices = boxes(scene.strip, lane)
-    axes.add_collection(
-        PolyCollection(vertices, facecolors=colors, edgecolors=EDGE, linewidths=0.4, zorder=2), autolim=False
-    )
+    _fill(axes, boxes(scene.strip, lane), facecolors=colors, edgecolors=EDGE, linewidths=0.4, zorder=2)
     letters_per_unit = width_in * 72 / (6 * LETTER) / scene.width
     for band in scene.strip:
         if (band.end - band.start) * letters_per_unit >= len(band.name) + 0.3:
@@ -410,23 +373,12 @@ def _draw_memory(axes: Axes, scene: Scene) -> None:
         if scene.memory_limit is not None:
             level = base - height * scene.memory_limit / scene.memory_top
             limits.append([(0.0, level), (scene.width, level)])
-        axes.text(
-            1.004,
-            base - height / 2,
-            amount(steps.peak),
-            transform=axes.get_yaxis_transform(),
-            va="center",
-            fontsize=8,
-            color=LIMIT if scene.memory_limit is not None and steps.peak > scene.memory_limit + 1e-9 else MEMORY,
-        )
-    axes.add_collection(
-        PolyCollection(polygons, facecolors=MEMORY, alpha=0.45, edgecolors=MEMORY, linewidths=0.6, zorder=2),
-        autolim=False,
-    )
-    if limits:
-        axes.add_collection(
-            LineCollection(limits, colors=LIMIT, linestyles="--", linewidths=1.2, zorder=3), autolim=False
-        )
+        over = scene.memory_limit is not None and steps.peak > scene.memory_limit + 1e-9
+        look: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 8}
+        axes.text(1.004, base - height / 2, amount(steps.peak), color=LIMIT if over else MEMORY, **look)
+    _fill(axes, polygons, facecolors=MEMORY, alpha=0.45, edgecolors=MEMORY, linewidths=0.6, zorder=2)
+    lines = LineCollection(limits, colors=LIMIT, linestyles="--", linewidths=1.2, zorder=3)
+    axes.add_collection(lines, autolim=False)
 
 
 def _critical(axes: Axes, scene: Scene) -> None:
@@ -435,17 +387,13 @@ def _critical(axes: Axes, scene: Scene) -> None:
     if not frames:
         return
     lane = scene.lanes.bars
-    axes.add_collection(
-        PolyCollection(boxes(frames, lane), facecolors="none", edgecolors=CRITICAL, linewidths=2.0, zorder=3),
-        autolim=False,
-    )
-    axes.add_collection(
-        LineCollection(path_lines(frames, lane), colors=CRITICAL, linewidths=2.0, zorder=3), autolim=False
-    )
+    _fill(axes, boxes(frames, lane), facecolors="none", edgecolors=CRITICAL, linewidths=2.0, zorder=3)
+    lines = LineCollection(path_lines(frames, lane), colors=CRITICAL, linewidths=2.0, zorder=3)
+    axes.add_collection(lines, autolim=False)
 
 
 def path_lines(frames: Sequence[Band], lane: tuple[float, float]) -> list[list[tuple[float, float]]]:
-    """Where the critical path goes on: from the end of one frame to the start of the next."""
+    """Compute the lines of the critical path from the end of one frame to the start of the next."""
     middle = lane[0] + lane[1] / 2
     return [
         [(before.end, before.row + middle), (after.start, after.row + middle)] for before, after in pairwise(frames)
@@ -456,17 +404,8 @@ def _idle(axes: Axes, scene: Scene) -> None:
     for cause in sorted({band.name for band in scene.idle}):
         style = IDLE_STYLES.get(cause, OTHER)
         places = [band for band in scene.idle if band.name == cause]
-        axes.add_collection(
-            PolyCollection(
-                boxes(places, scene.lanes.bars),
-                facecolors=style.color,
-                edgecolors=FRAME,
-                linewidths=0,
-                hatch=style.hatch,
-                zorder=1,
-            ),
-            autolim=False,
-        )
+        look = {"facecolors": style.color, "edgecolors": FRAME, "linewidths": 0, "hatch": style.hatch, "zorder": 1}
+        _fill(axes, boxes(places, scene.lanes.bars), **look)
 
 
 WIDTH_IN = 12.0
@@ -490,7 +429,6 @@ def schedule_figure(  # noqa: PLR0913 - each is one more thing that can be drawn
 
     Args:
         timeline: simulated or measured.
-        path: picture to write (.png, .svg, .pdf), if any.
         color_by: what colours say: kind, micro_batch, chunk or version; hatches always say the kind.
         memory: draw the activations that each rank keeps, in stage-micro-batches.
         memory_limit: drawn as a line across them.
@@ -500,7 +438,7 @@ def schedule_figure(  # noqa: PLR0913 - each is one more thing that can be drawn
         seconds: whether times are seconds; by default those of a measured timeline.
 
     Raises:
-        LabError: for another `color_by`, too many actions to draw, or a picture that cannot be written.
+        LabError: for another `color_by`, or too many actions to draw.
     """
     facts = facts_of(timeline, critical=critical, idle=idle, bounds=bounds, memory_limit=memory_limit)
     scene = scene_of(timeline, color_by=color_by, memory=memory, memory_limit=memory_limit, seconds=seconds, **facts)
@@ -524,17 +462,11 @@ def compare_figure(
         first, second: timelines with times of the same unit.
         path, color_by, memory, memory_limit, critical, seconds: as in `schedule_figure`.
     """
-    scenes = [
-        scene_of(
-            timeline,
-            color_by=color_by,
-            memory=memory,
-            memory_limit=memory_limit,
-            seconds=seconds,
-            **facts_of(timeline, critical=critical, idle=False, bounds=False),
-        )
-        for timeline in (first, second)
-    ]
+    scenes = []
+    for timeline in (first, second):
+        facts = facts_of(timeline, critical=critical, bounds=False)
+        look: dict[str, Any] = {"color_by": color_by, "memory": memory, "memory_limit": memory_limit}
+        scenes.append(scene_of(timeline, seconds=seconds, **look, **facts))
     inside = in_seconds(first, seconds)
     longer = second.makespan - first.makespan
     difference = amount(abs(longer), inside) + unit_words(inside)
@@ -564,7 +496,7 @@ def _stacked(scenes: list[Scene], title: str, names: list[str], alt: str) -> Lab
     for panel, scene, name in zip(panels[:, 0], scenes, names, strict=True):
         shown = (WIDTH_IN - _MARGINS_IN) * scene.width / width
         draw_scene(panel, scene, shown, row_in)
-        panel.set_title(name, loc="left", fontsize=10)
+        caption(panel, title=name)
         panel.set_xlim(0, width * 1.002)
         if panel is not panels[-1, 0]:
             panel.set_xlabel("")

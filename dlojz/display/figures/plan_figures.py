@@ -1,45 +1,45 @@
-"""Figures of plans: the planner's front, this machine's layouts.
+"""Figures of plans: the planner's front, a layout beside the best one, this machine's layouts.
 
-A plan drawn: the front of compromises, the memory of every stage, the waterfall of the step, the refusals.
-
-Draws what the plan holds and computes nothing; a hatch, a marker or a number says whatever a colour says.
-
-A plan for this machine, drawn and as a table: predicted parts of each step, the measured step beside them.
-
-Draws what it is given and computes nothing but ratios; hatches say what colours say.
+Only what a plan holds is drawn; a hatch, a marker or a number says whatever a colour says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from dlojz.base.language import decimal, say
-from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
-from dlojz.display.plan_tables import list_html, pairs_html
-from dlojz.display.style import BLACK, BLUE, EDGE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, WHITE, YELLOW, Style
+from dlojz.display.canvas import (
+    LabFigure,
+    caption,
+    decimal_marks,
+    finish,
+    key,
+    logarithmic,
+    new_figure,
+    plain,
+    stack,
+    swatch,
+)
+from dlojz.display.style import BLACK, BLUE, FILLS, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, WHITE, YELLOW, Style
 from dlojz.planner.answer import seconds
 from dlojz.planner.space import gigabytes, part_words, reason_words
 
 if TYPE_CHECKING:
     from dlojz.planner.answer import Choice, Plan
-    from dlojz.planner.this_machine import Here, LocalChoice
+    from dlojz.planner.explain import LayoutVerdict
+    from dlojz.planner.this_machine import Here
 
-MEMORY_STYLES = {
-    "weights": Style(BLUE, ""),
-    "gradients": Style(ORANGE, "//"),
-    "optimizer": Style(GREEN, "\\\\"),
-    "activations": Style(SKY, ".."),
-    "edges": Style(PURPLE, "xx"),
-    "live": Style(YELLOW, "++"),
-    "reserve": Style(GREY, "--"),
-}
+MEMORY_PARTS = ("weights", "gradients", "optimizer", "edges", "activations", "live", "reserve")
+MEMORY_STYLES = dict(zip(MEMORY_PARTS, FILLS, strict=True))
 TIME_STYLES = {
     "forward": Style(BLUE, ""),
     "backward": Style(ORANGE, "//"),
@@ -51,117 +51,153 @@ TIME_STYLES = {
     "optimizer": Style(GREEN, "\\\\"),
     "constant": Style(GREY, "--"),
 }
-ENGINE_MARKERS = {"megatron-core": "o", "megatron-deepspeed": "s", "deepspeed": "^", "torch": "D", "by_hand": "P"}
-ENGINE_COLORS = {
-    "megatron-core": BLUE, "megatron-deepspeed": ORANGE, "deepspeed": GREEN, "torch": VERMILION, "by_hand": PURPLE,
-}  # fmt: skip
+ENGINE_LOOKS = {
+    "megatron-core": (BLUE, "o"),
+    "megatron-deepspeed": (ORANGE, "s"),
+    "deepspeed": (GREEN, "^"),
+    "torch": (VERMILION, "D"),
+    "by_hand": (PURPLE, "P"),
+}
 MOST_STAGES = 32
-PLAN_MOST_DRAWN = 4000
+MOST_POINTS = 4000
+MOST_LAYOUTS = 16
 SLOWEST = 12.0
 """Times the fastest step, beyond which layouts are not drawn."""
 
 
 def plan_figure(plan: Plan, path: str | Path | None = None) -> LabFigure:
-    """Draw a plan; save the picture too where a path is given.
+    """Draw a plan: the front of compromises, the memory of every stage, the waterfall of the step, the refusals.
 
     Args:
         plan: the answer.
-        path: picture to write, if any.
-
-    Raises:
-        LabError: if the picture cannot be written.
     """
-    best = plan.best
-    figure = new_figure(
-        13.5,
-        9.4,
-        alt=say(
-            en=f"Plan of {plan.question.subject.name}: best layout {best.candidate.title}, step {best.time_words}, "
-            f"{gigabytes(best.memory_bytes)} on the fullest GPU.",
-            fr=f"Plan de {plan.question.subject.name} : meilleure configuration {best.candidate.title}, itération "
-            f"{best.time_words}, {gigabytes(best.memory_bytes)} sur le GPU le plus rempli.",
-        ),
+    best, model = plan.best, plan.question.subject.name
+    took = f"{best.time_words}, {gigabytes(best.memory_bytes)}"
+    alt = say(
+        en=f"Plan of {model}: best layout {best.candidate.title}, step {took} on the fullest GPU.",
+        fr=f"Plan de {model} : meilleure configuration {best.candidate.title}, itération {took} sur le GPU le plus "
+        "rempli.",
     )
+    figure = new_figure(13.5, 9.4, alt)
     cells = figure.add_gridspec(2, 2, width_ratios=(1.15, 1.0), height_ratios=(1.1, 1.0))
-    _front(figure.add_subplot(cells[0, 0]), plan)
+    front = figure.add_subplot(cells[0, 0])
+    _front(front, plan, _free_gb(plan), lambda one: one.margin_bytes / 1e9)
+    caption(front, y=_free_label(), title=say(en="layouts that fit", fr="configurations qui tiennent"))
+    front.legend(fontsize=8, loc="best", framealpha=0.9)
     _memory(figure.add_subplot(cells[0, 1]), best)
     _waterfall(figure.add_subplot(cells[1, 0]), best)
     _refusals(figure.add_subplot(cells[1, 1]), plan)
-    figure.suptitle(
-        f"{plan.question.subject.name}, {plan.question.cluster.title} — {best.candidate.title}", fontsize=11
-    )
+    figure.suptitle(f"{model}, {plan.question.cluster.title} — {best.candidate.title}", fontsize=11)
     return finish(figure, path)
 
 
-def _logarithmic(axes: Axes, limits: tuple[float, float], marks: tuple[float, ...] = (1.0, 2.0, 5.0)) -> None:
-    """A logarithmic axis with plain numbers at some marks of every decade."""
-    axes.set_xscale("log")
-    axes.set_xlim(*limits)
-    axes.xaxis.set_major_locator(LogLocator(subs=marks))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: decimal(value, 0 if value >= 1 else 2)))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+def front_figure(plan: Plan) -> LabFigure:
+    """Draw all layouts that fit: step time against the memory that stays free, and against the energy of 1000 steps."""
+    model, title = plan.question.subject.name, plan.best.candidate.title
+    fit, number = decimal(plan.found.admitted.size, 0), len(plan.pareto)
+    alt = say(
+        en=f"{fit} layouts of {model} that fit: step time against free memory and energy; {number} are on the Pareto "
+        f"front; best: {title}.",
+        fr=f"{fit} configurations de {model} qui tiennent : durée, mémoire libre et énergie ; {number} sont sur le "
+        f"front de Pareto ; la meilleure : {title}.",
+    )
+    figure = new_figure(11.0, 4.4, alt)
+    left, right = figure.subplots(1, 2)
+    _front(left, plan, _free_gb(plan), lambda one: one.margin_bytes / 1e9)
+    caption(left, y=_free_label())
+    _front(right, plan, plan.found.energy_j / 3.6e3, lambda one: one.energy_j / 3.6e3)
+    caption(right, y=say(en="kWh of 1000 steps", fr="kWh de 1000 itérations"))
+    figure.suptitle(f"{model}, {plan.question.cluster.title}", fontsize=10)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    return finish(figure)
 
 
-def _front(axes: Axes, plan: Plan) -> None:
-    """Step time against free memory: all admitted layouts, the front, the best."""
-    found = plan.found
-    some = np.unique(np.linspace(0, found.admitted.size - 1, min(found.admitted.size, PLAN_MOST_DRAWN)).astype(int))
+def _free_gb(plan: Plan) -> NDArray[np.float64]:
+    free: NDArray[np.float64] = (plan.question.device_bytes - plan.found.memory.total_bytes) / 1e9
+    return free
+
+
+def _free_label() -> str:
+    return say(en="memory that stays free (GB)", fr="mémoire restée libre (Go)")
+
+
+def _front(axes: Axes, plan: Plan, heights: NDArray[np.float64], height_of: Callable[[Choice], float]) -> None:
+    """Step time against another quantity: layouts by engine, the Pareto front, the best.
+
+    Args:
+        axes: of a panel.
+        plan: the answer.
+        heights: the other quantity, of every layout.
+        height_of: the same, of one layout.
+    """
+    found, best = plan.found, plan.best
+    slowest = min(SLOWEST * float(found.step_s[0]), 1.1 * float(found.step_s[-1]))
+    near = np.flatnonzero(found.step_s <= slowest)
+    some = near[np.unique(np.linspace(0, near.size - 1, min(near.size, MOST_POINTS)).astype(int))]
     engines = found.space.columns(found.admitted[some])["engine"]
-    free = (plan.question.device_bytes - found.memory.total_bytes[some]) / 1e9
+    hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "alpha": 0.55}
     for place, name in enumerate(found.space.names):
-        own = engines == place
-        if own.any():
-            axes.scatter(
-                found.step_s[some][own], free[own], s=11, marker=ENGINE_MARKERS[name], facecolors="none",
-                edgecolors=ENGINE_COLORS[name], linewidths=0.6, alpha=0.55, label=name,
-            )  # fmt: skip
+        own = some[engines == place]
+        color, marker = ENGINE_LOOKS[name]
+        if own.size:
+            axes.plot(found.step_s[own], heights[own], color=color, marker=marker, markersize=3.4, label=name, **hollow)
     title = say(en="Pareto front", fr="front de Pareto")
-    for number, marker in zip(plan.question.gpus, ("o", "x", "v", "+", "<", ">"), strict=False):
+    for number, marker in zip(plan.question.gpus, ("x", "o", "v", "+", "<", ">"), strict=False):
         front = [one for one in plan.pareto if one.candidate.gpus == number]
-        axes.plot(
-            [one.estimated_s for one in front], [one.margin_bytes / 1e9 for one in front],
-            color=BLACK, linestyle="none", marker=marker, markersize=4,
-            label=title + (f", {number} GPU" if len(plan.question.gpus) > 1 else ""),
-        )  # fmt: skip
-    axes.plot(
-        [plan.best.estimated_s], [plan.best.margin_bytes / 1e9], marker="*", markersize=16, color=YELLOW,
-        markeredgecolor=BLACK, linestyle="none", label=say(en="best, simulated", fr="meilleure, simulée"),
-    )  # fmt: skip
-    fastest = float(found.step_s[0])
-    _logarithmic(axes, (0.9 * fastest, min(SLOWEST * fastest, 1.1 * float(found.step_s[-1]))))
-    axes.set_xlabel(say(en="step (s), logarithmic", fr="itération (s), échelle logarithmique"))
-    axes.set_ylabel(say(en="memory that stays free (GB)", fr="mémoire restée libre (Go)"))
-    axes.set_title(say(en="layouts that fit", fr="configurations qui tiennent"), fontsize=10)
-    axes.legend(fontsize=8, loc="best", framealpha=0.9)
+        label = title + (f", {number} GPU" if len(plan.question.gpus) > 1 else "")
+        points = [one.estimated_s for one in front], [height_of(one) for one in front]
+        axes.plot(*points, color=BLACK, linestyle="none", marker=marker, markersize=5, label=label)
+    star: dict[str, Any] = {"marker": "*", "markersize": 16, "color": YELLOW, "markeredgecolor": BLACK}
+    label = say(en="best, simulated", fr="la meilleure, simulée")
+    axes.plot([best.estimated_s], [height_of(best)], linestyle="none", label=label, **star)
+    _logarithmic(axes, (0.9 * float(found.step_s[0]), slowest))
+    decimal_marks(axes.yaxis)
+    caption(axes, x=say(en="step (s), logarithmic", fr="itération (s), échelle logarithmique"))
     plain(axes)
+
+
+def _logarithmic(axes: Axes, limits: tuple[float, float], marks: tuple[float, ...] = (1.0, 2.0, 5.0)) -> None:
+    axes.set_xlim(*limits)
+    logarithmic(axes, "x", lambda value: decimal(value, 0 if value >= 1 else 2), marks)
+
+
+def _bars(
+    axes: Axes,
+    bars: Sequence[Mapping[str, float]],
+    styles: Mapping[str, Style],
+    unit: float,
+    *,
+    width: float = 0.72,
+    upright: bool = False,
+) -> tuple[list[float], list[Artist]]:
+    """Draw bars stacked by part; return their lengths in `unit`, and the legend's entries."""
+    used = [name for name in styles if any(bar.get(name, 0.0) > 0 for bar in bars)]
+    ends = [
+        stack(axes, place, [(bar.get(name, 0.0) / unit, styles[name]) for name in used], width, upright=upright)
+        for place, bar in enumerate(bars)
+    ]
+    return ends, [swatch(styles[name], part_words(name)) for name in used]
 
 
 def _memory(axes: Axes, best: Choice) -> None:
     """A bar of every stage, stacked by category, under the memory of a GPU."""
     ranks = best.ranks
     shown = ranks if len(ranks) <= MOST_STAGES else [*ranks[: MOST_STAGES - 1], ranks[-1]]
-    bottoms = np.zeros(len(shown))
-    places = np.arange(len(shown))
-    for name, style in MEMORY_STYLES.items():
-        heights = np.array([one.parts[name] for one in shown]) / 1e9
-        if heights.max(initial=0) <= 0:
-            continue
-        axes.bar(
-            places, heights, bottom=bottoms, color=style.color, hatch=style.hatch, edgecolor=EDGE, linewidth=0.4,
-            width=0.8, label=part_words(name),
-        )  # fmt: skip
-        bottoms += heights
+    _, handles = _bars(axes, [one.parts for one in shown], MEMORY_STYLES, 1e9, width=0.8, upright=True)
     limit = best.question.device_bytes / 1e9
     axes.axhline(limit, color=BLACK, linestyle="--", linewidth=1)
     axes.text(-0.45, limit, best.question.cluster.gpu.title, fontsize=8, va="bottom")
-    axes.set_ylim(0, 1.4 * limit)
-    axes.set_xlim(-0.6, max(len(shown) - 0.4, 1.6))
+    axes.set(ylim=(0, 1.4 * limit), xlim=(-0.6, max(len(shown) - 0.4, 1.6)))
     step = max(1, len(shown) // 12)
-    axes.set_xticks(places[::step], [str(one.stage) for one in shown][::step])
-    axes.set_xlabel(say(en="pipeline stage", fr="étage du pipeline"))
-    axes.set_ylabel(say(en="memory of a GPU (GB)", fr="mémoire d’un GPU (Go)"))
-    axes.set_title(say(en="memory of each stage’s GPU", fr="mémoire du GPU de chaque étage"), fontsize=10)
-    axes.legend(fontsize=7.5, ncols=3, loc="upper right", framealpha=0.9, columnspacing=1.0, handlelength=1.6)
+    axes.set_xticks(range(0, len(shown), step), [str(one.stage) for one in shown][::step])
+    caption(
+        axes,
+        x=say(en="pipeline stage", fr="étage du pipeline"),
+        y=say(en="memory of a GPU (GB)", fr="mémoire d’un GPU (Go)"),
+        title=say(en="memory of each stage’s GPU", fr="mémoire du GPU de chaque étage"),
+    )
+    look: dict[str, Any] = {"framealpha": 0.9, "columnspacing": 1.0, "handlelength": 1.6}
+    axes.legend(handles=handles, fontsize=7.5, ncols=3, loc="upper right", **look)
     plain(axes)
 
 
@@ -170,20 +206,19 @@ def _waterfall(axes: Axes, best: Choice) -> None:
     names = [name for name in TIME_STYLES if best.parts[name] > 0]
     start = 0.0
     for place, name in enumerate(names):
-        style, value = TIME_STYLES[name], best.parts[name]
-        axes.barh(
-            place, value, left=start, color=style.color, hatch=style.hatch, edgecolor=EDGE, linewidth=0.6, height=0.72
-        )
-        share = decimal(100 * value / best.estimated_s, 1)
-        axes.text(start + value, place, f" {share} %", va="center", fontsize=8)
-        start += value
+        value = best.parts[name]
+        start = stack(axes, place, [(value, TIME_STYLES[name])], 0.72, start=start)
+        axes.text(start, place, f" {decimal(100 * value / best.estimated_s, 1)} %", va="center", fontsize=8)
     axes.set_yticks(range(len(names)), [fill(part_words(name), 24) for name in names], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.12 * start)
     axes.xaxis.set_major_locator(MaxNLocator(6))
     decimal_marks(axes.xaxis)
-    axes.set_xlabel(say(en=f"seconds of a step: {best.time_words}", fr=f"secondes d’une itération : {best.time_words}"))
-    axes.set_title(say(en="where the step goes (closed form)", fr="où va l’itération (forme close)"), fontsize=10)
+    caption(
+        axes,
+        x=say(en=f"seconds of a step: {best.time_words}", fr=f"secondes d’une itération : {best.time_words}"),
+        title=say(en="where the step goes (closed form)", fr="où va l’itération (forme close)"),
+    )
     plain(axes)
 
 
@@ -192,80 +227,87 @@ def _refusals(axes: Axes, plan: Plan) -> None:
     counts = plan.refused.counts | {"": int(plan.found.admitted.size)}
     names = sorted(counts, key=lambda name: counts[name])
     for place, name in enumerate(names):
-        style = Style(GREEN, "") if not name else Style(GREY, "//")
-        axes.barh(place, counts[name], color=style.color, hatch=style.hatch, edgecolor=EDGE, linewidth=0.6, height=0.7)
+        stack(axes, place, [(counts[name], Style(GREY, "//") if name else Style(GREEN, ""))], 0.7)
         axes.text(counts[name], place, f" {decimal(counts[name], 0)}", va="center", fontsize=8)
     labels = [fill(reason_words(name), 24) if name else say(en="fit", fr="tiennent") for name in names]
     axes.set_yticks(range(len(names)), labels, fontsize=8)
     _logarithmic(axes, (0.8, 8 * max(counts.values())), (1.0,))
-    axes.set_xlabel(say(en="layouts, logarithmic", fr="configurations, échelle logarithmique"))
-    axes.set_title(
-        say(
-            en=f"{decimal(plan.found.num_layouts, 0)} layouts: why they are out",
-            fr=f"{decimal(plan.found.num_layouts, 0)} configurations : raisons des refus",
-        ),
-        fontsize=10,
+    number = decimal(plan.found.num_layouts, 0)
+    caption(
+        axes,
+        x=say(en="layouts, logarithmic", fr="configurations, échelle logarithmique"),
+        title=say(en=f"{number} layouts: why they are out", fr=f"{number} configurations : raisons des refus"),
     )
     plain(axes)
 
 
-HERE_MOST_DRAWN = 16
-
-
-def here_figure(
-    rows: Sequence[LocalChoice], measured_s: Mapping[str, float], path: str | Path | None = None
+def beside_figure(
+    plan: Plan, verdict: LayoutVerdict, times: Mapping[str, float], held: Mapping[str, float]
 ) -> LabFigure:
-    """A bar of each layout, stacked by part, with the measured step as a diamond; the planner's choice is the top one.
+    """Draw a layout asked about over the best one: seconds of a step by part, bytes of the fullest GPU by category.
 
     Args:
-        rows: layouts, fastest first.
-        measured_s: measured seconds of a step by title; may be empty.
-        path: picture to write, if any.
-
-    Raises:
-        LabError: if the picture cannot be written.
+        plan: the answer.
+        verdict: on the layout asked about.
+        times: its seconds, by part.
+        held: its bytes, by category.
     """
-    shown = list(rows[:HERE_MOST_DRAWN])
-    figure = new_figure(
-        10.5, 1.6 + 0.42 * len(shown),
-        alt="; ".join(f"{one.title}: {seconds(one.step_s)}" for one in shown),
-    )  # fmt: skip
+    best = plan.best
+    names = (say(en="this one", fr="celle-ci"), say(en="the best", fr="la meilleure"))
+    own = f"{seconds(verdict.step_s)}, {gigabytes(verdict.memory_bytes)}"
+    other = f"{seconds(best.estimated_s)}, {gigabytes(best.memory_bytes)}"
+    alt = say(
+        en=f"{verdict.candidate.title}: {own}, beside the best, {best.candidate.title}: {other}.",
+        fr=f"{verdict.candidate.title} : {own}, à côté de la meilleure, {best.candidate.title} : {other}.",
+    )
+    figure = new_figure(10.0, 4.6, alt)
+    upper, lower = figure.subplots(2, 1)
+    _, phases = _bars(upper, [times, best.parts], TIME_STYLES, 1.0, width=0.6)
+    caption(upper, x=say(en="seconds of a step (closed form)", fr="secondes d’une itération (forme close)"))
+    ends, categories = _bars(lower, [held, best.memory], MEMORY_STYLES, 1e9, width=0.6)
+    limit = plan.question.device_bytes / 1e9
+    look: dict[str, Any] = {"color": VERMILION, "linestyle": "--", "linewidth": 1.4}
+    lower.axvline(limit, **look)
+    lower.set_xlim(0, 1.05 * max(limit, *ends))
+    caption(lower, x=say(en="memory of the fullest GPU (GB)", fr="mémoire du GPU le plus rempli (Go)"))
+    gpu = key(plan.question.cluster.gpu.title, **look)
+    for axes, handles in ((upper, phases), (lower, [*categories, gpu])):
+        axes.set_yticks(range(2), names)
+        axes.set_ylim(1.5, -0.5)
+        decimal_marks(axes.xaxis)
+        axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=8)
+        plain(axes)
+    return finish(figure)
+
+
+def here_figure(here: Here, measured_s: Mapping[str, float], path: str | Path | None = None) -> LabFigure:
+    """Draw the best layout of each kind on this machine, stacked by part, the measured step as a diamond.
+
+    Args:
+        here: the plan for this machine.
+        measured_s: measured seconds of a step by title; may be empty.
+    """
+    shown = here.kinds()[:MOST_LAYOUTS]
+    alt = "; ".join(f"{one.title}: {seconds(one.step_s)}" for one in shown)
+    figure = new_figure(10.5, 1.6 + 0.42 * len(shown), alt)
     axes = figure.subplots()
-    starts = [0.0] * len(shown)
-    for name, style in TIME_STYLES.items():
-        widths = [1e3 * one.parts[name] for one in shown]
-        if max(widths) <= 0:
-            continue
-        axes.barh(
-            range(len(shown)), widths, left=starts, color=style.color, hatch=style.hatch, edgecolor=EDGE, linewidth=0.4,
-            height=0.72, label=part_words(name),
-        )  # fmt: skip
-        starts = [start + width for start, width in zip(starts, widths, strict=True)]
-    largest = max([*starts, *(1e3 * measured_s[one.title] for one in shown if one.title in measured_s)])
+    ends, handles = _bars(axes, [one.parts for one in shown], TIME_STYLES, 1e-3)
+    diamond: dict[str, Any] = {"marker": "D", "color": BLACK, "linestyle": "none"}
+    largest = max([*ends, *(1e3 * measured_s[one.title] for one in shown if one.title in measured_s)])
     for place, one in enumerate(shown):
-        taken = measured_s.get(one.title)
-        text = f" {seconds(one.step_s)}"
+        taken, text = measured_s.get(one.title), f" {seconds(one.step_s)}"
         if taken is not None:
-            axes.plot([1e3 * taken], [place], marker="D", color=BLACK, markersize=6, linestyle="none",
-                      label=say(en="measured", fr="mesuré") if one is shown[0] else None)  # fmt: skip
+            axes.plot([1e3 * taken], [place], **diamond)
             text += say(en=f" predicted, {seconds(taken)} measured", fr=f" prédite, {seconds(taken)} mesurée")
-        axes.text(max(starts[place], 1e3 * (taken or 0.0) + 0.008 * largest), place, text, va="center", fontsize=8)
+        axes.text(max(ends[place], 1e3 * (taken or 0.0) + 0.008 * largest), place, text, va="center", fontsize=8)
     axes.set_yticks(range(len(shown)), [one.title for one in shown], fontsize=8)
-    axes.invert_yaxis()
+    axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.set_xlim(0, (1.45 if measured_s else 1.15) * largest)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: decimal(value, 0)))
-    axes.set_xlabel(say(en="milliseconds of a step", fr="millisecondes d’une itération"))
-    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(0.0, -0.6 / len(shown) - 0.08), ncols=4, frameon=False)
+    axes.xaxis.set_major_formatter(lambda value, position: decimal(value, 0))
+    caption(axes, x=say(en="milliseconds of a step", fr="millisecondes d’une itération"))
+    if measured_s:
+        handles.append(key(say(en="measured", fr="mesuré"), **diamond))
+    below = (0.0, -0.6 / len(shown) - 0.08)
+    axes.legend(handles=handles, fontsize=8, loc="upper left", bbox_to_anchor=below, ncols=4, frameon=False)
     plain(axes)
     return finish(figure, path)
-
-
-def here_html(here: Here) -> str:
-    """What there is to say, and the best layout of each kind."""
-    columns = (
-        say(en="layout", fr="configuration"),
-        say(en="predicted step", fr="itération prédite"),
-        say(en="to the best", fr="au meilleur"),
-    )
-    title = say(en="best layout of each kind", fr="la meilleure configuration de chaque sorte")
-    return pairs_html(here.lines()) + list_html(title, columns, here.table())

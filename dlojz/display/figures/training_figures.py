@@ -1,44 +1,39 @@
-"""Figures of trainings: convergence, curriculum, forms of the update, loads of experts.
+"""Figures of trainings: convergence of optimizers, curriculum, forms of the update, loads of experts.
 
-Losses of optimizers over several seeds, and how far the compressed ones are from those that send everything.
-
-Every seed is drawn; what a curve shows at a step is the mean over the last tenth of the steps up to it, so that its end
-is what is judged, and the band is the tolerance.
-
-What a curriculum changes: losses against tokens and time, Adam's √v, and what a step costs at each length.
-
-Every curve is drawn from the entries of a trajectory; a thin line is one seed, the thick one the median of the seeds.
-
-Forms of one update beside each other: what a step takes, and the peak that was predicted and measured.
-
-Nothing is computed here but ratios of what was measured; a form has one colour and one marker in every panel.
-
-The load of each expert over the steps of a training, what its capacity cuts, and how two trainings differ.
-
-Each step is drawn as it was recorded; nothing is smoothed.
+Every seed and every step is drawn as it was recorded; thick curves are medians over the seeds. An optimizer, a form or
+a training has one colour and one marker in every panel of its figure.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, one_of, percent, say, shortest, significant, spaced_percent
+from dlojz.base.language import decimal, minus, one_of, percent, say, shortest, significant, spaced_percent
 from dlojz.base.table import visible
 from dlojz.by_hand.optimizers.convergence import TOLERANCE, Curves, curves_of, gap, reference_of
 from dlojz.config.schedules import stretches
-from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.canvas import (
+    LabFigure,
+    caption,
+    decimal_marks,
+    finish,
+    key,
+    logarithmic,
+    new_figure,
+    note,
+    plain,
+    stack,
+)
 from dlojz.display.style import (
     BASELINE,
     BLACK,
@@ -56,12 +51,14 @@ from dlojz.display.style import (
     SKY,
     VERMILION,
     WHITE,
+    Style,
 )
 from dlojz.results.record import RunRecord
 
 if TYPE_CHECKING:
     from dlojz.config.run_config import RunConfig
-    from dlojz.results.record import Trajectory
+    from dlojz.models.experts.layer import StepLoad
+    from dlojz.results.record import ExpertLoad, Trajectory
     from dlojz.train.trials import FormMeasure
 
 _LABELS = {
@@ -79,7 +76,7 @@ MOST_PERCENT = 20.0
 
 
 def optimizer_label(name: str) -> str:
-    """An optimizer's name as papers write it."""
+    """Write an optimizer's name as papers do."""
     return _LABELS.get(name, visible(name).replace("_", " "))
 
 
@@ -88,15 +85,15 @@ def convergence_figure(
 ) -> LabFigure:
     """Draw a row for each task: the losses, and beside them the gap of every compressed optimizer.
 
+    A curve is the mean over the last tenth of the steps up to each step, so that its end is what is judged.
+
     Args:
         tasks: for each task, by its title, its runs' records, or curves: of an optimizer, and of those it is held
             against (`adamw` for `one_bit_adam` and `zero_one_adam`, `lamb` for `one_bit_lamb`).
-        path: picture to write, if any.
         tolerance: half the height of the band, relative.
 
     Raises:
-        LabError: without a task, or a task without runs; if two optimizers have not the same seeds; if the picture
-            cannot be written.
+        LabError: without a task, or a task without runs; if two optimizers have not the same seeds.
     """
     rows = {title: _convergence_curves(runs) for title, runs in tasks.items()}
     if not rows or not all(rows.values()):
@@ -114,36 +111,30 @@ def convergence_figure(
         _convergence_losses(losses, title, curves)
         _gaps(gaps, curves, tolerance)
     for axes in panels[-1]:
-        axes.set_xlabel(say(en="step", fr="pas"))
+        caption(axes, x=say(en="step", fr="pas"))
     return finish(figure, path)
 
 
 def convergence_description(rows: Mapping[str, Sequence[Curves]]) -> str:
-    """The figure in words: of every compressed optimizer, how far the median of its final loss is."""
+    """Say how far the median of the final loss of every compressed optimizer is from its reference."""
     told = []
     for title, curves in rows.items():
         for one in curves:
             reference = reference_of(one, curves)
             if reference is not None:
-                told.append(
-                    f"{visible(title)}, {optimizer_label(one.optimizer)} {_gap_words(gap(one, reference).medians)}"
-                )
+                apart = _gap_words(gap(one, reference).medians)
+                told.append(f"{visible(title)}, {optimizer_label(one.optimizer)} {apart}")
+    seeds = max(len(one.losses) for curves in rows.values() for one in curves)
     return say(
-        en=f"Losses by seed ({_seeds(rows)} in all), and gaps of the final loss (median): ",
-        fr=f"Pertes par graine ({_seeds(rows)} en tout), et écarts de la perte finale (médiane) : ",
+        en=f"Losses by seed ({seeds} in all), and gaps of the final loss (median): ",
+        fr=f"Pertes par graine ({seeds} en tout), et écarts de la perte finale (médiane) : ",
     ) + ("; ".join(told) or say(en="none", fr="aucun"))
-
-
-def _seeds(rows: Mapping[str, Sequence[Curves]]) -> int:
-    return max(len(one.losses) for curves in rows.values() for one in curves)
 
 
 def _convergence_curves(runs: Sequence[Curves | RunRecord]) -> list[Curves]:
     """Curves as they were given, and those of the records."""
-    return [
-        *(one for one in runs if isinstance(one, Curves)),
-        *curves_of([one for one in runs if isinstance(one, RunRecord)]),
-    ]
+    given = [one for one in runs if isinstance(one, Curves)]
+    return [*given, *curves_of([one for one in runs if isinstance(one, RunRecord)])]
 
 
 def _gap_words(relative: float) -> str:
@@ -156,7 +147,7 @@ def _gap_words(relative: float) -> str:
 def _medians(columns: Sequence[Sequence[float]]) -> list[float]:
     """The median over the seeds, step by step; a seed that diverged counts as the largest."""
     return [
-        statistics.median(value if math.isfinite(value) else math.inf for value in values)
+        median(value if math.isfinite(value) else math.inf for value in values)
         for values in zip(*columns, strict=True)
     ]
 
@@ -167,14 +158,13 @@ def _convergence_losses(axes: Axes, title: str, curves: Sequence[Curves]) -> Non
         seeds = one.smoothed()
         for seed in seeds:
             axes.plot(range(one.steps), seed, color=color, linewidth=0.6, alpha=0.45)
-        axes.plot(range(one.steps), _medians(seeds), color=color, linestyle=dashes, linewidth=2.2,
-                  label=f"{optimizer_label(one.optimizer)} ({_loss(one.median())})")  # fmt: skip
-    axes.set_yscale("log")
-    _plain_ticks(axes)
+        label = f"{optimizer_label(one.optimizer)} ({_loss(one.median())})"
+        axes.plot(range(one.steps), _medians(seeds), color=color, linestyle=dashes, linewidth=2.2, label=label)
+    logarithmic(axes, "y", _loss, (1.0, 2.0, 3.0, 5.0))
     _freeze(axes, curves, said=True)
     plain(axes)
     window = curves[0].window
-    axes.set_ylabel(say(en=f"loss, mean of {window} steps", fr=f"perte, moyenne de {window} pas"))
+    caption(axes, y=say(en=f"loss, mean of {window} steps", fr=f"perte, moyenne de {window} pas"))
     axes.set_title(visible(title), loc="left", fontsize=10, fontweight="bold")
     heading = say(en="median over the seeds (at the end)", fr="médiane sur les graines (à la fin)")
     axes.legend(frameon=False, fontsize=8, title=heading, title_fontsize=8, alignment="left", handlelength=3.5)
@@ -195,8 +185,8 @@ def _gaps(axes: Axes, curves: Sequence[Curves], tolerance: float) -> None:
             axes.plot(steps, _relative(own, other), color=color, linewidth=0.6, alpha=0.45)
         axes.plot(steps, _relative(_medians(ours), _medians(theirs)), color=color, linestyle=dashes, linewidth=2.2)
         ends = [100 * value for value in found.seeds if math.isfinite(value)]
-        axes.plot([one.steps * 1.02] * len(ends), ends, color=color, marker=marker, linestyle="", markersize=4,
-                  markerfacecolor="none", clip_on=False)  # fmt: skip
+        look: dict[str, Any] = {"markersize": 4, "markerfacecolor": "none", "clip_on": False}
+        axes.plot([one.steps * 1.02] * len(ends), ends, marker, color=color, **look)
         ours_label, theirs_label = optimizer_label(one.optimizer), optimizer_label(reference.optimizer)
         said.append(
             say(en=f"{ours_label} beside {theirs_label}: ", fr=f"{ours_label} face à {theirs_label} : ")
@@ -207,8 +197,8 @@ def _gaps(axes: Axes, curves: Sequence[Curves], tolerance: float) -> None:
     axes.set_ylim(-min(most, MOST_PERCENT), min(most, MOST_PERCENT))
     _freeze(axes, curves, said=False)
     plain(axes)
-    axes.set_ylabel(say(en="gap, % (band: ± ", fr="écart, % (bande : ± ") + f"{shortest(100 * tolerance)} %)")
-    axes.set_title("\n".join(said), loc="left", fontsize=9)
+    label = say(en="gap, % (band: ± ", fr="écart, % (bande : ± ") + f"{shortest(100 * tolerance)} %)"
+    caption(axes, y=label, title="\n".join(said), size=9)
 
 
 def _relative(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
@@ -232,33 +222,25 @@ def _loss(value: float) -> str:
     return significant(value) if math.isfinite(value) else "∞"
 
 
-def _plain_ticks(axes: Axes) -> None:
-    """0.5, 1, 2 rather than powers of ten."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 3.0, 5.0)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _loss(value)))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-
-
 Series = tuple[Sequence[float], Sequence[float]]
-Style = tuple[str, Any, str]
+Along = Literal["tokens", "seconds"]
+Trials = Mapping[str, Sequence["Trajectory"]]
+"""By name, the trajectories of several seeds."""
 THOUSAND = 1e3
 
 
 def curriculum_figure(
-    trials: Mapping[str, Sequence[Trajectory]],
+    trials: Trials,
     *,
     predicted: Mapping[int, float] | None = None,
     path: str | Path | None = None,
 ) -> LabFigure:
-    """Trials side by side: loss against tokens, loss against seconds, and, where known, √v and the cost of a length.
+    """Draw trials: loss against tokens, loss against seconds, and, where known, √v and the cost of a length.
 
     Args:
         trials: by the name the legend shows, the trajectories of several seeds, at least one.
         predicted: FLOPs of a step over those of a whole one, by length (`CurriculumCost.relative_cost`); beside them
             the measured seconds of the first trial with several lengths are drawn.
-        path: file for the picture.
 
     Raises:
         LabError: if there is no trial, or one without a step.
@@ -271,35 +253,31 @@ def curriculum_figure(
             )
         )
     watched = all(one.variance_max for ones in trials.values() for one in ones)
-    panels = [_loss_against_tokens, _loss_against_time]
-    panels += [_variance] if watched else []
     rows = 2 if watched or predicted else 1
     figure = new_figure(11.5, 3.9 * rows, _curriculum_alt(trials))
-    grid = list(figure.subplots(rows, 2, squeeze=False).flat)
+    tokens, seconds, *rest = figure.subplots(rows, 2, squeeze=False).flat
     styles = dict(zip(trials, LINE_STYLES * len(trials), strict=False))
-    for draw, axes in zip(panels, grid, strict=False):
-        draw(axes, trials, styles)
-    rest = grid[len(panels) :]
+    _losses(tokens, trials, styles, "tokens")
+    _losses(seconds, trials, styles, "seconds")
+    if watched:
+        _variance(rest.pop(0), trials, styles)
     if predicted:
-        _costs(rest[0], trials, predicted)
-        rest = rest[1:]
+        _costs(rest.pop(0), trials, predicted)
     for axes in rest:
         axes.set_visible(False)
-    looks: dict[str, dict[str, Any]] = {
-        name: {"color": color, "linestyle": dashes, "marker": marker}
+    handles = [
+        key(visible(name), color=color, linestyle=dashes, marker=marker)
         for name, (color, dashes, marker) in styles.items()
-    }
-    handles = [Line2D([], [], label=visible(name), **look) for name, look in looks.items()]
+    ]
     figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 4), frameon=False)
     return finish(figure, path)
 
 
 def pacing_figure(runs: Mapping[str, RunConfig], path: str | Path | None = None) -> LabFigure:
-    """How the samples grow: tokens per sample against the step, and the tokens read so far.
+    """Draw how the samples grow: tokens per sample against the step, and the tokens read so far.
 
     Args:
         runs: by the name the legend shows, runs on text.
-        path: file for the picture.
 
     Raises:
         LabError: if there is none, or one reads images.
@@ -327,15 +305,14 @@ def pacing_figure(runs: Mapping[str, RunConfig], path: str | Path | None = None)
         (totals, say(en="tokens read (thousands)", fr="tokens lus (milliers)")),
     ):
         plain(axes)
-        axes.set_xlabel(say(en="step", fr="pas"))
-        axes.set_ylabel(label)
+        caption(axes, x=say(en="step", fr="pas"), y=label)
         axes.set_ylim(bottom=0)
         decimal_marks(axes.yaxis)
     lengths.legend(frameon=False)
     return finish(figure, path)
 
 
-def _curriculum_alt(trials: Mapping[str, Sequence[Trajectory]]) -> str:
+def _curriculum_alt(trials: Trials) -> str:
     parts = []
     for name, ones in trials.items():
         last = median([one.held_out[-1].loss if one.held_out else one.losses[-1] for one in ones])
@@ -347,92 +324,58 @@ def _curriculum_alt(trials: Mapping[str, Sequence[Trajectory]]) -> str:
     )
 
 
-def _curriculum_losses(one: Trajectory) -> list[float]:
-    return [held.loss for held in one.held_out] if one.held_out else list(one.losses)
+def _losses(axes: Axes, trials: Trials, styles: Mapping[str, tuple[str, str, str]], along: Along) -> None:
+    """Losses on held-out text where they are known, else those of the training."""
 
+    def series(one: Trajectory) -> Series:
+        if one.held_out:
+            reached = [held.tokens / THOUSAND if along == "tokens" else held.seconds for held in one.held_out]
+            return reached, [held.loss for held in one.held_out]
+        reached = [tokens / THOUSAND for tokens in one.tokens_read] if along == "tokens" else list(one.seconds_spent)
+        return reached, one.losses
 
-def _tokens(one: Trajectory) -> list[float]:
-    read = [held.tokens for held in one.held_out] if one.held_out else one.tokens_read
-    return [tokens / THOUSAND for tokens in read]
-
-
-def _seconds(one: Trajectory) -> list[float]:
-    return [held.seconds for held in one.held_out] if one.held_out else list(one.seconds_spent)
-
-
-def _loss_label(trials: Mapping[str, Sequence[Trajectory]]) -> str:
+    _curriculum_curves(axes, trials, styles, series)
+    label = say(en="training loss", fr="perte d’entraînement")
     if all(one.held_out for ones in trials.values() for one in ones):
-        return say(en="loss on other text, whole samples", fr="perte sur d’autre texte, échantillons entiers")
-    return say(en="training loss", fr="perte d’entraînement")
+        label = say(en="loss on other text, whole samples", fr="perte sur d’autre texte, échantillons entiers")
+    caption(axes, x=_tokens_label() if along == "tokens" else say(en="time of the steps (s)", fr="temps des pas (s)"))
+    caption(axes, y=label)
 
 
-def _loss_against_tokens(axes: Axes, trials: Mapping[str, Sequence[Trajectory]], styles: Mapping[str, Style]) -> None:
-    _curriculum_curves(axes, trials, styles, lambda one: (_tokens(one), _curriculum_losses(one)))
-    axes.set_xlabel(say(en="tokens read (thousands)", fr="tokens lus (milliers)"))
-    axes.set_ylabel(_loss_label(trials))
+def _tokens_label() -> str:
+    return say(en="tokens read (thousands)", fr="tokens lus (milliers)")
 
 
-def _loss_against_time(axes: Axes, trials: Mapping[str, Sequence[Trajectory]], styles: Mapping[str, Style]) -> None:
-    _curriculum_curves(axes, trials, styles, lambda one: (_seconds(one), _curriculum_losses(one)))
-    axes.set_xlabel(say(en="time of the steps (s)", fr="temps des pas (s)"))
-    axes.set_ylabel(_loss_label(trials))
+def _variance(axes: Axes, trials: Trials, styles: Mapping[str, tuple[str, str, str]]) -> None:
+    def series(one: Trajectory) -> Series:
+        return [tokens / THOUSAND for tokens in one.tokens_read], one.variance_max
 
-
-def _variance(axes: Axes, trials: Mapping[str, Sequence[Trajectory]], styles: Mapping[str, Style]) -> None:
-    _curriculum_curves(
-        axes,
-        trials,
-        styles,
-        lambda one: ([tokens / THOUSAND for tokens in one.tokens_read], list(one.variance_max)),
-        marked=False,
-    )
-    for ones in trials.values():
-        for one in ones:
-            at = one.spikes()
-            axes.plot(
-                [one.tokens_read[step] / THOUSAND for step in at],
-                [one.variance_max[step] for step in at],
-                color=VERMILION,
-                linestyle="",
-                marker="x",
-                markersize=7,
-            )
-    axes.set_xlabel(say(en="tokens read (thousands)", fr="tokens lus (milliers)"))
-    axes.set_ylabel(say(en="largest √v of Adam", fr="plus grand √v d’Adam"))
+    _curriculum_curves(axes, trials, styles, series, marked=False)
+    cross: dict[str, Any] = {"color": VERMILION, "linestyle": "", "marker": "x"}
+    for one in (one for ones in trials.values() for one in ones):
+        tokens, variance = series(one)
+        at = one.spikes()
+        axes.plot([tokens[step] for step in at], [variance[step] for step in at], markersize=7, **cross)
+    caption(axes, x=_tokens_label(), y=say(en="largest √v of Adam", fr="plus grand √v d’Adam"))
     axes.set_ylim(bottom=0)
-    spike = say(en="spike of the loss", fr="pic de la perte")
-    crossed = Line2D([], [], color=VERMILION, linestyle="", marker="x", label=spike)
-    axes.legend(handles=[crossed], frameon=False, loc="best")
+    spike = key(say(en="spike of the loss", fr="pic de la perte"), **cross)
+    axes.legend(handles=[spike], frameon=False, loc="best")
 
 
-def _costs(axes: Axes, trials: Mapping[str, Sequence[Trajectory]], predicted: Mapping[int, float]) -> None:
+def _costs(axes: Axes, trials: Trials, predicted: Mapping[int, float]) -> None:
     lengths = sorted(predicted)
-    axes.plot(
-        lengths,
-        [predicted[length] for length in lengths],
-        color=GREY,
-        linewidth=5,
-        alpha=0.6,
-        label=say(en="predicted: FLOPs", fr="prévu : FLOPs"),
-    )
+    label = say(en="predicted: FLOPs", fr="prévu : FLOPs")
+    axes.plot(lengths, [predicted[length] for length in lengths], color=GREY, linewidth=5, alpha=0.6, label=label)
+    color, dashes, marker = LINE_STYLES[1]
+    look: dict[str, Any] = {"color": color, "linestyle": dashes, "marker": marker, "markersize": 4, "alpha": 0.8}
     grown = [one for ones in trials.values() for one in ones if len(set(one.lengths)) > 1]
-    (color, dashes, marker) = LINE_STYLES[1]
     for number, one in enumerate(grown):
         taken = one.seconds_by_length()
-        whole = taken[max(taken)]
-        axes.plot(
-            list(taken),
-            [step_s / whole for step_s in taken.values()],
-            color=color,
-            linestyle=dashes,
-            marker=marker,
-            markersize=4,
-            alpha=0.8,
-            label=say(en="measured: seconds", fr="mesuré : secondes") if number == 0 else None,
-        )
+        label = "" if number else say(en="measured: seconds", fr="mesuré : secondes")
+        axes.plot(list(taken), [step_s / taken[max(taken)] for step_s in taken.values()], label=label, **look)
     plain(axes)
-    axes.set_xlabel(say(en="tokens per sample", fr="tokens par échantillon"))
-    axes.set_ylabel(say(en="a step, over a whole one", fr="un pas, sur un pas entier"))
+    ratio = say(en="a step, over a whole one", fr="un pas, sur un pas entier")
+    caption(axes, x=say(en="tokens per sample", fr="tokens par échantillon"), y=ratio)
     axes.set_ylim(bottom=0)
     decimal_marks(axes.yaxis)
     axes.legend(frameon=False)
@@ -440,12 +383,13 @@ def _costs(axes: Axes, trials: Mapping[str, Sequence[Trajectory]], predicted: Ma
 
 def _curriculum_curves(
     axes: Axes,
-    trials: Mapping[str, Sequence[Trajectory]],
-    styles: Mapping[str, Style],
+    trials: Trials,
+    styles: Mapping[str, tuple[str, str, str]],
     series_of: Callable[[Trajectory], Series],
     *,
     marked: bool = True,
 ) -> None:
+    """Each seed thin, the median of the seeds thick."""
     for name, ones in trials.items():
         color, dashes, marker = styles[name]
         all_series = [series_of(one) for one in ones]
@@ -455,30 +399,22 @@ def _curriculum_curves(
         middle = [
             [median(series[which][point] for series in all_series) for point in range(points)] for which in (0, 1)
         ]
-        axes.plot(
-            *middle,
-            color=color,
-            linestyle=dashes,
-            linewidth=2.2,
-            marker=marker if marked else "",
-            markersize=5,
-            markevery=max(1, points // 10),
-        )
+        marks = {"marker": marker if marked else "", "markersize": 5, "markevery": max(1, points // 10)}
+        axes.plot(*middle, color=color, linestyle=dashes, linewidth=2.2, **marks)
     plain(axes)
-    decimal_marks(axes.xaxis)
-    decimal_marks(axes.yaxis)
+    decimal_marks(axes.xaxis, axes.yaxis)
 
 
-LOOKS = {
-    "auto": (GREY, "*", ""),
-    "for_loop": (BLUE, "o", ""),
-    "foreach": (ORANGE, "s", "//"),
-    "fused": (GREEN, "^", "\\\\"),
-    "in_backward": (VERMILION, "D", ".."),
-    "in_forward": (PURPLE, "v", "xx"),
+FORM_LOOKS = {
+    "auto": (Style(GREY, ""), "*"),
+    "for_loop": (Style(BLUE, ""), "o"),
+    "foreach": (Style(ORANGE, "//"), "s"),
+    "fused": (Style(GREEN, "\\\\"), "^"),
+    "in_backward": (Style(VERMILION, ".."), "D"),
+    "in_forward": (Style(PURPLE, "xx"), "v"),
 }
-"""Colour, marker and hatch of a form."""
-OTHER = (SKY, "P", "++")
+"""Colour, hatch and marker of a form."""
+OTHER_FORM = (Style(SKY, "++"), "P")
 MEGABYTE = 1e6
 
 
@@ -491,10 +427,6 @@ def update_figure(measures: Sequence[FormMeasure], path: str | Path | None = Non
 
     Args:
         measures: forms of one model or of several; the first form of each model is what the others are compared with.
-        path: picture to write, if any.
-
-    Raises:
-        LabError: if the picture cannot be written.
     """
     models = list(dict.fromkeys(one.model for one in measures))
     figure = new_figure(12.0, 0.9 + 2.4 * max(1, len(models)), alt=update_description(measures))
@@ -503,60 +435,55 @@ def update_figure(measures: Sequence[FormMeasure], path: str | Path | None = Non
         rows = [one for one in measures if one.model == model]
         _times(axes[number][0], rows)
         _peaks(axes[number][1], rows)
-    for panel, label in zip(axes[-1], (_step_label(measures), _peak_label()), strict=True):
+    first = measures[0].form if measures else ""
+    step = say(
+        en=f"seconds of a whole step, in those of {first} in the same round (median and quartiles)",
+        fr=f"durée d’un pas entier, rapportée à celle de {first} au même tour (médiane et quartiles)",
+    )
+    peak = say(en="peak of the step, MB: predicted (light), measured", fr="pic du pas, Mo : prédit (clair), mesuré")
+    for panel, label in zip(axes[-1], (step, peak), strict=True):
         panel.set_xlabel(label, fontsize=9)
     return finish(figure, path)
 
 
 def update_description(measures: Sequence[FormMeasure]) -> str:
-    """The figure in words: each form's step and peak."""
+    """Say each form's step and peak."""
     each = "; ".join(
         say(
             en=f"{visible(one.model)}, {one.form}: step {decimal(one.step_ratio, 2)} times the first form's, peak "
-            f"{decimal(one.measured_peak_bytes / MEGABYTE, 1)} MB",
+            f"{_megabytes(one.measured_peak_bytes)} MB",
             fr=f"{visible(one.model)}, {one.form} : pas {decimal(one.step_ratio, 2)} fois celui de la première "
-            f"forme, pic {decimal(one.measured_peak_bytes / MEGABYTE, 1)} Mo",
+            f"forme, pic {_megabytes(one.measured_peak_bytes)} Mo",
         )
         for one in measures
     )
     return say(en=f"Forms of an update beside each other. {each}.", fr=f"Formes d’une mise à jour, comparées. {each}.")
 
 
-def _step_label(measures: Sequence[FormMeasure]) -> str:
-    first = measures[0].form if measures else ""
-    return say(
-        en=f"seconds of a whole step, in those of {first} in the same round (median and quartiles)",
-        fr=f"durée d’un pas entier, rapportée à celle de {first} au même tour (médiane et quartiles)",
-    )
-
-
-def _peak_label() -> str:
-    return say(en="peak of the step, MB: predicted (light), measured", fr="pic du pas, Mo : prédit (clair), mesuré")
+def _megabytes(num_bytes: float) -> str:
+    return decimal(num_bytes / MEGABYTE)
 
 
 def _times(axes: Axes, rows: Sequence[FormMeasure]) -> None:
     axes.axvline(1, color=BASELINE, linewidth=0.8)
-    right = max(1.1, *(one.step_ratio_high for one in rows))
     for place, one in enumerate(rows):
-        color, marker, _ = LOOKS.get(one.form, OTHER)
-        axes.plot([one.step_ratio_low, one.step_ratio_high], [place, place], color=color, linewidth=3, alpha=0.5)
-        axes.plot([one.step_ratio], [place], color=color, marker=marker, markersize=8, linestyle="")
-        axes.annotate(_update_words(one), (one.step_ratio_high, place), xytext=(8, 0), textcoords="offset points",
-                      va="center", fontsize=8, bbox={"color": "white", "pad": 0.5})  # fmt: skip
-    low = min(one.step_ratio_low for one in rows)
-    axes.set_xlim(min(low, 1) - 0.05 * (right - low), right + 0.75 * (right - min(low, 1)))
+        style, marker = FORM_LOOKS.get(one.form, OTHER_FORM)
+        quartiles = [one.step_ratio_low, one.step_ratio_high]
+        axes.plot(quartiles, [place, place], color=style.color, linewidth=3, alpha=0.5)
+        axes.plot([one.step_ratio], [place], color=style.color, marker=marker, markersize=8, linestyle="")
+        note(axes, _update_words(one), (one.step_ratio_high, place), (8, 0), bbox={"color": "white", "pad": 0.5})
+    left, right = min(1, *(one.step_ratio_low for one in rows)), max(1.1, *(one.step_ratio_high for one in rows))
+    lowest = min(one.step_ratio_low for one in rows)
+    axes.set_xlim(left - 0.05 * (right - lowest), right + 0.75 * (right - left))
     _forms(axes, rows)
     some = rows[0]
-    axes.set_title(
-        say(
-            en=f"{visible(some.model)}: {decimal(some.parameters / 1e6, 1)} M parameters in {some.tensors} tensors "
-            f"({visible(some.device)}, {some.rounds} rounds)",
-            fr=f"{visible(some.model)} : {decimal(some.parameters / 1e6, 1)} M de paramètres en {some.tensors} "
-            f"tenseurs ({visible(some.device)}, {some.rounds} tours)",
-        ),
-        loc="left",
-        fontsize=9,
+    title = say(
+        en=f"{visible(some.model)}: {decimal(some.parameters / 1e6, 1)} M parameters in {some.tensors} tensors "
+        f"({visible(some.device)}, {some.rounds} rounds)",
+        fr=f"{visible(some.model)} : {decimal(some.parameters / 1e6, 1)} M de paramètres en {some.tensors} "
+        f"tenseurs ({visible(some.device)}, {some.rounds} tours)",
     )
+    caption(axes, title=title, size=9)
 
 
 def _update_words(one: FormMeasure) -> str:
@@ -571,77 +498,44 @@ def _update_words(one: FormMeasure) -> str:
 
 
 def _peaks(axes: Axes, rows: Sequence[FormMeasure]) -> None:
-    first = rows[0]
-    most = max(one.measured_peak_bytes for one in rows)
+    first, most = rows[0], max(one.measured_peak_bytes for one in rows) / MEGABYTE
+    look: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.5}
     for place, one in enumerate(rows):
-        color, _, hatch = LOOKS.get(one.form, OTHER)
-        looks: dict[str, Any] = {"color": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
-        if one.predicted_peak_bytes is not None:
-            axes.barh(place - 0.2, one.predicted_peak_bytes / MEGABYTE, 0.36, alpha=PREDICTED_ALPHA, **looks)
-        axes.barh(place + 0.2, one.measured_peak_bytes / MEGABYTE, 0.36, **looks)
-        saved = first.measured_peak_bytes - one.measured_peak_bytes
-        words = f"{decimal(one.measured_peak_bytes / MEGABYTE, 1)}" + (f" ({_signed(-saved)})" if one != first else "")
-        axes.annotate(words, (most / MEGABYTE, place), xytext=(6, 0), textcoords="offset points", va="center",
-                      fontsize=8)  # fmt: skip
-    axes.set_xlim(0, 1.3 * most / MEGABYTE)
+        style, _ = FORM_LOOKS.get(one.form, OTHER_FORM)
+        predicted, measured = (one.predicted_peak_bytes or 0) / MEGABYTE, one.measured_peak_bytes / MEGABYTE
+        stack(axes, place - 0.2, [(predicted, style)], 0.36, alpha=PREDICTED_ALPHA, **look)
+        stack(axes, place + 0.2, [(measured, style)], 0.36, **look)
+        more = round((one.measured_peak_bytes - first.measured_peak_bytes) / MEGABYTE, 1)
+        words = f" ({minus(decimal(more, signed=True)) if more else decimal(0)})" if one != first else ""
+        note(axes, _megabytes(one.measured_peak_bytes) + words, (most, place))
+    axes.set_xlim(0, 1.3 * most)
     _forms(axes, rows)
 
 
 def _forms(axes: Axes, rows: Sequence[FormMeasure]) -> None:
     axes.set_yticks(range(len(rows)), [visible(one.form) for one in rows], fontsize=9)
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    plain(axes)
-    axes.grid(axis="y", visible=False)
+    plain(axes, "x")
     decimal_marks(axes.xaxis)
 
 
-def _signed(num_bytes: float) -> str:
-    """MB that are more or less, with their sign; one that rounds to nothing has none."""
-    value = round(num_bytes / MEGABYTE, 1)
-    return ("+" if value > 0 else "−" if value < 0 else "") + decimal(abs(value), 1)
-
-
+Load: TypeAlias = "StepLoad | ExpertLoad"
+"""Load of one mixture in one step: of a model that is watched, or of a run's record."""
 LAST_STEPS = 20
 """Steps over which the words under a title take their mean."""
 
 
-class DrawnLoad(Protocol):
-    """One mixture in one step: of a run's record (`dlojz.results.record.ExpertLoad`), or of
-    `dlojz.models.experts.layer.watch_loads`."""
-
-    @property
-    def step(self) -> int:
-        """From 0."""
-
-    @property
-    def layer(self) -> str:
-        """Name of the mixture."""
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        """Choices that each expert has got, before its capacity cuts them."""
-
-    @property
-    def capacity(self) -> int:
-        """Choices that each expert could take."""
-
-    @property
-    def dropped(self) -> float:
-        """Share of all choices that found their expert full."""
-
-
 def expert_load_figure(
-    trainings: Mapping[str, Sequence[DrawnLoad]], path: str | Path | None = None, layer: str | None = None
+    trainings: Mapping[str, Sequence[Load]], path: str | Path | None = None, layer: str | None = None
 ) -> LabFigure:
     """Draw what the experts of one mixture were given, step by step, one column for each training.
 
     Args:
         trainings: loads of each, under the words above its column.
-        path: picture to write, if any.
         layer: which mixture; by default the last one.
 
     Raises:
-        LabError: if a training has no loads, no mixture has this name, or the picture cannot be written.
+        LabError: if a training has no loads, or no mixture has this name.
     """
     columns = {name: _of_layer(name, loads, layer) for name, loads in trainings.items()}
     if not columns:
@@ -660,23 +554,19 @@ def expert_load_figure(
         if column == len(columns) - 1:
             bar.set_label(say(en="load, in fair shares", fr="charge, en justes parts"))
             figure.legend(handles=middle.get_lines(), loc="outside lower center", ncols=3, frameon=False)
-    rows[0][0].set_ylabel("expert")
-    rows[1][0].set_ylabel(say(en="load, in fair shares", fr="charge, en justes parts"))
-    rows[2][0].set_ylabel(say(en="dropped", fr="abandonnés"))
-    mixture = next(iter(columns.values()))[0].layer
-    figure.suptitle(
-        say(en="Load of the experts of ", fr="Charge des experts de ")
-        + visible(mixture)
-        + say(
-            en=": beyond the capacity (dashed), tokens are dropped",
-            fr=" : au-delà de la capacité (tirets), les tokens sont abandonnés",
-        ),
-        fontsize=12,
+    caption(rows[0][0], y="expert")
+    caption(rows[1][0], y=say(en="load, in fair shares", fr="charge, en justes parts"))
+    caption(rows[2][0], y=say(en="dropped", fr="abandonnés"))
+    mixture = visible(next(iter(columns.values()))[0].layer)
+    title = say(
+        en=f"Load of the experts of {mixture}: beyond the capacity (dashed), tokens are dropped",
+        fr=f"Charge des experts de {mixture} : au-delà de la capacité (tirets), les tokens sont abandonnés",
     )
+    figure.suptitle(title, fontsize=12)
     return finish(figure, path)
 
 
-def _of_layer(name: str, loads: Sequence[DrawnLoad], layer: str | None) -> list[DrawnLoad]:
+def _of_layer(name: str, loads: Sequence[Load], layer: str | None) -> list[Load]:
     layers = list(dict.fromkeys(load.layer for load in loads))
     if not layers:
         raise LabError(
@@ -690,87 +580,71 @@ def _of_layer(name: str, loads: Sequence[DrawnLoad], layer: str | None) -> list[
     return [load for load in loads if load.layer == (layer or layers[-1])]
 
 
-def _shares(load: DrawnLoad) -> list[float]:
+def _shares(load: Load) -> list[float]:
     """Each expert's choices in units of the fair share, the mean over the experts."""
     fair = sum(load.tokens) / len(load.tokens)
     return [tokens / fair for tokens in load.tokens]
 
 
-def _capacity(load: DrawnLoad) -> float:
+def _capacity(load: Load) -> float:
     return load.capacity * len(load.tokens) / sum(load.tokens)
 
 
-def _heat_map(axes: Axes, loads: list[DrawnLoad], most: float) -> QuadMesh:
+def _heat_map(axes: Axes, loads: list[Load], most: float) -> QuadMesh:
     """An expert a line, a step a column: white idle, blue up to the capacity, orange to red beyond."""
     turn = min(_capacity(loads[-1]) / most, 0.999)
     colours = LinearSegmentedColormap.from_list(
         "load", [(0, WHITE), (turn, BLUE), (min(turn + 0.001, 1), LIGHT_ORANGE), (1, VERMILION)], N=1024
     )
-    experts = len(loads[0].tokens)
-    mesh = axes.pcolormesh(
-        [load.step - 0.5 for load in loads] + [loads[-1].step + 0.5],
-        [expert - 0.5 for expert in range(experts + 1)],
-        [list(column) for column in zip(*(_shares(load) for load in loads), strict=True)],
-        cmap=colours,
-        vmin=0,
-        vmax=most,
-        rasterized=True,
-    )
+    steps = [load.step - 0.5 for load in loads] + [loads[-1].step + 0.5]
+    experts = [expert - 0.5 for expert in range(len(loads[0].tokens) + 1)]
+    shares = [list(column) for column in zip(*(_shares(load) for load in loads), strict=True)]
+    mesh = axes.pcolormesh(steps, experts, shares, cmap=colours, vmin=0, vmax=most, rasterized=True)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.invert_yaxis()
     return mesh
 
 
-def _extremes(axes: Axes, loads: list[DrawnLoad]) -> None:
+def _extremes(axes: Axes, loads: list[Load]) -> None:
     steps = [load.step for load in loads]
     busiest, idlest = ([pick(_shares(load)) for load in loads] for pick in (max, min))
     axes.plot(steps, busiest, color=VERMILION, linestyle="-", label=say(en="busiest expert", fr="le plus chargé"))
     axes.plot(steps, idlest, color=BLUE, linestyle=":", label=say(en="idlest expert", fr="le moins chargé"))
-    axes.plot(
-        steps,
-        [_capacity(load) for load in loads],
-        color=BLACK,
-        linestyle="--",
-        linewidth=1.4,
-        label=say(en="capacity", fr="capacité"),
-    )
+    capacities, label = [_capacity(load) for load in loads], say(en="capacity", fr="capacité")
+    axes.plot(steps, capacities, color=BLACK, linestyle="--", linewidth=1.4, label=label)
     axes.set_ylim(bottom=0)
     plain(axes)
 
 
-def _dropped(axes: Axes, loads: list[DrawnLoad]) -> None:
+def _dropped(axes: Axes, loads: list[Load]) -> None:
     steps, dropped = [load.step for load in loads], [load.dropped for load in loads]
     axes.fill_between(steps, dropped, color=ORANGE, alpha=0.6, hatch="//", edgecolor=EDGE, linewidth=0.4)
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(lambda value, position: percent(value, None))
-    axes.set_xlabel(say(en="step", fr="pas"))
+    caption(axes, x=say(en="step", fr="pas"))
     axes.set_xlim(steps[0] - 0.5, steps[-1] + 0.5)
     plain(axes)
-    mean = sum(dropped[-LAST_STEPS:]) / len(dropped[-LAST_STEPS:])
-    axes.set_title(
-        say(
-            en=f"{100 * mean:.0f}% over the last {len(dropped[-LAST_STEPS:])} steps",
-            fr=f"{100 * mean:.0f} % sur les {len(dropped[-LAST_STEPS:])} derniers pas",
-        ),
-        loc="right",
-        fontsize=10,
-    )
+    last = dropped[-LAST_STEPS:]
+    mean = percent(sum(last) / len(last), 0)
+    words = say(en=f"{mean} over the last {len(last)} steps", fr=f"{mean} sur les {len(last)} derniers pas")
+    axes.set_title(words, loc="right", fontsize=10)
 
 
-def _expert_load_alt(columns: Mapping[str, list[DrawnLoad]]) -> str:
+def _expert_load_alt(columns: Mapping[str, list[Load]]) -> str:
     """What the figure shows, in words: of each training, the busiest expert and the dropped share at the end."""
     words = []
     for name, loads in columns.items():
         last = loads[-LAST_STEPS:]
         totals = [sum(tokens) for tokens in zip(*(load.tokens for load in last), strict=True)]
-        share, dropped = 100 * max(totals) / sum(totals), 100 * sum(load.dropped for load in last) / len(last)
+        share = percent(max(totals) / sum(totals), 0)
+        dropped = percent(sum(load.dropped for load in last) / len(last), 0)
         idle = sum(total < 0.1 * sum(totals) / len(totals) for total in totals)
         words.append(
             say(
-                en=f"{visible(name)}: the busiest of {len(totals)} experts takes {share:.0f}% of the choices, {idle} "
-                f"are all but idle, {dropped:.0f}% of the choices are dropped",
-                fr=f"{visible(name)} : le plus chargé des {len(totals)} experts prend {share:.0f} % des choix, {idle} "
-                f"ne font presque rien, {dropped:.0f} % des choix sont abandonnés",
+                en=f"{visible(name)}: the busiest of {len(totals)} experts takes {share} of the choices, {idle} "
+                f"are all but idle, {dropped} of the choices are dropped",
+                fr=f"{visible(name)} : le plus chargé des {len(totals)} experts prend {share} des choix, {idle} "
+                f"ne font presque rien, {dropped} des choix sont abandonnés",
             )
         )
     opening = say(en="Load of the experts over the last steps. ", fr="Charge des experts sur les derniers pas. ")

@@ -1,26 +1,24 @@
-"""A calculator of memory for notebooks: choose, and see at once what a rank would hold; with a twin that stands still.
+"""Calculator of memory for notebooks: choose, and see at once what a rank would hold; `still_calculator` answers once.
 
-Both views are made by the same function from the same fields; what cannot be combined is one sentence in place of the
-picture, never a traceback, and every text is escaped.
+What cannot be combined is one sentence in place of the picture, never a traceback.
 """
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
-from dlojz.base.table import safe
+from dlojz.base.table import Table, tables_html
 from dlojz.config import engines
 from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure
 from dlojz.display.figures.run_figures import footprint_figure
-from dlojz.display.memory_tables import FootprintTable, forecast_parts, peak_sentence
-from dlojz.display.style import CATEGORY_STYLES, GREY
+from dlojz.display.memory_tables import forecast_parts, peak_sentence
+from dlojz.display.widgets.panel import Panel, import_widgets, status_html
 from dlojz.hardware import DEVICES, device
 from dlojz.prediction.forecast import Forecast, heaviest
 
@@ -44,7 +42,7 @@ ENGINES = dict(_offered())
 
 @dataclass(frozen=True)
 class CalculatorAnswer:
-    """What a choice leads to: a forecast, or the sentence that refuses it; shows itself in a notebook."""
+    """Forecast of a choice, or the sentence that refuses it; shows itself in a notebook."""
 
     forecast: Forecast | None
     refusal: str = ""
@@ -55,27 +53,24 @@ class CalculatorAnswer:
         return footprint_figure(self.forecast) if self.forecast else None
 
     @property
-    def parts(self) -> tuple[FootprintTable, ...]:
+    def parts(self) -> tuple[Table, ...]:
         """The tables, where there is a forecast."""
         return forecast_parts(self.forecast) if self.forecast else ()
 
+    def html(self) -> str:
+        """Write the sentence, the picture and the tables."""
+        figure = self.figure
+        return status_html(repr(self)) + (figure.html() if figure else "") + tables_html(self.parts)
+
     def _repr_html_(self) -> str:
-        if self.forecast is None:
-            return f'<p role="status" aria-live="polite"><b>{safe(self.refusal)}</b></p>'
-        figure = footprint_figure(self.forecast)
-        picture = base64.b64encode(figure._repr_mimebundle_()["image/png"]).decode()
-        return (
-            f'<p role="status" aria-live="polite"><b>{safe(peak_sentence(self.forecast))}</b></p>'
-            f'<img alt="{safe(figure.alt)}" style="max-width:100%" src="data:image/png;base64,{picture}">'
-            f"{html_parts(self.parts)}"
-        )
+        return self.html()
 
     def __repr__(self) -> str:
         return self.refusal if self.forecast is None else peak_sentence(self.forecast)
 
 
 def still_calculator(**fields: Any) -> CalculatorAnswer:
-    """The calculator's answer to one choice, as a figure and tables that stand still.
+    """Answer one choice of the calculator.
 
     Args:
         fields: those of a configuration, flat, as `dlojz.run` takes them; `device` may be the name of a GPU.
@@ -91,40 +86,8 @@ def still_calculator(**fields: Any) -> CalculatorAnswer:
         return CalculatorAnswer(None, str(error))
 
 
-def html_parts(parts: Iterable[FootprintTable]) -> str:
-    """The small tables of a sheet as HTML, every cell escaped; shares as bars beside their figures."""
-    return "".join(_html_part(part) for part in parts)
-
-
-def _html_part(part: FootprintTable) -> str:
-    head = "".join(f'<th scope="col">{safe(title)}</th>' for title in part.columns)
-    rows = []
-    for number, (label, *cells) in enumerate(part.rows):
-        bar = ""
-        if part.shares:
-            style = CATEGORY_STYLES.get(part.styles[number]) if part.styles else None  # type: ignore[call-overload]
-            bar = (
-                f'<td aria-hidden="true" style="width:8em"><div style="background:{style.color if style else GREY};'
-                f'height:.7em;width:{100 * part.shares[number]:.1f}%"></div></td>'
-            )
-        rows.append(
-            f'<tr><th scope="row" style="text-align:left;font-weight:normal">{safe(label)}</th>{bar}'
-            + "".join(f"<td>{safe(cell)}</td>" for cell in cells)
-            + "</tr>"
-        )
-    if head and part.shares:  # the column of bars has no title
-        head = head.replace("</th>", "</th><td></td>", 1)
-    caption = f'<caption style="text-align:left;font-weight:bold">{safe(part.heading)}</caption>'
-    return (
-        f'<table style="margin-top:1em">{caption}'
-        + (f"<thead><tr>{head}</tr></thead>" if head else "")
-        + f"<tbody>{''.join(rows)}</tbody></table>"
-        + "".join(f"<p>{safe(note)}</p>" for note in part.notes)
-    )
-
-
 def calculator(**fields: Any) -> Any:
-    """A widget: choose model, batch, precision, optimizer, layout and GPU, and see what the fullest rank would hold.
+    """Show a widget: choose model, batch, precision, optimizer, layout and GPU, and see what the fullest rank holds.
 
     Args:
         fields: what is chosen first, as `still_calculator` takes them; what has no control stays as given.
@@ -138,101 +101,87 @@ def calculator(**fields: Any) -> Any:
     return Calculator(**fields).box
 
 
-class Calculator:
-    """The parts of the widget, and what each change does.
+class Calculator(Panel):
+    """Panel of the calculator.
 
     Args:
         fields: what is chosen first.
     """
 
     def __init__(self, **fields: Any) -> None:
-        widgets = _widgets()
-        shown_first = still_calculator(**fields)
-        if shown_first.forecast is None:
-            raise LabError(shown_first.refusal)
-        config, layout = shown_first.forecast.config, shown_first.forecast.config.layout
+        widgets = import_widgets(en="the calculator", fr="la calculatrice", instead="still_calculator")
+        first = still_calculator(**fields)
+        if first.forecast is None:
+            raise LabError(first.refusal)
+        config, layout = first.forecast.config, first.forecast.config.layout
         self._others = {key: value for key, value in fields.items() if key not in _CONTROLLED}
-        wide = {"description_width": "9em"}
 
         def choice(label: str, options: Any, value: Any) -> Any:
-            return widgets.Dropdown(options=options, value=value, description=label, style=wide)
+            return widgets.Dropdown(options=options, value=value, description=label)
 
         def whole(label: str, value: int, most: int) -> Any:
-            return widgets.BoundedIntText(
-                value=value, min=1, max=most, description=label, style=wide, continuous_update=False
-            )
+            return widgets.BoundedIntText(value=value, min=1, max=most, description=label, continuous_update=False)
 
         def power(label: str, value: int, most: int, *others: int) -> Any:
             options = sorted({*(2**n for n in range(most + 1)), *others, value})
-            return widgets.SelectionSlider(
-                options=options, value=value, description=label, style=wide, continuous_update=False
-            )
+            return widgets.SelectionSlider(options=options, value=value, description=label, continuous_update=False)
 
-        self.controls = {
+        gpus = [("CPU", CPU), *((known.title, name) for name, known in DEVICES.items())]
+        recomputed = ["none", "selective", "full"]
+        controls = {
             "model": choice(say(en="model", fr="modèle"), models.names(), config.model),
             "size": whole("", config.image_size or config.sequence_length or 1, 2**20),
-            "micro_batch": whole(say(en="micro-batch", fr="micro-batch"), layout.micro_batch, 2**20),
-            "micro_batches": whole(say(en="micro-batches", fr="micro-batches"), layout.micro_batches, 2**10),
+            "micro_batch": whole("micro-batch", layout.micro_batch, 2**20),
+            "micro_batches": whole("micro-batches", layout.micro_batches, 2**10),
             "precision": choice(say(en="precision", fr="précision"), ["fp32", "bf16", "fp16"], config.precision),
             "optimizer": choice(say(en="optimizer", fr="optimiseur"), _legal(RunConfig, "optimizer"), config.optimizer),
             "engine": choice(say(en="engine", fr="moteur"), *_engine(layout.engine, layout.zero)),
             "dp": power("dp", layout.dp, 10),
             "tp": power("tp", layout.tp, 4, 3, 6, 12),  # heads come in multiples of 3 too
             "pp": power("pp", layout.pp, 4),
-            "checkpointing": choice(
-                say(en="checkpointing", fr="pts de contrôle"),
-                ["none", "selective", "full"],
-                layout.checkpointing,
-            ),
+            "checkpointing": choice(say(en="checkpointing", fr="pts de contrôle"), recomputed, layout.checkpointing),
             "offload": choice(say(en="offload", fr="déchargement"), _legal(type(layout), "offload"), layout.offload),
-            "device": choice(
-                "GPU",
-                [("CPU", CPU), *((known.title, name) for name, known in DEVICES.items())],
-                shown_first.forecast.device.name if shown_first.forecast.device else CPU,
-            ),
+            "device": choice("GPU", gpus, first.forecast.device.name if first.forecast.device else CPU),
         }
+        super().__init__(widgets, controls, in_column=5, label_width="9em")
         self.button = widgets.Button(description=say(en="compute", fr="calculer"))
-        self.shown = widgets.HTML()
-        self._name_size()
-        for name, control in self.controls.items():
-            control.observe(self._model_changed if name == "model" else self._changed, names="value")
         self.button.on_click(lambda _: self.compute())
-        columns = [list(self.controls.values())[start : start + 5] for start in range(0, len(self.controls), 5)]
-        columns[-1].append(self.button)
-        self.box = widgets.VBox([widgets.HBox([widgets.VBox(column) for column in columns]), self.shown])
-        self.answer = shown_first
-        self.shown.value = shown_first._repr_html_()
+        self.choices.children[-1].children += (self.button,)
+        self._name_size()
+        controls["model"].observe(self._model_changed, names="value")
+        self.follow(control for name, control in controls.items() if name != "model")
+        self.answer = first
+        self.shown.value = first.html()
 
     @property
     def fields(self) -> dict[str, Any]:
         """What is chosen, as `still_calculator` takes it."""
-        chosen = {name: control.value for name, control in self.controls.items()}
+        chosen = super().fields
         size, engine = chosen.pop("size"), chosen.pop("engine")
         key = "image_size" if models.spec(chosen["model"]).family == "image" else "sequence_length"
         return {**self._others, **chosen, key: size, **_engines()[engine]}
 
-    def compute(self) -> None:
+    def answered(self) -> CalculatorAnswer:
         """Answer what is chosen."""
-        self.answer = still_calculator(**self.fields)
-        self.shown.value = self.answer._repr_html_()
+        return still_calculator(**self.fields)
 
     def _changed(self, change: Any = None) -> None:
         if self.controls["model"].value.endswith(AT_ONCE):
             self.compute()
-        else:
-            waiting = say(
-                en="This model takes some seconds to trace: press “compute”.",
-                fr="Ce modèle prend quelques secondes à tracer : cliquez sur « calculer ».",
-            )
-            self.shown.value = f'<p role="status" aria-live="polite">{safe(waiting)}</p>'
+            return
+        waiting = say(
+            en="This model takes some seconds to trace: press “compute”.",
+            fr="Ce modèle prend quelques secondes à tracer : cliquez sur « calculer ».",
+        )
+        self.shown.value = status_html(waiting)
 
     def _model_changed(self, change: Any = None) -> None:
-        """Another model reads another input: its own size is put in."""
+        """Put the new model's own input size in."""
         self._name_size()
         spec = models.spec(self.controls["model"].value)
         before = self.controls["size"].value
         self.controls["size"].value = spec.image_size or spec.sequence_length or 1
-        if self.controls["size"].value == before:  # otherwise the size has told it already
+        if self.controls["size"].value == before:  # otherwise the size has answered already
             self._changed()
 
     def _name_size(self) -> None:
@@ -265,18 +214,3 @@ def _engine(engine: str, zero: int) -> tuple[list[str], str]:
 
 def _legal(contract: Any, field: str) -> list[str]:
     return list(contract.model_fields[field].annotation.__args__)
-
-
-def _widgets() -> Any:
-    try:
-        import ipywidgets
-    except ImportError:
-        raise LabError(
-            say(
-                en="the calculator needs ipywidgets: install it (`pip install ipywidgets`), or use still_calculator, "
-                "which answers one choice.",
-                fr="la calculatrice demande ipywidgets : installez-le (`pip install ipywidgets`), ou utilisez "
-                "still_calculator, qui répond à un choix.",
-            )
-        ) from None
-    return ipywidgets

@@ -1,28 +1,20 @@
-"""Panel of the grid of ranks.
+"""Panel of the grid of ranks: choose degrees, nodes and the order of the axes; see who shares a group and a link.
 
-A grid of ranks as SVG and its bytes as HTML, for a panel that redraws at every move of a slider.
-
-The same scene and colours as in the matplotlib figure; numbers and the lab's own words are escaped, and no other text
-is shown.
-
-A panel for notebooks: choose degrees, nodes and the order of the axes, and see who shares a group and a link.
-
-Whatever is chosen, the panel answers: with the picture and its bytes, or with one sentence in their place; where only
-the bytes are unknown, the picture stands and a sentence says why. Every text is escaped.
+The SVG draws the same scene as the matplotlib figure. Where only the bytes are unknown, the picture stands and a
+sentence says why.
 """
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 from dlojz import models
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_bytes, one_of, say
-from dlojz.base.table import safe
+from dlojz.base.language import format_bytes, say
+from dlojz.base.table import Table, safe, tables_html
 from dlojz.config.layout import AXES, DEFAULT_GPUS_PER_NODE, DEFAULT_ORDER, ORDERS, Layout, RankGrid
 from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure
@@ -47,6 +39,7 @@ from dlojz.display.grid_scene import (
     size_sentence,
 )
 from dlojz.display.style import BLACK, EDGE, GREY, INK, PALE, SKY, VERMILION, VERMILION_TINT, WHITE
+from dlojz.display.widgets.panel import Panel, import_widgets, status_html, with_defaults
 from dlojz.prediction.link_traffic import Crossing, link_traffic
 
 MOST_PX, SHEET_PX = 58.0, 1000.0
@@ -55,7 +48,7 @@ CELL = '<td style="text-align:right;padding-left:1.5em">'
 
 
 def grid_svg(scene: GridScene, axis: str) -> str:
-    """One axis of a grid as one `<svg>` element, with its description for screen readers and a tooltip per rank."""
+    """Draw one axis of a grid as an `<svg>` element, with a description for screen readers and a tooltip per rank."""
     cell_px = min(MOST_PX, SHEET_PX / scene.width)
     return "".join(
         [
@@ -120,7 +113,7 @@ def _line(join: Join) -> str:
 
 
 def bars_html(crossing: Crossing) -> str:
-    """Bytes of one step along each axis as bars: plain inside nodes, hatched between them, each with its figures."""
+    """Draw the bytes of one step along each axis as bars, plain inside nodes and hatched between them."""
     axes = [axis for axis in AXIS_ORDER if crossing.grid.size(axis) > 1]
     if not axes:
         return ""
@@ -150,22 +143,6 @@ def bars_html(crossing: Crossing) -> str:
     return f"<table><thead><tr><td></td>{titles}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
-def table_html(caption: str, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A small table, every cell escaped; the first column names the row."""
-    head = "".join(f'<th scope="col" style="padding-left:1.5em">{safe(title)}</th>' for title in titles)
-    body = "".join(
-        f'<tr><th scope="row" style="text-align:left;font-weight:normal">{safe(first)}</th>'
-        + "".join(f"{CELL}{safe(cell)}</td>" for cell in rest)
-        + "</tr>"
-        for first, *rest in rows
-    )
-    return (
-        f'<table style="margin-top:1em"><caption style="text-align:left;font-weight:bold">{safe(caption)}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    )
-
-
-DEFAULT_MODEL = "gpt_tiny"
 DEFAULTS: dict[str, Any] = {
     "dp": 2,
     "pp": 2,
@@ -173,18 +150,17 @@ DEFAULTS: dict[str, Any] = {
     "gpus_per_node": DEFAULT_GPUS_PER_NODE,
     "order": DEFAULT_ORDER,
     "axis": "tp",
-    "model": DEFAULT_MODEL,
+    "model": "gpt_tiny",
     "micro_batch": 4,
     "micro_batches": 4,
 }
 MOST = 8
 """Degrees that the sliders reach; with it a picture has at most 512 ranks."""
-LABEL_WIDTH, CONTROL_WIDTH = "10em", "25em"
 
 
 @dataclass(frozen=True)
 class GridAnswer:
-    """What a choice leads to; shows itself in a notebook.
+    """Grid of ranks that a choice leads to; shows itself in a notebook.
 
     Attributes:
         grid: the ranks; None where the choice makes none.
@@ -204,44 +180,37 @@ class GridAnswer:
         return grid_figure(self.grid, self.crossing) if self.grid else None
 
     def html(self) -> str:
-        """The answer for the panel: sentences, an SVG of one axis, bars and a table of bytes."""
+        """Write the answer for the panel: sentences, an SVG of one axis, bars and a table of bytes."""
         if self.grid is None:
-            return self._sentence()
+            return status_html(self.problem)
         scene = scene_of(self.grid, self.axis)
         return (
             f"<p><b>{safe(axis_title(self.axis))}</b> · {safe(scene.title)}<br>{safe(size_sentence(self.grid))}</p>"
-            f'<p role="status" aria-live="polite"><b>{safe(advice(self.grid))}</b></p>'
+            + status_html(advice(self.grid))
             + grid_svg(scene, self.axis)
             + f"<p>{safe(cell_words(self.grid.world_size <= MOST_JOINED))}</p>"
-            + self._sentence()
+            + status_html(self.problem)
             + (bars_html(self.crossing) if self.crossing else "")
             + self._table()
         )
 
     def _repr_html_(self) -> str:
         figure = self.figure
-        if figure is None:
-            return self._sentence()
-        picture = base64.b64encode(figure._repr_mimebundle_()["image/png"]).decode()
-        image = f'<img alt="{safe(figure.alt)}" style="max-width:100%" src="data:image/png;base64,{picture}">'
-        return image + self._sentence() + self._table()
+        return (figure.html() if figure else "") + status_html(self.problem) + self._table()
 
     def __repr__(self) -> str:
-        told = [f"{size_sentence(self.grid)}. {advice(self.grid)}"] if self.grid else []
-        return " ".join([*told, *([self.problem] if self.problem else [])])
-
-    def _sentence(self) -> str:
-        return f'<p role="status" aria-live="polite"><b>{safe(self.problem)}</b></p>' if self.problem else ""
+        told = f"{size_sentence(self.grid)}. {advice(self.grid)}" if self.grid else ""
+        return f"{told} {self.problem}".strip()
 
     def _table(self) -> str:
         if self.crossing is None:
             return ""
         caption = say(en="Bytes per step, sent by all ranks", fr="Octets par pas, envoyés par tous les rangs")
-        return table_html(caption, crossing_titles(), crossing_rows(self.crossing))
+        return tables_html([Table(crossing_titles(), tuple(crossing_rows(self.crossing)), caption, align="llr")])
 
 
 def still_grid(**fields: Any) -> GridAnswer:
-    """The panel's answer to one choice, standing still: a picture and its bytes, or the sentence that refuses.
+    """Answer one choice of the panel: a picture and its bytes, or the sentence that refuses.
 
     Args:
         fields: dp, pp, tp, gpus_per_node, order (axes, innermost first), axis (whose groups the panel colours), and
@@ -249,21 +218,20 @@ def still_grid(**fields: Any) -> GridAnswer:
     """
     try:
         chosen = _fields(fields)
-        own = {name: chosen.pop(name) for name in ("gpus_per_node", "order", "axis")}
-        degrees = {name: chosen[name] for name in AXES}
-        grid = RankGrid(**degrees, gpus_per_node=own["gpus_per_node"], order=own["order"])
-        scene_of(grid, own["axis"])
+        axis, placed = chosen.pop("axis"), {name: chosen.pop(name) for name in ("gpus_per_node", "order")}
+        grid = RankGrid(**{name: chosen[name] for name in AXES}, **placed)
+        scene_of(grid, axis)
     except LabError as error:
         return GridAnswer(None, problem=str(error))
     try:
-        return GridAnswer(grid, own["axis"], link_traffic(RunConfig.of(**chosen), grid))
+        return GridAnswer(grid, axis, link_traffic(RunConfig.of(**chosen), grid))
     except LabError as error:
         unknown = say(en="The bytes are not known: ", fr="Les octets ne sont pas connus : ")
-        return GridAnswer(grid, own["axis"], problem=unknown + str(error))
+        return GridAnswer(grid, axis, problem=unknown + str(error))
 
 
 def grid_panel(**fields: Any) -> Any:
-    """A widget: choose a grid of ranks and a model, and see the groups, the nodes and what crosses which link.
+    """Show a widget: choose a grid of ranks and a model, and see the groups, the nodes and what crosses which link.
 
     Args:
         fields: what is shown first, as `still_grid` takes them.
@@ -278,8 +246,8 @@ def grid_panel(**fields: Any) -> Any:
     return GridPanel(**fields).box
 
 
-class GridPanel:
-    """The parts of the widget, and what each change does.
+class GridPanel(Panel):
+    """Panel of the grid.
 
     Args:
         fields: what is shown first.
@@ -291,7 +259,7 @@ class GridPanel:
         if first.grid is None:
             raise LabError(first.problem)
         models.spec(chosen["model"])  # refuses what is none
-        widgets = _widgets()
+        widgets = import_widgets(en="the panel", fr="le panneau", instead="still_grid")
 
         def number(name: str, label: str, most: int) -> Any:
             return widgets.IntSlider(value=chosen[name], min=1, max=max(most, chosen[name]), description=label)
@@ -299,69 +267,29 @@ class GridPanel:
         def choice(name: str, label: str, options: Any) -> Any:
             return widgets.Dropdown(options=options, value=chosen[name], description=label)
 
-        self.controls: dict[str, Any] = {
+        axes = [(f"{one}: {axis_title(one)}", one) for one in AXES]
+        controls = {
             "dp": number("dp", "dp (data)", MOST),
             "pp": number("pp", "pp (pipeline)", MOST),
             "tp": number("tp", "tp (tensor)", MOST),
             "gpus_per_node": number("gpus_per_node", say(en="GPUs per node", fr="GPU par nœud"), 16),
             "order": choice("order", say(en="order (inside first)", fr="ordre (intérieur…)"), ORDERS),
-            "axis": choice(
-                "axis", say(en="colour", fr="couleur"), [(f"{one}: {axis_title(one)}", one) for one in AXES]
-            ),
+            "axis": choice("axis", say(en="colour", fr="couleur"), axes),
             "model": choice("model", say(en="model", fr="modèle"), models.names()),
             "micro_batch": number("micro_batch", "micro-batch", 64),
             "micro_batches": number("micro_batches", "micro-batches", 64),
         }
-        self._others = {name: value for name, value in chosen.items() if name not in self.controls}
-        self.shown = widgets.HTML()
-        for control in self.controls.values():
-            control.observe(self._changed, names="value")
-            control.style.description_width = LABEL_WIDTH
-            control.layout.width = CONTROL_WIDTH
-        listed = list(self.controls.values())
-        columns = [widgets.VBox(listed[start : start + 3]) for start in range(0, len(listed), 3)]
-        wrapped = widgets.Layout(flex_flow="row wrap")  # a narrow window shows the columns below one another
-        self.box = widgets.VBox([widgets.HBox(columns, layout=wrapped), self.shown])
+        super().__init__(widgets, controls, in_column=3, label_width="10em", control_width="25em")
+        self._others = {name: value for name, value in chosen.items() if name not in controls}
+        self.follow(controls.values())
         self.answer = first
         self.shown.value = first.html()
 
-    def _changed(self, change: Any = None) -> None:
+    def answered(self) -> GridAnswer:
         """Answer what is chosen."""
-        chosen = {name: control.value for name, control in self.controls.items()}
-        self.answer = still_grid(**self._others, **chosen)
-        self.shown.value = self.answer.html()
+        return still_grid(**self._others, **self.fields)
 
 
-def _fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults with what was given.
-
-    Raises:
-        LabError: for a field that neither the panel nor a run has.
-    """
-    legal = {*DEFAULTS, *RunConfig.model_fields, *Layout.model_fields} - {"layout", "schema_version"}
-    for name, value in fields.items():
-        if name not in legal:
-            raise LabError(one_of("field", name, sorted(legal)))
-        if isinstance(DEFAULTS.get(name), int) and (isinstance(value, bool) or not isinstance(value, int)):
-            raise LabError(
-                say(
-                    en=f"{name} must be a whole number, but {value!r} was received: write one such as 4.",
-                    fr=f"{name} doit être un nombre entier, mais {value!r} a été reçu : écrivez par exemple 4.",
-                )
-            )
-    return {**DEFAULTS, **fields}
-
-
-def _widgets() -> Any:
-    try:
-        import ipywidgets
-    except ImportError:
-        raise LabError(
-            say(
-                en="the panel needs ipywidgets: install it (`pip install ipywidgets`), or use still_grid, which "
-                "answers one choice.",
-                fr="le panneau demande ipywidgets : installez-le (`pip install ipywidgets`), ou utilisez still_grid, "
-                "qui répond à un choix.",
-            )
-        ) from None
-    return ipywidgets
+def _fields(fields: dict[str, Any]) -> dict[str, Any]:
+    others = {*RunConfig.model_fields, *Layout.model_fields} - {"layout", "schema_version"}
+    return with_defaults(fields, DEFAULTS, others)

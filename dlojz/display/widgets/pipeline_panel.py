@@ -1,25 +1,11 @@
-"""Panel of a pipeline schedule.
+"""Panel of a pipeline schedule: choose a schedule and its costs, or write the order by hand, and see what follows.
 
-A scene as SVG, for a panel that redraws at every move of a slider: text, not pixels, and every bar says what it is.
-
-The same scene, colours and hatches as in the matplotlib figure; texts that may come from a user go through `safe`,
-numbers and the lab's own words are escaped too; writing it is string concatenation, a few milliseconds for hundreds of
-actions.
-
-The answer to a choice of schedule and costs: its drawing and figures, and all that is wrong with it.
-
-A schedule that breaks the memory limit is still drawn, with what it breaks; one that cannot be executed is answered in
-sentences alone.
-
-A panel for notebooks: choose a schedule and its costs, or write the order by hand, and see at once what follows.
-
-Whatever is typed, the panel answers: with the drawing and its figures, or with one sentence in their place; nothing
-typed is executed, and all of it is escaped. Drawing is SVG, so that sliders move without delay.
+The SVG draws the same scene as the matplotlib figure. A schedule that breaks the memory limit is drawn, with what it
+breaks; one that cannot be executed is answered in sentences alone. Nothing typed is executed.
 """
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -28,7 +14,7 @@ from itertools import count
 from typing import Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say, significant
+from dlojz.base.language import say, significant
 from dlojz.base.table import Table, safe
 from dlojz.display.canvas import LabFigure
 from dlojz.display.figures.pipeline_figures import (
@@ -55,8 +41,9 @@ from dlojz.display.pipeline_scene import (
     framed,
     readable,
 )
-from dlojz.display.pipeline_scene import title_of as pipeline_scene_title_of
+from dlojz.display.pipeline_scene import title_of as schedule_title
 from dlojz.display.style import BASELINE, BLACK, IDLE_STYLES, OTHER, RULE, SERIES, SHADE, WHITE, Style
+from dlojz.display.widgets.panel import Panel, import_widgets, with_defaults
 from dlojz.pipeline.analysis import title_of
 from dlojz.pipeline.exchange_formats import read_csv, to_csv, torch_refusal
 from dlojz.pipeline.schedule import Costs, Schedule
@@ -82,9 +69,9 @@ _HATCHES: dict[str, str] = {
 
 
 def scene_svg(scene: Scene) -> str:
-    """The drawing of a scene as one `<svg>` element, with its description for screen readers.
+    """Draw a scene as an `<svg>` element with a description for screen readers and a tooltip for each bar.
 
-    Each bar carries a tooltip that says what it is; the width follows the page's.
+    Strings are joined and nothing is rendered: hundreds of actions take a few milliseconds, and sliders move at once.
     """
     row_px = 58.0 if scene.lanes.memory else 34.0
     if len(scene.rows) > 12:
@@ -111,7 +98,7 @@ def scene_svg(scene: Scene) -> str:
 
 
 def legend_html(scene: Scene) -> str:
-    """What looks how, as a line of swatches."""
+    """Write the legend as a line of swatches."""
     looks = [*scene.legend]
     for cause in IDLE_STYLES:
         if any(band.name == cause for band in scene.idle):
@@ -146,7 +133,7 @@ def _swatch(style: Style) -> str:
 
 
 def tooltips(scene: Scene) -> list[str]:
-    """What each bar says when it is pointed at: the action, its times, its weight version."""
+    """Say of each bar its action, its times and its weight version."""
     version = say(en="weight version", fr="version des poids")
     words = action_words(scene.actions)
     told = []
@@ -190,7 +177,7 @@ class _Drawing:
             y = (row + middle) * self.row_px
             yield f'<text x="{LEFT_PX - 8:g}" y="{y + 4:.1f}" text-anchor="end" font-size="12">{safe(name)}</text>'
             if row:
-                yield (f'<path d="M{LEFT_PX:g},{row * self.row_px:.1f} H{WIDTH_PX - RIGHT_PX:g}" stroke="{RULE}"/>')
+                yield f'<path d="M{LEFT_PX:g},{row * self.row_px:.1f} H{WIDTH_PX - RIGHT_PX:g}" stroke="{RULE}"/>'
 
     def axis(self, high: float) -> Iterator[str]:
         step = _round_step(self.scene.width / _TICKS)
@@ -291,7 +278,7 @@ def _round_step(least: float) -> float:
 
 @dataclass(frozen=True)
 class ScheduleAnswer:
-    """What a choice leads to; shows itself in a notebook.
+    """Simulated schedule that a choice leads to; shows itself in a notebook.
 
     Attributes:
         timeline: the simulation; None where the schedule cannot be executed.
@@ -313,50 +300,40 @@ class ScheduleAnswer:
         return schedule_figure(self.timeline, **self.look) if self.timeline else None  # type: ignore[arg-type]
 
     def html(self) -> str:
-        """The answer for the panel: sentences, an SVG drawing, the figures by name."""
+        """Write the answer for the panel: sentences, an SVG drawing, the figures by name."""
         if self.timeline is None or self.scene is None:
-            return self._sentences()
-        colon = say(en=":", fr=" :")
-        title = safe(pipeline_scene_title_of(self.timeline.schedule))
+            return self._problems_html()
+        title, colon = safe(schedule_title(self.timeline.schedule)), say(en=":", fr=" :")
         heading = f"<p><b>{title}</b>{colon} {safe(self.scene.subtitle)}</p>"
-        return self._sentences() + heading + scene_svg(self.scene) + legend_html(self.scene) + self._figures()
+        drawing = scene_svg(self.scene) + legend_html(self.scene)
+        return self._problems_html() + heading + drawing + self._figures_html(self.timeline)
 
     def _repr_html_(self) -> str:
         figure = self.figure
-        if figure is None:
-            return self._sentences()
-        picture = base64.b64encode(figure._repr_mimebundle_()["image/png"]).decode()
-        return (
-            self._sentences()
-            + f'<img alt="{safe(figure.alt)}" style="max-width:100%" src="data:image/png;base64,{picture}">'
-            + self._figures()
-        )
+        if figure is None or self.timeline is None:
+            return self._problems_html()
+        return self._problems_html() + figure.html() + self._figures_html(self.timeline)
 
     def __repr__(self) -> str:
         told = [*self.problems]
         if self.timeline:
             colon = say(en=":", fr=" :")
-            told.append(f"{pipeline_scene_title_of(self.timeline.schedule)}{colon} {figures_sentence(self.timeline)}")
+            told.append(f"{schedule_title(self.timeline.schedule)}{colon} {figures_sentence(self.timeline)}")
         return " ".join(told)
 
-    def _sentences(self) -> str:
+    def _problems_html(self) -> str:
         if not self.problems:
             return ""
         listed = "".join(f"<li>{safe(problem)}</li>" for problem in self.problems)
         return f'<ul role="status" aria-live="polite" style="font-weight:bold">{listed}</ul>'
 
-    def _figures(self) -> str:
-        if self.timeline is None:
-            return ""
-        lines = [*figure_lines(self.timeline, self.facts.get("lower_bound"), self.facts.get("optimum"))]
-        refusal = torch_refusal(self.timeline.schedule)
-        lines.append(
-            (
-                say(en="torch’s runtime", fr="exécution par torch"),
-                refusal or say(en="executes it (export: CSV)", fr="possible (export : CSV)"),
-            )
+    def _figures_html(self, timeline: Timeline) -> str:
+        executable = say(en="executes it (export: CSV)", fr="possible (export : CSV)")
+        lines = (
+            *figure_lines(timeline, self.facts.get("lower_bound"), self.facts.get("optimum")),
+            (say(en="torch’s runtime", fr="exécution par torch"), torch_refusal(timeline.schedule) or executable),
         )
-        return Table(("", ""), tuple(lines), align="l")._repr_html_()
+        return Table(("", ""), lines, align="l")._repr_html_()
 
 
 def answer_of(
@@ -387,7 +364,7 @@ def answer_of(
 def answer_of_csv(
     text: str, costs_for: Callable[[int], Costs], memory_limit: float | None = None, **look: bool | str
 ) -> ScheduleAnswer:
-    """The same for an order written by hand; `costs_for` gives the costs for its number of stages."""
+    """Simulate and arrange an order written by hand; `costs_for` gives the costs for its number of stages."""
     try:
         schedule = read_csv(text)
     except LabError as error:
@@ -411,12 +388,10 @@ DEFAULTS: dict[str, Any] = {
     "idle": False,
 }
 MOST_RANKS, MOST_MICRO_BATCHES = 32, 128
-LABEL_WIDTH, CONTROL_WIDTH = "12.5em", "27em"
-"""Wide enough for the longest label in either language: ipywidgets cuts the others short."""
 
 
 def still_panel(**fields: Any) -> ScheduleAnswer:
-    """The panel's answer to one choice, standing still: a picture and its figures, or the sentence that refuses.
+    """Answer one choice of the panel: a picture and its figures, or the sentence that refuses.
 
     Args:
         fields: those of the panel: schedule, ranks, micro_batches, chunks (0: the schedule's own), forward,
@@ -424,15 +399,14 @@ def still_panel(**fields: Any) -> ScheduleAnswer:
             memory_limit (stage-micro-batches, "" for none), color_by, critical, idle; or csv, an order written by hand.
     """
     try:
-        chosen = _fields(fields)
-        written = chosen.pop("csv", None)
-        return _answer(chosen, written)
+        chosen = with_defaults(fields, DEFAULTS, ("csv",))
+        return _answer(chosen, chosen.pop("csv", None))
     except LabError as error:
         return ScheduleAnswer(None, (str(error),))
 
 
 def pipeline_panel(**fields: Any) -> Any:
-    """A widget: choose a schedule, its size and its costs, or edit its order, and see what follows.
+    """Show a widget: choose a schedule, its size and its costs, or edit its order, and see what follows.
 
     Args:
         fields: what is shown first, as `still_panel` takes them.
@@ -446,111 +420,95 @@ def pipeline_panel(**fields: Any) -> Any:
     return PipelinePanel(**fields).box
 
 
-class PipelinePanel:
-    """The parts of the widget, and what each change does.
+class PipelinePanel(Panel):
+    """Panel of a schedule.
 
     Args:
         fields: what is shown first.
     """
 
     def __init__(self, **fields: Any) -> None:
-        chosen = _fields(fields)
-        widgets = _widgets()
+        chosen = with_defaults(fields, DEFAULTS, ("csv",))
+        widgets = import_widgets(en="the panel", fr="le panneau", instead="still_panel")
         written = chosen.pop("csv", None)
 
-        def number(key: str, en: str, fr: str, most: int, least: int = 1) -> Any:
-            return widgets.IntSlider(
-                value=chosen[key], min=least, max=most, description=say(en=en, fr=fr), continuous_update=True
-            )
+        def number(name: str, label: str, most: int, least: int = 1) -> Any:
+            return widgets.IntSlider(value=chosen[name], min=least, max=most, description=label)
 
-        def time(key: str, label: str) -> Any:
-            return widgets.FloatSlider(value=chosen[key], min=0.0, max=5.0, step=0.25, description=label)
+        def time(name: str, label: str, most: float = 5.0, step: float = 0.25) -> Any:
+            return widgets.FloatSlider(value=chosen[name], min=0.0, max=most, step=step, description=label)
 
-        self.controls: dict[str, Any] = {
-            "schedule": widgets.Dropdown(
-                options=[(one.title(), name) for name, one in SCHEDULES.items()],
-                value=entry(chosen["schedule"]).name,
-                description=say(en="schedule", fr="ordonnancement"),
-            ),
-            "ranks": number("ranks", "ranks p", "rangs p", MOST_RANKS),
-            "micro_batches": number("micro_batches", "micro-batches m", "micro-batches m", MOST_MICRO_BATCHES),
-            "chunks": number("chunks", "chunks v (0: its own)", "étages/rang v (0 : auto)", 8, least=0),
+        def text(name: str, label: str, example: str) -> Any:
+            return widgets.Text(value=str(chosen[name]), placeholder=example, description=label)
+
+        def choice(label: str, options: Any, value: Any) -> Any:
+            return widgets.Dropdown(options=options, value=value, description=label)
+
+        def tick(name: str, label: str) -> Any:
+            return widgets.Checkbox(value=chosen[name], description=label)
+
+        schedules = [(one.title(), name) for name, one in SCHEDULES.items()]
+        colours = list(zip(_colour_names(), COLOURS, strict=True))
+        chunks = say(en="chunks v (0: its own)", fr="étages/rang v (0 : auto)")
+        none = say(en="none", fr="aucune")
+        controls = {
+            "schedule": choice(say(en="schedule", fr="ordonnancement"), schedules, entry(chosen["schedule"]).name),
+            "ranks": number("ranks", say(en="ranks p", fr="rangs p"), MOST_RANKS),
+            "micro_batches": number("micro_batches", "micro-batches m", MOST_MICRO_BATCHES),
+            "chunks": number("chunks", chunks, 8, least=0),
             "forward": time("forward", say(en="forward F", fr="passe avant F")),
             "backward_input": time("backward_input", say(en="backward, input I", fr="arrière, entrée I")),
             "backward_weight": time("backward_weight", say(en="backward, weights W", fr="arrière, poids W")),
-            "latency": widgets.FloatSlider(
-                value=chosen["latency"], min=0.0, max=2.0, step=0.05, description=say(en="latency c", fr="latence c")
-            ),
-            "stage_times": widgets.Text(
-                value=chosen["stage_times"],
-                placeholder="1, 2, 1, 1",
-                description=say(en="stages ×", fr="étages ×"),
-            ),
-            "memory_limit": widgets.Text(
-                value=str(chosen["memory_limit"]),
-                placeholder=say(en="none", fr="aucune"),
-                description=say(en="memory limit", fr="limite mémoire"),
-            ),
-            "color_by": widgets.Dropdown(
-                options=list(zip(_colour_names(), COLOURS, strict=True)),
-                value=chosen["color_by"],
-                description=say(en="colour", fr="couleur"),
-            ),
-            "critical": widgets.Checkbox(
-                value=chosen["critical"], description=say(en="critical path", fr="chemin critique")
-            ),
-            "idle": widgets.Checkbox(
-                value=chosen["idle"], description=say(en="causes of idle time", fr="causes d’inactivité")
-            ),
+            "latency": time("latency", say(en="latency c", fr="latence c"), 2.0, 0.05),
+            "stage_times": text("stage_times", say(en="stages ×", fr="étages ×"), "1, 2, 1, 1"),
+            "memory_limit": text("memory_limit", say(en="memory limit", fr="limite mémoire"), none),
+            "color_by": choice(say(en="colour", fr="couleur"), colours, chosen["color_by"]),
+            "critical": tick("critical", say(en="critical path", fr="chemin critique")),
+            "idle": tick("idle", say(en="causes of idle time", fr="causes d’inactivité")),
         }
+        super().__init__(widgets, controls, in_column=5, label_width="12.5em", control_width="27em")
         self.by_hand = widgets.Checkbox(
             value=written is not None, description=say(en="edit the order", fr="modifier l’ordre"), indent=False
         )
         self.order = widgets.Textarea(
             value=written or "", layout=widgets.Layout(width="98%", height="8em"), disabled=written is None
         )
-        self.shown = widgets.HTML()
-        for control in self.controls.values():
-            control.observe(self._changed, names="value")
-        self.order.observe(self._changed, names="value")
-        self.by_hand.observe(self._edit, names="value")
-        listed = list(self.controls.values())
-        for control in listed:
-            control.style.description_width = LABEL_WIDTH
-            control.layout.width = CONTROL_WIDTH
-        columns = [widgets.VBox(listed[start : start + 5]) for start in range(0, len(listed), 5)]
         hint = say(
             en="One row per rank, cells such as 0F3 (stage 0, forward, micro-batch 3), 0B3, 0I3, 0W3.",
             fr="Une ligne par rang, des cases comme 0F3 (étage 0, passe avant, micro-batch 3), 0B3, 0I3, 0W3.",
         )
-        editor = widgets.VBox([widgets.HBox([self.by_hand, widgets.Label(hint)]), self.order])
-        wrapped = widgets.Layout(flex_flow="row wrap")  # a narrow window shows the columns below one another
-        self.box = widgets.VBox([widgets.HBox(columns, layout=wrapped), self.shown, editor])
+        self.box.children += (widgets.HBox([self.by_hand, widgets.Label(hint)]), self.order)
+        self.follow((*controls.values(), self.order))
+        self.by_hand.observe(self._edit, names="value")
         self._quiet = False
-        self.answer = ScheduleAnswer(None, ())
-        self._changed()
+        self.compute()
+
+    def answered(self) -> ScheduleAnswer:
+        """Answer what is chosen, or the order written by hand."""
+        try:
+            return _answer(self.fields, self.order.value if self.by_hand.value else None)
+        except LabError as error:
+            return ScheduleAnswer(None, (str(error),))
 
     def _changed(self, change: Any = None) -> None:
         """Answer what is chosen; the order by hand follows the choice until it is edited."""
-        if self._quiet:
-            return
-        chosen = {name: control.value for name, control in self.controls.items()}
-        try:
-            self.answer = _answer(chosen, self.order.value if self.by_hand.value else None)
-        except LabError as error:
-            self.answer = ScheduleAnswer(None, (str(error),))
+        if not self._quiet:
+            self.compute()
+
+    def compute(self) -> None:
+        """Show the answer, and its order where none is written by hand."""
+        super().compute()
         if not self.by_hand.value and self.answer.timeline is not None:
             self._quiet = True
             self.order.value = to_csv(self.answer.timeline.schedule)
             self._quiet = False
-        self.shown.value = self.answer.html()
 
     def _edit(self, change: Any = None) -> None:
         """From now on the order is what is written in the field; or again what the schedule's name says."""
         self.order.disabled = not self.by_hand.value
         for name in ("schedule", "ranks", "micro_batches", "chunks"):
             self.controls[name].disabled = self.by_hand.value
-        self._changed()
+        self.compute()
 
 
 def _answer(chosen: Mapping[str, Any], written: str | None) -> ScheduleAnswer:
@@ -613,25 +571,6 @@ def _limit(text: Any) -> float | None:
     return _number(str(text)) if str(text).strip() else None
 
 
-def _fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults with what was given.
-
-    Raises:
-        LabError: for a field that the panel has not.
-    """
-    for name, value in fields.items():
-        if name not in DEFAULTS and name != "csv":
-            raise LabError(one_of("field", name, [*DEFAULTS, "csv"]))
-        if isinstance(DEFAULTS.get(name), int) and not isinstance(value, int):
-            raise LabError(
-                say(
-                    en=f"{name} must be a whole number, but {value!r} was received: write one such as 8.",
-                    fr=f"{name} doit être un nombre entier, mais {value!r} a été reçu : écrivez par exemple 8.",
-                )
-            )
-    return {**DEFAULTS, **fields}
-
-
 def _colour_names() -> tuple[str, ...]:
     return (
         say(en="kind", fr="genre"),
@@ -639,18 +578,3 @@ def _colour_names() -> tuple[str, ...]:
         say(en="chunk", fr="étage du rang"),
         say(en="weight version", fr="version des poids"),
     )
-
-
-def _widgets() -> Any:
-    try:
-        import ipywidgets
-    except ImportError:
-        raise LabError(
-            say(
-                en="the panel needs ipywidgets: install it (`pip install ipywidgets`), or use still_panel, which "
-                "answers one choice.",
-                fr="le panneau demande ipywidgets : installez-le (`pip install ipywidgets`), ou utilisez still_panel, "
-                "qui répond à un choix.",
-            )
-        ) from None
-    return ipywidgets
