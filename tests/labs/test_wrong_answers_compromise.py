@@ -22,6 +22,7 @@ from dlojz.cost_model.validation import validate
 from dlojz.hardware import cluster
 from dlojz.labs import lab08_compromise as lab
 from dlojz.labs.kit.exercise import NotDone
+from dlojz.labs.lab08_compromise.compromise_tables import bloom_layouts, evidence, held_out
 from dlojz.labs.lab08_compromise.exercises_alpa import (
     KNOWN,
     chain_cost,
@@ -33,7 +34,6 @@ from dlojz.labs.lab08_compromise.exercises_alpa import (
 )
 from dlojz.labs.lab08_compromise.exercises_evidence import _messages, bounded_line, compare_rounds, held_out_errors
 from dlojz.labs.lab08_compromise.exercises_layouts import best_split, choose, pareto, rank_bytes
-from dlojz.labs.lab08_compromise.figures_tables import bloom_layouts, evidence, held_out
 from dlojz.planner.alpa.graph import mlp
 from dlojz.planner.alpa.intra_operator import shard
 from dlojz.planner.alpa.mesh import DeviceMesh

@@ -1,21 +1,7 @@
-"""Lab 07: where a rank stands in the grid, and the degree that is left over.
+"""Exercises of lab 07 on the grid: place of a rank, missing degree, groups, bytes between nodes, a 3D layout.
 
-The references are `dlojz.config.layout`'s own; a wrong answer is named only if it makes one mistake on every rank of
-every grid.
-
-Lab 07: the groups of ranks along each axis of the grid.
-
-The reference is `dlojz.config.layout.RankGrid.groups`; the order of the groups, and of the ranks within one, is
-nobody's business here.
-
-Lab 07: the layout of a 3D run from what is asked of it.
-
-What counts is the layout itself, its degrees and batches; how it is written is free.
-
-Lab 07: how many bytes of a ring leave their node.
-
-The reference counts the flows that `dlojz.prediction.link_traffic` gives to a ring, which goes through its group in the
-order of the ranks and closes itself.
+The references are `dlojz.config.layout` and, for the bytes of a ring, the flows of `dlojz.prediction.link_traffic`.
+The order of groups, and of the ranks within one, does not matter.
 """
 
 from __future__ import annotations

@@ -1,15 +1,9 @@
-"""Lab 07: the small layer of the step in two dimensions, and what each way of doing the step would give.
+"""Exercise of lab 07: one training step with data and tensor parallelism, on real ranks.
 
-Everything is computed in one process, without any communication.
+The gradients are compared with those of one process that reads the whole batch through the whole layer; what a wrong
+way gives is computed here, in one process, without communication.
 
-Shape suffixes: D width of the stream, H hidden width of one rank, B samples of one replica.
-
-Lab 07: one step in two dimensions, on real ranks: which collective goes over which axis.
-
-The gradients are held to those of one process that reads the whole batch through the whole layer; what a wrong way
-would give is computed here, in one process, without any communication.
-
-Shape suffixes: D width of the stream, H hidden width of one rank, B samples of one replica.
+Shape suffixes: D width of the residual stream, H hidden width of one rank, B samples of one replica.
 """
 
 from __future__ import annotations

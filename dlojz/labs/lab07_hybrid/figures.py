@@ -1,11 +1,4 @@
-"""Figures and tables of lab 07: grids, groups and placements, and what crosses which link.
-
-viz`. What the student's own function gives stands beside what the package finds.
-
-Figures and tables of lab 07 that need runs: losses laid over one process, bytes counted, memory of each rank.
-
-viz`. What was measured stands beside what was predicted; nothing is fitted.
-"""
+"""Figures and tables of lab 07: grids and link traffic; losses, bytes and memory of runs, predicted and measured."""
 
 from __future__ import annotations
 
@@ -20,7 +13,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.figures.grid_figures import grid_figure
 from dlojz.display.style import BLACK, CATEGORY_STYLES, EDGE, LINE_STYLES, category_label
-from dlojz.labs.kit.figures import measured_footprint, or_to_do, pictured
+from dlojz.labs.kit.figures import columns, measured_footprint, or_to_do, pictured
 from dlojz.labs.kit.judges import read_groups, read_triple
 from dlojz.labs.lab07_hybrid.exercises_grid import ROUNDS, BetweenNodes
 from dlojz.prediction.communication import predict_communication
@@ -55,12 +48,9 @@ def places(
     for rank in ranks:
         stage, replica, piece = read_triple(place_of(rank, dp, pp, tp), "(pp_rank, dp_rank, tp_rank)")
         rows.append((*map(str, (rank, stage, replica, piece)), str((stage * dp + replica) * tp + piece)))
-    head = (
-        say(en="rank", fr="rang"),
-        "pp_rank",
-        "dp_rank",
-        "tp_rank",
-        "(pp_rank · dp + dp_rank) · tp + tp_rank",
+    head = columns(
+        en="rank; pp_rank; dp_rank; tp_rank; (pp_rank · dp + dp_rank) · tp + tp_rank",
+        fr="rang; pp_rank; dp_rank; tp_rank; (pp_rank · dp + dp_rank) · tp + tp_rank",
     )
     return Table(head, tuple(rows))
 
@@ -87,12 +77,9 @@ def crossings(between_nodes: BetweenNodes, config: RunConfig, gpus_per_node: int
             theirs = crossing.bytes_of(axis, between=True)
             own = "" if axis == "pp" else format_bytes(_own(between_nodes, config, grid, axis))
             rows.append((order, axis, own, format_bytes(theirs), format_bytes(crossing.bytes_of(axis, between=False))))
-    head = (
-        say(en="order (innermost first)", fr="ordre (du plus intérieur)"),
-        say(en="axis", fr="axe"),
-        say(en="between nodes: yours", fr="entre nœuds : chez vous"),
-        say(en="the package", fr="le paquet"),
-        say(en="inside nodes", fr="dans les nœuds"),
+    head = columns(
+        en="order (innermost first); axis; between nodes: yours; the package; inside nodes",
+        fr="ordre (du plus intérieur); axe; entre nœuds : chez vous; le paquet; dans les nœuds",
     )
     return Table(head, tuple(rows))
 
@@ -156,12 +143,9 @@ def degrees(
                 format_bytes(between / (dp * pp * tp)),
             )
         )
-    head = (
-        "dp × pp × tp",
-        say(en="states of the fullest rank", fr="états du rang le plus chargé"),
-        say(en="bubble", fr="bulle"),
-        say(en="sent inside, per rank", fr="envoyé dans le nœud, par rang"),
-        say(en="between nodes, per rank", fr="entre nœuds, par rang"),
+    head = columns(
+        en="dp × pp × tp; states of the fullest rank; bubble; sent inside, per rank; between nodes, per rank",
+        fr="dp × pp × tp; états du rang le plus chargé; bulle; envoyé dans le nœud, par rang; entre nœuds, par rang",
     )
     return Table(head, tuple(rows))
 
@@ -244,14 +228,9 @@ def volumes(runs: Sequence[Run]) -> Table:
                     say(en="yes", fr="oui") if equal else say(en="NO", fr="NON"),
                 )
             )
-    head = (
-        say(en="run", fr="exécution"),
-        say(en="axis", fr="axe"),
-        say(en="collective", fr="communication"),
-        say(en="calls", fr="appels"),
-        say(en="predicted", fr="prédit"),
-        say(en="counted", fr="compté"),
-        say(en="equal on all ranks", fr="égaux sur tous les rangs"),
+    head = columns(
+        en="run; axis; collective; calls; predicted; counted; equal on all ranks",
+        fr="exécution; axe; communication; appels; prédit; compté; égaux sur tous les rangs",
     )
     return Table(head, tuple(rows))
 

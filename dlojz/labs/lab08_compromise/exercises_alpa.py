@@ -1,17 +1,7 @@
-"""Lab 08: stages and submeshes by dynamic programming.
+"""Exercises of lab 08 on Alpa: stages by dynamic programming, shardings by an integer linear programme.
 
-The reference is Alpa's outer level (`dlojz.planner.alpa.inter_operator`); the wrong ways are the same programme with
-one thing left out.
-
-Lab 08: integer linear programmes whose variables have names, solved; and a perceptron as a chain of choices.
-
-The costs of the chain are those of `dlojz.planner.alpa`'s mesh and resharding; the tests hold its optimum against that
-of the whole graph of operators.
-
-Lab 08: an integer linear programme that chooses how each layer is shared out.
-
-A programme is judged by what it allows and what it costs: every choice of one strategy per layer must be one of its
-solutions, at its true cost, and nothing cheaper may be.
+The references are `dlojz.planner.alpa`'s two levels. A programme is judged by what it allows and what it costs: every
+choice of one strategy per layer must be a solution, at its true cost, and nothing cheaper may be.
 """
 
 from __future__ import annotations

@@ -1,15 +1,6 @@
-"""Lab 08: two numbers for a link that a planner may extrapolate with.
+"""Exercises of lab 08 on measurements: fit a link, compare layouts in paired rounds, judge a model on held-out rows.
 
-The fit is that of `dlojz.cost_model.measured_machine.line`, by other arithmetic; the tests hold the two against each
-other.
-
-Lab 08: whether measurements prove that one layout is faster than another.
-
-Rounds are compared in pairs, because what slows the machine down slows both of a round.
-
-Lab 08: whether a model says more than a constant does.
-
-An error is counted on rows that nothing was fitted on.
+The tests compare the fit with `dlojz.cost_model.measured_machine.line`, which computes it in another way.
 """
 
 from __future__ import annotations

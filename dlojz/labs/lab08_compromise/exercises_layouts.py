@@ -1,20 +1,7 @@
-"""Lab 08: what a rank of a layout holds, by hand.
+"""Exercises of lab 08 on layouts: bytes of a rank, pipeline or replicas, the fastest layout, the Pareto front.
 
-The reference is the planner's closed form for Megatron-LM's states (16-bit weights, fp32 gradients, Adam with its
-master copy); the tests hold the two against each other.
-
-Lab 08: stages or replicas: what the bubble costs, what the all-reduce costs, and which split fits.
-
-Both costs are the closed forms of labs 03 and 05; a split that does not fit is never best.
-
-Lab 08: which of many layouts: the fastest that can run.
-
-Layouts of different batches are compared by samples per second; why one cannot run is told in the order in which the
-planner looks (`dlojz.planner.space`).
-
-Lab 08: the layouts that nothing beats in every respect at once.
-
-Every criterion is to be small; equal points do not beat one another.
+The bytes are those of Megatron-LM's states (16-bit weights, fp32 gradients, Adam with its master copy), as the planner
+counts them; the reasons why a layout cannot run are tried in the order of `dlojz.planner.space`.
 """
 
 from __future__ import annotations

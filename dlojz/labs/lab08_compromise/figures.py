@@ -1,7 +1,4 @@
-"""Figures and tables of lab 08, under one name: giants, links, splits, BLOOM, shardings, stages, neighbours, errors.
-
-viz`. Each is drawn by one of the modules `compromise_*_figures`; none is drawn here.
-"""
+"""Figures of lab 08 under one name, as its notebook imports them."""
 
 from __future__ import annotations
 

@@ -1,20 +1,9 @@
-"""Why BLOOM took dp 8 · tp 4 · pp 12: all layouts that were measured for it on Jean Zay, beside the cost model.
+"""Figures of lab 08 about published runs: BLOOM's layouts, the training time of giants, pipeline or replicas.
 
-viz`. Every usable row of the sweep is drawn, those that ran out of memory too; seconds and bytes beside them are the
-cost model's for the same layout.
+Every usable row is drawn, also those that ran out of memory; predictions are the cost model's for the same layout.
 
-Source: bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles-prequel.md, lines 775 to 848.
-
-How long the giants train: the formula 8TP/(nX) beside the cost model, in days, GPU-hours and energy.
-
-viz`. Nothing is typed in but models, tokens and machines; every duration is arithmetic on a predicted step, on the
-formula, or on a published row, and the picture says which.
-
-Source: Narayanan et al. 2021 (arXiv 2104.04473), §5.1, equation 4, and Table 1.
-
-Stages or replicas: every way to deal GPUs out to the two, with what each makes a step wait for.
-
-viz`. Seconds and bytes are the cost model's; a split that does not fit is drawn too, and said not to.
+Sources: bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles-prequel.md, lines 775 to 848; Narayanan et al.
+2021 (arXiv 2104.04473), §5.1, equation 4, and Table 1.
 """
 
 from __future__ import annotations
@@ -39,7 +28,7 @@ from dlojz.display.style import BLACK, BLUE, EDGE, ORANGE, VERMILION, YELLOW
 from dlojz.hardware import cluster
 from dlojz.hardware import cluster as cluster_named
 from dlojz.hardware.evidence import Measurement, table
-from dlojz.labs.kit.figures import PLATE, calibration_of, illustrated, logarithmic, thousands
+from dlojz.labs.kit.figures import PLATE, calibration_of, columns, illustrated, logarithmic, thousands
 from dlojz.planner.answer import HeldOutErrors, held_out, seconds
 from dlojz.planner.ask import plan
 from dlojz.planner.planned_model import Subject, subject
@@ -211,13 +200,9 @@ def _memories(axes: Axes, found: tuple[Neighbour, ...]) -> None:
 
 
 def _bloom_sheet(found: tuple[Neighbour, ...]) -> Table:
-    head = (
-        say(en="layout", fr="configuration"),
-        say(en="measured", fr="mesuré"),
-        say(en="predicted", fr="prédit"),
-        say(en="interval", fr="intervalle"),
-        say(en="memory read", fr="mémoire lue"),
-        say(en="memory predicted", fr="mémoire prédite"),
+    head = columns(
+        en="layout; measured; predicted; interval; memory read; memory predicted",
+        fr="configuration; mesuré; prédit; intervalle; mémoire lue; mémoire prédite",
     )
     rows = [
         (
@@ -422,15 +407,10 @@ def _giants_sheet(trainings: tuple[Training, ...]) -> Table:
         )
         for one in trainings
     ]
-    head = (
-        say(en="parameters", fr="paramètres"),
+    head = columns(
+        en="parameters; GPU; dp · tp · pp; 8TP/(nX); cost model; published FLOP/s; thousand GPU-hours; MWh of the GPUs",
+        fr="paramètres; GPU; dp · tp · pp; 8TP/(nX); modèle de coût; FLOP/s publiés; milliers d’heures GPU; MWh des "
         "GPU",
-        "dp · tp · pp",
-        "8TP/(nX)",
-        say(en="cost model", fr="modèle de coût"),
-        say(en="published FLOP/s", fr="FLOP/s publiés"),
-        say(en="thousand GPU-hours", fr="milliers d’heures GPU"),
-        say(en="MWh of the GPUs", fr="MWh des GPU"),
     )
     return Table(head, tuple(rows))
 

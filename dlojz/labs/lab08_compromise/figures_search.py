@@ -1,23 +1,9 @@
-"""Strategies of the layers of a perceptron: what each costs, what resharding costs, and the path that is chosen.
+"""Figures of lab 08 about searches: shardings, pipeline stages, errors of the cost model, messages, measured layouts.
 
-viz`. The costs drawn are those given; the totals are summed again from the choice.
+Totals are summed again from the choice that is drawn. What is said of a row that the model misses comes from its table,
+its neighbours or `docs/validation.md`.
 
-Source: Zheng et al. 2022 (Alpa, OSDI 22), §4.2, equation 1.
-
-Stages of a pipeline: the table of their times, those that are chosen in it, and the pipeline they make.
-
-viz`. The times drawn are those given; the length of the step is summed again from the stages chosen.
-
-Source: Zheng et al. 2022 (Alpa, OSDI 22), §5.2, equation 2.
-
-Where the cost model is wrong, row by row of a published table, and what is known of the rows that are far off.
-
-viz`. Every usable row is drawn; what is said of a row far off is what its table, its neighbours or `docs/validation.md`
-say of it, and "nothing is known" where they say nothing.
-
-Measured beside predicted on this machine: messages with their lines, layouts with their steps.
-
-viz`. Every measurement is drawn; a line or a bar that is no measurement says whose it is.
+Source: Zheng et al. 2022 (Alpa, OSDI 22), §4.2, equation 1, and §5.2, equation 2.
 """
 
 from __future__ import annotations
@@ -38,7 +24,7 @@ from dlojz.cost_model.validation import RowResult, TableResult, validate
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.style import BLACK, BLUE, EDGE, GREY, LINE_STYLES, ORANGE, SERIES, SHADE, VERMILION, YELLOW
 from dlojz.hardware.evidence import Measurement
-from dlojz.labs.kit.figures import HEAT, PLATE, given, illustrated, logarithmic, pictured, short, thousands
+from dlojz.labs.kit.figures import HEAT, PLATE, columns, given, illustrated, logarithmic, pictured, short, thousands
 from dlojz.planner.answer import seconds
 
 Path = Sequence[int]
@@ -499,15 +485,9 @@ def _title(found: TableResult) -> str:
 
 
 def _sheet(found: TableResult, reasons: dict[str, tuple[str, list[RowResult]]]) -> Table:
-    head = (
-        say(en="row", fr="ligne"),
-        "dp · tp · pp",
-        "micro-batch",
-        say(en="measured", fr="mesuré"),
-        say(en="predicted", fr="prédit"),
-        say(en="error", fr="erreur"),
-        say(en="half", fr="moitié"),
-        say(en="what is known", fr="ce qu’on en sait"),
+    head = columns(
+        en="row; dp · tp · pp; micro-batch; measured; predicted; error; half; what is known",
+        fr="ligne; dp · tp · pp; micro-batch; mesuré; prédit; erreur; moitié; ce qu’on en sait",
     )
     held, fitted = say(en="held out", fr="mise de côté"), say(en="fitted on", fr="ajustée")
     rows = [
@@ -718,12 +698,9 @@ def _loss_words(pairs: Sequence[tuple[DrawnLayout, float]], loss: float) -> str:
 
 def _neighbours_sheet(pairs: Sequence[tuple[DrawnLayout, float]]) -> Table:
     fastest = min(value for _, value in pairs)
-    head = (
-        say(en="layout", fr="configuration"),
-        say(en="predicted", fr="prédit"),
-        say(en="measured", fr="mesuré"),
-        say(en="predicted over measured", fr="prédit sur mesuré"),
-        say(en="over the fastest", fr="sur la plus rapide"),
+    head = columns(
+        en="layout; predicted; measured; predicted over measured; over the fastest",
+        fr="configuration; prédit; mesuré; prédit sur mesuré; sur la plus rapide",
     )
     rows = [
         (

@@ -1,24 +1,8 @@
-"""Lab 09: one bit per number, and what it loses on average.
+"""Exercises of lab 09 on compression: signs, their bias, error feedback, bytes, the compressed all-reduce on ranks.
 
-The scale is the one of `dlojz.by_hand.optimizers.one_bit`, the mean magnitude.
-
-Lab 09: error feedback: what one message leaves unsaid, the next one says.
-
-An answer is used step after step, under several compressions, and held to all it says and keeps.
-
-Lab 09: the bytes of a compressed all-reduce, by hand.
-
-The reference counts what `dlojz.by_hand.optimizers.sent_bytes` counts, as a ring sends it.
-
-Lab 09: a vector as a message of bytes, and back: what ranks hand to one another in the compressed all-reduce.
-
-optim`. A message is what `dlojz.by_hand.optimizers.one_bit` sends of a chunk: eight signs to a byte, then 4 bytes of
-scale for every 2048 numbers begun.
-
-Lab 09: the compressed all-reduce on real ranks.
-
-What ranks should hold is computed in one process, call after call, from the same messages; right values alone are not
-enough: nothing but bytes may travel, and each chunk to its server only.
+A message is what `dlojz.by_hand.optimizers.one_bit` sends of a chunk: eight signs to a byte, then 4 bytes of scale for
+every 2048 numbers begun. Ranks are compared with one process, call after call; besides, nothing but bytes may be sent,
+and each chunk only to its server.
 
 Source: Tang et al. 2021, "1-bit Adam" (arXiv 2102.02888), algorithm 1; Tang et al. 2019, "DoubleSqueeze" (arXiv
 1905.05957), for the errors of both sides.

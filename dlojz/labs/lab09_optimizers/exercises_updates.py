@@ -1,28 +1,10 @@
-"""Lab 09: when the variance may be frozen.
+"""Exercises of lab 09 on updates: when to freeze the variance, fused kernels, update in backward, DiLoCo's outer step.
 
-The criterion looks back over the memory of the variance, and both ways: a variance that still falls is as little at
-rest as one that still grows.
-
-Lab 09: what an update reads and writes, operation by operation and in one kernel.
-
-Bytes per parameter are counted, not measured; a temporary tensor of a fused kernel stays in registers.
-
-Lab 09: the optimizer in the backward pass.
-
-An answer is held to the weights of a plain training, and then to the gradients that are there at once: right weights
-alone save no memory.
-
-Lab 09: the outer step of DiLoCo on real ranks.
-
-What ranks should hold is computed in one process, round after round; the weights, the anchor and the momentum are
-written in place.
+Bytes per parameter are counted, not measured. An update in backward must give the weights of a plain training, and hold
+few gradients at once. DiLoCo's ranks are compared with one process, round after round.
 
 Source: Douillard et al. 2023, "DiLoCo" (arXiv 2311.08105), algorithm 1; the outer optimizer is torch's SGD with
 Nesterov momentum.
-
-Lab 09: the gradients that are there at once in a backward pass, counted as they come.
-
-What is counted are the tensors in `.grad`, when each has just arrived and before anybody has used it.
 """
 
 from __future__ import annotations

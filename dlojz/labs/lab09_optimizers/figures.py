@@ -1,8 +1,4 @@
-"""Figures of lab 09: where signs lead, what runs send and keep, when the variance was frozen, gradients at once.
-
-viz`. What is drawn is what the student's own function gives, what the package predicts, or what was measured; each
-figure tells in words (its `alt`) what it shows.
-"""
+"""Figures of lab 09: bias of signs, bytes sent and kept, when the variance was frozen, gradients held in backward."""
 
 from __future__ import annotations
 

@@ -1,29 +1,10 @@
-"""Lab 10: the mixture: tokens laid out by expert, computed, and brought back with their weights.
+"""Exercises of lab 10 on the mixture and its ranks: dispatch and combine, all-to-all, gradients of experts, bytes.
 
-What found no place leaves the sum; the experts see one dense tensor, once.
+On ranks, values are compared with those of one process; then an answer must have sent each token only to the rank of
+its expert. `train_mixture` trains a small mixture in this process and keeps the loads of every step.
 
-Shape suffixes: T tokens, E experts, K choices of a token, C places of an expert, D width, N choices that have a place.
-
-Lab 10: tokens that travel to the experts of other ranks and back, by all-to-all on real ranks.
-
-What each rank ends with is what one process computes that has all experts; then an answer is held to what it has sent:
-a token goes to the rank of its expert, and to no other.
-
-Shape suffixes: E experts, L = E / n experts of one rank, C places of an expert, D width.
-
-Lab 10: the gradients of a model whose experts are shared out: whose are added up over whom, and divided by what.
-
-What each rank must hold is the mean over all replicas of what each finds from its own tokens; what a wrong way would
-give is computed here, in one process, without any communication.
-
-Lab 10: the bytes that a mixture sends.
-
-Pure arithmetic; the volumes are those that a run counts.
-
-Lab 10: a small mixture trained in this process, every step's loads kept.
-
-Two trials of one seed begin with the same weights and read the same samples; only the weight of the balance loss
-differs.
+Shape suffixes: T tokens, E experts, L = E / n experts of one rank, K choices of a token, C places of an expert, D
+width, N choices that have a place.
 """
 
 from __future__ import annotations

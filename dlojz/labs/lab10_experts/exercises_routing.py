@@ -1,33 +1,9 @@
-"""Lab 10: which experts see a token, and with what weight: the gate.
+"""Exercises of lab 10 on routing: the gate, capacity, the balance loss, the gate of two levels; and on sequence length.
 
-An answer is held to the weight of every expert for every token; the order in which it names the experts that it chooses
-is its own.
+A gate is judged by the weight of every expert for every token, in any order of the choices. First choices are placed
+before second ones, tokens in their order; a choice without a place is dropped.
 
-Shape suffixes: T tokens, E experts, K choices of a token.
-
-Lab 10: how many tokens an expert takes, and at which place each token stands.
-
-First choices go before second ones, and among choices of one order tokens go in their order; what finds no place is
-dropped.
-
-Shape suffixes: T tokens, E experts, K choices of a token, N = K × T choices.
-
-Lab 10: the loss that balances the experts, which the router must be able to learn from.
-
-An answer is held to its value, then to the gradient that it gives the router's logits: a loss with the right value and
-no gradient balances nothing.
-
-Shape suffixes: T tokens, E experts, K choices of a token.
-
-Lab 10: the gate of two levels, which chooses a group of experts first, then experts within it.
-
-An answer is held to the weight of every expert for every token, as the flat gate is.
-
-Shape suffixes: T tokens, E experts, K choices of a token, G groups, J = E / G experts of a group.
-
-Lab 10: how long the sequences of a step are: the pacing functions.
-
-Pure arithmetic; the lengths are those of DeepSpeed's scheduler and of this package's runs.
+Shape suffixes: T tokens, E experts, K choices of a token, N = K × T choices, G groups, J = E / G experts of a group.
 """
 
 from __future__ import annotations

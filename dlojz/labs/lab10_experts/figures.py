@@ -1,17 +1,8 @@
-"""Figures of lab 10 that need no run: the places of experts, what is dropped or empty, the way of rows among ranks.
+"""Figures and tables of lab 10: places of experts, dropped tokens, all-to-all, loads, links, curriculum.
 
-viz`. What is drawn is what the student's own functions give, on inputs that are the same in every notebook; a rank has
-one colour and one hatch in every figure.
+Inputs are the same in every notebook; a rank has one colour and one hatch in every figure.
 
-Shape suffixes: T tokens, E experts, K choices of a token.
-
-Figures and tables of lab 10 that need a training: loads of experts, memory and messages, experts over links.
-
-viz`. What was measured stands beside what the package predicts; nothing is fitted.
-
-Figures and tables of lab 10 on the curriculum: the lengths of a run, trials laid over one another, in few colours.
-
-viz`. What is drawn is what the package's runs and trials give.
+Shape suffixes: T tokens, E experts, K choices of a token, D width.
 """
 
 from __future__ import annotations
@@ -28,7 +19,7 @@ from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, p
 from dlojz.display.figures.training_figures import curriculum_figure, expert_load_figure, pacing_figure
 from dlojz.display.style import BLACK, EDGE, GREY, LINE_STYLES, ORANGE, SKY, VERMILION, WHITE, Style
 from dlojz.labs.kit.example_links import NETWORK, NVLINK
-from dlojz.labs.kit.figures import SHEET_RANKS, Picture, memory_and_messages, or_to_do, pictured
+from dlojz.labs.kit.figures import SHEET_RANKS, Picture, columns, memory_and_messages, or_to_do, pictured
 from dlojz.labs.lab10_experts.exercises_ranks import EXPERTS, MixtureTrial
 from dlojz.labs.lab10_experts.exercises_ranks import train_mixture as train_mixture  # noqa: PLC0414
 from dlojz.labs.lab10_experts.exercises_routing import capacity
@@ -251,11 +242,9 @@ def beside_package(choose: Choose, place: Place, mix: Mix) -> Table:
             gaps = [float((y_TD - other).abs().max()) for other in (layer(x_TD.unsqueeze(0))[0], dense_TD)]
             dropped = float((places_TK < 0).float().mean())
             rows.append((significant(factor, 4), percent(dropped), *(_rounded(gap) for gap in gaps)))
-    head = (
-        say(en="capacity factor", fr="facteur de capacité"),
-        say(en="dropped", fr="abandonnés"),
-        say(en="from the package's layer", fr="écart avec la couche du paquet"),
-        say(en="from the dense mixture", fr="écart avec le mélange dense"),
+    head = columns(
+        en="capacity factor; dropped; from the package's layer; from the dense mixture",
+        fr="facteur de capacité; abandonnés; écart avec la couche du paquet; écart avec le mélange dense",
     )
     return Table(head, tuple(rows))
 
@@ -295,11 +284,9 @@ def loads_table(*trials: MixtureTrial) -> Table:
         )
         for trial in trials
     )
-    head = (
-        say(en="training", fr="entraînement"),
-        say(en="busiest expert", fr="expert le plus chargé"),
-        say(en=f"idle experts, of {EXPERTS}", fr=f"experts oisifs, sur {EXPERTS}"),
-        say(en="tokens dropped", fr="tokens abandonnés"),
+    head = columns(
+        en=f"training; busiest expert; idle experts, of {EXPERTS}; tokens dropped",
+        fr=f"entraînement; expert le plus chargé; experts oisifs, sur {EXPERTS}; tokens abandonnés",
     )
     return Table(head, rows)
 
@@ -350,12 +337,9 @@ def over_links(exchange_bytes: ExchangeBytes) -> Table:
                 percent(seconds / (seconds + computing)),
             )
         )
-    head = (
-        say(en="link", fr="lien"),
-        say(en="bandwidth", fr="débit"),
-        say(en="all-to-all", fr="all-to-all"),
-        say(en="experts", fr="experts"),
-        say(en="share of the two", fr="part dans le total"),
+    head = columns(
+        en="link; bandwidth; all-to-all; experts; share of the two",
+        fr="lien; débit; all-to-all; experts; part dans le total",
     )
     return Table(head, tuple(rows))
 
@@ -397,12 +381,8 @@ def trials_table(trajectories: Mapping[str, Trajectory]) -> Table:
         )
         for name, one in trajectories.items()
     )
-    head = (
-        say(en="trial", fr="essai"),
-        say(en="steps", fr="pas"),
-        say(en="tokens", fr="tokens"),
-        say(en="loss on other text", fr="perte sur un autre texte"),
-        say(en="largest √v", fr="plus grand √v"),
-        say(en="seconds", fr="secondes"),
+    head = columns(
+        en="trial; steps; tokens; loss on other text; largest √v; seconds",
+        fr="essai; pas; tokens; perte sur un autre texte; plus grand √v; secondes",
     )
     return Table(head, rows)

@@ -1,12 +1,6 @@
-"""Lab 11: what a student learns from its teacher's soft answers.
+"""Exercises of lab 11 on distillation: the loss of the teacher's soft answers, and its mix with true labels.
 
-An answer is held to its value, then to its gradients: the student has one, the teacher none.
-
-Shape suffixes: B samples, K classes.
-
-Lab 11: the teacher's soft answers mixed with the true labels, where there are any.
-
-An answer is held to batches with some labels unknown, then with all and with none of them.
+The student gets a gradient, the teacher none; labels may be known for some samples, for all, or for none.
 
 Shape suffixes: B samples, K classes.
 """

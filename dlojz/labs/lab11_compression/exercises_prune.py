@@ -1,25 +1,10 @@
-"""Lab 11: which weights go, over a whole model: the global magnitude mask.
+"""Exercises of lab 11 on pruning: global masks, the 2:4 pattern, SR-STE, permutations, the lottery ticket.
 
-An answer is held to every mask; layers differ in size, and no two magnitudes are equal.
+No two magnitudes of a mask are equal, except in the 2:4 pattern, which is judged by the count and magnitude of each
+group of four. Weights removed in earlier rounds of the lottery are not zero in the trained weights, so that forgetting
+the mask shows.
 
-Lab 11: two of four: the mask that a GPU can use, and the gradient that lets it change its mind.
-
-A mask is held to what each group of four keeps, count and magnitude, so that equal weights may be told apart either
-way.
-
-Shape suffixes: O outputs, I inputs.
-
-Lab 11: hidden units in another order, and an output that does not notice.
-
-An answer is held to the three tensors, and so to the output: any other order of the hidden units would be right for the
-output, but is not the one that was asked for.
-
-Shape suffixes: H hidden units, I inputs, O outputs.
-
-Lab 11: one round of the search for a winning ticket: prune what has been trained, rewind what is left.
-
-An answer is held to the mask and to the weights with which the next training starts; what was removed in earlier rounds
-is not zero in the trained weights, so that whoever forgets the mask is found out.
+Shape suffixes: O outputs, I inputs, H hidden units.
 """
 
 from __future__ import annotations

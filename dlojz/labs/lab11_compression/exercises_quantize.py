@@ -1,26 +1,10 @@
-"""Lab 11: activations in whole numbers: a range that is not centred, and what lies outside of it.
+"""Exercises of lab 11 on quantization: affine activations, rows of weights, an integer layer, straight-through.
 
-An answer is held to the whole numbers, the scale and the zero-point; inputs lie on both sides of the range.
-
-Lab 11: a matrix of weights in whole numbers, with one scale per output.
-
-An answer is held to the numbers that a file would keep, int8 and scales, for several widths.
-
-Shape suffixes: O outputs, I inputs.
-
-Lab 11: a linear layer computed in whole numbers, corrected for the zero-point.
-
-An answer is held to the layer's output, then to how it is computed: its product multiplies numbers of 8 bits, adds them
-up in 32.
+Answers are compared in the numbers that a file would keep, int8 and scales, with inputs on both sides of the range. The
+product of the integer layer must multiply 8-bit numbers and add them up in 32 bits. No weight lies within half a step
+outside of the range, where the two usual conventions of the estimator differ.
 
 Shape suffixes: B rows, O outputs, I inputs.
-
-Lab 11: rounding that a gradient can pass: the straight-through estimator.
-
-An answer is held to its value, then to the gradient of a random weighting of it. No weight lies within half a step
-outside of the range, where the two usual conventions differ.
-
-Shape suffixes: O outputs, I inputs.
 """
 
 from __future__ import annotations

@@ -1,21 +1,9 @@
-"""Lab 11: what its parts show in common: questions with yes or no, and the board in one table.
+"""Figures and tables of lab 11 on distillation and quantization, and the board of all methods.
 
-An answer is yes or no by a threshold that is stated, so that another processor, whose last digits differ, answers the
-same.
+Yes-or-no answers use a stated threshold, so that a processor whose last digits differ answers the same. Students of one
+seed begin with the same weights, make as many updates and read their images in the same order; only the loss differs.
 
-Figures and tables of lab 11 on distillation: a teacher's soft answers, students alone and taught.
-
-viz`. Students of one seed begin with the same weights, make as many updates and read their images in the same order
-where they have the same images; only the loss differs.
-
-Shape suffixes: N images, K classes.
-
-Figures and tables of lab 11 on quantization: noise by bits, calibrated ranges, a whole model in few bits.
-
-viz`. Whole numbers come from the student's own functions; what is predicted of their error is computed from scales
-alone.
-
-Shape suffixes: O outputs, I inputs.
+Shape suffixes: N images, K classes, O outputs, I inputs.
 """
 
 from __future__ import annotations
@@ -32,7 +20,7 @@ from dlojz.base.table import Table
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.style import BLUE, ORANGE, PREDICTED_ALPHA, SKY
 from dlojz.labs.kit.exercise import Said, Verdict
-from dlojz.labs.kit.figures import or_to_do, pictured
+from dlojz.labs.kit.figures import columns, or_to_do, pictured
 from dlojz.labs.lab11_compression.exercises_distill import UNKNOWN
 from dlojz.labs.lab11_compression.exercises_quantize import quantize_affine, quantize_rows
 
@@ -73,13 +61,9 @@ def board_table(board: Board) -> Table:
         )
         for line in board.lines()
     )
-    head = (
-        say(en="method", fr="méthode"),
-        say(en="accuracy", fr="exactitude"),
-        say(en="bytes: predicted | file", fr="octets : prédits | fichier"),
-        say(en="size", fr="taille"),
-        say(en="latency", fr="latence"),
-        say(en="Pareto front", fr="front de Pareto"),
+    head = columns(
+        en="method; accuracy; bytes: predicted | file; size; latency; Pareto front",
+        fr="méthode; exactitude; octets : prédits | fichier; taille; latence; front de Pareto",
     )
     return Table(head, rows)
 
@@ -176,11 +160,9 @@ class Students:
         ]
         published = percent(DISTILBERT_SHARE), percent(DISTILBERT_KEPT), "–"
         rows.append((say(en="DistilBERT (published)", fr="DistilBERT (publié)"), *published))
-        head = (
-            say(en="what is learnt from", fr="données d’apprentissage"),
-            say(en="parameters", fr="paramètres"),
-            say(en="accuracy kept, median", fr="exactitude gardée, médiane"),
-            say(en="lowest – highest", fr="min – max"),
+        head = columns(
+            en="what is learnt from; parameters; accuracy kept, median; lowest – highest",
+            fr="données d’apprentissage; paramètres; exactitude gardée, médiane; min – max",
         )
         return Table(head, tuple(rows))
 
@@ -367,11 +349,9 @@ def observed(seen: Tensor, images: int) -> Table:
         images: how many were run through.
     """
     rows, inputs = seen.shape
-    head = (
-        say(en="images × positions", fr="images × positions"),
-        say(en="values per position", fr="valeurs par position"),
-        say(en="below zero", fr="négatives"),
-        say(en="above zero", fr="positives"),
+    head = columns(
+        en="images × positions; values per position; below zero; above zero",
+        fr="images × positions; valeurs par position; négatives; positives",
     )
     some = [say(en="yes", fr="oui") if bool(side.any()) else say(en="no", fr="non") for side in (seen < 0, seen > 0)]
     return Table(head, ((f"{images} × {rows // images}", str(inputs), *some),))
@@ -404,12 +384,9 @@ def calibrated(affine: Affine, seen: Tensor, bits: int) -> Table:
                 f"{significant(sqnr_db(seen, back))} dB",
             )
         )
-    head = (
-        say(en=f"calibration, {bits} bits", fr=f"calibrage, {bits} bits"),
-        say(en="range", fr="intervalle"),
-        say(en="clamped", fr="borné"),
-        say(en="scale", fr="échelle"),
-        say(en="signal to noise", fr="signal sur bruit"),
+    head = columns(
+        en=f"calibration, {bits} bits; range; clamped; scale; signal to noise",
+        fr=f"calibrage, {bits} bits; intervalle; borné; échelle; signal sur bruit",
     )
     return Table(head, tuple(table))
 
@@ -515,10 +492,9 @@ def aware_training_table(found: tuple[float, float, float] | Verdict) -> Table |
     """The three accuracies of a training that sees the rounding."""
     if isinstance(found, Verdict):
         return found
-    head = (
-        say(en="32 bits", fr="32 bits"),
-        say(en=f"{FEW_BITS} bits, no training", fr=f"{FEW_BITS} bits, sans entraînement"),
-        say(en=f"{FEW_BITS} bits, trained", fr=f"{FEW_BITS} bits, entraîné"),
+    head = columns(
+        en=f"32 bits; {FEW_BITS} bits, no training; {FEW_BITS} bits, trained",
+        fr=f"32 bits; {FEW_BITS} bits, sans entraînement; {FEW_BITS} bits, entraîné",
     )
     return Table(head, (tuple(percent(one) for one in found),))
 

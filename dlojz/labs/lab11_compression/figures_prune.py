@@ -1,12 +1,6 @@
-"""Figures and tables of lab 11 on pruning: accuracy by sparsity, winning tickets.
+"""Figures and tables of lab 11 on pruning: accuracy by sparsity, winning tickets, gradual pruning, 2:4, permutations.
 
-viz`. Masks and tickets come from the student's own functions; whoever is compared starts from the same weights and
-makes as many updates.
-
-Figures and tables of lab 11 on zeros in a pattern: gradual pruning, two of four trained, and in another order.
-
-viz`. Masks, gradients and orders come from the student's own functions, except for the gradual pruning, which is the
-package's.
+What is compared starts from the same weights and makes as many updates.
 """
 
 from __future__ import annotations
@@ -21,7 +15,7 @@ from dlojz.base.table import Table
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.style import LINE_STYLES
 from dlojz.labs.kit.exercise import Verdict
-from dlojz.labs.kit.figures import Picture, or_to_do
+from dlojz.labs.kit.figures import Picture, columns, or_to_do
 from dlojz.labs.lab11_compression.figures import answered
 
 if TYPE_CHECKING:
@@ -303,10 +297,9 @@ class Gradual:
 
     def table(self) -> Table:
         """One row per number of epochs, below that of the teacher."""
-        head = (
-            say(en="training", fr="entraînement"),
-            say(en=f"{percent(SPARSITY)} of zeros, gradually", fr=f"{percent(SPARSITY)} de zéros, peu à peu"),
-            say(en=f"{percent(SPARSITY)} at once", fr=f"{percent(SPARSITY)} d’un coup"),
+        head = columns(
+            en=f"training; {percent(SPARSITY)} of zeros, gradually; {percent(SPARSITY)} at once",
+            fr=f"entraînement; {percent(SPARSITY)} de zéros, peu à peu; {percent(SPARSITY)} d’un coup",
         )
         rows = [(say(en="none (the teacher, without zeros)", fr="aucun (le professeur, sans zéro)"),
                  percent(self.teacher), percent(self.teacher))]  # fmt: skip
@@ -379,10 +372,9 @@ def refined(two_of_four: TwoOfFour, sr_ste: SrSte, teacher: nn.Module, task: Tas
         moved = sum(int((now[place] & (first[place] == 0)).sum()) for place in first)
         share = percent(moved / sum(float(mask.sum()) for mask in first.values()))
         rows.append((name, percent(accuracy(model, task)), share))
-    head = (
-        say(en="weights", fr="poids"),
-        say(en="accuracy", fr="exactitude"),
-        say(en="kept places that are new", fr="places gardées qui sont nouvelles"),
+    head = columns(
+        en="weights; accuracy; kept places that are new",
+        fr="poids; exactitude; places gardées qui sont nouvelles",
     )
     return Table(head, tuple(rows))
 
@@ -482,10 +474,8 @@ def in_order(two_of_four: TwoOfFour, reorder: Reorder, teacher: nn.Module, image
             apart = float((model(images) - teacher(images)).abs().max())
         same = say(en="yes", fr="oui") if apart < TOLERANCE else say(en="no", fr="non")
         rows.append((str(number), percent(before), percent(kept(project.weight.detach())), same))
-    head = (
-        say(en="block", fr="bloc"),
-        say(en="magnitude kept by 2:4", fr="magnitude gardée par 2:4"),
-        say(en="in a better order", fr="dans un meilleur ordre"),
-        say(en="same output", fr="même sortie"),
+    head = columns(
+        en="block; magnitude kept by 2:4; in a better order; same output",
+        fr="bloc; magnitude gardée par 2:4; dans un meilleur ordre; même sortie",
     )
     return Table(head, tuple(rows))

@@ -1,21 +1,9 @@
-"""Lab 12: the layout that a command line of Megatron asks for.
+"""Exercises of lab 12 on configurations: Megatron's arguments and weights, DeepSpeed's JSON, the messages of a step.
 
-Four whole numbers, by Megatron's own rules; what is left out has Megatron's defaults.
-
-Lab 12: the course's DeepSpeed JSON, completed with the sizes of batches that the slide left out.
-
-What is judged is what DeepSpeed would do with the file, read back by `dlojz.config.deepspeed_json`; keys that change
-nothing are nobody's business.
-
-Lab 12: torch's weights of an attention's projections, laid out for a tensor-parallel rank of Megatron.
-
-Pure rearrangement of rows; nothing is computed and nothing is sent.
+A JSON is judged by what DeepSpeed would do with it, read by `dlojz.config.deepspeed_json`. The messages of a step are
+those that the package predicts and counts.
 
 Shape suffixes: D width, H heads, E width of a head (D = H · E).
-
-Lab 12: what a library keeps whole, read off the messages of one step.
-
-The messages are those that the package predicts, and counts, for real layouts.
 """
 
 from __future__ import annotations

@@ -1,22 +1,8 @@
-"""Lab 12: a plain training loop rewritten for DeepSpeed's engine.
+"""Exercises of lab 12 on loops for DeepSpeed and Accelerate, metrics over ranks, and the updates that a loop makes.
 
-A loop is right when the weights are those of the plain loop; how it is written does not matter. The engine is a
-stand-in that behaves as DeepSpeed's without ZeRO, where every mistake shows.
-
-Lab 12: a plain training loop rewritten for Accelerate, accumulation included.
-
-A loop is right when it goes through what `prepare` gives and its weights are those of Accelerate's own recipe; the
-accelerator is a stand-in that behaves as the real one on one process.
-
-Lab 12: what `gather_for_metrics` does: all ranks' values in the order of the data, without the samples seen twice.
-
-The answer runs on real ranks; what it must give is computed in one process.
-
-Lab 12: the student's loops on the libraries themselves, and how many updates each really makes.
-
-An update is counted where torch's own optimizer makes it. DeepSpeed and Accelerate run in a process of their own, so
-that nothing of them stays in the notebook's; where Accelerate is not installed, a stand-in takes its place and is
-called one.
+A loop is right if it ends with the weights of the plain loop, or of Accelerate's recipe. The engine and the accelerator
+of a check are stand-ins that behave like the libraries on one process; `loops` counts updates with the libraries
+themselves, in a process of their own, and names the stand-in where Accelerate is not installed.
 """
 
 from __future__ import annotations
@@ -29,7 +15,7 @@ from dlojz.base.language import say
 from dlojz.base.machine import patience
 from dlojz.base.table import Table
 from dlojz.labs.kit.exercise import Exercise, NotDone, Said, Verdict, Wrong, show
-from dlojz.labs.kit.figures import or_to_do
+from dlojz.labs.kit.figures import columns, or_to_do
 from dlojz.labs.kit.judges import Mistake
 from dlojz.labs.kit.rank_judges import Undone, by_ranks, same
 from dlojz.labs.lab12_libraries.stand_ins import (
@@ -681,9 +667,5 @@ def loops(
     except LabError as error:
         return Verdict("wrong", str(error))
     counts = tuple((name, str(updates), str(max(0, micro_batches - updates * accumulation))) for name, updates in made)
-    head = (
-        say(en="loop", fr="boucle"),
-        say(en="updates", fr="mises à jour"),
-        say(en="micro-batches that wait", fr="micro-batches en attente"),
-    )
+    head = columns(en="loop; updates; micro-batches that wait", fr="boucle; mises à jour; micro-batches en attente")
     return Table(head, counts)

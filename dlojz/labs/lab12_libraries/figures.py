@@ -1,16 +1,7 @@
-"""Lab 12: a program shown in a notebook, with what is new in it marked.
+"""Figures and tables of lab 12: programs of the libraries with new lines marked, their runs, and the course's command.
 
-Every character of the program is escaped; colour carries no meaning alone: a new line has a + before it.
-
-Figures and tables of lab 12: the libraries' runs side by side, and the student's loops and rules applied to them.
-
-viz`. What was measured stands beside what the package predicts; a library that is not installed is told in one
-sentence, with the command that installs it, and the notebook goes on.
-
-Lab 12: the course's command line, run as it is printed: a program, DeepSpeed's options, and the student's JSON.
-
-The command is a list of words, never a text for a shell; it runs in a folder of its own, with a limit of time, and
-whatever becomes of it is told.
+A library that is not installed is named in one sentence, with the command that installs it. The command runs as a list
+of words, in a temporary folder and with a limit of time.
 """
 
 from __future__ import annotations
@@ -36,7 +27,7 @@ from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, p
 from dlojz.display.figures.library_figures import DASH, all_lines_words, difference_words
 from dlojz.display.style import BLACK, BLUE, LINE_STYLES, ORANGE_TINT, REMARK, VERMILION, WHITE
 from dlojz.labs.kit.exercise import Verdict, show
-from dlojz.labs.kit.figures import measured_footprint, memory_and_messages, or_to_do, pictured
+from dlojz.labs.kit.figures import columns, measured_footprint, memory_and_messages, or_to_do, pictured
 from dlojz.labs.lab12_libraries.exercises_configuration import COURSE, messages_of
 from dlojz.labs.lab12_libraries.exercises_loops import loops as loops  # noqa: PLC0414
 from dlojz.labs.lab12_libraries.exercises_loops import updates_made as updates_made  # noqa: PLC0414
@@ -169,12 +160,9 @@ def catalogue() -> Table:
     for name, one in LIBRARIES.items():
         here = one.version or say(en="yes", fr="oui") if one.installed else one.command
         listed.append((one.title, here, all_lines_words(name), one.runs(), one.hides()))
-    head = (
-        say(en="library", fr="bibliothèque"),
-        say(en="installed, or by", fr="installée, ou par"),
-        say(en="lines of code", fr="lignes de code"),
-        say(en="its program runs", fr="son programme exécute"),
-        say(en="it hides", fr="elle cache"),
+    head = columns(
+        en="library; installed, or by; lines of code; its program runs; it hides",
+        fr="bibliothèque; installée, ou par; lignes de code; son programme exécute; elle cache",
     )
     return Table(head, tuple(listed))
 
@@ -297,14 +285,11 @@ def table(*runs: Run | None) -> Table:
         )
     silent = [name for name in LIBRARIES if name not in {run.config.library for run in there}]
     not_run = [(LIBRARIES[name].title, all_lines_words(name), absence(name) or DASH, *[DASH] * 4) for name in silent]
-    head = (
-        say(en="program", fr="programme"),
-        say(en="lines of code", fr="lignes de code"),
-        say(en="largest gap of a loss", fr="plus grand écart de perte"),
-        say(en="states, predicted | measured", fr="états, prédit | mesuré"),
-        say(en="peak, predicted | measured", fr="pic, prédit | mesuré"),
-        say(en="sent per step, predicted | counted", fr="envoyé par pas, prédit | compté"),
-        say(en="step, over torch’s (one run)", fr="pas, rapporté à torch (une seule exécution)"),
+    head = columns(
+        en="program; lines of code; largest gap of a loss; states, predicted | measured; peak, predicted | measured; "
+        "sent per step, predicted | counted; step, over torch’s (one run)",
+        fr="programme; lignes de code; plus grand écart de perte; états, prédit | mesuré; pic, prédit | mesuré; "
+        "envoyé par pas, prédit | compté; pas, rapporté à torch (une seule exécution)",
     )
     return Table(head, (*done, *not_run))
 
@@ -323,14 +308,11 @@ def two_choices(run: Run, other: Run) -> Table:
         held = (memory.optimizer_bytes, memory.states_bytes, (memory.at_peak_bytes or {}).get("workspace"),
                 memory.peak_bytes, sent(footprint))  # fmt: skip
         measured.append((title(one), answer, *map(format_bytes, held)))
-    head = (
-        say(en="program", fr="programme"),
-        say(en="the same losses, to 10⁻⁵", fr="mêmes pertes, à 10⁻⁵ près"),
-        say(en="optimizer states", fr="états d’optimiseur"),
-        say(en="all states", fr="tous les états"),
-        say(en="temporaries and buckets, at the peak", fr="temporaires et tampons, au moment du pic"),
-        say(en="peak", fr="pic"),
-        say(en="sent per step", fr="envoyé par pas"),
+    head = columns(
+        en="program; the same losses, to 10⁻⁵; optimizer states; all states; temporaries and buckets, at the peak; "
+        "peak; sent per step",
+        fr="programme; mêmes pertes, à 10⁻⁵ près; états d’optimiseur; tous les états; temporaires et tampons, au "
+        "moment du pic; pic; envoyé par pas",
     )
     return Table(head, tuple(measured))
 

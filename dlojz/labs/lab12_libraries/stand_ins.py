@@ -1,8 +1,7 @@
-"""Lab 12: a DeepSpeed engine and an Accelerator of one process, which tell what a loop did with them.
+"""Stand-ins for DeepSpeed's engine and for Accelerate's `Accelerator` on one process, which record what a loop does.
 
-What a loop may do with them, and the weights that it ends with, are those of the real libraries (DeepSpeed 0.19 with
-ZeRO stage 0, Accelerate 1.15; the tests hold one against the other). So that a check answers at once, and where
-Accelerate is not installed, none of the two is loaded.
+They end with the weights of the real libraries (DeepSpeed 0.19 with ZeRO stage 0, Accelerate 1.15), as the tests check,
+without loading them.
 """
 
 from __future__ import annotations
