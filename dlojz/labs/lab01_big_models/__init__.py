@@ -16,8 +16,6 @@ from dlojz.labs.lab01_big_models.exercises import (
     TOKENS,
 )
 
-TITLE = Said("Big models", "Gros modèles")
-
 EXERCISES = (ATTENTION, MULTI_HEAD, PATCHES, TOKENS, BLOCK_PARAMETERS, ATTENTION_COST, RELATIVE_BIAS)
 
 PREDICTIONS = (

@@ -15,8 +15,6 @@ from dlojz.labs.lab02_memory.exercises_states import (
 )
 from dlojz.labs.lab02_memory.exercises_time import CHECKPOINT, EXPOSED_SECONDS, OFFLOAD
 
-TITLE = Said("Memory footprint", "Empreinte mémoire")
-
 EXERCISES = (
     BYTES_PER_PARAMETER,
     PEAK,

@@ -9,8 +9,6 @@ from dlojz.labs.kit.exercise import Prediction, Said
 from dlojz.labs.lab03_data_parallel.exercises_ddp import ACCUMULATION, AVERAGE_GRADIENTS, BUCKETS, OVERLAP
 from dlojz.labs.lab03_data_parallel.exercises_ring import ALPHA_BETA, LEARNING_RATE, RING_ALL_REDUCE, RING_TIME, SAMPLER
 
-TITLE = Said("Data parallelism", "Data Parallelism")
-
 EXERCISES = (
     RING_ALL_REDUCE,
     RING_TIME,

@@ -98,9 +98,7 @@ def rates(
     figure = new_figure(
         7.0,
         2.8,
-        alt=say(
-            en="Learning rate by step for batches ", fr="Taux d’apprentissage à chaque pas pour des batches "
-        )
+        alt=say(en="Learning rate by step for batches ", fr="Taux d’apprentissage à chaque pas pour des batches ")
         + ", ".join(f"×{shortest(scale)}" for scale in scales),
     )
     axes = figure.subplots()

@@ -10,8 +10,6 @@ from dlojz.labs.lab04_zero.checkpoint_formats import SHARES_TO_READ
 from dlojz.labs.lab04_zero.exercises_cost import DEEPSPEED_JSON, OFFLOAD_BYTES, OFFLOAD_TIME, ZERO_TIME, ZERO_VOLUME
 from dlojz.labs.lab04_zero.exercises_stages import SHARD_GRADIENTS, SHARD_OPTIMIZER, SHARD_WEIGHTS, ZERO_STATES
 
-TITLE = Said("ZeRO: sharding the states", "ZeRO : répartir les états")
-
 EXERCISES = (
     ZERO_STATES,
     SHARD_OPTIMIZER,

@@ -16,8 +16,6 @@ from dlojz.labs.lab05_pipeline.exercises_orders import (
 )
 from dlojz.labs.lab05_pipeline.exercises_runs import FIRST_FIT, PIPELINE_JSON, STAGE_BOUNDARY, STALE_SGD
 
-TITLE = Said("Pipeline parallelism", "Le parallélisme de pipeline")
-
 EXERCISES = (
     PIPELINE_BUBBLE,
     ONE_F_ONE_B,

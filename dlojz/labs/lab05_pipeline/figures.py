@@ -386,8 +386,7 @@ def swings(stale_sgd: StaleSgd, step: float, delays: Sequence[int], updates: int
 def thresholds(stale_sgd: StaleSgd, delays: Sequence[int]) -> Table:
     """The largest stable step of the student's own iteration, beside the law."""
     rows = tuple(
-        (str(delay), significant(largest_step(stale_sgd, delay)), significant(threshold(delay)))
-        for delay in delays
+        (str(delay), significant(largest_step(stale_sgd, delay)), significant(threshold(delay))) for delay in delays
     )
     return Table(("τ", say(en="found", fr="trouvé"), "2 sin(π/(4τ+2))"), rows)
 

@@ -10,8 +10,6 @@ from dlojz.labs.lab06_tensor.exercises_layers import ATTENTION_HEADS, COLUMN_LIN
 from dlojz.labs.lab06_tensor.exercises_plan import LAYER_BYTES, MBCONV_CHANNELS, PARALLELIZE_PLAN
 from dlojz.labs.lab06_tensor.exercises_vocabulary import SEQUENCE_PARALLEL, VOCABULARY_EMBEDDING, VOCABULARY_LOSS
 
-TITLE = Said("Tensor parallelism", "Le parallélisme de tenseur")
-
 EXERCISES = (
     COLUMN_LINEAR,
     ROW_LINEAR,

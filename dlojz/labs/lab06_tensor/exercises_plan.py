@@ -25,16 +25,14 @@ from typing import TYPE_CHECKING, Any
 from dlojz.base.language import say
 from dlojz.by_hand.collectives.cost import cost_s
 from dlojz.labs.kit.example_links import ExampleLink
-from dlojz.labs.kit.exercise import Exercise, Said, Wrong
-from dlojz.labs.kit.judges import Mistake, by_reference
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.judges import Judge
 from dlojz.labs.kit.rank_judges import (
     COUNTED_AGAIN,
     NO_BACKWARD_SUM,
     NO_FORWARD_SUM,
-    TensorFault,
+    TENSOR_CASES,
     added,
-    by_ranks,
-    by_shares,
     gathers,
     gradient,
     normal,
@@ -138,84 +136,75 @@ def _convolution_expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
 def _convolution_inspect(answers: list[RankAnswer], size: int) -> None:
     if gathers(answers[0]):
         raise Wrong(
-            say(
-                en="All is right, but channels are gathered on the way: only the few squeezed numbers depend on all "
-                "channels, and these are a sum.",
-                fr="Tout est juste, mais des canaux sont rassemblés en chemin : seuls les quelques nombres comprimés "
-                "dépendent de tous les canaux, et ce sont des sommes.",
-            )
+            en="All is right, but channels are gathered on the way: only the few squeezed numbers depend on all "
+            "channels, and these are a sum.",
+            fr="Tout est juste, mais des canaux sont rassemblés en chemin : seuls les quelques nombres comprimés "
+            "dépendent de tous les canaux, et ce sont des sommes.",
         )
 
 
 MBCONV_CHANNELS = Exercise(
     id="mbconv-channels",
     title=Said("MBConv by channels", "MBConv par canaux"),
-    judge=by_shares(
+    judge=Judge(
+        _convolution_expected,
+        on_ranks=True,
+        cases=TENSOR_CASES,
         trial=_convolution_trial,
-        expected=_convolution_expected,
         labels=CONVOLUTION_LABELS,
         faults=(
-            TensorFault(
+            Mistake(
                 lambda rank, size, seed: {
                     CONVOLUTION_OUTPUT: _shares(rank, size, seed, "gate alone")[CONVOLUTION_OUTPUT]
                 },
-                Said(
-                    "The gate of squeeze-excite sees this rank's channels only: squeeze is a layer by rows, its "
-                    "partial products are to be added up.",
-                    "La porte de squeeze-excite ne voit que les canaux de ce rang : squeeze est une couche par ligne, "
-                    "ses produits partiels sont à additionner.",
-                ),
+                "The gate of squeeze-excite sees this rank's channels only: squeeze is a layer by rows, its "
+                "partial products are to be added up.",
+                "La porte de squeeze-excite ne voit que les canaux de ce rang : squeeze est une couche par ligne, "
+                "ses produits partiels sont à additionner.",
             ),
-            TensorFault(
+            Mistake(
                 lambda rank, size, seed: {
                     CONVOLUTION_OUTPUT: _shares(rank, size, seed, "bias everywhere")[CONVOLUTION_OUTPUT]
                 },
-                Said(
-                    "The bias of squeeze is added on every rank before the sum, so it counts as many times as there "
-                    "are ranks: add it once, after.",
-                    "Le biais de squeeze est ajouté sur chaque rang avant la somme, il compte donc autant de fois "
-                    "qu’il y a de rangs : ajoutez-le une fois, après.",
-                ),
+                "The bias of squeeze is added on every rank before the sum, so it counts as many times as there "
+                "are ranks: add it once, after.",
+                "Le biais de squeeze est ajouté sur chaque rang avant la somme, il compte donc autant de fois "
+                "qu’il y a de rangs : ajoutez-le une fois, après.",
             ),
-            TensorFault(lambda *case: {CONVOLUTION_OUTPUT: _shares(*case)["partial"]}, NO_FORWARD_SUM),
-            TensorFault(
+            Mistake(lambda *case: {CONVOLUTION_OUTPUT: _shares(*case)["partial"]}, *NO_FORWARD_SUM),
+            Mistake(
                 lambda rank, size, seed: {
                     name: _shares(rank, size, seed, "gate not entered")[name]
                     for name in (CONVOLUTION_OUTPUT, "gradient of squeeze")
                 },
-                Said(
-                    "The forward pass is right, but the gradient that reaches squeeze comes from this rank's gates "
-                    "only: excite is a layer by columns, with a beginning of its own (copy), whose backward adds up.",
-                    "La passe avant est juste, mais le gradient qui parvient à squeeze ne vient que des portes de ce "
-                    "rang : excite est une couche par colonne, avec sa propre entrée (copy), dont la passe arrière "
-                    "additionne.",
-                ),
+                "The forward pass is right, but the gradient that reaches squeeze comes from this rank's gates "
+                "only: excite is a layer by columns, with a beginning of its own (copy), whose backward adds up.",
+                "La passe avant est juste, mais le gradient qui parvient à squeeze ne vient que des portes de ce rang "
+                ": excite est une couche par colonne, avec sa propre entrée (copy), dont la passe arrière additionne.",
             ),
-            TensorFault(
+            Mistake(
                 lambda *case: {
                     CONVOLUTION_OUTPUT: _shares(*case)[CONVOLUTION_OUTPUT],
                     CONVOLUTION_OF_X: _shares(*case)["own x"],
                 },
-                NO_BACKWARD_SUM,
+                *NO_BACKWARD_SUM,
             ),
-            TensorFault(
+            Mistake(
                 lambda *case: {
                     CONVOLUTION_OUTPUT: _shares(*case)[CONVOLUTION_OUTPUT],
                     "gradient of project": case[1] * _shares(*case)["gradient of project"],
                 },
-                COUNTED_AGAIN,
+                *COUNTED_AGAIN,
             ),
-            TensorFault(
+            Mistake(
                 lambda *case: {
                     CONVOLUTION_OUTPUT: _shares(*case)[CONVOLUTION_OUTPUT],
                     CONVOLUTION_OF_X: _shares(*case)[CONVOLUTION_OF_X] + (case[1] - 1) * _inputs(case[2])[1],
                 },
-                Said(
-                    "The shortcut goes through the region's entry: backward adds its gradient up over the ranks, "
-                    "though it is whole on each. Add the x that has not passed copy.",
-                    "Le raccourci passe par l’entrée de la région : la passe arrière additionne son gradient sur les "
-                    "rangs, alors qu’il est entier sur chacun. Ajoutez le x qui n’est pas passé par copy.",
-                ),
+                "The shortcut goes through the region's entry: backward adds its gradient up over the ranks, "
+                "though it is whole on each. Add the x that has not passed copy.",
+                "Le raccourci passe par l’entrée de la région : la passe arrière additionne son gradient sur les "
+                "rangs, alors qu’il est entier sur chacun. Ajoutez le x qui n’est pas passé par copy.",
             ),
         ),
         inspect=_convolution_inspect,
@@ -224,19 +213,15 @@ MBCONV_CHANNELS = Exercise(
         "Right: the depthwise convolution asks nobody, the gate asks for a few numbers, the end for one all-reduce.",
         "Exact : la convolution depthwise ne demande rien, la porte quelques nombres, la fin un all-reduce.",
     ),
-    hints=(
-        Said(
-            "A 1×1 convolution is a linear layer over the channels: expand by columns, project by rows. Which of the "
-            "two is squeeze, and which is excite?",
-            "Une convolution 1×1 est une couche linéaire sur les canaux : expand par colonne, project par ligne. Que "
-            "sont alors squeeze et excite ?",
-        ),
-        Said(
-            "Four operators: copy(x, axis) before expand; add_up(pooled @ squeeze.T, axis) before its bias; "
-            "copy(…, axis) before excite; add_up of the output of project. The shortcut adds x itself.",
-            "Quatre opérateurs : copy(x, axis) avant expand ; add_up(pooled @ squeeze.T, axis) avant son biais ; "
-            "copy(…, axis) avant excite ; add_up de la sortie de project. Le raccourci ajoute x lui-même.",
-        ),
+    hints=two_hints(
+        "A 1×1 convolution is a linear layer over the channels: expand by columns, project by rows. Which of the "
+        "two is squeeze, and which is excite?",
+        "Une convolution 1×1 est une couche linéaire sur les canaux : expand par colonne, project par ligne. Que "
+        "sont alors squeeze et excite ?",
+        "Four operators: copy(x, axis) before expand; add_up(pooled @ squeeze.T, axis) before its bias; "
+        "copy(…, axis) before excite; add_up of the output of project. The shortcut adds x itself.",
+        "Quatre opérateurs : copy(x, axis) avant expand ; add_up(pooled @ squeeze.T, axis) avant son biais ; "
+        "copy(…, axis) avant excite ; add_up de la sortie de project. Le raccourci ajoute x lui-même.",
     ),
 )
 
@@ -295,29 +280,23 @@ def _refuse_no_plan(plan: object) -> Mapping[str, Any]:
 
     if not isinstance(plan, Mapping):
         raise Wrong(
-            say(
-                en=f"A dictionary is expected, name of a layer to its style, but a {type(plan).__name__} was returned.",
-                fr="On attend un dictionnaire, du nom d’une couche vers son style, mais votre fonction renvoie un "
-                f"objet de type {type(plan).__name__}.",
-            )
+            en=f"A dictionary is expected, name of a layer to its style, but a {type(plan).__name__} was returned.",
+            fr="On attend un dictionnaire, du nom d’une couche vers son style, mais votre fonction renvoie un "
+            f"objet de type {type(plan).__name__}.",
         )
     known = (*COLUMNS, *ROWS, *NORMS)
     for name, style in plan.items():
         if not any(fnmatch(one, str(name)) for one in known):
             raise Wrong(
-                say(
-                    en=f"The block has no layer {name!r}; torch passes over such a name and splits nothing. Its layers "
-                    f"are {', '.join((*COLUMNS, *ROWS))}.",
-                    fr=f"Le bloc n’a pas de couche {name!r} ; torch ignore un tel nom et ne découpe rien. Ses couches "
-                    f"sont {', '.join((*COLUMNS, *ROWS))}.",
-                )
+                en=f"The block has no layer {name!r}; torch passes over such a name and splits nothing. Its layers "
+                f"are {', '.join((*COLUMNS, *ROWS))}.",
+                fr=f"Le bloc n’a pas de couche {name!r} ; torch ignore un tel nom et ne découpe rien. Ses couches "
+                f"sont {', '.join((*COLUMNS, *ROWS))}.",
             )
         if not isinstance(style, ParallelStyle):
             raise Wrong(
-                say(
-                    en=f"{name!r} needs an instance of a style, such as ColwiseParallel(), but {style!r} was given.",
-                    fr=f"{name!r} demande une instance de style, comme ColwiseParallel(), mais a reçu {style!r}.",
-                )
+                en=f"{name!r} needs an instance of a style, such as ColwiseParallel(), but {style!r} was given.",
+                fr=f"{name!r} demande une instance de style, comme ColwiseParallel(), mais a reçu {style!r}.",
             )
     return plan
 
@@ -364,59 +343,54 @@ def _plan_inspect(answers: list[RankAnswer], size: int) -> None:
         raise Wrong(_missing(answers[0].value["whole"]))
     if answers[0].value["forward"] > 2:
         raise Wrong(
-            say(
-                en=f"The values are right, but forward communicates {answers[0].value['forward']} times: leave the "
-                "layouts of inputs and outputs as they are, so that a layer by columns hands its share to the layer "
-                "by rows; two all-reduces are enough.",
-                fr=f"Les valeurs sont justes, mais la passe avant communique {answers[0].value['forward']} fois : "
-                "laissez les répartitions d’entrée et de sortie par défaut, pour qu’une couche par colonne passe sa "
-                "part à la couche par ligne ; deux all-reduces suffisent.",
-            )
+            en=f"The values are right, but forward communicates {answers[0].value['forward']} times: leave the "
+            "layouts of inputs and outputs as they are, so that a layer by columns hands its share to the layer "
+            "by rows; two all-reduces are enough.",
+            fr=f"Les valeurs sont justes, mais la passe avant communique {answers[0].value['forward']} fois : "
+            "laissez les répartitions d’entrée et de sortie par défaut, pour qu’une couche par colonne passe sa "
+            "part à la couche par ligne ; deux all-reduces suffisent.",
         )
 
 
-_on_ranks = by_ranks(
-    trial=_plan_trial, expected=_plan_expected, cases=((2, 11),), labels=PLAN_LABELS, inspect=_plan_inspect
-)
+class _PlanJudge(Judge):
+    """Run the plan on ranks; where values are wrong, name the layer that explains it."""
 
+    def __call__(self, answer: Callable[..., Any]) -> None:
+        import torch.distributed.tensor.debug
+        import torch.distributed.tensor.parallel  # noqa: F401 - here, once, for all ranks
 
-def _judge(answer: Callable[..., Any]) -> None:
-    import torch.distributed.tensor.debug
-    import torch.distributed.tensor.parallel  # noqa: F401 - here, once, for all ranks
-
-    plan = _refuse_no_plan(answer())
-    try:
-        _on_ranks(answer)
-    except Wrong:
-        said = _named(plan)
-        if said is None:
+        plan = _refuse_no_plan(answer())
+        try:
+            super().__call__(answer)
+        except Wrong:
+            if (said := _named(plan)) is not None:
+                raise Wrong(said) from None
             raise
-        raise Wrong(said) from None
 
-
-_judge.on_ranks = True  # type: ignore[attr-defined]
 
 PARALLELIZE_PLAN = Exercise(
     id="parallelize-plan",
     title=Said("torch's parallelize_module", "parallelize_module de torch"),
-    judge=_judge,
+    judge=_PlanJudge(
+        _plan_expected,
+        on_ranks=True,
+        trial=_plan_trial,
+        cases=((2, 11),),
+        labels=PLAN_LABELS,
+        inspect=_plan_inspect,
+    ),
     praise=Said(
         "Right: seven layers, two styles, and two all-reduces in the forward pass.",
         "Exact : sept couches, deux styles, et deux all-reduces en passe avant.",
     ),
-    hints=(
-        Said(
-            "For each layer: is what it reads whole on every rank, or shared out? Whole: by columns. Shared out: by "
-            "rows.",
-            "Pour chaque couche : ce qu’elle lit est-il entier sur chaque rang, ou réparti ? Entier : par colonne. "
-            "Réparti : par ligne.",
-        ),
-        Said(
-            "query, key, value, mlp_gate and mlp_expand read x: ColwiseParallel(). attention_project and mlp_project "
-            "read heads and hidden features: RowwiseParallel().",
-            "query, key, value, mlp_gate et mlp_expand lisent x : ColwiseParallel(). attention_project et mlp_project "
-            "lisent des têtes et des neurones cachés : RowwiseParallel().",
-        ),
+    hints=two_hints(
+        "For each layer: is what it reads whole on every rank, or shared out? Whole: by columns. Shared out: by rows.",
+        "Pour chaque couche : ce qu’elle lit est-il entier sur chaque rang, ou réparti ? Entier : par colonne. "
+        "Réparti : par ligne.",
+        "query, key, value, mlp_gate and mlp_expand read x: ColwiseParallel(). attention_project and mlp_project "
+        "read heads and hidden features: RowwiseParallel().",
+        "query, key, value, mlp_gate et mlp_expand lisent x : ColwiseParallel(). attention_project et mlp_project "
+        "lisent des têtes et des neurones cachés : RowwiseParallel().",
     ),
 )
 
@@ -459,58 +433,47 @@ def _spoilt(factor: Callable[[int], float]) -> LayerBytes:
 LAYER_BYTES = Exercise(
     id="layer-bytes",
     title=Said("the bytes of a layer", "les octets d’une couche"),
-    judge=by_reference(
+    judge=Judge(
         layer_bytes,
         cases=lambda: CASES,
         mistakes=(
             Mistake(
                 _spoilt(lambda n: 1 / 2),
-                Said(
-                    "Half is missing: the layer has two regions, attention and MLP, each with one all-reduce in "
-                    "forward and one in backward, four in all; and an all-reduce is a reduce-scatter and an "
-                    "all-gather.",
-                    "Il en manque la moitié : la couche a deux régions, attention et MLP, chacune avec un all-reduce "
-                    "en passe avant et un en passe arrière, soit quatre ; et un all-reduce est un reduce-scatter suivi "
-                    "d’un all-gather.",
-                ),
+                "Half is missing: the layer has two regions, attention and MLP, each with one all-reduce in forward "
+                "and one in backward, four in all; and an all-reduce is a reduce-scatter and an all-gather.",
+                "Il en manque la moitié : la couche a deux régions, attention et MLP, chacune avec un all-reduce "
+                "en passe avant et un en passe arrière, soit quatre ; et un all-reduce est un reduce-scatter suivi "
+                "d’un all-gather.",
             ),
             Mistake(
                 _spoilt(lambda n: n / (2 * (n - 1))),
-                Said(
-                    "That is the size of the messages; on a ring each rank sends 2(N − 1)/N of each (lab 03).",
-                    "C’est la taille des messages ; sur un anneau, chaque rang en envoie 2(N − 1)/N (TP 03).",
-                ),
+                "That is the size of the messages; on a ring each rank sends 2(N − 1)/N of each (lab 03).",
+                "C’est la taille des messages ; sur un anneau, chaque rang en envoie 2(N − 1)/N (TP 03).",
             ),
             Mistake(
                 _spoilt(lambda n: n / (n - 1)),
-                Said(
-                    "You count each message twice; on a ring each rank sends 2(N − 1)/N of it, a little less.",
-                    "Vous comptez chaque message deux fois ; sur un anneau, chaque rang en envoie 2(N − 1)/N, un peu "
-                    "moins.",
-                ),
+                "You count each message twice; on a ring each rank sends 2(N − 1)/N of it, a little less.",
+                "Vous comptez chaque message deux fois ; sur un anneau, chaque rang en envoie 2(N − 1)/N, un peu "
+                "moins.",
             ),
             Mistake(
                 _spoilt(lambda n: 1 / n),
-                Said(
-                    "You divide by the number of ranks once more; but what is added up, (B, T, D), is whole on every "
-                    "rank: tensor parallelism shares out weights, not this tensor.",
-                    "Vous divisez une fois de trop par le nombre de rangs ; or ce que l’on additionne, (B, T, D), est "
-                    "entier sur chaque rang : le parallélisme de tenseur répartit les poids, pas ce tenseur.",
-                ),
+                "You divide by the number of ranks once more; but what is added up, (B, T, D), is whole on every "
+                "rank: tensor parallelism shares out weights, not this tensor.",
+                "Vous divisez une fois de trop par le nombre de rangs ; or ce que l’on additionne, (B, T, D), est "
+                "entier sur chaque rang : le parallélisme de tenseur répartit les poids, pas ce tenseur.",
             ),
             Mistake(
                 lambda b, t, d, n, size: layer_bytes(b, t, d, n, 1),
-                Said("That is a number of elements: times number_bytes.", "C’est un nombre d’éléments : multipliez par "
-                     "number_bytes."),
+                "That is a number of elements: times number_bytes.",
+                "C’est un nombre d’éléments : multipliez par number_bytes.",
             ),
             Mistake(
                 lambda b, t, d, n, size: layer_bytes(b, 1, d, n, size) * d,
-                Said(
-                    "You send the weights (D × D); tensor parallelism leaves them where they are, and sends "
-                    "activations: B × T × D.",
-                    "Vous envoyez les poids (D × D) ; le parallélisme de tenseur les laisse où ils sont, et envoie des "
-                    "activations : B × T × D.",
-                ),
+                "You send the weights (D × D); tensor parallelism leaves them where they are, and sends "
+                "activations: B × T × D.",
+                "Vous envoyez les poids (D × D) ; le parallélisme de tenseur les laisse où ils sont, et envoie des "
+                "activations : B × T × D.",
             ),
         ),
     ),
@@ -518,16 +481,12 @@ LAYER_BYTES = Exercise(
         "Right: four all-reduces of (B, T, D) for each layer and each micro-batch.",
         "Exact : quatre all-reduces de (B, T, D) par couche et par micro-batch.",
     ),
-    hints=(
-        Said(
-            "How many regions has a transformer layer, and how many all-reduces each, forward and backward? What is "
-            "the shape of what is added up?",
-            "Combien de régions une couche de transformer a-t-elle, et combien d’all-reduces chacune, en passes avant "
-            "et arrière ? Quelle est la forme de ce qui est additionné ?",
-        ),
-        Said(
-            "4 messages of samples · tokens · width · number_bytes, of which a ring sends 2 (ranks − 1) / ranks.",
-            "4 messages de samples · tokens · width · number_bytes, dont un anneau envoie 2 (ranks − 1) / ranks.",
-        ),
+    hints=two_hints(
+        "How many regions has a transformer layer, and how many all-reduces each, forward and backward? What is "
+        "the shape of what is added up?",
+        "Combien de régions une couche de transformer a-t-elle, et combien d’all-reduces chacune, en passes avant "
+        "et arrière ? Quelle est la forme de ce qui est additionné ?",
+        "4 messages of samples · tokens · width · number_bytes, of which a ring sends 2 (ranks − 1) / ranks.",
+        "4 messages de samples · tokens · width · number_bytes, dont un anneau envoie 2 (ranks − 1) / ranks.",
     ),
-)  # fmt: skip
+)

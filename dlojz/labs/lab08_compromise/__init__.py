@@ -7,8 +7,6 @@ from dlojz.labs.lab08_compromise.exercises_alpa import PROGRAMME, STAGES
 from dlojz.labs.lab08_compromise.exercises_evidence import BOUNDED_FIT, HELD_OUT, PAIRED
 from dlojz.labs.lab08_compromise.exercises_layouts import BEST_SPLIT, CHOOSE, PARETO, RANK_BYTES
 
-TITLE = Said("The best compromise", "Le meilleur compromis")
-
 EXERCISES = (RANK_BYTES, BOUNDED_FIT, BEST_SPLIT, CHOOSE, PARETO, PROGRAMME, STAGES, PAIRED, HELD_OUT)
 
 PREDICTIONS = (

@@ -12,8 +12,6 @@ from dlojz.labs.lab09_optimizers.exercises_compression import (
 )
 from dlojz.labs.lab09_optimizers.exercises_updates import FREEZE_STEP, FUSED_TRAFFIC, OUTER_STEP, UPDATE_IN_BACKWARD
 
-TITLE = Said("Distributed optimizers", "Optimiseurs distribués")
-
 EXERCISES = (
     COMPRESS_SIGNS,
     SIGN_BIAS,

@@ -7,8 +7,6 @@ from dlojz.labs.lab11_compression.exercises_distill import MIXED_LOSS, SOFT_LOSS
 from dlojz.labs.lab11_compression.exercises_prune import GLOBAL_MASKS, PERMUTATION, SR_STE, TICKET, TWO_OF_FOUR
 from dlojz.labs.lab11_compression.exercises_quantize import AFFINE, INTEGER_LINEAR, ROWS, STRAIGHT_THROUGH
 
-TITLE = Said("Inference and fine-tuning", "Inférence et fine-tuning")
-
 EXERCISES = (
     SOFT_LOSS,
     MIXED_LOSS,

@@ -11,8 +11,6 @@ from dlojz.labs.lab12_libraries.exercises_configuration import (
 )
 from dlojz.labs.lab12_libraries.exercises_loops import ACCELERATE_LOOP, DEEPSPEED_LOOP, GATHER_METRICS
 
-TITLE = Said("The libraries", "Les bibliothèques")
-
 EXERCISES = (
     DEEPSPEED_LOOP,
     COURSE_JSON,
