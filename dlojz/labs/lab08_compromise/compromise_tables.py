@@ -40,7 +40,7 @@ MATMUL_SHARE = 0.5
 
 @or_to_do
 def ranks(rank_bytes: Answer, choice: Choice, stages: Iterable[int]) -> Table:
-    """Bytes of a rank of some stages of a planned layout: the student's, and the planner's."""
+    """Tabulate the bytes of a rank of some stages of a planned layout: the student's, and the planner's."""
     rows = []
     for stage in stages:
         rank = choice.ranks[stage]
@@ -53,14 +53,14 @@ def ranks(rank_bytes: Answer, choice: Choice, stages: Iterable[int]) -> Table:
 
 
 def messages(measured: Measured, ranks: int, collective: str) -> tuple[list[int], list[float]]:
-    """Bytes and seconds of the measured messages of one collective."""
+    """Return bytes and seconds of the measured messages of one collective."""
     points = [point for point in measured.setup(ranks).points if point.collective == collective]
     return [point.message_bytes for point in points], [point.time_s for point in points]
 
 
 @or_to_do
 def links(fit: Answer, measured: Measured, ranks: int) -> Table:
-    """α and bandwidth of every collective that was measured: the student's fit, and the package's."""
+    """Tabulate α and bandwidth of every measured collective: the student's fit, and the package's."""
     found, rows = link_of(measured), []
     for name in cast(list[Collective], list(dict.fromkeys(one.collective for one in measured.setup(ranks).points))):
         factor = bus_factor(name, ranks)
@@ -74,7 +74,7 @@ def links(fit: Answer, measured: Measured, ranks: int) -> Table:
 
 @or_to_do
 def splits(best_split: Answer, model: str, gpus: int, tp: int, batch: int, site: str) -> Table:
-    """What the student's function chooses if each group of tp GPUs speaks to the others over one link or another."""
+    """Tabulate the splits that the student's function chooses for several links between groups of tp GPUs."""
     size, place = subject(model).size, cluster(site)
     assert size is not None
     work_s = flops_per_sequence(size, "model") / (tp * MATMUL_SHARE * place.gpu.peak_flops["bf16"])
@@ -104,7 +104,7 @@ def splits(best_split: Answer, model: str, gpus: int, tp: int, batch: int, site:
 
 
 def bloom_layouts() -> list[LayoutRow]:
-    """Every layout that was measured for BLOOM's 72-layer forerunner on 384 A100s of Jean Zay, each once.
+    """List the layouts measured for BLOOM's 72-layer forerunner on 384 A100s of Jean Zay, each once.
 
     Seconds are the median of its readings, bytes the largest one. Where no memory was read bytes are the cost model's;
     for those that ran out of it, seconds are too.
@@ -127,7 +127,7 @@ def bloom_layouts() -> list[LayoutRow]:
 
 @or_to_do
 def chosen(choose: Answer, layouts: Sequence[LayoutRow], gpus: int, heads: int, capacity_bytes: float) -> Table:
-    """The layout that the student's function chooses, and those that come nearest to it."""
+    """Tabulate the layout that the student's function chooses, and the nearest others."""
     own = choose(list(layouts), gpus, heads, capacity_bytes)
     able = sorted((one for one in layouts if one.memory_bytes <= capacity_bytes), key=lambda one: -one.samples_per_s)
     rows = [
@@ -148,7 +148,7 @@ def chosen(choose: Answer, layouts: Sequence[LayoutRow], gpus: int, heads: int, 
 
 
 def reasons(plan: Plan) -> Table:
-    """How many layouts of a plan each reason refuses."""
+    """Count how many layouts of a plan each reason refuses."""
     counts = sorted(plan.refused.counts.items(), key=lambda pair: -pair[1])
     rows = [(reason_words(name), decimal(count, 0)) for name, count in counts]
     return Table((say(en="refused because", fr="refusées parce que"), say(en="layouts", fr="nombre")), tuple(rows))
@@ -156,13 +156,13 @@ def reasons(plan: Plan) -> Table:
 
 @pictured
 def drawn(plan: Plan) -> LabFigure:
-    """A plan's picture, in few colours."""
+    """Draw a plan, in few colours."""
     return plan_figure(plan)
 
 
 @or_to_do
 def front(pareto: Answer, plan: Plan, most: int = 8) -> Table:
-    """The front that the student's function finds among all admitted layouts, and whether the planner's is the same.
+    """Tabulate the front that the student's function finds among all admitted layouts, and compare the planner's.
 
     Args:
         pareto: of points of seconds, GPU-seconds, joules and bytes, each in closed form.
@@ -203,12 +203,7 @@ def front(pareto: Answer, plan: Plan, most: int = 8) -> Table:
 
 
 def trees(questions: Iterable[tuple[str, int, int]], site: str = "jean_zay_a100") -> Table:
-    """Where the decision tree ends for several questions, and what the search finds.
-
-    Args:
-        questions: model, GPUs and batch of each.
-        site: the cluster.
-    """
+    """Tabulate the ends of the decision tree for questions (model, GPUs, batch), and what the search finds."""
     rows = []
     for model, gpus, batch in questions:
         asked = plan(model, site, gpus=gpus, batch=batch, simulate=1)
@@ -231,7 +226,7 @@ LIKELY = 0.05
 
 @or_to_do
 def by_batch(programme: Answer, batches: Iterable[int], width: int, layers: int, mesh: DeviceMesh) -> Table:
-    """The cheapest sharding of a perceptron for several batches: the student's chain, and the whole graph."""
+    """Tabulate the cheapest sharding of a perceptron by batch: the student's chain, and the whole graph."""
     rows = []
     for batch in batches:
         chain = perceptron(batch, width, layers, mesh)
@@ -254,7 +249,7 @@ def by_batch(programme: Answer, batches: Iterable[int], width: int, layers: int,
 
 @or_to_do
 def known_steps(shortest_step: Answer) -> Table:
-    """The six known cases: the student's shortest step, the package's, and the stages of its plan."""
+    """Tabulate the six known cases: the student's shortest step, the package's, and the stages of its plan."""
     rows = []
     for name, (times, gpus, micro_batches) in KNOWN.items():
         own = shortest_step(times, times.layers, gpus, micro_batches)
@@ -272,12 +267,12 @@ def known_steps(shortest_step: Answer) -> Table:
 
 
 def case(name: str) -> tuple[StageTimes, int, int]:
-    """A known case: times, GPUs, micro-batches."""
+    """Return a known case: times, GPUs, micro-batches."""
     return KNOWN[name]
 
 
 def stage_times(times: StageTimes, gpus: int) -> dict[tuple[int, int, int], float]:
-    """Times of all stages of a case, by first layer, last layer and GPUs."""
+    """Compute the times of all stages of a case, by first layer, last layer and GPUs."""
     sizes = [2**power for power in range(gpus.bit_length())]
     layers = range(times.layers)
     return {
@@ -291,7 +286,7 @@ def stage_times(times: StageTimes, gpus: int) -> dict[tuple[int, int, int], floa
 
 @or_to_do
 def duels(compare_rounds: Answer, rows: Sequence[LocalChoice], rounds: Sequence[Sequence[float]]) -> Table:
-    """The first layout against each other one, by the student's comparison of their rounds."""
+    """Compare the first layout with each other one, by the student's comparison of their rounds."""
     lines = []
     for row, own in list(zip(rows, rounds, strict=True))[1:]:
         ratio, p = compare_rounds(rounds[0], own)
@@ -310,7 +305,7 @@ def duels(compare_rounds: Answer, rows: Sequence[LocalChoice], rounds: Sequence[
 
 
 def predicted_and_run(row: LocalChoice, rounds: Sequence[float], record: RunRecord | None) -> Table:
-    """A layout's step and peak: as predicted, as measured in turns with its neighbours, and in a run of its own."""
+    """Tabulate a layout's step and peak: predicted, measured in turns with its neighbours, and in a run."""
     own = record.footprint() if record else None
     peaks = [one.memory.peak_bytes for one in record.footprints if one.memory.peak_bytes] if record else []
     step_s = own.phases.step_s if own else None
@@ -338,7 +333,7 @@ def predicted_and_run(row: LocalChoice, rounds: Sequence[float], record: RunReco
 
 
 def evidence(name: str) -> list[MeasuredRow]:
-    """The rows of a published table with their predictions."""
+    """Return the rows of a published table with their predictions."""
     return [
         MeasuredRow(
             one.row.global_batch
@@ -354,7 +349,7 @@ def evidence(name: str) -> list[MeasuredRow]:
 
 @or_to_do
 def held_out(errors: Answer, names: Sequence[str]) -> Table:
-    """Errors of the model and of a constant rate by the student's function, and of models that a fit has not seen."""
+    """Tabulate errors of the model and of a constant rate by the student's function, and of unseen models."""
     rows = []
     for name in names:
         result = validate(name)
@@ -367,8 +362,8 @@ def held_out(errors: Answer, names: Sequence[str]) -> Table:
         rows.append((name, f"{len(result.held)} / {len(result.rows)}", *both, unseen, adds))
     head = columns(
         en="yours | the package; held out / rows; model; constant rate; unseen models; does it add anything?",
-        fr="vous | le paquet; mises de côté / lignes; modèle; débit constant; modèles jamais vus; apporte-t-il "
-        "quelque chose ?",
+        fr="vous | le paquet; mises de côté / lignes; modèle; débit constant; modèles jamais vus; apporte-t-il quelque "
+        "chose ?",
     )
     return Table(head, tuple(rows))
 

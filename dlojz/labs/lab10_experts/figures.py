@@ -39,14 +39,7 @@ ORDERS = (Style(SKY, ""), Style(ORANGE, "//"))
 
 
 def crowd(tokens: int, experts: int, crowding: float = 1.0, seed: int = 3) -> Tensor:
-    """Logits of a router that likes the first experts better, (T, E).
-
-    Args:
-        tokens: number of tokens.
-        experts: number of experts.
-        crowding: how much better; 0 is a fair router.
-        seed: of the tokens.
-    """
+    """Make logits of a router, (T, E), that prefers the first experts by `crowding`; 0 is a fair router."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -65,7 +58,7 @@ def _cell(axes: Axes, at: tuple[float, float], style: Style, text: str, edge: st
 def seats(
     choose: Choose, place: Place, *, tokens: int = 12, experts: int = 4, k: int = 1, factor: float = 1.0
 ) -> LabFigure:
-    """Which token stands at which place of which expert, and which found none, by the student's two functions."""
+    """Draw which token has which place of which expert, and which has none, by the student's two functions."""
     _, chosen_TK = choose(crowd(tokens, experts), k)
     places_TK = place(chosen_TK, experts, factor)
     room = capacity(tokens, experts, k, factor)
@@ -114,7 +107,7 @@ def seats(
 def shares(
     choose: Choose, place: Place, factor: float, crowding: float, *, tokens: int = 256, experts: int = 8, k: int = 1
 ) -> tuple[float, float]:
-    """Share of the choices that are dropped, and share of the places that stay empty, from 0 to 1."""
+    """Return the share of dropped choices, and the share of empty places, from 0 to 1."""
     _, chosen_TK = choose(crowd(tokens, experts, crowding), k)
     kept = int((place(chosen_TK, experts, factor) >= 0).sum())
     return 1 - kept / (k * tokens), 1 - kept / (experts * capacity(tokens, experts, k, factor))
@@ -122,7 +115,7 @@ def shares(
 
 @pictured
 def dropped_or_empty(choose: Choose, place: Place) -> LabFigure:
-    """What is dropped and what stays empty by capacity factor, for a fair router and for one that is not."""
+    """Draw dropped tokens and empty places by capacity factor, for a fair and for an unfair router."""
     figure = new_figure(9.0, 3.2, alt=say(
         en="Per cent of tokens dropped, and of places that stay empty, by capacity factor from 0.5 to 4: for a fair "
         "router, for one that likes some experts better, and for a collapsed one.",
@@ -156,11 +149,10 @@ def dropped_or_empty(choose: Choose, place: Place) -> LabFigure:
 
 @pictured
 def journey(ranks: int = 2, local_experts: int = 2, room: int = 2) -> LabFigure:
-    """Where the rows of each rank go: before and after the first all-to-all, coloured by the rank they come from.
+    """Draw the rows of each rank before and after the first all-to-all, coloured by their rank.
 
     Args:
         ranks: 2 to 4.
-        local_experts: experts of each rank.
         room: places that each rank has for each expert.
     """
     experts = ranks * local_experts
@@ -201,8 +193,9 @@ def journey(ranks: int = 2, local_experts: int = 2, room: int = 2) -> LabFigure:
     axes.set_ylim(-experts + 0.8, 1.9)
     for side in axes.spines.values():
         side.set_visible(False)
-    handles = [Rectangle((0, 0), 1, 1, facecolor=one.color, hatch=one.hatch, edgecolor=EDGE)
-        for one in SHEET_RANKS[:ranks]]
+    handles = [
+        Rectangle((0, 0), 1, 1, facecolor=one.color, hatch=one.hatch, edgecolor=EDGE) for one in SHEET_RANKS[:ranks]
+    ]
     names = [say(en=f"tokens of rank {rank}", fr=f"tokens du rang {rank}") for rank in range(ranks)]
     figure.legend(handles, names, frameon=False, loc="outside lower center", ncols=ranks)
     return finish(figure)
@@ -213,7 +206,7 @@ Mix = Callable[["Tensor", "Tensor", "Tensor", "Tensor", Callable[["Tensor"], "Te
 
 @or_to_do
 def beside_package(choose: Choose, place: Place, mix: Mix) -> Table:
-    """The student's three functions beside the package's layer and the dense mixture: largest differences.
+    """Compare the student's three functions with the package's layer and with the dense mixture.
 
     Factors go up to experts / k, with which no choice is dropped.
     """
@@ -269,19 +262,14 @@ def _name(trial: MixtureTrial) -> str:
 
 
 def loads(*trials: MixtureTrial) -> Picture:
-    """The load of each expert of the last mixture, step by step, a column for each training."""
+    """Draw the load of each expert of the last mixture by step, a column for each training."""
     return Picture(expert_load_figure({_name(trial): trial.loads for trial in trials}))
 
 
 def loads_table(*trials: MixtureTrial) -> Table:
-    """What each training did with its tokens, mean over its steps and mixtures."""
+    """Tabulate what each training did with its tokens, mean over its steps and mixtures."""
     rows = tuple(
-        (
-            _name(trial),
-            percent(trial.busiest_share),
-            significant(trial.idle_experts, 2),
-            percent(trial.dropped_share),
-        )
+        (_name(trial), percent(trial.busiest_share), significant(trial.idle_experts, 2), percent(trial.dropped_share))
         for trial in trials
     )
     head = columns(
@@ -298,7 +286,7 @@ def _title(run: Run) -> str:
 
 @pictured
 def side_by_side(runs: Sequence[Run]) -> LabFigure:
-    """Rank 0 of runs: memory by category, and bytes sent by collective; predicted in pale above.
+    """Draw rank 0 of runs: memory by category, and bytes sent by collective; predicted in pale above.
 
     Raises:
         LabError: if a run was not measured.
@@ -312,7 +300,7 @@ def side_by_side(runs: Sequence[Run]) -> LabFigure:
 
 
 def expert_seconds() -> float:
-    """Seconds of the experts' products in one layer of `TOKENS` tokens, forward and backward.
+    """Compute the seconds of the experts' products in one layer of `TOKENS` tokens, forward and backward.
 
     Each choice meets three matrices, D × F, once in forward and twice in backward, 2 FLOPs a number.
     """
@@ -321,7 +309,7 @@ def expert_seconds() -> float:
 
 @or_to_do
 def over_links(exchange_bytes: ExchangeBytes) -> Table:
-    """A layer of Mixtral on 8 GPUs: its experts' time, and that of the student's bytes over two links."""
+    """Compare, for a layer of Mixtral on 8 GPUs, the experts' time with that of the student's bytes."""
     sent = exchange_bytes(TOKENS, WIDTH, EXPERTS, TOP_K, FACTOR, RANKS, NUMBER_BYTES)
     computing = expert_seconds()
     rows = []
@@ -353,13 +341,13 @@ def _names(ones: Mapping[str, object]) -> dict[str, str]:
 
 
 def lengths(configs: Mapping[str, RunConfig]) -> Picture:
-    """Tokens per sample by step, and tokens read so far, for several runs."""
+    """Draw tokens per sample by step, and tokens read so far, for several runs."""
     names = _names(configs)
     return Picture(pacing_figure({names[name]: config for name, config in configs.items()}))
 
 
 def trials(trajectories: Mapping[str, Trajectory]) -> Picture:
-    """Loss against tokens and against time, Adam's √v, and the cost of a step by its length, of several trials."""
+    """Draw loss against tokens and against time, Adam's √v, and the cost of a step by its length."""
     names = _names(trajectories)
     growing = max((one.config for one in trajectories.values()), key=lambda config: config.curriculum != "none")
     cost = curriculum_cost(growing)
@@ -368,7 +356,7 @@ def trials(trajectories: Mapping[str, Trajectory]) -> Picture:
 
 
 def trials_table(trajectories: Mapping[str, Trajectory]) -> Table:
-    """Steps, tokens, loss on other text at the end, largest √v and seconds of several trials."""
+    """Tabulate steps, tokens, loss on other text at the end, largest √v and seconds of several trials."""
     names = _names(trajectories)
     rows = tuple(
         (

@@ -45,7 +45,7 @@ class Pruned:
     by_layer: dict[float, float]
 
     def figure(self) -> LabFigure:
-        """Two lines over sparsity."""
+        """Draw accuracy over sparsity."""
         colon = say(en=":", fr=" :")
         told = ", ".join(f"{percent(one)}{colon} {percent(found)}" for one, found in self.at_once.items())
         alt = say(
@@ -104,7 +104,7 @@ def pruned(global_masks: GlobalMasks, teacher: nn.Module, task: Task) -> Pruned:
 
 @or_to_do
 def who_keeps(global_masks: GlobalMasks, teacher: nn.Module, sparsities: Sequence[float] = (0.5, 0.8, 0.9)) -> Table:
-    """Which share of its weights each kind of layer keeps under one threshold for all."""
+    """Tabulate the share of weights that each kind of layer keeps under one threshold for all."""
     from dlojz.compress import masks
 
     own = masks.weights(teacher)
@@ -127,12 +127,9 @@ def who_keeps(global_masks: GlobalMasks, teacher: nn.Module, sparsities: Sequenc
 def spared(
     global_masks: GlobalMasks, teacher: nn.Module, task: Task, *, layer: str = "classifier", sparsity: float = 0.8
 ) -> Table:
-    """Yes or no: whether one threshold costs little after fine-tuning, with a kind of layer pruned and with it spared.
+    """Answer whether one threshold costs little after fine-tuning, with a kind of layer pruned and spared.
 
     Args:
-        global_masks: the student's.
-        teacher: trained; it stays as it is.
-        task: what it was trained for.
         layer: what is spared, by the end of its name.
         sparsity: share of zeros, of those weights that are pruned.
     """
@@ -161,7 +158,7 @@ def spared(
 
 
 def pruned_seen(found: Pruned | Verdict) -> Table | Verdict:
-    """Yes or no: how far one comes without training, and with a little."""
+    """Answer how much accuracy is lost at several sparsities, without and with fine-tuning."""
     if isinstance(found, Verdict):
         return found
     whole = found.at_once[0.0]
@@ -190,7 +187,7 @@ def pruned_seen(found: Pruned | Verdict) -> Table | Verdict:
 def tickets(
     next_ticket: NextTicket, task: Task, *, rounds: int = ROUNDS, rate: float = PRUNE_RATE, seed: int = 0
 ) -> Table:
-    """Look for a ticket by the student's function, and draw it again: with its own weights, and with others."""
+    """Search a ticket by the student's function, then train it with its own weights, and with others."""
     import torch
 
     from dlojz.compress import masks
@@ -249,11 +246,9 @@ SPEED_SPARSITIES, CROSSING_SPARSITIES = (0.0, 0.5, 0.9, 0.99), (0.5, 0.75, 0.9, 
 
 
 def gradual(teacher: nn.Module, task: Task, epochs: Sequence[int] = (EPOCHS, LONGER_EPOCHS)) -> Gradual:
-    """Prune the teacher along the cubic of Zhu and Gupta while it goes on learning; and at once, for as many epochs.
+    """Prune the teacher along the cubic of Zhu and Gupta while it trains; and at once, for as many epochs.
 
     Args:
-        teacher: trained; it stays as it is.
-        task: what it was trained for.
         epochs: of the trainings, the first of which is drawn; masks are renewed during the same share of each.
     """
     from dlojz.compress import masks
@@ -280,7 +275,7 @@ def gradual(teacher: nn.Module, task: Task, epochs: Sequence[int] = (EPOCHS, LON
 
 
 class Gradual:
-    """A gradual pruning as it went; shows its figure.
+    """Gradual pruning, shown as a figure.
 
     Args:
         picture: sparsity and loss by step.
@@ -296,7 +291,7 @@ class Gradual:
         return self.picture._repr_mimebundle_()
 
     def table(self) -> Table:
-        """One row per number of epochs, below that of the teacher."""
+        """Table with one row per number of epochs, below that of the teacher."""
         head = columns(
             en=f"training; {percent(SPARSITY)} of zeros, gradually; {percent(SPARSITY)} at once",
             fr=f"entraînement; {percent(SPARSITY)} de zéros, peu à peu; {percent(SPARSITY)} d’un coup",
@@ -308,7 +303,7 @@ class Gradual:
         return Table(head, tuple(rows))
 
     def seen(self) -> Table:
-        """Yes or no: whether it costs to go gradually, by number of epochs."""
+        """Answer whether gradual pruning loses to pruning at once, by number of epochs."""
         return answered(
             (
                 say(
@@ -323,7 +318,7 @@ class Gradual:
 
 @or_to_do
 def refined(two_of_four: TwoOfFour, sr_ste: SrSte, teacher: nn.Module, task: Task) -> Table:
-    """Two of four at once, then trained with masks that stay and with masks that follow the student's gradient."""
+    """Compare 2:4 at once with trainings whose masks stay or follow the student's gradient."""
     import torch
     from torch.nn.utils import parametrize
 
@@ -373,8 +368,7 @@ def refined(two_of_four: TwoOfFour, sr_ste: SrSte, teacher: nn.Module, task: Tas
         share = percent(moved / sum(float(mask.sum()) for mask in first.values()))
         rows.append((name, percent(accuracy(model, task)), share))
     head = columns(
-        en="weights; accuracy; kept places that are new",
-        fr="poids; exactitude; places gardées qui sont nouvelles",
+        en="weights; accuracy; kept places that are new", fr="poids; exactitude; places gardées qui sont nouvelles"
     )
     return Table(head, tuple(rows))
 
@@ -382,16 +376,10 @@ def refined(two_of_four: TwoOfFour, sr_ste: SrSte, teacher: nn.Module, task: Tas
 def masked_ratio(
     *, outputs: int = 1024, inputs: int = 1024, rows: int = 64, device: str = "cpu", rounds: int = 60
 ) -> tuple[Picture, float]:
-    """A dense layer with more and more zeros, timed; its figure, and the time with nine zeros of ten over that without.
+    """Time a dense layer with more and more zeros; return the figure, and the ratio with nine zeros of ten.
 
-    Sparse rows (CSR) stand beside it, and the share of the multiplications that is left.
-
-    Args:
-        outputs: of the layer.
-        inputs: of the layer.
-        rows: that it multiplies.
-        device: `cpu` or `cuda`.
-        rounds: of the timing.
+    The figure also has sparse rows (CSR), and the share of the multiplications that is left. `device` is `cpu` or
+    `cuda`, `rounds` those of the timing.
     """
     from dlojz.compress.two_to_four import sparse_speed
     from dlojz.display.figures.compress_figures import speed_figure
@@ -404,34 +392,23 @@ def masked_ratio(
 
 
 def break_even(rows: Sequence[int] = (1,), *, size: int = 1024, rounds: int = 60) -> Table:
-    """From which share of zeros on sparse rows (CSR) are as fast as the dense layer here, measured.
+    """Measure the share of zeros from which sparse rows (CSR) are as fast as the dense layer here.
 
     Args:
         rows: that the layer multiplies at once, one column each.
-        size: of the layer: its outputs, and its inputs.
-        rounds: of the timing.
+        size: outputs, and inputs, of the layer.
     """
     from dlojz.compress.two_to_four import crossing, sparse_speed
 
     found = [crossing(sparse_speed(size, size, one, CROSSING_SPARSITIES, rounds=rounds)) for one in rows]
-    head = (
-        say(en="rows multiplied at once", fr="lignes multipliées à la fois"),
-        *(str(one) for one in rows),
-    )
+    head = (say(en="rows multiplied at once", fr="lignes multipliées à la fois"), *(str(one) for one in rows))
     never = say(en="never", fr="jamais")
     cells = (never if one is None else percent(one, 0) for one in found)
     return Table(head, ((say(en="CSR gains time from", fr="CSR gagne du temps à partir de"), *cells),))
 
 
 def same_outputs(teacher: nn.Module, both: nn.Module, alone: nn.Module, images: Tensor) -> Table:
-    """Yes or no: whether models with columns of Q and of K in another order answer as before.
-
-    Args:
-        teacher: as it was.
-        both: columns of Q and of K moved in the same way.
-        alone: those of Q only.
-        images: that they are asked about.
-    """
+    """Answer whether models whose columns of Q and K (`both`), or of Q `alone`, are permuted answer as before."""
     import torch
 
     with torch.no_grad():
@@ -452,7 +429,7 @@ def same_outputs(teacher: nn.Module, both: nn.Module, alone: nn.Module, images: 
 
 @or_to_do
 def in_order(two_of_four: TwoOfFour, reorder: Reorder, teacher: nn.Module, images: Tensor) -> Table:
-    """For each MLP: what 2:4 keeps of its second matrix as it is and in a better order, and whether outputs differ."""
+    """Tabulate for each MLP what 2:4 keeps of its second matrix, as it is and permuted, and whether outputs differ."""
     import torch
 
     from dlojz.compress.permutations import best_permutation
