@@ -352,7 +352,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
     "pareto-front": [
         (front(lambda q, p: all(a < b for a, b in zip(q, p, strict=True))), "smaller in everything"),
         (front(everywhere), "Twins shut each other out"),
-        (front(lambda q, p: everywhere(p, q) and q != p), "turned over"),
+        (front(lambda q, p: everywhere(p, q) and q != p), "front is inverted"),
         (
             lambda points: [points.index(min(points, key=lambda p: p[k])) for k in range(len(points[0]))],
             "You drop",

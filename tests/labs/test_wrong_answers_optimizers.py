@@ -422,7 +422,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (steps_at_the_end, "are there at once"),
     ],
     "outer-step": [
-        (outer_way(reduce=False), "Every rank goes by its own difference"),
+        (outer_way(reduce=False), "Every rank uses its own difference"),
         (outer_way(back=True), "You walk back"),
         (outer_way(divide=False), "added up over the ranks"),
         (outer_way(nesterov=False), "plain momentum"),

@@ -279,8 +279,8 @@ STEP_2D = Exercise(
         "Exact sur 2 × 2 rangs et sur 3 × 1 : les gradients sont ceux d’un seul processus qui lit tout le batch.",
     ),
     hints=two_hints(
-        "Ask of each tensor: which ranks hold a part of the same sum? Terms of one output are on tp; gradients of one "
-        "slice, from other samples, on dp.",
+        "For each tensor, ask: which ranks hold a part of the same sum? Terms of one output are on tp; gradients of "
+        "one slice, from other samples, on dp.",
         "Demandez-vous, pour chaque tenseur : quels rangs détiennent une part de la même somme ? Les termes d’une même "
         "sortie sont sur tp ; les gradients d’une même tranche, issus d’autres échantillons, sur dp.",
         "copy(x * scale, tp) before w1; add_up(h @ w2.T, tp), and only then + bias. After backward, for every "

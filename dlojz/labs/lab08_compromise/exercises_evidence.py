@@ -281,8 +281,8 @@ PAIRED = Exercise(
             ),
             Mistake(
                 lambda first, second: 1 - min(1.0, 2 * _tail(*_wins(first, second))),
-                "You return 1 − p: small is to mean that chance would hardly do it.",
-                "Vous renvoyez 1 − p : une petite valeur doit dire que le hasard y arriverait à peine.",
+                "You return 1 − p: p is small where chance alone would rarely win so often.",
+                "Vous renvoyez 1 − p : p est petit quand le hasard seul gagnerait rarement aussi souvent.",
                 part=1,
             ),
         ),

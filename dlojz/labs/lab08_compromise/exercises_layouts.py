@@ -614,8 +614,8 @@ _FRONT_WAYS = (
     ),
     Mistake(
         lambda points: [i for i, one in enumerate(points) if not any(dominates(one, other) for other in points)],
-        "Your front is turned over: these are the points that beat nobody. Everything here is to be small.",
-        "Votre front est retourné : ce sont les points qui n’en battent aucun. Ici, tout doit être petit.",
+        "Your front is inverted: these points dominate no other one. Every criterion is to be small.",
+        "Votre front est inversé : ces points n’en dominent aucun autre. Chaque critère doit être petit.",
     ),
     Mistake(
         lambda points: [

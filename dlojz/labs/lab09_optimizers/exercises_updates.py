@@ -592,10 +592,10 @@ OUTER_STEP = Exercise(
         faults=(
             Mistake(
                 _values(alone=True),
-                "Every rank goes by its own difference: the ranks drift apart and never meet. The mean over the ranks "
-                "is missing (all-reduce, divided by their number).",
-                "Chaque rang suit sa propre différence : les rangs s’éloignent et ne se retrouvent jamais. Il manque "
-                "la moyenne sur les rangs (all-reduce, divisé par leur nombre).",
+                "Every rank uses its own difference, so the ranks drift apart. The mean over the ranks is missing "
+                "(all-reduce, divided by their number).",
+                "Chaque rang utilise sa propre différence, et les rangs s’éloignent. Il manque la moyenne sur les "
+                "rangs (all-reduce, divisé par leur nombre).",
             ),
             Mistake(
                 _values(sign=-1.0),

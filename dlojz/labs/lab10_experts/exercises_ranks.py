@@ -534,8 +534,8 @@ PARITY = Exercise(
         "Exact avec deux copies de chaque expert et avec une seule : les gradients égalent ceux du Data Parallelism.",
     ),
     hints=two_hints(
-        "Ask of each gradient: which ranks hold the same parameter? These add up. And then: over how many losses is "
-        "the mean taken? By that it is divided, for experts too.",
+        "For each gradient, ask: which ranks hold the same parameter? These add up. Then: over how many losses is the "
+        "mean taken? Divide by that number, for experts too.",
         "Pour chaque gradient, demandez-vous : quels rangs détiennent le même paramètre ? Ceux-là additionnent. Puis : "
         "de combien de pertes prend-on la moyenne ? C’est par ce nombre que l’on divise, pour les experts aussi.",
         "shared: dist.all_reduce(gradient); own: dist.all_reduce(gradient, group=replicas); both divided by "

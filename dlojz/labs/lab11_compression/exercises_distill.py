@@ -236,8 +236,8 @@ def _check_labels(answer: Way) -> None:
         if not same(torch.as_tensor(found), wanted):
             raise Wrong(
                 say(
-                    en="With some labels unknown you are right; where nobody has a label, the mean of nothing is NaN: "
-                    "the second term is 0 there.",
+                    en="With some labels unknown you are right; without any label, the mean over no sample is NaN: the "
+                    "second term is 0 then.",
                     fr="Avec quelques étiquettes inconnues, c’est juste ; mais sans aucune étiquette, la moyenne de "
                     "rien est NaN : le second terme vaut alors 0.",
                 )
