@@ -1,24 +1,7 @@
-"""Figures and tables that several labs share.
+"""Figures and tables that several labs share: published figures, bars of measured runs, pictures of few colours.
 
-What the papers print of the models that the package counts.
-
-These figures are only ever shown beside our own, never used in place of them.
-
-Runs side by side as bars, predicted in pale above measured: what several labs draw of memory and of messages.
-
-viz`. What was measured stands beside what the package predicts; nothing is fitted.
-
-Lab 04: what ZeRO's paper prints of the states per GPU, beside what a function gives.
-
-The paper's figures are only ever shown beside computed ones, never used in place of them.
-
-What the labs show their answers in: pictures of few colours, or the sentence of what is to do.
-
-viz`. An exercise that is still to do is answered by its sentence, not by an error.
-
-What the figures of lab 08 share: a picture with its table, numbers of an axis, the calibration of a cluster.
-
-viz`. The table beneath a picture has the figures that the picture draws.
+What a paper prints, and what was measured, only ever stands beside what the package computes. An exercise that is still
+to do is answered by its sentence, not by an error.
 """
 
 from __future__ import annotations

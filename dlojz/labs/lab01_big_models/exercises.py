@@ -1,22 +1,9 @@
-"""Lab 01: attention by hand.
+"""Exercises of lab 01: attention, from an image to tokens, the relative position bias, and what attention costs.
 
-The references are torch's own functions.
+The references are torch's own functions and the package's own models; parameters are counted on the package's block,
+multiply-adds are those that torch counts.
 
-Shape suffixes: T tokens, D width, N heads, H = D / N.
-
-Lab 01: what attention costs, in parameters and in multiply-adds.
-
-Parameters are counted on the package's own block, multiply-adds are those torch counts.
-
-Lab 01: the relative position bias.
-
-The reference gives what `dlojz.models.coatnet` adds to its scores (tested).
-
-Lab 01: from an image to tokens.
-
-The references are torch's own functions or the package's own models.
-
-Shape suffixes: C channels, H and W pixels, P patches, E = C × patch², T tokens, D width.
+Shape suffixes: T tokens, D width, N heads, H = D / N; C channels, H and W pixels, P patches, E = C × patch².
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Figures that belong to one lab only.
+"""Figures of lab 01: what the package counts or predicts, or what the student's own function gives.
 
-viz`. What is drawn is counted or predicted by the package, or computed by the student's own function; each figure tells
-in words (its `alt`) what it shows.
+Each figure tells in words (its `alt`) what it shows.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-"""Lab 02: activation checkpointing by segments.
+"""Exercises of lab 02 on memory given for time: checkpointing by segments, offloaded activations and their cost.
 
-The answer is held to the outputs and gradients of the plain loop, and to what is really still in memory after forward:
-every block knows its own activations and counts how often it runs.
+A checkpointed answer is held to the outputs and gradients of the plain loop, and to what is still in memory after
+forward: every block knows its own activations and counts how often it runs. Offloading hooks are entered around a real
+forward pass, and what they send to the host and fetch back is counted.
 
 Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174), §4.
-
-Lab 02: activations that wait in host memory, and what the journey costs.
-
-The answer is entered around a real forward pass; what it sends to the host and fetches back is counted there.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""Figures of lab 02 that come before any run: rules of thumb, the layer, the batch, the limit of data parallelism.
+"""Figures of lab 02: rules of thumb, one layer, the batch, the limit of data parallelism, checkpointing, measured runs.
 
-viz`. What is drawn is what the package computes or what the student's own function gives; each figure tells in words
-(its `alt`) what it shows.
-
-Figures of lab 02 about memory given for time: segments of a checkpointed model, and runs side by side.
-
-viz`. What is drawn was traced with the student's own function, or measured.
+What is drawn is computed by the package or by the student's own function, traced, or measured; each figure tells in
+words (its `alt`) what it shows.
 """
 
 from __future__ import annotations

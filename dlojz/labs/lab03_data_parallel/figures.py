@@ -1,7 +1,6 @@
-"""Figures of lab 03: buckets, shares of an epoch, learning rates, large batches.
+"""Figures of lab 03: what the student's own function gives, or what a training measured.
 
-viz`. What is drawn is what the student's own function gives, or what a training measured; each figure tells in words
-(its `alt`) what it shows.
+Each figure tells in words (its `alt`) what it shows.
 """
 
 from __future__ import annotations

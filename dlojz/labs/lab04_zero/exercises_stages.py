@@ -1,21 +1,7 @@
-"""Lab 04: bytes of the model states on one rank, by ZeRO stage.
+"""Exercises of lab 04 on the stages: bytes of the states, then optimizer, gradients and weights sharded by hand.
 
-The reference is the paper's closed form, which `dlojz.prediction.rules_of_thumb` gives too.
-
-Lab 04: the optimizer shared out among the ranks, by hand.
-
-An answer is held to the weights of one process, and then to what each rank has kept and communicated for them: right
-values alone are not ZeRO.
-
-Lab 04: the gradients shared out among the ranks, by hand.
-
-An answer is held to the mean gradient that one process computes, and then to what each rank has been sent for it: right
-values alone are not ZeRO.
-
-Lab 04: a layer whose weights are whole only while it computes.
-
-An answer is held to the output and the gradients of one process, and then to what it has kept from the forward pass to
-the backward pass: whole weights there are not ZeRO-3.
+An answer is held to the weights, mean gradients or outputs of one process, and then to what each rank has kept and
+communicated for them: right values alone are not ZeRO.
 """
 
 from __future__ import annotations

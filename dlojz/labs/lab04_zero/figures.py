@@ -1,7 +1,7 @@
 """Figures and tables of lab 04: states by stage, ZeRO's published table, stages side by side, offloading, lost time.
 
-viz`. What is drawn is what the student's own function gives, what the package predicts, or what a run measured; each
-figure tells in words (its `alt`) what it shows.
+What is drawn is what the student's own function gives, what the package predicts, or what a run measured; each figure
+tells in words (its `alt`) what it shows.
 """
 
 from __future__ import annotations

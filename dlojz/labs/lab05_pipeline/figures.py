@@ -1,11 +1,7 @@
-"""Figures and tables of lab 05: schedules drawn, compared, capped, and laid out in one table.
+"""Figures and tables of lab 05: schedules, memory limits, cuts, measured steps under their simulation, stale weights.
 
-viz`. What is drawn is what the student's own function gives or what the simulator finds; an exercise that is still to
-do is answered by its sentence, not by an error.
-
-Figures of lab 05 that need a model, a run or a training: cuts, memory kept, steps laid over, stale weights.
-
-viz`. What was measured stands beside what the student's function or the simulator says; nothing is fitted.
+What is drawn is what the student's own function gives, what the simulator finds, or what was measured; nothing is
+fitted. An exercise that is still to do is answered by its sentence, not by an error.
 """
 
 from __future__ import annotations

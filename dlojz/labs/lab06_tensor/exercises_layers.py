@@ -1,16 +1,7 @@
-"""Lab 06: one linear layer, by columns and by rows.
+"""Exercises of lab 06 on layers: linear by columns and by rows, the MLP with one all-reduce, attention by heads.
 
-An answer is held to the outputs and gradients of the whole layer in one process.
-
-Lab 06: two linear layers with one all-reduce: the MLP.
-
-An answer is held to the output and the gradients of one process, and then to what it has sent for them: a second sum
-gives the same values.
-
-Lab 06: attention shared out by heads, from a projection whose rows hold queries, then keys, then values.
-
-An answer is held to the output and the gradients of whole attention in one process; which heads a rank takes shows in
-the gradient of the projection.
+An answer is held to the outputs and gradients of the whole layer in one process, and then to what it sent for them: a
+second sum gives the same values.
 
 Shape suffixes: B batch, T tokens, D width, N heads, H width of a head.
 """

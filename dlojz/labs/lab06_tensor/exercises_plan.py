@@ -1,17 +1,9 @@
-"""Lab 06: CoAtNet's inverted bottleneck shared out by channels, with its squeeze-excite.
+"""Exercises of lab 06 beyond one layer: MBConv by channels, torch's `parallelize_module`, the bytes that a layer sends.
 
-An answer is held to the output and the gradients of one process, whose graph knows which contribution is which rank's.
+MBConv is held to the output and gradients of one process. A plan is applied on two ranks and its results are compared;
+where they are wrong, the plan says which layer is the cause, and names that torch would pass over are refused.
 
 Shape suffixes: B batch, C channels, c hidden channels of one rank, H and W of the feature map.
-
-Lab 06: torch's `parallelize_module`: the plan of a Llama-like block, really applied on two ranks.
-
-A plan is run and its results are held to those of one process; only where they are wrong is it looked at, to say which
-layer is the cause. Names that torch would pass over in silence are refused.
-
-Lab 06: the bytes that a layer sends under tensor parallelism, and the time they take.
-
-Pure arithmetic; the volumes are those that a run counts, the times those of the α–β model.
 """
 
 from __future__ import annotations

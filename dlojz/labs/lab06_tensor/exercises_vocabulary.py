@@ -1,16 +1,9 @@
-"""Lab 06: the two ends of a text model, shared out along the vocabulary: embedding and loss.
+"""Exercises of lab 06 on sharded tokens: embedding and loss by vocabulary, and sequence parallelism with dropout.
 
-An answer is held to the output and the gradients of one process, and then to what it has sent: neither the table nor
-the logits are ever gathered.
+An answer is held to the outputs and gradients of one process, which draws each rank's dropout mask too, and then to
+what it has sent: neither the table nor the logits are ever gathered.
 
-Shape suffixes: B batch, T tokens, D width, V vocabulary, v = V / n words of one rank.
-
-Lab 06: half a transformer block between two sums, with and without sequence parallelism, dropout included.
-
-An answer is held to the outputs and gradients of one process that draws, for each rank, the mask that rank should draw;
-then to what it has sent.
-
-Shape suffixes: B batch, T tokens, D width; S = T / n tokens of one rank.
+Shape suffixes: B batch, T tokens, D width; V vocabulary, v = V / n words of one rank; S = T / n tokens of one rank.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""Figures and tables of lab 06: a layer shared out, a block with its f and g, time over links.
+"""Figures and tables of lab 06: a sharded layer, a block with its f and g, time over links, measured runs side by side.
 
-viz`. What is drawn is a split that `share_bounds` gives, or what the student's own function gives; a rank has one
-colour and one hatch in every figure.
-
-Figures and tables of lab 06 that need runs: memory and messages side by side, counted bytes, losses laid over.
-
-viz`. What was measured stands beside what the package predicts; nothing is fitted.
+A shard is drawn as `share_bounds` gives it, with one colour and one hatch for a rank in every figure; what was measured
+stands beside what the package predicts.
 """
 
 from __future__ import annotations
