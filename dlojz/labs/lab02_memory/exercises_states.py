@@ -328,11 +328,7 @@ BLOCK_ACTIVATIONS = Exercise(
                 "Le MLP garde deux tenseurs de largeur 4 h : ce qui entre dans la GELU, et ce qui en sort, que "
                 "garde la seconde couche linéaire.",
             ),
-            Mistake(
-                _sbh(11),
-                "That is the attention alone: 11·sbh.",
-                "C’est l’attention seule : 11·sbh.",
-            ),
+            Mistake(_sbh(11), "That is the attention alone: 11·sbh.", "C’est l’attention seule : 11·sbh."),
             Mistake(
                 _sbh(15),
                 "The MLP is missing: two linear layers, the GELU between them, the dropout after.",
