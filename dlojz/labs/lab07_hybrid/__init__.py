@@ -1,7 +1,4 @@
-"""Lab 07: its exercises in order, and what the student predicts.
-
-Nothing is judged here; the exercises live beside their references.
-"""
+"""Lab 07: its exercises in order, and what the student predicts."""
 
 from __future__ import annotations
 

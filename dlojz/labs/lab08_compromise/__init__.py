@@ -1,7 +1,4 @@
-"""Lab 08: its exercises in order, and what the student predicts.
-
-Nothing is judged here; the exercises live beside their references.
-"""
+"""Lab 08: its exercises in order, and what the student predicts."""
 
 from __future__ import annotations
 
@@ -18,8 +15,8 @@ PREDICTIONS = (
         question=Said(
             "How many days does it take to train 175 billion parameters on 300 billion tokens, with 1,024 A100s at 140 "
             "TFLOP/s each?",
-            "Combien de jours faut-il pour entraîner 175 milliards de paramètres sur 300 milliards de tokens, avec "
-            "1 024 A100 à 140 TFLOP/s chacun ?",
+            "Combien de jours faut-il pour entraîner 175 milliards de paramètres sur 300 milliards de tokens, avec 1 "
+            "024 A100 à 140 TFLOP/s chacun ?",
         ),
         kind="count",
         tolerance=0.03,
