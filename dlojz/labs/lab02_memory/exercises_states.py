@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
+from dlojz.base.table import Table
 from dlojz.labs.kit.exercise import Exercise, Mistake, NotDone, Said, Verdict, Wrong, two_hints
 from dlojz.labs.kit.judges import Judge
 from dlojz.prediction.rules_of_thumb import Shape, layer_bytes
@@ -465,15 +466,6 @@ LARGEST_BATCH = Exercise(
 )
 
 
-class Lines(str):
-    """Some lines of text that a notebook shows as they are."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
 def asked(question: Callable[[], Any]) -> Any:
     """What a question gives that calls functions of the student, or which of these is still to do."""
     try:
@@ -482,13 +474,11 @@ def asked(question: Callable[[], Any]) -> Any:
         return Verdict("todo", str(error))
 
 
-def states_table(bytes_per_parameter: Callable[[str, str], float]) -> Lines | Verdict:
+def states_table(bytes_per_parameter: Callable[[str, str], float]) -> Table | Verdict:
     """Bytes per parameter by precision and optimizer, by the student's function."""
-    try:
-        rows = [[bytes_per_parameter(precision, optimizer) for optimizer in OPTIMIZERS] for precision in PRECISIONS]
-    except NotDone as error:
-        return Verdict("todo", str(error))
-    lines = [" " * 20 + "".join(f"{optimizer:>10}" for optimizer in OPTIMIZERS)]
-    for precision, row in zip(PRECISIONS, rows, strict=True):
-        lines.append(f"{precision:<20}" + "".join(f"{value!s:>10}" for value in row))
-    return Lines("\n".join(lines))
+
+    def row(precision: str) -> tuple[str, ...]:
+        return precision, *(str(bytes_per_parameter(precision, optimizer)) for optimizer in OPTIMIZERS)
+
+    table: Table | Verdict = asked(lambda: Table(("", *OPTIMIZERS), tuple(map(row, PRECISIONS))))
+    return table

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
-from dlojz.labs.kit.judges import Judge, refuse_nothing
+from dlojz.labs.kit.judges import Judge, reader, refuse_nothing
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -304,18 +304,19 @@ def _step(hooks_of: Callable[..., Any] | None) -> tuple[Host, list[Tensor]]:
     return host, [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
-def _as_hooks(value: object) -> Hooks:
-    if value is None:
-        raise Wrong(
-            en="Your function returns nothing: end it with return pack, unpack.",
-            fr="Votre fonction ne renvoie rien : terminez-la par return pack, unpack.",
-        )
-    if not isinstance(value, tuple) or len(value) != 2 or not all(map(callable, value)):
-        raise Wrong(
-            en="Two functions are expected, (pack, unpack), in this order, without calling them.",
-            fr="On attend deux fonctions, (pack, unpack), dans cet ordre, sans les appeler.",
-        )
-    return value
+def _pair(value: Any) -> Hooks:
+    pack, unpack = value
+    if not (isinstance(value, tuple) and callable(pack) and callable(unpack)):
+        raise TypeError
+    return pack, unpack
+
+
+_as_hooks = reader(
+    _pair,
+    "Two functions are expected, (pack, unpack), in this order, without calling them",
+    "On attend deux fonctions, (pack, unpack), dans cet ordre, sans les appeler",
+    names="pack, unpack",
+)
 
 
 def _judge_hooks(answer: Callable[..., Any]) -> None:
