@@ -225,16 +225,12 @@ def block_parameters(width: int) -> int:
     return sum(parameter.numel() for parameter in block.parameters())
 
 
-def _widths() -> Iterator[tuple[int]]:
-    yield from ((64,), (192,), (768,))
-
-
 BLOCK_PARAMETERS = Exercise(
     id="block-parameters",
     title=Said("parameters of an attention block", "les paramètres d’un bloc d’attention"),
     judge=Judge(
         block_parameters,
-        cases=_widths,
+        cases=((64,), (192,), (768,)),
         mistakes=(
             Mistake(
                 lambda d: 12 * d * d,
@@ -298,16 +294,12 @@ def attention_multiply_adds(num_tokens: int, width: int) -> int:
     return 4 * num_tokens * width**2 + 2 * num_tokens**2 * width
 
 
-def _costs() -> Iterator[tuple[int, int]]:
-    yield from ((197, 768), (3136, 96), (49, 768), (12544, 64))
-
-
 ATTENTION_COST = Exercise(
     id="attention-cost",
     title=Said("what attention costs", "ce que coûte l’attention"),
     judge=Judge(
         attention_multiply_adds,
-        cases=_costs,
+        cases=((197, 768), (3136, 96), (49, 768), (12544, 64)),
         mistakes=(
             Mistake(
                 lambda t, d: 2 * t * t * d,

@@ -134,22 +134,18 @@ def data_parallel_bytes(parameters: int, sample_bytes: int, global_batch: int, d
     return 16 * parameters + buckets_bytes + sample_bytes * global_batch // dp
 
 
-def _clusters() -> Iterator[tuple[int, int, int, int]]:
-    yield from (
-        (1_000_000, 3_000_000, 64, 1),
-        (1_000_000, 3_000_000, 64, 2),
-        (2_500_000_000, 12_000_000_000, 64, 64),
-        (25_000_000, 240_000_000, 128, 8),
-        (7_000_000, 1_000, 32, 4),
-    )
-
-
 DATA_PARALLEL_BYTES = Exercise(
     id="data-parallel-bytes",
     title=Said("what a replica takes", "ce qu’occupe une réplique"),
     judge=Judge(
         data_parallel_bytes,
-        cases=_clusters,
+        cases=(
+            (1_000_000, 3_000_000, 64, 1),
+            (1_000_000, 3_000_000, 64, 2),
+            (2_500_000_000, 12_000_000_000, 64, 64),
+            (25_000_000, 240_000_000, 128, 8),
+            (7_000_000, 1_000, 32, 4),
+        ),
         mistakes=(
             Mistake(
                 lambda psi, sample, batch, dp: (20 if dp > 1 else 16) * psi // dp + sample * batch // dp,
@@ -278,10 +274,6 @@ def transformer_layer_bytes(s: int, b: int, h: int, a: int) -> int:
     return int(layer_bytes(Shape(sequence_length=s, micro_batch=b, hidden=h, heads=a)))
 
 
-def _shapes() -> Iterator[tuple[int, int, int, int]]:
-    yield from ((128, 2, 64, 4), (1024, 1, 768, 12), (2048, 4, 12288, 96), (197, 8, 192, 3))
-
-
 def _sbh(factor: float, score_factor: float = 5) -> Callable[[int, int, int, int], float]:
     return lambda s, b, h, a: factor * s * b * h + score_factor * a * s * s * b
 
@@ -291,7 +283,7 @@ BLOCK_ACTIVATIONS = Exercise(
     title=Said("activations of a transformer layer", "les activations d’une couche de transformer"),
     judge=Judge(
         transformer_layer_bytes,
-        cases=_shapes,
+        cases=((128, 2, 64, 4), (1024, 1, 768, 12), (2048, 4, 12288, 96), (197, 8, 192, 3)),
         mistakes=(
             Mistake(
                 _sbh(34, 0),

@@ -10,7 +10,7 @@ Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost" (arXiv
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -398,16 +398,12 @@ def exposed_seconds(moved_bytes: float, link_bytes_per_s: float, forward_s: floa
     return max(0.0, one_way_s - forward_s) + max(0.0, one_way_s - 2 * forward_s)
 
 
-def _journeys() -> Iterator[tuple[float, float, float]]:
-    yield from ((25e9, 25e9, 0.4), (25e9, 25e9, 0.7), (5e9, 25e9, 0.5), (64e9, 16e9, 0.1), (12e9, 50e9, 0.2))
-
-
 EXPOSED_SECONDS = Exercise(
     id="exposed-seconds",
     title=Said("what offloading costs", "ce que coûte le déchargement"),
     judge=Judge(
         exposed_seconds,
-        cases=_journeys,
+        cases=((25e9, 25e9, 0.4), (25e9, 25e9, 0.7), (5e9, 25e9, 0.5), (64e9, 16e9, 0.1), (12e9, 50e9, 0.2)),
         mistakes=(
             Mistake(
                 lambda moved, link, forward: 2 * moved / link,
