@@ -311,7 +311,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (completing("in place"), "changes the dictionary that it is given"),
         (completing("stage alone"), "is gone or has changed"),
         (completing("within zero"), "is gone or has changed"),
-        (completing("of one rank"), "refuses your file"),
+        (completing("of one rank"), "DeepSpeed or the lab refuses"),
         (completing("per rank"), "times as many"),
         (completing("without accumulation"), "times as many"),
         (completing("does not fit"), "does not fit"),

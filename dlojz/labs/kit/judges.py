@@ -10,6 +10,7 @@ expected, and nothing is guessed.
 from __future__ import annotations
 
 import copy
+import json
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from dlojz.base.errors import LabError
 from dlojz.base.language import percent, say, shortest, significant
 from dlojz.labs.kit.exercise import Mistake, Said, Wrong
 from dlojz.labs.kit.rank_judges import Values, diagnosis, explains, refuse_errors, run_on_ranks
@@ -24,6 +26,8 @@ from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from dlojz.config.run_config import RunConfig
 
 TOLERANCE = 1e-4
 """Relative distance up to which two elements of tensors are the same."""
@@ -403,6 +407,83 @@ def expect_numbers(given: Any, names: Sequence[Said]) -> Numbers:
                 "sur une liste vide.",
             )
     return values
+
+
+def expect_json(document: Any) -> Mapping[str, Any]:
+    """Read a dictionary that can be written as JSON.
+
+    Raises:
+        Wrong: for nothing, for something else, for a value that JSON has not.
+    """
+    refuse_nothing(document)
+    if not isinstance(document, Mapping):
+        raise Wrong(
+            en=f"A dictionary is expected, but your function returns a {type(document).__name__}: json.dump will "
+            "write it to the file.",
+            fr=f"Un dictionnaire est attendu, mais votre fonction renvoie un objet de type {type(document).__name__} : "
+            "json.dump se chargera de l’écrire dans le fichier.",
+        )
+    try:
+        json.dumps(document)
+    except (TypeError, ValueError) as error:
+        raise Wrong(
+            en=f"This dictionary cannot be written as JSON ({error}): use numbers, texts, True, False, lists and "
+            "dictionaries.",
+            fr=f"Ce dictionnaire ne s’écrit pas en JSON ({error}) : mettez-y des nombres, des textes, True, False, "
+            "des listes et des dictionnaires.",
+        ) from None
+    return document
+
+
+UNSAID = 97
+"""Micro-batch of a run about which the file says nothing; no case asks for it."""
+_SETTINGS = {
+    "zero": "zero_optimization.stage",
+    "precision": "bf16.enabled",
+    "micro_batch": "train_micro_batch_size_per_gpu",
+    "micro_batches": "gradient_accumulation_steps",
+    "offload": "zero_optimization.offload_optimizer, offload_param",
+}
+
+
+def read_settings(document: Mapping[str, Any], asked: Said, **base: Any) -> RunConfig:
+    """Read DeepSpeed's settings as DeepSpeed would.
+
+    Args:
+        document: the settings, JSON data.
+        asked: the run in words.
+        base: what the run has besides: model and degrees.
+
+    Raises:
+        Wrong: if DeepSpeed or the lab refuses them.
+    """
+    from dlojz.config.deepspeed_json import read_deepspeed_json
+    from dlojz.config.run_config import RunConfig
+
+    try:
+        return read_deepspeed_json(json.dumps(document), RunConfig.of(engine="deepspeed", micro_batch=UNSAID, **base))
+    except LabError as error:
+        raise Wrong(
+            en=f"Asked for: {asked.en}. With your settings, DeepSpeed or the lab refuses: {error}",
+            fr=f"Demandé : {asked.fr}. Avec vos réglages, DeepSpeed ou le TP refuse : {error}",
+        ) from None
+
+
+def refuse_settings(given: RunConfig, wanted: RunConfig, asked: Said) -> None:
+    """Refuse settings that DeepSpeed would read as another run.
+
+    Raises:
+        Wrong: with the first field that differs, and the key to look at.
+    """
+    for name, key in _SETTINGS.items():
+        read, right = (getattr(one if name == "precision" else one.layout, name) for one in (given, wanted))
+        if read != right:
+            raise Wrong(
+                en=f"Asked for: {asked.en}. DeepSpeed would run your settings with {name}={read!r}, not {right!r}: "
+                f"look at {key}.",
+                fr=f"Demandé : {asked.fr}. Avec vos réglages, DeepSpeed prendrait {name}={read!r} et non {right!r} : "
+                f"regardez {key}.",
+            )
 
 
 def same_number(one: float, other: float, tolerance: float = 1e-6) -> bool:

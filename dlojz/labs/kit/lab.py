@@ -1,22 +1,8 @@
-"""Lab: what a notebook holds in its variable `lab`, and the progress that it keeps.
+"""Lab: the variable `lab` of a notebook, with check, hint, predict, reveal, progress, and what the machine offers.
 
-Which exercises are done and how good the predictions were, remembered across kernels.
-
-A damaged or unwritable file costs the memory of what was done, never the lab.
-
-Where the student is: the notebook that is open, and so the language to speak.
-
-The code of a lab is the same in every language; the language comes from the notebook's own file, so no cell ever names
-one.
-
-What the machine offers, told in a notebook.
-
-The kernel stays light; `dlojz doctor` looks at the libraries in a process of its own.
-
-The lab as the student holds it: check, hint, predict, reveal, progress.
-
-No method raises for a mistake of the student, nor changes anything in the notebook; each answers at once, in the
-notebook's language.
+The language comes from the notebook's own file, as the code of a lab is the same in both. Progress is remembered across
+kernels; a damaged or unwritable file costs that memory, never the lab. No method raises for a mistake of the student.
+`dlojz doctor` looks at the libraries in a process of its own, so that the kernel stays light.
 """
 
 from __future__ import annotations

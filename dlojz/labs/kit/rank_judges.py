@@ -85,7 +85,7 @@ def evidence_of(
     return [
         RankEvidence(
             name=name,
-            label=(more.get("labels") or {}).get(name, Said(f"the {name}", f"« {name} »")),
+            label=(more.get("labels") or {}).get(name) or _label(name),
             given=[rank.get(name) for rank in given],
             expected=[rank[name] for rank in expected],
             local=[rank[name] for rank in more.get("local") or () if name in rank],
@@ -94,6 +94,12 @@ def evidence_of(
         )
         for name in expected[0]
     ]
+
+
+def _label(name: str) -> Said:
+    if name.startswith("gradient of "):
+        return Said(f"the {name}", f"le gradient de {name.removeprefix('gradient of ')}")
+    return {OUTPUT: Said("the output", "la sortie")}.get(name, Said(f"the {name}", f"« {name} »"))
 
 
 def diagnosis(
@@ -383,6 +389,8 @@ def _plain(words: str) -> str:
     return words.removeprefix("the ")
 
 
+OUTPUT, OF_X = "output", "gradient of x"
+"""Names of results that most layers have; a name that begins with `gradient of` belongs to the backward pass."""
 WALL_S = 6.0
 LIMIT_S = 3.0
 """Seconds for an answer on all ranks, and for one collective; longer on a loaded machine (`limits_s`)."""
@@ -546,6 +554,35 @@ NO_OFFSET = Said(
     "Le décalage du vocabulaire manque : le mot numéro `start` est la ligne 0 de la table de ce rang. Chaque rang "
     "cherche les mots comme si sa part commençait à 0 : retranchez d’abord `start`.",
 )
+
+
+def only(
+    values: Callable[..., Mapping[str, Tensor]], names: Iterable[str] | Mapping[str, str], *options: Any
+) -> Values:
+    """Take some of the results that ranks would hold.
+
+    Args:
+        values: gives results by name.
+        names: of the results that are compared; a mapping gives, for each, the name under which `values` has it.
+        options: handed on to `values` after rank, size and seed.
+    """
+    sources = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
+
+    def taken(rank: int, size: int, seed: int) -> Mapping[str, Tensor]:
+        found = values(rank, size, seed, *options)
+        return {name: found[source] for name, source in sources.items()}
+
+    return taken
+
+
+def times_ranks(values: Callable[..., Mapping[str, Tensor]], name: str) -> Values:
+    """The output as it is, and one gradient as many times too large as there are ranks."""
+
+    def counted(rank: int, size: int, seed: int) -> Mapping[str, Tensor]:
+        found = values(rank, size, seed)
+        return {OUTPUT: found[OUTPUT], name: size * found[name]}
+
+    return counted
 
 
 def asked_for(answer: RankAnswer, *names: str) -> list[int]:

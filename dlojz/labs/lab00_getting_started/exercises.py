@@ -18,16 +18,12 @@ def _global_batch(micro_batch: int, micro_batches: int, dp: int) -> int:
     return Layout.from_dict({"micro_batch": micro_batch, "micro_batches": micro_batches, "dp": dp}).global_batch
 
 
-def _batches() -> Iterator[tuple[int, int, int]]:
-    yield from ((16, 1, 2), (8, 4, 3), (5, 3, 7), (1, 1, 1))
-
-
 GLOBAL_BATCH = Exercise(
     id="global-batch",
     title=Said("the global batch", "la taille de batch globale"),
     judge=Judge(
         _global_batch,
-        cases=_batches,
+        cases=((16, 1, 2), (8, 4, 3), (5, 3, 7), (1, 1, 1)),
         mistakes=(
             Mistake(
                 lambda micro, count, dp: micro * dp,
@@ -80,16 +76,12 @@ def _steps_per_epoch(num_samples: int, global_batch: int) -> int:
     return num_samples // global_batch
 
 
-def _epochs() -> Iterator[tuple[int, int]]:
-    yield from ((1797, 32), (1000, 250), (100, 36), (64, 64))
-
-
 STEPS_PER_EPOCH = Exercise(
     id="steps-per-epoch",
     title=Said("the number of steps per epoch", "le nombre de pas par époque"),
     judge=Judge(
         _steps_per_epoch,
-        cases=_epochs,
+        cases=((1797, 32), (1000, 250), (100, 36), (64, 64)),
         mistakes=(
             Mistake(
                 lambda samples, batch: -(-samples // batch),
@@ -143,16 +135,12 @@ def _ring_sent_bytes(message_bytes: int, dp: int) -> float:
     return traffic.sent_bytes
 
 
-def _messages() -> Iterator[tuple[int, int]]:
-    yield from ((1_000_000, 2), (6_000, 3), (4_096, 8), (640, 64), (2_000, 1))
-
-
 RING_BYTES = Exercise(
     id="ring-bytes",
     title=Said("bytes sent by a ring all-reduce", "octets envoyés par un all-reduce en anneau"),
     judge=Judge(
         _ring_sent_bytes,
-        cases=_messages,
+        cases=((1_000_000, 2), (6_000, 3), (4_096, 8), (640, 64), (2_000, 1)),
         mistakes=(
             Mistake(
                 lambda message, dp: message * (dp - 1) / dp,

@@ -1,22 +1,9 @@
-"""Lab 01: attention by hand.
+"""Exercises of lab 01: attention, from an image to tokens, the relative position bias, and what attention costs.
 
-The references are torch's own functions.
+The references are torch's own functions and the package's own models; parameters are counted on the package's block,
+multiply-adds are those that torch counts.
 
-Shape suffixes: T tokens, D width, N heads, H = D / N.
-
-Lab 01: what attention costs, in parameters and in multiply-adds.
-
-Parameters are counted on the package's own block, multiply-adds are those torch counts.
-
-Lab 01: the relative position bias.
-
-The reference gives what `dlojz.models.coatnet` adds to its scores (tested).
-
-Lab 01: from an image to tokens.
-
-The references are torch's own functions or the package's own models.
-
-Shape suffixes: C channels, H and W pixels, P patches, E = C × patch², T tokens, D width.
+Shape suffixes: T tokens, D width, N heads, H = D / N; C channels, H and W pixels, P patches, E = C × patch².
 """
 
 from __future__ import annotations
@@ -238,16 +225,12 @@ def block_parameters(width: int) -> int:
     return sum(parameter.numel() for parameter in block.parameters())
 
 
-def _widths() -> Iterator[tuple[int]]:
-    yield from ((64,), (192,), (768,))
-
-
 BLOCK_PARAMETERS = Exercise(
     id="block-parameters",
     title=Said("parameters of an attention block", "les paramètres d’un bloc d’attention"),
     judge=Judge(
         block_parameters,
-        cases=_widths,
+        cases=((64,), (192,), (768,)),
         mistakes=(
             Mistake(
                 lambda d: 12 * d * d,
@@ -311,16 +294,12 @@ def attention_multiply_adds(num_tokens: int, width: int) -> int:
     return 4 * num_tokens * width**2 + 2 * num_tokens**2 * width
 
 
-def _costs() -> Iterator[tuple[int, int]]:
-    yield from ((197, 768), (3136, 96), (49, 768), (12544, 64))
-
-
 ATTENTION_COST = Exercise(
     id="attention-cost",
     title=Said("what attention costs", "ce que coûte l’attention"),
     judge=Judge(
         attention_multiply_adds,
-        cases=_costs,
+        cases=((197, 768), (3136, 96), (49, 768), (12544, 64)),
         mistakes=(
             Mistake(
                 lambda t, d: 2 * t * t * d,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
+from dlojz.base.table import Table
 from dlojz.labs.kit.exercise import Exercise, Mistake, NotDone, Said, Verdict, Wrong, two_hints
 from dlojz.labs.kit.judges import Judge
 from dlojz.prediction.rules_of_thumb import Shape, layer_bytes
@@ -133,22 +134,18 @@ def data_parallel_bytes(parameters: int, sample_bytes: int, global_batch: int, d
     return 16 * parameters + buckets_bytes + sample_bytes * global_batch // dp
 
 
-def _clusters() -> Iterator[tuple[int, int, int, int]]:
-    yield from (
-        (1_000_000, 3_000_000, 64, 1),
-        (1_000_000, 3_000_000, 64, 2),
-        (2_500_000_000, 12_000_000_000, 64, 64),
-        (25_000_000, 240_000_000, 128, 8),
-        (7_000_000, 1_000, 32, 4),
-    )
-
-
 DATA_PARALLEL_BYTES = Exercise(
     id="data-parallel-bytes",
     title=Said("what a replica takes", "ce qu’occupe une réplique"),
     judge=Judge(
         data_parallel_bytes,
-        cases=_clusters,
+        cases=(
+            (1_000_000, 3_000_000, 64, 1),
+            (1_000_000, 3_000_000, 64, 2),
+            (2_500_000_000, 12_000_000_000, 64, 64),
+            (25_000_000, 240_000_000, 128, 8),
+            (7_000_000, 1_000, 32, 4),
+        ),
         mistakes=(
             Mistake(
                 lambda psi, sample, batch, dp: (20 if dp > 1 else 16) * psi // dp + sample * batch // dp,
@@ -277,10 +274,6 @@ def transformer_layer_bytes(s: int, b: int, h: int, a: int) -> int:
     return int(layer_bytes(Shape(sequence_length=s, micro_batch=b, hidden=h, heads=a)))
 
 
-def _shapes() -> Iterator[tuple[int, int, int, int]]:
-    yield from ((128, 2, 64, 4), (1024, 1, 768, 12), (2048, 4, 12288, 96), (197, 8, 192, 3))
-
-
 def _sbh(factor: float, score_factor: float = 5) -> Callable[[int, int, int, int], float]:
     return lambda s, b, h, a: factor * s * b * h + score_factor * a * s * s * b
 
@@ -290,7 +283,7 @@ BLOCK_ACTIVATIONS = Exercise(
     title=Said("activations of a transformer layer", "les activations d’une couche de transformer"),
     judge=Judge(
         transformer_layer_bytes,
-        cases=_shapes,
+        cases=((128, 2, 64, 4), (1024, 1, 768, 12), (2048, 4, 12288, 96), (197, 8, 192, 3)),
         mistakes=(
             Mistake(
                 _sbh(34, 0),
@@ -328,11 +321,7 @@ BLOCK_ACTIVATIONS = Exercise(
                 "Le MLP garde deux tenseurs de largeur 4 h : ce qui entre dans la GELU, et ce qui en sort, que "
                 "garde la seconde couche linéaire.",
             ),
-            Mistake(
-                _sbh(11),
-                "That is the attention alone: 11·sbh.",
-                "C’est l’attention seule : 11·sbh.",
-            ),
+            Mistake(_sbh(11), "That is the attention alone: 11·sbh.", "C’est l’attention seule : 11·sbh."),
             Mistake(
                 _sbh(15),
                 "The MLP is missing: two linear layers, the GELU between them, the dropout after.",
@@ -469,15 +458,6 @@ LARGEST_BATCH = Exercise(
 )
 
 
-class Lines(str):
-    """Some lines of text that a notebook shows as they are."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
 def asked(question: Callable[[], Any]) -> Any:
     """What a question gives that calls functions of the student, or which of these is still to do."""
     try:
@@ -486,13 +466,11 @@ def asked(question: Callable[[], Any]) -> Any:
         return Verdict("todo", str(error))
 
 
-def states_table(bytes_per_parameter: Callable[[str, str], float]) -> Lines | Verdict:
+def states_table(bytes_per_parameter: Callable[[str, str], float]) -> Table | Verdict:
     """Bytes per parameter by precision and optimizer, by the student's function."""
-    try:
-        rows = [[bytes_per_parameter(precision, optimizer) for optimizer in OPTIMIZERS] for precision in PRECISIONS]
-    except NotDone as error:
-        return Verdict("todo", str(error))
-    lines = [" " * 20 + "".join(f"{optimizer:>10}" for optimizer in OPTIMIZERS)]
-    for precision, row in zip(PRECISIONS, rows, strict=True):
-        lines.append(f"{precision:<20}" + "".join(f"{value!s:>10}" for value in row))
-    return Lines("\n".join(lines))
+
+    def row(precision: str) -> tuple[str, ...]:
+        return precision, *(str(bytes_per_parameter(precision, optimizer)) for optimizer in OPTIMIZERS)
+
+    table: Table | Verdict = asked(lambda: Table(("", *OPTIMIZERS), tuple(map(row, PRECISIONS))))
+    return table

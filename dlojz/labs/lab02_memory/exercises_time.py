@@ -1,24 +1,21 @@
-"""Lab 02: activation checkpointing by segments.
+"""Exercises of lab 02 on memory given for time: checkpointing by segments, offloaded activations and their cost.
 
-The answer is held to the outputs and gradients of the plain loop, and to what is really still in memory after forward:
-every block knows its own activations and counts how often it runs.
+A checkpointed answer is held to the outputs and gradients of the plain loop, and to what is still in memory after
+forward: every block knows its own activations and counts how often it runs. Offloading hooks are entered around a real
+forward pass, and what they send to the host and fetch back is counted.
 
 Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174), §4.
-
-Lab 02: activations that wait in host memory, and what the journey costs.
-
-The answer is entered around a real forward pass; what it sends to the host and fetches back is counted there.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
-from dlojz.labs.kit.judges import Judge, refuse_nothing
+from dlojz.labs.kit.judges import Judge, reader, refuse_nothing
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -307,18 +304,19 @@ def _step(hooks_of: Callable[..., Any] | None) -> tuple[Host, list[Tensor]]:
     return host, [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
-def _as_hooks(value: object) -> Hooks:
-    if value is None:
-        raise Wrong(
-            en="Your function returns nothing: end it with return pack, unpack.",
-            fr="Votre fonction ne renvoie rien : terminez-la par return pack, unpack.",
-        )
-    if not isinstance(value, tuple) or len(value) != 2 or not all(map(callable, value)):
-        raise Wrong(
-            en="Two functions are expected, (pack, unpack), in this order, without calling them.",
-            fr="On attend deux fonctions, (pack, unpack), dans cet ordre, sans les appeler.",
-        )
-    return value
+def _pair(value: Any) -> Hooks:
+    pack, unpack = value
+    if not (isinstance(value, tuple) and callable(pack) and callable(unpack)):
+        raise TypeError
+    return pack, unpack
+
+
+_as_hooks = reader(
+    _pair,
+    "Two functions are expected, (pack, unpack), in this order, without calling them",
+    "On attend deux fonctions, (pack, unpack), dans cet ordre, sans les appeler",
+    names="pack, unpack",
+)
 
 
 def _judge_hooks(answer: Callable[..., Any]) -> None:
@@ -400,16 +398,12 @@ def exposed_seconds(moved_bytes: float, link_bytes_per_s: float, forward_s: floa
     return max(0.0, one_way_s - forward_s) + max(0.0, one_way_s - 2 * forward_s)
 
 
-def _journeys() -> Iterator[tuple[float, float, float]]:
-    yield from ((25e9, 25e9, 0.4), (25e9, 25e9, 0.7), (5e9, 25e9, 0.5), (64e9, 16e9, 0.1), (12e9, 50e9, 0.2))
-
-
 EXPOSED_SECONDS = Exercise(
     id="exposed-seconds",
     title=Said("what offloading costs", "ce que coûte le déchargement"),
     judge=Judge(
         exposed_seconds,
-        cases=_journeys,
+        cases=((25e9, 25e9, 0.4), (25e9, 25e9, 0.7), (5e9, 25e9, 0.5), (64e9, 16e9, 0.1), (12e9, 50e9, 0.2)),
         mistakes=(
             Mistake(
                 lambda moved, link, forward: 2 * moved / link,

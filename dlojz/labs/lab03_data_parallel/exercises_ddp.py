@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 SAMPLES, WIDTH, CLASSES = 4, 6, 3
 MICRO_BATCHES = 3
-NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
-LABELS = {f"gradient of {name}": Said(f"the gradient of {name}", f"le gradient de {name}") for name in NAMES}
 
 Batch = tuple["Tensor", "Tensor"]
 
@@ -132,7 +130,7 @@ AVERAGE_GRADIENTS = Exercise(
         on_ranks=True,
         trial=_backward_trial,
         local=_own_gradients,
-        labels={**LABELS, _WEIGHTS: Said("the weights of a rank", "les poids d’un rang")},
+        labels={_WEIGHTS: Said("the weights of a rank", "les poids d’un rang")},
         mistakes=(
             Mistake(
                 _average_weights,
@@ -217,7 +215,6 @@ ACCUMULATION = Exercise(
         on_ranks=True,
         trial=_accumulation_trial,
         local=lambda rank, size, seed: _of_all(seed, [rank]),
-        labels=LABELS,
         mistakes=(
             Mistake(
                 lambda model, batches: _accumulate(model, batches, share=1.0),
@@ -572,15 +569,7 @@ _OVERLAP_MISTAKES = (
 OVERLAP = Exercise(
     id="overlap",
     title=Said("communicating during backward", "communiquer pendant la passe arrière"),
-    judge=Judge(
-        _mean,
-        on_ranks=True,
-        trial=_trial,
-        local=_own,
-        labels=LABELS,
-        mistakes=_OVERLAP_MISTAKES,
-        inspect=_inspect,
-    ),
+    judge=Judge(_mean, on_ranks=True, trial=_trial, local=_own, mistakes=_OVERLAP_MISTAKES, inspect=_inspect),
     praise=Said(
         "Right: the first gradients arrive while the others are still being computed.",
         "Exact : les premiers gradients arrivent pendant que les autres se calculent encore.",

@@ -1,23 +1,9 @@
-"""Lab 04: which shares of an old checkpoint a rank reads where the number of ranks has changed.
+"""Checkpoints of three formats in lab 04: who writes which file, what its pickles import, and resharding.
 
-The reference is pure arithmetic; that its pieces, read in order, are the new share is checked in the tests on real
-tensors.
-
-What a pickle would import and call, read without running it.
-
-The instructions are read one by one with `pickletools`, as text is, and none is followed; only
-`refused_by_weights_only` gives a file to torch, which then follows those of its own list and no other.
-
-A pickle is a program for a small machine with a stack: it names functions (`GLOBAL`, `STACK_GLOBAL`), which whoever
-loads it imports, and calls them (`REDUCE`, `NEWOBJ`). What is read here serves a lesson: it tells what an honest file
-names, and is no scanner that would clear a hostile one.
-
-Source: CPython, `Lib/pickletools.py` (the instructions), and "pickle — Python object serialization", the warning at its
-head; the files of `torch.save` are zip archives whose entry `data.pkl` is a pickle (torch 2.13, `serialization.py`).
-
-Checkpoints of three formats side by side: which rank writes which file, with how many bytes, and what was predicted.
-
-Files are listed, measured, copied and altered as bytes; none is loaded.
+Files are listed, measured, copied and altered as bytes. Pickles are read instruction by instruction with `pickletools`
+and never run; only `refused_by_weights_only` gives a file to torch. A pickle is a program for a machine with a stack:
+it names functions (`GLOBAL`, `STACK_GLOBAL`), which loading imports, and calls them (`REDUCE`, `NEWOBJ`). What is read
+shows what an honest file names; it is no scanner that would clear a hostile one.
 
 With Ψ parameters in fp32, Adam and N data-parallel ranks, and B bytes of BatchNorm statistics per replica:
 
@@ -26,17 +12,10 @@ With Ψ parameters in fp32, Adam and N data-parallel ranks, and B bytes of Batch
     DCP, FSDP2          its rows of 12Ψ weights and moments, B/N    the same
     dlojz               12Ψ weights and moments, N·B                nothing
 
-Source: DeepSpeed 0.19, `runtime/engine.py` (`save_checkpoint`, `_get_zero_ckpt_name`); torch 2.13,
-`distributed/checkpoint/filesystem.py` (`__RANK_N.distcp`), `distributed/checkpoint/_dedup_save_plans.py`, which gives
-what all ranks hold to the one that has least to write.
-
-Who writes what: the bytes of each rank's files in each format, over the tensors that were predicted.
-
-viz`. What is drawn is what the table of files says, in the same order.
-
-What the ranks of a notebook need to write DeepSpeed's checkpoint and DCP's, and to compare what they read.
-
-Nothing is saved or loaded here; whoever does so sees it in the notebook.
+Source: DeepSpeed 0.19, `runtime/engine.py` (`save_checkpoint`, `_get_zero_ckpt_name`); torch 2.13, `serialization.py`
+(zip archives whose entry `data.pkl` is a pickle), `distributed/checkpoint/filesystem.py` (`__RANK_N.distcp`) and
+`distributed/checkpoint/_dedup_save_plans.py`, which gives what all ranks hold to the one that has least to write;
+CPython, `Lib/pickletools.py`.
 """
 
 from __future__ import annotations

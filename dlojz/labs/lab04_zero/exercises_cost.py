@@ -7,15 +7,13 @@ compared, and keys that change nothing are ignored.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dlojz.base.errors import LabError
 from dlojz.base.language import MEBIBYTE
 from dlojz.config.run_config import RunConfig
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
-from dlojz.labs.kit.judges import Judge, refuse_nothing
+from dlojz.labs.kit.judges import Judge, expect_json, read_settings, refuse_settings
 
 
 def sent_bytes(weight_bytes: float, ranks: int, stage: int, micro_batches: int) -> float:
@@ -444,10 +442,6 @@ OFFLOAD_TIME = Exercise(
 )
 
 
-UNSAID = 97
-"""Micro-batch of a run about which the file says nothing; no case asks for it."""
-
-
 def deepspeed_settings(config: RunConfig, bucket_mib: float) -> dict[str, Any]:
     """DeepSpeed's configuration for a run, in its own words.
 
@@ -490,55 +484,21 @@ def _json_cases() -> list[tuple[RunConfig, float]]:
 
 def _judge(answer: Callable[..., Any]) -> None:
     for config, bucket_mib in _json_cases():
-        document = answer(config, bucket_mib)
-        text = _text(document)
+        document = expect_json(answer(config, bucket_mib))
         _check_batch(document, config)
-        layout = config.layout
-        base = RunConfig.of(model=config.model, dp=layout.dp, engine="deepspeed", micro_batch=UNSAID)
-        try:
-            given = _read(text, base)
-        except LabError as error:
-            raise Wrong(
-                en=f"Asked for: {_asked(config)}. With your settings, DeepSpeed or the lab refuses: {error}",
-                fr=f"Demandé : {_asked(config)}. Avec vos réglages, DeepSpeed ou le TP refuse : {error}",
-            ) from None
-        _compare(given, config)
+        asked = _asked(config)
+        refuse_settings(read_settings(document, asked, model=config.model, dp=config.layout.dp), config, asked)
         _check_bucket(document["zero_optimization"].get("reduce_bucket_size"), config, bucket_mib)
 
 
-def _read(text: str, base: RunConfig) -> RunConfig:
-    from dlojz.config.deepspeed_json import read_deepspeed_json
-
-    return read_deepspeed_json(text, base)
-
-
-def _asked(config: RunConfig) -> str:
+def _asked(config: RunConfig) -> Said:
     """The run in the words of `RunConfig`."""
     layout = config.layout
-    return (
+    run = (
         f"dp={layout.dp}, zero={layout.zero}, micro_batch={layout.micro_batch}, micro_batches={layout.micro_batches}, "
         f"precision={config.precision!r}, offload={layout.offload!r}"
     )
-
-
-def _text(document: object) -> str:
-    refuse_nothing(document)
-    if not isinstance(document, Mapping):
-        raise Wrong(
-            en=f"A dictionary is expected, but your function returns a {type(document).__name__}: json.dump will "
-            "write it to the file.",
-            fr="Un dictionnaire est attendu, mais votre fonction renvoie un objet de type "
-            f"{type(document).__name__} : json.dump se chargera de l’écrire dans le fichier.",
-        )
-    try:
-        return json.dumps(document)
-    except (TypeError, ValueError) as error:
-        raise Wrong(
-            en=f"This dictionary cannot be written as JSON ({error}): use numbers, texts, True, False, lists and "
-            "dictionaries.",
-            fr=f"Ce dictionnaire ne s’écrit pas en JSON ({error}) : mettez-y des nombres, des textes, True, False, "
-            "des listes et des dictionnaires.",
-        ) from None
+    return Said(run, run)
 
 
 def _check_batch(document: Mapping[str, Any], config: RunConfig) -> None:
@@ -565,28 +525,6 @@ def _check_batch(document: Mapping[str, Any], config: RunConfig) -> None:
             fr=f"train_micro_batch_size_per_gpu={micro} est le batch global ; un rang lit {layout.micro_batch} "
             "échantillons par passe avant : config.layout.micro_batch.",
         )
-
-
-def _compare(given: RunConfig, config: RunConfig) -> None:
-    pairs = {
-        "zero": ("zero_optimization.stage", given.layout.zero, config.layout.zero),
-        "precision": ("bf16.enabled", given.precision, config.precision),
-        "micro_batch": ("train_micro_batch_size_per_gpu", given.layout.micro_batch, config.layout.micro_batch),
-        "micro_batches": ("gradient_accumulation_steps", given.layout.micro_batches, config.layout.micro_batches),
-        "offload": (
-            "zero_optimization.offload_optimizer, offload_param",
-            given.layout.offload,
-            config.layout.offload,
-        ),
-    }
-    for name, (key, read, wanted) in pairs.items():
-        if read != wanted:
-            raise Wrong(
-                en=f"Asked for: {_asked(config)}. DeepSpeed would run your settings with {name}={read!r}, not "
-                f"{wanted!r}: look at {key}.",
-                fr=f"Demandé : {_asked(config)}. Avec vos réglages, DeepSpeed prendrait {name}={read!r} et non "
-                f"{wanted!r} : regardez {key}.",
-            )
 
 
 def _check_bucket(given: Any, config: RunConfig, bucket_mib: float) -> None:

@@ -1,21 +1,7 @@
-"""Lab 04: bytes of the model states on one rank, by ZeRO stage.
+"""Exercises of lab 04 on the stages: bytes of the states, then optimizer, gradients and weights sharded by hand.
 
-The reference is the paper's closed form, which `dlojz.prediction.rules_of_thumb` gives too.
-
-Lab 04: the optimizer shared out among the ranks, by hand.
-
-An answer is held to the weights of one process, and then to what each rank has kept and communicated for them: right
-values alone are not ZeRO.
-
-Lab 04: the gradients shared out among the ranks, by hand.
-
-An answer is held to the mean gradient that one process computes, and then to what each rank has been sent for it: right
-values alone are not ZeRO.
-
-Lab 04: a layer whose weights are whole only while it computes.
-
-An answer is held to the output and the gradients of one process, and then to what it has kept from the forward pass to
-the backward pass: whole weights there are not ZeRO-3.
+An answer is held to the weights, mean gradients or outputs of one process, and then to what each rank has kept and
+communicated for them: right values alone are not ZeRO.
 """
 
 from __future__ import annotations
@@ -25,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
-from dlojz.labs.kit.judges import Judge
+from dlojz.labs.kit.judges import Judge, normal, refuse_nothing
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
@@ -91,12 +77,6 @@ ZERO_STATES = Exercise(
                 "de l’optimiseur, puis les gradients, puis les poids.",
             ),
             Mistake(
-                lambda p, n, stage: _shared(p, n, stage, (2, 3, 1)),
-                "You shard the weights before the gradients: stage 2 shards the gradients, stage 3 the weights.",
-                "Vous répartissez les poids avant les gradients : le stage 2 répartit les gradients, le stage 3 "
-                "les poids.",
-            ),
-            Mistake(
                 lambda p, n, stage: _shared(p, n, stage, (3, 2, 1), (2, 2, 8)),
                 "The fp32 master copy is missing: Adam updates it, so it belongs to the optimizer, 4 + 4 + 4 = 12 "
                 "bytes per parameter.",
@@ -142,13 +122,6 @@ WEIGHTS, STEPS = 24, 3
 _WEIGHTS = "weights"
 
 
-def random(seed: int, *shape: int) -> Tensor:
-    """Normal numbers that depend on the seed alone."""
-    import torch
-
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 def _adam(tensors: Sequence[Any]) -> Any:
     import torch
 
@@ -192,26 +165,26 @@ def _shard_optimizer_trial(answer: Callable[..., Any], rank: int, size: int, see
         made.append(sum(tensor.numel() for group in optimizer.param_groups for tensor in group["params"]))
         return optimizer
 
-    weights = random(seed, WEIGHTS)
+    weights = normal(seed, WEIGHTS)
     step = answer(weights, make_optimizer)
     if not callable(step):
         return {"returned": type(step).__name__}, _weights_after(rank, size, seed)  # for `_inspect_states` to refuse
     for number in range(STEPS):
-        step(random(seed + 1 + number, WEIGHTS).chunk(size)[rank].clone())
+        step(normal(seed + 1 + number, WEIGHTS).chunk(size)[rank].clone())
     return {"elements": made}, {_WEIGHTS: weights}
 
 
 def _weights_after(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    weights = random(seed, WEIGHTS)
+    weights = normal(seed, WEIGHTS)
     optimizer = _adam([weights])
     for number in range(STEPS):
-        weights.grad = random(seed + 1 + number, WEIGHTS)
+        weights.grad = normal(seed + 1 + number, WEIGHTS)
         optimizer.step()
     return {_WEIGHTS: weights}
 
 
 def _own_share_updated(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    weights = random(seed, WEIGHTS)
+    weights = normal(seed, WEIGHTS)
     weights.chunk(size)[rank].copy_(_weights_after(rank, size, seed)[_WEIGHTS].chunk(size)[rank])
     return {_WEIGHTS: weights}
 
@@ -330,7 +303,7 @@ def reduce_gradients(gradients: Sequence[Tensor], *, way: str = "right") -> Tens
 
 
 def _gradients_of(rank: int, seed: int) -> list[Tensor]:
-    return [random(1000 * seed + 10 * rank + number, *shape) for number, shape in enumerate(SHAPES)]
+    return [normal(1000 * seed + 10 * rank + number, *shape) for number, shape in enumerate(SHAPES)]
 
 
 def _reduce_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
@@ -352,10 +325,7 @@ def _share_of(ranks: Sequence[int], rank: int, size: int, seed: int) -> dict[str
 def _inspect_volume(answers: list[RankAnswer], size: int) -> None:
     """The share is right; was anything sent that only other ranks need?"""
     if answers[0].value.get("nothing"):
-        raise Wrong(
-            en="Your function returns nothing: end it with return.",
-            fr="Votre fonction ne renvoie rien : terminez-la par return.",
-        )
+        refuse_nothing(None)
     whole = sum(math.prod(shape) for shape in SHAPES)
     if sum(call["numel"] for call in answers[0].calls if call["op"] == "all_reduce") >= whole:
         raise Wrong(

@@ -1,7 +1,4 @@
-"""Lab 05: its exercises in order, and what the student predicts.
-
-Nothing is judged here; the exercises live beside their references.
-"""
+"""Lab 05: its exercises in the order of the notebook, and its predictions."""
 
 from __future__ import annotations
 

@@ -87,8 +87,8 @@ def read_schedule(given: Any, ranks: int, micro_batches: int) -> Schedule:
                 f"ordonnancement a {size[0]} rangs, {size[1]} étages et {size[2]} micro-batches.",
             )
         return given
-    if given is None or isinstance(given, str) or not isinstance(given, Iterable):
-        read_order(given, 0)  # which refuses it
+    refuse_nothing(given)
+    if isinstance(given, str) or not isinstance(given, Iterable):
         raise Wrong(
             en=f"One list of actions per rank is expected, but a {type(given).__name__} was returned.",
             fr=f"On attend une liste d’actions par rang, mais un objet de type {type(given).__name__} a été renvoyé.",

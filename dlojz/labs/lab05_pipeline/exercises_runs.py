@@ -7,17 +7,15 @@ case. A cut is judged by its loads against the fewest stages that exist. Stale S
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.errors import LabError
 from dlojz.base.language import say, shortest
 from dlojz.config.run_config import RunConfig
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
-from dlojz.labs.kit.judges import Judge, reader, refuse_nothing
+from dlojz.labs.kit.judges import Judge, expect_json, read_settings, reader, refuse_nothing, refuse_settings
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
@@ -410,10 +408,6 @@ STALE_SGD = Exercise(
 )
 
 
-UNSAID = 97
-"""Micro-batch of a run about which the file says nothing; no case asks for it."""
-
-
 def deepspeed_pipeline(config: RunConfig) -> tuple[int, int, dict[str, Any]]:
     """Processes to start, what follows `-p`, and DeepSpeed's JSON, for a pipeline with replicas.
 
@@ -451,30 +445,10 @@ def _json_judge(answer: Callable[..., Any]) -> None:
     for config in _json_cases():
         processes, stages, document = _three(answer(config))
         _check_numbers(processes, stages, config)
-        _check_batch(document, config)
-        layout = config.layout
-        base = RunConfig.of(model=config.model, dp=layout.dp, pp=layout.pp, engine="deepspeed", micro_batch=UNSAID)
-        try:
-            from dlojz.config.deepspeed_json import read_deepspeed_json
-
-            given = read_deepspeed_json(_text(document), base).layout
-        except LabError as error:
-            raise Wrong(
-                en=f"Asked for: {_asked(config)}. With your settings, DeepSpeed or the lab refuses: {error}",
-                fr=f"Demandé : {_asked(config)}. Avec vos réglages, DeepSpeed ou le TP refuse : {error}",
-            ) from None
-        for name, key in (
-            ("micro_batch", "train_micro_batch_size_per_gpu"),
-            ("micro_batches", "gradient_accumulation_steps"),
-            ("zero", "zero_optimization.stage"),
-        ):
-            if getattr(given, name) != getattr(layout, name):
-                raise Wrong(
-                    en=f"Asked for: {_asked(config)}. DeepSpeed would run your settings with "
-                    f"{name}={getattr(given, name)}, not {getattr(layout, name)}: look at {key}.",
-                    fr=f"Demandé : {_asked(config)}. Avec vos réglages, DeepSpeed prendrait "
-                    f"{name}={getattr(given, name)} et non {getattr(layout, name)} : regardez {key}.",
-                )
+        _check_batch(expect_json(document), config)
+        asked, layout = _asked(config), config.layout
+        given = read_settings(document, Said(asked, asked), model=config.model, dp=layout.dp, pp=layout.pp)
+        refuse_settings(given, config, Said(asked, asked))
 
 
 def _asked(config: RunConfig) -> str:
@@ -535,16 +509,6 @@ def _check_batch(document: Mapping[str, Any], config: RunConfig) -> None:
             fr="Rien ne dit à DeepSpeed combien de micro-batches compte un pas : dans un pipeline, c’est "
             "gradient_accumulation_steps ; par défaut c’est 1, et le pipeline n’est jamais plein.",
         )
-
-
-def _text(document: Mapping[str, Any]) -> str:
-    try:
-        return json.dumps(document)
-    except (TypeError, ValueError) as error:
-        raise Wrong(
-            en=f"This dictionary cannot be written as JSON ({error}).",
-            fr=f"Ce dictionnaire ne s’écrit pas en JSON ({error}).",
-        ) from None
 
 
 PIPELINE_JSON = Exercise(

@@ -1,16 +1,7 @@
-"""Lab 06: one linear layer, by columns and by rows.
+"""Exercises of lab 06 on layers: linear by columns and by rows, the MLP with one all-reduce, attention by heads.
 
-An answer is held to the outputs and gradients of the whole layer in one process.
-
-Lab 06: two linear layers with one all-reduce: the MLP.
-
-An answer is held to the output and the gradients of one process, and then to what it has sent for them: a second sum
-gives the same values.
-
-Lab 06: attention shared out by heads, from a projection whose rows hold queries, then keys, then values.
-
-An answer is held to the output and the gradients of whole attention in one process; which heads a rank takes shows in
-the gradient of the projection.
+An answer is held to the outputs and gradients of the whole layer in one process, and then to what it sent for them: a
+second sum gives the same values.
 
 Shape suffixes: B batch, T tokens, D width, N heads, H width of a head.
 """
@@ -28,12 +19,17 @@ from dlojz.labs.kit.rank_judges import (
     NO_BACKWARD_SUM,
     NO_BIAS,
     NO_FORWARD_SUM,
+    OF_X,
+    OUTPUT,
     TENSOR_CASES,
+    Values,
     added,
     asked_for,
     gathers,
     gradient,
     normal,
+    only,
+    times_ranks,
 )
 from dlojz.processes.forks import RankAnswer
 
@@ -41,12 +37,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LINEAR_SAMPLES, NARROW, WIDE = 5, 12, 24
-LINEAR_OUTPUT, LINEAR_OF_X, OF_WEIGHT = "output", "gradient of x", "gradient of the weight"
-LINEAR_LABELS = {
-    LINEAR_OUTPUT: Said("the output", "la sortie"),
-    LINEAR_OF_X: Said("the gradient of x", "le gradient de x"),
-    OF_WEIGHT: Said("the gradient of the weight", "le gradient du poids"),
-}
+OF_WEIGHT = "gradient of the weight"
+LINEAR_LABELS = {OF_WEIGHT: Said("the gradient of the weight", "le gradient du poids")}
 
 
 def _column_inputs(seed: int) -> Any:
@@ -57,12 +49,12 @@ def _column_inputs(seed: int) -> Any:
 def _column_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
     x, weight, bias, gradient = _column_inputs(seed)
     y, of_x = answer(x, weight, bias, gradient.chunk(size, dim=1)[rank].contiguous())
-    return {LINEAR_OUTPUT: y, LINEAR_OF_X: of_x}
+    return {OUTPUT: y, OF_X: of_x}
 
 
 def _column(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     x, weight, bias, gradient = _column_inputs(seed)
-    return {LINEAR_OUTPUT: (x @ weight.T + bias).chunk(size, dim=1)[rank], LINEAR_OF_X: gradient @ weight}
+    return {OUTPUT: (x @ weight.T + bias).chunk(size, dim=1)[rank], OF_X: gradient @ weight}
 
 
 def _own_of_x(rank: int, size: int, seed: int) -> Tensor:
@@ -73,23 +65,23 @@ def _own_of_x(rank: int, size: int, seed: int) -> Tensor:
 
 def _by_rows(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     x, weight, bias, _ = _column_inputs(seed)
-    return {LINEAR_OUTPUT: x.chunk(size, dim=1)[rank] @ weight.chunk(size, dim=1)[rank].T + bias}
+    return {OUTPUT: x.chunk(size, dim=1)[rank] @ weight.chunk(size, dim=1)[rank].T + bias}
 
 
 def _added_columns(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     x, weight, bias, _ = _column_inputs(seed)
-    return {LINEAR_OUTPUT: added((x @ weight.T + bias).chunk(size, dim=1))}
+    return {OUTPUT: added((x @ weight.T + bias).chunk(size, dim=1))}
 
 
 def _every_nth(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     x, weight, bias, _ = _column_inputs(seed)
-    return {LINEAR_OUTPUT: (x @ weight.T + bias)[:, rank::size]}
+    return {OUTPUT: (x @ weight.T + bias)[:, rank::size]}
 
 
 def _side_by_side(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     import torch
 
-    return {LINEAR_OF_X: torch.cat([_own_of_x(other, size, seed) for other in range(size)], dim=1)}
+    return {OF_X: torch.cat([_own_of_x(other, size, seed) for other in range(size)], dim=1)}
 
 
 COLUMN_LINEAR = Exercise(
@@ -100,7 +92,6 @@ COLUMN_LINEAR = Exercise(
         on_ranks=True,
         cases=TENSOR_CASES,
         trial=_column_trial,
-        labels=LINEAR_LABELS,
         faults=(
             Mistake(
                 _by_rows,
@@ -118,7 +109,7 @@ COLUMN_LINEAR = Exercise(
             ),
             Mistake(
                 lambda rank, size, seed: {
-                    LINEAR_OUTPUT: _column_inputs(seed)[0] @ _column_inputs(seed)[1].T + _column_inputs(seed)[2]
+                    OUTPUT: _column_inputs(seed)[0] @ _column_inputs(seed)[1].T + _column_inputs(seed)[2]
                 },
                 "Every rank holds the whole output: return this rank's features only, nothing has to be gathered.",
                 "Chaque rang détient la sortie entière : renvoyez seulement les neurones de ce rang, il n’y a rien "
@@ -131,14 +122,14 @@ COLUMN_LINEAR = Exercise(
             ),
             Mistake(
                 lambda rank, size, seed: {
-                    LINEAR_OUTPUT: _column(rank, size, seed)[LINEAR_OUTPUT] - _column_inputs(seed)[2].chunk(size)[rank]
+                    OUTPUT: _column(rank, size, seed)[OUTPUT] - _column_inputs(seed)[2].chunk(size)[rank]
                 },
                 *NO_BIAS,
             ),
             Mistake(
                 lambda rank, size, seed: {
-                    LINEAR_OUTPUT: _column(rank, size, seed)[LINEAR_OUTPUT],
-                    LINEAR_OF_X: _own_of_x(rank, size, seed),
+                    OUTPUT: _column(rank, size, seed)[OUTPUT],
+                    OF_X: _own_of_x(rank, size, seed),
                 },
                 *NO_BACKWARD_SUM,
             ),
@@ -180,7 +171,7 @@ def _row_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> d
     y = answer(x_own, weight, bias)
     if y is not None and y.shape == coefficients.shape and y.requires_grad:
         (y * coefficients).sum().backward()
-    return {LINEAR_OUTPUT: y, LINEAR_OF_X: x_own.grad, OF_WEIGHT: weight.grad}
+    return {OUTPUT: y, OF_X: x_own.grad, OF_WEIGHT: weight.grad}
 
 
 def _row(rank: int, size: int, seed: int) -> dict[str, Tensor]:
@@ -190,7 +181,7 @@ def _row(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     of_weight = torch.zeros_like(weight)
     own = slice(rank * WIDE // size, (rank + 1) * WIDE // size)
     of_weight[:, own] = coefficients.T @ x[:, own]
-    return {LINEAR_OUTPUT: x @ weight.T + bias, LINEAR_OF_X: (coefficients @ weight)[:, own], OF_WEIGHT: of_weight}
+    return {OUTPUT: x @ weight.T + bias, OF_X: (coefficients @ weight)[:, own], OF_WEIGHT: of_weight}
 
 
 def _partial(rank: int, size: int, seed: int) -> Tensor:
@@ -220,24 +211,17 @@ ROW_LINEAR = Exercise(
         labels=LINEAR_LABELS,
         faults=(
             Mistake(
-                lambda rank, size, seed: {LINEAR_OUTPUT: _partial(rank, size, seed) + _row_inputs(seed)[2]},
+                lambda rank, size, seed: {OUTPUT: _partial(rank, size, seed) + _row_inputs(seed)[2]},
                 *NO_FORWARD_SUM,
             ),
-            Mistake(lambda rank, size, seed: {LINEAR_OUTPUT: _partial(rank, size, seed)}, *NO_FORWARD_SUM),
+            Mistake(lambda rank, size, seed: {OUTPUT: _partial(rank, size, seed)}, *NO_FORWARD_SUM),
             Mistake(
-                lambda rank, size, seed: {
-                    LINEAR_OUTPUT: _row(rank, size, seed)[LINEAR_OUTPUT] + (size - 1) * _row_inputs(seed)[2]
-                },
+                lambda rank, size, seed: {OUTPUT: _row(rank, size, seed)[OUTPUT] + (size - 1) * _row_inputs(seed)[2]},
                 *BIAS_EVERYWHERE,
             ),
+            Mistake(lambda rank, size, seed: {OUTPUT: _row(rank, size, seed)[OUTPUT] - _row_inputs(seed)[2]}, *NO_BIAS),
             Mistake(
-                lambda rank, size, seed: {LINEAR_OUTPUT: _row(rank, size, seed)[LINEAR_OUTPUT] - _row_inputs(seed)[2]},
-                *NO_BIAS,
-            ),
-            Mistake(
-                lambda rank, size, seed: {
-                    LINEAR_OUTPUT: _joined([_partial(other, size, seed) for other in range(size)])
-                },
+                lambda rank, size, seed: {OUTPUT: _joined([_partial(other, size, seed) for other in range(size)])},
                 "You lay the partial products side by side; but each rank has computed a part of the sum for all "
                 "outputs: add them up (all-reduce, not all-gather).",
                 "Vous juxtaposez les produits partiels ; or chaque rang a calculé, pour toutes les sorties, une "
@@ -245,21 +229,14 @@ ROW_LINEAR = Exercise(
             ),
             Mistake(
                 lambda rank, size, seed: {
-                    LINEAR_OUTPUT: (_row(rank, size, seed)[LINEAR_OUTPUT] - _row_inputs(seed)[2]) / size
-                    + _row_inputs(seed)[2]
+                    OUTPUT: (_row(rank, size, seed)[OUTPUT] - _row_inputs(seed)[2]) / size + _row_inputs(seed)[2]
                 },
                 "You average the partial products; they are parts of one sum, not estimates of the same thing: do "
                 "not divide.",
                 "Vous faites la moyenne des produits partiels ; ce sont les morceaux d’une même somme, non des "
                 "estimations de la même chose : ne divisez pas.",
             ),
-            Mistake(
-                lambda rank, size, seed: {
-                    LINEAR_OUTPUT: _row(rank, size, seed)[LINEAR_OUTPUT],
-                    LINEAR_OF_X: size * _row(rank, size, seed)[LINEAR_OF_X],
-                },
-                *COUNTED_AGAIN,
-            ),
+            Mistake(times_ranks(_row, OF_X), *COUNTED_AGAIN),
         ),
         inspect=_inspect_row,
     ),
@@ -285,28 +262,13 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 MLP_SAMPLES, MLP_WIDTH, HIDDEN = 5, 8, 24
-MLP_OUTPUT, MLP_OF_X, OF_EXPAND, OF_PROJECT = "output", "gradient of x", "gradient of expand", "gradient of project"
-_OF_BIAS = "gradient of project_bias"
-MLP_LABELS = {
-    MLP_OUTPUT: Said("the output", "la sortie"),
-    MLP_OF_X: Said("the gradient of x", "le gradient de x"),
-    OF_EXPAND: Said("the gradient of expand", "le gradient de expand"),
-    OF_PROJECT: Said("the gradient of project", "le gradient de project"),
-    _OF_BIAS: Said("the gradient of project_bias", "le gradient de project_bias"),
-}
+OF_EXPAND, OF_PROJECT, OF_BIAS = "gradient of expand", "gradient of project", "gradient of project_bias"
 
 
 def _mlp_inputs(seed: int) -> Any:
     """x, the two layers with their biases, the coefficients of the loss."""
-    shapes = (
-        (MLP_SAMPLES, MLP_WIDTH),
-        (HIDDEN, MLP_WIDTH),
-        (HIDDEN,),
-        (MLP_WIDTH, HIDDEN),
-        (MLP_WIDTH,),
-        (MLP_SAMPLES, MLP_WIDTH),
-    )
-    return normal(seed, *shapes)
+    stream = (MLP_SAMPLES, MLP_WIDTH)
+    return normal(seed, stream, (HIDDEN, MLP_WIDTH), (HIDDEN,), (MLP_WIDTH, HIDDEN), (MLP_WIDTH,), stream)
 
 
 def _own(rank: int, size: int, seed: int) -> tuple[Tensor, ...]:
@@ -322,13 +284,8 @@ def _mlp_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> d
     if y is not None and y.requires_grad:
         (y * _mlp_inputs(seed)[-1]).sum().backward()
     x, expand, _, project, project_bias = given
-    return {
-        MLP_OUTPUT: y,
-        MLP_OF_X: x.grad,
-        OF_EXPAND: expand.grad,
-        OF_PROJECT: project.grad,
-        _OF_BIAS: project_bias.grad,
-    }
+    of_weights = {OF_EXPAND: expand.grad, OF_PROJECT: project.grad, OF_BIAS: project_bias.grad}
+    return {OUTPUT: y, OF_X: x.grad, **of_weights}
 
 
 def _mlp_shares(rank: int, size: int, seed: int) -> dict[str, Tensor]:
@@ -341,16 +298,16 @@ def _mlp_shares(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     y = added(partials) + project_bias
     (y * _mlp_inputs(seed)[-1]).sum().backward()
     values = {
-        MLP_OUTPUT: y, MLP_OF_X: gradient(x), OF_EXPAND: gradient(expand), OF_PROJECT: gradient(project),
-        _OF_BIAS: gradient(project_bias), "partial": partials[rank], "bias": project_bias,
+        OUTPUT: y, OF_X: gradient(x), OF_EXPAND: gradient(expand), OF_PROJECT: gradient(project),
+        OF_BIAS: gradient(project_bias), "partial": partials[rank], "bias": project_bias,
         "sum of x": added(gradient(share[0]) for share in shares),
     }  # fmt: skip
     return {name: value.detach() for name, value in values.items()}
 
 
-def _mlp_expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    values = _mlp_shares(rank, size, seed)
-    return {**{name: values[name] for name in MLP_LABELS}, MLP_OF_X: values["sum of x"]}
+_mlp_expected = only(
+    _mlp_shares, {name: name for name in (OUTPUT, OF_EXPAND, OF_PROJECT, OF_BIAS)} | {OF_X: "sum of x"}
+)
 
 
 def _with_bias(times: Callable[[int], int]) -> Callable[[int, int, int], dict[str, Tensor]]:
@@ -358,14 +315,14 @@ def _with_bias(times: Callable[[int], int]) -> Callable[[int, int, int], dict[st
 
     def values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
         found = _mlp_shares(rank, size, seed)
-        return {MLP_OUTPUT: found[MLP_OUTPUT] + (times(size) - 1) * found["bias"]}
+        return {OUTPUT: found[OUTPUT] + (times(size) - 1) * found["bias"]}
 
     return values
 
 
 def _unsummed(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     found = _mlp_shares(rank, size, seed)
-    return {MLP_OUTPUT: found["partial"] + found["bias"]}
+    return {OUTPUT: found["partial"] + found["bias"]}
 
 
 def _mlp_inspect(answers: list[RankAnswer], size: int) -> None:
@@ -397,27 +354,17 @@ ONE_ALL_REDUCE = Exercise(
         on_ranks=True,
         cases=TENSOR_CASES,
         trial=_mlp_trial,
-        labels=MLP_LABELS,
         faults=(
-            Mistake(
-                lambda *case: {name: _mlp_shares(*case)[name] for name in (MLP_OUTPUT, MLP_OF_X)},
-                *NO_BACKWARD_SUM,
-            ),
+            Mistake(only(_mlp_shares, (OUTPUT, OF_X)), *NO_BACKWARD_SUM),
             Mistake(_unsummed, *NO_FORWARD_SUM),
-            Mistake(lambda *case: {MLP_OUTPUT: _mlp_shares(*case)["partial"]}, *NO_FORWARD_SUM),
+            Mistake(only(_mlp_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM),
             Mistake(_with_bias(lambda size: size), *BIAS_EVERYWHERE),
             Mistake(_with_bias(lambda size: 0), *NO_BIAS),
+            Mistake(times_ranks(_mlp_shares, OF_PROJECT), *COUNTED_AGAIN),
             Mistake(
                 lambda rank, size, seed: {
-                    MLP_OUTPUT: _mlp_expected(rank, size, seed)[MLP_OUTPUT],
-                    OF_PROJECT: size * _mlp_expected(rank, size, seed)[OF_PROJECT],
-                },
-                *COUNTED_AGAIN,
-            ),
-            Mistake(
-                lambda rank, size, seed: {
-                    MLP_OUTPUT: _mlp_expected(rank, size, seed)[MLP_OUTPUT],
-                    MLP_OF_X: _mlp_expected(rank, size, seed)[MLP_OF_X] / size,
+                    OUTPUT: _mlp_expected(rank, size, seed)[OUTPUT],
+                    OF_X: _mlp_expected(rank, size, seed)[OF_X] / size,
                 },
                 "In backward you average the contributions to the gradient of x: they are parts of one sum. That "
                 "mean belongs to data parallelism, where ranks have read different data.",
@@ -449,12 +396,7 @@ ONE_ALL_REDUCE = Exercise(
 
 BATCH, TOKENS, HEADS, HEAD = 2, 5, 6, 4
 ATTENTION_WIDTH = HEADS * HEAD
-ATTENTION_OUTPUT, ATTENTION_OF_X, OF_QKV = "output", "gradient of x", "gradient of qkv"
-ATTENTION_LABELS = {
-    ATTENTION_OUTPUT: Said("the output", "la sortie"),
-    ATTENTION_OF_X: Said("the gradient of x", "le gradient de x"),
-    OF_QKV: Said("the gradient of qkv", "le gradient de qkv"),
-}
+OF_QKV = "gradient of qkv"
 
 
 def _attention_inputs(seed: int) -> Any:
@@ -478,7 +420,7 @@ def _attention_trial(answer: Callable[..., Any], rank: int, size: int, seed: int
     y = answer(x, qkv, project, HEADS, TensorAxis(dist.group.WORLD))
     if y is not None and y.shape == x.shape and y.requires_grad:
         (y * coefficients).sum().backward()
-    return {ATTENTION_OUTPUT: y, ATTENTION_OF_X: x.grad, OF_QKV: qkv.grad}
+    return {OUTPUT: y, OF_X: x.grad, OF_QKV: qkv.grad}
 
 
 def _attend(x_BTD: Tensor, rows_3NHD: Tensor, project_DE: Tensor, *, merge: bool = True) -> Tensor:
@@ -519,17 +461,12 @@ def _attention_shares(rank: int, size: int, seed: int, way: str = "right") -> di
     for copy in copies:
         copy.grad = None
     (sum(partials) * coefficients).sum().backward()
-    values = {ATTENTION_OUTPUT: sum(partials), ATTENTION_OF_X: sum(copy.grad for copy in copies), OF_QKV: of_qkv}
+    values = {OUTPUT: sum(partials), OF_X: sum(copy.grad for copy in copies), OF_QKV: of_qkv}
     return {name: value.detach() for name, value in {**values, "partial": partials[rank], "own x": own_x}.items()}
 
 
-def _attention_expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    values = _attention_shares(rank, size, seed)
-    return {name: values[name] for name in ATTENTION_LABELS}
-
-
-def _output(way: str) -> Callable[[int, int, int], dict[str, Tensor]]:
-    return lambda rank, size, seed: {ATTENTION_OUTPUT: _attention_shares(rank, size, seed, way)[ATTENTION_OUTPUT]}
+def _output(way: str) -> Values:
+    return only(_attention_shares, [OUTPUT], way)
 
 
 def _attention_inspect(answers: list[RankAnswer], size: int) -> None:
@@ -546,11 +483,10 @@ ATTENTION_HEADS = Exercise(
     id="attention-heads",
     title=Said("attention by heads", "l’attention par têtes"),
     judge=Judge(
-        _attention_expected,
+        only(_attention_shares, (OUTPUT, OF_X, OF_QKV)),
         on_ranks=True,
         cases=TENSOR_CASES,
         trial=_attention_trial,
-        labels=ATTENTION_LABELS,
         faults=(
             Mistake(
                 _output("naive slice"),
@@ -589,14 +525,8 @@ ATTENTION_HEADS = Exercise(
                 "Ce n’est pas la bonne dimension de project : les têtes de ce rang sont une partie de ses entrées, "
                 "dim=1 du poids de torch ; c’est lui, la couche par ligne.",
             ),
-            Mistake(lambda *case: {ATTENTION_OUTPUT: _attention_shares(*case)["partial"]}, *NO_FORWARD_SUM),
-            Mistake(
-                lambda *case: {
-                    ATTENTION_OUTPUT: _attention_shares(*case)[ATTENTION_OUTPUT],
-                    ATTENTION_OF_X: _attention_shares(*case)["own x"],
-                },
-                *NO_BACKWARD_SUM,
-            ),
+            Mistake(only(_attention_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM),
+            Mistake(only(_attention_shares, {OUTPUT: OUTPUT, OF_X: "own x"}), *NO_BACKWARD_SUM),
         ),
         inspect=_attention_inspect,
     ),

@@ -1,17 +1,9 @@
-"""Lab 06: CoAtNet's inverted bottleneck shared out by channels, with its squeeze-excite.
+"""Exercises of lab 06 beyond one layer: MBConv by channels, torch's `parallelize_module`, the bytes that a layer sends.
 
-An answer is held to the output and the gradients of one process, whose graph knows which contribution is which rank's.
+MBConv is held to the output and gradients of one process. A plan is applied on two ranks and its results are compared;
+where they are wrong, the plan says which layer is the cause, and names that torch would pass over are refused.
 
 Shape suffixes: B batch, C channels, c hidden channels of one rank, H and W of the feature map.
-
-Lab 06: torch's `parallelize_module`: the plan of a Llama-like block, really applied on two ranks.
-
-A plan is run and its results are held to those of one process; only where they are wrong is it looked at, to say which
-layer is the cause. Names that torch would pass over in silence are refused.
-
-Lab 06: the bytes that a layer sends under tensor parallelism, and the time they take.
-
-Pure arithmetic; the volumes are those that a run counts, the times those of the α–β model.
 """
 
 from __future__ import annotations
@@ -31,11 +23,15 @@ from dlojz.labs.kit.rank_judges import (
     COUNTED_AGAIN,
     NO_BACKWARD_SUM,
     NO_FORWARD_SUM,
+    OF_X,
+    OUTPUT,
     TENSOR_CASES,
     added,
     gathers,
     gradient,
     normal,
+    only,
+    times_ranks,
 )
 from dlojz.models.sizes import LlamaSize
 from dlojz.processes.forks import RankAnswer
@@ -49,13 +45,8 @@ _CUT: dict[str, int | None] = {
     "expand": 0, "depthwise": 0, "squeeze": 1, "squeeze_bias": None, "excite": 0, "excite_bias": 0, "project": 1,
 }  # fmt: skip
 """The dimension along which each weight is shared out; None: whole on every rank."""
-CONVOLUTION_OUTPUT, CONVOLUTION_OF_X = "output", "gradient of x"
 _JUDGED = ("depthwise", "squeeze", "squeeze_bias", "project")
-CONVOLUTION_LABELS = {
-    CONVOLUTION_OUTPUT: Said("the output", "la sortie"),
-    CONVOLUTION_OF_X: Said("the gradient of x", "le gradient de x"),
-    **{f"gradient of {name}": Said(f"the gradient of {name}", f"le gradient de {name}") for name in _JUDGED},
-}
+_NAMES = (OUTPUT, OF_X, *(f"gradient of {name}" for name in _JUDGED))
 
 
 def _inputs(seed: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -88,7 +79,7 @@ def _convolution_trial(answer: Callable[..., Any], rank: int, size: int, seed: i
     y = answer(x, own, TensorAxis(dist.group.WORLD))
     if y is not None and y.shape == x.shape and y.requires_grad:
         (y * coefficients).sum().backward()
-    return {CONVOLUTION_OUTPUT: y, CONVOLUTION_OF_X: x.grad, **_gradients(own)}
+    return {OUTPUT: y, OF_X: x.grad, **_gradients(own)}
 
 
 def _only(parts: list[Tensor], rank: int) -> Tensor:
@@ -121,16 +112,11 @@ def _shares(rank: int, size: int, seed: int, way: str = "right") -> dict[str, Te
     y = x + added(partials)
     (y * coefficients).sum().backward()
     of_x = coefficients + added(gradient(one) for one in xs)
-    values = {CONVOLUTION_OUTPUT: y, CONVOLUTION_OF_X: of_x, **_gradients(owns[rank])}
+    values = {OUTPUT: y, OF_X: of_x, **_gradients(owns[rank])}
     if way != "gate not entered":  # the bias is whole on every rank, and so is its gradient
         values["gradient of squeeze_bias"] = added(gradient(one.squeeze_bias) for one in owns)
     values |= {"own x": coefficients + gradient(xs[rank]), "partial": x + partials[rank]}
     return {name: value.detach() for name, value in values.items()}
-
-
-def _convolution_expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    values = _shares(rank, size, seed)
-    return {name: values[name] for name in CONVOLUTION_LABELS}
 
 
 def _convolution_inspect(answers: list[RankAnswer], size: int) -> None:
@@ -147,59 +133,39 @@ MBCONV_CHANNELS = Exercise(
     id="mbconv-channels",
     title=Said("MBConv by channels", "MBConv par canaux"),
     judge=Judge(
-        _convolution_expected,
+        only(_shares, _NAMES),
         on_ranks=True,
         cases=TENSOR_CASES,
         trial=_convolution_trial,
-        labels=CONVOLUTION_LABELS,
         faults=(
             Mistake(
-                lambda rank, size, seed: {
-                    CONVOLUTION_OUTPUT: _shares(rank, size, seed, "gate alone")[CONVOLUTION_OUTPUT]
-                },
+                only(_shares, [OUTPUT], "gate alone"),
                 "The gate of squeeze-excite sees this rank's channels only: squeeze is a layer by rows, its "
                 "partial products are to be added up.",
                 "La porte de squeeze-excite ne voit que les canaux de ce rang : squeeze est une couche par ligne, "
                 "ses produits partiels sont à additionner.",
             ),
             Mistake(
-                lambda rank, size, seed: {
-                    CONVOLUTION_OUTPUT: _shares(rank, size, seed, "bias everywhere")[CONVOLUTION_OUTPUT]
-                },
+                only(_shares, [OUTPUT], "bias everywhere"),
                 "The bias of squeeze is added on every rank before the sum, so it counts as many times as there "
                 "are ranks: add it once, after.",
                 "Le biais de squeeze est ajouté sur chaque rang avant la somme, il compte donc autant de fois "
                 "qu’il y a de rangs : ajoutez-le une fois, après.",
             ),
-            Mistake(lambda *case: {CONVOLUTION_OUTPUT: _shares(*case)["partial"]}, *NO_FORWARD_SUM),
+            Mistake(only(_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM),
             Mistake(
-                lambda rank, size, seed: {
-                    name: _shares(rank, size, seed, "gate not entered")[name]
-                    for name in (CONVOLUTION_OUTPUT, "gradient of squeeze")
-                },
+                only(_shares, (OUTPUT, "gradient of squeeze"), "gate not entered"),
                 "The forward pass is right, but the gradient that reaches squeeze comes from this rank's gates "
                 "only: excite is a layer by columns, with a beginning of its own (copy), whose backward adds up.",
                 "La passe avant est juste, mais le gradient qui parvient à squeeze ne vient que des portes de ce rang "
                 ": excite est une couche par colonne, avec sa propre entrée (copy), dont la passe arrière additionne.",
             ),
+            Mistake(only(_shares, {OUTPUT: OUTPUT, OF_X: "own x"}), *NO_BACKWARD_SUM),
+            Mistake(times_ranks(_shares, "gradient of project"), *COUNTED_AGAIN),
             Mistake(
                 lambda *case: {
-                    CONVOLUTION_OUTPUT: _shares(*case)[CONVOLUTION_OUTPUT],
-                    CONVOLUTION_OF_X: _shares(*case)["own x"],
-                },
-                *NO_BACKWARD_SUM,
-            ),
-            Mistake(
-                lambda *case: {
-                    CONVOLUTION_OUTPUT: _shares(*case)[CONVOLUTION_OUTPUT],
-                    "gradient of project": case[1] * _shares(*case)["gradient of project"],
-                },
-                *COUNTED_AGAIN,
-            ),
-            Mistake(
-                lambda *case: {
-                    CONVOLUTION_OUTPUT: _shares(*case)[CONVOLUTION_OUTPUT],
-                    CONVOLUTION_OF_X: _shares(*case)[CONVOLUTION_OF_X] + (case[1] - 1) * _inputs(case[2])[1],
+                    OUTPUT: _shares(*case)[OUTPUT],
+                    OF_X: _shares(*case)[OF_X] + (case[1] - 1) * _inputs(case[2])[1],
                 },
                 "The shortcut goes through the region's entry: backward adds its gradient up over the ranks, "
                 "though it is whole on each. Add the x that has not passed copy.",
@@ -231,8 +197,6 @@ COLUMNS = ("query", "key", "value", "mlp_gate", "mlp_expand")
 ROWS = ("attention_project", "mlp_project")
 NORMS = ("norm1", "norm2")
 PLAN_BATCH, TOKENS = 2, 5
-PLAN_OUTPUT, PLAN_OF_X = "output", "gradient of x"
-PLAN_LABELS = {PLAN_OUTPUT: Said("the output", "la sortie"), PLAN_OF_X: Said("the gradient of x", "le gradient de x")}
 
 
 def _block(seed: int) -> Any:
@@ -265,14 +229,14 @@ def _plan_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> 
         forward = counted.get_total_counts()
     y.sum().backward()
     whole = [name for name in (*COLUMNS, *ROWS) if not isinstance(getattr(block, name).weight, DTensor)]
-    return {"forward": forward, "whole": whole}, {PLAN_OUTPUT: y, PLAN_OF_X: x.grad}
+    return {"forward": forward, "whole": whole}, {OUTPUT: y, OF_X: x.grad}
 
 
 def _plan_expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     x = _input(seed)
     y = _block(seed)(x)
     y.sum().backward()
-    return {PLAN_OUTPUT: y.detach(), PLAN_OF_X: gradient(x)}
+    return {OUTPUT: y.detach(), OF_X: gradient(x)}
 
 
 def _refuse_no_plan(plan: object) -> Mapping[str, Any]:
@@ -371,14 +335,7 @@ class _PlanJudge(Judge):
 PARALLELIZE_PLAN = Exercise(
     id="parallelize-plan",
     title=Said("torch's parallelize_module", "parallelize_module de torch"),
-    judge=_PlanJudge(
-        _plan_expected,
-        on_ranks=True,
-        trial=_plan_trial,
-        cases=((2, 11),),
-        labels=PLAN_LABELS,
-        inspect=_plan_inspect,
-    ),
+    judge=_PlanJudge(_plan_expected, on_ranks=True, trial=_plan_trial, cases=((2, 11),), inspect=_plan_inspect),
     praise=Said(
         "Right: seven layers, two styles, and two all-reduces in the forward pass.",
         "Exact : sept couches, deux styles, et deux all-reduces en passe avant.",

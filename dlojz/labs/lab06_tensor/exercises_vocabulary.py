@@ -1,16 +1,9 @@
-"""Lab 06: the two ends of a text model, shared out along the vocabulary: embedding and loss.
+"""Exercises of lab 06 on sharded tokens: embedding and loss by vocabulary, and sequence parallelism with dropout.
 
-An answer is held to the output and the gradients of one process, and then to what it has sent: neither the table nor
-the logits are ever gathered.
+An answer is held to the outputs and gradients of one process, which draws each rank's dropout mask too, and then to
+what it has sent: neither the table nor the logits are ever gathered.
 
-Shape suffixes: B batch, T tokens, D width, V vocabulary, v = V / n words of one rank.
-
-Lab 06: half a transformer block between two sums, with and without sequence parallelism, dropout included.
-
-An answer is held to the outputs and gradients of one process that draws, for each rank, the mask that rank should draw;
-then to what it has sent.
-
-Shape suffixes: B batch, T tokens, D width; S = T / n tokens of one rank.
+Shape suffixes: B batch, T tokens, D width; V vocabulary, v = V / n words of one rank; S = T / n tokens of one rank.
 """
 
 from __future__ import annotations
@@ -25,12 +18,17 @@ from dlojz.labs.kit.rank_judges import (
     NO_BACKWARD_SUM,
     NO_FORWARD_SUM,
     NO_OFFSET,
+    OF_X,
+    OUTPUT,
     TENSOR_CASES,
+    Values,
     added,
     asked_for,
     gathers,
     gradient,
     normal,
+    only,
+    times_ranks,
 )
 from dlojz.processes.forks import RankAnswer
 
@@ -38,10 +36,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 VOCABULARY_BATCH, VOCABULARY_TOKENS, WORDS, VOCABULARY_WIDTH = 2, 6, 12, 4
-VOCABULARY_OUTPUT, OF_TABLE = "output", "gradient of table"
+OF_TABLE = "gradient of table"
 LOSS, OF_LOGITS = "loss", "gradient of logits"
 VOCABULARY_LABELS = {
-    VOCABULARY_OUTPUT: Said("the output", "la sortie"),
     OF_TABLE: Said("the gradient of the table", "le gradient de la table"),
     LOSS: Said("the loss", "la perte"),
     OF_LOGITS: Said("the gradient of the logits", "le gradient des logits"),
@@ -81,7 +78,7 @@ def _embedding_trial(answer: Callable[..., Any], rank: int, size: int, seed: int
     y = answer(_tokens(seed), own, _axis())
     if y is not None and y.shape == coefficients.shape and y.requires_grad:
         (y * coefficients).sum().backward()
-    return {VOCABULARY_OUTPUT: y, OF_TABLE: own.grad}
+    return {OUTPUT: y, OF_TABLE: own.grad}
 
 
 def _looked_up(rank: int, size: int, seed: int) -> dict[str, Tensor]:
@@ -89,7 +86,7 @@ def _looked_up(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     table.requires_grad_()
     y = table[_tokens(seed)]
     (y * coefficients).sum().backward()
-    return {VOCABULARY_OUTPUT: y.detach(), OF_TABLE: gradient(table).chunk(size)[rank]}
+    return {OUTPUT: y.detach(), OF_TABLE: gradient(table).chunk(size)[rank]}
 
 
 def _found(rank: int, size: int, seed: int, way: str) -> Tensor:
@@ -106,7 +103,7 @@ def _found(rank: int, size: int, seed: int, way: str) -> Tensor:
 
 
 def _added(way: str) -> Callable[[int, int, int], dict[str, Tensor]]:
-    return lambda rank, size, seed: {VOCABULARY_OUTPUT: added(_found(other, size, seed, way) for other in range(size))}
+    return lambda rank, size, seed: {OUTPUT: added(_found(other, size, seed, way) for other in range(size))}
 
 
 def _inspect_table(answers: list[RankAnswer], size: int) -> None:
@@ -134,17 +131,14 @@ VOCABULARY_EMBEDDING = Exercise(
             Mistake(_added("first row"), *_NO_MASK),
             Mistake(_added("clamped"), *_NO_MASK),
             Mistake(
-                lambda rank, size, seed: {VOCABULARY_OUTPUT: _found(rank, size, seed, "right")},
+                lambda rank, size, seed: {OUTPUT: _found(rank, size, seed, "right")},
                 "Every rank keeps what it has found itself, zeros for the words of the others: the all-reduce of "
                 "the forward pass is missing.",
                 "Chaque rang garde ce qu’il a trouvé lui-même, des zéros pour les mots des autres : l’all-reduce "
                 "de la passe avant manque.",
             ),
             Mistake(
-                lambda *case: {
-                    VOCABULARY_OUTPUT: _looked_up(*case)[VOCABULARY_OUTPUT],
-                    OF_TABLE: case[1] * _looked_up(*case)[OF_TABLE],
-                },
+                times_ranks(_looked_up, OF_TABLE),
                 "The output is right, but the gradient of the table is as many times too large as there are "
                 "ranks: after a sum in forward, nothing is to be sent in backward.",
                 "La sortie est juste, mais le gradient de la table est trop grand d’un facteur égal au nombre de "
@@ -288,10 +282,8 @@ VOCABULARY_LOSS = Exercise(
 SEQUENCE_BATCH, SEQUENCE_TOKENS, SEQUENCE_WIDTH, HIDDEN = 2, 6, 8, 12
 DROP = 0.5
 CASES = ((2, 11), (2, 12), (3, 13))
-SEQUENCE_OUTPUT, OF_X, OF_WEIGHT, OF_BIAS = "output", "gradient of x", "gradient of weight", "gradient of bias"
+OF_WEIGHT, OF_BIAS = "gradient of weight", "gradient of bias"
 SEQUENCE_LABELS = {
-    SEQUENCE_OUTPUT: Said("the output", "la sortie"),
-    OF_X: Said("the gradient of x", "le gradient de x"),
     OF_WEIGHT: Said("the gradient of the norm's weight", "le gradient du poids de la norme"),
     OF_BIAS: Said("the gradient of the norm's bias", "le gradient du biais de la norme"),
 }
@@ -338,7 +330,7 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
     if y is not None and y.shape == own.shape and y.requires_grad:
         (y * own).sum().backward()
     gradients = dict(zip((OF_X, OF_WEIGHT, OF_BIAS), (leaf.grad for leaf in leaves), strict=True))
-    return {"shares tokens": shares_tokens(seed)}, {SEQUENCE_OUTPUT: y, **gradients}
+    return {"shares tokens": shares_tokens(seed)}, {OUTPUT: y, **gradients}
 
 
 def _mask(rank: int, seed: int, stream: str, like: Tensor) -> Tensor:
@@ -378,7 +370,7 @@ def _shares(rank: int, size: int, seed: int, way: str = "right") -> dict[str, Te
     own = parts[rank]
     whole = [added(part[number] for part in parts) for number in range(3)]
     values = {
-        SEQUENCE_OUTPUT: outputs[rank],
+        OUTPUT: outputs[rank],
         OF_X: own[0] if split else whole[0],
         OF_WEIGHT: whole[1],
         OF_BIAS: whole[2],
@@ -387,29 +379,9 @@ def _shares(rank: int, size: int, seed: int, way: str = "right") -> dict[str, Te
     return {name: value.detach() for name, value in values.items()}
 
 
-def _expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    values = _shares(rank, size, seed)
-    return {name: values[name] for name in SEQUENCE_LABELS}
-
-
-def _if(split: bool, values: Callable[[int, int, int], dict[str, Tensor]]) -> Callable[[int, int, int], Any]:
+def _if(split: bool, values: Values) -> Callable[[int, int, int], Any]:
     """A fault of one of the two kinds of cases only."""
     return lambda rank, size, seed: values(rank, size, seed) if shares_tokens(seed) == split else None
-
-
-def _norm_alone(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    values = _shares(rank, size, seed)
-    return {SEQUENCE_OUTPUT: values[SEQUENCE_OUTPUT], OF_X: values[OF_X], OF_WEIGHT: values["own weight"]}
-
-
-def _norm_again(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    values = _shares(rank, size, seed)
-    return {SEQUENCE_OUTPUT: values[SEQUENCE_OUTPUT], OF_WEIGHT: size * values[OF_WEIGHT]}
-
-
-def _region_alone(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    values = _shares(rank, size, seed)
-    return {SEQUENCE_OUTPUT: values[SEQUENCE_OUTPUT], OF_X: values["own x"], OF_WEIGHT: values["own weight"]}
 
 
 def _inspect(answers: list[RankAnswer], size: int) -> None:
@@ -428,19 +400,14 @@ SEQUENCE_PARALLEL = Exercise(
     id="sequence-parallel",
     title=Said("sequence parallelism", "Sequence Parallelism"),
     judge=Judge(
-        _expected,
+        only(_shares, (OUTPUT, OF_X, OF_WEIGHT, OF_BIAS)),
         on_ranks=True,
         trial=_trial,
         cases=CASES,
         labels=SEQUENCE_LABELS,
         faults=(
             Mistake(
-                _if(
-                    True,
-                    lambda rank, size, seed: {
-                        SEQUENCE_OUTPUT: _shares(rank, size, seed, "replicated")[SEQUENCE_OUTPUT]
-                    },
-                ),
+                _if(True, only(_shares, [OUTPUT], "replicated")),
                 "With sequence parallelism all ranks draw the same dropout mask, but they hold different tokens: "
                 "the same places are dropped in each rank's tokens. Draw from the stream that differs (split).",
                 "Avec Sequence Parallelism, tous les rangs tirent le même masque de dropout, alors qu’ils "
@@ -448,10 +415,7 @@ SEQUENCE_PARALLEL = Exercise(
                 "qui diffère (split).",
             ),
             Mistake(
-                _if(
-                    False,
-                    lambda rank, size, seed: {SEQUENCE_OUTPUT: _shares(rank, size, seed, "split")[SEQUENCE_OUTPUT]},
-                ),
+                _if(False, only(_shares, [OUTPUT], "split")),
                 "Without sequence parallelism every rank holds the same tokens, but each draws a dropout mask of "
                 "its own: what should be one stream becomes another on each rank. Draw from the stream that is "
                 "the same (replicated).",
@@ -460,24 +424,15 @@ SEQUENCE_PARALLEL = Exercise(
                 "l’autre. Tirez dans le flux commun (replicated).",
             ),
             Mistake(
-                _if(
-                    True,
-                    lambda rank, size, seed: {SEQUENCE_OUTPUT: _shares(rank, size, seed, "no sum")[SEQUENCE_OUTPUT]},
-                ),
+                _if(True, only(_shares, [OUTPUT], "no sum")),
                 "Each rank takes its tokens from its own partial product: a part is taken where a sum is due. The "
                 "region ends with a reduce-scatter (scatter_tokens).",
                 "Chaque rang prend ses tokens dans son propre produit partiel : vous découpez là où il faut une "
                 "somme. La région se termine par un reduce-scatter (scatter_tokens).",
             ),
+            Mistake(_if(False, only(_shares, [OUTPUT], "no sum")), *NO_FORWARD_SUM),
             Mistake(
-                _if(
-                    False,
-                    lambda rank, size, seed: {SEQUENCE_OUTPUT: _shares(rank, size, seed, "no sum")[SEQUENCE_OUTPUT]},
-                ),
-                *NO_FORWARD_SUM,
-            ),
-            Mistake(
-                _if(True, _norm_alone),
+                _if(True, only(_shares, {OUTPUT: OUTPUT, OF_X: OF_X, OF_WEIGHT: "own weight"})),
                 "The output is right, but the gradient of the norm's weights holds this rank's tokens only: these "
                 "weights are whole on every rank, and each sees a part of the sequence. Add their gradients up "
                 "(copy), or they drift apart.",
@@ -485,8 +440,10 @@ SEQUENCE_PARALLEL = Exercise(
                 "ces poids sont entiers sur chaque rang, qui ne voit qu’une partie de la séquence. Additionnez "
                 "leurs gradients (copy), sinon ils s’écartent.",
             ),
-            Mistake(_if(False, _norm_again), *COUNTED_AGAIN),
-            Mistake(_if(False, _region_alone), *NO_BACKWARD_SUM),
+            Mistake(_if(False, times_ranks(_shares, OF_WEIGHT)), *COUNTED_AGAIN),
+            Mistake(
+                _if(False, only(_shares, {OUTPUT: OUTPUT, OF_X: "own x", OF_WEIGHT: "own weight"})), *NO_BACKWARD_SUM
+            ),
         ),
         inspect=_inspect,
     ),

@@ -9,18 +9,16 @@ Shape suffixes: D width, H heads, E width of a head (D = H · E).
 from __future__ import annotations
 
 import copy
-import json
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.errors import LabError
 from dlojz.base.language import significant
 from dlojz.config.run_config import RunConfig
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
-from dlojz.labs.kit.judges import Case, Judge, refuse_nothing
+from dlojz.labs.kit.judges import Case, Judge, expect_json, read_settings, refuse_nothing
 from dlojz.results.footprint import Footprint
 
 if TYPE_CHECKING:
@@ -188,8 +186,6 @@ COURSE = {
 """The JSON of the course's slide on DeepSpeed, word for word."""
 COURSE_JSON_CASES = ((128, 4, 28), (64, 2, 16), (96, 3, 10), (1536, 8, 7), (12, 4, 8))
 """Global batch, ranks, samples that fit in a GPU."""
-UNSAID = 97
-"""Micro-batch of a run about which the file says nothing; no case asks for it."""
 
 
 def complete(course: Mapping[str, Any], global_batch: int, ranks: int, fits: int) -> dict[str, Any]:
@@ -211,7 +207,7 @@ def complete(course: Mapping[str, Any], global_batch: int, ranks: int, fits: int
 def _course_json_judge(answer: Callable[..., Any]) -> None:
     for global_batch, ranks, fits in COURSE_JSON_CASES:
         course = copy.deepcopy(COURSE)
-        document = _mapping(answer(course, global_batch, ranks, fits))
+        document = expect_json(answer(course, global_batch, ranks, fits))
         asked = _course_json_asked(global_batch, ranks, fits)
         if course != COURSE:
             raise Wrong(
@@ -237,16 +233,6 @@ def _course_json_asked(global_batch: int, ranks: int, fits: int) -> Said:
     )
 
 
-def _mapping(document: object) -> Mapping[str, Any]:
-    refuse_nothing(document)
-    if not isinstance(document, Mapping):
-        raise Wrong(
-            en=f"A dictionary is expected, but your function returns a {type(document).__name__}.",
-            fr=f"Un dictionnaire est attendu, mais votre fonction renvoie un objet de type {type(document).__name__}.",
-        )
-    return document
-
-
 def _check_sizes(document: Mapping[str, Any], right: Mapping[str, Any], asked: Said, ranks: int, fits: int) -> None:
     total, micro = document.get("train_batch_size"), document.get("train_micro_batch_size_per_gpu")
     if total is None and micro is None:
@@ -256,7 +242,7 @@ def _check_sizes(document: Mapping[str, Any], right: Mapping[str, Any], asked: S
             fr="DeepSpeed refuse ce fichier : il ne donne aucune taille de batch, ni train_batch_size, ni "
             "train_micro_batch_size_per_gpu. C’est ce que la diapositive ne disait pas.",
         )
-    layout = _read(document, ranks, asked)
+    layout = read_settings(document, asked, model="gpt_tiny", dp=ranks).layout
     wanted = right["train_batch_size"]
     if layout.global_batch != wanted:
         times = layout.global_batch / wanted
@@ -284,24 +270,6 @@ def _check_sizes(document: Mapping[str, Any], right: Mapping[str, Any], asked: S
             f"{layout.micro_batches} ; {best} tiennent et divisent aussi les échantillons d’un GPU, en moins de "
             "passes.",
         )
-
-
-def _read(document: Mapping[str, Any], ranks: int, asked: Said) -> Any:
-    from dlojz.config.deepspeed_json import read_deepspeed_json
-
-    base = RunConfig.of(model="gpt_tiny", dp=ranks, engine="deepspeed", micro_batch=UNSAID)
-    try:
-        return read_deepspeed_json(json.dumps(document), base).layout
-    except LabError as error:
-        raise Wrong(
-            en=f"Asked for: {asked.en}. DeepSpeed or the lab refuses your file: {error}",
-            fr=f"Demandé : {asked.fr}. DeepSpeed ou le TP refuse votre fichier : {error}",
-        ) from None
-    except (TypeError, ValueError) as error:
-        raise Wrong(
-            en=f"This dictionary cannot be written as JSON ({error}).",
-            fr=f"Ce dictionnaire ne s’écrit pas en JSON ({error}).",
-        ) from None
 
 
 COURSE_JSON = Exercise(
