@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from dlojz.base.errors import LabError
 from dlojz.base.language import percent, say, shortest, significant
 from dlojz.labs.kit.exercise import Mistake, Said, Wrong
-from dlojz.labs.kit.rank_judges import Values, diagnosis, explains, refuse_errors, run_on_ranks
+from dlojz.labs.kit.rank_judges import Values, diagnosis, explains, normals, refuse_errors, run_on_ranks
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
@@ -498,10 +498,8 @@ def shown(given: Any) -> str:
 
 
 def normal(seed: int, *shape: int) -> Tensor:
-    """Normal numbers that depend on the seed alone."""
-    import torch
-
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    """Make one tensor of `normals`."""
+    return normals(seed, shape)[0]
 
 
 def gradient_of(value: Tensor, leaf: Tensor) -> Tensor | None:

@@ -609,8 +609,8 @@ def gradient(leaf: Tensor) -> Tensor:
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
-def normal(seed: int, *shapes: tuple[int, ...]) -> Iterable[Tensor]:
-    """Random tensors of these shapes, the same for the same seed."""
+def normals(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
+    """Make tensors of normal numbers that depend on the seed alone."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)

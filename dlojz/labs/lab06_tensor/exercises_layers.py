@@ -27,7 +27,7 @@ from dlojz.labs.kit.rank_judges import (
     asked_for,
     gathers,
     gradient,
-    normal,
+    normals,
     only,
     times_ranks,
 )
@@ -43,7 +43,7 @@ LINEAR_LABELS = {OF_WEIGHT: Said("the gradient of the weight", "le gradient du p
 
 def _column_inputs(seed: int) -> Any:
     """x, the whole weight and bias, the whole gradient of the output."""
-    return normal(seed, (LINEAR_SAMPLES, NARROW), (WIDE, NARROW), (WIDE,), (LINEAR_SAMPLES, WIDE))
+    return normals(seed, (LINEAR_SAMPLES, NARROW), (WIDE, NARROW), (WIDE,), (LINEAR_SAMPLES, WIDE))
 
 
 def _column_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
@@ -161,7 +161,7 @@ COLUMN_LINEAR = Exercise(
 
 def _row_inputs(seed: int) -> Any:
     """x, the whole weight and bias, the coefficients of the loss."""
-    return normal(seed, (LINEAR_SAMPLES, WIDE), (NARROW, WIDE), (NARROW,), (LINEAR_SAMPLES, NARROW))
+    return normals(seed, (LINEAR_SAMPLES, WIDE), (NARROW, WIDE), (NARROW,), (LINEAR_SAMPLES, NARROW))
 
 
 def _row_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
@@ -268,7 +268,7 @@ OF_EXPAND, OF_PROJECT, OF_BIAS = "gradient of expand", "gradient of project", "g
 def _mlp_inputs(seed: int) -> Any:
     """x, the two layers with their biases, the coefficients of the loss."""
     stream = (MLP_SAMPLES, MLP_WIDTH)
-    return normal(seed, stream, (HIDDEN, MLP_WIDTH), (HIDDEN,), (MLP_WIDTH, HIDDEN), (MLP_WIDTH,), stream)
+    return normals(seed, stream, (HIDDEN, MLP_WIDTH), (HIDDEN,), (MLP_WIDTH, HIDDEN), (MLP_WIDTH,), stream)
 
 
 def _own(rank: int, size: int, seed: int) -> tuple[Tensor, ...]:
@@ -400,7 +400,7 @@ OF_QKV = "gradient of qkv"
 
 
 def _attention_inputs(seed: int) -> Any:
-    x, qkv, project, loss = normal(
+    x, qkv, project, loss = normals(
         seed,
         (BATCH, TOKENS, ATTENTION_WIDTH),
         (3 * ATTENTION_WIDTH, ATTENTION_WIDTH),

@@ -29,7 +29,7 @@ from dlojz.labs.kit.rank_judges import (
     added,
     gathers,
     gradient,
-    normal,
+    normals,
     only,
     times_ranks,
 )
@@ -54,7 +54,7 @@ def _inputs(seed: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     image = (CONVOLUTION_BATCH, CHANNELS, SIDE, SIDE)
     shapes = ((HIDDEN, CHANNELS, 1, 1), (HIDDEN, 1, 3, 3), (SQUEEZED, HIDDEN), (SQUEEZED,), (HIDDEN, SQUEEZED),
               (HIDDEN,), (CHANNELS, HIDDEN, 1, 1))  # fmt: skip
-    x, coefficients, *weights = normal(seed, image, image, *shapes)
+    x, coefficients, *weights = normals(seed, image, image, *shapes)
     return x, coefficients, dict(zip(NAMES, weights, strict=True))
 
 

@@ -26,7 +26,7 @@ from dlojz.labs.kit.rank_judges import (
     asked_for,
     gathers,
     gradient,
-    normal,
+    normals,
     only,
     times_ranks,
 )
@@ -69,7 +69,7 @@ def _tokens(seed: int) -> Tensor:
 
 
 def _table(seed: int) -> Any:
-    return normal(seed, (WORDS, VOCABULARY_WIDTH), (VOCABULARY_BATCH, VOCABULARY_TOKENS, VOCABULARY_WIDTH))
+    return normals(seed, (WORDS, VOCABULARY_WIDTH), (VOCABULARY_BATCH, VOCABULARY_TOKENS, VOCABULARY_WIDTH))
 
 
 def _embedding_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
@@ -166,7 +166,7 @@ VOCABULARY_EMBEDDING = Exercise(
 
 def _logits(seed: int) -> Tensor:
     """Some far larger than exp can bear: without the largest one subtracted, the loss is not finite."""
-    (logits,) = normal(seed, (VOCABULARY_BATCH, VOCABULARY_TOKENS, WORDS))
+    (logits,) = normals(seed, (VOCABULARY_BATCH, VOCABULARY_TOKENS, WORDS))
     return 40 * logits + 60
 
 
@@ -297,7 +297,7 @@ def shares_tokens(seed: int) -> bool:
 def _inputs(seed: int) -> Any:
     """x, the norm's weight and bias, the region's two layers, the coefficients of the loss."""
     stream = (SEQUENCE_BATCH, SEQUENCE_TOKENS, SEQUENCE_WIDTH)
-    return normal(
+    return normals(
         seed, stream, (SEQUENCE_WIDTH,), (SEQUENCE_WIDTH,), (HIDDEN, SEQUENCE_WIDTH), (SEQUENCE_WIDTH, HIDDEN), stream
     )
 

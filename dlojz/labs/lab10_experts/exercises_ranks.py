@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dlojz.base.language import say
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
 from dlojz.labs.kit.judges import Judge
-from dlojz.labs.kit.rank_judges import added, asked_for, normal, same
+from dlojz.labs.kit.rank_judges import added, asked_for, normals, same
 from dlojz.labs.lab10_experts.exercises_routing import capacity, crowded, places
 from dlojz.models.experts.layer import StepLoad, watch_loads
 from dlojz.processes.forks import RankAnswer
@@ -219,13 +219,13 @@ class WrongShape(ValueError):  # noqa: N818 - what the experts of the check say 
 
 def _experts(seed: int, size: int) -> tuple[Tensor, Tensor]:
     experts = LOCAL_EXPERTS * size
-    matrices_EDD, biases_ED = normal(seed, (experts, WIDTH, WIDTH), (experts, WIDTH))
+    matrices_EDD, biases_ED = normals(seed, (experts, WIDTH, WIDTH), (experts, WIDTH))
     return matrices_EDD, biases_ED
 
 
 def _buffers(seed: int, size: int) -> list[Tensor]:
     """What each rank's tokens have filled."""
-    return list(normal(seed + 100, *[(LOCAL_EXPERTS * size, ROOM, WIDTH)] * size))
+    return list(normals(seed + 100, *[(LOCAL_EXPERTS * size, ROOM, WIDTH)] * size))
 
 
 def _computed(x_ECD: Tensor, experts: slice, seed: int, size: int) -> Tensor:
@@ -406,7 +406,7 @@ def average_gradients(shared: list[Tensor], own: list[Tensor], replicas: Any) ->
 
 def _found(size: int, seed: int) -> tuple[list[Tensor], list[Tensor]]:
     """What each rank's tokens give for the shared parameter, (n, 3), and for all experts, (n, E, 2)."""
-    shared_R3, experts_RE2 = normal(seed, (size, 3), (size, 2 * EP[size], 2))
+    shared_R3, experts_RE2 = normals(seed, (size, 3), (size, 2 * EP[size], 2))
     return list(shared_R3), list(experts_RE2)
 
 
