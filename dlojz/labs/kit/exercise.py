@@ -68,7 +68,7 @@ class Verdict:
     """One answer of a lab.
 
     Args:
-        state: `right`, `wrong`, `todo`, or `note` (a hint, a figure laid beside another).
+        state: `right`, `wrong`, `todo`, or `note` (a hint, a comparison of two figures).
         message: Sentences a student can act on.
         printed: What the student's code printed while it was judged, already cut to a readable length.
     """
@@ -308,8 +308,8 @@ class Prediction:
             return say(en=f"{short} ({integer(value)})", fr=f"{short} ({integer(value)})")
         return shortest(value)
 
-    def laid_over(self, predicted: float, value: float | None) -> Verdict:
-        """Both numbers, and how far apart they are."""
+    def compare(self, predicted: float, value: float | None) -> Verdict:
+        """Compare a prediction with the value: both numbers, and how far apart they are."""
         if value is None:
             return Verdict(
                 "wrong",
