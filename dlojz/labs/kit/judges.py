@@ -95,8 +95,7 @@ class Judge:
             Wrong: unless it is right.
         """
         cases = list(self.cases() if callable(self.cases) else self.cases)
-        for group in [[case] for case in cases] if self.on_ranks else [cases]:
-            (self._judge_on_ranks if self.on_ranks else self._judge_here)(answer, group)
+        (self._judge_on_ranks if self.on_ranks else self._judge_here)(answer, cases)
         if self.then is not None:
             self.then(answer)
 
@@ -196,30 +195,43 @@ class Judge:
         )
 
     def _judge_on_ranks(self, answer: Answer, cases: list[Case]) -> None:
+        for place, (size, seed) in enumerate(cases):
+            answers = self._run(answer, size, seed)
+            refuse_errors(answers)
+            given = [one.tensors for one in answers]
+            said = diagnosis(
+                given,
+                [self.reference(rank, size, seed) for rank in range(size)],
+                local=[self.local(rank, size, seed) for rank in range(size)] if self.local else None,
+                whole=self.whole(size, seed) if self.whole else None,
+                bias=self.bias(size, seed) if self.bias else None,
+                labels=self.labels,
+            )
+            if said is not None:
+                self._name_mistake(given, size, seed)
+                for other in cases[place + 1 :] if self.faults else ():
+                    again = self._run(answer, *other)
+                    if not any(one.error for one in again):
+                        self._name_fault([one.tensors for one in again], *other)
+                raise Wrong(*said)
+            if self.inspect is not None:
+                self.inspect(answers, size)
+
+    def _run(self, way: Answer, size: int, seed: int) -> list[RankAnswer]:
         assert self.trial is not None
-        size, seed = cases[0]
-        answers = run_on_ranks(self.trial, answer, size, seed)
-        refuse_errors(answers)
-        given = [one.tensors for one in answers]
-        said = diagnosis(
-            given,
-            [self.reference(rank, size, seed) for rank in range(size)],
-            local=[self.local(rank, size, seed) for rank in range(size)] if self.local else None,
-            whole=self.whole(size, seed) if self.whole else None,
-            bias=self.bias(size, seed) if self.bias else None,
-            labels=self.labels,
-        )
-        if said is not None:
-            for fault in self.faults:
-                if explains([fault.way(rank, size, seed) for rank in range(size)], given):
-                    raise Wrong(fault.en, fault.fr)
-            for mistake in self.mistakes:
-                others = run_on_ranks(self.trial, mistake.way, size, seed)
-                if not any(other.error for other in others) and explains([one.tensors for one in others], given, True):
-                    raise Wrong(mistake.en, mistake.fr)
-            raise Wrong(*said)
-        if self.inspect is not None:
-            self.inspect(answers, size)
+        return run_on_ranks(self.trial, way, size, seed)
+
+    def _name_mistake(self, given: list[dict[str, Tensor]], size: int, seed: int) -> None:
+        self._name_fault(given, size, seed)
+        for mistake in self.mistakes:
+            others = self._run(mistake.way, size, seed)
+            if not any(other.error for other in others) and explains([one.tensors for one in others], given, True):
+                raise Wrong(mistake.en, mistake.fr)
+
+    def _name_fault(self, given: list[dict[str, Tensor]], size: int, seed: int) -> None:
+        for fault in self.faults:
+            if explains([fault.way(rank, size, seed) for rank in range(size)], given):
+                raise Wrong(fault.en, fault.fr)
 
 
 def part_by_part(mistakes: Iterable[Mistake], count: int) -> list[Mistake]:
