@@ -42,7 +42,7 @@ TASKS = {
     "add a GPU": "dlojz/hardware/data/gpus",
     "fix the memory forecast of FSDP2": "dlojz/prediction/engine_memory_sharded.py",
     "add a line to dlojz compare": "dlojz/compare.py",
-    "add a lab": "dlojz/labs/kit/lab_catalogue.py",
+    "add a lab": "dlojz/labs/kit/data/labs.toml",
     "change the palette": "dlojz/display/style.py",
     "a SLURM option for a new cluster": "dlojz/running/slurm/slurm_job.py",
     "the French of a hint": "dlojz/labs/lab06_tensor/exercises_layers.py",

@@ -907,17 +907,23 @@ print(plan.lengths, round(1e3 * plan.total, 1), round(1e3 * pipelined_time([time
 # %% [markdown] lang="fr"
 # Les deux durées, en ms : avec ces tranches, puis d’une seule pièce.
 #
-# À vous de jouer : décommentez pour changer d’ordonnancement, de durées, de latence, et pour modifier l’ordre
-# vous-même.
+# À vous de jouer : changez d’ordonnancement, de durées, de latence, ou modifiez l’ordre vous-même. Sans noyau actif, la
+# figure fixe montre la même chose.
 
 # %% [markdown] lang="en"
 # The two times, in ms: with these slices, then in one piece.
 #
-# Your turn: uncomment to change schedule, times and latency, and to edit the order yourself.
+# Your turn: change schedule, times and latency, or edit the order yourself. Where no kernel runs, the static figure
+# shows the same.
 
-# %%
-# from dlojz.display.widgets.pipeline_panel import pipeline_panel
-# pipeline_panel(schedule="interleaved", ranks=4, micro_batches=8)
+# %% name="pipeline-panel" tags=["nbval-ignore-output"]
+from dlojz.display.widgets.pipeline_panel import pipeline_panel, still_panel
+
+choice = {"schedule": "interleaved", "ranks": 4, "micro_batches": 8}
+pipeline_panel(**choice)
+
+# %% name="still-panel" tags=["nbval-ignore-output"]
+still_panel(**choice)
 
 # %% [markdown] lang="fr"
 # ## 9. Sans attendre : les pipelines asynchrones

@@ -317,8 +317,8 @@ figures.placed(course, 8, "pp-dp-tp")
 # envoie des gradients dont personne n’a besoin avant la mise à jour ; la couche suivante attend le résultat de tp.)
 # D’où l’ordre habituel : **tp dans le nœud, pp ou dp entre les nœuds**.
 #
-# À vous de jouer : décommentez pour changer degrés, nœuds, ordre et modèle. En ligne de commande :
-# `dlojz grid --dp 2 --pp 4 --tp 2 --gpus-per-node 8`.
+# À vous de jouer : changez degrés, nœuds, ordre et modèle. Sans noyau actif, la figure fixe montre la même chose. En
+# ligne de commande : `dlojz grid --dp 2 --pp 4 --tp 2 --gpus-per-node 8`.
 
 # %% [markdown] lang="en"
 # **Explain.** The pipeline is the axis that sends least, tp the one that sends most. But bytes do not tell all: which
@@ -326,12 +326,17 @@ figures.placed(course, 8, "pp-dp-tp")
 # update; the next layer waits for tp's result.) Hence the usual order: **tp inside the node, pp or dp between the
 # nodes**.
 #
-# Your turn: uncomment to change degrees, nodes, order and model. On the command line:
-# `dlojz grid --dp 2 --pp 4 --tp 2 --gpus-per-node 8`.
+# Your turn: change degrees, nodes, order and model. Where no kernel runs, the static figure shows the same. On the
+# command line: `dlojz grid --dp 2 --pp 4 --tp 2 --gpus-per-node 8`.
 
-# %%
-# from dlojz.display.widgets.grid_panel import grid_panel
-# grid_panel(dp=2, pp=4, tp=2, gpus_per_node=8)
+# %% name="grid-panel" tags=["nbval-ignore-output"]
+from dlojz.display.widgets.grid_panel import grid_panel, still_grid
+
+shape = {"dp": 2, "pp": 4, "tp": 2, "gpus_per_node": 8}
+grid_panel(**shape)
+
+# %% name="still-grid" tags=["nbval-ignore-output"]
+still_grid(**shape)
 
 # %% [markdown] lang="fr"
 # ## 4. Deux dimensions à la main

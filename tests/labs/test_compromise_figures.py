@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from dlojz import labs
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.cost_model import bill
@@ -20,6 +23,7 @@ from dlojz.labs import NotDone
 from dlojz.labs.kit.exercise import Verdict
 from dlojz.labs.kit.figures import Illustrated, Picture
 from dlojz.labs.lab08_compromise import figures
+from dlojz.labs.lab08_compromise.exercises_alpa import chain_cost
 from dlojz.labs.lab08_compromise.figures_published import (
     CHOSEN,
     course_table,
@@ -29,7 +33,7 @@ from dlojz.labs.lab08_compromise.figures_published import (
     splits,
     sweep,
 )
-from dlojz.labs.lab08_compromise.figures_search import FAR, chain_total, known
+from dlojz.labs.lab08_compromise.figures_search import FAR, known
 from tests.display.overlap import overlapping
 
 WEEK, YEAR = 7 * SECONDS_PER_DAY, 365.25 * SECONDS_PER_DAY
@@ -190,7 +194,8 @@ def test_all_that_was_measured_around_bloom_is_drawn(language: str) -> None:
 
 def test_a_chain_of_strategies_is_drawn_with_its_totals(language: str) -> None:
     figure = drawn(figures.mlp_sharding(CHAIN, [0, 1, 0], alone=lambda: [0, 0, 0], other=[2, 2, 2]))
-    assert chain_total(CHAIN, [0, 1, 0]) == 10 and chain_total(CHAIN, [0, 0, 0]) == 16
+    assert chain_cost(CHAIN.costs, CHAIN.resharding, [0, 1, 0]) == 10
+    assert chain_cost(CHAIN.costs, CHAIN.resharding, [0, 0, 0]) == 16
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert [text.rpartition(" ")[2] for text in legend] == ["10", "16", "27"]
     path = figure.axes[0].lines[0].get_ydata()
@@ -283,3 +288,14 @@ def test_what_is_known_of_a_row_comes_from_its_table_or_its_neighbours(language:
 def test_an_unknown_table_is_refused() -> None:
     with pytest.raises(LabError, match="unknown table"):
         figures.errors("korthikanti-9")
+
+
+def test_a_table_of_any_lab_has_as_many_titles_in_both_languages() -> None:
+    found = 0
+    for path in sorted(Path(labs.__file__).parent.glob("lab*/*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "columns":
+                found += 1
+                english, french = (ast.unparse(keyword.value).count("; ") for keyword in node.keywords)
+                assert english == french > 0, f"{path.name}:{node.lineno}"
+    assert found

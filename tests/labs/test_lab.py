@@ -171,14 +171,14 @@ def test_a_prediction_that_is_no_number_is_refused(
 )
 def test_a_prediction_is_laid_over_the_figure(predicted: float, state: str, words: str) -> None:
     prediction = Prediction(id="x", question=Said("?", "?"), kind="count", tolerance=0.1)
-    verdict = prediction.laid_over(predicted, 1000)
+    verdict = prediction.compare(predicted, 1000)
     assert verdict.state == state
     assert words in verdict.message
 
 
 def test_a_run_that_measured_nothing_gives_no_figure() -> None:
     prediction = Prediction(id="x", question=Said("?", "?"), kind="bytes")
-    assert prediction.laid_over(1000, None).state == "wrong"
+    assert prediction.compare(1000, None).state == "wrong"
 
 
 def test_bytes_are_written_as_each_language_does() -> None:

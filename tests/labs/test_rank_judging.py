@@ -13,9 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlojz.base.language import use_language
-from dlojz.labs.kit.exercise import Exercise, NotDone, Said, judge
-from dlojz.labs.kit.judges import Mistake
-from dlojz.labs.kit.rank_judges import by_ranks
+from dlojz.labs.kit.exercise import Exercise, Mistake, NotDone, Said, judge
+from dlojz.labs.kit.judges import Judge
 from dlojz.processes.forks import RankAnswer
 
 ROWS, WIDTH_IN, WIDTH_OUT = 5, 24, 12
@@ -38,9 +37,10 @@ def part(rank: int, seed: int) -> Tensor:
 
 
 MEAN = exercise(
-    by_ranks(
+    Judge(
+        lambda rank, size, seed: {"gradient": torch.stack([part(r, seed) for r in range(size)]).mean(0)},
+        on_ranks=True,
         trial=lambda answer, rank, size, seed: {"gradient": answer(part(rank, seed))},
-        expected=lambda rank, size, seed: {"gradient": torch.stack([part(r, seed) for r in range(size)]).mean(0)},
         local=lambda rank, size, seed: {"gradient": part(rank, seed)},
         labels={"gradient": Said("the gradient", "le gradient")},
     )
@@ -204,12 +204,13 @@ def whole_layer(size: int, seed: int) -> dict[str, Tensor]:
 
 
 COLUMN = exercise(
-    by_ranks(
-        trial=split_column,
-        expected=lambda rank, size, seed: {
+    Judge(
+        lambda rank, size, seed: {
             "output": whole_layer(size, seed)["output"].chunk(size, 1)[rank],
             "gradient of x": whole_layer(size, seed)["gradient of x"],
         },
+        on_ranks=True,
+        trial=split_column,
         whole=lambda size, seed: {"output": whole_layer(size, seed)["output"]},
         local=lambda rank, size, seed: {
             "gradient of x": layer(seed)[3].chunk(size, 1)[rank] @ layer(seed)[1].chunk(size, 1)[rank].T
@@ -249,12 +250,13 @@ def split_row(answer: Callable[..., Any], rank: int, size: int, seed: int) -> di
 
 
 ROW = exercise(
-    by_ranks(
-        trial=split_row,
-        expected=lambda rank, size, seed: {
+    Judge(
+        lambda rank, size, seed: {
             "output": whole_layer(size, seed)["output"],
             "gradient of x": whole_layer(size, seed)["gradient of x"].chunk(size, 1)[rank],
         },
+        on_ranks=True,
+        trial=split_row,
         local=lambda rank, size, seed: {
             "output": layer(seed)[0].chunk(size, 1)[rank] @ layer(seed)[1].chunk(size, 0)[rank] + layer(seed)[2]
         },
@@ -287,9 +289,10 @@ def row_reduced_both_ways(x: Tensor, weight: Tensor, bias: Tensor, rank: int) ->
 # ---- gathering, where order matters
 
 GATHER = exercise(
-    by_ranks(
+    Judge(
+        lambda rank, size, seed: {"output": torch.cat([part(r, seed)[0] for r in range(size)])},
+        on_ranks=True,
         trial=lambda answer, rank, size, seed: {"output": answer(part(rank, seed)[0], rank, size)},
-        expected=lambda rank, size, seed: {"output": torch.cat([part(r, seed)[0] for r in range(size)])},
     )
 )
 
@@ -355,10 +358,11 @@ def test_a_fault_between_ranks_is_told_by_its_name(exercise: Exercise, answer: C
 def test_a_mistake_is_named_only_where_every_rank_holds_its_values() -> None:
     """Left alone, a gradient is what a broadcast of rank 0's gives on rank 0, and there alone."""
     named = exercise(
-        by_ranks(
+        Judge(
+            lambda rank, size, seed: {"gradient": torch.stack([part(r, seed) for r in range(size)]).mean(0)},
+            on_ranks=True,
             trial=lambda answer, rank, size, seed: {"gradient": answer(part(rank, seed))},
-            expected=lambda rank, size, seed: {"gradient": torch.stack([part(r, seed) for r in range(size)]).mean(0)},
-            mistakes=(Mistake(lambda x: x, Said("Nothing is sent.", "Rien n’est envoyé.")),),
+            mistakes=(Mistake(lambda x: x, "Nothing is sent.", "Rien n’est envoyé."),),
             cases=((2, 11),),
         )
     )
@@ -375,9 +379,10 @@ def test_a_function_imported_by_its_name_is_watched_too() -> None:
     def inspect(answers: list[RankAnswer], size: int) -> None:
         counted.extend(len(one.calls) for one in answers)
 
-    total = by_ranks(
+    total = Judge(
+        lambda rank, size, seed: {"output": torch.stack([part(r, seed) for r in range(size)]).sum(0)},
+        on_ranks=True,
         trial=lambda answer, rank, size, seed: {"output": answer(part(rank, seed))},
-        expected=lambda rank, size, seed: {"output": torch.stack([part(r, seed) for r in range(size)]).sum(0)},
         inspect=inspect,
         cases=((2, 1),),
     )

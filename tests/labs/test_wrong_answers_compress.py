@@ -326,7 +326,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (mixing("hard alone"), "The cross-entropy is not weighed"),
         (mixing("index"), "are taken for samples of a class"),
         (mixing("cut off"), "are taken for samples of a class"),
-        (mixing("none is NaN"), "the mean of nothing is NaN"),
+        (mixing("none is NaN"), "the mean over no sample is NaN"),
     ],
     "rows": [
         (rounding("tensor"), "one scale for the whole matrix"),

@@ -22,6 +22,7 @@ from dlojz.cost_model.validation import validate
 from dlojz.hardware import cluster
 from dlojz.labs import lab08_compromise as lab
 from dlojz.labs.kit.exercise import NotDone
+from dlojz.labs.lab08_compromise.compromise_tables import bloom_layouts, evidence, held_out
 from dlojz.labs.lab08_compromise.exercises_alpa import (
     KNOWN,
     chain_cost,
@@ -33,7 +34,6 @@ from dlojz.labs.lab08_compromise.exercises_alpa import (
 )
 from dlojz.labs.lab08_compromise.exercises_evidence import _messages, bounded_line, compare_rounds, held_out_errors
 from dlojz.labs.lab08_compromise.exercises_layouts import best_split, choose, pareto, rank_bytes
-from dlojz.labs.lab08_compromise.figures_tables import bloom_layouts, evidence, held_out
 from dlojz.planner.alpa.graph import mlp
 from dlojz.planner.alpa.intra_operator import shard
 from dlojz.planner.alpa.mesh import DeviceMesh
@@ -295,11 +295,11 @@ OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
 BANK: dict[str, list[tuple[Answer, str]]] = {
     "rank-bytes": [
         (held(tp=False), "Your weights are those of a whole stage"),
-        (held(sharded=(9, 2, 1)), "You never share the weights out"),
-        (held(sharded=(1, 1, 1)), "You share the weights out from ZeRO-1 on"),
-        (held(sharded=(3, 0, 0)), "You share the gradients out over the replicas in every case"),
-        (held(sharded=(3, 1, 1)), "You share the gradients out from ZeRO-1 on"),
-        (held(sharded=(3, 2, 2)), "You share the optimizer out from ZeRO-2 on"),
+        (held(sharded=(9, 2, 1)), "You never shard the weights"),
+        (held(sharded=(1, 1, 1)), "You shard the weights from ZeRO-1 on"),
+        (held(sharded=(3, 0, 0)), "You shard the gradients over the replicas in every case"),
+        (held(sharded=(3, 1, 1)), "You shard the gradients from ZeRO-1 on"),
+        (held(sharded=(3, 2, 2)), "You shard the optimizer from ZeRO-2 on"),
         (held(sizes=(2, 2, 12)), "You count 2 bytes per parameter for the gradients"),
         (held(sizes=(2, 4, 8)), "You count 8 bytes per parameter for the optimizer"),
         (held(flight=lambda one, stage: one.micro_batches), "as GPipe does"),
@@ -352,7 +352,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
     "pareto-front": [
         (front(lambda q, p: all(a < b for a, b in zip(q, p, strict=True))), "smaller in everything"),
         (front(everywhere), "Twins shut each other out"),
-        (front(lambda q, p: everywhere(p, q) and q != p), "turned over"),
+        (front(lambda q, p: everywhere(p, q) and q != p), "front is inverted"),
         (
             lambda points: [points.index(min(points, key=lambda p: p[k])) for k in range(len(points[0]))],
             "You drop",

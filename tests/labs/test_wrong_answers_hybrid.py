@@ -246,7 +246,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (step(divided="world"), "divided by all ranks"),
         (step(divided="tp"), "divided by tp.size"),
         (step(divided=""), "dp.size times too large"),
-        (step(over="", divided=""), "the replicas go apart"),
+        (step(over="", divided=""), "the replicas drift apart"),
         (step(inward=None), "Only scale is wrong"),
         (step(output=None), "its own term of the output alone"),
         (step(bias_first=True), "The bias is added on every rank"),

@@ -326,7 +326,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
     "sign-bias": [
         (lambda draws: -bias_row_by_row(draws), "the other way round"),
         (lambda draws: scaled(draws.mean(0)) - draws.mean(0), "You compress the mean"),
-        (lambda draws: (signs(draws) * draws.abs().mean() - draws).mean(0), "at a stroke"),
+        (lambda draws: (signs(draws) * draws.abs().mean() - draws).mean(0), "all rows together"),
         (lambda draws: bias_row_by_row(draws).abs(), "its sign tells which way"),
         (lambda draws: torch.stack([scaled(row) for row in draws]).mean(0), "mean of what arrives"),
         (lambda draws: torch.stack([scaled(row) - row for row in draws]).mean(), "One number is left"),
@@ -341,7 +341,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda x, e, c: (c(x) + e, x - c(x)), "32 bits per number again"),
         (lambda x, e, c: fed(x, e, c)[::-1], "swapped"),
         (lambda x, e, c: (x + e, torch.zeros_like(x)), "Nothing is compressed"),
-        (lambda x, e, c: c(x + e), "Two results are expected"),
+        (lambda x, e, c: c(x + e), "2 results are expected"),
         (lambda x, e, c: (c(x + e), 0.0), "Both results have the shape"),
         (lambda x, e, c: None, "returns nothing"),
     ],
@@ -410,7 +410,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         ),
         (lambda operations, states: (traffic(operations, states)[0], 4 * len(states)), "goes both ways"),
         (lambda operations, states: (traffic(operations, states)[0], 8 * len(states)), "does not go back"),
-        (lambda operations, states: traffic(operations, states)[0], "Two results are expected"),
+        (lambda operations, states: traffic(operations, states)[0], "2 results are expected"),
     ],
     "update-in-backward": [
         (lambda model, make: None, "No weight has moved"),
@@ -422,7 +422,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (steps_at_the_end, "are there at once"),
     ],
     "outer-step": [
-        (outer_way(reduce=False), "Every rank goes by its own difference"),
+        (outer_way(reduce=False), "Every rank uses its own difference"),
         (outer_way(back=True), "You walk back"),
         (outer_way(divide=False), "added up over the ranks"),
         (outer_way(nesterov=False), "plain momentum"),

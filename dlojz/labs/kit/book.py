@@ -1,19 +1,11 @@
-"""Build the book of all solutions: pages, formulas, links.
+"""Build the book, `dlojz labs book`: static pages of all executed solutions, contents and glossary, in both languages.
 
-Formulas of the labs as pictures that need no script and no network: TeX → SVG by matplotlib's mathtext.
+Nothing is executed: a page shows the outputs that are stored beside the code, rendered by nbconvert. It holds no script
+and nothing from elsewhere; a link leads to another page of the book or to the web, and is plain text otherwise. A lab
+whose solution is not there is named in the contents, without a page.
 
-A formula keeps its TeX as the text that is read aloud and copied; one that mathtext does not know is shown as its TeX,
-never left out.
-
-A notebook, or Markdown, as a page of the book: no script, nothing from elsewhere, readable in any browser.
-
-What a notebook says is rendered by nbconvert; this module only lays it out. A link leads to another page of the book or
-to the web, and is plain text otherwise.
-
-`dlojz labs book`: every executed solution as a static page, with contents and glossary, in both languages.
-
-Nothing is executed: a page shows the outputs that are stored beside the code. The book needs no server, no script and
-no network; a lab whose solution is not there is named in the contents, without a page.
+Formulas become SVG by matplotlib's mathtext and keep their TeX as the text that is read aloud and copied; one that
+mathtext does not know is shown as its TeX.
 """
 
 from __future__ import annotations

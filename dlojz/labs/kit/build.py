@@ -1,28 +1,13 @@
 """Build the notebooks from their sources: execute, write, check, repair, and the instructors' page.
 
-Run a solution notebook where it lies and keep what it showed.
+`dlojz labs build` writes the four notebooks of every lab, the page of contents and the glossary; building twice changes
+no byte, and a check writes nothing. Solutions are executed where they lie, and only where their code has changed:
+stored outputs carry the checksum of their code. Whether they still hold is tested by nbval.
 
-Stored outputs carry the checksum of the code they came from, so that outputs of an older source are never taken for
-those of the present one.
+`dlojz labs repair` gives a damaged notebook its original cells back and keeps the answers: added cells stay behind the
+cell they followed, and the notebook as it was is kept beside it.
 
-The notebooks that no source is behind: the page of contents and the glossary, in each language.
-
-They are made from `contents.py` and the glossary alone, hold no answer, and have ids and metadata of their own, so that
-building them twice changes no byte.
-
-The labs in the instructor's page, made from what the labs, the catalogue and the measurements say.
-
-What stands between the two marks of `docs/instructors.md` is generated and nothing else of the page is touched.
-
-`dlojz labs build`: write the four notebooks of every lab, or check that they are up to date.
-
-Building twice changes no byte, and a check writes nothing. Solutions are executed only where their code has changed
-since their outputs were stored; whether those outputs still hold is nbval's to say.
-
-`dlojz labs repair`: a damaged notebook becomes the one that was handed out again, answers kept.
-
-What a student has written is never lost: answers stay where they are, cells that were added stay behind the cell they
-followed, and the notebook as it was is kept beside it before anything is written.
+Of `docs/instructors.md`, only what stands between its two marks is generated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Links as several labs reckon with them: two examples, and the line that measured times are fitted with.
-
-What is an assumption says so.
-"""
+"""Example links of several labs, and least squares for measured times. Assumptions say so."""
 
 from __future__ import annotations
 

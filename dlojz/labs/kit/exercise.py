@@ -1,17 +1,8 @@
-"""Exercise: what is asked, its judge, its hints, the verdict; and predictions of the student.
+"""Exercise, verdict, prediction: what a lab asks, how it answers, and the numbers that students predict.
 
-What a lab answers: right, wrong, or still to do, in the reader's language, as text and as a small box.
-
-Every value is escaped before it is shown, and the box and the text say the same.
-
-An exercise: what is asked, how an answer is judged, the two hints.
-
-A judge sees nothing but the answer it is given, calls it on inputs of its own, and compares behaviour with a reference;
-it never reads the student's text. What it refuses, it explains in words to act on.
-
-A figure that the student writes down first, then sees laid under the real one.
-
-The real figure is computed or measured by the package and handed in; none is typed here.
+A judge is called with the student's function, in a child process, on inputs of its own; it compares behaviour with a
+reference and never reads the student's text (`dlojz.labs.kit.judges`). Every value is escaped before it is shown, and
+the box in the notebook says what the text says.
 """
 
 from __future__ import annotations
@@ -77,7 +68,7 @@ class Verdict:
     """One answer of a lab.
 
     Args:
-        state: `right`, `wrong`, `todo`, or `note` (a hint, a figure laid beside another).
+        state: `right`, `wrong`, `todo`, or `note` (a hint, a comparison of two figures).
         message: Sentences a student can act on.
         printed: What the student's code printed while it was judged, already cut to a readable length.
     """
@@ -120,7 +111,36 @@ PRINTED_CHARACTERS = 600
 
 
 class Wrong(Exception):  # noqa: N818 - it is a verdict, not an error of the program
-    """Raised by a judge: the sentence tells what is wrong and what to look at."""
+    """Raised by a judge: the sentence tells what is wrong and what to look at.
+
+    Args:
+        en: the sentence; alone, it is in the reader's language already.
+        fr: the same in French.
+    """
+
+    def __init__(self, en: str, fr: str | None = None) -> None:
+        super().__init__(en if fr is None else say(en=en, fr=fr))
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A plausible wrong way: what it computes, and what to say to whoever took it.
+
+    Args:
+        way: called as the reference is.
+        en, fr: the sentence.
+        part: which of several numbers it is the wrong way to, from 0; None: to all that the answer returns.
+    """
+
+    way: Callable[..., Any]
+    en: str
+    fr: str
+    part: int | None = None
+
+
+def two_hints(en: str, fr: str, nearer_en: str, nearer_fr: str) -> tuple[Said, Said]:
+    """The hints of an exercise, the second nearer to the answer."""
+    return Said(en, fr), Said(nearer_en, nearer_fr)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,8 +308,8 @@ class Prediction:
             return say(en=f"{short} ({integer(value)})", fr=f"{short} ({integer(value)})")
         return shortest(value)
 
-    def laid_over(self, predicted: float, value: float | None) -> Verdict:
-        """Both numbers, and how far apart they are."""
+    def compare(self, predicted: float, value: float | None) -> Verdict:
+        """Compare a prediction with the value: both numbers, and how far apart they are."""
         if value is None:
             return Verdict(
                 "wrong",

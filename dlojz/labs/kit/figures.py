@@ -1,33 +1,16 @@
-"""Figures and tables that several labs share.
+"""Figures and tables that several labs share: published figures, bars of measured runs, pictures of few colours.
 
-What the papers print of the models that the package counts.
-
-These figures are only ever shown beside our own, never used in place of them.
-
-Runs side by side as bars, predicted in pale above measured: what several labs draw of memory and of messages.
-
-viz`. What was measured stands beside what the package predicts; nothing is fitted.
-
-Lab 04: what ZeRO's paper prints of the states per GPU, beside what a function gives.
-
-The paper's figures are only ever shown beside computed ones, never used in place of them.
-
-What the labs show their answers in: pictures of few colours, or the sentence of what is to do.
-
-viz`. An exercise that is still to do is answered by its sentence, not by an error.
-
-What the figures of lab 08 share: a picture with its table, numbers of an axis, the calibration of a cluster.
-
-viz`. The table beneath a picture has the figures that the picture draws.
+What a paper prints, and what was measured, only ever stands beside what the package computes. An exercise that is still
+to do is answered by its sentence, not by an error.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -43,6 +26,7 @@ from dlojz.display.style import (
     CATEGORY_STYLES,
     COLLECTIVE_STYLES,
     EDGE,
+    LINE_STYLES,
     ORANGE,
     OTHER,
     PREDICTED_ALPHA,
@@ -148,6 +132,49 @@ def coatnet_table() -> CoatnetTable:
 Corner = Literal["lower center", "lower left"]
 Part = tuple[float, Style, str]
 """A piece of a bar: bytes, look, name in the legend."""
+
+
+def panel(width_in: float, height_in: float, en: str, fr: str) -> Axes:
+    """Open a figure of one panel, described in words in both languages.
+
+    Args:
+        width_in, height_in: size in inches.
+        en, fr: what the figure shows.
+    """
+    return cast(Axes, new_figure(width_in, height_in, alt=say(en=en, fr=fr)).subplots())
+
+
+def done(axes: Axes) -> LabFigure:
+    """Finish a figure of one panel in the plain look."""
+    plain(axes)
+    return finish(cast(LabFigure, axes.figure))
+
+
+def labelled(axes: Axes, x: str, y: str, **legend: Any) -> LabFigure:
+    """Finish a figure of one panel, with titles of both axes and a legend without frame.
+
+    Args:
+        axes: the panel, drawn.
+        x, y: titles.
+        legend: further options of its legend.
+    """
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.legend(frameon=False, **legend)
+    return done(axes)
+
+
+def plot_lines(axes: Axes, x: Sequence[Any], series: Mapping[str, Sequence[float]], **look: Any) -> None:
+    """Draw one line per series, each in a colour, dashes and marker of its own.
+
+    Args:
+        axes: where.
+        x: of all points.
+        series: label to values.
+        look: further options of each line.
+    """
+    for (label, values), (color, line, marker) in zip(series.items(), LINE_STYLES, strict=False):
+        axes.plot(x, values, **{"color": color, "linestyle": line, "marker": marker, "label": label, **look})
 
 
 def measured_footprint(run: Run, rank: int = 0) -> Footprint:
@@ -446,6 +473,11 @@ def logarithmic(axis: Axis, marks: tuple[float, ...] = (1.0,)) -> None:
 def thousands(axis: Axis) -> None:
     """Plain numbers on a linear axis, with the marks of the reader's language."""
     axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+
+
+def columns(en: str, fr: str) -> tuple[str, ...]:
+    """Titles of a table's columns in the reader's language, separated by semicolons."""
+    return tuple(say(en=en, fr=fr).split("; "))
 
 
 def given(value: Any, *arguments: Any) -> Any:

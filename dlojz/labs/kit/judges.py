@@ -1,80 +1,254 @@
-"""Judges: compare an answer with a reference on random inputs, and say what is wrong.
+"""Judge of an exercise: compare an answer with a reference, name the mistake, and read what answers return.
 
-How most judges judge: the answer and a reference on the same inputs, then the usual mistakes, by name.
+One class, `Judge`, made of data: a reference, inputs, the usual mistakes. With `on_ranks` the answer runs on ranks
+(`dlojz.labs.kit.rank_judges`). A mistake is named only if it explains the answer on every input.
 
-An answer is refused for a named mistake only if it makes that mistake on every input.
-
-Lab 11: what its judges share: reading what an answer gives, and inputs that depend on a seed alone.
-
-What cannot be read is refused in a sentence that says what is expected; nothing is guessed.
-
-Lab 09: how its exercises of several steps are judged: the answer is used as a training would use it.
-
-A trial makes its own inputs, calls what it is given, and gives back one tensor of all that came of it; the reference
-and the usual mistakes go through the same trial.
-
-Lab 07: what students' functions give back, read into plain numbers and groups, or refused by name.
-
-What cannot be read is refused by a sentence that says what is expected.
-
-Lab 08: numbers that students' functions give back, read, held against a reference part by part, and told apart.
-
-An answer is refused for a named mistake only if it makes that mistake in every case.
+The functions `expect_…` read what an answer returned; what cannot be read is refused by a sentence that says what is
+expected, and nothing is guessed.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from dlojz.base.errors import LabError
 from dlojz.base.language import percent, say, shortest, significant
-from dlojz.labs.kit.exercise import Said, Wrong
+from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.rank_judges import Values, diagnosis, explains, normals, refuse_errors, run_on_ranks
+from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dlojz.config.run_config import RunConfig
+
 TOLERANCE = 1e-4
+"""Relative distance up to which two elements of tensors are the same."""
+Answer = Callable[..., Any]
+Numbers = tuple[float, ...]
+Case = tuple[Any, ...]
+RANK_CASES = ((2, 11), (3, 12), (4, 13))
+"""Number of ranks and seed: several numbers, an odd one among them, so that no formula holds by chance."""
 
 
 @dataclass(frozen=True)
-class Mistake:
-    """A plausible wrong way: what it computes, and what to say to whoever took it."""
-
-    way: Callable[..., Any]
-    says: Said
-
-
-def by_reference(
-    reference: Callable[..., Any], *, cases: Callable[[], Iterable[tuple[Any, ...]]], mistakes: Sequence[Mistake]
-) -> Callable[[Callable[..., Any]], None]:
-    """A judge that compares an answer with a reference.
+class Judge:
+    """Compare an answer with a reference on all cases; raise `Wrong`, with the usual mistake by name.
 
     Args:
-        reference: The right way.
-        cases: Gives the inputs, several and different, so that no constant passes; may load torch.
-        mistakes: Tried in order on an answer that differs from the reference.
+        reference: the right way. On ranks: `reference(rank, size, seed)`, what a rank should hold, tensors by name,
+            computed without communication.
+        cases: gives the inputs, several and different, so that no constant passes; may load torch. On ranks: numbers
+            of ranks and seeds.
+        mistakes: tried in order on an answer that differs from the reference.
+        trial: `trial(answer, *case)`, what becomes of an answer on a case, compared in place of what it returns; may
+            raise `Wrong`. On ranks, `trial(answer, rank, size, seed)` makes this rank's inputs from the seed, calls
+            the answer, and returns tensors by name, or a pair of JSON data and such tensors.
+        read: reads what an answer returned, or refuses it; by default it is held to the type of the reference's.
+        parts: names of the numbers, where the answer returns several.
+        told: a case in words, as the beginning of the sentence about an answer that nothing explains: a sentence with
+            {0}, {1}… in place of its arguments, or a function of the case.
+        tolerance: relative distance up to which two numbers are the same.
+        differs: called with the case, what was given and what is right where no mistake explains an answer; what to
+            say in place of the general sentence.
+        then: asks an answer whose values are right for more; raises `Wrong`.
+        on_ranks: whether the answer runs on several ranks; the fields below are for these.
+        labels: how sentences call each name.
+        faults: mistakes as what each rank would hold, `way(rank, size, seed)`, some of the results by name, or None
+            where the mistake cannot be made; tried before `mistakes`, which run on ranks.
+        local: `local(rank, size, seed)`, what a rank holds if nothing is communicated, for the names where that helps.
+        whole: `whole(size, seed)`, the tensors of which the expected ones are shards.
+        bias: `bias(size, seed)`, what must be added once over all ranks.
+        inspect: looks at calls and JSON data of all ranks where their values are right; raises `Wrong`.
     """
 
-    def judge(answer: Callable[..., Any]) -> None:
-        inputs = list(cases())
-        expected = [reference(*copy.deepcopy(case)) for case in inputs]
-        given = [answer(*copy.deepcopy(case)) for case in inputs]
-        for value, right in zip(given, expected, strict=True):
-            _check_type(value, right)
-        if all(map(_same, given, expected)):
-            return
-        for mistake in mistakes:
-            if all(map(_same, given, (mistake.way(*copy.deepcopy(case)) for case in inputs))):
-                raise Wrong(str(mistake.says))
-        worst = next(index for index, pair in enumerate(zip(given, expected, strict=True)) if not _same(*pair))
-        raise Wrong(_difference(inputs[worst], given[worst], expected[worst]))
+    reference: Callable[..., Any]
+    _: KW_ONLY
+    cases: Callable[[], Iterable[Case]] | Sequence[Case] = RANK_CASES
+    mistakes: Sequence[Mistake] = ()
+    trial: Callable[..., Any] | None = None
+    read: Callable[[Any], Any] | None = None
+    parts: Sequence[Said] = ()
+    told: Said | Callable[[Case], str] | None = None
+    differs: Callable[[Any, Any, Any], Said] | None = None
+    tolerance: float = 1e-9
+    then: Callable[[Answer], None] | None = None
+    on_ranks: bool = False
+    labels: Mapping[str, Said] = field(default_factory=dict)
+    faults: Sequence[Mistake] = ()
+    local: Values | None = None
+    whole: Callable[[int, int], Mapping[str, Tensor]] | None = None
+    bias: Callable[[int, int], Mapping[str, Tensor]] | None = None
+    inspect: Callable[[list[RankAnswer], int], None] | None = None
 
-    return judge
+    def __call__(self, answer: Answer) -> None:
+        """Judge an answer.
+
+        Raises:
+            Wrong: unless it is right.
+        """
+        cases = list(self.cases() if callable(self.cases) else self.cases)
+        (self._judge_on_ranks if self.on_ranks else self._judge_here)(answer, cases)
+        if self.then is not None:
+            self.then(answer)
+
+    def _judge_here(self, answer: Answer, cases: list[Case]) -> None:
+        expected = [self._outcome(self.reference, case) for case in cases]
+        given = [self._read(self._outcome(answer, case), right) for case, right in zip(cases, expected, strict=True)]
+        if self._same(given, expected):
+            return
+        for mistake in self.mistakes:
+            if mistake.part is None and all(
+                self._same(own, self._outcome(mistake.way, case)) for own, case in zip(given, cases, strict=True)
+            ):
+                raise Wrong(mistake.en, mistake.fr)
+        if self.parts:
+            self._refuse_part(cases, given, expected)
+        worst = next(index for index in range(len(cases)) if not self._same(given[index], expected[index]))
+        if self.differs is not None:
+            raise Wrong(*self.differs(cases[worst], given[worst], expected[worst]))
+        raise Wrong(self._difference(cases[worst], given[worst], expected[worst]))
+
+    def _outcome(self, way: Answer, case: Case) -> Any:
+        inputs = copy.deepcopy(case)
+        return way(*inputs) if self.trial is None else self.trial(way, *inputs)
+
+    def _read(self, value: Any, right: Any) -> Any:
+        if self.read is not None:
+            return self.read(value)
+        if self.parts:
+            return expect_numbers(value, self.parts)
+        _check_type(value, right)
+        return value
+
+    def _same(self, value: Any, right: Any) -> bool:
+        if _is_tensor(right):
+            return value.shape == right.shape and bool(((value - right).abs() <= TOLERANCE * (1 + right.abs())).all())
+        if isinstance(right, Real):
+            return same_number(float(value), float(right), self.tolerance)
+        if isinstance(right, list | tuple):
+            return len(value) == len(right) and all(map(self._same, value, right))
+        return bool(value == right)
+
+    def _refuse_part(self, cases: list[Case], given: list[Numbers], expected: list[Numbers]) -> None:
+        """Say which of several numbers is wrong, and why if a mistake explains it."""
+        if self._same([sorted(own) for own in given], [sorted(right) for right in expected]):
+            order_en, order_fr = _listed(self.parts)
+            raise Wrong(
+                en=f"The numbers are right, but in another order: return {order_en}.",
+                fr=f"Les nombres sont justes, mais dans un autre ordre : renvoyez {order_fr}.",
+            )
+        part = next(part for part in range(len(self.parts)) if not self._same(_nth(given, part), _nth(expected, part)))
+        for mistake in self.mistakes:
+            if mistake.part == part and all(
+                self._same(own[part], mistake.way(*case)) for own, case in zip(given, cases, strict=True)
+            ):
+                raise Wrong(mistake.en, mistake.fr)
+        index = next(index for index in range(len(cases)) if not self._same(given[index][part], expected[index][part]))
+        where, name = self._told(cases[index]), self.parts[part]
+        right, own = (significant(numbers[index][part], 5) for numbers in (expected, given))
+        raise Wrong(
+            en=f"{where}: {name.en} should be {right}, but your function gives {own}.",
+            fr=f"{where} : pour {name.fr}, on attend {right}, mais votre fonction donne {own}.",
+        )
+
+    def _told(self, case: Case) -> str:
+        if isinstance(self.told, Said):
+            return str(self.told).format(*case)
+        if self.told is not None:
+            return self.told(case)
+        arguments = ", ".join(map(repr, case))
+        return say(en=f"For the arguments ({arguments})", fr=f"Pour les arguments ({arguments})")
+
+    def _difference(self, case: Case, value: Any, right: Any) -> str:
+        if not _is_tensor(right):
+            own, wanted = (shortest(float(one)) if isinstance(right, Real) else one for one in (value, right))
+            where = self._told(case)
+            return say(
+                en=f"{where}, {wanted} is expected, but your function returns {own}.",
+                fr=f"{where}, on attend {wanted}, mais votre fonction renvoie {own}.",
+            )
+        if value.shape != right.shape:
+            return say(
+                en=f"The shape is {tuple(value.shape)}, but {tuple(right.shape)} is expected.",
+                fr=f"La forme est {tuple(value.shape)}, mais {tuple(right.shape)} est attendue.",
+            )
+        if not bool(value.isfinite().all()):
+            return say(
+                en="The shape is right, but some values are infinite or NaN.",
+                fr="La forme est juste, mais certaines valeurs sont infinies ou NaN.",
+            )
+        gaps = (value - right).abs()
+        gap, share = gaps.max().item(), percent(float((gaps > TOLERANCE * (1 + right.abs())).double().mean()), 0)
+        return say(
+            en=f"The shape is right, but {share} of the values differ from the reference, by up to "
+            f"{significant(gap, 2)}.",
+            fr=f"La forme est juste, mais {share} des valeurs diffèrent de la référence, jusqu’à "
+            f"{significant(gap, 2)} d’écart.",
+        )
+
+    def _judge_on_ranks(self, answer: Answer, cases: list[Case]) -> None:
+        for place, (size, seed) in enumerate(cases):
+            answers = self._run(answer, size, seed)
+            refuse_errors(answers)
+            given = [one.tensors for one in answers]
+            said = diagnosis(
+                given,
+                [self.reference(rank, size, seed) for rank in range(size)],
+                local=[self.local(rank, size, seed) for rank in range(size)] if self.local else None,
+                whole=self.whole(size, seed) if self.whole else None,
+                bias=self.bias(size, seed) if self.bias else None,
+                labels=self.labels,
+            )
+            if said is not None:
+                self._name_mistake(given, size, seed)
+                for other in cases[place + 1 :] if self.faults else ():
+                    again = self._run(answer, *other)
+                    if not any(one.error for one in again):
+                        self._name_fault([one.tensors for one in again], *other)
+                raise Wrong(*said)
+            if self.inspect is not None:
+                self.inspect(answers, size)
+
+    def _run(self, way: Answer, size: int, seed: int) -> list[RankAnswer]:
+        assert self.trial is not None
+        return run_on_ranks(self.trial, way, size, seed)
+
+    def _name_mistake(self, given: list[dict[str, Tensor]], size: int, seed: int) -> None:
+        self._name_fault(given, size, seed)
+        for mistake in self.mistakes:
+            others = self._run(mistake.way, size, seed)
+            if not any(other.error for other in others) and explains([one.tensors for one in others], given, True):
+                raise Wrong(mistake.en, mistake.fr)
+
+    def _name_fault(self, given: list[dict[str, Tensor]], size: int, seed: int) -> None:
+        for fault in self.faults:
+            if explains([fault.way(rank, size, seed) for rank in range(size)], given):
+                raise Wrong(fault.en, fault.fr)
+
+
+def part_by_part(mistakes: Iterable[Mistake], count: int) -> list[Mistake]:
+    """Mistakes in several numbers, once for each number, where an answer makes them in that one alone."""
+    return [
+        Mistake(lambda *case, way=one.way, part=part: way(*case)[part], one.en, one.fr, part)
+        for one in mistakes
+        for part in range(count)
+    ]
+
+
+def _nth(rows: Sequence[Numbers], part: int) -> list[float]:
+    return [row[part] for row in rows]
+
+
+def _listed(names: Sequence[Said]) -> tuple[str, str]:
+    return ", ".join(name.en for name in names), ", ".join(name.fr for name in names)
 
 
 def _is_tensor(value: object) -> bool:
@@ -82,80 +256,63 @@ def _is_tensor(value: object) -> bool:
 
 
 def _check_type(value: object, right: object) -> None:
-    if value is None:
-        raise Wrong(
-            say(
-                en="Your function returns nothing: end it with return.",
-                fr="Votre fonction ne renvoie rien : terminez-la par return.",
-            )
-        )
+    refuse_nothing(value)
     if _is_tensor(right) and not _is_tensor(value):
         raise Wrong(
-            say(
-                en=f"Your function returns a {type(value).__name__}, but a torch tensor is expected.",
-                fr=f"Votre fonction renvoie un objet de type {type(value).__name__}, mais un tenseur torch est "
-                "attendu.",
-            )
+            en=f"Your function returns a {type(value).__name__}, but a torch tensor is expected.",
+            fr=f"Votre fonction renvoie un objet de type {type(value).__name__}, mais un tenseur torch est attendu.",
         )
     if isinstance(right, Real) and (isinstance(value, bool) or not (isinstance(value, Real) or _is_tensor(value))):
         raise Wrong(
-            say(
-                en=f"Your function returns a {type(value).__name__}, but a number is expected.",
-                fr=f"Votre fonction renvoie un objet de type {type(value).__name__}, mais un nombre est attendu.",
-            )
+            en=f"Your function returns a {type(value).__name__}, but a number is expected.",
+            fr=f"Votre fonction renvoie un objet de type {type(value).__name__}, mais un nombre est attendu.",
         )
 
 
-def _same(value: Any, right: Any) -> bool:
-    if _is_tensor(right):
-        return value.shape == right.shape and bool(((value - right).abs() <= TOLERANCE * (1 + right.abs())).all())
-    return math.isclose(float(value), float(right), rel_tol=1e-9, abs_tol=1e-12)
+def refuse_nothing(given: object, names: str = "") -> None:
+    """Refuse None, which is what a function without return gives.
 
+    Args:
+        given: what the answer returned.
+        names: what it is to return, as the sentence quotes it, e.g. `pack, unpack`.
 
-def _difference(case: tuple[Any, ...], value: Any, right: Any) -> str:
-    if not _is_tensor(right):
-        arguments = ", ".join(repr(argument) for argument in case)
-        return say(
-            en=f"For the arguments ({arguments}), {shortest(float(right))} is expected, but your function returns "
-            f"{shortest(float(value))}.",
-            fr=f"Pour les arguments ({arguments}), on attend {shortest(float(right))}, mais votre fonction renvoie "
-            f"{shortest(float(value))}.",
+    Raises:
+        Wrong: for None.
+    """
+    if given is None:
+        returned = f"return {names}" if names else "return"
+        raise Wrong(
+            en=f"Your function returns nothing: end it with {returned}.",
+            fr=f"Votre fonction ne renvoie rien : terminez-la par {returned}.",
         )
-    if value.shape != right.shape:
-        return say(
-            en=f"The shape is {tuple(value.shape)}, but {tuple(right.shape)} is expected.",
-            fr=f"La forme est {tuple(value.shape)}, mais {tuple(right.shape)} est attendue.",
-        )
-    if not bool(value.isfinite().all()):
-        return say(
-            en="The shape is right, but some values are infinite or NaN.",
-            fr="La forme est juste, mais certaines valeurs sont infinies ou NaN.",
-        )
-    gap, share = (value - right).abs().max().item(), _share_wrong(value, right)
-    return say(
-        en=f"The shape is right, but {percent(share, 0)} of the values differ from the reference, by up to "
-        f"{significant(gap, 2)}.",
-        fr=f"La forme est juste, mais {percent(share, 0)} des valeurs diffèrent de la référence, jusqu’à "
-        f"{significant(gap, 2)} d’écart.",
-    )
 
 
-def _share_wrong(value: Any, right: Any) -> float:
-    return float(((value - right).abs() > TOLERANCE * (1 + right.abs())).double().mean())
+def reader(convert: Callable[[Any], Any], en: str, fr: str, names: str = "") -> Callable[[Any], Any]:
+    """Make a reader of what answers return.
+
+    Args:
+        convert: makes of it what is compared; raises TypeError or ValueError where it cannot.
+        en, fr: what is expected, as the beginning of a sentence, e.g. `A list of whole numbers is expected`.
+        names: as in `refuse_nothing`.
+
+    Returns:
+        A function that raises `Wrong` for nothing, and for what `convert` refuses.
+    """
+
+    def read(given: Any) -> Any:
+        refuse_nothing(given, names)
+        try:
+            return convert(given)
+        except (TypeError, ValueError):
+            raise Wrong(
+                en=f"{en}; your function returns {shown(given)}.", fr=f"{fr} ; votre fonction renvoie {shown(given)}."
+            ) from None
+
+    return read
 
 
-def nothing() -> Wrong:
-    """The refusal of an answer without `return`."""
-    return Wrong(
-        say(
-            en="Your function returns nothing: end it with return.",
-            fr="Votre fonction ne renvoie rien : terminez-la par return.",
-        )
-    )
-
-
-def several(returned: object, names: str, count: int) -> tuple[Any, ...]:
-    """What a function that gives several things has returned.
+def expect_several(returned: object, names: str, count: int) -> tuple[Any, ...]:
+    """Read what a function returned that gives several things.
 
     Args:
         returned: by the answer.
@@ -165,93 +322,196 @@ def several(returned: object, names: str, count: int) -> tuple[Any, ...]:
     Raises:
         Wrong: if they are not so many.
     """
-    if returned is None:
-        raise nothing()
-    if not isinstance(returned, tuple | list) or len(returned) != count:
+    refuse_nothing(returned)
+    listed = isinstance(returned, tuple | list)
+    if not listed or len(returned) != count:
+        kind, held = type(returned).__name__, len(returned) if listed else 0
         raise Wrong(
-            say(
-                en=f"{count} results are expected, {names}, but your function returns a {type(returned).__name__}"
-                + (f" of {len(returned)}." if isinstance(returned, tuple | list) else "."),
-                fr=f"{count} résultats sont attendus, {names}, mais votre fonction renvoie un objet de type "
-                f"{type(returned).__name__}" + (f" à {len(returned)} éléments." if isinstance(returned, tuple | list)
-                else "."),
-            )
-        )  # fmt: skip
+            en=f"{count} results are expected, {names}, but your function returns a {kind}"
+            + (f" of {held}." if listed else "."),
+            fr=f"{count} résultats sont attendus, {names}, mais votre fonction renvoie un objet de type {kind}"
+            + (f" à {held} éléments." if listed else "."),
+        )
     return tuple(returned)
 
 
-def shaped(value: object, name: str, shape: Sequence[int]) -> Tensor:
-    """A tensor of one shape.
+def expect_tensor(value: object, name: str, shape: Sequence[int]) -> Tensor:
+    """Read a tensor of one shape.
 
     Raises:
         Wrong: if it is none, or of another shape.
     """
     import torch
 
-    if value is None:
-        raise nothing()
+    refuse_nothing(value)
     if not torch.is_tensor(value):
         raise Wrong(
-            say(
-                en=f"{name} is a {type(value).__name__}, but a torch tensor is expected.",
-                fr=f"{name} est un objet de type {type(value).__name__}, mais un tenseur torch est attendu.",
-            )
+            en=f"{name} is a {type(value).__name__}, but a torch tensor is expected.",
+            fr=f"{name} est un objet de type {type(value).__name__}, mais un tenseur torch est attendu.",
         )
     if tuple(value.shape) != tuple(shape):
         raise Wrong(
-            say(
-                en=f"{name} has the shape {tuple(value.shape)}, but {tuple(shape)} is expected.",
-                fr=f"{name} est de forme {tuple(value.shape)}, mais on attend {tuple(shape)}.",
-            )
+            en=f"{name} has the shape {tuple(value.shape)}, but {tuple(shape)} is expected.",
+            fr=f"{name} est de forme {tuple(value.shape)}, mais on attend {tuple(shape)}.",
         )
     return value
 
 
-def integers(value: object, name: str, shape: Sequence[int]) -> Tensor:
-    """A tensor of int8, as float64 for comparison.
+def expect_int8(value: object, name: str, shape: Sequence[int]) -> Tensor:
+    """Read a tensor of int8, as float64 for comparison.
 
     Raises:
         Wrong: if it is kept in another type: the bytes of a file depend on it.
     """
     import torch
 
-    tensor = shaped(value, name, shape)
+    tensor = expect_tensor(value, name, shape)
     if tensor.dtype != torch.int8:
         kind = str(tensor.dtype).removeprefix("torch.")
         raise Wrong(
-            say(
-                en=f"{name} is kept in {kind}, so it saves nothing, or less than it could: end with .to(torch.int8).",
-                fr=f"{name} est en {kind}, et ne fait donc rien gagner, ou moins qu’il ne pourrait : terminez par "
-                ".to(torch.int8).",
-            )
+            en=f"{name} is kept in {kind}, so it saves nothing, or less than it could: end with .to(torch.int8).",
+            fr=f"{name} est en {kind}, et ne fait donc rien gagner, ou moins qu’il ne pourrait : terminez par "
+            ".to(torch.int8).",
         )
     return tensor.double()
 
 
-def masks_of(value: object, name: str, shape: Sequence[int]) -> Tensor:
-    """A mask of zeros and ones, or of booleans, as float64.
+def expect_mask(value: object, name: str, shape: Sequence[int]) -> Tensor:
+    """Read a mask of zeros and ones, or of booleans, as float64.
 
     Raises:
         Wrong: if there is anything else in it.
     """
-    tensor = shaped(value, name, shape).double()
+    tensor = expect_tensor(value, name, shape).double()
     if not bool(((tensor == 0) | (tensor == 1)).all()):
         raise Wrong(
-            say(
-                en=f"{name} holds other values than 0 and 1: a mask says which weights are kept, it does not hold "
-                "them.",
-                fr=f"{name} contient d’autres valeurs que 0 et 1 : un masque dit quels poids sont gardés, il ne les "
-                "contient pas.",
-            )
+            en=f"{name} holds other values than 0 and 1: a mask says which weights are kept, it does not hold them.",
+            fr=f"{name} contient d’autres valeurs que 0 et 1 : un masque dit quels poids sont gardés, il ne les "
+            "contient pas.",
         )
     return tensor
 
 
-def normal(seed: int, *shape: int) -> Tensor:
-    """Normal numbers that depend on the seed alone."""
-    import torch
+def expect_numbers(given: Any, names: Sequence[Said]) -> Numbers:
+    """Read as many numbers as there are names, whatever holds them: a tuple, a list, an array, a tensor.
 
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    Raises:
+        Wrong: for nothing, for another number of them, for something that is no finite number.
+    """
+    refuse_nothing(given)
+    parts = given.tolist() if hasattr(given, "tolist") else given
+    parts = list(parts) if isinstance(parts, tuple | list) else [parts]
+    parts = [part.item() if hasattr(part, "item") else part for part in parts]
+    legal = all(isinstance(part, Real) and not isinstance(part, bool) for part in parts)
+    if len(parts) != len(names) or not legal:
+        listed_en, listed_fr = _listed(names)
+        raise Wrong(
+            en=f"Your function should return {len(names)} number(s), {listed_en}, but it returns {shown(given)}.",
+            fr=f"Votre fonction doit renvoyer {len(names)} nombre(s), {listed_fr}, mais elle renvoie {shown(given)}.",
+        )
+    values = tuple(float(part) for part in parts)
+    for value, name in zip(values, names, strict=True):
+        if not math.isfinite(value):
+            raise Wrong(
+                en=f"Your function gives {value} for {name.en}: look for a division by zero, or a minimum over "
+                "nothing.",
+                fr=f"Votre fonction donne {value} pour {name.fr} : cherchez une division par zéro, ou un minimum "
+                "sur une liste vide.",
+            )
+    return values
+
+
+def expect_json(document: Any) -> Mapping[str, Any]:
+    """Read a dictionary that can be written as JSON.
+
+    Raises:
+        Wrong: for nothing, for something else, for a value that JSON has not.
+    """
+    refuse_nothing(document)
+    if not isinstance(document, Mapping):
+        raise Wrong(
+            en=f"A dictionary is expected, but your function returns a {type(document).__name__}: json.dump will "
+            "write it to the file.",
+            fr=f"Un dictionnaire est attendu, mais votre fonction renvoie un objet de type {type(document).__name__} : "
+            "json.dump se chargera de l’écrire dans le fichier.",
+        )
+    try:
+        json.dumps(document)
+    except (TypeError, ValueError) as error:
+        raise Wrong(
+            en=f"This dictionary cannot be written as JSON ({error}): use numbers, texts, True, False, lists and "
+            "dictionaries.",
+            fr=f"Ce dictionnaire ne s’écrit pas en JSON ({error}) : mettez-y des nombres, des textes, True, False, "
+            "des listes et des dictionnaires.",
+        ) from None
+    return document
+
+
+UNSAID = 97
+"""Micro-batch of a run about which the file says nothing; no case asks for it."""
+_SETTINGS = {
+    "zero": "zero_optimization.stage",
+    "precision": "bf16.enabled",
+    "micro_batch": "train_micro_batch_size_per_gpu",
+    "micro_batches": "gradient_accumulation_steps",
+    "offload": "zero_optimization.offload_optimizer, offload_param",
+}
+
+
+def read_settings(document: Mapping[str, Any], asked: Said, **base: Any) -> RunConfig:
+    """Read DeepSpeed's settings as DeepSpeed would.
+
+    Args:
+        document: the settings, JSON data.
+        asked: the run in words.
+        base: what the run has besides: model and degrees.
+
+    Raises:
+        Wrong: if DeepSpeed or the lab refuses them.
+    """
+    from dlojz.config.deepspeed_json import read_deepspeed_json
+    from dlojz.config.run_config import RunConfig
+
+    try:
+        return read_deepspeed_json(json.dumps(document), RunConfig.of(engine="deepspeed", micro_batch=UNSAID, **base))
+    except LabError as error:
+        raise Wrong(
+            en=f"Asked for: {asked.en}. With your settings, DeepSpeed or the lab refuses: {error}",
+            fr=f"Demandé : {asked.fr}. Avec vos réglages, DeepSpeed ou le TP refuse : {error}",
+        ) from None
+
+
+def refuse_settings(given: RunConfig, wanted: RunConfig, asked: Said) -> None:
+    """Refuse settings that DeepSpeed would read as another run.
+
+    Raises:
+        Wrong: with the first field that differs, and the key to look at.
+    """
+    for name, key in _SETTINGS.items():
+        read, right = (getattr(one if name == "precision" else one.layout, name) for one in (given, wanted))
+        if read != right:
+            raise Wrong(
+                en=f"Asked for: {asked.en}. DeepSpeed would run your settings with {name}={read!r}, not {right!r}: "
+                f"look at {key}.",
+                fr=f"Demandé : {asked.fr}. Avec vos réglages, DeepSpeed prendrait {name}={read!r} et non {right!r} : "
+                f"regardez {key}.",
+            )
+
+
+def same_number(one: float, other: float, tolerance: float = 1e-6) -> bool:
+    """Whether two numbers are equal up to a relative distance."""
+    return math.isclose(one, other, rel_tol=tolerance, abs_tol=1e-12)
+
+
+def shown(given: Any) -> str:
+    """What was returned, cut to a readable length."""
+    text = repr(given)
+    return text if len(text) <= 80 else text[:79] + "…"
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    """Make one tensor of `normals`."""
+    return normals(seed, shape)[0]
 
 
 def gradient_of(value: Tensor, leaf: Tensor) -> Tensor | None:
@@ -263,86 +523,12 @@ def gradient_of(value: Tensor, leaf: Tensor) -> Tensor | None:
     return torch.autograd.grad(value, leaf, allow_unused=True)[0]
 
 
-Way = Callable[..., Any]
-
-
-Trial = Callable[..., "Tensor"]
-
-
-def by_trial(
-    trial: Trial,
-    reference: Callable[..., Any],
-    *,
-    cases: Callable[[], Iterable[tuple[Any, ...]]],
-    mistakes: Sequence[Mistake],
-) -> Callable[[Callable[..., Any]], None]:
-    """`by_reference` of what becomes of an answer in a trial.
-
-    Args:
-        trial: called as `trial(answer, *case)`; gives a tensor, or raises `Wrong` for what can be told at sight.
-        reference: the right way.
-        cases: gives the inputs of the trial.
-        mistakes: wrong ways, tried in order on an answer that differs from the reference.
-    """
-
-    def tried(way: Callable[..., Any]) -> Callable[..., Tensor]:
-        return lambda *case: trial(way, *case)
-
-    general = by_reference(
-        tried(reference), cases=cases, mistakes=[Mistake(tried(mistake.way), mistake.says) for mistake in mistakes]
-    )
-    return lambda answer: general(tried(answer))
-
-
-def pair_of(returned: object, names: str) -> tuple[Any, Any]:
-    """What a function that gives two things has returned.
-
-    Args:
-        returned: by the answer.
-        names: of the two, as a sentence quotes them, e.g. `(told, error)`.
-
-    Raises:
-        Wrong: if it is not a pair.
-    """
-    if returned is None:
-        raise Wrong(
-            say(
-                en="Your function returns nothing: end it with return.",
-                fr="Votre fonction ne renvoie rien : terminez-la par return.",
-            )
-        )
-    if not isinstance(returned, (tuple, list)) or len(returned) != 2:
-        raise Wrong(
-            say(
-                en=f"Two results are expected, {names}, but your function returns a {type(returned).__name__}.",
-                fr=f"Deux résultats sont attendus, {names}, mais votre fonction renvoie un objet de type "
-                f"{type(returned).__name__}.",
-            )
-        )
-    return returned[0], returned[1]
-
-
 MAX_GROUPS = 4096
 """A list that grows beyond this is a loop gone wrong."""
 
 
-def refuse_nothing(given: Any) -> None:
-    """Refuse None, which is what a function without return gives.
-
-    Raises:
-        Wrong: for None.
-    """
-    if given is None:
-        raise Wrong(
-            say(
-                en="Your function returns nothing: end it with return.",
-                fr="Votre fonction ne renvoie rien : terminez-la par return.",
-            )
-        )
-
-
-def read_triple(given: Any, names: str) -> tuple[int, int, int]:
-    """Three whole numbers.
+def expect_triple(given: Any, names: str) -> tuple[int, int, int]:
+    """Read three whole numbers.
 
     Args:
         given: what the student's function returned.
@@ -356,16 +542,16 @@ def read_triple(given: Any, names: str) -> tuple[int, int, int]:
     if len(three) != 3:
         raise Wrong(
             say(
-                en=f"Three numbers are expected, {names}, but {_told(given)} was returned.",
-                fr=f"On attend trois nombres, {names}, mais {_told(given)} a été renvoyé.",
+                en=f"Three numbers are expected, {names}, but {shown(given)} was returned.",
+                fr=f"On attend trois nombres, {names}, mais {shown(given)} a été renvoyé.",
             )
         )
     first, second, third = (_whole(number, names) for number in three)
     return first, second, third
 
 
-def read_groups(given: Any, ranks: int) -> list[tuple[int, ...]]:
-    """Groups of ranks, each sorted, in the order of their first ranks.
+def expect_groups(given: Any, ranks: int) -> list[tuple[int, ...]]:
+    """Read groups of ranks, each sorted, in the order of their first ranks.
 
     Args:
         given: what the student's function returned.
@@ -427,13 +613,9 @@ def _refuse_other_ranks(groups: list[tuple[int, ...]], ranks: int) -> None:
 
 def _no_groups(given: Any) -> str:
     return say(
-        en=f"A list of groups such as [[0, 1], [2, 3]] is expected, but {_told(given)} was returned.",
-        fr=f"On attend une liste de groupes comme [[0, 1], [2, 3]], mais {_told(given)} a été renvoyé.",
+        en=f"A list of groups such as [[0, 1], [2, 3]] is expected, but {shown(given)} was returned.",
+        fr=f"On attend une liste de groupes comme [[0, 1], [2, 3]], mais {shown(given)} a été renvoyé.",
     )
-
-
-def _told(given: Any) -> str:
-    return repr(given)[:60]
 
 
 def _whole(number: Any, names: str) -> int:
@@ -442,142 +624,9 @@ def _whole(number: Any, names: str) -> int:
     except TypeError:
         raise Wrong(
             say(
-                en=f"Whole numbers are expected ({names}), but {_told(number)} stands among them: divide with // and "
+                en=f"Whole numbers are expected ({names}), but {shown(number)} stands among them: divide with // and "
                 "not with /.",
-                fr=f"On attend des nombres entiers ({names}), mais {_told(number)} s’y trouve : divisez par //, et non "
+                fr=f"On attend des nombres entiers ({names}), mais {shown(number)} s’y trouve : divisez par //, et non "
                 "par /.",
             )
         ) from None
-
-
-Numbers = tuple[float, ...]
-Case = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class PartMistake:
-    """A plausible wrong way to one of several numbers.
-
-    Args:
-        part: which number, from 0.
-        way: what it computes, from the arguments of the exercise.
-        says: what to tell whoever took it.
-    """
-
-    part: int
-    way: Callable[..., float]
-    says: Said
-
-
-def by_parts(
-    reference: Callable[..., Numbers],
-    *,
-    cases: Callable[[], Iterable[Case]],
-    names: Sequence[Said],
-    told: Callable[[Case], str],
-    mistakes: Sequence[PartMistake],
-    ways: Sequence[tuple[Callable[..., Numbers], Said]] = (),
-    tolerance: float = 1e-6,
-) -> Callable[[Callable[..., Any]], None]:
-    """A judge of functions that return several numbers.
-
-    Args:
-        reference: the right way.
-        cases: gives the arguments, several and different.
-        names: of the numbers, in order.
-        told: a case in words, for the sentence about an answer that nothing explains.
-        mistakes: tried in order on the first number that is wrong in some case.
-        ways: plausible wrong ways to all numbers together, and what to say; tried before.
-        tolerance: relative distance up to which two numbers are the same.
-    """
-
-    def judge(answer: Callable[..., Any]) -> None:
-        inputs = list(cases())
-        expected = [reference(*case) for case in inputs]
-        given = [read_numbers(answer(*case), names) for case in inputs]
-        if all(_alike(own, right, tolerance) for own, right in zip(given, expected, strict=True)):
-            return
-        if all(_alike(sorted(own), sorted(right), tolerance) for own, right in zip(given, expected, strict=True)):
-            raise Wrong(_other_order(names))
-        for way, says in ways:
-            if all(_alike(own, way(*case), tolerance) for own, case in zip(given, inputs, strict=True)):
-                raise Wrong(str(says))
-        for part, name in enumerate(names):
-            pairs = [(own[part], right[part]) for own, right in zip(given, expected, strict=True)]
-            wrong = next((index for index, pair in enumerate(pairs) if not same(*pair, tolerance)), None)
-            if wrong is None:
-                continue
-            for mistake in mistakes:
-                if mistake.part == part and all(
-                    same(own, mistake.way(*case), tolerance) for (own, _), case in zip(pairs, inputs, strict=True)
-                ):
-                    raise Wrong(str(mistake.says))
-            own, right = pairs[wrong]
-            where = told(inputs[wrong])
-            raise Wrong(
-                say(
-                    en=f"{where}: {name.en} should be {significant(right, 5)}, but your function gives "
-                    f"{significant(own, 5)}.",
-                    fr=f"{where} : pour {name.fr}, on attend {significant(right, 5)}, mais votre fonction donne "
-                    f"{significant(own, 5)}.",
-                )
-            )
-
-    return judge
-
-
-def _other_order(names: Sequence[Said]) -> str:
-    order_en, order_fr = (", ".join(getattr(name, language) for name in names) for language in ("en", "fr"))
-    return say(
-        en=f"The numbers are right, but in another order: return {order_en}.",
-        fr=f"Les nombres sont justes, mais dans un autre ordre : renvoyez {order_fr}.",
-    )
-
-
-def read_numbers(given: Any, names: Sequence[Said]) -> Numbers:
-    """As many numbers as there are names, whatever holds them: a tuple, a list, an array, a tensor.
-
-    Raises:
-        Wrong: for nothing, for another number of them, for something that is no finite number.
-    """
-    refuse_nothing(given)
-    parts = given.tolist() if hasattr(given, "tolist") else given
-    parts = list(parts) if isinstance(parts, tuple | list) else [parts]
-    parts = [part.item() if hasattr(part, "item") else part for part in parts]
-    legal = all(isinstance(part, Real) and not isinstance(part, bool) for part in parts)
-    if len(parts) != len(names) or not legal:
-        listed_en, listed_fr = (", ".join(getattr(name, language) for name in names) for language in ("en", "fr"))
-        raise Wrong(
-            say(
-                en=f"Your function should return {len(names)} number(s), {listed_en}, but it returns {shown(given)}.",
-                fr=f"Votre fonction doit renvoyer {len(names)} nombre(s), {listed_fr}, mais elle renvoie "
-                f"{shown(given)}.",
-            )
-        )
-    values = tuple(float(part) for part in parts)
-    for value, name in zip(values, names, strict=True):
-        if not math.isfinite(value):
-            raise Wrong(
-                say(
-                    en=f"Your function gives {value} for {name.en}: look for a division by zero, or a minimum over "
-                    "nothing.",
-                    fr=f"Votre fonction donne {value} pour {name.fr} : cherchez une division par zéro, ou un minimum "
-                    "sur une liste vide.",
-                )
-            )
-    return values
-
-
-def shown(given: Any) -> str:
-    """What was returned, cut to a readable length."""
-    text = repr(given)
-    return text if len(text) <= 80 else text[:79] + "…"
-
-
-def same(one: float, other: float, tolerance: float = 1e-6) -> bool:
-    """Whether two numbers are equal but for rounding."""
-    return math.isclose(one, other, rel_tol=tolerance, abs_tol=1e-12)
-
-
-def _alike(one: Sequence[float], other: Sequence[float], tolerance: float) -> bool:
-    return all(same(left, right, tolerance) for left, right in zip(one, other, strict=True))

@@ -1,22 +1,8 @@
-"""Lab: what a notebook holds in its variable `lab`, and the progress that it keeps.
+"""Lab: the variable `lab` of a notebook, with check, hint, predict, reveal, progress, and what the machine offers.
 
-Which exercises are done and how good the predictions were, remembered across kernels.
-
-A damaged or unwritable file costs the memory of what was done, never the lab.
-
-Where the student is: the notebook that is open, and so the language to speak.
-
-The code of a lab is the same in every language; the language comes from the notebook's own file, so no cell ever names
-one.
-
-What the machine offers, told in a notebook.
-
-The kernel stays light; `dlojz doctor` looks at the libraries in a process of its own.
-
-The lab as the student holds it: check, hint, predict, reveal, progress.
-
-No method raises for a mistake of the student, nor changes anything in the notebook; each answers at once, in the
-notebook's language.
+The language comes from the notebook's own file, as the code of a lab is the same in both. Progress is remembered across
+kernels; a damaged or unwritable file costs that memory, never the lab. No method raises for a mistake of the student.
+`dlojz doctor` looks at the libraries in a process of its own, so that the kernel stays light.
 """
 
 from __future__ import annotations
@@ -36,7 +22,7 @@ from typing import Any
 from dlojz.base.contract import parse_json
 from dlojz.base.errors import LabError
 from dlojz.base.language import LANGUAGES, Language, language, one_of, say
-from dlojz.labs.kit.exercise import Exercise, Prediction, Said, Verdict, judge, show
+from dlojz.labs.kit.exercise import Exercise, Prediction, Said, State, Verdict, judge, show
 from dlojz.results.record import write_atomic
 
 
@@ -158,9 +144,14 @@ _TIMEOUT_S = 180
 
 
 def environment() -> list[str]:
-    """One line per thing looked at, then what to do about what is missing."""
-    command = [sys.executable, "-c", "import sys; from dlojz.cli.main import main; sys.exit(main())", "doctor",
-        "--json"]
+    """Ask `dlojz doctor` what the machine offers: a line for each check, then what to do about what is missing."""
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from dlojz.cli.main import main; sys.exit(main())",
+        "doctor",
+        "--json",
+    ]
     try:
         answer = subprocess.run(
             command,
@@ -190,6 +181,10 @@ def environment() -> list[str]:
 
 def _label(name: str) -> str:
     return {"cores": say(en="cores", fr="cœurs"), "memory": say(en="memory", fr="mémoire")}.get(name, name)
+
+
+def _tell(state: State, en: str, fr: str) -> None:
+    show(Verdict(state, say(en=en, fr=fr)))
 
 
 class Lab:
@@ -255,58 +250,42 @@ class Lab:
         if prediction is None:
             return
         if value is ...:
-            show(
-                Verdict(
-                    "todo",
-                    say(
-                        en=f"Write your figure in place of the dots: {prediction.question.en}",
-                        fr=f"Écrivez votre valeur à la place des points : {prediction.question.fr}",
-                    ),
-                )
+            _tell(
+                "todo",
+                en=f"Write your figure in place of the dots: {prediction.question.en}",
+                fr=f"Écrivez votre valeur à la place des points : {prediction.question.fr}",
             )
             return
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            show(
-                Verdict(
-                    "wrong",
-                    say(
-                        en=f"A prediction is one number ({prediction.unit}), but {value!r} was received.",
-                        fr=f"Une prédiction est un nombre ({prediction.unit}), mais {value!r} a été reçu.",
-                    ),
-                )
+            _tell(
+                "wrong",
+                en=f"A prediction is one number ({prediction.unit}), but {value!r} was received.",
+                fr=f"Une prédiction est un nombre ({prediction.unit}), mais {value!r} a été reçu.",
             )
             return
         self._predicted[prediction_id] = float(value)
-        show(
-            Verdict(
-                "note",
-                say(
-                    en=f"Noted: {prediction.format(value)}. Run on to see how close you are.",
-                    fr=f"C’est noté : {prediction.format(value)}. Continuez pour voir si vous êtes proche.",
-                ),
-            )
+        _tell(
+            "note",
+            en=f"Noted: {prediction.format(value)}. Run on to see how close you are.",
+            fr=f"C’est noté : {prediction.format(value)}. Continuez pour voir si vous êtes proche.",
         )
 
     def reveal(self, prediction_id: str, value: float | None) -> None:
-        """Lay the figure computed or measured over the one the student wrote down."""
+        """Compare the figure that was written down with the one computed or measured."""
         prediction = self._prediction(prediction_id)
         if prediction is None:
             return
         if prediction_id not in self._predicted:
-            show(
-                Verdict(
-                    "todo",
-                    say(
-                        en=f'Predict first, then look: fill in the cell lab.predict("{prediction_id}", …) and run it.',
-                        fr=f'Prédisez d’abord, regardez ensuite : complétez la cellule lab.predict("{prediction_id}", '
-                        "…) et exécutez-la.",
-                    ),
-                )
+            _tell(
+                "todo",
+                en=f'Predict first, then look: fill in the cell lab.predict("{prediction_id}", …) and run it.',
+                fr=f'Prédisez d’abord, regardez ensuite : complétez la cellule lab.predict("{prediction_id}", '
+                "…) et exécutez-la.",
             )
             return
         if value is not None:
             self._progress.predicted(prediction_id, self._predicted[prediction_id], float(value))
-        show(prediction.laid_over(self._predicted[prediction_id], value))
+        show(prediction.compare(self._predicted[prediction_id], value))
 
     def progress(self) -> None:
         """Show which exercises of this lab are done."""

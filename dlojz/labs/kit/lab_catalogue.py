@@ -1,16 +1,8 @@
-"""Catalogue of the labs: open one, and compare a notebook with its solution.
+"""Open a lab, and compare a student's answer with the solution.
 
-A student's answer beside the solution, for one exercise of one notebook.
-
-Only the part between the marks of the exercise is compared, as text; nothing of either side is executed, and every line
-is escaped.
-
-The cell is found by its line `lab.check("…", …)` or `lab.predict("…", …)`, else by its id `EXERCISE-…`, which
-`source.compose` gives it. Within the cell, the student's part lies between the same lines as the solution's marks do.
-
-Which labs exist, and how one is opened.
-
-Opening a lab chooses the language of everything the package says from then on.
+Only the part between the marks of an exercise is compared, as text: nothing of either side is executed, and every line
+is escaped. The cell is found by its line `lab.check("…", …)` or `lab.predict("…", …)`, else by its id `EXERCISE-…` from
+`source.compose`. The list of the labs is in `dlojz.labs.kit.contents`.
 """
 
 from __future__ import annotations
@@ -28,6 +20,7 @@ from dlojz.base.files import COURSE
 from dlojz.base.language import one_of, say, use_language
 from dlojz.base.table import safe, visible
 from dlojz.display.style import BLUE, ORANGE, ORANGE_TINT, SKY_TINT
+from dlojz.labs.kit.contents import LABS, entry_of
 from dlojz.labs.kit.lab import Lab, notebook_language
 from dlojz.labs.kit.source import CALLED, Code, answer_cell, cell_text, open_notebook, read_notebook, source_of, split
 from dlojz.running.run import answer_with, launched_utc
@@ -237,22 +230,7 @@ def _cell(line: str | None, kind: str) -> str:
     )
 
 
-_MODULES = {
-    "00": "lab00_getting_started",
-    "01": "lab01_big_models",
-    "02": "lab02_memory",
-    "03": "lab03_data_parallel",
-    "04": "lab04_zero",
-    "05": "lab05_pipeline",
-    "06": "lab06_tensor",
-    "07": "lab07_hybrid",
-    "08": "lab08_compromise",
-    "09": "lab09_optimizers",
-    "10": "lab10_experts",
-    "11": "lab11_compression",
-    "12": "lab12_libraries",
-}
-NUMBERS = tuple(_MODULES)
+NUMBERS = tuple(entry.number for entry in LABS)
 
 
 def start(number: str, *, root: Path | None = None) -> Lab:
@@ -265,27 +243,24 @@ def start(number: str, *, root: Path | None = None) -> Lab:
     Raises:
         LabError: if there is no such lab; the sentence lists those that exist.
     """
-    if number not in _MODULES:
-        raise LabError(one_of("lab", number, _MODULES))
+    entry = entry_of(number)
     use_language(notebook_language())
     _give_ranks()
     content = content_of(number)
     lab = Lab(
-        number, content.TITLE, exercises=content.EXERCISES, predictions=content.PREDICTIONS, root=root or _runs_root()
+        number, entry.title, exercises=content.EXERCISES, predictions=content.PREDICTIONS, root=root or _runs_root()
     )
     answer_with(lambda run, exercise: diff_of_run(lab, run, exercise))
     return lab
 
 
 def content_of(number: str) -> Any:
-    """The module of a lab: its `TITLE`, its `EXERCISES` and its `PREDICTIONS`, in the order of the notebook.
+    """The module of a lab: its `EXERCISES` and its `PREDICTIONS`, in the order of the notebook.
 
     Raises:
         LabError: if there is no such lab; the sentence lists those that exist.
     """
-    if number not in _MODULES:
-        raise LabError(one_of("lab", number, _MODULES))
-    return importlib.import_module(f"dlojz.labs.{_MODULES[number]}")
+    return importlib.import_module(f"dlojz.labs.{entry_of(number).folder}")
 
 
 def _give_ranks() -> None:

@@ -1,14 +1,7 @@
-"""Progress page: which exercises are done, and what to do next.
+"""Progress page over all labs, as HTML and as text: exercises done, predictions and how good, what to do next.
 
-The table of a student's progress over all labs, as HTML and as text.
-
-It draws what it is given and computes nothing; a bar never speaks alone, its two numbers stand in it, and every text
-goes through `safe`.
-
-Where a student stands in the whole set: exercises done, predictions made and how good, what comes next.
-
-The files of progress are only read, and one that is damaged counts as empty; what is shown as done is what a lab's own
-check has found right.
+Files of progress are only read, and a damaged one counts as empty. Every text goes through `safe`, and each bar holds
+its two numbers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""DeepSpeed on the ranks of a notebook: imported without its messages, and told where it is.
-
-The process group is the notebook's own.
-"""
+"""Import DeepSpeed without its messages on the ranks of a notebook, which have a process group already."""
 
 from __future__ import annotations
 

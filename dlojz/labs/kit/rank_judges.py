@@ -1,36 +1,19 @@
-"""Judge answers that run on ranks: evidence of every rank, diagnosis of the usual faults.
+"""Answers on ranks: run them on forked ranks, and recognise the usual faults of parallel code in what ranks hold.
 
-What ranks gave, beside what they should have given.
-
-One piece of evidence is one result on every rank, compared up to rounding.
-
-What is wrong with values that ranks computed together: the usual faults of parallel code, by name.
-
-A fault is named only if it explains the values of every rank that is wrong; what no fault explains is told as a
-difference, with the rank where it is largest.
-
-How an answer that runs on several ranks is judged: really run, on random inputs, against one process.
-
-The expected values are computed without any communication; the answer runs on real ranks, forked for the purpose, and
-whatever it does there (wait for ever, exit, loop) ends with a sentence.
-
-Lab 06: the faults of a layer that is shared out, recognised from what the ranks hold.
-
-What ranks would hold under a fault is computed in one process, without communication; a fault is named only if it
-explains every rank, for every result it speaks of. What no fault explains is left to the general diagnosis
-(`rank_diagnosis`).
+Each result of the ranks is compared with what one process computes, without communication. A fault is named only if it
+explains the values of every rank that is wrong; otherwise the difference is told, with the rank where it is largest.
+Whatever an answer does on its ranks (wait for ever, exit, loop) ends with a sentence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import localized, say
 from dlojz.base.machine import patience
 from dlojz.labs.kit.exercise import NotDone, Said, Wrong
-from dlojz.labs.kit.judges import Mistake
 from dlojz.processes.forks import ForkedError, RankAnswer, spmd
 from dlojz.processes.hang_diagnosis import listed, with_article
 
@@ -89,9 +72,9 @@ def same(value: Any, right: Tensor) -> bool:
     return bool(((value - right).abs() <= TOLERANCE * scale).all())
 
 
-def gathered(
+def evidence_of(
     given: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Tensor]], **more: Any
-) -> Iterator[RankEvidence]:
+) -> list[RankEvidence]:
     """Evidence for each result, in the order of the first rank's expected ones.
 
     Args:
@@ -99,17 +82,53 @@ def gathered(
         expected: by rank, what it should hold by name.
         more: `local` (by rank, by name), `whole`, `bias` and `labels` (by name), as far as there are any.
     """
-    for name in expected[0]:
-        local = [rank[name] for rank in more.get("local") or () if name in rank]
-        yield RankEvidence(
+    return [
+        RankEvidence(
             name=name,
-            label=(more.get("labels") or {}).get(name, Said(f"the {name}", f"« {name} »")),
+            label=(more.get("labels") or {}).get(name) or _label(name),
             given=[rank.get(name) for rank in given],
             expected=[rank[name] for rank in expected],
-            local=local,
+            local=[rank[name] for rank in more.get("local") or () if name in rank],
             whole=(more.get("whole") or {}).get(name),
             bias=(more.get("bias") or {}).get(name),
         )
+        for name in expected[0]
+    ]
+
+
+def _label(name: str) -> Said:
+    if name.startswith("gradient of "):
+        return Said(f"the {name}", f"le gradient de {name.removeprefix('gradient of ')}")
+    return {OUTPUT: Said("the output", "la sortie")}.get(name, Said(f"the {name}", f"« {name} »"))
+
+
+def diagnosis(
+    given: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Tensor]], **more: Any
+) -> Said | None:
+    """The fault that explains the first result that is wrong; None where all are right.
+
+    Args:
+        given, expected, more: as in `evidence_of`.
+    """
+    return next((said for one in evidence_of(given, expected, **more) if (said := diagnose(one)) is not None), None)
+
+
+def explains(
+    would: Sequence[Mapping[str, Tensor] | None], given: Sequence[Mapping[str, Tensor]], all_names: bool = False
+) -> bool:
+    """Whether ranks hold what they would under a fault.
+
+    Args:
+        would: by rank, results by name; None where the fault cannot be made.
+        given: by rank, what it gave by name.
+        all_names: whether both must have the same names; else those of `would` count.
+    """
+    return all(
+        values is not None
+        and (not all_names or set(values) == set(mine))
+        and all(same(mine.get(name), value) for name, value in values.items())
+        for mine, values in zip(given, would, strict=True)
+    )
 
 
 def diagnose(evidence: RankEvidence) -> Said | None:
@@ -117,8 +136,8 @@ def diagnose(evidence: RankEvidence) -> Said | None:
     wrong = [rank for rank in range(evidence.size) if not evidence.right(rank)]
     if not wrong:
         return None
-    for explains in (_nothing, _shape, _scaled, _alone, _biased, _other_rank, _other_axis, _other_chunks, _disagree):
-        said = explains(evidence, wrong)
+    for explained in (_nothing, _shape, _scaled, _alone, _biased, _other_rank, _other_axis, _other_chunks, _disagree):
+        said = explained(evidence, wrong)
         if said is not None:
             return said
     return _difference(evidence, wrong)
@@ -370,8 +389,8 @@ def _plain(words: str) -> str:
     return words.removeprefix("the ")
 
 
-RANK_JUDGING_CASES = ((2, 11), (3, 12), (4, 13))
-"""Number of ranks and seed: several numbers, an odd one among them, so that no formula holds by chance."""
+OUTPUT, OF_X = "output", "gradient of x"
+"""Names of results that most layers have; a name that begins with `gradient of` belongs to the backward pass."""
 WALL_S = 6.0
 LIMIT_S = 3.0
 """Seconds for an answer on all ranks, and for one collective; longer on a loaded machine (`limits_s`)."""
@@ -380,60 +399,8 @@ Trial = Callable[[Callable[..., Any], int, int, int], Any]
 Values = Callable[[int, int, int], Mapping[str, "Tensor"]]
 
 
-def by_ranks(  # noqa: PLR0913 - each is one more thing that can be known of the exercise
-    *,
-    trial: Trial,
-    expected: Values,
-    cases: Sequence[tuple[int, int]] = RANK_JUDGING_CASES,
-    local: Values | None = None,
-    whole: Callable[[int, int], Mapping[str, Tensor]] | None = None,
-    bias: Callable[[int, int], Mapping[str, Tensor]] | None = None,
-    labels: Mapping[str, Said] | None = None,
-    mistakes: Sequence[Mistake] = (),
-    inspect: Callable[[list[RankAnswer], int], None] | None = None,
-) -> Callable[[Callable[..., Any]], None]:
-    """A judge that runs an answer on several ranks and compares what each holds with what one process computes.
-
-    Args:
-        trial: called as `trial(answer, rank, size, seed)` on every rank; makes this rank's inputs from the seed, calls
-            the answer and returns what came out, tensors by name, or a pair of JSON data and such tensors.
-        expected: `expected(rank, size, seed)`, the same names, computed without communication.
-        cases: numbers of ranks and seeds.
-        local: `local(rank, size, seed)`, what a rank holds if nothing is communicated, for the names where that helps.
-        whole: `whole(size, seed)`, the tensors of which the expected ones are shards.
-        bias: `bias(size, seed)`, what must be added once over all ranks.
-        labels: how sentences call each name.
-        mistakes: wrong answers that are run in the same way where the values differ, before the general faults.
-        inspect: looks at the answers (calls, JSON data) where all values are right; raises `Wrong`.
-    """
-
-    def judge(answer: Callable[..., Any]) -> None:
-        for size, seed in cases:
-            answers = _run(trial, answer, size, seed)
-            _refuse_errors(answers, answer)
-            truth = [expected(rank, size, seed) for rank in range(size)]
-            given = [one.tensors for one in answers]
-            evidence = list(
-                gathered(
-                    given,
-                    truth,
-                    local=[local(rank, size, seed) for rank in range(size)] if local else None,
-                    whole=whole(size, seed) if whole else None,
-                    bias=bias(size, seed) if bias else None,
-                    labels=labels,
-                )
-            )
-            said = next((said for one in evidence if (said := diagnose(one)) is not None), None)
-            if said is not None:
-                raise Wrong(str(_named(trial, given, mistakes, size, seed) or said))
-            if inspect is not None:
-                inspect(answers, size)
-
-    judge.on_ranks = True  # type: ignore[attr-defined]
-    return judge
-
-
-def _run(trial: Trial, answer: Callable[..., Any], size: int, seed: int) -> list[RankAnswer]:
+def run_on_ranks(trial: Trial, answer: Callable[..., Any], size: int, seed: int) -> list[RankAnswer]:
+    """Run a trial of an answer on forked ranks; what is no tensor among its values is an error of that rank."""
     code = getattr(answer, "__code__", None)
 
     def on_rank(rank: int, size: int) -> Any:
@@ -459,24 +426,13 @@ def limits_s() -> tuple[float, float]:
     return WALL_S * factor, LIMIT_S * factor
 
 
-def _named(
-    trial: Trial, given: list[dict[str, Tensor]], mistakes: Sequence[Mistake], size: int, seed: int
-) -> Said | None:
-    """The mistake that gives the same values on every rank."""
-    for mistake in mistakes:
-        others = _run(trial, mistake.way, size, seed)
-        if any(other.error for other in others):
-            continue
-        if all(
-            set(mine) == set(other.tensors) and all(same(mine[name], other.tensors[name]) for name in mine)
-            for mine, other in zip(given, others, strict=True)
-        ):
-            return mistake.says
-    return None
+def refuse_errors(answers: list[RankAnswer]) -> None:
+    """Say why ranks gave no value: the cause before its consequences.
 
-
-def _refuse_errors(answers: list[RankAnswer], answer: Callable[..., Any]) -> None:
-    """Say why ranks gave no value: the cause before its consequences."""
+    Raises:
+        Wrong: if one gave none.
+        Undone: if the answer is still a stub.
+    """
     failed = {one.rank: one.error for one in answers if one.error is not None}
     if not failed:
         return
@@ -560,7 +516,7 @@ def _ended(ranks: list[int], error: ForkedError) -> str:
     )
 
 
-TENSOR_DIAGNOSIS_CASES = ((2, 11), (3, 12))
+TENSOR_CASES = ((2, 11), (3, 12))
 """Number of ranks and seed; an odd number of ranks tells a sum over two from a sum over all."""
 
 NO_FORWARD_SUM = Said(
@@ -600,78 +556,33 @@ NO_OFFSET = Said(
 )
 
 
-@dataclass(frozen=True)
-class TensorFault:
-    """A plausible fault: what each rank would hold under it, and what to say to whoever made it.
+def only(
+    values: Callable[..., Mapping[str, Tensor]], names: Iterable[str] | Mapping[str, str], *options: Any
+) -> Values:
+    """Take some of the results that ranks would hold.
 
     Args:
-        values: `values(rank, size, seed)`, some of the results by name; None where the fault cannot be made.
-        says: the sentence.
+        values: gives results by name.
+        names: of the results that are compared; a mapping gives, for each, the name under which `values` has it.
+        options: handed on to `values` after rank, size and seed.
     """
+    sources = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
 
-    values: Callable[[int, int, int], Mapping[str, Tensor] | None]
-    says: Said
+    def taken(rank: int, size: int, seed: int) -> Mapping[str, Tensor]:
+        found = values(rank, size, seed, *options)
+        return {name: found[source] for name, source in sources.items()}
 
-
-def by_shares(
-    *,
-    trial: Trial,
-    expected: Values,
-    faults: Sequence[TensorFault],
-    labels: Mapping[str, Said],
-    inspect: Callable[[list[RankAnswer], int], None] | None = None,
-    cases: Sequence[tuple[int, int]] = TENSOR_DIAGNOSIS_CASES,
-) -> Callable[[Callable[..., Any]], None]:
-    """`by_ranks`, with faults that are recognised without running them: a wrong answer is run once more, no more.
-
-    Args:
-        trial, expected, labels, inspect, cases: as in `by_ranks`.
-        faults: tried in order where values differ.
-    """
-    general = by_ranks(trial=trial, expected=expected, labels=labels, inspect=inspect, cases=cases)
-
-    def judge(answer: Callable[..., Any]) -> None:
-        try:
-            general(answer)
-        except Wrong:
-            for size, seed in cases:
-                said = _recognised(trial, answer, expected, faults, size, seed)
-                if said is not None:
-                    raise Wrong(str(said)) from None
-            raise
-
-    judge.on_ranks = True  # type: ignore[attr-defined]
-    return judge
+    return taken
 
 
-def _recognised(
-    trial: Trial, answer: Callable[..., Any], expected: Values, faults: Sequence[TensorFault], size: int, seed: int
-) -> Said | None:
-    def on_rank(rank: int, size: int) -> Any:
-        from dlojz.processes.collective_wrapping import rebind
+def times_ranks(values: Callable[..., Mapping[str, Tensor]], name: str) -> Values:
+    """The output as it is, and one gradient as many times too large as there are ranks."""
 
-        rebind(getattr(answer, "__globals__", {}))
-        result = trial(answer, rank, size, seed)
-        values = result[1] if isinstance(result, tuple) else result
-        return None, {name: value for name, value in values.items() if value is not None}
+    def counted(rank: int, size: int, seed: int) -> Mapping[str, Tensor]:
+        found = values(rank, size, seed)
+        return {OUTPUT: found[OUTPUT], name: size * found[name]}
 
-    wall_s, limit_s = limits_s()
-    answers = spmd(on_rank, size, wall_s=wall_s, limit_s=limit_s)
-    given = [one.tensors for one in answers]
-    if any(one.error for one in answers) or _all_same(given, [expected(rank, size, seed) for rank in range(size)]):
-        return None
-    for fault in faults:
-        would = [fault.values(rank, size, seed) for rank in range(size)]
-        if None not in would and _all_same(given, would):
-            return fault.says
-    return None
-
-
-def _all_same(given: Sequence[Mapping[str, Tensor]], would: Sequence[Mapping[str, Tensor] | None]) -> bool:
-    return all(
-        values is not None and all(same(mine.get(name), value) for name, value in values.items())
-        for mine, values in zip(given, would, strict=True)
-    )
+    return counted
 
 
 def asked_for(answer: RankAnswer, *names: str) -> list[int]:
@@ -698,8 +609,8 @@ def gradient(leaf: Tensor) -> Tensor:
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
-def normal(seed: int, *shapes: tuple[int, ...]) -> Iterable[Tensor]:
-    """Random tensors of these shapes, the same for the same seed."""
+def normals(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
+    """Make tensors of normal numbers that depend on the seed alone."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)

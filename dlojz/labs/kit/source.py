@@ -1,17 +1,10 @@
-"""Source of a lab: parse and write its cells.
-
-The single source of a lab, `solutions/NN_name.py`, and the notebooks it stands for.
-
-Every sentence of the source exists in both languages, every line of code once; the student notebook is the solution
-notebook with the solution regions cleared, and nothing else differs.
+"""Source of a lab, `solutions/NN_name.py`: parse its cells, write its notebooks, find a student's answer in one.
 
 The source is jupytext py:percent. Prose cells carry `lang="fr"` or `lang="en"` and come in pairs. Code cells may carry
 `name="…"` (stable; required where there is a solution region), `tags=[…]`, and `stub="value"` where the solution is an
-expression rather than statements.
+expression rather than statements. The student notebook is the solution notebook with the solution regions cleared.
 
-Where a student's answer stands in a saved notebook, and the lab that the notebook was built from.
-
-A notebook is read as text, of bounded size; nothing of it is executed.
+A student's notebook is read as text, of bounded size; nothing of it is executed.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
-"""Lab 00: its exercises in order, and what the student predicts.
-
-Nothing is judged here; the exercises live beside their references.
-"""
+"""Lab 00: its exercises in the order of the notebook, and its predictions."""
 
 from __future__ import annotations
 
 from dlojz.labs.kit.exercise import Prediction, Said
 from dlojz.labs.lab00_getting_started.exercises import GLOBAL_BATCH, RING_BYTES, SAME_TRAINING, STEPS_PER_EPOCH
-
-TITLE = Said("Getting started", "Prise en main")
 
 EXERCISES = (GLOBAL_BATCH, STEPS_PER_EPOCH, RING_BYTES, SAME_TRAINING)
 

@@ -1,8 +1,4 @@
-"""Lab 00: the global batch and the epoch.
-
-Each reference is what the package itself computes with.
-
-Lab 00: what a ring all-reduce sends, and whether two trainings are the same.
+"""Exercises of lab 00: the global batch, the steps of an epoch, a ring all-reduce's bytes, two trainings compared.
 
 Each reference is what the package itself computes with.
 """
@@ -12,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from dlojz.base.language import say
 from dlojz.config.layout import Layout
-from dlojz.labs.kit.exercise import Exercise, Said, Wrong
-from dlojz.labs.kit.judges import Mistake, by_reference
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.judges import Judge
 from dlojz.results.footprint import Traffic
 
 
@@ -23,58 +18,44 @@ def _global_batch(micro_batch: int, micro_batches: int, dp: int) -> int:
     return Layout.from_dict({"micro_batch": micro_batch, "micro_batches": micro_batches, "dp": dp}).global_batch
 
 
-def _batches() -> Iterator[tuple[int, int, int]]:
-    yield from ((16, 1, 2), (8, 4, 3), (5, 3, 7), (1, 1, 1))
-
-
 GLOBAL_BATCH = Exercise(
     id="global-batch",
     title=Said("the global batch", "la taille de batch globale"),
-    judge=by_reference(
+    judge=Judge(
         _global_batch,
-        cases=_batches,
+        cases=((16, 1, 2), (8, 4, 3), (5, 3, 7), (1, 1, 1)),
         mistakes=(
             Mistake(
                 lambda micro, count, dp: micro * dp,
-                Said(
-                    "You leave micro_batches out: a replica accumulates the gradients of several micro-batches "
-                    "before the optimizer moves, and all of them belong to the step.",
-                    "Vous oubliez micro_batches : une réplique accumule les gradients de plusieurs micro-batches "
-                    "avant que l’optimiseur n’avance, et tous comptent dans le pas.",
-                ),
+                "You leave micro_batches out: a replica accumulates the gradients of several micro-batches "
+                "before the optimizer moves, and all of them belong to the step.",
+                "Vous oubliez micro_batches : une réplique accumule les gradients de plusieurs micro-batches "
+                "avant que l’optimiseur n’avance, et tous comptent dans le pas.",
             ),
             Mistake(
                 lambda micro, count, dp: micro * count,
-                Said(
-                    "That is what one replica reads: the other replicas read as many samples of their own in the "
-                    "same step.",
-                    "C’est ce que lit une seule réplique : dans le même pas, les autres en lisent autant de leur côté.",
-                ),
+                "That is what one replica reads: the other replicas read as many samples of their own in the "
+                "same step.",
+                "C’est ce que lit une seule réplique : dans le même pas, les autres en lisent autant de leur côté.",
             ),
             Mistake(
                 lambda micro, count, dp: micro,
-                Said(
-                    "That is one micro-batch of one replica: count the micro-batches, then the replicas.",
-                    "C’est un seul micro-batch d’une seule réplique : comptez les micro-batches, puis les répliques.",
-                ),
+                "That is one micro-batch of one replica: count the micro-batches, then the replicas.",
+                "C’est un seul micro-batch d’une seule réplique : comptez les micro-batches, puis les répliques.",
             ),
             Mistake(
                 lambda micro, count, dp: micro + count + dp,
-                Said(
-                    "You add where the numbers multiply: dp replicas, each with micro_batches micro-batches, each of "
-                    "micro_batch samples.",
-                    "Vous additionnez alors que les nombres se multiplient : dp répliques, ayant chacune micro_batches "
-                    "micro-batches, de micro_batch échantillons chacun.",
-                ),
+                "You add where the numbers multiply: dp replicas, each with micro_batches micro-batches, each of "
+                "micro_batch samples.",
+                "Vous additionnez alors que les nombres se multiplient : dp répliques, ayant chacune micro_batches "
+                "micro-batches, de micro_batch échantillons chacun.",
             ),
             Mistake(
                 lambda micro, count, dp: micro * count / dp,
-                Said(
-                    "You divide by dp: with data parallelism each replica keeps its own micro-batches, so more "
-                    "replicas make the global batch larger.",
-                    "Vous divisez par dp : avec le parallélisme de données, chaque réplique garde ses propres "
-                    "micro-batches ; davantage de répliques agrandissent donc le batch global.",
-                ),
+                "You divide by dp: with data parallelism each replica keeps its own micro-batches, so more "
+                "replicas make the global batch larger.",
+                "Vous divisez par dp : avec le parallélisme de données, chaque réplique garde ses propres "
+                "micro-batches ; davantage de répliques agrandissent donc le batch global.",
             ),
         ),
     ),
@@ -82,15 +63,11 @@ GLOBAL_BATCH = Exercise(
         "Right: micro_batch × micro_batches × dp. Three layouts with the same product train on the same samples.",
         "Exact : micro_batch × micro_batches × dp. Trois répartitions de même produit lisent les mêmes échantillons.",
     ),
-    hints=(
-        Said(
-            "How many samples does one replica read before the optimizer moves?",
-            "Combien d’échantillons une réplique lit-elle avant que l’optimiseur n’avance ?",
-        ),
-        Said(
-            "One replica reads micro_batches micro-batches of micro_batch samples; there are dp replicas.",
-            "Une réplique lit micro_batches micro-batches de micro_batch échantillons ; il y a dp répliques.",
-        ),
+    hints=two_hints(
+        "How many samples does one replica read before the optimizer moves?",
+        "Combien d’échantillons une réplique lit-elle avant que l’optimiseur n’avance ?",
+        "One replica reads micro_batches micro-batches of micro_batch samples; there are dp replicas.",
+        "Une réplique lit micro_batches micro-batches de micro_batch échantillons ; il y a dp répliques.",
     ),
 )
 
@@ -99,57 +76,43 @@ def _steps_per_epoch(num_samples: int, global_batch: int) -> int:
     return num_samples // global_batch
 
 
-def _epochs() -> Iterator[tuple[int, int]]:
-    yield from ((1797, 32), (1000, 250), (100, 36), (64, 64))
-
-
 STEPS_PER_EPOCH = Exercise(
     id="steps-per-epoch",
     title=Said("the number of steps per epoch", "le nombre de pas par époque"),
-    judge=by_reference(
+    judge=Judge(
         _steps_per_epoch,
-        cases=_epochs,
+        cases=((1797, 32), (1000, 250), (100, 36), (64, 64)),
         mistakes=(
             Mistake(
                 lambda samples, batch: -(-samples // batch),
-                Said(
-                    "You count the last, incomplete batch as a step; the sampler of the lab drops it, so that every "
-                    "step trains on a batch of the same size.",
-                    "Vous comptez le dernier batch, incomplet, comme un pas ; l’échantillonneur du TP l’écarte, pour "
-                    "que chaque pas porte sur un batch de même taille.",
-                ),
+                "You count the last, incomplete batch as a step; the sampler of the lab drops it, so that every "
+                "step trains on a batch of the same size.",
+                "Vous comptez le dernier batch, incomplet, comme un pas ; l’échantillonneur du TP l’écarte, pour "
+                "que chaque pas porte sur un batch de même taille.",
             ),
             Mistake(
                 lambda samples, batch: samples / batch,
-                Said(
-                    "A number of steps is whole: there is no fraction of a step. The incomplete batch is dropped.",
-                    "Un nombre de pas est entier : il n’y a pas de fraction de pas. Le batch incomplet est écarté.",
-                ),
+                "A number of steps is whole: there is no fraction of a step. The incomplete batch is dropped.",
+                "Un nombre de pas est entier : il n’y a pas de fraction de pas. Le batch incomplet est écarté.",
             ),
             Mistake(
                 lambda samples, batch: round(samples / batch),
-                Said(
-                    "You round to the nearest: an incomplete batch then counts as soon as it is half full, but it is "
-                    "always dropped.",
-                    "Vous arrondissez au plus proche : un batch incomplet compte alors dès qu’il est à moitié plein, "
-                    "mais il est toujours écarté.",
-                ),
+                "You round to the nearest: an incomplete batch then counts as soon as it is half full, but it is "
+                "always dropped.",
+                "Vous arrondissez au plus proche : un batch incomplet compte alors dès qu’il est à moitié plein, "
+                "mais il est toujours écarté.",
             ),
             Mistake(
                 lambda samples, batch: samples // batch + 1,
-                Said(
-                    "You always add one step, even where the samples fill the batches exactly; the incomplete batch is "
-                    "dropped.",
-                    "Vous ajoutez toujours un pas, même quand les échantillons remplissent exactement les batches ; "
-                    "le batch incomplet est écarté.",
-                ),
+                "You always add one step, even where the samples fill the batches exactly; the incomplete batch is "
+                "dropped.",
+                "Vous ajoutez toujours un pas, même quand les échantillons remplissent exactement les batches ; "
+                "le batch incomplet est écarté.",
             ),
             Mistake(
                 lambda samples, batch: samples % batch,
-                Said(
-                    "% gives what is left over; the question is how many batches were filled before.",
-                    "% donne ce qui reste ; on demande combien de batches ont été remplis avant.",
-                ),
+                "% gives what is left over; the question is how many batches were filled before.",
+                "% donne ce qui reste ; on demande combien de batches ont été remplis avant.",
             ),
         ),
     ),
@@ -158,14 +121,11 @@ STEPS_PER_EPOCH = Exercise(
         "Exact. Deux fois plus de répliques, deux fois moins de pas : l’optimiseur avance deux fois moins souvent "
         "par époque.",
     ),
-    hints=(
-        Said(
-            "How many whole batches can be filled with the samples?",
-            "Combien de batches entiers peut-on remplir avec les échantillons ?",
-        ),
-        Said(
-            "It is an integer division; what remains is dropped.", "C’est une division entière ; le reste est écarté."
-        ),
+    hints=two_hints(
+        "How many whole batches can be filled with the samples?",
+        "Combien de batches entiers peut-on remplir avec les échantillons ?",
+        "It is an integer division; what remains is dropped.",
+        "C’est une division entière ; le reste est écarté.",
     ),
 )
 
@@ -175,61 +135,46 @@ def _ring_sent_bytes(message_bytes: int, dp: int) -> float:
     return traffic.sent_bytes
 
 
-def _messages() -> Iterator[tuple[int, int]]:
-    yield from ((1_000_000, 2), (6_000, 3), (4_096, 8), (640, 64), (2_000, 1))
-
-
 RING_BYTES = Exercise(
     id="ring-bytes",
     title=Said("bytes sent by a ring all-reduce", "octets envoyés par un all-reduce en anneau"),
-    judge=by_reference(
+    judge=Judge(
         _ring_sent_bytes,
-        cases=_messages,
+        cases=((1_000_000, 2), (6_000, 3), (4_096, 8), (640, 64), (2_000, 1)),
         mistakes=(
             Mistake(
                 lambda message, dp: message * (dp - 1) / dp,
-                Said(
-                    "That is half of it: after the reduce-scatter each rank holds one reduced share, and an "
-                    "all-gather of the same length brings it to the others.",
-                    "C’est la moitié : après le reduce-scatter chaque rang détient une part réduite, et un "
-                    "all-gather de même longueur l’apporte aux autres.",
-                ),
+                "That is half of it: after the reduce-scatter each rank holds one reduced share, and an "
+                "all-gather of the same length brings it to the others.",
+                "C’est la moitié : après le reduce-scatter chaque rang détient une part réduite, et un "
+                "all-gather de même longueur l’apporte aux autres.",
             ),
             Mistake(
                 lambda message, dp: 2 * message,
-                Said(
-                    "Nearly, for many ranks: but a rank never sends all dp shares, it sends dp − 1 of them in each "
-                    "half; try dp = 1, where nothing needs sending.",
-                    "Presque, quand il y a beaucoup de rangs : mais un rang n’envoie jamais les dp parts, il en "
-                    "envoie dp − 1 dans chaque moitié ; essayez dp = 1, où rien n’est à envoyer.",
-                ),
+                "Nearly, for many ranks: but a rank never sends all dp shares, it sends dp − 1 of them in each "
+                "half; try dp = 1, where nothing needs sending.",
+                "Presque, quand il y a beaucoup de rangs : mais un rang n’envoie jamais les dp parts, il en "
+                "envoie dp − 1 dans chaque moitié ; essayez dp = 1, où rien n’est à envoyer.",
             ),
             Mistake(
                 lambda message, dp: 2 * message * (dp - 1),
-                Said(
-                    "You send the whole message at every stage of the ring; each stage sends one share of it, "
-                    "message_bytes / dp.",
-                    "Vous envoyez tout le message à chaque étape de l’anneau ; une étape n’en envoie qu’une part, "
-                    "message_bytes / dp.",
-                ),
+                "You send the whole message at every stage of the ring; each stage sends one share of it, "
+                "message_bytes / dp.",
+                "Vous envoyez tout le message à chaque étape de l’anneau ; une étape n’en envoie qu’une part, "
+                "message_bytes / dp.",
             ),
             Mistake(
                 lambda message, dp: message * (dp - 1),
-                Said(
-                    "That is the naive way, everything to everyone: in a ring each stage sends one share, "
-                    "message_bytes / dp, to one neighbour.",
-                    "C’est la façon naïve, tout à tout le monde : dans un anneau, chaque étape envoie une part, "
-                    "message_bytes / dp, à un seul voisin.",
-                ),
+                "That is the naive way, everything to everyone: in a ring each stage sends one share, "
+                "message_bytes / dp, to one neighbour.",
+                "C’est la façon naïve, tout à tout le monde : dans un anneau, chaque étape envoie une part, "
+                "message_bytes / dp, à un seul voisin.",
             ),
             Mistake(
                 lambda message, dp: message,
-                Said(
-                    "That is the message itself; count what one rank sends: two halves of dp − 1 stages, one share "
-                    "each.",
-                    "C’est le message lui-même ; comptez ce qu’envoie un rang : deux moitiés de dp − 1 étapes, une "
-                    "part à chacune.",
-                ),
+                "That is the message itself; count what one rank sends: two halves of dp − 1 stages, one share each.",
+                "C’est le message lui-même ; comptez ce qu’envoie un rang : deux moitiés de dp − 1 étapes, une "
+                "part à chacune.",
             ),
         ),
     ),
@@ -237,17 +182,13 @@ RING_BYTES = Exercise(
         "Right: 2 (dp − 1) / dp times the message, so never more than twice, however many replicas there are.",
         "Exact : 2 (dp − 1) / dp fois le message, donc jamais plus du double, quel que soit le nombre de répliques.",
     ),
-    hints=(
-        Said(
-            "The message is cut in dp shares. How many stages has the ring in the reduce-scatter, and how many in the "
-            "all-gather?",
-            "Le message est coupé en dp parts. Combien d’étapes compte l’anneau pour le reduce-scatter, et combien "
-            "pour l’all-gather ?",
-        ),
-        Said(
-            "dp − 1 stages in each of the two halves; at each stage a rank sends message_bytes / dp.",
-            "dp − 1 étapes dans chacune des deux moitiés ; à chaque étape, un rang envoie message_bytes / dp.",
-        ),
+    hints=two_hints(
+        "The message is cut in dp shares. How many stages has the ring in the reduce-scatter, and how many in the "
+        "all-gather?",
+        "Le message est coupé en dp parts. Combien d’étapes compte l’anneau pour le reduce-scatter, et combien "
+        "pour l’all-gather ?",
+        "dp − 1 stages in each of the two halves; at each stage a rank sends message_bytes / dp.",
+        "dp − 1 étapes dans chacune des deux moitiés ; à chaque étape, un rang envoie message_bytes / dp.",
     ),
 )
 
@@ -264,85 +205,67 @@ def _loss_curves() -> Iterator[tuple[list[float], list[float]]]:
     yield [2.3, 2.2], [2.3, 2.2]
 
 
-def _judge_gap(answer: Callable[..., Any]) -> None:
-    """The usual judge, then a question that only a careful answer survives: a loss below its reference."""
-    by_reference(
-        _largest_gap,
-        cases=_loss_curves,
-        mistakes=(
-            Mistake(
-                lambda losses, reference: abs(losses[-1] - reference[-1]) / abs(reference[-1]),
-                Said(
-                    "You look at the last step only; two trainings may part in the middle: compare every step.",
-                    "Vous ne regardez que le dernier pas ; deux entraînements peuvent s’écarter au milieu : comparez "
-                    "chaque pas.",
-                ),
-            ),
-            Mistake(
-                lambda losses, reference: max(abs(a - b) for a, b in zip(losses, reference, strict=True)),
-                Said(
-                    "That is the absolute gap: the same 0.1 is small beside 2.3 and large beside 0.2; divide by the "
-                    "reference.",
-                    "C’est l’écart absolu : le même 0,1 est petit devant 2,3 et grand devant 0,2 ; divisez par la "
-                    "référence.",
-                ),
-            ),
-            Mistake(
-                lambda losses, reference: max((a - b) / b for a, b in zip(losses, reference, strict=True)),
-                Said(
-                    "Without an absolute value, losses below the reference count as no gap at all.",
-                    "Sans valeur absolue, des pertes inférieures à la référence ne comptent pas comme un écart.",
-                ),
-            ),
-            Mistake(
-                lambda losses, reference: _largest_gap(reference, losses),
-                Said(
-                    "You divide by your own loss; divide by the reference, the one that is trusted.",
-                    "Vous divisez par votre propre perte ; divisez par la référence, celle à laquelle on se fie.",
-                ),
-            ),
-            Mistake(
-                lambda losses, reference: (
-                    sum(abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True)) / len(losses)
-                ),
-                Said(
-                    "You average: one bad step among many good ones disappears. Take the largest.",
-                    "Vous faites la moyenne : un mauvais pas parmi beaucoup de bons disparaît. Prenez le plus grand "
-                    "écart.",
-                ),
-            ),
-        ),
-    )(answer)
+def _refuse_other_lengths(answer: Callable[..., Any]) -> None:
     try:
         value = answer([2.0, 1.0], [2.0])
     except Exception:
         return
     raise Wrong(
-        say(
-            en=f"For two losses against one your function returns {value}: curves of different lengths are not the "
-            "same training; zip with strict=True refuses them.",
-            fr=f"Pour deux pertes face à une seule, votre fonction renvoie {value} : des courbes de longueurs "
-            "différentes ne sont pas le même entraînement ; zip avec strict=True les refuse.",
-        )
+        en=f"For two losses against one your function returns {value}: curves of different lengths are not the "
+        "same training; zip with strict=True refuses them.",
+        fr=f"Pour deux pertes face à une seule, votre fonction renvoie {value} : des courbes de longueurs "
+        "différentes ne sont pas le même entraînement ; zip avec strict=True les refuse.",
     )
 
 
 SAME_TRAINING = Exercise(
     id="same-training",
     title=Said("are two trainings the same?", "deux entraînements sont-ils les mêmes ?"),
-    judge=_judge_gap,
+    judge=Judge(
+        _largest_gap,
+        cases=_loss_curves,
+        mistakes=(
+            Mistake(
+                lambda losses, reference: abs(losses[-1] - reference[-1]) / abs(reference[-1]),
+                "You look at the last step only; two trainings may part in the middle: compare every step.",
+                "Vous ne regardez que le dernier pas ; deux entraînements peuvent s’écarter au milieu : comparez "
+                "chaque pas.",
+            ),
+            Mistake(
+                lambda losses, reference: max(abs(a - b) for a, b in zip(losses, reference, strict=True)),
+                "That is the absolute gap: the same 0.1 is small beside 2.3 and large beside 0.2; divide by the "
+                "reference.",
+                "C’est l’écart absolu : le même 0,1 est petit devant 2,3 et grand devant 0,2 ; divisez par la "
+                "référence.",
+            ),
+            Mistake(
+                lambda losses, reference: max((a - b) / b for a, b in zip(losses, reference, strict=True)),
+                "Without an absolute value, losses below the reference count as no gap at all.",
+                "Sans valeur absolue, des pertes inférieures à la référence ne comptent pas comme un écart.",
+            ),
+            Mistake(
+                lambda losses, reference: _largest_gap(reference, losses),
+                "You divide by your own loss; divide by the reference, the one that is trusted.",
+                "Vous divisez par votre propre perte ; divisez par la référence, celle à laquelle on se fie.",
+            ),
+            Mistake(
+                lambda losses, reference: (
+                    sum(abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True)) / len(losses)
+                ),
+                "You average: one bad step among many good ones disappears. Take the largest.",
+                "Vous faites la moyenne : un mauvais pas parmi beaucoup de bons disparaît. Prenez le plus grand écart.",
+            ),
+        ),
+        then=_refuse_other_lengths,
+    ),
     praise=Said(
         "Right. Every parallel layout of this course will be held to this measure.",
         "Exact. Chaque parallélisme de ce cours sera jugé à cette aune.",
     ),
-    hints=(
-        Said(
-            "Go through both curves together, step by step; what is the relative gap at one step?",
-            "Parcourez les deux courbes ensemble, pas à pas ; quel est l’écart relatif à un pas donné ?",
-        ),
-        Said(
-            "The largest of |loss − reference| / |reference| over zip(losses, reference, strict=True).",
-            "Le plus grand des |loss − reference| / |reference| sur zip(losses, reference, strict=True).",
-        ),
+    hints=two_hints(
+        "Go through both curves together, step by step; what is the relative gap at one step?",
+        "Parcourez les deux courbes ensemble, pas à pas ; quel est l’écart relatif à un pas donné ?",
+        "The largest of |loss − reference| / |reference| over zip(losses, reference, strict=True).",
+        "Le plus grand des |loss − reference| / |reference| sur zip(losses, reference, strict=True).",
     ),
 )

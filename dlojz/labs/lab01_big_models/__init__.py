@@ -1,7 +1,4 @@
-"""Lab 01: its exercises in order, and what the student predicts.
-
-Nothing is judged here; the exercises live beside their references.
-"""
+"""Lab 01: its exercises in the order of the notebook, and its predictions."""
 
 from __future__ import annotations
 
@@ -15,8 +12,6 @@ from dlojz.labs.lab01_big_models.exercises import (
     RELATIVE_BIAS,
     TOKENS,
 )
-
-TITLE = Said("Big models", "Gros modèles")
 
 EXERCISES = (ATTENTION, MULTI_HEAD, PATCHES, TOKENS, BLOCK_PARAMETERS, ATTENTION_COST, RELATIVE_BIAS)
 

@@ -1,22 +1,9 @@
-"""Lab 01: attention by hand.
+"""Exercises of lab 01: attention, from an image to tokens, the relative position bias, and what attention costs.
 
-The references are torch's own functions.
+The references are torch's own functions and the package's own models; parameters are counted on the package's block,
+multiply-adds are those that torch counts.
 
-Shape suffixes: T tokens, D width, N heads, H = D / N.
-
-Lab 01: what attention costs, in parameters and in multiply-adds.
-
-Parameters are counted on the package's own block, multiply-adds are those torch counts.
-
-Lab 01: the relative position bias.
-
-The reference gives what `dlojz.models.coatnet` adds to its scores (tested).
-
-Lab 01: from an image to tokens.
-
-The references are torch's own functions or the package's own models.
-
-Shape suffixes: C channels, H and W pixels, P patches, E = C × patch², T tokens, D width.
+Shape suffixes: T tokens, D width, N heads, H = D / N; C channels, H and W pixels, P patches, E = C × patch².
 """
 
 from __future__ import annotations
@@ -25,8 +12,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dlojz.labs.kit.exercise import Exercise, Said
-from dlojz.labs.kit.judges import Mistake, by_reference
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, two_hints
+from dlojz.labs.kit.judges import Judge
 
 
 def attention(q_TD: Any, k_TD: Any, v_TD: Any) -> Any:
@@ -65,61 +52,47 @@ def _scores(scale: Callable[[int], float], dim: int | None = -1) -> Callable[...
 ATTENTION = Exercise(
     id="attention",
     title=Said("self-attention", "l’auto-attention"),
-    judge=by_reference(
+    judge=Judge(
         attention,
         cases=_queries,
         mistakes=(
             Mistake(
                 _scores(lambda width: 1.0),
-                Said(
-                    "The scores are not divided by √D: a dot product of D terms grows with √D, and the softmax then "
-                    "keeps nearly one token only.",
-                    "Les scores ne sont pas divisés par √D : un produit scalaire de D termes grandit comme √D, et le "
-                    "softmax ne garde alors presque qu’un seul token.",
-                ),
+                "The scores are not divided by √D: a dot product of D terms grows with √D, and the softmax then "
+                "keeps nearly one token only.",
+                "Les scores ne sont pas divisés par √D : un produit scalaire de D termes grandit comme √D, et le "
+                "softmax ne garde alors presque qu’un seul token.",
             ),
             Mistake(
                 _scores(float),
-                Said(
-                    "The scores are divided by D, but should be by √D: their standard deviation grows as √D.",
-                    "Les scores sont divisés par D au lieu de √D : c’est comme √D que leur écart-type grandit.",
-                ),
+                "The scores are divided by D, but should be by √D: their standard deviation grows as √D.",
+                "Les scores sont divisés par D au lieu de √D : c’est comme √D que leur écart-type grandit.",
             ),
             Mistake(
                 _scores(lambda width: 1 / math.sqrt(width)),
-                Said(
-                    "The scores are multiplied by √D; divide them.", "Les scores sont multipliés par √D ; divisez-les."
-                ),
+                "The scores are multiplied by √D; divide them.",
+                "Les scores sont multipliés par √D ; divisez-les.",
             ),
             Mistake(
                 _scores(math.sqrt, dim=0),
-                Said(
-                    "The softmax runs over the queries (dim=0); each query shares its attention among the keys: "
-                    "dim=-1.",
-                    "Le softmax porte sur les requêtes (dim=0) ; or chaque requête répartit son attention entre les "
-                    "clés : dim=-1.",
-                ),
+                "The softmax runs over the queries (dim=0); each query shares its attention among the keys: dim=-1.",
+                "Le softmax porte sur les requêtes (dim=0) ; or chaque requête répartit son attention entre les "
+                "clés : dim=-1.",
             ),
             Mistake(
                 _scores(math.sqrt, dim=None),
-                Said(
-                    "The softmax is missing: the weights of one query must be positive and sum to 1.",
-                    "Le softmax manque : les poids d’une requête doivent être positifs et de somme 1.",
-                ),
+                "The softmax is missing: the weights of one query must be positive and sum to 1.",
+                "Le softmax manque : les poids d’une requête doivent être positifs et de somme 1.",
             ),
             Mistake(
                 lambda q, k, v: (q @ k.T / math.sqrt(q.shape[-1])).softmax(-1),
-                Said(
-                    "These are the attention weights; the output is their product with the values.",
-                    "Ce sont les poids d’attention ; la sortie est leur produit avec les valeurs.",
-                ),
+                "These are the attention weights; the output is their product with the values.",
+                "Ce sont les poids d’attention ; la sortie est leur produit avec les valeurs.",
             ),
             Mistake(
                 lambda q, k, v: attention(q, k, k),
-                Said(
-                    "You take the mean of the keys; it is the values that are mixed.",
-                    "Vous faites la moyenne des clés ; ce sont les valeurs que l’on mélange.",
-                ),
+                "You take the mean of the keys; it is the values that are mixed.",
+                "Vous faites la moyenne des clés ; ce sont les valeurs que l’on mélange.",
             ),
         ),
     ),
@@ -127,16 +100,12 @@ ATTENTION = Exercise(
         "Right: the same values as torch's scaled_dot_product_attention.",
         "Exact : les mêmes valeurs que scaled_dot_product_attention de torch.",
     ),
-    hints=(
-        Said(
-            "Three steps: scores between every query and every key, softmax over the keys, mean of the values.",
-            "Trois étapes : les scores entre chaque requête et chaque clé, un softmax sur les clés, la moyenne des "
-            "valeurs.",
-        ),
-        Said(
-            "The scores are q_TD @ k_TD.T divided by the square root of the width, q_TD.shape[-1].",
-            "Les scores sont q_TD @ k_TD.T, divisés par la racine carrée de la largeur, q_TD.shape[-1].",
-        ),
+    hints=two_hints(
+        "Three steps: scores between every query and every key, softmax over the keys, mean of the values.",
+        "Trois étapes : les scores entre chaque requête et chaque clé, un softmax sur les clés, la moyenne des "
+        "valeurs.",
+        "The scores are q_TD @ k_TD.T divided by the square root of the width, q_TD.shape[-1].",
+        "Les scores sont q_TD @ k_TD.T, divisés par la racine carrée de la largeur, q_TD.shape[-1].",
     ),
 )
 
@@ -185,57 +154,43 @@ def _not_transposed_back(x_TD: Any, qkv_DE: Any, out_DD: Any, num_heads: int) ->
 MULTI_HEAD = Exercise(
     id="multi-head",
     title=Said("multi-head attention", "l’attention multi-têtes"),
-    judge=by_reference(
+    judge=Judge(
         multi_head,
         cases=_projections,
         mistakes=(
             Mistake(
                 lambda x, qkv, out, n: multi_head(x, qkv, out, 1),
-                Said(
-                    "This is one head of width D: cut queries, keys and values into num_heads heads of width D / "
-                    "num_heads, and let each attend on its own.",
-                    "C’est une seule tête de largeur D : découpez requêtes, clés et valeurs en num_heads têtes de "
-                    "largeur D / num_heads, chacune avec sa propre attention.",
-                ),
+                "This is one head of width D: cut queries, keys and values into num_heads heads of width D / "
+                "num_heads, and let each attend on its own.",
+                "C’est une seule tête de largeur D : découpez requêtes, clés et valeurs en num_heads têtes de "
+                "largeur D / num_heads, chacune avec sa propre attention.",
             ),
             Mistake(
                 _reshaped_only,
-                Said(
-                    "The reshape mixes tokens and heads: split the last dimension, (T, N, H), then transpose to (N, "
-                    "T, H).",
-                    "Le reshape mélange tokens et têtes : découpez la dernière dimension, (T, N, H), puis transposez "
-                    "en (N, T, H).",
-                ),
+                "The reshape mixes tokens and heads: split the last dimension, (T, N, H), then transpose to (N, T, H).",
+                "Le reshape mélange tokens et têtes : découpez la dernière dimension, (T, N, H), puis transposez "
+                "en (N, T, H).",
             ),
             Mistake(
                 _scaled_by_width,
-                Said(
-                    "The scores are divided by √D; a head has width H = D / num_heads, so divide by √H.",
-                    "Les scores sont divisés par √D ; une tête a la largeur H = D / num_heads, divisez donc par √H.",
-                ),
+                "The scores are divided by √D; a head has width H = D / num_heads, so divide by √H.",
+                "Les scores sont divisés par √D ; une tête a la largeur H = D / num_heads, divisez donc par √H.",
             ),
             Mistake(
                 _not_transposed_back,
-                Said(
-                    "The heads are joined without transposing back: (N, T, H) becomes (T, N, H) first, then (T, D).",
-                    "Les têtes sont recollées sans transposition : (N, T, H) redevient d’abord (T, N, H), puis (T, D).",
-                ),
+                "The heads are joined without transposing back: (N, T, H) becomes (T, N, H) first, then (T, D).",
+                "Les têtes sont recollées sans transposition : (N, T, H) redevient d’abord (T, N, H), puis (T, D).",
             ),
             Mistake(
                 lambda x, qkv, out, n: _concatenate(_heads(x, qkv, n)),
-                Said(
-                    "The output projection is missing: the heads, side by side, go through out_DD, which lets them "
-                    "mix.",
-                    "La projection de sortie manque : les têtes, mises côte à côte, passent par out_DD, qui leur "
-                    "permet de se mélanger.",
-                ),
+                "The output projection is missing: the heads, side by side, go through out_DD, which lets them mix.",
+                "La projection de sortie manque : les têtes, mises côte à côte, passent par out_DD, qui leur "
+                "permet de se mélanger.",
             ),
             Mistake(
                 lambda x, qkv, out, n: (_heads(x, qkv, n).sum(0).repeat(1, n)) @ out,
-                Said(
-                    "You add the heads; lay them side by side instead, so that the output has width D again.",
-                    "Vous additionnez les têtes ; mettez-les plutôt côte à côte, pour retrouver la largeur D.",
-                ),
+                "You add the heads; lay them side by side instead, so that the output has width D again.",
+                "Vous additionnez les têtes ; mettez-les plutôt côte à côte, pour retrouver la largeur D.",
             ),
         ),
     ),
@@ -243,19 +198,15 @@ MULTI_HEAD = Exercise(
         "Right. Each head looks at the image in its own way, and all of them are computed at once.",
         "Exact. Chaque tête regarde l’image à sa façon, et toutes se calculent en même temps.",
     ),
-    hints=(
-        Said(
-            "(x_TD @ qkv_DE).chunk(3, dim=-1) gives queries, keys and values; each is (T, D). Which shape lets "
-            "matrix products run head by head?",
-            "(x_TD @ qkv_DE).chunk(3, dim=-1) donne requêtes, clés et valeurs, chacune de forme (T, D). Quelle forme "
-            "permet de faire les produits matriciels tête par tête ?",
-        ),
-        Said(
-            "unflatten(-1, (num_heads, -1)).transpose(0, 1) gives (N, T, H); at the end transpose(0, 1).flatten(1) "
-            "comes back to (T, D).",
-            "unflatten(-1, (num_heads, -1)).transpose(0, 1) donne (N, T, H) ; à la fin, transpose(0, 1).flatten(1) "
-            "revient à (T, D).",
-        ),
+    hints=two_hints(
+        "(x_TD @ qkv_DE).chunk(3, dim=-1) gives queries, keys and values; each is (T, D). Which shape lets "
+        "matrix products run head by head?",
+        "(x_TD @ qkv_DE).chunk(3, dim=-1) donne requêtes, clés et valeurs, chacune de forme (T, D). Quelle forme "
+        "permet de faire les produits matriciels tête par tête ?",
+        "unflatten(-1, (num_heads, -1)).transpose(0, 1) gives (N, T, H); at the end transpose(0, 1).flatten(1) "
+        "comes back to (T, D).",
+        "unflatten(-1, (num_heads, -1)).transpose(0, 1) donne (N, T, H) ; à la fin, transpose(0, 1).flatten(1) "
+        "revient à (T, D).",
     ),
 )
 
@@ -274,68 +225,49 @@ def block_parameters(width: int) -> int:
     return sum(parameter.numel() for parameter in block.parameters())
 
 
-def _widths() -> Iterator[tuple[int]]:
-    yield from ((64,), (192,), (768,))
-
-
 BLOCK_PARAMETERS = Exercise(
     id="block-parameters",
     title=Said("parameters of an attention block", "les paramètres d’un bloc d’attention"),
-    judge=by_reference(
+    judge=Judge(
         block_parameters,
-        cases=_widths,
+        cases=((64,), (192,), (768,)),
         mistakes=(
             Mistake(
                 lambda d: 12 * d * d,
-                Said(
-                    "That is the part that matters for large models, 12 D²; the biases (9 D) and the two layer norms "
-                    "(4 D) are missing for an exact count.",
-                    "C’est la part qui compte pour les gros modèles, 12 D² ; pour un compte exact, il manque les "
-                    "biais (9 D) et les deux LayerNorm (4 D).",
-                ),
+                "That is the part that matters for large models, 12 D²; the biases (9 D) and the two layer norms "
+                "(4 D) are missing for an exact count.",
+                "C’est la part qui compte pour les gros modèles, 12 D² ; pour un compte exact, il manque les "
+                "biais (9 D) et les deux LayerNorm (4 D).",
             ),
             Mistake(
                 lambda d: 12 * d * d + 9 * d,
-                Said(
-                    "The two layer norms are missing: each has a scale and a shift per channel.",
-                    "Les deux LayerNorm manquent : chacune a une échelle et un décalage par canal.",
-                ),
+                "The two layer norms are missing: each has a scale and a shift per channel.",
+                "Les deux LayerNorm manquent : chacune a une échelle et un décalage par canal.",
             ),
             Mistake(
                 lambda d: 12 * d * d + 4 * d,
-                Said(
-                    "The biases are missing: 3 D for the fused projection, D at its exit, 4 D and D in the MLP.",
-                    "Les biais manquent : 3 D pour la projection fusionnée, D à sa sortie, 4 D et D dans le MLP.",
-                ),
+                "The biases are missing: 3 D for the fused projection, D at its exit, 4 D and D in the MLP.",
+                "Les biais manquent : 3 D pour la projection fusionnée, D à sa sortie, 4 D et D dans le MLP.",
             ),
             Mistake(
                 lambda d: 12 * d * d + 11 * d,
-                Said(
-                    "One layer norm is missing, or each has lost its shift: there are two, with a scale and a shift "
-                    "each.",
-                    "Il manque une LayerNorm, ou le décalage de chacune : il y en a deux, avec échelle et décalage.",
-                ),
+                "One layer norm is missing, or each has lost its shift: there are two, with a scale and a shift each.",
+                "Il manque une LayerNorm, ou le décalage de chacune : il y en a deux, avec échelle et décalage.",
             ),
             Mistake(
                 lambda d: 11 * d * d + 12 * d,
-                Said(
-                    "The output projection of the attention (D² + D) is missing.",
-                    "La projection de sortie de l’attention (D² + D) manque.",
-                ),
+                "The output projection of the attention (D² + D) is missing.",
+                "La projection de sortie de l’attention (D² + D) manque.",
             ),
             Mistake(
                 lambda d: 4 * d * d + 4 * d,
-                Said(
-                    "That is the attention alone; the block also has an MLP, D → 4 D → D, and two layer norms.",
-                    "C’est l’attention seule ; le bloc a aussi un MLP, D → 4 D → D, et deux LayerNorm.",
-                ),
+                "That is the attention alone; the block also has an MLP, D → 4 D → D, and two layer norms.",
+                "C’est l’attention seule ; le bloc a aussi un MLP, D → 4 D → D, et deux LayerNorm.",
             ),
             Mistake(
                 lambda d: 4 * d * d + 8 * d * d + 5 * d + 4 * d,
-                Said(
-                    "The biases of the attention are missing: 3 D for queries, keys and values, D for the output.",
-                    "Les biais de l’attention manquent : 3 D pour requêtes, clés et valeurs, D pour la sortie.",
-                ),
+                "The biases of the attention are missing: 3 D for queries, keys and values, D for the output.",
+                "Les biais de l’attention manquent : 3 D pour requêtes, clés et valeurs, D pour la sortie.",
             ),
         ),
     ),
@@ -343,17 +275,13 @@ BLOCK_PARAMETERS = Exercise(
         "Right: 12 D² + 13 D, whatever the number of heads. Width costs squared, depth only once.",
         "Exact : 12 D² + 13 D, quel que soit le nombre de têtes. La largeur coûte au carré, la profondeur une fois.",
     ),
-    hints=(
-        Said(
-            "Linear layers: D → 3 D and D → D in the attention, D → 4 D and 4 D → D in the MLP. A linear layer a → b "
-            "with bias has a b + b parameters.",
-            "Couches linéaires : D → 3 D et D → D dans l’attention, D → 4 D et 4 D → D dans le MLP. Une couche "
-            "linéaire a → b avec biais a a b + b paramètres.",
-        ),
-        Said(
-            "Matrices: (3 + 1 + 4 + 4) D². Biases: (3 + 1 + 4 + 1) D. Two layer norms: 2 × 2 D.",
-            "Matrices : (3 + 1 + 4 + 4) D². Biais : (3 + 1 + 4 + 1) D. Deux LayerNorm : 2 × 2 D.",
-        ),
+    hints=two_hints(
+        "Linear layers: D → 3 D and D → D in the attention, D → 4 D and 4 D → D in the MLP. A linear layer a → b "
+        "with bias has a b + b parameters.",
+        "Couches linéaires : D → 3 D et D → D dans l’attention, D → 4 D et 4 D → D dans le MLP. Une couche "
+        "linéaire a → b avec biais a a b + b paramètres.",
+        "Matrices: (3 + 1 + 4 + 4) D². Biases: (3 + 1 + 4 + 1) D. Two layer norms: 2 × 2 D.",
+        "Matrices : (3 + 1 + 4 + 4) D². Biais : (3 + 1 + 4 + 1) D. Deux LayerNorm : 2 × 2 D.",
     ),
 )
 
@@ -366,57 +294,43 @@ def attention_multiply_adds(num_tokens: int, width: int) -> int:
     return 4 * num_tokens * width**2 + 2 * num_tokens**2 * width
 
 
-def _costs() -> Iterator[tuple[int, int]]:
-    yield from ((197, 768), (3136, 96), (49, 768), (12544, 64))
-
-
 ATTENTION_COST = Exercise(
     id="attention-cost",
     title=Said("what attention costs", "ce que coûte l’attention"),
-    judge=by_reference(
+    judge=Judge(
         attention_multiply_adds,
-        cases=_costs,
+        cases=((197, 768), (3136, 96), (49, 768), (12544, 64)),
         mistakes=(
             Mistake(
                 lambda t, d: 2 * t * t * d,
-                Said(
-                    "That is q kᵀ and the mean of the values; the four projections, 4 T D², are missing.",
-                    "C’est q kᵀ et la moyenne des valeurs ; il manque les quatre projections, 4 T D².",
-                ),
+                "That is q kᵀ and the mean of the values; the four projections, 4 T D², are missing.",
+                "C’est q kᵀ et la moyenne des valeurs ; il manque les quatre projections, 4 T D².",
             ),
             Mistake(
                 lambda t, d: 4 * t * d * d,
-                Said(
-                    "Those are the projections; the part that grows with T², q kᵀ and the mean of the values, is "
-                    "missing.",
-                    "Ce sont les projections ; il manque la part qui croît comme T² : q kᵀ et la moyenne des valeurs.",
-                ),
+                "Those are the projections; the part that grows with T², q kᵀ and the mean of the values, is missing.",
+                "Ce sont les projections ; il manque la part qui croît comme T² : q kᵀ et la moyenne des valeurs.",
             ),
             Mistake(
                 lambda t, d: 4 * t * d * d + t * t * d,
-                Said(
-                    "There are two products with T² D multiply-adds: q kᵀ, then weights times values.",
-                    "Il y a deux produits de T² D multiplications-additions : q kᵀ, puis poids fois valeurs.",
-                ),
+                "There are two products with T² D multiply-adds: q kᵀ, then weights times values.",
+                "Il y a deux produits de T² D multiplications-additions : q kᵀ, puis poids fois valeurs.",
             ),
             Mistake(
                 lambda t, d: 3 * t * d * d + 2 * t * t * d,
-                Said("The output projection, T D², is missing.", "La projection de sortie, T D², manque."),
+                "The output projection, T D², is missing.",
+                "La projection de sortie, T D², manque.",
             ),
             Mistake(
                 lambda t, d: 2 * (4 * t * d * d + 2 * t * t * d),
-                Said(
-                    "Those are FLOPs, two per multiply-add; the question counts multiply-adds, as papers on vision do.",
-                    "Ce sont des FLOP, deux par multiplication-addition ; on compte ici les "
-                    "multiplications-additions, comme les articles de vision.",
-                ),
+                "Those are FLOPs, two per multiply-add; the question counts multiply-adds, as papers on vision do.",
+                "Ce sont des FLOP, deux par multiplication-addition ; on compte ici les "
+                "multiplications-additions, comme les articles de vision.",
             ),
             Mistake(
                 lambda t, d: 12 * t * d * d + 2 * t * t * d,
-                Said(
-                    "You count the MLP too; the question is about the attention alone.",
-                    "Vous comptez aussi le MLP ; la question porte sur l’attention seule.",
-                ),
+                "You count the MLP too; the question is about the attention alone.",
+                "Vous comptez aussi le MLP ; la question porte sur l’attention seule.",
             ),
         ),
     ),
@@ -426,16 +340,12 @@ ATTENTION_COST = Exercise(
         "Exact : 4 T D² + 2 T² D. Une image deux fois plus large et plus haute, c’est quatre fois plus de tokens, et "
         "seize fois le second terme.",
     ),
-    hints=(
-        Said(
-            "A product of an (a, b) matrix with a (b, c) one takes a b c multiply-adds. There are six products.",
-            "Le produit d’une matrice (a, b) par une matrice (b, c) coûte a b c multiplications-additions. Il y a six "
-            "produits.",
-        ),
-        Said(
-            "Four projections (T, D) × (D, D), then q kᵀ: (T, D) × (D, T), then (T, T) × (T, D).",
-            "Quatre projections (T, D) × (D, D), puis q kᵀ : (T, D) × (D, T), puis (T, T) × (T, D).",
-        ),
+    hints=two_hints(
+        "A product of an (a, b) matrix with a (b, c) one takes a b c multiply-adds. There are six products.",
+        "Le produit d’une matrice (a, b) par une matrice (b, c) coûte a b c multiplications-additions. Il y a six "
+        "produits.",
+        "Four projections (T, D) × (D, D), then q kᵀ: (T, D) × (D, T), then (T, T) × (T, D).",
+        "Quatre projections (T, D) × (D, D), puis q kᵀ : (T, D) × (D, T), puis (T, T) × (T, D).",
     ),
 )
 
@@ -477,41 +387,33 @@ def _without_offset(table: Any, side: int) -> Any:
 RELATIVE_BIAS = Exercise(
     id="relative-bias",
     title=Said("the relative position bias", "le biais de position relative"),
-    judge=by_reference(
+    judge=Judge(
         relative_bias,
         cases=_tables,
         mistakes=(
             Mistake(
                 _bias_by(-1, -1),
-                Said(
-                    "The sign is reversed: the difference is query − key, and yours is key − query.",
-                    "Le signe est inversé : la différence est requête − clé, et la vôtre est clé − requête.",
-                ),
+                "The sign is reversed: the difference is query − key, and yours is key − query.",
+                "Le signe est inversé : la différence est requête − clé, et la vôtre est clé − requête.",
             ),
             Mistake(
                 _bias_by(1, 1, swap=True),
-                Said(
-                    "Rows and columns are swapped: the first index of the table is the difference of rows.",
-                    "Lignes et colonnes sont échangées : le premier indice de la table est la différence des lignes.",
-                ),
+                "Rows and columns are swapped: the first index of the table is the difference of rows.",
+                "Lignes et colonnes sont échangées : le premier indice de la table est la différence des lignes.",
             ),
             Mistake(
                 _without_offset,
-                Said(
-                    "The differences go from −(side − 1) to side − 1, but an index starts at 0: without adding side "
-                    "− 1, Python reads the negative ones from the end of the table.",
-                    "Les différences vont de −(side − 1) à side − 1, mais un indice commence à 0 : sans ajouter side "
-                    "− 1, Python lit les négatives depuis la fin de la table.",
-                ),
+                "The differences go from −(side − 1) to side − 1, but an index starts at 0: without adding side "
+                "− 1, Python reads the negative ones from the end of the table.",
+                "Les différences vont de −(side − 1) à side − 1, mais un indice commence à 0 : sans ajouter side "
+                "− 1, Python lit les négatives depuis la fin de la table.",
             ),
             Mistake(
                 lambda table, side: table[:side, :side].reshape(-1)[None].expand(side * side, -1),
-                Said(
-                    "Every query gets the same row: this is an absolute position of the key, not one relative to the "
-                    "query.",
-                    "Chaque requête reçoit la même ligne : c’est une position absolue de la clé, et non relative à la "
-                    "requête.",
-                ),
+                "Every query gets the same row: this is an absolute position of the key, not one relative to the "
+                "query.",
+                "Chaque requête reçoit la même ligne : c’est une position absolue de la clé, et non relative à la "
+                "requête.",
             ),
         ),
     ),
@@ -521,19 +423,15 @@ RELATIVE_BIAS = Exercise(
         "Exact. Deux paires de même décalage partagent un nombre, où qu’elles soient : l’attention reprend ainsi "
         "quelque chose de la convolution.",
     ),
-    hints=(
-        Said(
-            "Token t stands at row t // side and column t % side. What is the difference of rows of all pairs, as a "
-            "(T, T) tensor?",
-            "Le token t est à la ligne t // side et à la colonne t % side. Quelle est la différence des lignes de "
-            "toutes les paires, en un tenseur (T, T) ?",
-        ),
-        Said(
-            "row[:, None] - row[None, :] + side - 1 is the first index, the same with columns the second; a table "
-            "can be indexed by two tensors at once.",
-            "row[:, None] - row[None, :] + side - 1 est le premier indice, de même avec les colonnes pour le "
-            "second ; une table s’indexe par deux tenseurs à la fois.",
-        ),
+    hints=two_hints(
+        "Token t stands at row t // side and column t % side. What is the difference of rows of all pairs, as a "
+        "(T, T) tensor?",
+        "Le token t est à la ligne t // side et à la colonne t % side. Quelle est la différence des lignes de "
+        "toutes les paires, en un tenseur (T, T) ?",
+        "row[:, None] - row[None, :] + side - 1 is the first index, the same with columns the second; a table "
+        "can be indexed by two tensors at once.",
+        "row[:, None] - row[None, :] + side - 1 est le premier indice, de même avec les colonnes pour le "
+        "second ; une table s’indexe par deux tenseurs à la fois.",
     ),
 )
 
@@ -563,48 +461,38 @@ def _tiles(image_CHW: Any, patch: int) -> Any:
 PATCHES = Exercise(
     id="patches",
     title=Said("an image cut in patches", "une image découpée en patches"),
-    judge=by_reference(
+    judge=Judge(
         cut_in_patches,
         cases=_images,
         mistakes=(
             Mistake(
                 lambda image, patch: image.reshape(-1, image.shape[0] * patch**2),
-                Said(
-                    "A reshape alone cuts the image into runs of pixels along the rows, not into squares: separate "
-                    "rows and columns of patches first.",
-                    "Un reshape seul coupe l’image en suites de pixels le long des lignes, pas en carrés : séparez "
-                    "d’abord les lignes et les colonnes de patches.",
-                ),
+                "A reshape alone cuts the image into runs of pixels along the rows, not into squares: separate "
+                "rows and columns of patches first.",
+                "Un reshape seul coupe l’image en suites de pixels le long des lignes, pas en carrés : séparez "
+                "d’abord les lignes et les colonnes de patches.",
             ),
             Mistake(
                 lambda image, patch: _tiles(image, patch).permute(3, 1, 0, 2, 4).flatten(2).flatten(0, 1),
-                Said(
-                    "The patches come column by column; read them like a text, row by row.",
-                    "Les patches viennent colonne par colonne ; lisez-les comme un texte, ligne par ligne.",
-                ),
+                "The patches come column by column; read them like a text, row by row.",
+                "Les patches viennent colonne par colonne ; lisez-les comme un texte, ligne par ligne.",
             ),
             Mistake(
                 lambda image, patch: _tiles(image, patch).permute(1, 3, 2, 4, 0).flatten(2).flatten(0, 1),
-                Said(
-                    "Within a patch the channels come last; the statement asks for channel by channel, as in the "
-                    "kernel of a convolution.",
-                    "Dans un patch, les canaux viennent en dernier ; l’énoncé demande canal par canal, comme dans le "
-                    "noyau d’une convolution.",
-                ),
+                "Within a patch the channels come last; the statement asks for channel by channel, as in the "
+                "kernel of a convolution.",
+                "Dans un patch, les canaux viennent en dernier ; l’énoncé demande canal par canal, comme dans le "
+                "noyau d’une convolution.",
             ),
             Mistake(
                 lambda image, patch: _tiles(image, patch).permute(1, 3, 0, 4, 2).flatten(2).flatten(0, 1),
-                Said(
-                    "Each patch is transposed: within a patch, too, rows come before columns.",
-                    "Chaque patch est transposé : dans un patch aussi, les lignes viennent avant les colonnes.",
-                ),
+                "Each patch is transposed: within a patch, too, rows come before columns.",
+                "Chaque patch est transposé : dans un patch aussi, les lignes viennent avant les colonnes.",
             ),
             Mistake(
                 lambda image, patch: cut_in_patches(image, patch).T,
-                Said(
-                    "One patch per row is expected: transpose the result.",
-                    "On attend un patch par ligne : transposez le résultat.",
-                ),
+                "One patch per row is expected: transpose the result.",
+                "On attend un patch par ligne : transposez le résultat.",
             ),
         ),
     ),
@@ -612,15 +500,11 @@ PATCHES = Exercise(
         "Right: from here on, an image is a sequence like a sentence.",
         "Exact : à partir d’ici, une image est une séquence comme une phrase.",
     ),
-    hints=(
-        Said(
-            "Reshape to five dimensions, so that “which row of patches” and “which row within the patch” are apart.",
-            "Passez à cinq dimensions, pour séparer « quelle ligne de patches » et « quelle ligne dans le patch ».",
-        ),
-        Said(
-            "reshape(C, H // patch, patch, W // patch, patch), then permute(1, 3, 0, 2, 4), then flatten twice.",
-            "reshape(C, H // patch, patch, W // patch, patch), puis permute(1, 3, 0, 2, 4), puis flatten deux fois.",
-        ),
+    hints=two_hints(
+        "Reshape to five dimensions, so that “which row of patches” and “which row within the patch” are apart.",
+        "Passez à cinq dimensions, pour séparer « quelle ligne de patches » et « quelle ligne dans le patch ».",
+        "reshape(C, H // patch, patch, W // patch, patch), then permute(1, 3, 0, 2, 4), then flatten twice.",
+        "reshape(C, H // patch, patch, W // patch, patch), puis permute(1, 3, 0, 2, 4), puis flatten deux fois.",
     ),
 )
 
@@ -661,47 +545,37 @@ def _shifted_positions(patches_PE: Any, projection_ED: Any, class_token_D: Any, 
 TOKENS = Exercise(
     id="tokens",
     title=Said("class token and positions", "le token de classe et les positions"),
-    judge=by_reference(
+    judge=Judge(
         embed,
         cases=_sequences,
         mistakes=(
             Mistake(
                 _class_last,
-                Said(
-                    "The class token stands at the end; it is token 0, where the head of a ViT looks for it.",
-                    "Le token de classe est à la fin ; c’est le token 0, là où la tête d’un ViT le cherche.",
-                ),
+                "The class token stands at the end; it is token 0, where the head of a ViT looks for it.",
+                "Le token de classe est à la fin ; c’est le token 0, là où la tête d’un ViT le cherche.",
             ),
             Mistake(
                 _class_without_position,
-                Said(
-                    "The class token has got no position: position_TD has one row more than there are patches, and "
-                    "its first row is for the class token.",
-                    "Le token de classe n’a pas reçu de position : position_TD a une ligne de plus qu’il n’y a de "
-                    "patches, et la première est pour lui.",
-                ),
+                "The class token has got no position: position_TD has one row more than there are patches, and "
+                "its first row is for the class token.",
+                "Le token de classe n’a pas reçu de position : position_TD a une ligne de plus qu’il n’y a de "
+                "patches, et la première est pour lui.",
             ),
             Mistake(
                 _shifted_positions,
-                Said(
-                    "The positions are shifted by one: row 0 belongs to the class token, row 1 to the first patch.",
-                    "Les positions sont décalées d’un rang : la ligne 0 est celle du token de classe, la ligne 1 "
-                    "celle du premier patch.",
-                ),
+                "The positions are shifted by one: row 0 belongs to the class token, row 1 to the first patch.",
+                "Les positions sont décalées d’un rang : la ligne 0 est celle du token de classe, la ligne 1 "
+                "celle du premier patch.",
             ),
             Mistake(
                 lambda patches, projection, token, position: patches @ projection + position[1:],
-                Said(
-                    "The class token is missing: T = P + 1 tokens are expected, the class token first.",
-                    "Le token de classe manque : on attend T = P + 1 tokens, celui de classe en premier.",
-                ),
+                "The class token is missing: T = P + 1 tokens are expected, the class token first.",
+                "Le token de classe manque : on attend T = P + 1 tokens, celui de classe en premier.",
             ),
             Mistake(
                 lambda patches, projection, token, position: embed(patches, projection, token, position * 0),
-                Said(
-                    "The positions are missing: without them the model sees a bag of patches, in no order.",
-                    "Les positions manquent : sans elles, le modèle voit un sac de patches, sans ordre.",
-                ),
+                "The positions are missing: without them the model sees a bag of patches, in no order.",
+                "Les positions manquent : sans elles, le modèle voit un sac de patches, sans ordre.",
             ),
         ),
     ),
@@ -709,16 +583,12 @@ TOKENS = Exercise(
         "Right. Token 0 will gather what the class needs; the others remember where they come from.",
         "Exact. Le token 0 rassemblera ce qu’il faut pour la classe ; les autres se souviennent de leur place.",
     ),
-    hints=(
-        Said(
-            "Three operations: a matrix product, torch.cat, an addition. In which order, so that the class token gets "
-            "a position too?",
-            "Trois opérations : un produit matriciel, torch.cat, une addition. Dans quel ordre, pour que le token de "
-            "classe reçoive lui aussi une position ?",
-        ),
-        Said(
-            "torch.cat wants tensors of as many dimensions: class_token_D[None] has shape (1, D).",
-            "torch.cat veut des tenseurs de même nombre de dimensions : class_token_D[None] est de forme (1, D).",
-        ),
+    hints=two_hints(
+        "Three operations: a matrix product, torch.cat, an addition. In which order, so that the class token gets "
+        "a position too?",
+        "Trois opérations : un produit matriciel, torch.cat, une addition. Dans quel ordre, pour que le token de "
+        "classe reçoive lui aussi une position ?",
+        "torch.cat wants tensors of as many dimensions: class_token_D[None] has shape (1, D).",
+        "torch.cat veut des tenseurs de même nombre de dimensions : class_token_D[None] est de forme (1, D).",
     ),
 )

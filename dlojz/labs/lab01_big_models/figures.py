@@ -1,7 +1,6 @@
-"""Figures that belong to one lab only.
+"""Figures of lab 01: what the package counts or predicts, or what the student's own function gives.
 
-viz`. What is drawn is counted or predicted by the package, or computed by the student's own function; each figure tells
-in words (its `alt`) what it shows.
+Each figure tells in words (its `alt`) what it shows.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from dlojz.base.table import visible
 from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.style import BLACK, BLUE, CATEGORY_STYLES, GREEN, GREY, ORANGE, VERMILION, category_label
-from dlojz.labs.kit.exercise import NotDone, Verdict
-from dlojz.labs.kit.figures import COATNET, CoatnetTable
+from dlojz.labs.kit.figures import COATNET, CoatnetTable, labelled, or_to_do, panel
 from dlojz.labs.lab01_big_models.exercises import attention_multiply_adds
 from dlojz.prediction import predict
 
@@ -43,19 +41,13 @@ def losses(curves: dict[str, Sequence[float]]) -> LabFigure:
         steps = range(1, len(values) + 1)
         label = visible(f" {name}" if name.startswith("_") else name)  # matplotlib leaves out what begins with _
         axes.plot(steps, values, color=colour, linestyle=line, marker=marker, markersize=4, label=label)
-    axes.set_xlabel(say(en="step", fr="pas"))
-    axes.set_ylabel(say(en="loss (nats)", fr="perte (nats)"))
-    axes.legend(frameon=False)
-    plain(axes)
-    return finish(figure)
+    return labelled(axes, say(en="step", fr="pas"), say(en="loss (nats)", fr="perte (nats)"))
 
 
-def patches(cut: Callable[[Any, int], Any], image_CHW: Any, patch: int) -> LabFigure | Verdict:
+@or_to_do
+def patches(cut: Callable[[Any, int], Any], image_CHW: Any, patch: int) -> LabFigure:
     """An image, and the patches that the student's function makes of it, in its order."""
-    try:
-        patches_PE = cut(image_CHW, patch)
-    except NotDone as error:
-        return Verdict("todo", str(error))
+    patches_PE = cut(image_CHW, patch)
     channels, height, width = image_CHW.shape
     rows, columns = height // patch, width // patch
     figure = new_figure(
@@ -84,17 +76,13 @@ def patches(cut: Callable[[Any, int], Any], image_CHW: Any, patch: int) -> LabFi
 
 def attention_by_stage(width: int = 96, sides: Sequence[int] = (7, 14, 28, 56, 112)) -> LabFigure:
     """Multiply-adds of attention and of a 3 × 3 depthwise-separable convolution, by side of the feature map."""
-    figure = new_figure(
+    axes = panel(
         7.0,
         3.4,
-        alt=say(
-            en="Multiply-adds by side of the feature map: the convolution grows with its area, attention with its "
-            "square.",
-            fr="Multiplications-additions selon le côté de la carte : la convolution croît comme l’aire, l’attention "
-            "comme son carré.",
-        ),
+        en="Multiply-adds by side of the feature map: the convolution grows with its area, attention with its square.",
+        fr="Multiplications-additions selon le côté de la carte : la convolution croît comme l’aire, l’attention "
+        "comme son carré.",
     )
-    axes = figure.subplots()
     attention = [attention_multiply_adds(side**2, width) / 1e9 for side in sides]
     convolution = [side**2 * (9 * width + width**2) / 1e9 for side in sides]
     axes.loglog(sides, attention, color=VERMILION, marker="o", label=say(en="self-attention", fr="auto-attention"))
@@ -109,11 +97,11 @@ def attention_by_stage(width: int = 96, sides: Sequence[int] = (7, 14, 28, 56, 1
     axes.set_xticks(sides, [str(side) for side in sides])
     axes.minorticks_off()
     _plain_numbers(axes)
-    axes.set_xlabel(say(en="side of the feature map (positions)", fr="côté de la carte (positions)"))
-    axes.set_ylabel(say(en="multiply-adds (G)", fr="multiplications-\nadditions (G)"))
-    axes.legend(frameon=False)
-    plain(axes)
-    return finish(figure)
+    return labelled(
+        axes,
+        say(en="side of the feature map (positions)", fr="côté de la carte (positions)"),
+        say(en="multiply-adds (G)", fr="multiplications-\nadditions (G)"),
+    )
 
 
 def attention_ratio(side: int, other_side: int, *, width: int) -> float:
@@ -166,17 +154,13 @@ def scaling(table: CoatnetTable) -> LabFigure:
 
 def states_beside_gpus(optimizer: str = "adamw", names: Sequence[str] = tuple(COATNET)) -> LabFigure:
     """Predicted model states by category, model by model, and the memory of GPUs."""
-    figure = new_figure(
+    axes = panel(
         9.0,
         4.0,
-        alt=say(
-            en="Model states of CoAtNet-0 to 7 by category in GiB, and lines at the memory of a V100, an A100 and an "
-            "H100.",
-            fr="États du modèle de CoAtNet-0 à 7 par catégorie en Gio, et lignes à la mémoire d’un V100, d’un A100 et "
-            "d’un H100.",
-        ),
+        en="Model states of CoAtNet-0 to 7 by category in GiB, and lines at the memory of a V100, an A100 and an H100.",
+        fr="États du modèle de CoAtNet-0 à 7 par catégorie en Gio, et lignes à la mémoire d’un V100, d’un A100 et "
+        "d’un H100.",
     )
-    axes = figure.subplots()
     labels = [name.removeprefix("coatnet_") for name in names]
     memories = [predict(RunConfig.of(model=name, optimizer=optimizer, data="synthetic")).memory for name in names]
     bottoms = [0.0] * len(names)
@@ -196,19 +180,19 @@ def states_beside_gpus(optimizer: str = "adamw", names: Sequence[str] = tuple(CO
     for name, memory_gib in GPU_MEMORY_GIB.items():
         axes.axhline(memory_gib, color=GREY, linestyle="--", linewidth=1)
         axes.annotate(f"{name} {say(en='GiB', fr='Gio')}", (-0.45, memory_gib), va="bottom", fontsize=8)
-    axes.set_xlabel("CoAtNet-")
-    axes.set_ylabel(say(en=f"states with {optimizer}, fp32 (GiB)", fr=f"états avec {optimizer}, fp32 (Gio)"))
-    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(0.0, 0.85))
-    plain(axes)
-    return finish(figure)
+    return labelled(
+        axes,
+        "CoAtNet-",
+        say(en=f"states with {optimizer}, fp32 (GiB)", fr=f"états avec {optimizer}, fp32 (Gio)"),
+        loc="upper left",
+        bbox_to_anchor=(0.0, 0.85),
+    )
 
 
-def bias_seen_by(bias: Callable[[Any, int], Any], table: Any, side: int) -> LabFigure | Verdict:
+@or_to_do
+def bias_seen_by(bias: Callable[[Any, int], Any], table: Any, side: int) -> LabFigure:
     """What three queries see of one table of relative positions, by the student's function."""
-    try:
-        bias_TT = bias(table, side)
-    except NotDone as error:
-        return Verdict("todo", str(error))
+    bias_TT = bias(table, side)
     queries = (0, side * side // 2, side * side - 1)
     figure = new_figure(
         9.0,

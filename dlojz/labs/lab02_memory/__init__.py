@@ -1,7 +1,4 @@
-"""Lab 02: its exercises in order, and what the student predicts.
-
-Nothing is judged here; the exercises live beside their references.
-"""
+"""Lab 02: its exercises in the order of the notebook, and its predictions."""
 
 from __future__ import annotations
 
@@ -14,8 +11,6 @@ from dlojz.labs.lab02_memory.exercises_states import (
     PEAK,
 )
 from dlojz.labs.lab02_memory.exercises_time import CHECKPOINT, EXPOSED_SECONDS, OFFLOAD
-
-TITLE = Said("Memory footprint", "Empreinte mémoire")
 
 EXERCISES = (
     BYTES_PER_PARAMETER,

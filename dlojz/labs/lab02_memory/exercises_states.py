@@ -1,18 +1,6 @@
-"""Lab 02: bytes per parameter, and why data parallelism does not divide them.
+"""Exercises of lab 02, states and peak: bytes per parameter, a replica's bytes, the peak, one layer, the largest batch.
 
-The references are the closed forms of `dlojz.predict`, which the probe confirms to the byte.
-
-Lab 02: the peak of a step, and the activations of one transformer layer.
-
-The layer's reference is the published form, which a trace of the layer confirms.
-
-Lab 02: the largest batch that fits.
-
-The answer is given a function to ask, as `dlojz.planner.levers` asks a forecast, and is told when it asks too often.
-
-Lab 02: questions put to the student's own functions, once these are written.
-
-What is still to do is said, never raised; nothing is answered in the student's place.
+The references are the closed forms of `dlojz.prediction.rules_of_thumb`, which the probe confirms to the byte.
 """
 
 from __future__ import annotations
@@ -21,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Exercise, NotDone, Said, Verdict, Wrong
-from dlojz.labs.kit.judges import Mistake, by_reference
+from dlojz.base.table import Table
+from dlojz.labs.kit.exercise import Exercise, Mistake, NotDone, Said, Verdict, Wrong, two_hints
+from dlojz.labs.kit.judges import Judge
 from dlojz.prediction.rules_of_thumb import Shape, layer_bytes
 from dlojz.prediction.rules_of_thumb import bytes_per_parameter as form
 
@@ -58,76 +46,60 @@ def _moments_as_weights(precision: str, optimizer: str) -> int:
 BYTES_PER_PARAMETER = Exercise(
     id="bytes-per-parameter",
     title=Said("bytes per parameter", "octets par paramètre"),
-    judge=by_reference(
+    judge=Judge(
         bytes_per_parameter,
         cases=lambda: product(PRECISIONS, OPTIMIZERS),
         mistakes=(
             Mistake(
                 _variant({name: (w, g, 0) for name, (w, g, _) in _RIGHT.items()}, _fp32_moments),
-                Said(
-                    "The master copy is missing: with weights in bf16 the optimizer updates a copy in fp32, without "
-                    "which small updates would be rounded away.",
-                    "Il manque la copie maître : quand les poids sont en bf16, l’optimiseur met à jour une copie "
-                    "en fp32, sans laquelle les petites mises à jour disparaîtraient à l’arrondi.",
-                ),
+                "The master copy is missing: with weights in bf16 the optimizer updates a copy in fp32, without "
+                "which small updates would be rounded away.",
+                "Il manque la copie maître : quand les poids sont en bf16, l’optimiseur met à jour une copie "
+                "en fp32, sans laquelle les petites mises à jour disparaîtraient à l’arrondi.",
             ),
             Mistake(
                 _variant(_RIGHT, _moments_as_weights),
-                Said(
-                    "You keep the moments in the precision of the weights; the optimizer keeps them in fp32, 4 bytes "
-                    "each, whatever the weights are in.",
-                    "Vous gardez les moments dans la précision des poids ; l’optimiseur les garde en fp32, 4 octets "
-                    "chacun, quelle que soit celle des poids.",
-                ),
+                "You keep the moments in the precision of the weights; the optimizer keeps them in fp32, 4 bytes "
+                "each, whatever the weights are in.",
+                "Vous gardez les moments dans la précision des poids ; l’optimiseur les garde en fp32, 4 octets "
+                "chacun, quelle que soit celle des poids.",
             ),
             Mistake(
                 _variant(_RIGHT, lambda precision, optimizer: 4 * min(1, _MOMENTS[optimizer])),
-                Said(
-                    "AdamW keeps two moments per parameter: the mean of the gradients and that of their squares.",
-                    "AdamW garde deux moments par paramètre : la moyenne des gradients et celle de leurs carrés.",
-                ),
+                "AdamW keeps two moments per parameter: the mean of the gradients and that of their squares.",
+                "AdamW garde deux moments par paramètre : la moyenne des gradients et celle de leurs carrés.",
             ),
             Mistake(
                 _variant(_RIGHT, lambda precision, optimizer: 8),
-                Said(
-                    "You count AdamW's two moments for every optimizer: SGD keeps nothing, momentum one number.",
-                    "Vous comptez les deux moments d’AdamW pour tous les optimiseurs : SGD ne garde rien, momentum un "
-                    "seul nombre.",
-                ),
+                "You count AdamW's two moments for every optimizer: SGD keeps nothing, momentum one number.",
+                "Vous comptez les deux moments d’AdamW pour tous les optimiseurs : SGD ne garde rien, momentum un "
+                "seul nombre.",
             ),
             Mistake(
                 _variant({name: (w, 0, m) for name, (w, _, m) in _RIGHT.items()}, _fp32_moments),
-                Said(
-                    "The gradients are missing: at the end of the backward pass there is one number per parameter.",
-                    "Les gradients manquent : à la fin de la passe arrière, il y a un nombre par paramètre.",
-                ),
+                "The gradients are missing: at the end of the backward pass there is one number per parameter.",
+                "Les gradients manquent : à la fin de la passe arrière, il y a un nombre par paramètre.",
             ),
             Mistake(
                 _variant({**_RIGHT, "bf16_fp32_gradients": (2, 6, 4)}, _fp32_moments),
-                Said(
-                    "For bf16_fp32_gradients you count the gradient twice, in bf16 and in fp32: that is the rule of "
-                    "20 bytes; here only the fp32 one is kept.",
-                    "Pour bf16_fp32_gradients, vous comptez le gradient deux fois, en bf16 et en fp32 : c’est la "
-                    "règle des 20 octets ; ici, seul celui en fp32 est gardé.",
-                ),
+                "For bf16_fp32_gradients you count the gradient twice, in bf16 and in fp32: that is the rule of "
+                "20 bytes; here only the fp32 one is kept.",
+                "Pour bf16_fp32_gradients, vous comptez le gradient deux fois, en bf16 et en fp32 : c’est la "
+                "règle des 20 octets ; ici, seul celui en fp32 est gardé.",
             ),
             Mistake(
                 _variant({**_RIGHT, "autocast": (6, 4, 0)}, _fp32_moments),
-                Said(
-                    "You count a bf16 copy of the weights under autocast: it lives for the passes only, weight by "
-                    "weight, and is no state.",
-                    "Sous autocast, vous comptez une copie des poids en bf16 : elle ne vit que pendant les passes, "
-                    "poids par poids, et ne fait pas partie des états.",
-                ),
+                "You count a bf16 copy of the weights under autocast: it lives for the passes only, weight by "
+                "weight, and is no state.",
+                "Sous autocast, vous comptez une copie des poids en bf16 : elle ne vit que pendant les passes, "
+                "poids par poids, et ne fait pas partie des états.",
             ),
             Mistake(
                 _variant(dict.fromkeys(_RIGHT, (2, 2, 0)) | {"fp32": (4, 4, 0)}, _fp32_moments),
-                Said(
-                    "Neither autocast nor mixed precision does without fp32: autocast keeps all states in fp32, bf16 "
-                    "keeps a master copy.",
-                    "Ni autocast ni la précision mixte ne se passent de fp32 : autocast y garde tous les états, bf16 "
-                    "y garde une copie maître.",
-                ),
+                "Neither autocast nor mixed precision does without fp32: autocast keeps all states in fp32, bf16 "
+                "keeps a master copy.",
+                "Ni autocast ni la précision mixte ne se passent de fp32 : autocast y garde tous les états, bf16 "
+                "y garde une copie maître.",
             ),
         ),
     ),
@@ -137,19 +109,15 @@ BYTES_PER_PARAMETER = Exercise(
         "Exact. Et remarquez : avec AdamW, fp32 et bf16 prennent les mêmes 16 octets ; la précision mixte économise "
         "des activations et du temps, pas des états.",
     ),
-    hints=(
-        Said(
-            "Four things per parameter: the weight, its gradient, perhaps a master copy, and the optimizer's moments. "
-            "Write the bytes of each in a table, precision by precision.",
-            "Quatre choses par paramètre : le poids, son gradient, parfois une copie maître, et les moments de "
-            "l’optimiseur. Écrivez les octets de chacune dans un tableau, précision par précision.",
-        ),
-        Said(
-            "Weight, gradient, master copy: 4 + 4 + 0 (fp32, autocast), 2 + 2 + 4 (bf16), 2 + 4 + 4 "
-            "(bf16_fp32_gradients). Then 4 bytes per moment: none, one or two.",
-            "Poids, gradient, copie maître : 4 + 4 + 0 (fp32, autocast), 2 + 2 + 4 (bf16), 2 + 4 + 4 "
-            "(bf16_fp32_gradients). Puis 4 octets par moment : zéro, un ou deux.",
-        ),
+    hints=two_hints(
+        "Four things per parameter: the weight, its gradient, perhaps a master copy, and the optimizer's moments. "
+        "Write the bytes of each in a table, precision by precision.",
+        "Quatre choses par paramètre : le poids, son gradient, parfois une copie maître, et les moments de "
+        "l’optimiseur. Écrivez les octets de chacune dans un tableau, précision par précision.",
+        "Weight, gradient, master copy: 4 + 4 + 0 (fp32, autocast), 2 + 2 + 4 (bf16), 2 + 4 + 4 "
+        "(bf16_fp32_gradients). Then 4 bytes per moment: none, one or two.",
+        "Poids, gradient, copie maître : 4 + 4 + 0 (fp32, autocast), 2 + 2 + 4 (bf16), 2 + 4 + 4 "
+        "(bf16_fp32_gradients). Puis 4 octets par moment : zéro, un ou deux.",
     ),
 )
 
@@ -166,72 +134,55 @@ def data_parallel_bytes(parameters: int, sample_bytes: int, global_batch: int, d
     return 16 * parameters + buckets_bytes + sample_bytes * global_batch // dp
 
 
-def _clusters() -> Iterator[tuple[int, int, int, int]]:
-    yield from (
-        (1_000_000, 3_000_000, 64, 1),
-        (1_000_000, 3_000_000, 64, 2),
-        (2_500_000_000, 12_000_000_000, 64, 64),
-        (25_000_000, 240_000_000, 128, 8),
-        (7_000_000, 1_000, 32, 4),
-    )
-
-
 DATA_PARALLEL_BYTES = Exercise(
     id="data-parallel-bytes",
     title=Said("what a replica takes", "ce qu’occupe une réplique"),
-    judge=by_reference(
+    judge=Judge(
         data_parallel_bytes,
-        cases=_clusters,
+        cases=(
+            (1_000_000, 3_000_000, 64, 1),
+            (1_000_000, 3_000_000, 64, 2),
+            (2_500_000_000, 12_000_000_000, 64, 64),
+            (25_000_000, 240_000_000, 128, 8),
+            (7_000_000, 1_000, 32, 4),
+        ),
         mistakes=(
             Mistake(
                 lambda psi, sample, batch, dp: (20 if dp > 1 else 16) * psi // dp + sample * batch // dp,
-                Said(
-                    "You divide the states by dp: that is what ZeRO-3 does. In data parallelism every replica keeps "
-                    "all of them.",
-                    "Vous divisez les états par dp : c’est ce que fait ZeRO-3. En Data Parallelism, chaque réplique "
-                    "les garde tous.",
-                ),
+                "You divide the states by dp: that is what ZeRO-3 does. In data parallelism every replica keeps "
+                "all of them.",
+                "Vous divisez les états par dp : c’est ce que fait ZeRO-3. En Data Parallelism, chaque réplique "
+                "les garde tous.",
             ),
             Mistake(
                 lambda psi, sample, batch, dp: 16 * psi // dp + sample * batch // dp,
-                Said(
-                    "You divide the states by dp: that is what ZeRO-3 does. In data parallelism every replica keeps "
-                    "all of them, and DDP's buckets besides.",
-                    "Vous divisez les états par dp : c’est ce que fait ZeRO-3. En Data Parallelism, chaque réplique "
-                    "les garde tous, et les buckets de DDP en plus.",
-                ),
+                "You divide the states by dp: that is what ZeRO-3 does. In data parallelism every replica keeps "
+                "all of them, and DDP's buckets besides.",
+                "Vous divisez les états par dp : c’est ce que fait ZeRO-3. En Data Parallelism, chaque réplique "
+                "les garde tous, et les buckets de DDP en plus.",
             ),
             Mistake(
                 lambda psi, sample, batch, dp: 16 * psi + sample * batch // dp,
-                Said(
-                    "DDP's buckets are missing: from two replicas on, they hold a second copy of the gradients, 4 "
-                    "bytes per parameter.",
-                    "Il manque les buckets de DDP : dès deux répliques, ils contiennent une seconde copie des "
-                    "gradients, 4 octets par paramètre.",
-                ),
+                "DDP's buckets are missing: from two replicas on, they hold a second copy of the gradients, 4 "
+                "bytes per parameter.",
+                "Il manque les buckets de DDP : dès deux répliques, ils contiennent une seconde copie des "
+                "gradients, 4 octets par paramètre.",
             ),
             Mistake(
                 lambda psi, sample, batch, dp: 20 * psi + sample * batch // dp,
-                Said(
-                    "You count buckets on a single GPU too: with dp=1 there is nothing to communicate, so none.",
-                    "Vous comptez des buckets même sur un seul GPU : avec dp=1, il n’y a rien à communiquer, donc pas "
-                    "de bucket.",
-                ),
+                "You count buckets on a single GPU too: with dp=1 there is nothing to communicate, so none.",
+                "Vous comptez des buckets même sur un seul GPU : avec dp=1, il n’y a rien à communiquer, donc pas "
+                "de bucket.",
             ),
             Mistake(
                 lambda psi, sample, batch, dp: (20 if dp > 1 else 16) * psi + sample * batch,
-                Said(
-                    "You give the whole global batch to each replica; it reads its share alone, global_batch / dp.",
-                    "Vous donnez tout le batch global à chaque réplique ; elle n’en lit que sa part, "
-                    "global_batch / dp.",
-                ),
+                "You give the whole global batch to each replica; it reads its share alone, global_batch / dp.",
+                "Vous donnez tout le batch global à chaque réplique ; elle n’en lit que sa part, global_batch / dp.",
             ),
             Mistake(
                 lambda psi, sample, batch, dp: (20 if dp > 1 else 16) * psi + sample,
-                Said(
-                    "You count the activations of one single image; a replica reads global_batch / dp of them.",
-                    "Vous comptez les activations d’une seule image ; une réplique en lit global_batch / dp.",
-                ),
+                "You count the activations of one single image; a replica reads global_batch / dp of them.",
+                "Vous comptez les activations d’une seule image ; une réplique en lit global_batch / dp.",
             ),
         ),
     ),
@@ -240,15 +191,11 @@ DATA_PARALLEL_BYTES = Exercise(
         "Exact : seul le dernier terme est divisé par dp. Plus de GPU, c’est moins d’activations, jamais moins "
         "d’états.",
     ),
-    hints=(
-        Said(
-            "Three terms: the states, DDP's buckets, the activations. Which of them depend on dp, and how?",
-            "Trois termes : les états, les buckets de DDP, les activations. Lesquels dépendent de dp, et comment ?",
-        ),
-        Said(
-            "16 bytes per parameter, 4 more if dp > 1, and sample_bytes times global_batch // dp.",
-            "16 octets par paramètre, 4 de plus si dp > 1, et sample_bytes fois global_batch // dp.",
-        ),
+    hints=two_hints(
+        "Three terms: the states, DDP's buckets, the activations. Which of them depend on dp, and how?",
+        "Trois termes : les états, les buckets de DDP, les activations. Lesquels dépendent de dp, et comment ?",
+        "16 bytes per parameter, 4 more if dp > 1, and sample_bytes times global_batch // dp.",
+        "16 octets par paramètre, 4 de plus si dp > 1, et sample_bytes fois global_batch // dp.",
     ),
 )
 
@@ -272,47 +219,37 @@ def _steps() -> Iterator[tuple[list[dict[str, int]]]]:
 PEAK = Exercise(
     id="peak",
     title=Said("the peak of a step", "le pic d’un pas"),
-    judge=by_reference(
+    judge=Judge(
         peak_bytes,
         cases=_steps,
         mistakes=(
             Mistake(
                 lambda samples: sum(max(sample.get(name, 0) for sample in samples) for name in samples[0]),
-                Said(
-                    "You add the largest value of each category, but these do not occur at the same moment: "
-                    "activations are released while gradients appear. Sum first, then take the largest.",
-                    "Vous additionnez la plus grande valeur de chaque catégorie, or elles n’ont pas lieu au même "
-                    "moment : les activations sont libérées pendant que les gradients apparaissent. Faites d’abord "
-                    "la somme, puis prenez la plus grande.",
-                ),
+                "You add the largest value of each category, but these do not occur at the same moment: "
+                "activations are released while gradients appear. Sum first, then take the largest.",
+                "Vous additionnez la plus grande valeur de chaque catégorie, or elles n’ont pas lieu au même "
+                "moment : les activations sont libérées pendant que les gradients apparaissent. Faites d’abord "
+                "la somme, puis prenez la plus grande.",
             ),
             Mistake(
                 lambda samples: max(max(sample.values()) for sample in samples),
-                Said(
-                    "That is the largest single category; at one moment all categories are in memory together.",
-                    "C’est la plus grande des catégories ; à un instant donné, toutes sont ensemble en mémoire.",
-                ),
+                "That is the largest single category; at one moment all categories are in memory together.",
+                "C’est la plus grande des catégories ; à un instant donné, toutes sont ensemble en mémoire.",
             ),
             Mistake(
                 lambda samples: sum(samples[-1].values()),
-                Said(
-                    "That is the end of the step, when the activations are gone already; the peak lies earlier.",
-                    "C’est la fin du pas, quand les activations ont déjà disparu ; le pic a lieu plus tôt.",
-                ),
+                "That is the end of the step, when the activations are gone already; the peak lies earlier.",
+                "C’est la fin du pas, quand les activations ont déjà disparu ; le pic a lieu plus tôt.",
             ),
             Mistake(
                 lambda samples: sum(sum(sample.values()) for sample in samples),
-                Said(
-                    "You add the moments up; memory is given back and used again from one to the next.",
-                    "Vous additionnez les instants ; d’un instant à l’autre, la mémoire est rendue puis réutilisée.",
-                ),
+                "You add the moments up; memory is given back and used again from one to the next.",
+                "Vous additionnez les instants ; d’un instant à l’autre, la mémoire est rendue puis réutilisée.",
             ),
             Mistake(
                 lambda samples: sum(sum(sample.values()) for sample in samples) / len(samples),
-                Said(
-                    "That is the mean over the step; what does not fit for one instant does not fit.",
-                    "C’est la moyenne sur le pas ; ce qui ne tient pas un instant ne tient pas.",
-                ),
+                "That is the mean over the step; what does not fit for one instant does not fit.",
+                "C’est la moyenne sur le pas ; ce qui ne tient pas un instant ne tient pas.",
             ),
         ),
     ),
@@ -320,12 +257,11 @@ PEAK = Exercise(
         "Right: the largest of the sums, not the sum of the largest.",
         "Exact : le maximum des sommes, et non la somme des maximums.",
     ),
-    hints=(
-        Said(
-            "How many bytes are held at one moment, all categories together?",
-            "Combien d’octets sont occupés à un instant donné, toutes catégories confondues ?",
-        ),
-        Said("max over the samples of sum(sample.values()).", "Le max, sur les instants, de sum(sample.values())."),
+    hints=two_hints(
+        "How many bytes are held at one moment, all categories together?",
+        "Combien d’octets sont occupés à un instant donné, toutes catégories confondues ?",
+        "max over the samples of sum(sample.values()).",
+        "Le max, sur les instants, de sum(sample.values()).",
     ),
 )
 
@@ -338,10 +274,6 @@ def transformer_layer_bytes(s: int, b: int, h: int, a: int) -> int:
     return int(layer_bytes(Shape(sequence_length=s, micro_batch=b, hidden=h, heads=a)))
 
 
-def _shapes() -> Iterator[tuple[int, int, int, int]]:
-    yield from ((128, 2, 64, 4), (1024, 1, 768, 12), (2048, 4, 12288, 96), (197, 8, 192, 3))
-
-
 def _sbh(factor: float, score_factor: float = 5) -> Callable[[int, int, int, int], float]:
     return lambda s, b, h, a: factor * s * b * h + score_factor * a * s * s * b
 
@@ -349,82 +281,61 @@ def _sbh(factor: float, score_factor: float = 5) -> Callable[[int, int, int, int
 BLOCK_ACTIVATIONS = Exercise(
     id="block-activations",
     title=Said("activations of a transformer layer", "les activations d’une couche de transformer"),
-    judge=by_reference(
+    judge=Judge(
         transformer_layer_bytes,
-        cases=_shapes,
+        cases=((128, 2, 64, 4), (1024, 1, 768, 12), (2048, 4, 12288, 96), (197, 8, 192, 3)),
         mistakes=(
             Mistake(
                 _sbh(34, 0),
-                Said(
-                    "The scores are missing: softmax, its dropout mask and its product with the values keep a·s²·b "
-                    "elements each.",
-                    "Il manque les scores : le softmax, le masque de son dropout et son produit avec les valeurs "
-                    "gardent chacun a·s²·b éléments.",
-                ),
+                "The scores are missing: softmax, its dropout mask and its product with the values keep a·s²·b "
+                "elements each.",
+                "Il manque les scores : le softmax, le masque de son dropout et son produit avec les valeurs "
+                "gardent chacun a·s²·b éléments.",
             ),
             Mistake(
                 _sbh(34, 2),
-                Said(
-                    "Of the scores you count the result of the softmax alone; its dropout keeps a mask, and the "
-                    "product with the values keeps what comes out of that dropout.",
-                    "Des scores, vous ne comptez que le résultat du softmax ; or son dropout garde un masque, et le "
-                    "produit avec les valeurs garde ce qui sort de ce dropout.",
-                ),
+                "Of the scores you count the result of the softmax alone; its dropout keeps a mask, and the "
+                "product with the values keeps what comes out of that dropout.",
+                "Des scores, vous ne comptez que le résultat du softmax ; or son dropout garde un masque, et le "
+                "produit avec les valeurs garde ce qui sort de ce dropout.",
             ),
             Mistake(
                 _sbh(36, 6),
-                Said(
-                    "A dropout mask takes 1 byte per element, not 2: one mask of a·s²·b and two of s·b·h.",
-                    "Un masque de dropout prend 1 octet par élément, et non 2 : un masque de a·s²·b, deux de s·b·h.",
-                ),
+                "A dropout mask takes 1 byte per element, not 2: one mask of a·s²·b and two of s·b·h.",
+                "Un masque de dropout prend 1 octet par élément, et non 2 : un masque de a·s²·b, deux de s·b·h.",
             ),
             Mistake(
                 _sbh(32, 4),
-                Said(
-                    "The dropout masks are missing, 1 byte per element: one of a·s²·b and two of s·b·h.",
-                    "Il manque les masques de dropout, 1 octet par élément : un de a·s²·b et deux de s·b·h.",
-                ),
+                "The dropout masks are missing, 1 byte per element: one of a·s²·b and two of s·b·h.",
+                "Il manque les masques de dropout, 1 octet par élément : un de a·s²·b et deux de s·b·h.",
             ),
             Mistake(
                 _sbh(30),
-                Said(
-                    "The layer norms are missing: each keeps its input.",
-                    "Il manque les LayerNorm : chacune garde son entrée.",
-                ),
+                "The layer norms are missing: each keeps its input.",
+                "Il manque les LayerNorm : chacune garde son entrée.",
             ),
             Mistake(
                 _sbh(26),
-                Said(
-                    "The MLP keeps two tensors of width 4 h: what goes into the GELU, and what comes out of it, which "
-                    "the second linear layer keeps.",
-                    "Le MLP garde deux tenseurs de largeur 4 h : ce qui entre dans la GELU, et ce qui en sort, que "
-                    "garde la seconde couche linéaire.",
-                ),
+                "The MLP keeps two tensors of width 4 h: what goes into the GELU, and what comes out of it, which "
+                "the second linear layer keeps.",
+                "Le MLP garde deux tenseurs de largeur 4 h : ce qui entre dans la GELU, et ce qui en sort, que "
+                "garde la seconde couche linéaire.",
             ),
-            Mistake(
-                _sbh(11),
-                Said("That is the attention alone: 11·sbh.", "C’est l’attention seule : 11·sbh."),
-            ),
+            Mistake(_sbh(11), "That is the attention alone: 11·sbh.", "C’est l’attention seule : 11·sbh."),
             Mistake(
                 _sbh(15),
-                Said(
-                    "The MLP is missing: two linear layers, the GELU between them, the dropout after.",
-                    "Il manque le MLP : deux couches linéaires, la GELU entre elles, le dropout après.",
-                ),
+                "The MLP is missing: two linear layers, the GELU between them, the dropout after.",
+                "Il manque le MLP : deux couches linéaires, la GELU entre elles, le dropout après.",
             ),
             Mistake(
                 _sbh(17, 2.5),
-                Said(
-                    "You count elements; a number in bf16 takes 2 bytes (a mask, 1).",
-                    "Vous comptez des éléments ; un nombre en bf16 prend 2 octets (un masque, 1).",
-                ),
+                "You count elements; a number in bf16 takes 2 bytes (a mask, 1).",
+                "Vous comptez des éléments ; un nombre en bf16 prend 2 octets (un masque, 1).",
             ),
             Mistake(
                 lambda s, b, h, a: 34 * s * b * h + 5 * s * s * b,
-                Said(
-                    "Each head has scores of its own: a·s²·b elements, not s²·b.",
-                    "Chaque tête a ses propres scores : a·s²·b éléments, et non s²·b.",
-                ),
+                "Each head has scores of its own: a·s²·b elements, not s²·b.",
+                "Chaque tête a ses propres scores : a·s²·b éléments, et non s²·b.",
             ),
         ),
     ),
@@ -432,20 +343,15 @@ BLOCK_ACTIVATIONS = Exercise(
         "Right: sbh (34 + 5as/h). The first term grows with the tokens, the second with their square.",
         "Exact : sbh (34 + 5as/h). Le premier terme croît comme le nombre de tokens, le second comme son carré.",
     ),
-    hints=(
-        Said(
-            "Go through forward line by line. A linear layer keeps its input; a product of two activations keeps both; "
-            "softmax keeps its result; GELU and LayerNorm keep their input; a sum keeps nothing.",
-            "Suivez forward ligne à ligne. Une couche linéaire garde son entrée ; un produit de deux activations garde "
-            "les deux ; le softmax garde son résultat ; GELU et LayerNorm gardent leur entrée ; une somme ne garde "
-            "rien.",
-        ),
-        Said(
-            "Attention: input 2, q and k 4, v 2, input of the output layer 2, mask 1, so 11·sbh, plus 5·as²b. MLP: 2 + "
-            "8 + 8 + 1. Two norms: 2 each.",
-            "Attention : entrée 2, q et k 4, v 2, entrée de la projection de sortie 2, masque 1, soit 11·sbh, plus "
-            "5·as²b. MLP : 2 + 8 + 8 + 1. Deux LayerNorm : 2 chacune.",
-        ),
+    hints=two_hints(
+        "Go through forward line by line. A linear layer keeps its input; a product of two activations keeps both; "
+        "softmax keeps its result; GELU and LayerNorm keep their input; a sum keeps nothing.",
+        "Suivez forward ligne à ligne. Une couche linéaire garde son entrée ; un produit de deux activations garde les "
+        "deux ; le softmax garde son résultat ; GELU et LayerNorm gardent leur entrée ; une somme ne garde rien.",
+        "Attention: input 2, q and k 4, v 2, input of the output layer 2, mask 1, so 11·sbh, plus 5·as²b. MLP: 2 + "
+        "8 + 8 + 1. Two norms: 2 each.",
+        "Attention : entrée 2, q et k 4, v 2, entrée de la projection de sortie 2, masque 1, soit 11·sbh, plus "
+        "5·as²b. MLP : 2 + 8 + 8 + 1. Deux LayerNorm : 2 chacune.",
     ),
 )
 
@@ -490,97 +396,66 @@ def _devices() -> Iterator[tuple[_Line, int]]:
 _BATCH_MISTAKES = (
     Mistake(
         lambda taken, limit: limit // taken(1),
-        Said(
-            "You divide the limit by what one sample takes with all states: these are there once, whatever the batch. "
-            "Separate the fixed part from what each sample adds.",
-            "Vous divisez la limite par ce que prend un seul échantillon, états compris : or ceux-ci sont là une seule "
-            "fois, quel que soit le batch. Séparez la part fixe de ce qu’ajoute chaque échantillon.",
-        ),
+        "You divide the limit by what one sample takes with all states: these are there once, whatever the batch. "
+        "Separate the fixed part from what each sample adds.",
+        "Vous divisez la limite par ce que prend un seul échantillon, états compris : or ceux-ci sont là une seule "
+        "fois, quel que soit le batch. Séparez la part fixe de ce qu’ajoute chaque échantillon.",
     ),
     Mistake(
         lambda taken, limit: limit // ((taken(16) - taken(8)) / 8) // 1,
-        Said(
-            "You forget the fixed part (states, context): it must be taken off the limit before you divide.",
-            "Vous oubliez la part fixe (états, contexte) : retirez-la de la limite avant de diviser.",
-        ),
+        "You forget the fixed part (states, context): it must be taken off the limit before you divide.",
+        "Vous oubliez la part fixe (états, contexte) : retirez-la de la limite avant de diviser.",
     ),
     Mistake(
         lambda taken, limit: max(0, -(-(limit - 2 * taken(8) + taken(16)) // ((taken(16) - taken(8)) // 8))),
-        Said(
-            "You round up: the last sample would no longer fit. Round down.",
-            "Vous arrondissez au-dessus : le dernier échantillon ne tiendrait plus. Arrondissez au-dessous.",
-        ),
+        "You round up: the last sample would no longer fit. Round down.",
+        "Vous arrondissez au-dessus : le dernier échantillon ne tiendrait plus. Arrondissez au-dessous.",
     ),
     Mistake(
         lambda taken, limit: (limit - 2 * taken(8) + taken(16)) // ((taken(16) - taken(8)) // 8),
-        Said(
-            "Where not even one sample fits, your function gives a negative batch: return 0.",
-            "Là où pas même un échantillon ne tient, votre fonction donne un batch négatif : renvoyez 0.",
-        ),
+        "Where not even one sample fits, your function gives a negative batch: return 0.",
+        "Là où pas même un échantillon ne tient, votre fonction donne un batch négatif : renvoyez 0.",
     ),
     Mistake(
         lambda taken, limit: max(0, (limit - 2 * taken(1) + taken(2)) // (taken(2) - taken(1))),
-        Said(
-            "Your two points are too small: there the peak is in the optimizer's update, which hardly depends on the "
-            "batch, and the line looks too flat. Ask for 8 and 16.",
-            "Vos deux points sont trop petits : le pic y est dans la mise à jour de l’optimiseur, qui ne dépend guère "
-            "du batch, et la droite semble trop plate. Demandez 8 et 16.",
-        ),
+        "Your two points are too small: there the peak is in the optimizer's update, which hardly depends on the "
+        "batch, and the line looks too flat. Ask for 8 and 16.",
+        "Vos deux points sont trop petits : le pic y est dans la mise à jour de l’optimiseur, qui ne dépend guère "
+        "du batch, et la droite semble trop plate. Demandez 8 et 16.",
     ),
 )
 
 
-def _judge_batch(answer: Callable[..., Any]) -> None:
-    asked: list[_Line] = []
-
-    def watched(taken: _Line, limit_bytes: int) -> Any:
-        asked.append(taken)
-        return answer(taken, limit_bytes)
-
-    by_reference(largest_batch, cases=_devices, mistakes=_BATCH_MISTAKES)(watched)
-    most = max(len(line.asked) for line in asked)
+def _refuse_many_calls(answer: Callable[..., Any]) -> None:
+    """A right batch; how often was the memory asked for?"""
+    lines = [line for line, limit_bytes in _devices() if answer(line, limit_bytes) is not None]
+    most = max(len(line.asked) for line in lines)
     if most > _CALLS:
         raise Wrong(
-            say(
-                en=f"The batch is right, but you asked {most} times how much is taken: each call traces a whole model. "
-                "Two points are enough to know a line.",
-                fr=f"Le batch est juste, mais vous avez demandé {most} fois la mémoire prise : chaque appel trace un "
-                "modèle entier. Deux points suffisent à connaître une droite.",
-            )
+            en=f"The batch is right, but you asked {most} times how much is taken: each call traces a whole model. "
+            "Two points are enough to know a line.",
+            fr=f"Le batch est juste, mais vous avez demandé {most} fois la mémoire prise : chaque appel trace un "
+            "modèle entier. Deux points suffisent à connaître une droite.",
         )
 
 
 LARGEST_BATCH = Exercise(
     id="largest-batch",
     title=Said("the largest batch that fits", "le plus grand batch qui tienne"),
-    judge=_judge_batch,
+    judge=Judge(largest_batch, cases=_devices, mistakes=_BATCH_MISTAKES, then=_refuse_many_calls),
     praise=Said(
         "Right: what is left once the fixed part is paid, divided by what one sample costs.",
         "Exact : ce qui reste une fois la part fixe payée, divisé par ce que coûte un échantillon.",
     ),
-    hints=(
-        Said(
-            "taken_bytes is a line: fixed + slope × batch. How do two of its points give slope and fixed?",
-            "taken_bytes est une droite : fixe + pente × batch. Comment deux points donnent-ils la pente, puis le "
-            "fixe ?",
-        ),
-        Said(
-            "slope = (taken_bytes(16) − taken_bytes(8)) / 8, fixed = taken_bytes(8) − 8 × slope; then (limit − fixed) "
-            "// slope, and 0 where that is negative.",
-            "pente = (taken_bytes(16) − taken_bytes(8)) / 8, fixe = taken_bytes(8) − 8 × pente ; puis (limite − fixe) "
-            "// pente, et 0 si c’est négatif.",
-        ),
+    hints=two_hints(
+        "taken_bytes is a line: fixed + slope × batch. How do two of its points give slope and fixed?",
+        "taken_bytes est une droite : fixe + pente × batch. Comment deux points donnent-ils la pente, puis le fixe ?",
+        "slope = (taken_bytes(16) − taken_bytes(8)) / 8, fixed = taken_bytes(8) − 8 × slope; then (limit − fixed) "
+        "// slope, and 0 where that is negative.",
+        "pente = (taken_bytes(16) − taken_bytes(8)) / 8, fixe = taken_bytes(8) − 8 × pente ; puis (limite − fixe) "
+        "// pente, et 0 si c’est négatif.",
     ),
 )
-
-
-class Lines(str):
-    """Some lines of text that a notebook shows as they are."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 def asked(question: Callable[[], Any]) -> Any:
@@ -591,13 +466,11 @@ def asked(question: Callable[[], Any]) -> Any:
         return Verdict("todo", str(error))
 
 
-def states_table(bytes_per_parameter: Callable[[str, str], float]) -> Lines | Verdict:
+def states_table(bytes_per_parameter: Callable[[str, str], float]) -> Table | Verdict:
     """Bytes per parameter by precision and optimizer, by the student's function."""
-    try:
-        rows = [[bytes_per_parameter(precision, optimizer) for optimizer in OPTIMIZERS] for precision in PRECISIONS]
-    except NotDone as error:
-        return Verdict("todo", str(error))
-    lines = [" " * 20 + "".join(f"{optimizer:>10}" for optimizer in OPTIMIZERS)]
-    for precision, row in zip(PRECISIONS, rows, strict=True):
-        lines.append(f"{precision:<20}" + "".join(f"{value!s:>10}" for value in row))
-    return Lines("\n".join(lines))
+
+    def row(precision: str) -> tuple[str, ...]:
+        return precision, *(str(bytes_per_parameter(precision, optimizer)) for optimizer in OPTIMIZERS)
+
+    table: Table | Verdict = asked(lambda: Table(("", *OPTIMIZERS), tuple(map(row, PRECISIONS))))
+    return table

@@ -1,11 +1,7 @@
-"""Figures of lab 02 that come before any run: rules of thumb, the layer, the batch, the limit of data parallelism.
+"""Figures of lab 02: rules of thumb, one layer, the batch, the limit of data parallelism, checkpointing, measured runs.
 
-viz`. What is drawn is what the package computes or what the student's own function gives; each figure tells in words
-(its `alt`) what it shows.
-
-Figures of lab 02 about memory given for time: segments of a checkpointed model, and runs side by side.
-
-viz`. What is drawn was traced with the student's own function, or measured.
+What is drawn is computed by the package or by the student's own function, traced, or measured; each figure tells in
+words (its `alt`) what it shows.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.style import BLACK, BLUE, CATEGORY_STYLES, GREY, LINE_STYLES, ORANGE, SKY, VERMILION, category_label
 from dlojz.hardware import Device
-from dlojz.labs.kit.exercise import NotDone, Verdict
+from dlojz.labs.kit.figures import done, labelled, or_to_do, panel, plot_lines
 from dlojz.prediction.forecast import forecast
 from dlojz.prediction.rules_of_thumb import RULES
 from dlojz.results.record import RunRecord
@@ -39,17 +35,14 @@ def _gib() -> str:
 
 def rules_of_thumb() -> LabFigure:
     """Each rule of thumb of the field as a stack of what it counts."""
-    figure = new_figure(
+    axes = panel(
         9.5,
         3.4,
-        alt=say(
-            en="Bytes per parameter by rule: "
-            + ", ".join(f"{rule.name} ({rule.bytes_per_parameter})" for rule in RULES.values()),
-            fr="Octets par paramètre selon la règle : "
-            + ", ".join(f"{rule.name} ({rule.bytes_per_parameter})" for rule in RULES.values()),
-        ),
+        en="Bytes per parameter by rule: "
+        + ", ".join(f"{rule.name} ({rule.bytes_per_parameter})" for rule in RULES.values()),
+        fr="Octets par paramètre selon la règle : "
+        + ", ".join(f"{rule.name} ({rule.bytes_per_parameter})" for rule in RULES.values()),
     )
-    axes = figure.subplots()
     seen: set[str] = set()
     for row, rule in enumerate(reversed(RULES.values())):
         left = 0
@@ -70,8 +63,7 @@ def rules_of_thumb() -> LabFigure:
     axes.set_yticks(range(len(RULES)), [rule.name for rule in reversed(RULES.values())])
     axes.set_xlabel(say(en="bytes per parameter", fr="octets par paramètre"))
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    plain(axes)
-    return finish(figure)
+    return done(axes)
 
 
 SCORES = ("softmax", "drop_scores")
@@ -194,45 +186,44 @@ def memory_by_batch(
         + ", ".join(configs),
     )
     axes = figure.subplots()
-    for (name, config), (colour, line, marker) in zip(configs.items(), LINE_STYLES, strict=False):
-        taken = [taken_bytes(forecast(with_micro_batch(config, batch), device=on)) / GIB for batch in batches]
-        axes.plot(batches, taken, color=colour, linestyle=line, marker=marker, label=name)
+    taken = {
+        name: [taken_bytes(forecast(with_micro_batch(config, batch), device=on)) / GIB for batch in batches]
+        for name, config in configs.items()
+    }
+    plot_lines(axes, batches, taken)
     for device in (on, *others):
         _device_line(axes, device)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("micro-batch (" + say(en="images", fr="images") + ")")
-    axes.set_ylabel(say(en="taken of the GPU", fr="occupé sur le GPU") + f" ({_gib()})")
-    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(0.0, 0.95))
-    plain(axes)
-    return finish(figure)
+    return labelled(
+        axes,
+        "micro-batch (" + say(en="images", fr="images") + ")",
+        say(en="taken of the GPU", fr="occupé sur le GPU") + f" ({_gib()})",
+        loc="upper left",
+        bbox_to_anchor=(0.0, 0.95),
+    )
 
 
+@or_to_do
 def limit_of_data_parallelism(
     replica_bytes: Callable[[int, int, int, int], float],
     parameters: int,
     sample_bytes: int,
     global_batch: int,
     devices: Sequence[Device],
-) -> LabFigure | Verdict:
+) -> LabFigure:
     """What a replica takes by the number of GPUs, by the student's function: states and buckets, then activations."""
     degrees = [2**power for power in range(global_batch.bit_length())]
-    try:
-        fixed = [replica_bytes(parameters, 0, global_batch, dp) / GIB for dp in degrees]
-        total = [replica_bytes(parameters, sample_bytes, global_batch, dp) / GIB for dp in degrees]
-    except NotDone as error:
-        return Verdict("todo", str(error))
-    figure = new_figure(
+    fixed = [replica_bytes(parameters, 0, global_batch, dp) / GIB for dp in degrees]
+    total = [replica_bytes(parameters, sample_bytes, global_batch, dp) / GIB for dp in degrees]
+    axes = panel(
         9.0,
         4.2,
-        alt=say(
-            en=f"A replica by the number of GPUs: activations fall from {total[0] - fixed[0]:.0f} to "
-            f"{total[-1] - fixed[-1]:.0f} GiB, states and buckets stay at {fixed[-1]:.0f} GiB.",
-            fr=f"Une réplique selon le nombre de GPU : les activations passent de {total[0] - fixed[0]:.0f} à "
-            f"{total[-1] - fixed[-1]:.0f} Gio, états et buckets restent à {fixed[-1]:.0f} Gio.",
-        ),
+        en=f"A replica by the number of GPUs: activations fall from {total[0] - fixed[0]:.0f} to "
+        f"{total[-1] - fixed[-1]:.0f} GiB, states and buckets stay at {fixed[-1]:.0f} GiB.",
+        fr=f"Une réplique selon le nombre de GPU : les activations passent de {total[0] - fixed[0]:.0f} à "
+        f"{total[-1] - fixed[-1]:.0f} Gio, états et buckets restent à {fixed[-1]:.0f} Gio.",
     )
-    axes = figure.subplots()
     labels = [str(dp) for dp in degrees]
     states, activations = CATEGORY_STYLES["optimizer"], CATEGORY_STYLES["activations"]
     axes.bar(
@@ -264,8 +255,7 @@ def limit_of_data_parallelism(
     )
     axes.set_ylabel(say(en="per GPU", fr="par GPU") + f" ({_gib()})")
     axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2)
-    plain(axes)
-    return finish(figure)
+    return done(axes)
 
 
 MIB = 2**20
@@ -280,9 +270,10 @@ def _mib() -> str:
     return say(en="MiB", fr="Mio")
 
 
+@or_to_do
 def segments(
     checkpointed: Callable[[Sequence[Any], Any, int], Any], blocks: Sequence[Any], x: Any, lengths: Sequence[int]
-) -> LabFigure | Verdict:
+) -> LabFigure:
     """What the student's forward keeps for backward, and its peak, by the length of the segments; traced.
 
     Args:
@@ -305,24 +296,18 @@ def segments(
         def forward(self, x: Any) -> Any:
             return checkpointed(list(self.blocks), x, self.per_segment)
 
-    try:
-        checkpointed(blocks, x, len(blocks))
-    except NotDone as error:
-        return Verdict("todo", str(error))
+    checkpointed(blocks, x, len(blocks))
     traces = [trace(Whole(length), x) for length in lengths]
     kept = [one.saved_bytes / MIB for one in traces]
     peaks = [one.peak_bytes / MIB for one in traces]
     best = lengths[peaks.index(min(peaks))]
-    figure = new_figure(
+    axes = panel(
         8.0,
         3.6,
-        alt=say(
-            en=f"{len(blocks)} blocks by length of the segments: what is kept falls, the peak is lowest for {best}.",
-            fr=f"{len(blocks)} blocs selon la longueur des segments : ce qui est gardé diminue, le pic est le plus "
-            f"bas pour {best}.",
-        ),
+        en=f"{len(blocks)} blocks by length of the segments: what is kept falls, the peak is lowest for {best}.",
+        fr=f"{len(blocks)} blocs selon la longueur des segments : ce qui est gardé diminue, le pic est le plus "
+        f"bas pour {best}.",
     )
-    axes = figure.subplots()
     axes.plot(
         lengths, peaks, color=VERMILION, marker="s", label=say(en="peak of both passes", fr="pic des deux passes")
     )
@@ -337,11 +322,7 @@ def segments(
     axes.axvline(best, color=GREY, linestyle=":", linewidth=1)
     axes.set_xticks(list(lengths))
     axes.set_ylim(bottom=0)
-    axes.set_xlabel(say(en="blocks per segment", fr="blocs par segment"))
-    axes.set_ylabel(_mib())
-    axes.legend(frameon=False)
-    plain(axes)
-    return finish(figure)
+    return labelled(axes, say(en="blocks per segment", fr="blocs par segment"), _mib())
 
 
 def operations_for_memory(runs: Mapping[str, _Measured]) -> LabFigure:
@@ -382,11 +363,12 @@ def operations_for_memory(runs: Mapping[str, _Measured]) -> LabFigure:
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1.15 * most)
     decimal_marks(axes.yaxis)
-    axes.set_xlabel(say(en="measured peak", fr="pic mesuré") + f" ({_mib()})")
-    axes.set_ylabel(say(en="operations of a step\n(times the first)", fr="opérations d’un pas\n(fois le premier)"))
-    axes.legend(frameon=False, loc="lower left")
-    plain(axes)
-    return finish(figure)
+    return labelled(
+        axes,
+        say(en="measured peak", fr="pic mesuré") + f" ({_mib()})",
+        say(en="operations of a step\n(times the first)", fr="opérations d’un pas\n(fois le premier)"),
+        loc="lower left",
+    )
 
 
 def peak_and_maxima(samples: Sequence[Mapping[str, int]]) -> LabFigure:
@@ -394,15 +376,12 @@ def peak_and_maxima(samples: Sequence[Mapping[str, int]]) -> LabFigure:
     at_peak: Mapping[str, int] = max(samples, key=lambda sample: sum(sample.values()))
     largest: dict[str, int] = {name: max(sample.get(name, 0) for sample in samples) for name in CATEGORY_STYLES}
     peak, sum_of_largest = format_bytes(sum(at_peak.values())), format_bytes(sum(largest.values()))
-    figure = new_figure(
+    axes = panel(
         8.5,
         2.4,
-        alt=say(
-            en=f"Peak {peak}; sum of the largest of each category {sum_of_largest}.",
-            fr=f"Pic {peak} ; somme des maximums de chaque catégorie {sum_of_largest}.",
-        ),
+        en=f"Peak {peak}; sum of the largest of each category {sum_of_largest}.",
+        fr=f"Pic {peak} ; somme des maximums de chaque catégorie {sum_of_largest}.",
     )
-    axes = figure.subplots()
     rows: dict[str, Mapping[str, int]] = {
         say(en="at the peak", fr="au moment du pic"): at_peak,
         say(en="largest of each", fr="maximum de chacune"): largest,
@@ -426,5 +405,4 @@ def peak_and_maxima(samples: Sequence[Mapping[str, int]]) -> LabFigure:
     axes.set_yticks(range(len(rows)), list(reversed(rows)))
     axes.set_xlabel(_mib())
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.05))
-    plain(axes)
-    return finish(figure)
+    return done(axes)

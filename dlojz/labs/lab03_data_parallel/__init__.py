@@ -1,15 +1,10 @@
-"""Lab 03: its exercises in order, and what the student predicts.
-
-Nothing is judged here; the exercises live beside their references.
-"""
+"""Lab 03: its exercises in the order of the notebook, and its predictions."""
 
 from __future__ import annotations
 
 from dlojz.labs.kit.exercise import Prediction, Said
 from dlojz.labs.lab03_data_parallel.exercises_ddp import ACCUMULATION, AVERAGE_GRADIENTS, BUCKETS, OVERLAP
 from dlojz.labs.lab03_data_parallel.exercises_ring import ALPHA_BETA, LEARNING_RATE, RING_ALL_REDUCE, RING_TIME, SAMPLER
-
-TITLE = Said("Data parallelism", "Data Parallelism")
 
 EXERCISES = (
     RING_ALL_REDUCE,

@@ -1,22 +1,8 @@
-"""Lab 03: the small model on which gradients are averaged, the data of each rank, and the true gradients.
+"""Exercises of lab 03 on DDP: averaging gradients, accumulation, buckets, communication during backward.
 
-The true gradients are those of one process on all the data; nothing here communicates.
-
-Lab 03: data parallelism in its simplest form: gradients averaged after backward, or after several of them.
-
-The answer is held to the gradients of one process on the data of all ranks, and to what it communicated for them.
-
-Lab 03: which gradients travel together.
-
-The reference fills buckets by the rule of torch's DDP and of `dlojz.by_hand.ddp`.
-
-Lab 03: gradients that travel while backward goes on.
-
-Whether communication overlaps is read from the order of events (sent, waited for, backward ended), never from a
-duration.
-
-What is handed to an asynchronous all-reduce is only there once it has been waited for: in the trial the sum is put into
-the tensor by `wait()` and not before, so that an answer that does not wait, or writes meanwhile, is wrong every time.
+True gradients are those of one process on the data of all ranks. Whether communication overlaps is read from the order
+of events (sent, waited for, backward ended), never from a duration: in the trial, an asynchronous all-reduce puts its
+sum into the tensor at `wait()` and not before, so that an answer that does not wait is wrong every time.
 """
 
 from __future__ import annotations
@@ -24,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.language import say, shortest
-from dlojz.labs.kit.exercise import Exercise, Said, Wrong
-from dlojz.labs.kit.judges import Mistake
-from dlojz.labs.kit.rank_judges import by_ranks
+from dlojz.base.language import shortest
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.judges import Judge, reader
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
@@ -35,8 +20,6 @@ if TYPE_CHECKING:
 
 SAMPLES, WIDTH, CLASSES = 4, 6, 3
 MICRO_BATCHES = 3
-NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
-LABELS = {f"gradient of {name}": Said(f"the gradient of {name}", f"le gradient de {name}") for name in NAMES}
 
 Batch = tuple["Tensor", "Tensor"]
 
@@ -142,35 +125,29 @@ def _own_gradients(rank: int, size: int, seed: int) -> dict[str, Tensor]:
 AVERAGE_GRADIENTS = Exercise(
     id="average-gradients",
     title=Said("averaging the gradients", "la moyenne des gradients"),
-    judge=by_ranks(
+    judge=Judge(
+        _mean_gradients,
+        on_ranks=True,
         trial=_backward_trial,
-        expected=_mean_gradients,
         local=_own_gradients,
-        labels={**LABELS, _WEIGHTS: Said("the weights of a rank", "les poids d’un rang")},
+        labels={_WEIGHTS: Said("the weights of a rank", "les poids d’un rang")},
         mistakes=(
             Mistake(
                 _average_weights,
-                Said(
-                    "You average the weights; it is the gradients, parameter.grad, that differ between replicas after "
-                    "backward.",
-                    "Vous moyennez les poids ; or ce sont les gradients, parameter.grad, qui diffèrent entre répliques "
-                    "après la passe arrière.",
-                ),
+                "You average the weights; it is the gradients, parameter.grad, that differ between replicas after "
+                "backward.",
+                "Vous moyennez les poids ; or ce sont les gradients, parameter.grad, qui diffèrent entre répliques "
+                "après la passe arrière.",
             ),
             Mistake(
                 lambda model: average_gradients(model, lambda index, parameter: index == 0),
-                Said(
-                    "Only the first parameter is averaged: look at where your loop ends (a return inside it?).",
-                    "Seul le premier paramètre est moyenné : regardez où finit votre boucle (un return à l’intérieur "
-                    "?).",
-                ),
+                "Only the first parameter is averaged: look at where your loop ends (a return inside it?).",
+                "Seul le premier paramètre est moyenné : regardez où finit votre boucle (un return à l’intérieur ?).",
             ),
             Mistake(
                 lambda model: average_gradients(model, lambda index, parameter: parameter.dim() > 1),
-                Said(
-                    "The biases are left out: they are parameters like the others, and have a gradient.",
-                    "Les biais sont oubliés : ce sont des paramètres comme les autres, et ils ont un gradient.",
-                ),
+                "The biases are left out: they are parameters like the others, and have a gradient.",
+                "Les biais sont oubliés : ce sont des paramètres comme les autres, et ils ont un gradient.",
             ),
         ),
     ),
@@ -178,19 +155,14 @@ AVERAGE_GRADIENTS = Exercise(
         "Right: the same gradients on every rank, those of one process that had read all the batches.",
         "Exact : sur chaque rang, les mêmes gradients, ceux d’un processus qui aurait lu tous les batches.",
     ),
-    hints=(
-        Said(
-            "What does all-reduce leave in a tensor, and what is missing for a mean? Do so for every "
-            "model.parameters().",
-            "Que laisse l’all-reduce dans un tenseur, et que manque-t-il pour une moyenne ? Faites-le pour chacun des "
-            "model.parameters().",
-        ),
-        Said(
-            "dist.all_reduce(parameter.grad) works in place; then divide parameter.grad, in place too, by "
-            "dist.get_world_size().",
-            "dist.all_reduce(parameter.grad) travaille en place ; divisez ensuite parameter.grad, en place aussi, par "
-            "dist.get_world_size().",
-        ),
+    hints=two_hints(
+        "What does all-reduce leave in a tensor, and what is missing for a mean? Do so for every model.parameters().",
+        "Que laisse l’all-reduce dans un tenseur, et que manque-t-il pour une moyenne ? Faites-le pour chacun des "
+        "model.parameters().",
+        "dist.all_reduce(parameter.grad) works in place; then divide parameter.grad, in place too, by "
+        "dist.get_world_size().",
+        "dist.all_reduce(parameter.grad) travaille en place ; divisez ensuite parameter.grad, en place aussi, par "
+        "dist.get_world_size().",
     ),
 )
 
@@ -226,67 +198,54 @@ def _inspect_traffic(answers: list[RankAnswer], size: int) -> None:
         if sent > whole:
             times = sent / whole
             raise Wrong(
-                say(
-                    en=f"The gradients are right, but they are communicated {shortest(times)} times: {sent} numbers go "
-                    f"through all-reduce for a model of {whole}. Add up the gradients of all micro-batches on the "
-                    "rank, then average once, after the loop.",
-                    fr=f"Les gradients sont justes, mais ils sont communiqués {shortest(times)} fois : "
-                    f"{sent} nombres passent par l’all-reduce pour un modèle qui en compte {whole}. Cumulez "
-                    "sur le rang les gradients de tous les micro-batches, puis faites une seule moyenne, après la "
-                    "boucle.",
-                )
+                en=f"The gradients are right, but they are communicated {shortest(times)} times: {sent} numbers go "
+                f"through all-reduce for a model of {whole}. Add up the gradients of all micro-batches on the "
+                "rank, then average once, after the loop.",
+                fr=f"Les gradients sont justes, mais ils sont communiqués {shortest(times)} fois : {sent} nombres "
+                f"passent par l’all-reduce pour un modèle qui en compte {whole}. Cumulez sur le rang les gradients de "
+                "tous les micro-batches, puis faites une seule moyenne, après la boucle.",
             )
 
 
 ACCUMULATION = Exercise(
     id="accumulation",
     title=Said("accumulating gradients", "l’accumulation de gradients"),
-    judge=by_ranks(
+    judge=Judge(
+        lambda rank, size, seed: _of_all(seed, range(size)),
+        on_ranks=True,
         trial=_accumulation_trial,
-        expected=lambda rank, size, seed: _of_all(seed, range(size)),
         local=lambda rank, size, seed: _of_all(seed, [rank]),
-        labels=LABELS,
         mistakes=(
             Mistake(
                 lambda model, batches: _accumulate(model, batches, share=1.0),
-                Said(
-                    "The gradients are as many times too large as there are micro-batches: backward adds up, so divide "
-                    "each loss by len(micro_batches).",
-                    "Les gradients sont trop grands d’un facteur égal au nombre de micro-batches : la passe arrière "
-                    "cumule ; divisez donc chaque perte par len(micro_batches).",
-                ),
+                "The gradients are as many times too large as there are micro-batches: backward adds up, so divide "
+                "each loss by len(micro_batches).",
+                "Les gradients sont trop grands d’un facteur égal au nombre de micro-batches : la passe arrière "
+                "cumule ; divisez donc chaque perte par len(micro_batches).",
             ),
             Mistake(
                 lambda model, batches: _accumulate(model, batches[-1:], share=1.0),
-                Said(
-                    "Only the last micro-batch counts: zero_grad inside the loop wipes out those before.",
-                    "Seul le dernier micro-batch compte : un zero_grad dans la boucle efface les précédents.",
-                ),
+                "Only the last micro-batch counts: zero_grad inside the loop wipes out those before.",
+                "Seul le dernier micro-batch compte : un zero_grad dans la boucle efface les précédents.",
             ),
             Mistake(
                 lambda model, batches: _accumulate(model, batches[-1:], share=1 / len(batches)),
-                Said(
-                    "Only the last micro-batch counts, divided by their number: zero_grad inside the loop wipes out "
-                    "those before.",
-                    "Seul compte le dernier micro-batch, divisé par leur nombre : un zero_grad dans la boucle efface "
-                    "les précédents.",
-                ),
+                "Only the last micro-batch counts, divided by their number: zero_grad inside the loop wipes out "
+                "those before.",
+                "Seul compte le dernier micro-batch, divisé par leur nombre : un zero_grad dans la boucle efface "
+                "les précédents.",
             ),
             Mistake(
                 lambda model, batches: _accumulate(model, batches[:1], share=1.0),
-                Said(
-                    "Only the first micro-batch counts: look at where your loop ends.",
-                    "Seul le premier micro-batch compte : regardez où finit votre boucle.",
-                ),
+                "Only the first micro-batch counts: look at where your loop ends.",
+                "Seul le premier micro-batch compte : regardez où finit votre boucle.",
             ),
             Mistake(
                 lambda model, batches: _accumulate(model, batches, share=1.0, average=False),
-                Said(
-                    "Two things are missing: the loss of each micro-batch is to be divided by their number, and the "
-                    "gradients are never averaged over the ranks.",
-                    "Il manque deux choses : diviser la perte de chaque micro-batch par leur nombre, et faire la "
-                    "moyenne des gradients entre les rangs.",
-                ),
+                "Two things are missing: the loss of each micro-batch is to be divided by their number, and the "
+                "gradients are never averaged over the ranks.",
+                "Il manque deux choses : diviser la perte de chaque micro-batch par leur nombre, et faire la "
+                "moyenne des gradients entre les rangs.",
             ),
         ),
         inspect=_inspect_traffic,
@@ -295,17 +254,13 @@ ACCUMULATION = Exercise(
         "Right: the gradients of a batch as many times larger, for the communication of a single one.",
         "Exact : les gradients d’un batch d’autant plus grand, pour le prix d’une seule communication.",
     ),
-    hints=(
-        Said(
-            "loss.backward() adds to parameter.grad what is there already. What becomes of a mean of means?",
-            "loss.backward() ajoute à ce que parameter.grad contient déjà. Que devient une moyenne de moyennes ?",
-        ),
-        Said(
-            "In the loop: the loss divided by len(micro_batches), then backward. After the loop, once: "
-            "average_gradients(model).",
-            "Dans la boucle : la perte divisée par len(micro_batches), puis backward. Après la boucle, une fois : "
-            "average_gradients(model).",
-        ),
+    hints=two_hints(
+        "loss.backward() adds to parameter.grad what is there already. What becomes of a mean of means?",
+        "loss.backward() ajoute à ce que parameter.grad contient déjà. Que devient une moyenne de moyennes ?",
+        "In the loop: the loss divided by len(micro_batches), then backward. After the loop, once: "
+        "average_gradients(model).",
+        "Dans la boucle : la perte divisée par len(micro_batches), puis backward. Après la boucle, une fois : "
+        "average_gradients(model).",
     ),
 )
 
@@ -356,70 +311,54 @@ def _backwards(sizes: Sequence[int]) -> Sequence[int]:
     return range(len(sizes) - 1, -1, -1)
 
 
-_BUCKET_MISTAKES: tuple[tuple[Callable[[Sequence[int], int], Buckets], Said], ...] = (
-    (
+_BUCKET_MISTAKES = (
+    Mistake(
         lambda sizes, limit: _filled(range(len(sizes)), sizes, lambda held: held >= limit, keep_rest=True),
-        Said(
-            "You begin with the first parameters, but backward reaches them last: no bucket could leave before its "
-            "end. Go through the parameters in reverse.",
-            "Vous commencez par les premiers paramètres, or la passe arrière ne les atteint qu’à la fin : aucun "
-            "bucket ne pourrait partir avant. Parcourez les paramètres à rebours.",
-        ),
+        "You begin with the first parameters, but backward reaches them last: no bucket could leave before its "
+        "end. Go through the parameters in reverse.",
+        "Vous commencez par les premiers paramètres, or la passe arrière ne les atteint qu’à la fin : aucun "
+        "bucket ne pourrait partir avant. Parcourez les paramètres à rebours.",
     ),
-    (
+    Mistake(
         lambda sizes, limit: _filled(range(len(sizes)), sizes, lambda held: held >= limit, keep_rest=True)[::-1],
-        Said(
-            "You fill forwards and reverse the list of buckets: that is not the same cut; the last bucket, which may "
-            "be incomplete, would leave first. Fill in reverse order.",
-            "Vous remplissez dans l’ordre, puis renversez la liste des buckets : ce n’est pas le même découpage ; le "
-            "dernier bucket, souvent incomplet, partirait le premier. Remplissez à rebours.",
-        ),
+        "You fill forwards and reverse the list of buckets: that is not the same cut; the last bucket, which may "
+        "be incomplete, would leave first. Fill in reverse order.",
+        "Vous remplissez dans l’ordre, puis renversez la liste des buckets : ce n’est pas le même découpage ; le "
+        "dernier bucket, souvent incomplet, partirait le premier. Remplissez à rebours.",
     ),
-    (
+    Mistake(
         lambda sizes, limit: [sorted(bucket) for bucket in fill_buckets(sizes, limit)],
-        Said(
-            "The buckets are right, but within a bucket too the gradients become ready in reverse order: keep it.",
-            "Les buckets sont justes, mais dans un bucket aussi les gradients sont prêts à rebours : gardez cet ordre.",
-        ),
+        "The buckets are right, but within a bucket too the gradients become ready in reverse order: keep it.",
+        "Les buckets sont justes, mais dans un bucket aussi les gradients sont prêts à rebours : gardez cet ordre.",
     ),
-    (
+    Mistake(
         lambda sizes, limit: _filled(_backwards(sizes), sizes, lambda held: held >= limit, keep_rest=False),
-        Said(
-            "The last bucket, not quite full, never leaves: its gradients would stay those of one rank.",
-            "Le dernier bucket, incomplet, ne part jamais : ses gradients resteraient ceux d’un seul rang.",
-        ),
+        "The last bucket, not quite full, never leaves: its gradients would stay those of one rank.",
+        "Le dernier bucket, incomplet, ne part jamais : ses gradients resteraient ceux d’un seul rang.",
     ),
-    (
+    Mistake(
         _never_beyond,
-        Said(
-            "You close a bucket before it exceeds the limit; the rule here is that of DDP: add the gradient, then "
-            "close the bucket if it holds limit_bytes or more.",
-            "Vous fermez un bucket avant qu’il ne dépasse la limite ; la règle est ici celle de DDP : ajouter le "
-            "gradient, puis fermer le bucket s’il contient limit_bytes ou davantage.",
-        ),
+        "You close a bucket before it exceeds the limit; the rule here is that of DDP: add the gradient, then "
+        "close the bucket if it holds limit_bytes or more.",
+        "Vous fermez un bucket avant qu’il ne dépasse la limite ; la règle est ici celle de DDP : ajouter le "
+        "gradient, puis fermer le bucket s’il contient limit_bytes ou davantage.",
     ),
-    (
+    Mistake(
         lambda sizes, limit: _filled(_backwards(sizes), sizes, lambda held: held > limit, keep_rest=True),
-        Said(
-            "A bucket that holds exactly limit_bytes is full: ≥, not >.",
-            "Un bucket qui contient exactement limit_bytes est plein : ≥, et non >.",
-        ),
+        "A bucket that holds exactly limit_bytes is full: ≥, not >.",
+        "Un bucket qui contient exactement limit_bytes est plein : ≥, et non >.",
     ),
-    (
+    Mistake(
         lambda sizes, limit: [[index] for index in _backwards(sizes)],
-        Said(
-            "One bucket per gradient: then every small gradient pays a latency of its own.",
-            "Un bucket par gradient : chaque petit gradient paie alors sa propre latence.",
-        ),
+        "One bucket per gradient: then every small gradient pays a latency of its own.",
+        "Un bucket par gradient : chaque petit gradient paie alors sa propre latence.",
     ),
-    (
+    Mistake(
         lambda sizes, limit: [[sizes[index] for index in bucket] for bucket in fill_buckets(sizes, limit)],
-        Said(
-            "You return sizes; the indices of the parameters are asked for, so that one knows which gradients travel "
-            "together.",
-            "Vous renvoyez des tailles ; on demande les numéros des paramètres, pour savoir quels gradients voyagent "
-            "ensemble.",
-        ),
+        "You return sizes; the indices of the parameters are asked for, so that one knows which gradients travel "
+        "together.",
+        "Vous renvoyez des tailles ; on demande les numéros des paramètres, pour savoir quels gradients voyagent "
+        "ensemble.",
     ),
 )
 
@@ -431,82 +370,48 @@ def _models() -> Iterator[tuple[list[int], int]]:
     yield [50, 60, 70, 3], 50
 
 
-def _judge(answer: Callable[..., Any]) -> None:
-    cases = list(_models())
-    given = [_as_buckets(answer(list(sizes), limit)) for sizes, limit in cases]
-    expected = [fill_buckets(*case) for case in cases]
-    if given == expected:
-        _judge_nothing(answer)
-        return
-    for way, says in _BUCKET_MISTAKES:
-        if given == [way(*case) for case in cases]:
-            raise Wrong(str(says))
-    worst = next(index for index in range(len(cases)) if given[index] != expected[index])
-    sizes, limit = cases[worst]
-    raise Wrong(
-        say(
-            en=f"For gradients of {sizes} bytes and a limit of {limit}, {expected[worst]} is expected, but your "
-            f"function returns {given[worst]}.",
-            fr=f"Pour des gradients de {sizes} octets et une limite de {limit}, on attend {expected[worst]}, mais "
-            f"votre fonction renvoie {given[worst]}.",
-        )
-    )
+_read_buckets = reader(
+    lambda value: [[int(index) for index in bucket] for bucket in value],
+    "A list of buckets is expected, each a list of parameter indices, such as [[3, 2], [1, 0]]",
+    "On attend une liste de buckets, chacun étant une liste de numéros de paramètres, par exemple [[3, 2], [1, 0]]",
+)
 
 
-def _judge_nothing(answer: Callable[..., Any]) -> None:
-    """Buckets that are filled exactly leave no empty one behind."""
-    given = _as_buckets(answer([10, 10], 10))
+def _refuse_empty_bucket(answer: Callable[..., Any]) -> None:
+    given = _read_buckets(answer([10, 10], 10))
     if given != [[1], [0]]:
         raise Wrong(
-            say(
-                en=f"For two gradients that fill a bucket each, your function returns {given}: an empty bucket is no "
-                "bucket.",
-                fr=f"Pour deux gradients qui remplissent chacun un bucket, votre fonction renvoie {given} : un bucket "
-                "vide n’est pas un bucket.",
-            )
+            en=f"For two gradients that fill a bucket each, your function returns {given}: an empty bucket is no "
+            "bucket.",
+            fr=f"Pour deux gradients qui remplissent chacun un bucket, votre fonction renvoie {given} : un bucket "
+            "vide n’est pas un bucket.",
         )
-
-
-def _as_buckets(value: object) -> Buckets:
-    if value is None:
-        raise Wrong(
-            say(
-                en="Your function returns nothing: end it with return.",
-                fr="Votre fonction ne renvoie rien : terminez-la par return.",
-            )
-        )
-    try:
-        return [[int(index) for index in bucket] for bucket in value]  # type: ignore[attr-defined]
-    except (TypeError, ValueError):
-        raise Wrong(
-            say(
-                en="A list of buckets is expected, each a list of parameter indices, such as [[3, 2], [1, 0]]; "
-                f"your function returns {str(value)[:80]}.",
-                fr="On attend une liste de buckets, chacun étant une liste de numéros de paramètres, par exemple "
-                f"[[3, 2], [1, 0]] ; votre fonction renvoie {str(value)[:80]}.",
-            )
-        ) from None
 
 
 BUCKETS = Exercise(
     id="buckets",
     title=Said("filling the buckets", "le remplissage des buckets"),
-    judge=_judge,
+    judge=Judge(
+        fill_buckets,
+        cases=_models,
+        mistakes=_BUCKET_MISTAKES,
+        read=_read_buckets,
+        told=Said(
+            "For gradients of {0} bytes and a limit of {1}", "Pour des gradients de {0} octets et une limite de {1}"
+        ),
+        then=_refuse_empty_bucket,
+    ),
     praise=Said(
         "Right: the last layers travel first, while backward goes on with the first ones.",
         "Exact : les dernières couches voyagent d’abord, pendant que la passe arrière remonte vers les premières.",
     ),
-    hints=(
-        Said(
-            "Which gradients does backward finish first: those of the first or of the last parameters?",
-            "Quels gradients la passe arrière termine-t-elle d’abord : ceux des premiers ou des derniers paramètres ?",
-        ),
-        Said(
-            "Go through reversed(range(len(gradient_bytes))); append, add up, and close the bucket once its sum is "
-            "≥ limit_bytes. Mind the last one.",
-            "Parcourez reversed(range(len(gradient_bytes))) ; ajoutez, cumulez, et fermez le bucket dès que sa somme "
-            "est ≥ limit_bytes. Pensez au dernier.",
-        ),
+    hints=two_hints(
+        "Which gradients does backward finish first: those of the first or of the last parameters?",
+        "Quels gradients la passe arrière termine-t-elle d’abord : ceux des premiers ou des derniers paramètres ?",
+        "Go through reversed(range(len(gradient_bytes))); append, add up, and close the bucket once its sum is "
+        "≥ limit_bytes. Mind the last one.",
+        "Parcourez reversed(range(len(gradient_bytes))) ; ajoutez, cumulez, et fermez le bucket dès que sa somme "
+        "est ≥ limit_bytes. Pensez au dernier.",
     ),
 )
 
@@ -615,93 +520,68 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
     returned = answers[0].value.get("returned")
     if returned:
         raise Wrong(
-            say(
-                en=f"Your function must return the function synchronize, without calling it, but it returns a "
-                f"{returned}.",
-                fr="Votre fonction doit renvoyer la fonction synchronize, sans l’appeler, mais elle renvoie un objet "
-                f"de type {returned}.",
-            )
+            en=f"Your function must return the function synchronize, without calling it, but it returns a {returned}.",
+            fr="Votre fonction doit renvoyer la fonction synchronize, sans l’appeler, mais elle renvoie un objet "
+            f"de type {returned}.",
         )
     events: list[str] = answers[0].value["events"]
     during = events[: events.index(BACKWARD_ENDED)]
     if SENT_AND_WAITED in during:
         raise Wrong(
-            say(
-                en="The gradients are right, but each hook waits for its all-reduce, and backward stands still "
-                "meanwhile: pass async_op=True, and wait in synchronize().",
-                fr="Les gradients sont justes, mais chaque hook attend la fin de son all-reduce, et la passe arrière "
-                "s’arrête d’autant : passez async_op=True, et attendez dans synchronize().",
-            )
+            en="The gradients are right, but each hook waits for its all-reduce, and backward stands still "
+            "meanwhile: pass async_op=True, and wait in synchronize().",
+            fr="Les gradients sont justes, mais chaque hook attend la fin de son all-reduce, et la passe arrière "
+            "s’arrête d’autant : passez async_op=True, et attendez dans synchronize().",
         )
     if WAITED in during:
         raise Wrong(
-            say(
-                en="The gradients are right, but wait() is called in the hook: backward stands still until the sum is "
-                "there. Keep the Work object in a list, and wait in synchronize().",
-                fr="Les gradients sont justes, mais wait() est appelé dans le hook : la passe arrière s’arrête jusqu’à "
-                "l’arrivée de la somme. Gardez l’objet Work dans une liste, et attendez dans synchronize().",
-            )
+            en="The gradients are right, but wait() is called in the hook: backward stands still until the sum is "
+            "there. Keep the Work object in a list, and wait in synchronize().",
+            fr="Les gradients sont justes, mais wait() est appelé dans le hook : la passe arrière s’arrête jusqu’à "
+            "l’arrivée de la somme. Gardez l’objet Work dans une liste, et attendez dans synchronize().",
         )
     if SENT not in during:
         raise Wrong(
-            say(
-                en="The gradients are right, but none leaves before backward has ended: nothing overlaps. Send each "
-                "from a hook of its parameter (register_post_accumulate_grad_hook).",
-                fr="Les gradients sont justes, mais aucun ne part avant la fin de la passe arrière : rien ne se "
-                "recouvre. Envoyez chacun depuis un hook de son paramètre (register_post_accumulate_grad_hook).",
-            )
+            en="The gradients are right, but none leaves before backward has ended: nothing overlaps. Send each "
+            "from a hook of its parameter (register_post_accumulate_grad_hook).",
+            fr="Les gradients sont justes, mais aucun ne part avant la fin de la passe arrière : rien ne se "
+            "recouvre. Envoyez chacun depuis un hook de son paramètre (register_post_accumulate_grad_hook).",
         )
 
 
 _OVERLAP_MISTAKES = (
     Mistake(
         lambda model: overlap(model, wait=False),
-        Said(
-            "synchronize() does not wait: the optimizer would read gradients that are still on their way. Call "
-            "wait() on every Work that all_reduce(…, async_op=True) has returned.",
-            "synchronize() n’attend pas : l’optimiseur lirait des gradients encore en chemin. Appelez wait() sur "
-            "chaque objet Work que all_reduce(…, async_op=True) a renvoyé.",
-        ),
+        "synchronize() does not wait: the optimizer would read gradients that are still on their way. Call "
+        "wait() on every Work that all_reduce(…, async_op=True) has returned.",
+        "synchronize() n’attend pas : l’optimiseur lirait des gradients encore en chemin. Appelez wait() sur "
+        "chaque objet Work que all_reduce(…, async_op=True) a renvoyé.",
     ),
     Mistake(
         lambda model: overlap(model, divide="while travelling"),
-        Said(
-            "You divide right after sending, while the gradient is on its way: the all-reduce may read or write it "
-            "at any moment. Divide before it leaves, or once it has been waited for.",
-            "Vous divisez juste après l’envoi, alors que le gradient est en chemin : l’all-reduce peut le lire ou "
-            "l’écrire à tout moment. Divisez avant le départ, ou après l’attente.",
-        ),
+        "You divide right after sending, while the gradient is on its way: the all-reduce may read or write it "
+        "at any moment. Divide before it leaves, or once it has been waited for.",
+        "Vous divisez juste après l’envoi, alors que le gradient est en chemin : l’all-reduce peut le lire ou "
+        "l’écrire à tout moment. Divisez avant le départ, ou après l’attente.",
     ),
 )
 
 OVERLAP = Exercise(
     id="overlap",
     title=Said("communicating during backward", "communiquer pendant la passe arrière"),
-    judge=by_ranks(
-        trial=_trial,
-        expected=_mean,
-        local=_own,
-        labels=LABELS,
-        mistakes=_OVERLAP_MISTAKES,
-        inspect=_inspect,
-    ),
+    judge=Judge(_mean, on_ranks=True, trial=_trial, local=_own, mistakes=_OVERLAP_MISTAKES, inspect=_inspect),
     praise=Said(
         "Right: the first gradients arrive while the others are still being computed.",
         "Exact : les premiers gradients arrivent pendant que les autres se calculent encore.",
     ),
-    hints=(
-        Said(
-            "parameter.register_post_accumulate_grad_hook(f) calls f(parameter) as soon as parameter.grad is final. "
-            "What can f do without waiting?",
-            "parameter.register_post_accumulate_grad_hook(f) appelle f(parameter) dès que parameter.grad est "
-            "définitif. Que peut faire f sans attendre ?",
-        ),
-        Said(
-            "In the hook: divide parameter.grad by the number of ranks, then keep what dist.all_reduce(parameter.grad, "
-            "async_op=True) returns. In synchronize(): wait() for each, then empty the list.",
-            "Dans le hook : divisez parameter.grad par le nombre de rangs, puis gardez ce que renvoie "
-            "dist.all_reduce(parameter.grad, async_op=True). Dans synchronize() : wait() pour chacun, puis videz la "
-            "liste.",
-        ),
+    hints=two_hints(
+        "parameter.register_post_accumulate_grad_hook(f) calls f(parameter) as soon as parameter.grad is final. "
+        "What can f do without waiting?",
+        "parameter.register_post_accumulate_grad_hook(f) appelle f(parameter) dès que parameter.grad est "
+        "définitif. Que peut faire f sans attendre ?",
+        "In the hook: divide parameter.grad by the number of ranks, then keep what dist.all_reduce(parameter.grad, "
+        "async_op=True) returns. In synchronize(): wait() for each, then empty the list.",
+        "Dans le hook : divisez parameter.grad par le nombre de rangs, puis gardez ce que renvoie "
+        "dist.all_reduce(parameter.grad, async_op=True). Dans synchronize() : wait() pour chacun, puis videz la liste.",
     ),
 )

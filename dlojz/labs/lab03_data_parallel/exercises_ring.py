@@ -1,37 +1,19 @@
-"""Lab 03: the ring all-reduce by hand, on real ranks.
+"""Exercises of lab 03 on the ring and the data: ring all-reduce, its time, α and β, the sampler, the learning rate.
 
-What counts is the sum on every rank and what was sent for it, not how the code is written.
-
-Lab 03: how long a ring all-reduce takes, by the α–β model.
-
-The reference is the closed form that `dlojz.by_hand.collectives` predicts with.
-
-Lab 03: the two numbers of a network, α and β, found from measured times.
-
-The reference minimises relative gaps, so that short messages do not lose against long ones.
-
-Lab 03: which samples a rank reads in an epoch.
-
-No order is prescribed; what is judged is what data parallelism needs: ranks that share the epoch out, as many samples
-on each, another order in every epoch, the same answer when asked again.
-
-Lab 03: the learning rate of a larger batch.
-
-The reference is the rule that the lab's own training uses.
+A ring is judged by the sum on every rank and by what was sent for it. The fit minimises relative gaps, so that short
+messages count as much as long ones. For the sampler no order is prescribed: ranks must read disjoint, equal shares,
+in another order in every epoch, and the same when asked again.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.language import say, significant
 from dlojz.labs.kit.example_links import Pair, relative_line, weighted_line
-from dlojz.labs.kit.exercise import Exercise, Said, Wrong
-from dlojz.labs.kit.judges import Mistake, by_reference
-from dlojz.labs.kit.rank_judges import by_ranks
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.judges import Judge, reader
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
@@ -100,78 +82,65 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
         sent = sum(call["numel"] for call in answer.calls if call["op"] == "send")
         if library or not sent:
             raise Wrong(
-                say(
-                    en=f"The sum is right, but it is torch's own {(library or ['all_reduce'])[0]} that made it: use "
-                    "dist.isend and dist.recv only.",
-                    fr=f"La somme est juste, mais c’est {(library or ['all_reduce'])[0]}, de torch, qui l’a faite : "
-                    "n’utilisez que dist.isend et dist.recv.",
-                )
+                en=f"The sum is right, but it is torch's own {(library or ['all_reduce'])[0]} that made it: use "
+                "dist.isend and dist.recv only.",
+                fr=f"La somme est juste, mais c’est {(library or ['all_reduce'])[0]}, de torch, qui l’a faite : "
+                "n’utilisez que dist.isend et dist.recv.",
             )
         most = 2 * (size - 1) * CHUNK
         if sent > most:
             raise Wrong(
-                say(
-                    en=f"The sum is right, but with {size} ranks, rank {answer.rank} sends {sent} elements for a "
-                    f"tensor of {CHUNK * size}; a ring sends 2 (size − 1) chunks, that is {most}. Send one chunk per "
-                    "step, not the whole tensor.",
-                    fr=f"La somme est juste, mais avec {size} rangs, le rang {answer.rank} envoie {sent} éléments pour "
-                    f"un tenseur de {CHUNK * size} ; un anneau envoie 2 (size − 1) morceaux, soit {most}. Envoyez un "
-                    "morceau par étape, et non tout le tenseur.",
-                )
+                en=f"The sum is right, but with {size} ranks, rank {answer.rank} sends {sent} elements for a "
+                f"tensor of {CHUNK * size}; a ring sends 2 (size − 1) chunks, that is {most}. Send one chunk per "
+                "step, not the whole tensor.",
+                fr=f"La somme est juste, mais avec {size} rangs, le rang {answer.rank} envoie {sent} éléments pour "
+                f"un tenseur de {CHUNK * size} ; un anneau envoie 2 (size − 1) morceaux, soit {most}. Envoyez un "
+                "morceau par étape, et non tout le tenseur.",
             )
 
 
 RING_ALL_REDUCE = Exercise(
     id="ring-all-reduce",
     title=Said("all-reduce as a ring", "l’all-reduce en anneau"),
-    judge=by_ranks(
+    judge=Judge(
+        _sum,
+        on_ranks=True,
         trial=_trial,
-        expected=_sum,
         local=_own,
         labels={_NAME: Said("the sum", "la somme")},
         mistakes=(
             Mistake(
                 lambda x: ring(x, gather=False),
-                Said(
-                    "That is the reduce-scatter: each rank holds one chunk fully summed, and partial sums elsewhere. "
-                    "The all-gather is missing: size − 1 more steps, in which a chunk received replaces one's own.",
-                    "C’est le reduce-scatter : chaque rang détient un morceau entièrement sommé, et des sommes "
-                    "partielles ailleurs. Il manque l’all-gather : size − 1 étapes de plus, où chaque morceau reçu "
-                    "remplace celui que le rang détenait.",
-                ),
+                "That is the reduce-scatter: each rank holds one chunk fully summed, and partial sums elsewhere. "
+                "The all-gather is missing: size − 1 more steps, in which a chunk received replaces one's own.",
+                "C’est le reduce-scatter : chaque rang détient un morceau entièrement sommé, et des sommes "
+                "partielles ailleurs. Il manque l’all-gather : size − 1 étapes de plus, où chaque morceau reçu "
+                "remplace celui que le rang détenait.",
             ),
             Mistake(
                 lambda x: ring(x, add_again=True),
-                Said(
-                    "In the all-gather you still add what arrives; it is a finished sum there, and replaces the chunk.",
-                    "Dans l’all-gather, vous ajoutez encore ce qui arrive ; c’est alors une somme achevée, qui "
-                    "remplace le morceau.",
-                ),
+                "In the all-gather you still add what arrives; it is a finished sum there, and replaces the chunk.",
+                "Dans l’all-gather, vous ajoutez encore ce qui arrive ; c’est alors une somme achevée, qui "
+                "remplace le morceau.",
             ),
             Mistake(
                 lambda x: ring(x, turn=False),
-                Said(
-                    "You send the same chunk in every step; a ring passes on what it has just received: the number of "
-                    "the chunk goes down by one per step.",
-                    "Vous envoyez le même morceau à chaque étape ; dans un anneau, on transmet ce que l’on vient de "
-                    "recevoir : le numéro du morceau baisse d’un à chaque étape.",
-                ),
+                "You send the same chunk in every step; a ring passes on what it has just received: the number of "
+                "the chunk goes down by one per step.",
+                "Vous envoyez le même morceau à chaque étape ; dans un anneau, on transmet ce que l’on vient de "
+                "recevoir : le numéro du morceau baisse d’un à chaque étape.",
             ),
             Mistake(
                 lambda x: ring(x, first=0),
-                Said(
-                    "The all-gather starts with the wrong chunk: after the reduce-scatter, rank r holds the whole sum "
-                    "of chunk r + 1, not of chunk r.",
-                    "L’all-gather part du mauvais morceau : après le reduce-scatter, le rang r détient la somme "
-                    "complète du morceau r + 1, et non du morceau r.",
-                ),
+                "The all-gather starts with the wrong chunk: after the reduce-scatter, rank r holds the whole sum "
+                "of chunk r + 1, not of chunk r.",
+                "L’all-gather part du mauvais morceau : après le reduce-scatter, le rang r détient la somme "
+                "complète du morceau r + 1, et non du morceau r.",
             ),
             Mistake(
                 lambda x: ring(x) / (len(x) // CHUNK),
-                Said(
-                    "That is the mean; all-reduce gives the sum, and whoever wants a mean divides.",
-                    "C’est la moyenne ; l’all-reduce donne la somme, et qui veut une moyenne divise.",
-                ),
+                "That is the mean; all-reduce gives the sum, and whoever wants a mean divides.",
+                "C’est la moyenne ; l’all-reduce donne la somme, et qui veut une moyenne divise.",
             ),
         ),
         inspect=_inspect,
@@ -180,19 +149,15 @@ RING_ALL_REDUCE = Exercise(
         "Right, on 2, 3 and 4 ranks: every chunk has gone round the ring twice, once to be summed, once to be shared.",
         "Exact, sur 2, 3 et 4 rangs : chaque morceau a fait deux tours, un pour être sommé, un pour être diffusé.",
     ),
-    hints=(
-        Said(
-            "In step s of the reduce-scatter, rank r sends chunk r − s (modulo size) and receives chunk r − s − 1, "
-            "which it adds to its own. Which does it send in the all-gather?",
-            "À l’étape s du reduce-scatter, le rang r envoie le morceau r − s (modulo size) et reçoit le morceau "
-            "r − s − 1, qu’il ajoute au sien. Lequel envoie-t-il dans l’all-gather ?",
-        ),
-        Said(
-            "sending = dist.isend(chunk, right), then dist.recv(received, left), then sending.wait(); in step s of the "
-            "all-gather, rank r sends chunk r + 1 − s and receives chunk r − s in place of its own.",
-            "sending = dist.isend(morceau, right), puis dist.recv(received, left), puis sending.wait() ; à l’étape s "
-            "de l’all-gather, le rang r envoie le morceau r + 1 − s et reçoit le morceau r − s à la place du sien.",
-        ),
+    hints=two_hints(
+        "In step s of the reduce-scatter, rank r sends chunk r − s (modulo size) and receives chunk r − s − 1, "
+        "which it adds to its own. Which does it send in the all-gather?",
+        "À l’étape s du reduce-scatter, le rang r envoie le morceau r − s (modulo size) et reçoit le morceau "
+        "r − s − 1, qu’il ajoute au sien. Lequel envoie-t-il dans l’all-gather ?",
+        "sending = dist.isend(chunk, right), then dist.recv(received, left), then sending.wait(); in step s of the "
+        "all-gather, rank r sends chunk r + 1 − s and receives chunk r − s in place of its own.",
+        "sending = dist.isend(morceau, right), puis dist.recv(received, left), puis sending.wait() ; à l’étape s "
+        "de l’all-gather, le rang r envoie le morceau r + 1 − s et reçoit le morceau r − s à la place du sien.",
     ),
 )
 
@@ -217,72 +182,56 @@ def _networks() -> Iterator[tuple[int, int, float, float]]:
 RING_TIME = Exercise(
     id="ring-time",
     title=Said("the time of a ring all-reduce", "la durée d’un all-reduce en anneau"),
-    judge=by_reference(
+    judge=Judge(
         ring_seconds,
         cases=_networks,
         mistakes=(
             Mistake(
                 lambda n, p, a, b: (p - 1) * (a + n / p * b),
-                Said(
-                    "That is half of it: the reduce-scatter takes p − 1 steps, and the all-gather as many again.",
-                    "C’est la moitié : le reduce-scatter prend p − 1 étapes, et l’all-gather autant.",
-                ),
+                "That is half of it: the reduce-scatter takes p − 1 steps, and the all-gather as many again.",
+                "C’est la moitié : le reduce-scatter prend p − 1 étapes, et l’all-gather autant.",
             ),
             Mistake(
                 lambda n, p, a, b: 2 * (p - 1) * (a + n * b),
-                Said(
-                    "Each step carries the whole message here; in a ring it carries one chunk, message_bytes / size.",
-                    "Chaque étape transporte ici tout le message ; dans un anneau, elle n’en transporte qu’un "
-                    "morceau, message_bytes / size.",
-                ),
+                "Each step carries the whole message here; in a ring it carries one chunk, message_bytes / size.",
+                "Chaque étape transporte ici tout le message ; dans un anneau, elle n’en transporte qu’un "
+                "morceau, message_bytes / size.",
             ),
             Mistake(
                 lambda n, p, a, b: 2 * (p - 1) / p * n * b,
-                Said(
-                    "The latency is missing: α is paid once per step, however small the chunk.",
-                    "La latence manque : α est payée une fois par étape, si petit que soit le morceau.",
-                ),
+                "The latency is missing: α is paid once per step, however small the chunk.",
+                "La latence manque : α est payée une fois par étape, si petit que soit le morceau.",
             ),
             Mistake(
                 lambda n, p, a, b: a + 2 * (p - 1) / p * n * b,
-                Said(
-                    "α is paid once only; yet every one of the 2 (p − 1) steps begins with a latency.",
-                    "α n’est payée qu’une fois ; or chacune des 2 (p − 1) étapes commence par une latence.",
-                ),
+                "α is paid once only; yet every one of the 2 (p − 1) steps begins with a latency.",
+                "α n’est payée qu’une fois ; or chacune des 2 (p − 1) étapes commence par une latence.",
             ),
             Mistake(
                 lambda n, p, a, b: 2 * a + 2 * (p - 1) / p * n * b,
-                Said(
-                    "α is paid once per half; yet every one of the 2 (p − 1) steps begins with a latency.",
-                    "α n’est payée qu’une fois par moitié ; or chacune des 2 (p − 1) étapes commence par une latence.",
-                ),
+                "α is paid once per half; yet every one of the 2 (p − 1) steps begins with a latency.",
+                "α n’est payée qu’une fois par moitié ; or chacune des 2 (p − 1) étapes commence par une latence.",
             ),
             Mistake(
                 lambda n, p, a, b: 2 * p * (a + n / p * b),
-                Said(
-                    "One step too many in each half: a chunk that goes round a ring of p ranks is passed on p − 1 "
-                    "times; try size = 1, where nothing is sent.",
-                    "Une étape de trop dans chaque moitié : un morceau qui fait le tour d’un anneau de p rangs est "
-                    "transmis p − 1 fois ; essayez size = 1, où rien n’est envoyé.",
-                ),
+                "One step too many in each half: a chunk that goes round a ring of p ranks is passed on p − 1 "
+                "times; try size = 1, where nothing is sent.",
+                "Une étape de trop dans chaque moitié : un morceau qui fait le tour d’un anneau de p rangs est "
+                "transmis p − 1 fois ; essayez size = 1, où rien n’est envoyé.",
             ),
             Mistake(
                 lambda n, p, a, b: a + n * b,
-                Said(
-                    "That is the time of one message from one rank to another; the ring takes 2 (p − 1) steps of one "
-                    "chunk each.",
-                    "C’est la durée d’un seul message d’un rang à un autre ; l’anneau fait 2 (p − 1) étapes, d’un "
-                    "morceau chacune.",
-                ),
+                "That is the time of one message from one rank to another; the ring takes 2 (p − 1) steps of one "
+                "chunk each.",
+                "C’est la durée d’un seul message d’un rang à un autre ; l’anneau fait 2 (p − 1) étapes, d’un "
+                "morceau chacune.",
             ),
             Mistake(
                 lambda n, p, a, b: 2 * math.log2(p) * (a + n * b),
-                Said(
-                    "That is a tree: few steps, each with the whole message. The ring takes 2 (p − 1) steps, each "
-                    "with one chunk.",
-                    "C’est un arbre : peu d’étapes, chacune avec tout le message. L’anneau fait 2 (p − 1) étapes, "
-                    "chacune avec un seul morceau.",
-                ),
+                "That is a tree: few steps, each with the whole message. The ring takes 2 (p − 1) steps, each "
+                "with one chunk.",
+                "C’est un arbre : peu d’étapes, chacune avec tout le message. L’anneau fait 2 (p − 1) étapes, "
+                "chacune avec un seul morceau.",
             ),
         ),
     ),
@@ -290,20 +239,13 @@ RING_TIME = Exercise(
         "Right: latency grows with the number of ranks, 2 (p − 1) α; the bytes hardly do, 2 (p − 1) / p · n.",
         "Exact : la latence croît avec le nombre de rangs, 2 (p − 1) α ; les octets, presque pas : 2 (p − 1) / p · n.",
     ),
-    hints=(
-        Said(
-            "How many steps has the ring, and how many bytes does each step carry?",
-            "Combien d’étapes compte l’anneau, et combien d’octets chaque étape transporte-t-elle ?",
-        ),
-        Said(
-            "2 (size − 1) steps; one step takes alpha_s plus beta_s_per_byte times message_bytes / size.",
-            "2 (size − 1) étapes ; une étape dure alpha_s plus beta_s_per_byte fois message_bytes / size.",
-        ),
+    hints=two_hints(
+        "How many steps has the ring, and how many bytes does each step carry?",
+        "Combien d’étapes compte l’anneau, et combien d’octets chaque étape transporte-t-elle ?",
+        "2 (size − 1) steps; one step takes alpha_s plus beta_s_per_byte times message_bytes / size.",
+        "2 (size − 1) étapes ; une étape dure alpha_s plus beta_s_per_byte fois message_bytes / size.",
     ),
 )
-
-
-Fit = Callable[[Sequence[float], Sequence[float], int], Pair]
 
 
 def fit_alpha_beta(message_bytes: Sequence[float], seconds: Sequence[float], size: int) -> Pair:
@@ -340,137 +282,80 @@ def _measurements() -> Iterator[tuple[list[float], list[float], int]]:
         yield message_bytes, seconds, size
 
 
-_FIT_MISTAKES: tuple[tuple[Fit, Said], ...] = (
-    (
+_FIT_MISTAKES = (
+    Mistake(
         lambda n, t, p: relative_line(n, t),
-        Said(
-            "The line is right, t = a + b n, but it is that of the whole all-reduce: a = 2 (p − 1) α and "
-            "b = 2 (p − 1) / p · β; solve for α and β.",
-            "La droite est juste, t = a + b n, mais c’est celle de l’all-reduce entier : a = 2 (p − 1) α et "
-            "b = 2 (p − 1) / p · β ; tirez-en α et β.",
-        ),
+        "The line is right, t = a + b n, but it is that of the whole all-reduce: a = 2 (p − 1) α and "
+        "b = 2 (p − 1) / p · β; solve for α and β.",
+        "La droite est juste, t = a + b n, mais c’est celle de l’all-reduce entier : a = 2 (p − 1) α et "
+        "b = 2 (p − 1) / p · β ; tirez-en α et β.",
     ),
-    (
+    Mistake(
         lambda n, t, p: _per_step(_absolute(n, t), p),
-        Said(
-            "You minimise gaps in seconds: the longest messages decide, and α, which only the short ones show, is "
-            "lost. Divide each row by its time, so that relative gaps count.",
-            "Vous minimisez des écarts en secondes : les plus longs messages décident, et α, que seuls les courts "
-            "révèlent, se perd. Divisez chaque ligne par sa durée, pour que comptent les écarts relatifs.",
-        ),
+        "You minimise gaps in seconds: the longest messages decide, and α, which only the short ones show, is "
+        "lost. Divide each row by its time, so that relative gaps count.",
+        "Vous minimisez des écarts en secondes : les plus longs messages décident, et α, que seuls les courts "
+        "révèlent, se perd. Divisez chaque ligne par sa durée, pour que comptent les écarts relatifs.",
     ),
-    (
+    Mistake(
         lambda n, t, p: _absolute(n, t),
-        Said(
-            "Two things: you minimise gaps in seconds, where relative gaps are asked for; and a and b are those of "
-            "the whole all-reduce, not yet α and β.",
-            "Deux choses : vous minimisez des écarts en secondes, alors qu’on demande des écarts relatifs ; et a et b "
-            "sont ceux de l’all-reduce entier, pas encore α et β.",
-        ),
+        "Two things: you minimise gaps in seconds, where relative gaps are asked for; and a and b are those of "
+        "the whole all-reduce, not yet α and β.",
+        "Deux choses : vous minimisez des écarts en secondes, alors qu’on demande des écarts relatifs ; et a et b "
+        "sont ceux de l’all-reduce entier, pas encore α et β.",
     ),
-    (
+    Mistake(
         lambda n, t, p: _per_step(_ends(n, t), p),
-        Said(
-            "Your line goes through two measurements alone, and carries their errors whole; use all of them, by "
-            "least squares.",
-            "Votre droite ne passe que par deux mesures, dont elle hérite toute l’erreur ; utilisez-les toutes, par "
-            "moindres carrés.",
-        ),
+        "Your line goes through two measurements alone, and carries their errors whole; use all of them, by "
+        "least squares.",
+        "Votre droite ne passe que par deux mesures, dont elle hérite toute l’erreur ; utilisez-les toutes, par "
+        "moindres carrés.",
     ),
-    (
+    Mistake(
         lambda n, t, p: (fit_alpha_beta(n, t, p)[1], fit_alpha_beta(n, t, p)[0]),
-        Said("You return β, then α: swap them.", "Vous renvoyez β puis α : échangez-les."),
+        "You return β, then α: swap them.",
+        "Vous renvoyez β puis α : échangez-les.",
     ),
-    (
+    Mistake(
         lambda n, t, p: (relative_line(n, t)[0] / (2 * (p - 1)), relative_line(n, t)[1] / (2 * (p - 1))),
-        Said(
-            "α is right. A step carries one chunk of n / p bytes only, so b = 2 (p − 1) / p · β: your β lacks a "
-            "factor p.",
-            "α est juste. Une étape ne transporte qu’un morceau de n / p octets, donc b = 2 (p − 1) / p · β : il "
-            "manque un facteur p à votre β.",
-        ),
+        "α is right. A step carries one chunk of n / p bytes only, so b = 2 (p − 1) / p · β: your β lacks a factor p.",
+        "α est juste. Une étape ne transporte qu’un morceau de n / p octets, donc b = 2 (p − 1) / p · β : il "
+        "manque un facteur p à votre β.",
     ),
-    (
+    Mistake(
         lambda n, t, p: (2 * fit_alpha_beta(n, t, p)[0], 2 * fit_alpha_beta(n, t, p)[1]),
-        Said(
-            "Both are twice too large: the ring takes 2 (p − 1) steps, reduce-scatter and all-gather.",
-            "Les deux sont deux fois trop grands : l’anneau fait 2 (p − 1) étapes, reduce-scatter et all-gather.",
-        ),
+        "Both are twice too large: the ring takes 2 (p − 1) steps, reduce-scatter and all-gather.",
+        "Les deux sont deux fois trop grands : l’anneau fait 2 (p − 1) étapes, reduce-scatter et all-gather.",
     ),
 )
-TOLERANCE = 0.01
+FIT_TOLERANCE = 0.01
 """Relative: float32 arithmetic passes, none of the mistakes above comes so close."""
-
-
-def _judge_fit(answer: Callable[..., Any]) -> None:
-    cases = list(_measurements())
-    given = [_pair(answer(list(sizes), list(seconds), size)) for sizes, seconds, size in cases]
-    if all(_close(pair, fit_alpha_beta(*case)) for pair, case in zip(given, cases, strict=True)):
-        return
-    for way, says in _FIT_MISTAKES:
-        if all(_close(pair, way(*case)) for pair, case in zip(given, cases, strict=True)):
-            raise Wrong(str(says))
-    worst = next(index for index, case in enumerate(cases) if not _close(given[index], fit_alpha_beta(*case)))
-    (alpha_s, beta), size = fit_alpha_beta(*cases[worst]), cases[worst][2]
-    raise Wrong(
-        say(
-            en=f"For the times of {size} ranks, α = {significant(alpha_s)} s and β = {significant(beta)} s per byte "
-            f"are expected, but your function returns {significant(given[worst][0])} and "
-            f"{significant(given[worst][1])}.",
-            fr=f"Pour les durées de {size} rangs, on attend α = {significant(alpha_s)} s et β = {significant(beta)} s "
-            f"par octet, mais votre fonction renvoie {significant(given[worst][0])} et {significant(given[worst][1])}.",
-        )
-    )
-
-
-def _pair(value: object) -> Pair:
-    """Two numbers, whatever holds them: a tuple, an array, a tensor."""
-    if value is None:
-        raise Wrong(
-            say(
-                en="Your function returns nothing: end it with return alpha_s, beta_s_per_byte.",
-                fr="Votre fonction ne renvoie rien : terminez-la par return alpha_s, beta_s_per_byte.",
-            )
-        )
-    parts: Any = value.tolist() if hasattr(value, "tolist") else value
-    parts = (
-        [part.item() if hasattr(part, "item") else part for part in parts] if isinstance(parts, (tuple, list)) else []
-    )
-    if len(parts) != 2 or not all(isinstance(part, Real) and not isinstance(part, bool) for part in parts):
-        raise Wrong(
-            say(
-                en=f"Two numbers are expected, α then β, but your function returns {str(value)[:80]}.",
-                fr=f"On attend deux nombres, α puis β, mais votre fonction renvoie {str(value)[:80]}.",
-            )
-        )
-    return float(parts[0]), float(parts[1])
-
-
-def _close(pair: Pair, right: Pair) -> bool:
-    return all(math.isclose(one, other, rel_tol=TOLERANCE) for one, other in zip(pair, right, strict=True))
 
 
 ALPHA_BETA = Exercise(
     id="alpha-beta",
     title=Said("α and β from measurements", "α et β d’après des mesures"),
-    judge=_judge_fit,
+    judge=Judge(
+        fit_alpha_beta,
+        cases=_measurements,
+        mistakes=_FIT_MISTAKES,
+        parts=(Said("α (s)", "α (s)"), Said("β (s per byte)", "β (s par octet)")),
+        told=Said("For the times of {2} ranks", "Pour les durées de {2} rangs"),
+        tolerance=FIT_TOLERANCE,
+    ),
     praise=Said(
         "Right: two numbers now stand for the network, and predict the times you have not measured.",
         "Exact : deux nombres résument désormais le réseau, et prédisent les durées que vous n’avez pas mesurées.",
     ),
-    hints=(
-        Said(
-            "The unknowns are a and b. Each measurement is one row: a + b n = t; divided by t it reads "
-            "a / t + b n / t = 1.",
-            "Les inconnues sont a et b. Chaque mesure est une ligne : a + b n = t ; divisée par t, elle s’écrit "
-            "a / t + b n / t = 1.",
-        ),
-        Said(
-            "np.linalg.lstsq solves for (a, b) with the columns 1 / t and n / t and ones on the right; then "
-            "α = a / (2 (p − 1)) and β = b p / (2 (p − 1)).",
-            "np.linalg.lstsq donne (a, b), avec pour colonnes 1 / t et n / t et des 1 à droite ; puis "
-            "α = a / (2 (p − 1)) et β = b p / (2 (p − 1)).",
-        ),
+    hints=two_hints(
+        "The unknowns are a and b. Each measurement is one row: a + b n = t; divided by t it reads "
+        "a / t + b n / t = 1.",
+        "Les inconnues sont a et b. Chaque mesure est une ligne : a + b n = t ; divisée par t, elle s’écrit "
+        "a / t + b n / t = 1.",
+        "np.linalg.lstsq solves for (a, b) with the columns 1 / t and n / t and ones on the right; then "
+        "α = a / (2 (p − 1)) and β = b p / (2 (p − 1)).",
+        "np.linalg.lstsq donne (a, b), avec pour colonnes 1 / t et n / t et des 1 à droite ; puis "
+        "α = a / (2 (p − 1)) et β = b p / (2 (p − 1)).",
     ),
 )
 
@@ -484,51 +369,34 @@ def _shards(answer: Callable[..., Any], num_samples: int, size: int, epoch: int,
     return [_indices(answer(num_samples, rank, size, epoch, seed)) for rank in range(size)]
 
 
-def _indices(value: object) -> list[int]:
-    if value is None:
-        raise Wrong(
-            say(
-                en="Your function returns nothing: end it with return.",
-                fr="Votre fonction ne renvoie rien : terminez-la par return.",
-            )
-        )
-    parts: Any = value.tolist() if hasattr(value, "tolist") else value
-    try:
-        return [int(index) for index in parts]
-    except (TypeError, ValueError):
-        raise Wrong(
-            say(
-                en=f"Indices of samples are expected, in a list or a tensor; your function returns {str(value)[:80]}.",
-                fr="On attend des numéros d’échantillons, dans une liste ou un tenseur ; votre fonction renvoie "
-                f"{str(value)[:80]}.",
-            )
-        ) from None
+_indices = reader(
+    lambda value: [int(index) for index in (value.tolist() if hasattr(value, "tolist") else value)],
+    "Indices of samples are expected, in a list or a tensor",
+    "On attend des numéros d’échantillons, dans une liste ou un tenseur",
+)
 
 
 def _judge(answer: Callable[..., Any]) -> None:
     for num_samples, size in CASES:
         epochs = [_shards(answer, num_samples, size, epoch) for epoch in range(EPOCHS)]
         if _shards(answer, num_samples, size, 0) != epochs[0]:
-            raise Wrong(str(_NOT_REPEATED))
+            raise Wrong(*_NOT_REPEATED)
         for shards in epochs:
             _judge_range(shards, num_samples)
         _judge_epoch(epochs[0], num_samples, size)
         _judge_epochs(epochs, num_samples, size)
     num_samples, size = CASES[1]
     if _shards(answer, num_samples, size, 0, SEED + 100) == _shards(answer, num_samples, size, 0):
-        raise Wrong(str(_SEED_UNUSED))
+        raise Wrong(*_SEED_UNUSED)
 
 
 def _judge_range(shards: Shards, num_samples: int) -> None:
     outside = [index for shard in shards for index in shard if not 0 <= index < num_samples]
     if outside:
         raise Wrong(
-            say(
-                en=f"Sample {outside[0]} does not exist: {num_samples} samples are numbered from 0 to "
-                f"{num_samples - 1}.",
-                fr=f"L’échantillon {outside[0]} n’existe pas : {num_samples} échantillons sont numérotés de 0 à "
-                f"{num_samples - 1}.",
-            )
+            en=f"Sample {outside[0]} does not exist: {num_samples} samples are numbered from 0 to {num_samples - 1}.",
+            fr=f"L’échantillon {outside[0]} n’existe pas : {num_samples} échantillons sont numérotés de 0 à "
+            f"{num_samples - 1}.",
         )
 
 
@@ -538,49 +406,41 @@ def _judge_epoch(shards: Shards, num_samples: int, size: int) -> None:
     if all(sorted(shard) == list(range(num_samples)) for shard in shards) or all(
         set(shard) == set(shards[0]) for shard in shards
     ):
-        raise Wrong(str(_ALL_THE_SAME))
+        raise Wrong(*_ALL_THE_SAME)
     common = {
         index for rank, shard in enumerate(shards) for index in shard if any(index in shards[r] for r in range(rank))
     }
     if common:
         raise Wrong(
-            say(
-                en=f"With {size} ranks, {len(common)} of {num_samples} samples are read by two ranks in one epoch: the "
-                "ranks must all shuffle alike (same seed on every rank, never the rank in it), then each takes its "
-                "own part; what fills no whole share is dropped.",
-                fr=f"Avec {size} rangs, {len(common)} échantillons sur {num_samples} sont lus par deux rangs dans la "
-                "même époque : tous les rangs doivent mélanger de la même façon (une même graine, qui ne dépend "
-                "jamais du rang), puis chacun prend sa part ; ce qui ne remplit pas une part entière est écarté.",
-            )
+            en=f"With {size} ranks, {len(common)} of {num_samples} samples are read by two ranks in one epoch: the "
+            "ranks must all shuffle alike (same seed on every rank, never the rank in it), then each takes its "
+            "own part; what fills no whole share is dropped.",
+            fr=f"Avec {size} rangs, {len(common)} échantillons sur {num_samples} sont lus par deux rangs dans la "
+            "même époque : tous les rangs doivent mélanger de la même façon (une même graine, qui ne dépend "
+            "jamais du rang), puis chacun prend sa part ; ce qui ne remplit pas une part entière est écarté.",
         )
     if any(len(set(shard)) < len(shard) for shard in shards):
         raise Wrong(
-            say(
-                en="A rank reads a sample twice in one epoch: shuffle with a permutation (torch.randperm), do not "
-                "draw with replacement.",
-                fr="Un rang lit deux fois un échantillon dans la même époque : mélangez par une permutation "
-                "(torch.randperm), sans tirage avec remise.",
-            )
+            en="A rank reads a sample twice in one epoch: shuffle with a permutation (torch.randperm), do not "
+            "draw with replacement.",
+            fr="Un rang lit deux fois un échantillon dans la même époque : mélangez par une permutation "
+            "(torch.randperm), sans tirage avec remise.",
         )
     if len(set(lengths)) > 1:
         raise Wrong(
-            say(
-                en=f"For {num_samples} samples and {size} ranks the shares are of {', '.join(map(str, lengths))} "
-                "samples: a rank with one more step waits for ever for the others' all-reduce. Give each "
-                "num_samples // size and drop the rest.",
-                fr=f"Pour {num_samples} échantillons et {size} rangs, les parts comptent "
-                f"{', '.join(map(str, lengths))} échantillons : un rang qui a un pas de plus attend sans fin "
-                "l’all-reduce des autres. Donnez-en num_samples // size à chacun et écartez le reste.",
-            )
+            en=f"For {num_samples} samples and {size} ranks the shares are of {', '.join(map(str, lengths))} "
+            "samples: a rank with one more step waits for ever for the others' all-reduce. Give each "
+            "num_samples // size and drop the rest.",
+            fr=f"Pour {num_samples} échantillons et {size} rangs, les parts comptent "
+            f"{', '.join(map(str, lengths))} échantillons : un rang qui a un pas de plus attend sans fin "
+            "l’all-reduce des autres. Donnez-en num_samples // size à chacun et écartez le reste.",
         )
     if lengths[0] != num_samples // size:
         raise Wrong(
-            say(
-                en=f"For {num_samples} samples and {size} ranks each share has {lengths[0]} samples, but "
-                f"{num_samples // size} are expected: drop only what fills no whole share.",
-                fr=f"Pour {num_samples} échantillons et {size} rangs, chaque part compte {lengths[0]} échantillons, "
-                f"mais on en attend {num_samples // size} : n’écartez que ce qui ne remplit pas une part entière.",
-            )
+            en=f"For {num_samples} samples and {size} ranks each share has {lengths[0]} samples, but "
+            f"{num_samples // size} are expected: drop only what fills no whole share.",
+            fr=f"Pour {num_samples} échantillons et {size} rangs, chaque part compte {lengths[0]} échantillons, "
+            f"mais on en attend {num_samples // size} : n’écartez que ce qui ne remplit pas une part entière.",
         )
 
 
@@ -591,11 +451,11 @@ def _judge_epochs(epochs: Sequence[Shards], num_samples: int, size: int) -> None
     share = num_samples // size
     blocks = [list(range(rank * share, (rank + 1) * share)) for rank in range(size)]
     if first in (dealt, blocks):
-        raise Wrong(str(_NOT_SHUFFLED))
+        raise Wrong(*_NOT_SHUFFLED)
     if all(shards == first for shards in epochs):
-        raise Wrong(str(_SAME_EVERY_EPOCH))
+        raise Wrong(*_SAME_EVERY_EPOCH)
     if all(sorted(shard) == sorted(first[rank]) for shards in epochs for rank, shard in enumerate(shards)):
-        raise Wrong(str(_OWN_PART_ONLY))
+        raise Wrong(*_OWN_PART_ONLY)
 
 
 _NOT_REPEATED = Said(
@@ -640,18 +500,14 @@ SAMPLER = Exercise(
         "Right: disjoint, equal, reshuffled with every epoch, without a single communication.",
         "Exact : des parts disjointes, égales, remélangées à chaque époque, sans la moindre communication.",
     ),
-    hints=(
-        Said(
-            "All ranks can compute the same permutation of the whole data set; what is then left to do for one rank?",
-            "Tous les rangs peuvent calculer la même permutation du jeu de données entier ; que reste-t-il alors à "
-            "faire pour un rang ?",
-        ),
-        Said(
-            "torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed + epoch)), then every size-th "
-            "index from rank on, and only the first num_samples // size of these.",
-            "torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed + epoch)), puis un indice "
-            "tous les size à partir de rank, et seulement les num_samples // size premiers.",
-        ),
+    hints=two_hints(
+        "All ranks can compute the same permutation of the whole data set; what is then left to do for one rank?",
+        "Tous les rangs peuvent calculer la même permutation du jeu de données entier ; que reste-t-il alors à "
+        "faire pour un rang ?",
+        "torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed + epoch)), then every size-th "
+        "index from rank on, and only the first num_samples // size of these.",
+        "torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed + epoch)), puis un indice "
+        "tous les size à partir de rank, et seulement les num_samples // size premiers.",
     ),
 )
 
@@ -674,74 +530,57 @@ def _steps() -> Iterator[tuple[int, float, float, int]]:
 LEARNING_RATE = Exercise(
     id="learning-rate",
     title=Said("the learning rate of a large batch", "le taux d’apprentissage d’un grand batch"),
-    judge=by_reference(
+    judge=Judge(
         scaled_rate,
         cases=_steps,
         mistakes=(
             Mistake(
                 lambda step, base, scale, warm: base * scale,
-                Said(
-                    "The target is right from the first step on, without warm-up: start at base_rate and rise to "
-                    "scale · base_rate over warmup_steps.",
-                    "C’est le taux visé dès le premier pas, sans warm-up : partez de base_rate et montez jusqu’à "
-                    "scale · base_rate en warmup_steps pas.",
-                ),
+                "The target is right from the first step on, without warm-up: start at base_rate and rise to "
+                "scale · base_rate over warmup_steps.",
+                "C’est le taux visé dès le premier pas, sans warm-up : partez de base_rate et montez jusqu’à "
+                "scale · base_rate en warmup_steps pas.",
             ),
             Mistake(
                 lambda step, base, scale, warm: base * scale * min(1, step / warm),
-                Said(
-                    "You start from zero: the first step would train nothing. Gradual warm-up starts from base_rate, "
-                    "which a small batch bears.",
-                    "Vous partez de zéro : le premier pas n’apprendrait rien. Le warm-up part de base_rate, "
-                    "qu’un petit batch supporte.",
-                ),
+                "You start from zero: the first step would train nothing. Gradual warm-up starts from base_rate, "
+                "which a small batch bears.",
+                "Vous partez de zéro : le premier pas n’apprendrait rien. Le warm-up part de base_rate, "
+                "qu’un petit batch supporte.",
             ),
             Mistake(
                 lambda step, base, scale, warm: base * scale * min(1, (step + 1) / warm),
-                Said(
-                    "You start from nearly zero; gradual warm-up starts from base_rate at step 0, and reaches scale · "
-                    "base_rate at step warmup_steps.",
-                    "Vous partez de presque zéro ; le warm-up part de base_rate au pas 0, et atteint scale · base_rate "
-                    "au pas warmup_steps.",
-                ),
+                "You start from nearly zero; gradual warm-up starts from base_rate at step 0, and reaches scale · "
+                "base_rate at step warmup_steps.",
+                "Vous partez de presque zéro ; le warm-up part de base_rate au pas 0, et atteint scale · base_rate "
+                "au pas warmup_steps.",
             ),
             Mistake(
                 lambda step, base, scale, warm: base * (1 + (scale - 1) * step / warm),
-                Said(
-                    "The rate goes on rising after the warm-up; hold it at scale · base_rate from warmup_steps on.",
-                    "Le taux continue de monter après le warm-up ; maintenez-le à scale · base_rate dès warmup_steps.",
-                ),
+                "The rate goes on rising after the warm-up; hold it at scale · base_rate from warmup_steps on.",
+                "Le taux continue de monter après le warm-up ; maintenez-le à scale · base_rate dès warmup_steps.",
             ),
             Mistake(
                 lambda step, base, scale, warm: base * (1 + (math.sqrt(scale) - 1) * min(1, step / warm)),
-                Said(
-                    "You scale by the square root, a rule often used with Adam; for SGD, Goyal et al. scale by the "
-                    "factor itself.",
-                    "Vous augmentez selon la racine carrée, règle souvent suivie avec Adam ; pour SGD, Goyal et al. "
-                    "augmentent du facteur lui-même.",
-                ),
+                "You scale by the square root, a rule often used with Adam; for SGD, Goyal et al. scale by the "
+                "factor itself.",
+                "Vous augmentez selon la racine carrée, règle souvent suivie avec Adam ; pour SGD, Goyal et al. "
+                "augmentent du facteur lui-même.",
             ),
             Mistake(
                 lambda step, base, scale, warm: base * (1 + scale * min(1, step / warm)),
-                Said(
-                    "You rise by scale times the base rate, and arrive at (scale + 1) times; the rise is scale − 1.",
-                    "Vous montez de scale fois le taux de base, et arrivez à (scale + 1) fois ; la montée vaut "
-                    "scale − 1.",
-                ),
+                "You rise by scale times the base rate, and arrive at (scale + 1) times; the rise is scale − 1.",
+                "Vous montez de scale fois le taux de base, et arrivez à (scale + 1) fois ; la montée vaut scale − 1.",
             ),
             Mistake(
                 lambda step, base, scale, warm: base if step < warm else base * scale,
-                Said(
-                    "That is a jump at the end of the warm-up; gradual means a straight line, step after step.",
-                    "C’est un saut à la fin du warm-up ; « graduel » veut dire en ligne droite, pas après pas.",
-                ),
+                "That is a jump at the end of the warm-up; gradual means a straight line, step after step.",
+                "C’est un saut à la fin du warm-up ; « graduel » veut dire en ligne droite, pas après pas.",
             ),
             Mistake(
                 lambda step, base, scale, warm: base,
-                Said(
-                    "The rate never changes: with scale times fewer steps, the model would not go as far.",
-                    "Le taux ne change jamais : avec scale fois moins de pas, le modèle n’irait pas aussi loin.",
-                ),
+                "The rate never changes: with scale times fewer steps, the model would not go as far.",
+                "Le taux ne change jamais : avec scale fois moins de pas, le modèle n’irait pas aussi loin.",
             ),
         ),
     ),
@@ -749,14 +588,10 @@ LEARNING_RATE = Exercise(
         "Right: as many samples, fewer steps, each so much the longer, once training has found its way.",
         "Exact : autant d’échantillons, moins de pas, d’autant plus longs, une fois l’entraînement bien engagé.",
     ),
-    hints=(
-        Said(
-            "What is the rate at step 0, and what from step warmup_steps on? In between it is a straight line.",
-            "Que vaut le taux au pas 0, et à partir du pas warmup_steps ? Entre les deux, c’est une droite.",
-        ),
-        Said(
-            "With share = min(1, step / warmup_steps), the rate is base_rate · (1 + (scale − 1) · share).",
-            "Avec share = min(1, step / warmup_steps), le taux vaut base_rate · (1 + (scale − 1) · share).",
-        ),
+    hints=two_hints(
+        "What is the rate at step 0, and what from step warmup_steps on? In between it is a straight line.",
+        "Que vaut le taux au pas 0, et à partir du pas warmup_steps ? Entre les deux, c’est une droite.",
+        "With share = min(1, step / warmup_steps), the rate is base_rate · (1 + (scale − 1) · share).",
+        "Avec share = min(1, step / warmup_steps), le taux vaut base_rate · (1 + (scale − 1) · share).",
     ),
 )

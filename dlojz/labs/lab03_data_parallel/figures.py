@@ -1,7 +1,6 @@
-"""Figures of lab 03: buckets, shares of an epoch, learning rates, large batches.
+"""Figures of lab 03: what the student's own function gives, or what a training measured.
 
-viz`. What is drawn is what the student's own function gives, or what a training measured; each figure tells in words
-(its `alt`) what it shows.
+Each figure tells in words (its `alt`) what it shows.
 """
 
 from __future__ import annotations
@@ -12,32 +11,27 @@ from typing import Any
 from dlojz.base.language import format_bytes, say, shortest
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.style import BLUE, GREEN, GREY, LINE_STYLES, ORANGE, PURPLE, SKY, VERMILION
-from dlojz.labs.kit.exercise import NotDone, Verdict
+from dlojz.labs.kit.figures import done, labelled, or_to_do, panel, plot_lines
 
 RANKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "D"), (SKY, "v"), (VERMILION, "P"))
 SMOOTHED = 0.1
 """Share of all steps over which a loss curve is averaged: the noise of a batch of 16 would hide everything else."""
 
 
+@or_to_do
 def buckets(
     fill: Callable[[Sequence[int], int], Sequence[Sequence[int]]], gradient_bytes: Sequence[int], limit_bytes: int
-) -> LabFigure | Verdict:
+) -> LabFigure:
     """How the student's function cuts gradients into buckets, in the order in which they leave."""
-    try:
-        cut = [[gradient_bytes[index] for index in bucket] for bucket in fill(gradient_bytes, limit_bytes)]
-    except NotDone as error:
-        return Verdict("todo", str(error))
-    figure = new_figure(
+    cut = [[gradient_bytes[index] for index in bucket] for bucket in fill(gradient_bytes, limit_bytes)]
+    axes = panel(
         9.0,
         3.2,
-        alt=say(
-            en=f"{len(cut)} buckets in the order in which they leave, each a stack of gradients; the line is the limit "
-            f"of {format_bytes(limit_bytes)}.",
-            fr=f"{len(cut)} buckets dans l’ordre de leur départ, chacun étant une pile de gradients ; la ligne est la "
-            f"limite de {format_bytes(limit_bytes)}.",
-        ),
+        en=f"{len(cut)} buckets in the order in which they leave, each a stack of gradients; the line is the limit "
+        f"of {format_bytes(limit_bytes)}.",
+        fr=f"{len(cut)} buckets dans l’ordre de leur départ, chacun étant une pile de gradients ; la ligne est la "
+        f"limite de {format_bytes(limit_bytes)}.",
     )
-    axes = figure.subplots()
     for number, sizes in enumerate(cut, start=1):
         bottom = 0.0
         for size in sizes:
@@ -51,13 +45,13 @@ def buckets(
     axes.set_xlabel(say(en="bucket, in the order of departure", fr="bucket, dans l’ordre de départ"))
     axes.set_ylabel(say(en="gradients (KiB)", fr="gradients (Kio)"))
     axes.margins(y=0.12)
-    plain(axes)
-    return finish(figure)
+    return done(axes)
 
 
+@or_to_do
 def shares(
     shard: Callable[..., Any], num_samples: int = 24, size: int = 4, epochs: int = 2, seed: int = 0
-) -> LabFigure | Verdict:
+) -> LabFigure:
     """Which rank reads which sample in the first epochs, by the student's function."""
     figure = new_figure(
         11.0,
@@ -69,10 +63,7 @@ def shares(
     )
     for epoch, axes in enumerate(figure.subplots(epochs, 1, sharex=True)):
         for rank in range(size):
-            try:
-                indices = [int(index) for index in shard(num_samples, rank, size, epoch, seed)]
-            except NotDone as error:
-                return Verdict("todo", str(error))
+            indices = [int(index) for index in shard(num_samples, rank, size, epoch, seed)]
             color, marker = RANKS[rank % len(RANKS)]
             places = [place + rank * (len(indices) + 1) for place in range(len(indices))]
             axes.scatter(places, indices, color=color, marker=marker, s=36, label=f"{rank}")
@@ -86,6 +77,7 @@ def shares(
     return finish(figure)
 
 
+@or_to_do
 def rates(
     rate: Callable[[int, float, float, int], float],
     *,
@@ -93,29 +85,22 @@ def rates(
     scales: Sequence[float],
     warmup_steps: int,
     steps: int,
-) -> LabFigure | Verdict:
+) -> LabFigure:
     """The student's learning rate by step, for several sizes of batch."""
     figure = new_figure(
         7.0,
         2.8,
-        alt=say(
-            en="Learning rate by step for batches ", fr="Taux d’apprentissage à chaque pas pour des batches "
-        )
+        alt=say(en="Learning rate by step for batches ", fr="Taux d’apprentissage à chaque pas pour des batches ")
         + ", ".join(f"×{shortest(scale)}" for scale in scales),
     )
     axes = figure.subplots()
-    for scale, (color, line, _) in zip(scales, LINE_STYLES, strict=False):
-        try:
-            values = [float(rate(step, base_rate, scale, warmup_steps)) for step in range(steps)]
-        except NotDone as error:
-            return Verdict("todo", str(error))
-        axes.plot(range(steps), values, color=color, linestyle=line, label=f"batch ×{scale:g}")
+    values = {
+        f"batch ×{scale:g}": [float(rate(step, base_rate, scale, warmup_steps)) for step in range(steps)]
+        for scale in scales
+    }
+    plot_lines(axes, range(steps), values, marker="")
     axes.axvline(warmup_steps, color=GREY, linewidth=1, linestyle=":")
-    axes.set_xlabel(say(en="step", fr="pas"))
-    axes.set_ylabel(say(en="learning rate", fr="taux d’apprentissage"))
-    axes.legend(frameon=False)
-    plain(axes)
-    return finish(figure)
+    return labelled(axes, say(en="step", fr="pas"), say(en="learning rate", fr="taux d’apprentissage"))
 
 
 def large_batches(curves: Mapping[str, tuple[int, Sequence[float]]]) -> LabFigure:

@@ -1,7 +1,4 @@
-"""Lab 04: its exercises in order, and what the student predicts.
-
-Nothing is judged here; the exercises live beside their references.
-"""
+"""Lab 04: its exercises in the order of the notebook, and its predictions."""
 
 from __future__ import annotations
 
@@ -9,8 +6,6 @@ from dlojz.labs.kit.exercise import Prediction, Said
 from dlojz.labs.lab04_zero.checkpoint_formats import SHARES_TO_READ
 from dlojz.labs.lab04_zero.exercises_cost import DEEPSPEED_JSON, OFFLOAD_BYTES, OFFLOAD_TIME, ZERO_TIME, ZERO_VOLUME
 from dlojz.labs.lab04_zero.exercises_stages import SHARD_GRADIENTS, SHARD_OPTIMIZER, SHARD_WEIGHTS, ZERO_STATES
-
-TITLE = Said("ZeRO: sharding the states", "ZeRO : répartir les états")
 
 EXERCISES = (
     ZERO_STATES,

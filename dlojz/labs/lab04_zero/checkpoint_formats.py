@@ -1,23 +1,9 @@
-"""Lab 04: which shares of an old checkpoint a rank reads where the number of ranks has changed.
+"""Checkpoints of three formats in lab 04: who writes which file, what its pickles import, and resharding.
 
-The reference is pure arithmetic; that its pieces, read in order, are the new share is checked in the tests on real
-tensors.
-
-What a pickle would import and call, read without running it.
-
-The instructions are read one by one with `pickletools`, as text is, and none is followed; only
-`refused_by_weights_only` gives a file to torch, which then follows those of its own list and no other.
-
-A pickle is a program for a small machine with a stack: it names functions (`GLOBAL`, `STACK_GLOBAL`), which whoever
-loads it imports, and calls them (`REDUCE`, `NEWOBJ`). What is read here serves a lesson: it tells what an honest file
-names, and is no scanner that would clear a hostile one.
-
-Source: CPython, `Lib/pickletools.py` (the instructions), and "pickle — Python object serialization", the warning at its
-head; the files of `torch.save` are zip archives whose entry `data.pkl` is a pickle (torch 2.13, `serialization.py`).
-
-Checkpoints of three formats side by side: which rank writes which file, with how many bytes, and what was predicted.
-
-Files are listed, measured, copied and altered as bytes; none is loaded.
+Files are listed, measured, copied and altered as bytes. Pickles are read instruction by instruction with `pickletools`
+and never run; only `refused_by_weights_only` gives a file to torch. A pickle is a program for a machine with a stack:
+it names functions (`GLOBAL`, `STACK_GLOBAL`), which loading imports, and calls them (`REDUCE`, `NEWOBJ`). What is read
+shows what an honest file names; it is no scanner that would clear a hostile one.
 
 With Ψ parameters in fp32, Adam and N data-parallel ranks, and B bytes of BatchNorm statistics per replica:
 
@@ -26,17 +12,10 @@ With Ψ parameters in fp32, Adam and N data-parallel ranks, and B bytes of Batch
     DCP, FSDP2          its rows of 12Ψ weights and moments, B/N    the same
     dlojz               12Ψ weights and moments, N·B                nothing
 
-Source: DeepSpeed 0.19, `runtime/engine.py` (`save_checkpoint`, `_get_zero_ckpt_name`); torch 2.13,
-`distributed/checkpoint/filesystem.py` (`__RANK_N.distcp`), `distributed/checkpoint/_dedup_save_plans.py`, which gives
-what all ranks hold to the one that has least to write.
-
-Who writes what: the bytes of each rank's files in each format, over the tensors that were predicted.
-
-viz`. What is drawn is what the table of files says, in the same order.
-
-What the ranks of a notebook need to write DeepSpeed's checkpoint and DCP's, and to compare what they read.
-
-Nothing is saved or loaded here; whoever does so sees it in the notebook.
+Source: DeepSpeed 0.19, `runtime/engine.py` (`save_checkpoint`, `_get_zero_ckpt_name`); torch 2.13, `serialization.py`
+(zip archives whose entry `data.pkl` is a pickle), `distributed/checkpoint/filesystem.py` (`__RANK_N.distcp`) and
+`distributed/checkpoint/_dedup_save_plans.py`, which gives what all ranks hold to the one that has least to write;
+CPython, `Lib/pickletools.py`.
 """
 
 from __future__ import annotations
@@ -46,7 +25,7 @@ import re
 import shutil
 import struct
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -64,8 +43,8 @@ from dlojz.base.language import MEBIBYTE, format_bytes, integer, say
 from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.style import CATEGORY_STYLES, EDGE, PREDICTED_ALPHA, RULE, category_label
-from dlojz.labs.kit.exercise import Exercise, Said, Wrong
-from dlojz.labs.kit.judges import Mistake
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, two_hints
+from dlojz.labs.kit.judges import Judge, reader
 from dlojz.labs.kit.quiet_deepspeed import load_deepspeed as load_deepspeed  # noqa: PLC0414
 from dlojz.prediction.compute import checkpoint_bytes
 from dlojz.prediction.shapes import model_shapes
@@ -143,113 +122,86 @@ def _whole_shares(elements: int, old_ranks: int, new_ranks: int, rank: int) -> P
 MISTAKES = (
     Mistake(
         _in_the_vector,
-        Said(
-            "The pieces are the right ones, but their places are counted from the beginning of the vector: a file "
-            "holds a share alone, so subtract the place where that share begins.",
-            "Ce sont les bons morceaux, mais leurs positions sont comptées depuis le début du vecteur : un fichier ne "
-            "contient qu’une part ; retranchez donc la position où cette part commence.",
-        ),
+        "The pieces are the right ones, but their places are counted from the beginning of the vector: a file "
+        "holds a share alone, so subtract the place where that share begins.",
+        "Ce sont les bons morceaux, mais leurs positions sont comptées depuis le début du vecteur : un fichier ne "
+        "contient qu’une part ; retranchez donc la position où cette part commence.",
     ),
     Mistake(
         _rounded_down,
-        Said(
-            "Elements are lost at the end of the vector: where the number of ranks does not divide it, the length of "
-            "a share is rounded up.",
-            "Des éléments se perdent à la fin du vecteur : quand le nombre de rangs ne le divise pas, la longueur "
-            "d’une part s’arrondit vers le haut.",
-        ),
+        "Elements are lost at the end of the vector: where the number of ranks does not divide it, the length of "
+        "a share is rounded up.",
+        "Des éléments se perdent à la fin du vecteur : quand le nombre de rangs ne le divise pas, la longueur "
+        "d’une part s’arrondit vers le haut.",
     ),
     Mistake(
         _with_padding,
-        Said(
-            "The last share is shorter than the others: nothing may be read beyond the end of the vector.",
-            "La dernière part est plus courte que les autres : rien ne doit être lu au-delà de la fin du vecteur.",
-        ),
+        "The last share is shorter than the others: nothing may be read beyond the end of the vector.",
+        "La dernière part est plus courte que les autres : rien ne doit être lu au-delà de la fin du vecteur.",
     ),
     Mistake(
         _with_empty,
-        Said(
-            "Almost: leave out the ranks of which there is nothing to read; there may be hundreds of files.",
-            "Presque : laissez de côté les rangs dont il n’y a rien à lire ; les fichiers peuvent se compter par "
-            "centaines.",
-        ),
+        "Almost: leave out the ranks of which there is nothing to read; there may be hundreds of files.",
+        "Presque : laissez de côté les rangs dont il n’y a rien à lire ; les fichiers peuvent se compter par "
+        "centaines.",
     ),
     Mistake(
         _whole_shares,
-        Said(
-            "The right ranks, but too much of each: the new share begins and ends in the midst of an old one. Keep "
-            "the places where the two overlap.",
-            "Ce sont les bons rangs, mais trop de chacun : la nouvelle part commence et finit au milieu d’une "
-            "ancienne. Ne gardez que les positions où les deux se recouvrent.",
-        ),
+        "The right ranks, but too much of each: the new share begins and ends in the midst of an old one. Keep "
+        "the places where the two overlap.",
+        "Ce sont les bons rangs, mais trop de chacun : la nouvelle part commence et finit au milieu d’une "
+        "ancienne. Ne gardez que les positions où les deux se recouvrent.",
     ),
 )
 
 
-def _judge(answer: Callable[..., Any]) -> None:
-    inputs = [(*case, rank) for case in CASES for rank in range(case[2])]
-    given = [_pieces(answer(*case)) for case in inputs]
-    expected = [shares_to_read(*case) for case in inputs]
-    if given == expected:
-        return
-    if [sorted(pieces) for pieces in given] == expected:
-        raise Wrong(
-            say(
-                en="The right pieces, but in another order: laid end to end they must give the new share.",
-                fr="Ce sont les bons morceaux, mais dans un autre ordre : mis bout à bout, ils doivent donner la "
-                "nouvelle part.",
-            )
-        )
-    for mistake in MISTAKES:
-        if given == [mistake.way(*case) for case in inputs]:
-            raise Wrong(str(mistake.says))
-    case, found, right = next(row for row in zip(inputs, given, expected, strict=True) if row[1] != row[2])
-    raise Wrong(
-        say(
-            en=f"For the arguments {case}, {right} is expected, but your function returns {found}.",
-            fr=f"Pour les arguments {case}, on attend {right}, mais votre fonction renvoie {found}.",
-        )
-    )
-
-
 def _pieces(value: Any) -> Pieces:
-    """What an answer returned, as pieces; lists do as well as tuples."""
-    fine = isinstance(value, Sequence) and all(
-        isinstance(piece, Sequence) and len(piece) == 3 and all(type(number) is int for number in piece)
-        for piece in value
-    )
-    if not fine:
-        raise Wrong(
-            say(
-                en="Return a list of triples of whole numbers: (old rank, first place, last place excluded).",
-                fr="Renvoyez une liste de triplets d’entiers : (ancien rang, première position, dernière position "
-                "exclue).",
-            )
+    pieces = [(old_rank, first, last) for old_rank, first, last in value]
+    if not all(type(number) is int for piece in pieces for number in piece):
+        raise TypeError
+    return pieces
+
+
+def _differs(case: Any, given: Pieces, right: Pieces) -> Said:
+    if sorted(given) == right:
+        return Said(
+            "The right pieces, but in another order: laid end to end they must give the new share.",
+            "Ce sont les bons morceaux, mais dans un autre ordre : mis bout à bout, ils doivent donner la nouvelle "
+            "part.",
         )
-    return [(piece[0], piece[1], piece[2]) for piece in value]
+    return Said(
+        f"For the arguments {case}, {right} is expected, but your function returns {given}.",
+        f"Pour les arguments {case}, on attend {right}, mais votre fonction renvoie {given}.",
+    )
 
 
 SHARES_TO_READ = Exercise(
     id="shares-to-read",
     title=Said("reading with another number of ranks", "relire avec un autre nombre de rangs"),
-    judge=_judge,
+    judge=Judge(
+        shares_to_read,
+        cases=[(*case, rank) for case in CASES for rank in range(case[2])],
+        mistakes=MISTAKES,
+        differs=_differs,
+        read=reader(
+            _pieces,
+            "Return a list of triples of whole numbers, (old rank, first place, last place excluded)",
+            "Renvoyez une liste de triplets d’entiers, (ancien rang, première position, dernière position exclue)",
+        ),
+    ),
     praise=Said(
         "Right. That is what DCP does for each tensor, and what DeepSpeed leaves to its universal checkpoint.",
         "Exact. C’est ce que DCP fait pour chaque tenseur, et ce que DeepSpeed laisse à son universal checkpoint.",
     ),
-    hints=(
-        Said(
-            "The new share goes from rank · new to (rank + 1) · new in the vector, where new = ceil(elements / "
-            "new_ranks); the share of the old rank r from r · old to (r + 1) · old. Where do the two overlap?",
-            "Dans le vecteur, la nouvelle part va de rank · new à (rank + 1) · new, où new = ceil(elements / "
-            "new_ranks) ; celle de l’ancien rang r, de r · old à (r + 1) · old. Où se recouvrent-elles ?",
-        ),
-        Said(
-            "For each r: start = max(rank · new, r · old); stop = min((rank + 1) · new, (r + 1) · old, elements). If "
-            "start < stop, the piece is (r, start − r · old, stop − r · old).",
-            "Pour chaque r : start = max(rank · new, r · old) ; stop = min((rank + 1) · new, (r + 1) · old, elements). "
-            "Si start < stop, le morceau est (r, start − r · old, stop − r · old).",
-        ),
+    hints=two_hints(
+        "The new share goes from rank · new to (rank + 1) · new in the vector, where new = ceil(elements / "
+        "new_ranks); the share of the old rank r from r · old to (r + 1) · old. Where do the two overlap?",
+        "Dans le vecteur, la nouvelle part va de rank · new à (rank + 1) · new, où new = ceil(elements / "
+        "new_ranks) ; celle de l’ancien rang r, de r · old à (r + 1) · old. Où se recouvrent-elles ?",
+        "For each r: start = max(rank · new, r · old); stop = min((rank + 1) · new, (r + 1) · old, elements). If "
+        "start < stop, the piece is (r, start − r · old, stop − r · old).",
+        "Pour chaque r : start = max(rank · new, r · old) ; stop = min((rank + 1) · new, (r + 1) · old, elements). "
+        "Si start < stop, le morceau est (r, start − r · old, stop − r · old).",
     ),
 )
 

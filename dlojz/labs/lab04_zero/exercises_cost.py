@@ -1,32 +1,19 @@
-"""Lab 04: bytes that each rank sends per step, by ZeRO stage.
+"""Exercises of lab 04 on costs: bytes sent by stage, ZeRO-3's time, offloading, DeepSpeed's configuration.
 
-The reference is what `dlojz.by_hand.zero` hands to its collectives, run as rings.
-
-Lab 04: how long ZeRO-3 communicates, by the α–β model, layer by layer.
-
-The reference is the sum of the ring collectives that `dlojz.by_hand.collectives` predicts with.
-
-Lab 04: offloading: what lies where, and whether the way there and back can be hidden.
-
-The bytes are those of `dlojz.prediction.rules_of_thumb`; the time is a ratio, whatever the model.
-
-Lab 04: DeepSpeed's configuration, written for a run.
-
-What is judged is what DeepSpeed would do with the file, read back by `dlojz.config.deepspeed_json`; no text is
-compared, and keys that change nothing are nobody's business.
+Volumes are those of `dlojz.by_hand.zero`, its collectives run as rings; times follow the α–β model, layer by layer. A
+configuration is judged by what DeepSpeed would do with it, read back by `dlojz.config.deepspeed_json`: no text is
+compared, and keys that change nothing are ignored.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import MEBIBYTE, say, shortest
+from dlojz.base.language import MEBIBYTE
 from dlojz.config.run_config import RunConfig
-from dlojz.labs.kit.exercise import Exercise, Said, Wrong
-from dlojz.labs.kit.judges import Mistake, by_reference
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.judges import Judge, expect_json, read_settings, refuse_settings
 
 
 def sent_bytes(weight_bytes: float, ranks: int, stage: int, micro_batches: int) -> float:
@@ -59,80 +46,64 @@ def _times(count: tuple[int, ...], w: float, n: int, stage: int) -> float:
 ZERO_VOLUME = Exercise(
     id="zero-volume",
     title=Said("bytes sent, by stage", "octets envoyés selon le stage"),
-    judge=by_reference(
+    judge=Judge(
         sent_bytes,
         cases=_steps,
         mistakes=(
             Mistake(
                 lambda w, n, stage, m: passes(stage, m) * w,
-                Said(
-                    "The number of passes is right, but a rank never sends the part that is its own: (N − 1) / N of "
-                    "the bytes each time; try ranks = 1, where nothing is sent.",
-                    "Le nombre de passages est juste, mais un rang n’envoie jamais la part qui est la sienne : "
-                    "(N − 1) / N des octets à chaque fois ; essayez ranks = 1, où rien n’est envoyé.",
-                ),
+                "The number of passes is right, but a rank never sends the part that is its own: (N − 1) / N of "
+                "the bytes each time; try ranks = 1, where nothing is sent.",
+                "Le nombre de passages est juste, mais un rang n’envoie jamais la part qui est la sienne : "
+                "(N − 1) / N des octets à chaque fois ; essayez ranks = 1, où rien n’est envoyé.",
             ),
             Mistake(
                 lambda w, n, stage, m: _times((2, 2, 2, 3), w, n, stage),
-                Said(
-                    "That is right for one micro-batch. Stages 2 and 3 keep no whole gradient to add to: they reduce "
-                    "with every micro-batch, and stage 3 gathers the weights for each.",
-                    "C’est juste pour un seul micro-batch. Les stages 2 et 3 ne gardent pas de gradient entier auquel "
-                    "ajouter le suivant : ils réduisent à chaque micro-batch, et le stage 3 rassemble les poids pour "
-                    "chacun.",
-                ),
+                "That is right for one micro-batch. Stages 2 and 3 keep no whole gradient to add to: they reduce "
+                "with every micro-batch, and stage 3 gathers the weights for each.",
+                "C’est juste pour un seul micro-batch. Les stages 2 et 3 ne gardent pas de gradient entier auquel "
+                "ajouter le suivant : ils réduisent à chaque micro-batch, et le stage 3 rassemble les poids pour "
+                "chacun.",
             ),
             Mistake(
                 lambda w, n, stage, m: _times((2 * m, 2 * m, 2 * m, 3 * m), w, n, stage),
-                Said(
-                    "Not everything is repeated with every micro-batch: stages 0 and 1 accumulate whole gradients and "
-                    "reduce once; and up to stage 2 the weights are gathered once, after the update.",
-                    "Tout ne se répète pas à chaque micro-batch : les stages 0 et 1 cumulent des gradients entiers et "
-                    "réduisent une seule fois ; et jusqu’au stage 2, les poids sont rassemblés une seule fois, après "
-                    "la mise à jour.",
-                ),
+                "Not everything is repeated with every micro-batch: stages 0 and 1 accumulate whole gradients and "
+                "reduce once; and up to stage 2 the weights are gathered once, after the update.",
+                "Tout ne se répète pas à chaque micro-batch : les stages 0 et 1 cumulent des gradients entiers et "
+                "réduisent une seule fois ; et jusqu’au stage 2, les poids sont rassemblés une seule fois, après "
+                "la mise à jour.",
             ),
             Mistake(
                 lambda w, n, stage, m: _times((2, 2, 2 * m, 3 * m), w, n, stage),
-                Said(
-                    "Almost: in stage 2 only the reduce-scatter is repeated with every micro-batch; the weights are "
-                    "gathered once, after the update.",
-                    "Presque : au stage 2, seul le reduce-scatter se répète à chaque micro-batch ; les poids sont "
-                    "rassemblés une seule fois, après la mise à jour.",
-                ),
+                "Almost: in stage 2 only the reduce-scatter is repeated with every micro-batch; the weights are "
+                "gathered once, after the update.",
+                "Presque : au stage 2, seul le reduce-scatter se répète à chaque micro-batch ; les poids sont "
+                "rassemblés une seule fois, après la mise à jour.",
             ),
             Mistake(
                 lambda w, n, stage, m: _times((2, 2, m + 1, 2 * m), w, n, stage),
-                Said(
-                    "In stage 3 the weights are freed after the forward pass: each micro-batch gathers them twice, for "
-                    "forward and for backward, and reduces its gradients besides.",
-                    "Au stage 3, les poids sont libérés après la passe avant : chaque micro-batch les rassemble deux "
-                    "fois, pour la passe avant et pour la passe arrière, et réduit en plus ses gradients.",
-                ),
+                "In stage 3 the weights are freed after the forward pass: each micro-batch gathers them twice, for "
+                "forward and for backward, and reduces its gradients besides.",
+                "Au stage 3, les poids sont libérés après la passe avant : chaque micro-batch les rassemble deux "
+                "fois, pour la passe avant et pour la passe arrière, et réduit en plus ses gradients.",
             ),
             Mistake(
                 lambda w, n, stage, m: _times((2, 2, m + 1, 2 * m + 1), w, n, stage),
-                Said(
-                    "In stage 3 the gradients too are reduced with every micro-batch, since no rank keeps whole ones.",
-                    "Au stage 3, les gradients aussi sont réduits à chaque micro-batch, puisqu’aucun rang n’en garde "
-                    "d’entiers.",
-                ),
+                "In stage 3 the gradients too are reduced with every micro-batch, since no rank keeps whole ones.",
+                "Au stage 3, les gradients aussi sont réduits à chaque micro-batch, puisqu’aucun rang n’en garde "
+                "d’entiers.",
             ),
             Mistake(
                 lambda w, n, stage, m: _times((2, 3, m + 2, 3 * m), w, n, stage),
-                Said(
-                    "For stages 1 and 2 that is an all-reduce of the gradients plus an all-gather of the weights. "
-                    "A rank needs its own share of the sum alone: a reduce-scatter is enough, half an all-reduce.",
-                    "Aux stages 1 et 2, c’est là un all-reduce des gradients plus un all-gather des poids. Or un rang "
-                    "n’a besoin que de sa part de la somme : un reduce-scatter suffit, soit la moitié d’un all-reduce.",
-                ),
+                "For stages 1 and 2 that is an all-reduce of the gradients plus an all-gather of the weights. "
+                "A rank needs its own share of the sum alone: a reduce-scatter is enough, half an all-reduce.",
+                "Aux stages 1 et 2, c’est là un all-reduce des gradients plus un all-gather des poids. Or un rang "
+                "n’a besoin que de sa part de la somme : un reduce-scatter suffit, soit la moitié d’un all-reduce.",
             ),
             Mistake(
                 lambda w, n, stage, m: _times((1, 2, m + 1, 3 * m), w, n, stage),
-                Said(
-                    "An all-reduce counts twice: it is a reduce-scatter, then an all-gather.",
-                    "Un all-reduce compte deux fois : c’est un reduce-scatter, suivi d’un all-gather.",
-                ),
+                "An all-reduce counts twice: it is a reduce-scatter, then an all-gather.",
+                "Un all-reduce compte deux fois : c’est un reduce-scatter, suivi d’un all-gather.",
             ),
         ),
     ),
@@ -141,19 +112,15 @@ ZERO_VOLUME = Exercise(
         "Exact : avec un seul micro-batch, 2Ψ, 2Ψ, 2Ψ et 3Ψ. Le stage 3 coûte moitié plus cher ; l’accumulation creuse "
         "l’écart.",
     ),
-    hints=(
-        Said(
-            "Count, for each stage, how often the whole model goes through a reduce-scatter or an all-gather in one "
-            "step. An all-reduce is one of each.",
-            "Comptez, pour chaque stage, combien de fois le modèle entier passe par un reduce-scatter ou un all-gather "
-            "au cours d’un pas. Un all-reduce, c’est l’un puis l’autre.",
-        ),
-        Said(
-            "Stages 0 and 1: 2 passes. Stage 2: micro_batches + 1. Stage 3: 3 · micro_batches. Each pass sends "
-            "weight_bytes · (ranks − 1) / ranks.",
-            "Stages 0 et 1 : 2 passages. Stage 2 : micro_batches + 1. Stage 3 : 3 · micro_batches. Chaque passage "
-            "envoie weight_bytes · (ranks − 1) / ranks.",
-        ),
+    hints=two_hints(
+        "Count, for each stage, how often the whole model goes through a reduce-scatter or an all-gather in one "
+        "step. An all-reduce is one of each.",
+        "Comptez, pour chaque stage, combien de fois le modèle entier passe par un reduce-scatter ou un all-gather "
+        "au cours d’un pas. Un all-reduce, c’est l’un puis l’autre.",
+        "Stages 0 and 1: 2 passes. Stage 2: micro_batches + 1. Stage 3: 3 · micro_batches. Each pass sends "
+        "weight_bytes · (ranks − 1) / ranks.",
+        "Stages 0 et 1 : 2 passages. Stage 2 : micro_batches + 1. Stage 3 : 3 · micro_batches. Chaque passage "
+        "envoie weight_bytes · (ranks − 1) / ranks.",
     ),
 )
 
@@ -232,14 +199,15 @@ def _by_layer(passes: int) -> Mistake:
         "libérés après la passe avant, et les gradients réduits : cela fait trois.",
     )
     return Mistake(
-        lambda sizes, p, a, b: sum(_ring(passes, size, p, a, b) for size in sizes), first if passes == 1 else second
+        lambda sizes, p, a, b: sum(_ring(passes, size, p, a, b) for size in sizes),
+        *(first if passes == 1 else second),
     )
 
 
 ZERO_TIME = Exercise(
     id="zero-time",
     title=Said("when ZeRO-3 loses", "quand ZeRO-3 est perdant"),
-    judge=by_reference(
+    judge=Judge(
         zero_3_seconds,
         cases=_networks,
         mistakes=(
@@ -247,44 +215,34 @@ ZERO_TIME = Exercise(
             _by_layer(2),
             Mistake(
                 lambda sizes, p, a, b: all_at_once_seconds(sizes, p, a, b, passes=PASSES),
-                Said(
-                    "The bytes are right, but you send all layers in one message. ZeRO-3 gathers layer by layer: the "
-                    "latency is paid for each.",
-                    "Les octets sont justes, mais vous envoyez toutes les couches en un seul message. ZeRO-3 "
-                    "rassemble couche par couche : la latence se paie pour chacune.",
-                ),
+                "The bytes are right, but you send all layers in one message. ZeRO-3 gathers layer by layer: the "
+                "latency is paid for each.",
+                "Les octets sont justes, mais vous envoyez toutes les couches en un seul message. ZeRO-3 "
+                "rassemble couche par couche : la latence se paie pour chacune.",
             ),
             Mistake(
                 lambda sizes, p, a, b: sum(PASSES * (a + b * (p - 1) / p * size) for size in sizes),
-                Said(
-                    "α is paid once per collective here; yet a ring all-gather, like a reduce-scatter, takes p − 1 "
-                    "steps, and each begins with a latency.",
-                    "α n’est payée ici qu’une fois par communication collective ; or un all-gather en anneau, comme un "
-                    "reduce-scatter, fait p − 1 étapes, et chacune commence par une latence.",
-                ),
+                "α is paid once per collective here; yet a ring all-gather, like a reduce-scatter, takes p − 1 "
+                "steps, and each begins with a latency.",
+                "α n’est payée ici qu’une fois par communication collective ; or un all-gather en anneau, comme un "
+                "reduce-scatter, fait p − 1 étapes, et chacune commence par une latence.",
             ),
             Mistake(
                 lambda sizes, p, a, b: sum(_ring(2 * PASSES, size, p, a, b) for size in sizes),
-                Said(
-                    "You count three all-reduces. An all-gather, or a reduce-scatter, is half of one: p − 1 steps.",
-                    "Vous comptez trois all-reduce. Un all-gather, ou un reduce-scatter, n’en est que la moitié : "
-                    "p − 1 étapes.",
-                ),
+                "You count three all-reduces. An all-gather, or a reduce-scatter, is half of one: p − 1 steps.",
+                "Vous comptez trois all-reduce. Un all-gather, ou un reduce-scatter, n’en est que la moitié : "
+                "p − 1 étapes.",
             ),
             Mistake(
                 lambda sizes, p, a, b: sum(PASSES * (p - 1) * (a + b * size) for size in sizes),
-                Said(
-                    "Each step carries the whole layer here; in a ring it carries one share of it, n / p.",
-                    "Chaque étape transporte ici toute la couche ; dans un anneau, elle n’en transporte qu’une part, "
-                    "n / p.",
-                ),
+                "Each step carries the whole layer here; in a ring it carries one share of it, n / p.",
+                "Chaque étape transporte ici toute la couche ; dans un anneau, elle n’en transporte qu’une part, "
+                "n / p.",
             ),
             Mistake(
                 lambda sizes, p, a, b: sum(PASSES * (p - 1) * b * size / p for size in sizes),
-                Said(
-                    "The latency is missing: it is what hurts with many small layers.",
-                    "La latence manque : c’est elle qui fait mal quand les couches sont petites et nombreuses.",
-                ),
+                "The latency is missing: it is what hurts with many small layers.",
+                "La latence manque : c’est elle qui fait mal quand les couches sont petites et nombreuses.",
             ),
         ),
     ),
@@ -293,17 +251,13 @@ ZERO_TIME = Exercise(
         "Exact : 3 (p − 1) latences par couche, quelle que soit sa taille. De petites couches sur beaucoup de rangs ne "
         "paient presque que cela.",
     ),
-    hints=(
-        Said(
-            "How many collectives does one layer need in a forward and a backward pass, and how many steps has each of "
-            "them in a ring?",
-            "De combien de communications collectives une couche a-t-elle besoin en une passe avant et une passe "
-            "arrière, et combien d’étapes chacune compte-t-elle dans un anneau ?",
-        ),
-        Said(
-            "The sum over the layers of 3 (ranks − 1) · (alpha_s + beta_s_per_byte · n / ranks).",
-            "La somme sur les couches de 3 (ranks − 1) · (alpha_s + beta_s_per_byte · n / ranks).",
-        ),
+    hints=two_hints(
+        "How many collectives does one layer need in a forward and a backward pass, and how many steps has each of "
+        "them in a ring?",
+        "De combien de communications collectives une couche a-t-elle besoin en une passe avant et une passe "
+        "arrière, et combien d’étapes chacune compte-t-elle dans un anneau ?",
+        "The sum over the layers of 3 (ranks − 1) · (alpha_s + beta_s_per_byte · n / ranks).",
+        "La somme sur les couches de 3 (ranks − 1) · (alpha_s + beta_s_per_byte · n / ranks).",
     ),
 )
 
@@ -331,56 +285,43 @@ def _offload_cases() -> Iterator[tuple[int, int, str]]:
             yield parameters, ranks, offload
 
 
-_BYTES_MISTAKES: tuple[tuple[Callable[[float, int, str], Pair], Said], ...] = (
-    (
+_BYTES_MISTAKES = (
+    Mistake(
         lambda p, n, offload: offload_bytes(p, n, offload)[::-1],
-        Said(
-            "The two numbers are right, but swapped: first the device, then the host.",
-            "Les deux nombres sont justes, mais intervertis : d’abord le GPU, ensuite la mémoire de l’hôte.",
-        ),
+        "The two numbers are right, but swapped: first the device, then the host.",
+        "Les deux nombres sont justes, mais intervertis : d’abord le GPU, ensuite la mémoire de l’hôte.",
     ),
-    (
+    Mistake(
         lambda p, n, offload: _parts(p, n, offload, {"none": (16, 0), "optimizer": (2, 12), "parameters": (0, 14)}),
-        Said(
-            "The gradient is missing on the host: it is updated there, in fp32, so it takes 4 bytes per parameter "
-            "there.",
-            "Il manque le gradient du côté de l’hôte : la mise à jour s’y fait en fp32, il y prend donc 4 octets par "
-            "paramètre.",
-        ),
+        "The gradient is missing on the host: it is updated there, in fp32, so it takes 4 bytes per parameter there.",
+        "Il manque le gradient du côté de l’hôte : la mise à jour s’y fait en fp32, il y prend donc 4 octets par "
+        "paramètre.",
     ),
-    (
+    Mistake(
         lambda p, n, offload: _parts(p, n, offload, {"none": (16, 0), "optimizer": (2, 14), "parameters": (0, 16)}),
-        Said(
-            "On the host the gradient is kept in fp32, as the update is done there: 4 bytes per parameter, not 2.",
-            "Chez l’hôte, le gradient est gardé en fp32, puisque la mise à jour s’y fait : 4 octets par paramètre, et "
-            "non 2.",
-        ),
+        "On the host the gradient is kept in fp32, as the update is done there: 4 bytes per parameter, not 2.",
+        "Chez l’hôte, le gradient est gardé en fp32, puisque la mise à jour s’y fait : 4 octets par paramètre, et "
+        "non 2.",
     ),
-    (
+    Mistake(
         lambda p, n, offload: _parts(p, n, offload, {"none": (16, 0), "optimizer": (4, 12), "parameters": (2, 14)}),
-        Said(
-            "The gradients do not stay on the device: each leaves for the host as soon as it is reduced, as the "
-            "update is done there.",
-            "Les gradients ne restent pas sur le GPU : chacun part vers l’hôte dès qu’il est réduit, puisque la mise à "
-            "jour s’y fait.",
-        ),
+        "The gradients do not stay on the device: each leaves for the host as soon as it is reduced, as the "
+        "update is done there.",
+        "Les gradients ne restent pas sur le GPU : chacun part vers l’hôte dès qu’il est réduit, puisque la mise à "
+        "jour s’y fait.",
     ),
-    (
+    Mistake(
         lambda p, n, offload: _parts(p, 1, offload, {"none": (16, 0), "optimizer": (2, 16), "parameters": (0, 18)}),
-        Said(
-            "These are the bytes of the whole model; with ZeRO-3 each rank has one N-th of them, on the host too.",
-            "Ce sont les octets du modèle entier ; avec ZeRO-3, chaque rang n’en a qu’un N-ième, chez l’hôte aussi.",
-        ),
+        "These are the bytes of the whole model; with ZeRO-3 each rank has one N-th of them, on the host too.",
+        "Ce sont les octets du modèle entier ; avec ZeRO-3, chaque rang n’en a qu’un N-ième, chez l’hôte aussi.",
     ),
-    (
+    Mistake(
         lambda p, n, offload: (
             {"none": 16 / n, "optimizer": 2.0, "parameters": 0.0}[offload] * p,
             offload_bytes(p, n, offload)[1],
         ),
-        Said(
-            "The weights on the device are not whole: with ZeRO-3 each rank keeps one N-th of them.",
-            "Les poids sur le GPU ne sont pas entiers : avec ZeRO-3, chaque rang n’en garde qu’un N-ième.",
-        ),
+        "The weights on the device are not whole: with ZeRO-3 each rank keeps one N-th of them.",
+        "Les poids sur le GPU ne sont pas entiers : avec ZeRO-3, chaque rang n’en garde qu’un N-ième.",
     ),
 )
 
@@ -390,79 +331,31 @@ def _parts(p: float, n: int, offload: str, each: dict[str, tuple[int, int]]) -> 
     return device * p / n, host * p / n
 
 
-def _close(value: float, right: float) -> bool:
-    return abs(value - right) <= 1e-9 * abs(right)
-
-
-def _judge_bytes(answer: Callable[..., Any]) -> None:
-    cases = list(_offload_cases())
-    given = [_pair(answer(*case)) for case in cases]
-    expected = [offload_bytes(*case) for case in cases]
-
-    def all_same(others: list[Pair]) -> bool:
-        return all(
-            _close(a, b) for one, other in zip(given, others, strict=True) for a, b in zip(one, other, strict=True)
-        )
-
-    if all_same(expected):
-        return
-    for way, says in _BYTES_MISTAKES:
-        if all_same([way(*case) for case in cases]):
-            raise Wrong(str(says))
-    for case, mine, right in zip(cases, given, expected, strict=True):
-        if not all(map(_close, mine, right)):
-            asked = ", ".join(map(repr, case))
-            raise Wrong(
-                say(
-                    en=f"For the arguments ({asked}), {shortest(right[0])} bytes on the device and "
-                    f"{shortest(right[1])} on the host are expected, but your function returns {shortest(mine[0])} and "
-                    f"{shortest(mine[1])}.",
-                    fr=f"Pour les arguments ({asked}), on attend {shortest(right[0])} octets sur le GPU et "
-                    f"{shortest(right[1])} chez l’hôte, mais votre fonction renvoie {shortest(mine[0])} et "
-                    f"{shortest(mine[1])}.",
-                )
-            )
-
-
-def _pair(value: object) -> Pair:
-    if value is None:
-        raise Wrong(
-            say(
-                en="Your function returns nothing: end it with return.",
-                fr="Votre fonction ne renvoie rien : terminez-la par return.",
-            )
-        )
-    if not isinstance(value, tuple | list) or len(value) != 2:
-        raise Wrong(
-            say(
-                en="Two numbers are expected: bytes on the device, bytes in host memory.",
-                fr="Deux nombres sont attendus : les octets sur le GPU, puis les octets dans la mémoire de l’hôte.",
-            )
-        )
-    return float(value[0]), float(value[1])
-
-
 OFFLOAD_BYTES = Exercise(
     id="offload-bytes",
     title=Said("what lies where", "ce qui se trouve où"),
-    judge=_judge_bytes,
+    judge=Judge(
+        offload_bytes,
+        cases=_offload_cases,
+        mistakes=_BYTES_MISTAKES,
+        parts=(
+            Said("the bytes on the device", "les octets sur le GPU"),
+            Said("the bytes in host memory", "les octets dans la mémoire de l’hôte"),
+        ),
+    ),
     praise=Said(
         "Right. The host gives more than the device saves: 16 bytes for 14, as gradients are in fp32 there.",
         "Exact. L’hôte fournit plus que le GPU n’économise : 16 octets pour 14, car les gradients y sont en fp32.",
     ),
-    hints=(
-        Said(
-            "List what the update on the host works with, in fp32: four numbers per parameter. What does the device "
-            "still compute with?",
-            "Faites la liste de ce dont la mise à jour a besoin chez l’hôte, en fp32 : quatre nombres par paramètre. "
-            "Et avec quoi le GPU calcule-t-il encore ?",
-        ),
-        Said(
-            "Per parameter, over the number of ranks: none 16 and 0, optimizer 2 and 4 + 4 + 8, parameters 0 and that "
-            "plus 2.",
-            "Par paramètre, à diviser par le nombre de rangs : none, 16 et 0 ; optimizer, 2 et 4 + 4 + 8 ; parameters, "
-            "0 et la même chose plus 2.",
-        ),
+    hints=two_hints(
+        "List what the update on the host works with, in fp32: four numbers per parameter. What does the device "
+        "still compute with?",
+        "Faites la liste de ce dont la mise à jour a besoin chez l’hôte, en fp32 : quatre nombres par paramètre. "
+        "Et avec quoi le GPU calcule-t-il encore ?",
+        "Per parameter, over the number of ranks: none 16 and 0, optimizer 2 and 4 + 4 + 8, parameters 0 and that "
+        "plus 2.",
+        "Par paramètre, à diviser par le nombre de rangs : none, 16 et 0 ; optimizer, 2 et 4 + 4 + 8 ; parameters, "
+        "0 et la même chose plus 2.",
     ),
 )
 
@@ -493,56 +386,43 @@ def _machines() -> Iterator[tuple[int, float, float, float]]:
 OFFLOAD_TIME = Exercise(
     id="offload-time",
     title=Said("when offloading pays", "quand le déchargement est rentable"),
-    judge=by_reference(
+    judge=Judge(
         transfer_over_compute,
         cases=_machines,
         mistakes=(
             Mistake(
                 lambda n, tokens, flops, pcie: 1 / _ratio(4, n, tokens, flops, pcie),
-                Said(
-                    "It is the other way round: the seconds of the transfers over those of the computation.",
-                    "C’est l’inverse : les secondes de transfert, divisées par celles du calcul.",
-                ),
+                "It is the other way round: the seconds of the transfers over those of the computation.",
+                "C’est l’inverse : les secondes de transfert, divisées par celles du calcul.",
             ),
             Mistake(
                 lambda n, tokens, flops, pcie: _ratio(2, n, tokens, flops, pcie),
-                Said(
-                    "That is one direction: gradients go down, and updated weights come back up.",
-                    "Cela ne compte qu’un sens : les gradients descendent, et les poids mis à jour remontent.",
-                ),
+                "That is one direction: gradients go down, and updated weights come back up.",
+                "Cela ne compte qu’un sens : les gradients descendent, et les poids mis à jour remontent.",
             ),
             Mistake(
                 lambda n, tokens, flops, pcie: _ratio(4, 1, tokens, flops, pcie),
-                Said(
-                    "Each rank transfers its own share only, one N-th: every GPU has a link of its own to the host.",
-                    "Chaque rang ne transfère que sa part, un N-ième : chaque GPU a son propre lien vers l’hôte.",
-                ),
+                "Each rank transfers its own share only, one N-th: every GPU has a link of its own to the host.",
+                "Chaque rang ne transfère que sa part, un N-ième : chaque GPU a son propre lien vers l’hôte.",
             ),
             Mistake(
                 lambda n, tokens, flops, pcie: _ratio(8, n, tokens, flops, pcie),
-                Said(
-                    "The transfers are in 16 bit, 2 bytes each way: the conversion to fp32 is done on the host.",
-                    "Les transferts se font sur 16 bits, 2 octets dans chaque sens : la conversion en fp32 a lieu chez "
-                    "l’hôte.",
-                ),
+                "The transfers are in 16 bit, 2 bytes each way: the conversion to fp32 is done on the host.",
+                "Les transferts se font sur 16 bits, 2 octets dans chaque sens : la conversion en fp32 a lieu chez "
+                "l’hôte.",
             ),
             Mistake(
                 lambda n, tokens, flops, pcie: _ratio(16, n, tokens, flops, pcie),
-                Said(
-                    "Moments and master copy never travel: they are updated where they lie. Only gradients go down, "
-                    "and weights up.",
-                    "Les moments et la copie maître ne voyagent jamais : ils sont mis à jour là où ils se trouvent. "
-                    "Seuls les gradients descendent, et les poids remontent.",
-                ),
+                "Moments and master copy never travel: they are updated where they lie. Only gradients go down, "
+                "and weights up.",
+                "Les moments et la copie maître ne voyagent jamais : ils sont mis à jour là où ils se trouvent. "
+                "Seuls les gradients descendent, et les poids remontent.",
             ),
             Mistake(
                 lambda n, tokens, flops, pcie: _ratio(4, n, tokens, flops, pcie, 2),
-                Said(
-                    "You count the forward pass alone, 2 operations per parameter and token: with backward there are "
-                    "6.",
-                    "Vous ne comptez que la passe avant, 2 opérations par paramètre et par token : avec la passe "
-                    "arrière, il y en a 6.",
-                ),
+                "You count the forward pass alone, 2 operations per parameter and token: with backward there are 6.",
+                "Vous ne comptez que la passe avant, 2 opérations par paramètre et par token : avec la passe "
+                "arrière, il y en a 6.",
             ),
         ),
     ),
@@ -551,23 +431,15 @@ OFFLOAD_TIME = Exercise(
         "Exact, et la taille du modèle a disparu : ce qui compte, c’est le calcul de chaque GPU entre deux mises à "
         "jour.",
     ),
-    hints=(
-        Said(
-            "For Ψ parameters: how many bytes does a rank send and receive, and how many operations does it compute? "
-            "Ψ cancels.",
-            "Pour Ψ paramètres : combien d’octets un rang envoie-t-il et reçoit-il, et combien d’opérations "
-            "calcule-t-il ? Ψ s’élimine.",
-        ),
-        Said(
-            "Transfers: (2 + 2) / ranks / pcie_bytes_per_s. Computation: 6 · tokens / flops_per_s.",
-            "Transferts : (2 + 2) / ranks / pcie_bytes_per_s. Calcul : 6 · tokens / flops_per_s.",
-        ),
+    hints=two_hints(
+        "For Ψ parameters: how many bytes does a rank send and receive, and how many operations does it compute? "
+        "Ψ cancels.",
+        "Pour Ψ paramètres : combien d’octets un rang envoie-t-il et reçoit-il, et combien d’opérations "
+        "calcule-t-il ? Ψ s’élimine.",
+        "Transfers: (2 + 2) / ranks / pcie_bytes_per_s. Computation: 6 · tokens / flops_per_s.",
+        "Transferts : (2 + 2) / ranks / pcie_bytes_per_s. Calcul : 6 · tokens / flops_per_s.",
     ),
 )
-
-
-UNSAID = 97
-"""Micro-batch of a run about which the file says nothing; no case asks for it."""
 
 
 def deepspeed_settings(config: RunConfig, bucket_mib: float) -> dict[str, Any]:
@@ -612,67 +484,21 @@ def _json_cases() -> list[tuple[RunConfig, float]]:
 
 def _judge(answer: Callable[..., Any]) -> None:
     for config, bucket_mib in _json_cases():
-        document = answer(config, bucket_mib)
-        text = _text(document)
+        document = expect_json(answer(config, bucket_mib))
         _check_batch(document, config)
-        layout = config.layout
-        base = RunConfig.of(model=config.model, dp=layout.dp, engine="deepspeed", micro_batch=UNSAID)
-        try:
-            given = _read(text, base)
-        except LabError as error:
-            raise Wrong(
-                say(
-                    en=f"Asked for: {_asked(config)}. With your settings, DeepSpeed or the lab refuses: {error}",
-                    fr=f"Demandé : {_asked(config)}. Avec vos réglages, DeepSpeed ou le TP refuse : {error}",
-                )
-            ) from None
-        _compare(given, config)
+        asked = _asked(config)
+        refuse_settings(read_settings(document, asked, model=config.model, dp=config.layout.dp), config, asked)
         _check_bucket(document["zero_optimization"].get("reduce_bucket_size"), config, bucket_mib)
 
 
-def _read(text: str, base: RunConfig) -> RunConfig:
-    from dlojz.config.deepspeed_json import read_deepspeed_json
-
-    return read_deepspeed_json(text, base)
-
-
-def _asked(config: RunConfig) -> str:
+def _asked(config: RunConfig) -> Said:
     """The run in the words of `RunConfig`."""
     layout = config.layout
-    return (
+    run = (
         f"dp={layout.dp}, zero={layout.zero}, micro_batch={layout.micro_batch}, micro_batches={layout.micro_batches}, "
         f"precision={config.precision!r}, offload={layout.offload!r}"
     )
-
-
-def _text(document: object) -> str:
-    if document is None:
-        raise Wrong(
-            say(
-                en="Your function returns nothing: end it with return.",
-                fr="Votre fonction ne renvoie rien : terminez-la par return.",
-            )
-        )
-    if not isinstance(document, Mapping):
-        raise Wrong(
-            say(
-                en=f"A dictionary is expected, but your function returns a {type(document).__name__}: json.dump will "
-                "write it to the file.",
-                fr="Un dictionnaire est attendu, mais votre fonction renvoie un objet de type "
-                f"{type(document).__name__} : json.dump se chargera de l’écrire dans le fichier.",
-            )
-        )
-    try:
-        return json.dumps(document)
-    except (TypeError, ValueError) as error:
-        raise Wrong(
-            say(
-                en=f"This dictionary cannot be written as JSON ({error}): use numbers, texts, True, False, lists and "
-                "dictionaries.",
-                fr=f"Ce dictionnaire ne s’écrit pas en JSON ({error}) : mettez-y des nombres, des textes, True, False, "
-                "des listes et des dictionnaires.",
-            )
-        ) from None
+    return Said(run, run)
 
 
 def _check_batch(document: Mapping[str, Any], config: RunConfig) -> None:
@@ -680,55 +506,25 @@ def _check_batch(document: Mapping[str, Any], config: RunConfig) -> None:
     total, micro = document.get("train_batch_size"), document.get("train_micro_batch_size_per_gpu")
     if total is None and micro is None:
         raise Wrong(
-            say(
-                en="DeepSpeed refuses a file that gives no size of batch: write train_micro_batch_size_per_gpu, "
-                "gradient_accumulation_steps, or train_batch_size, their product with the number of ranks.",
-                fr="DeepSpeed refuse un fichier sans taille de batch : écrivez train_micro_batch_size_per_gpu, "
-                "gradient_accumulation_steps, ou train_batch_size, leur produit par le nombre de rangs.",
-            )
+            en="DeepSpeed refuses a file that gives no size of batch: write train_micro_batch_size_per_gpu, "
+            "gradient_accumulation_steps, or train_batch_size, their product with the number of ranks.",
+            fr="DeepSpeed refuse un fichier sans taille de batch : écrivez train_micro_batch_size_per_gpu, "
+            "gradient_accumulation_steps, ou train_batch_size, leur produit par le nombre de rangs.",
         )
     if total == layout.micro_batch * layout.micro_batches != layout.global_batch:
         raise Wrong(
-            say(
-                en=f"train_batch_size={total} is the batch of one rank; DeepSpeed wants that of all {layout.dp} ranks: "
-                "config.layout.global_batch.",
-                fr=f"train_batch_size={total} est le batch d’un seul rang ; DeepSpeed attend celui des {layout.dp} "
-                "rangs : config.layout.global_batch.",
-            )
+            en=f"train_batch_size={total} is the batch of one rank; DeepSpeed wants that of all {layout.dp} ranks: "
+            "config.layout.global_batch.",
+            fr=f"train_batch_size={total} est le batch d’un seul rang ; DeepSpeed attend celui des {layout.dp} "
+            "rangs : config.layout.global_batch.",
         )
     if micro == layout.global_batch != layout.micro_batch:
         raise Wrong(
-            say(
-                en=f"train_micro_batch_size_per_gpu={micro} is the global batch; one rank reads {layout.micro_batch} "
-                "samples in one forward pass: config.layout.micro_batch.",
-                fr=f"train_micro_batch_size_per_gpu={micro} est le batch global ; un rang lit {layout.micro_batch} "
-                "échantillons par passe avant : config.layout.micro_batch.",
-            )
+            en=f"train_micro_batch_size_per_gpu={micro} is the global batch; one rank reads {layout.micro_batch} "
+            "samples in one forward pass: config.layout.micro_batch.",
+            fr=f"train_micro_batch_size_per_gpu={micro} est le batch global ; un rang lit {layout.micro_batch} "
+            "échantillons par passe avant : config.layout.micro_batch.",
         )
-
-
-def _compare(given: RunConfig, config: RunConfig) -> None:
-    pairs = {
-        "zero": ("zero_optimization.stage", given.layout.zero, config.layout.zero),
-        "precision": ("bf16.enabled", given.precision, config.precision),
-        "micro_batch": ("train_micro_batch_size_per_gpu", given.layout.micro_batch, config.layout.micro_batch),
-        "micro_batches": ("gradient_accumulation_steps", given.layout.micro_batches, config.layout.micro_batches),
-        "offload": (
-            "zero_optimization.offload_optimizer, offload_param",
-            given.layout.offload,
-            config.layout.offload,
-        ),
-    }
-    for name, (key, read, wanted) in pairs.items():
-        if read != wanted:
-            raise Wrong(
-                say(
-                    en=f"Asked for: {_asked(config)}. DeepSpeed would run your settings with {name}={read!r}, not "
-                    f"{wanted!r}: look at {key}.",
-                    fr=f"Demandé : {_asked(config)}. Avec vos réglages, DeepSpeed prendrait {name}={read!r} et non "
-                    f"{wanted!r} : regardez {key}.",
-                )
-            )
 
 
 def _check_bucket(given: Any, config: RunConfig, bucket_mib: float) -> None:
@@ -754,7 +550,7 @@ def _check_bucket(given: Any, config: RunConfig, bucket_mib: float) -> None:
             f"reduce_bucket_size={given}, or {bucket_mib:g} Mio contiennent {right} gradients de {each} octets "
             f"({config.precision}).",
         )
-    raise Wrong(say(en=en, fr=fr))
+    raise Wrong(en=en, fr=fr)
 
 
 DEEPSPEED_JSON = Exercise(
@@ -765,19 +561,14 @@ DEEPSPEED_JSON = Exercise(
         "Right: five runs, and DeepSpeed would do each of them as asked.",
         "Exact : cinq exécutions, et DeepSpeed ferait chacune comme demandé.",
     ),
-    hints=(
-        Said(
-            "The top level has the sizes of batches, bf16 and zero_optimization; what is ZeRO's own (stage, bucket, "
-            "offloading) goes into the latter.",
-            "Au premier niveau : les tailles de batch, bf16 et zero_optimization ; tout ce qui est propre à ZeRO "
-            "(stage, bucket, déchargement) va dans cette dernière section.",
-        ),
-        Said(
-            'zero_optimization: "stage", "reduce_bucket_size" (bucket_mib * 2**20 // 2 in bf16, // 4 in fp32) and, for '
-            'offload "optimizer", "offload_optimizer": {"device": "cpu"}; for "parameters", "offload_param" as well.',
-            'zero_optimization : "stage", "reduce_bucket_size" (bucket_mib * 2**20 // 2 en bf16, // 4 en fp32) et, '
-            'pour offload "optimizer", "offload_optimizer": {"device": "cpu"} ; pour "parameters", '
-            '"offload_param" en plus.',
-        ),
+    hints=two_hints(
+        "The top level has the sizes of batches, bf16 and zero_optimization; what is ZeRO's own (stage, bucket, "
+        "offloading) goes into the latter.",
+        "Au premier niveau : les tailles de batch, bf16 et zero_optimization ; tout ce qui est propre à ZeRO "
+        "(stage, bucket, déchargement) va dans cette dernière section.",
+        'zero_optimization: "stage", "reduce_bucket_size" (bucket_mib * 2**20 // 2 in bf16, // 4 in fp32) and, for '
+        'offload "optimizer", "offload_optimizer": {"device": "cpu"}; for "parameters", "offload_param" as well.',
+        'zero_optimization : "stage", "reduce_bucket_size" (bucket_mib * 2**20 // 2 en bf16, // 4 en fp32) et, pour '
+        'offload "optimizer", "offload_optimizer": {"device": "cpu"} ; pour "parameters", "offload_param" en plus.',
     ),
 )

@@ -1,21 +1,7 @@
-"""Lab 04: bytes of the model states on one rank, by ZeRO stage.
+"""Exercises of lab 04 on the stages: bytes of the states, then optimizer, gradients and weights sharded by hand.
 
-The reference is the paper's closed form, which `dlojz.prediction.rules_of_thumb` gives too.
-
-Lab 04: the optimizer shared out among the ranks, by hand.
-
-An answer is held to the weights of one process, and then to what each rank has kept and communicated for them: right
-values alone are not ZeRO.
-
-Lab 04: the gradients shared out among the ranks, by hand.
-
-An answer is held to the mean gradient that one process computes, and then to what each rank has been sent for it: right
-values alone are not ZeRO.
-
-Lab 04: a layer whose weights are whole only while it computes.
-
-An answer is held to the output and the gradients of one process, and then to what it has kept from the forward pass to
-the backward pass: whole weights there are not ZeRO-3.
+An answer is held to the weights, mean gradients or outputs of one process, and then to what each rank has kept and
+communicated for them: right values alone are not ZeRO.
 """
 
 from __future__ import annotations
@@ -24,10 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Exercise, Said, Wrong
-from dlojz.labs.kit.judges import Mistake, by_reference
-from dlojz.labs.kit.rank_judges import by_ranks
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.judges import Judge, normal, refuse_nothing
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
@@ -74,67 +58,47 @@ def _only_its_own(parameters: float, ranks: int, stage: int) -> float:
 ZERO_STATES = Exercise(
     id="zero-states",
     title=Said("bytes per rank, by stage", "octets par rang selon le stage"),
-    judge=by_reference(
+    judge=Judge(
         state_bytes,
         cases=_models,
         mistakes=(
             Mistake(
                 _only_its_own,
-                Said(
-                    "Each stage shards one more part, but you stop sharding those of the stages before: stage 2 "
-                    "shards the optimizer and the gradients, stage 3 all three.",
-                    "Chaque stage répartit une part de plus, mais vous cessez de répartir celles des stages "
-                    "précédents : le stage 2 répartit l’optimiseur et les gradients, le stage 3 les trois.",
-                ),
+                "Each stage shards one more part, but you stop sharding those of the stages before: stage 2 "
+                "shards the optimizer and the gradients, stage 3 all three.",
+                "Chaque stage répartit une part de plus, mais vous cessez de répartir celles des stages "
+                "précédents : le stage 2 répartit l’optimiseur et les gradients, le stage 3 les trois.",
             ),
             Mistake(
                 lambda p, n, stage: _shared(p, n, stage, (1, 2, 3)),
-                Said(
-                    "The order is the other way round: what is largest and needed least often is shared out first, the "
-                    "optimizer's 12 bytes, then the gradients, then the weights.",
-                    "L’ordre est inversé : on répartit d’abord le plus gros et le moins souvent utile, les 12 octets "
-                    "de l’optimiseur, puis les gradients, puis les poids.",
-                ),
-            ),
-            Mistake(
-                lambda p, n, stage: _shared(p, n, stage, (2, 3, 1)),
-                Said(
-                    "You shard the weights before the gradients: stage 2 shards the gradients, stage 3 the weights.",
-                    "Vous répartissez les poids avant les gradients : le stage 2 répartit les gradients, le stage 3 "
-                    "les poids.",
-                ),
+                "The order is the other way round: what is largest and needed least often is shared out first, the "
+                "optimizer's 12 bytes, then the gradients, then the weights.",
+                "L’ordre est inversé : on répartit d’abord le plus gros et le moins souvent utile, les 12 octets "
+                "de l’optimiseur, puis les gradients, puis les poids.",
             ),
             Mistake(
                 lambda p, n, stage: _shared(p, n, stage, (3, 2, 1), (2, 2, 8)),
-                Said(
-                    "The fp32 master copy is missing: Adam updates it, so it belongs to the optimizer, 4 + 4 + 4 = 12 "
-                    "bytes per parameter.",
-                    "La copie maître en fp32 manque : c’est elle qu’Adam met à jour ; elle compte donc avec "
-                    "l’optimiseur, 4 + 4 + 4 = 12 octets par paramètre.",
-                ),
+                "The fp32 master copy is missing: Adam updates it, so it belongs to the optimizer, 4 + 4 + 4 = 12 "
+                "bytes per parameter.",
+                "La copie maître en fp32 manque : c’est elle qu’Adam met à jour ; elle compte donc avec "
+                "l’optimiseur, 4 + 4 + 4 = 12 octets par paramètre.",
             ),
             Mistake(
                 lambda p, n, stage: _shared(p, n, stage, (3, 2, 1), (4, 4, 8)),
-                Said(
-                    "That is fp32 throughout. In mixed precision weights and gradients take 2 bytes, and the optimizer "
-                    "12, with its master copy: 16 as well, but shared out otherwise.",
-                    "C’est du fp32 partout. En précision mixte, poids et gradients prennent 2 octets, et l’optimiseur "
-                    "12, copie maître comprise : 16 aussi, mais répartis autrement.",
-                ),
+                "That is fp32 throughout. In mixed precision weights and gradients take 2 bytes, and the optimizer "
+                "12, with its master copy: 16 as well, but shared out otherwise.",
+                "C’est du fp32 partout. En précision mixte, poids et gradients prennent 2 octets, et l’optimiseur "
+                "12, copie maître comprise : 16 aussi, mais répartis autrement.",
             ),
             Mistake(
                 lambda p, n, stage: 16 * p / (n if stage else 1),
-                Said(
-                    "You share out everything from stage 1 on; only stage 3 does that.",
-                    "Vous répartissez tout dès le stage 1 ; seul le stage 3 le fait.",
-                ),
+                "You share out everything from stage 1 on; only stage 3 does that.",
+                "Vous répartissez tout dès le stage 1 ; seul le stage 3 le fait.",
             ),
             Mistake(
                 lambda p, n, stage: 16 * p / n,
-                Said(
-                    "You share out everything in every stage, even without ZeRO (stage 0), where each rank keeps all.",
-                    "Vous répartissez tout à tous les stages, même sans ZeRO (stage 0), où chaque rang garde tout.",
-                ),
+                "You share out everything in every stage, even without ZeRO (stage 0), where each rank keeps all.",
+                "Vous répartissez tout à tous les stages, même sans ZeRO (stage 0), où chaque rang garde tout.",
             ),
         ),
     ),
@@ -142,17 +106,13 @@ ZERO_STATES = Exercise(
         "Right. Stages 1 and 2 end at a floor, 4Ψ and 2Ψ; only stage 3 falls as 1/N.",
         "Exact. Les stages 1 et 2 butent sur un plancher, 4Ψ et 2Ψ ; seul le stage 3 décroît en 1/N.",
     ),
-    hints=(
-        Said(
-            "Write the three parts apart, 2Ψ, 2Ψ and 12Ψ. From which stage on is each divided by the number of ranks?",
-            "Écrivez les trois parts séparément : 2Ψ, 2Ψ et 12Ψ. À partir de quel stage chacune est-elle divisée par "
-            "le nombre de rangs ?",
-        ),
-        Said(
-            "Optimizer: divided if stage >= 1; gradients: if stage >= 2; weights: if stage >= 3. Then add the three.",
-            "Optimiseur : divisé si stage >= 1 ; gradients : si stage >= 2 ; poids : si stage >= 3. Additionnez "
-            "ensuite les trois.",
-        ),
+    hints=two_hints(
+        "Write the three parts apart, 2Ψ, 2Ψ and 12Ψ. From which stage on is each divided by the number of ranks?",
+        "Écrivez les trois parts séparément : 2Ψ, 2Ψ et 12Ψ. À partir de quel stage chacune est-elle divisée par "
+        "le nombre de rangs ?",
+        "Optimizer: divided if stage >= 1; gradients: if stage >= 2; weights: if stage >= 3. Then add the three.",
+        "Optimiseur : divisé si stage >= 1 ; gradients : si stage >= 2 ; poids : si stage >= 3. Additionnez "
+        "ensuite les trois.",
     ),
 )
 
@@ -160,13 +120,6 @@ ZERO_STATES = Exercise(
 MakeOptimizer = Callable[[Sequence[Any]], Any]
 WEIGHTS, STEPS = 24, 3
 _WEIGHTS = "weights"
-
-
-def random(seed: int, *shape: int) -> Tensor:
-    """Normal numbers that depend on the seed alone."""
-    import torch
-
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def _adam(tensors: Sequence[Any]) -> Any:
@@ -212,26 +165,26 @@ def _shard_optimizer_trial(answer: Callable[..., Any], rank: int, size: int, see
         made.append(sum(tensor.numel() for group in optimizer.param_groups for tensor in group["params"]))
         return optimizer
 
-    weights = random(seed, WEIGHTS)
+    weights = normal(seed, WEIGHTS)
     step = answer(weights, make_optimizer)
     if not callable(step):
         return {"returned": type(step).__name__}, _weights_after(rank, size, seed)  # for `_inspect_states` to refuse
     for number in range(STEPS):
-        step(random(seed + 1 + number, WEIGHTS).chunk(size)[rank].clone())
+        step(normal(seed + 1 + number, WEIGHTS).chunk(size)[rank].clone())
     return {"elements": made}, {_WEIGHTS: weights}
 
 
 def _weights_after(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    weights = random(seed, WEIGHTS)
+    weights = normal(seed, WEIGHTS)
     optimizer = _adam([weights])
     for number in range(STEPS):
-        weights.grad = random(seed + 1 + number, WEIGHTS)
+        weights.grad = normal(seed + 1 + number, WEIGHTS)
         optimizer.step()
     return {_WEIGHTS: weights}
 
 
 def _own_share_updated(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    weights = random(seed, WEIGHTS)
+    weights = normal(seed, WEIGHTS)
     weights.chunk(size)[rank].copy_(_weights_after(rank, size, seed)[_WEIGHTS].chunk(size)[rank])
     return {_WEIGHTS: weights}
 
@@ -241,78 +194,64 @@ def _inspect_states(answers: list[RankAnswer], size: int) -> None:
     returned = answers[0].value.get("returned")
     if returned:
         raise Wrong(
-            say(
-                en=f"Your function must return the function step, without calling it, but it returns a {returned}.",
-                fr="Votre fonction doit renvoyer la fonction step, sans l’appeler, mais elle renvoie un objet de type "
-                f"{returned}.",
-            )
+            en=f"Your function must return the function step, without calling it, but it returns a {returned}.",
+            fr="Votre fonction doit renvoyer la fonction step, sans l’appeler, mais elle renvoie un objet de type "
+            f"{returned}.",
         )
     share = WEIGHTS // size
     kept = max(answers[0].value["elements"], default=share)
     if kept > share:
         raise Wrong(
-            say(
-                en=f"The weights are right, but rank 0's optimizer has been given {kept} numbers of {WEIGHTS}, so it "
-                f"keeps moments for all of these; its share is {share}: give make_optimizer the share alone.",
-                fr=f"Les poids sont justes, mais l’optimiseur du rang 0 a reçu {kept} nombres sur {WEIGHTS} : il garde "
-                f"donc des moments pour chacun d’eux. Sa part en compte {share} : ne donnez que celle-ci à "
-                "make_optimizer.",
-            )
+            en=f"The weights are right, but rank 0's optimizer has been given {kept} numbers of {WEIGHTS}, so it "
+            f"keeps moments for all of these; its share is {share}: give make_optimizer the share alone.",
+            fr=f"Les poids sont justes, mais l’optimiseur du rang 0 a reçu {kept} nombres sur {WEIGHTS} : il garde "
+            f"donc des moments pour chacun d’eux. Sa part en compte {share} : ne donnez que celle-ci à make_optimizer.",
         )
     if any(call["op"] == "all_reduce" and call["numel"] >= WEIGHTS for call in answers[0].calls):
         raise Wrong(
-            say(
-                en="The weights are right, but an all-reduce of them sends twice as much as needed: nothing is to be "
-                "summed here, an all-gather of the shares is enough.",
-                fr="Les poids sont justes, mais un all-reduce des poids envoie le double du nécessaire : il n’y a rien "
-                "à additionner ici, un all-gather des parts suffit.",
-            )
+            en="The weights are right, but an all-reduce of them sends twice as much as needed: nothing is to be "
+            "summed here, an all-gather of the shares is enough.",
+            fr="Les poids sont justes, mais un all-reduce des poids envoie le double du nécessaire : il n’y a rien "
+            "à additionner ici, un all-gather des parts suffit.",
         )
 
 
 SHARD_OPTIMIZER = Exercise(
     id="shard-optimizer",
     title=Said("sharding the optimizer (stage 1)", "répartir l’optimiseur (stage 1)"),
-    judge=by_ranks(
+    judge=Judge(
+        _weights_after,
+        on_ranks=True,
         trial=_shard_optimizer_trial,
-        expected=_weights_after,
         local=_own_share_updated,
         labels={_WEIGHTS: Said("the weights", "les poids")},
         mistakes=(
             Mistake(
                 lambda weights, make: shard_optimizer(weights, make, way="anew"),
-                Said(
-                    "The optimizer is made anew in every step, and its moments start from zero each time: make it "
-                    "once, outside step.",
-                    "L’optimiseur est recréé à chaque pas, et ses moments repartent de zéro : créez-le une seule fois, "
-                    "hors de step.",
-                ),
+                "The optimizer is made anew in every step, and its moments start from zero each time: make it "
+                "once, outside step.",
+                "L’optimiseur est recréé à chaque pas, et ses moments repartent de zéro : créez-le une seule fois, "
+                "hors de step.",
             ),
             Mistake(
                 lambda weights, make: shard_optimizer(weights, make, way="first"),
-                Said(
-                    "Every rank updates the first share: rank r owns the r-th one, weights.chunk(size)[rank].",
-                    "Tous les rangs mettent à jour la première part : le rang r possède la r-ième, "
-                    "weights.chunk(size)[rank].",
-                ),
+                "Every rank updates the first share: rank r owns the r-th one, weights.chunk(size)[rank].",
+                "Tous les rangs mettent à jour la première part : le rang r possède la r-ième, "
+                "weights.chunk(size)[rank].",
             ),
             Mistake(
                 lambda weights, make: shard_optimizer(weights, make, way="adds"),
-                Said(
-                    "All-reduce adds up the weights of all ranks; here nothing is to be added, each rank's updated "
-                    "share is to be brought to the others: an all-gather.",
-                    "L’all-reduce additionne les poids de tous les rangs ; or il n’y a rien à additionner : la part "
-                    "mise à jour de chaque rang doit parvenir aux autres, c’est un all-gather.",
-                ),
+                "All-reduce adds up the weights of all ranks; here nothing is to be added, each rank's updated "
+                "share is to be brought to the others: an all-gather.",
+                "L’all-reduce additionne les poids de tous les rangs ; or il n’y a rien à additionner : la part "
+                "mise à jour de chaque rang doit parvenir aux autres, c’est un all-gather.",
             ),
             Mistake(
                 lambda weights, make: shard_optimizer(weights, make, way="gathers before"),
-                Said(
-                    "The shares are gathered before the update: the last step of the others never arrives. First "
-                    "optimizer.step(), then the all-gather.",
-                    "Les parts sont rassemblées avant la mise à jour : le dernier pas des autres n’arrive jamais. "
-                    "D’abord optimizer.step(), ensuite l’all-gather.",
-                ),
+                "The shares are gathered before the update: the last step of the others never arrives. First "
+                "optimizer.step(), then the all-gather.",
+                "Les parts sont rassemblées avant la mise à jour : le dernier pas des autres n’arrive jamais. "
+                "D’abord optimizer.step(), ensuite l’all-gather.",
             ),
         ),
         inspect=_inspect_states,
@@ -321,19 +260,15 @@ SHARD_OPTIMIZER = Exercise(
         "Right: one N-th of the moments on each rank, and the same weights as one process.",
         "Exact : un N-ième des moments sur chaque rang, et les mêmes poids qu’un seul processus.",
     ),
-    hints=(
-        Said(
-            "weights.chunk(size)[rank] is a view: what the optimizer writes there is written in weights. What do the "
-            "other ranks still lack then?",
-            "weights.chunk(size)[rank] est une vue : ce que l’optimiseur y écrit s’écrit dans weights. Que manque-t-il "
-            "encore aux autres rangs ?",
-        ),
-        Said(
-            "Once: share = weights.chunk(size)[rank], and the optimizer made of [share]. In each step: share.grad = "
-            "gradient, optimizer.step(), then dist.all_gather_into_tensor(weights, share).",
-            "Une fois : share = weights.chunk(size)[rank], et l’optimiseur créé avec [share]. À chaque pas : "
-            "share.grad = gradient, optimizer.step(), puis dist.all_gather_into_tensor(weights, share).",
-        ),
+    hints=two_hints(
+        "weights.chunk(size)[rank] is a view: what the optimizer writes there is written in weights. What do the "
+        "other ranks still lack then?",
+        "weights.chunk(size)[rank] est une vue : ce que l’optimiseur y écrit s’écrit dans weights. Que manque-t-il "
+        "encore aux autres rangs ?",
+        "Once: share = weights.chunk(size)[rank], and the optimizer made of [share]. In each step: share.grad = "
+        "gradient, optimizer.step(), then dist.all_gather_into_tensor(weights, share).",
+        "Une fois : share = weights.chunk(size)[rank], et l’optimiseur créé avec [share]. À chaque pas : "
+        "share.grad = gradient, optimizer.step(), puis dist.all_gather_into_tensor(weights, share).",
     ),
 )
 
@@ -368,7 +303,7 @@ def reduce_gradients(gradients: Sequence[Tensor], *, way: str = "right") -> Tens
 
 
 def _gradients_of(rank: int, seed: int) -> list[Tensor]:
-    return [random(1000 * seed + 10 * rank + number, *shape) for number, shape in enumerate(SHAPES)]
+    return [normal(1000 * seed + 10 * rank + number, *shape) for number, shape in enumerate(SHAPES)]
 
 
 def _reduce_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
@@ -390,67 +325,53 @@ def _share_of(ranks: Sequence[int], rank: int, size: int, seed: int) -> dict[str
 def _inspect_volume(answers: list[RankAnswer], size: int) -> None:
     """The share is right; was anything sent that only other ranks need?"""
     if answers[0].value.get("nothing"):
-        raise Wrong(
-            say(
-                en="Your function returns nothing: end it with return.",
-                fr="Votre fonction ne renvoie rien : terminez-la par return.",
-            )
-        )
+        refuse_nothing(None)
     whole = sum(math.prod(shape) for shape in SHAPES)
     if sum(call["numel"] for call in answers[0].calls if call["op"] == "all_reduce") >= whole:
         raise Wrong(
-            say(
-                en="The share is right, but the all-reduce brings the whole sum to every rank, and all but a share of "
-                "it is thrown away: dist.reduce_scatter_tensor sends half as much, and no rank holds the whole sum.",
-                fr="La part est juste, mais l’all-reduce apporte la somme entière à chaque rang, qui en jette tout "
-                "sauf une part : dist.reduce_scatter_tensor envoie deux fois moins d’octets, et aucun rang ne détient "
-                "la somme entière.",
-            )
+            en="The share is right, but the all-reduce brings the whole sum to every rank, and all but a share of "
+            "it is thrown away: dist.reduce_scatter_tensor sends half as much, and no rank holds the whole sum.",
+            fr="La part est juste, mais l’all-reduce apporte la somme entière à chaque rang, qui en jette tout "
+            "sauf une part : dist.reduce_scatter_tensor envoie deux fois moins d’octets, et aucun rang ne détient "
+            "la somme entière.",
         )
     if any(call["op"] in ("all_gather", "all_gather_into_tensor", "gather") for call in answers[0].calls):
         raise Wrong(
-            say(
-                en="The share is right, but all gradients of all ranks are brought together to be added: that takes N "
-                "times the memory; dist.reduce_scatter_tensor adds on the way.",
-                fr="La part est juste, mais les gradients de tous les rangs sont d’abord réunis pour être additionnés "
-                ": il y faut N fois la mémoire ; dist.reduce_scatter_tensor additionne en chemin.",
-            )
+            en="The share is right, but all gradients of all ranks are brought together to be added: that takes N "
+            "times the memory; dist.reduce_scatter_tensor adds on the way.",
+            fr="La part est juste, mais les gradients de tous les rangs sont d’abord réunis pour être additionnés "
+            ": il y faut N fois la mémoire ; dist.reduce_scatter_tensor additionne en chemin.",
         )
 
 
 SHARD_GRADIENTS = Exercise(
     id="shard-gradients",
     title=Said("sharding the gradients (stage 2)", "répartir les gradients (stage 2)"),
-    judge=by_ranks(
+    judge=Judge(
+        lambda rank, size, seed: _share_of(range(size), rank, size, seed),
+        on_ranks=True,
         trial=_reduce_trial,
-        expected=lambda rank, size, seed: _share_of(range(size), rank, size, seed),
         local=lambda rank, size, seed: _share_of([rank], rank, size, seed),
         labels={_SHARE: Said("the share of the gradient", "le gradient (la part du rang)")},
         mistakes=(
             Mistake(
                 lambda gradients: reduce_gradients(gradients, way="each apart"),
-                Said(
-                    "You pad each gradient by itself: the shares get longer than they need to be, and no longer match "
-                    "those of the weights. Lay all end to end first, then pad once, at the end.",
-                    "Vous complétez chaque gradient séparément : les parts sont plus longues que nécessaire, et ne "
-                    "correspondent plus à celles des poids. Mettez-les d’abord bout à bout, puis complétez une seule "
-                    "fois, à la fin.",
-                ),
+                "You pad each gradient by itself: the shares get longer than they need to be, and no longer match "
+                "those of the weights. Lay all end to end first, then pad once, at the end.",
+                "Vous complétez chaque gradient séparément : les parts sont plus longues que nécessaire, et ne "
+                "correspondent plus à celles des poids. Mettez-les d’abord bout à bout, puis complétez une seule "
+                "fois, à la fin.",
             ),
             Mistake(
                 lambda gradients: reduce_gradients(gradients, way="in front"),
-                Said(
-                    "The zeros stand in front, which shifts every gradient: they belong at the end.",
-                    "Les zéros sont au début, ce qui décale tous les gradients : mettez-les à la fin.",
-                ),
+                "The zeros stand in front, which shifts every gradient: they belong at the end.",
+                "Les zéros sont au début, ce qui décale tous les gradients : mettez-les à la fin.",
             ),
             Mistake(
                 lambda gradients: reduce_gradients(gradients, way="every other"),
-                Said(
-                    "Each rank gets every N-th number; a share is one piece: rank r owns the r-th of N equal ones.",
-                    "Chaque rang reçoit un nombre sur N ; or une part est d’un seul tenant : le rang r possède le "
-                    "r-ième de N morceaux égaux.",
-                ),
+                "Each rank gets every N-th number; a share is one piece: rank r owns the r-th of N equal ones.",
+                "Chaque rang reçoit un nombre sur N ; or une part est d’un seul tenant : le rang r possède le "
+                "r-ième de N morceaux égaux.",
             ),
         ),
         inspect=_inspect_volume,
@@ -459,19 +380,15 @@ SHARD_GRADIENTS = Exercise(
         "Right: half an all-reduce, and no rank keeps more of the mean gradient than its share.",
         "Exact : un demi-all-reduce, et aucun rang ne garde du gradient moyen plus que sa part.",
     ),
-    hints=(
-        Said(
-            "Lay the gradients end to end (flatten, torch.cat), and add zeros at the end until their number is a "
-            "multiple of the number of ranks (F.pad).",
-            "Mettez les gradients bout à bout (flatten, torch.cat), et ajoutez des zéros à la fin jusqu’à un multiple "
-            "du nombre de rangs (F.pad).",
-        ),
-        Said(
-            "-flat.numel() % size zeros are missing. Then dist.reduce_scatter_tensor(share, flat), where share has "
-            "flat.numel() // size elements, and divide by size.",
-            "Il manque -flat.numel() % size zéros. Ensuite, dist.reduce_scatter_tensor(share, flat), où share compte "
-            "flat.numel() // size éléments, puis divisez par size.",
-        ),
+    hints=two_hints(
+        "Lay the gradients end to end (flatten, torch.cat), and add zeros at the end until their number is a "
+        "multiple of the number of ranks (F.pad).",
+        "Mettez les gradients bout à bout (flatten, torch.cat), et ajoutez des zéros à la fin jusqu’à un multiple "
+        "du nombre de rangs (F.pad).",
+        "-flat.numel() % size zeros are missing. Then dist.reduce_scatter_tensor(share, flat), where share has "
+        "flat.numel() // size elements, and divide by size.",
+        "Il manque -flat.numel() % size zéros. Ensuite, dist.reduce_scatter_tensor(share, flat), où share compte "
+        "flat.numel() // size éléments, puis divisez par size.",
     ),
 )
 
@@ -601,49 +518,41 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
     gathers = sum(call["op"] in ("all_gather", "all_gather_into_tensor") for call in answers[0].calls)
     if answers[0].value["kept"] or gathers < 4:
         raise Wrong(
-            say(
-                en="Output and gradients are right, but the whole weights stay in memory from the forward pass to the "
-                "backward pass, for every layer: keep the share, and gather it again in backward.",
-                fr="La sortie et les gradients sont justes, mais les poids entiers restent en mémoire de la passe "
-                "avant à la passe arrière, et cela pour chaque couche : gardez la part, et rassemblez-la de nouveau "
-                "dans backward.",
-            )
+            en="Output and gradients are right, but the whole weights stay in memory from the forward pass to the "
+            "backward pass, for every layer: keep the share, and gather it again in backward.",
+            fr="La sortie et les gradients sont justes, mais les poids entiers restent en mémoire de la passe avant à "
+            "la passe arrière, et cela pour chaque couche : gardez la part, et rassemblez-la de nouveau dans backward.",
         )
     if any(call["op"] == "all_reduce" and call["numel"] >= WIDE * NARROW for call in answers[0].calls):
         raise Wrong(
-            say(
-                en="Output and gradients are right, but an all-reduce brings the whole gradient to every rank: a "
-                "reduce-scatter gives each rank its rows, and sends half as much.",
-                fr="La sortie et les gradients sont justes, mais un all-reduce apporte le gradient entier à chaque "
-                "rang : un reduce-scatter donne à chaque rang ses lignes, et envoie deux fois moins d’octets.",
-            )
+            en="Output and gradients are right, but an all-reduce brings the whole gradient to every rank: a "
+            "reduce-scatter gives each rank its rows, and sends half as much.",
+            fr="La sortie et les gradients sont justes, mais un all-reduce apporte le gradient entier à chaque "
+            "rang : un reduce-scatter donne à chaque rang ses lignes, et envoie deux fois moins d’octets.",
         )
 
 
 SHARD_WEIGHTS = Exercise(
     id="shard-weights",
     title=Said("sharding the weights (stage 3)", "répartir les poids (stage 3)"),
-    judge=by_ranks(
+    judge=Judge(
+        _expected,
+        on_ranks=True,
         trial=_trial,
-        expected=_expected,
         local=_local,
         labels=LABELS,
         mistakes=(
             Mistake(
                 lambda x, share: sharded_linear(x, share, way="averages x"),
-                Said(
-                    "You average the gradient of x over the ranks; each rank has read data of its own, so that "
-                    "gradient is its own too: only the gradient of the weights is averaged.",
-                    "Vous moyennez le gradient de x entre les rangs ; or chaque rang a lu ses propres données, et ce "
-                    "gradient n’appartient qu’à lui : seul celui des poids est moyenné.",
-                ),
+                "You average the gradient of x over the ranks; each rank has read data of its own, so that "
+                "gradient is its own too: only the gradient of the weights is averaged.",
+                "Vous moyennez le gradient de x entre les rangs ; or chaque rang a lu ses propres données, et ce "
+                "gradient n’appartient qu’à lui : seul celui des poids est moyenné.",
             ),
             Mistake(
                 lambda x, share: sharded_linear(x, share, way="first rows"),
-                Said(
-                    "In backward you compute with this rank's rows alone: gather the weights again.",
-                    "Dans backward, vous calculez avec les seules lignes de ce rang : rassemblez de nouveau les poids.",
-                ),
+                "In backward you compute with this rank's rows alone: gather the weights again.",
+                "Dans backward, vous calculez avec les seules lignes de ce rang : rassemblez de nouveau les poids.",
             ),
         ),
         inspect=_inspect,
@@ -652,20 +561,16 @@ SHARD_WEIGHTS = Exercise(
         "Right: between two layers no rank holds more than its share, of weights and of gradients.",
         "Exact : entre deux couches, aucun rang ne détient plus que sa part, ni des poids ni des gradients.",
     ),
-    hints=(
-        Said(
-            "forward keeps x and share, not the whole weight. What must backward do first, then? With y = x Wᵀ, the "
-            "gradient of W is gradientᵀ x, and that of x is gradient W.",
-            "forward garde x et share, pas le poids entier. Par quoi backward doit-elle alors commencer ? Avec "
-            "y = x Wᵀ, le gradient de W est gradientᵀ x, et celui de x est gradient W.",
-        ),
-        Said(
-            "forward: context.save_for_backward(x, share), then x @ gather(share).T. backward: "
-            "dist.reduce_scatter_tensor(share_gradient, gradient.T @ x), divided by the number of ranks, and "
-            "gradient @ gather(share).",
-            "forward : context.save_for_backward(x, share), puis x @ gather(share).T. backward : "
-            "dist.reduce_scatter_tensor(share_gradient, gradient.T @ x), divisé par le nombre de rangs, et "
-            "gradient @ gather(share).",
-        ),
+    hints=two_hints(
+        "forward keeps x and share, not the whole weight. What must backward do first, then? With y = x Wᵀ, the "
+        "gradient of W is gradientᵀ x, and that of x is gradient W.",
+        "forward garde x et share, pas le poids entier. Par quoi backward doit-elle alors commencer ? Avec "
+        "y = x Wᵀ, le gradient de W est gradientᵀ x, et celui de x est gradient W.",
+        "forward: context.save_for_backward(x, share), then x @ gather(share).T. backward: "
+        "dist.reduce_scatter_tensor(share_gradient, gradient.T @ x), divided by the number of ranks, and "
+        "gradient @ gather(share).",
+        "forward : context.save_for_backward(x, share), puis x @ gather(share).T. backward : "
+        "dist.reduce_scatter_tensor(share_gradient, gradient.T @ x), divisé par le nombre de rangs, et "
+        "gradient @ gather(share).",
     ),
 )

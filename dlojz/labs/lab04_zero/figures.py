@@ -1,7 +1,7 @@
 """Figures and tables of lab 04: states by stage, ZeRO's published table, stages side by side, offloading, lost time.
 
-viz`. What is drawn is what the student's own function gives, what the package predicts, or what a run measured; each
-figure tells in words (its `alt`) what it shows.
+What is drawn is what the student's own function gives, what the package predicts, or what a run measured; each figure
+tells in words (its `alt`) what it shows.
 """
 
 from __future__ import annotations
@@ -18,13 +18,20 @@ from dlojz.display.style import (
     CATEGORY_STYLES,
     COLLECTIVE_STYLES,
     GREY,
-    LINE_STYLES,
     PREDICTED_ALPHA,
     category_label,
 )
 from dlojz.hardware import Device
-from dlojz.labs.kit.exercise import NotDone, Verdict
-from dlojz.labs.kit.figures import PublishedTable, bar, legend_above, measured_footprint
+from dlojz.labs.kit.figures import (
+    PublishedTable,
+    bar,
+    labelled,
+    legend_above,
+    measured_footprint,
+    or_to_do,
+    panel,
+    plot_lines,
+)
 from dlojz.labs.lab04_zero.exercises_cost import compare_with_compute
 from dlojz.prediction import predict
 from dlojz.results.footprint import CATEGORIES, Category, Footprint
@@ -34,12 +41,10 @@ GIB = 2**30
 SHOWN: tuple[Category, ...] = ("weights", "gradients", "optimizer", "master")
 
 
-def table_1(state_bytes: Callable[[float, int, int], float]) -> PublishedTable | Verdict:
+@or_to_do
+def table_1(state_bytes: Callable[[float, int, int], float]) -> PublishedTable:
     """ZeRO's table 1 beside the student's function."""
-    try:
-        return PublishedTable(state_bytes)
-    except NotDone as error:
-        return Verdict("todo", str(error))
+    return PublishedTable(state_bytes)
 
 
 def _powers_in_full(axes: Axes) -> None:
@@ -48,28 +53,22 @@ def _powers_in_full(axes: Axes) -> None:
         axis.set_minor_formatter(NullFormatter())
 
 
+@or_to_do
 def states_by_ranks(
     state_bytes: Callable[[float, int, int], float], parameters: float, devices: Sequence[Device]
-) -> LabFigure | Verdict:
+) -> LabFigure:
     """Bytes per rank by number of ranks, a line per stage, with the memory of some devices."""
-    figure = new_figure(
+    axes = panel(
         8.0,
         4.0,
-        alt=say(
-            en=f"States of {format_count(parameters)} parameters, GiB per rank by number of ranks, for stages 0 to 3.",
-            fr=f"États de {format_count(parameters)} paramètres, en Gio par rang selon le nombre de rangs, pour les "
-            "stages 0 à 3.",
-        ),
+        en=f"States of {format_count(parameters)} parameters, GiB per rank by number of ranks, for stages 0 to 3.",
+        fr=f"États de {format_count(parameters)} paramètres, en Gio par rang selon le nombre de rangs, pour les "
+        "stages 0 à 3.",
     )
-    axes = figure.subplots()
     ranks = [2**power for power in range(11)]
-    for stage, (color, line, marker) in zip(range(4), LINE_STYLES, strict=False):
-        try:
-            values = [state_bytes(parameters, size, stage) / GIB for size in ranks]
-        except NotDone as error:
-            return Verdict("todo", str(error))
-        label = say(en="no ZeRO", fr="sans ZeRO") if stage == 0 else f"stage {stage}"
-        axes.plot(ranks, values, color=color, linestyle=line, marker=marker, markersize=4, label=label)
+    names = (say(en="no ZeRO", fr="sans ZeRO"), "stage 1", "stage 2", "stage 3")
+    states = {name: [state_bytes(parameters, size, stage) / GIB for size in ranks] for stage, name in enumerate(names)}
+    plot_lines(axes, ranks, states, markersize=4)
     for device in devices:
         limit = device.memory_bytes / GIB
         axes.axhline(limit, color=GREY, linestyle="--", linewidth=1)
@@ -80,11 +79,9 @@ def states_by_ranks(
     axes.set_yscale("log")
     axes.set_xticks(ranks)
     _powers_in_full(axes)
-    axes.set_xlabel(say(en="ranks", fr="rangs"))
-    axes.set_ylabel(say(en="states per rank (GiB)", fr="états par rang (Gio)"))
-    axes.legend(frameon=False, loc="lower left")
-    plain(axes)
-    return finish(figure)
+    return labelled(
+        axes, say(en="ranks", fr="rangs"), say(en="states per rank (GiB)", fr="états par rang (Gio)"), loc="lower left"
+    )
 
 
 def stages(runs: Sequence[Run]) -> LabFigure:
@@ -154,44 +151,42 @@ def _stack_traffic(axes: Axes, footprint: Footprint, place: float, alpha: float)
         left += size
 
 
+@or_to_do
 def offloading(
     ratio: Callable[[int, float, float, float], float], *, flops_per_s: float, pcie_bytes_per_s: float
-) -> LabFigure | Verdict:
+) -> LabFigure:
     """Seconds of transfers over seconds of computation, by tokens per rank and step, for some numbers of ranks."""
-    figure = new_figure(
+    axes = panel(
         7.0,
         3.4,
-        alt=say(
-            en="Transfers over computation by tokens per rank and step: below one they can be hidden.",
-            fr="Transferts rapportés au calcul, selon les tokens par rang et par pas : sous un, on peut les cacher.",
-        ),
+        en="Transfers over computation by tokens per rank and step: below one they can be hidden.",
+        fr="Transferts rapportés au calcul, selon les tokens par rang et par pas : sous un, on peut les cacher.",
     )
-    axes = figure.subplots()
     tokens = [2**power for power in range(8, 18)]
-    for ranks, (color, line, marker) in zip((1, 4, 16), LINE_STYLES, strict=False):
-        try:
-            values = [ratio(ranks, count, flops_per_s, pcie_bytes_per_s) for count in tokens]
-        except NotDone as error:
-            return Verdict("todo", str(error))
-        label = say(en="rank" if ranks == 1 else "ranks", fr="rang" if ranks == 1 else "rangs")
-        axes.plot(tokens, values, color=color, linestyle=line, marker=marker, markersize=4, label=f"{ranks} {label}")
+    names = {
+        1: say(en="1 rank", fr="1 rang"),
+        4: say(en="4 ranks", fr="4 rangs"),
+        16: say(en="16 ranks", fr="16 rangs"),
+    }
+    ratios = {
+        name: [ratio(ranks, count, flops_per_s, pcie_bytes_per_s) for count in tokens] for ranks, name in names.items()
+    }
+    plot_lines(axes, tokens, ratios, markersize=4)
     _against_one(axes)
     axes.set_xscale("log", base=2)
     axes.set_xticks(tokens)
     _powers_in_full(axes)
     axes.set_xlabel(say(en="tokens per rank and step", fr="tokens par rang et par pas"))
     axes.set_ylabel(say(en="transfers / computation", fr="transferts / calcul"))
-    return finish(figure)
+    return finish(axes.figure)
 
 
+@or_to_do
 def lost_time(
     zero_3: Callable[[Sequence[float], int, float, float], float], cases: Sequence[tuple[str, int]]
-) -> LabFigure | Verdict:
+) -> LabFigure:
     """Communication over computation of stages 2 and 3 for models and numbers of ranks, by the student's function."""
-    try:
-        ratios = [compare_with_compute(model, ranks, zero_3) for model, ranks in cases]
-    except NotDone as error:
-        return Verdict("todo", str(error))
+    ratios = [compare_with_compute(model, ranks, zero_3) for model, ranks in cases]
     places = [f"{model}\n{ranks} GPU" for model, ranks in cases]
     figure = new_figure(
         7.0,
@@ -200,9 +195,8 @@ def lost_time(
         + ", ".join(f"{model} × {ranks}" for model, ranks in cases),
     )
     axes = figure.subplots()
-    for name, (color, line, marker) in zip(("ZeRO-2", "ZeRO-3"), LINE_STYLES, strict=False):
-        values = [ratio[name] for ratio in ratios]
-        axes.plot(places, values, color=color, linestyle=line, marker=marker, markersize=5, label=name)
+    series = {name: [ratio[name] for ratio in ratios] for name in ("ZeRO-2", "ZeRO-3")}
+    plot_lines(axes, places, series, markersize=5)
     _against_one(axes)
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
     decimal_marks(axes.yaxis)

@@ -1,7 +1,4 @@
-"""Lab 05: its exercises in order, and what the student predicts.
-
-Nothing is judged here; the exercises live beside their references.
-"""
+"""Lab 05: its exercises in the order of the notebook, and its predictions."""
 
 from __future__ import annotations
 
@@ -15,8 +12,6 @@ from dlojz.labs.lab05_pipeline.exercises_orders import (
     ZERO_BUBBLE,
 )
 from dlojz.labs.lab05_pipeline.exercises_runs import FIRST_FIT, PIPELINE_JSON, STAGE_BOUNDARY, STALE_SGD
-
-TITLE = Said("Pipeline parallelism", "Le parallélisme de pipeline")
 
 EXERCISES = (
     PIPELINE_BUBBLE,

@@ -1,24 +1,8 @@
-"""Lab 05: orders as students write them, read and held to the rules that every pipeline schedule obeys.
+"""Exercises of lab 05 on orders: the bubble, 1F1B, what schedules keep, a memory limit, a deadlock, a split backward.
 
-An order is judged by what the simulator makes of it, never by comparing it with another text; what cannot be read is
-refused by a sentence that names the first thing wrong.
-
-Lab 05: how long a pipeline's step takes, and its bubble, told in the two ways that are in use.
-
-The references are the published closed forms of `dlojz.pipeline.closed_forms`; the lab lays them over simulated steps.
-
-Lab 05: 1F1B's order, written rank by rank, and what GPipe and 1F1B keep.
-
-An order is right if it can be executed, takes as long as 1F1B and keeps as little; how it is written does not matter.
-
-Lab 05: the shortest schedule under a memory limit.
-
-An answer is held to the proven optimum of each case, from the stored table: whatever way it was found, it must be
-valid, keep within the limit, and be as short.
-
-Lab 05: schedules that block, and one to be repaired: 1F1B with blocking sends.
-
-An answer is executed by the simulator under the very sends that deadlocked; a cycle that remains is told as it is.
+An order is judged by what the simulator makes of it, never by comparing it with another text; an answer under a memory
+limit is held to the proven optimum, from the stored table. What cannot be read is refused by a sentence that names the
+first thing wrong.
 """
 
 from __future__ import annotations
@@ -29,8 +13,8 @@ from typing import Any
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import say, shortest
-from dlojz.labs.kit.exercise import Exercise, Said, Wrong
-from dlojz.labs.kit.judges import Mistake, by_reference
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.judges import Judge, refuse_nothing
 from dlojz.pipeline.closed_forms import fraction, overhead, total_time
 from dlojz.pipeline.optimum.shortest_schedule import optimum
 from dlojz.pipeline.orders.zero_bubble import list_schedule
@@ -54,30 +38,20 @@ def read_order(given: Any, stage: int) -> list[Action]:
     Raises:
         Wrong: for nothing, for something that is no list, or for an entry that is no action.
     """
-    if given is None:
-        raise Wrong(
-            say(
-                en="Your function returns nothing: end it with return.",
-                fr="Votre fonction ne renvoie rien : terminez-la par return.",
-            )
-        )
+    refuse_nothing(given)
     if isinstance(given, str | Action) or not isinstance(given, Iterable):
         raise Wrong(
-            say(
-                en=f'A list of actions such as ["F0", "B0"] is expected, but a {type(given).__name__} was returned.',
-                fr='On attend une liste d’actions comme ["F0", "B0"], mais un objet de type '
-                f"{type(given).__name__} a été renvoyé.",
-            )
+            en=f'A list of actions such as ["F0", "B0"] is expected, but a {type(given).__name__} was returned.',
+            fr='On attend une liste d’actions comme ["F0", "B0"], mais un objet de type '
+            f"{type(given).__name__} a été renvoyé.",
         )
     order = []
     for entry in given:
         order.append(_action(entry, stage))
         if len(order) > MAX_ACTIONS:
             raise Wrong(
-                say(
-                    en=f"The order has more than {MAX_ACTIONS} actions: look for a loop that adds too many.",
-                    fr=f"L’ordre compte plus de {MAX_ACTIONS} actions : cherchez une boucle qui en ajoute trop.",
-                )
+                en=f"The order has more than {MAX_ACTIONS} actions: look for a loop that adds too many.",
+                fr=f"L’ordre compte plus de {MAX_ACTIONS} actions : cherchez une boucle qui en ajoute trop.",
             )
     return order
 
@@ -92,11 +66,8 @@ def _action(entry: Any, stage: int) -> Action:
         except LabError as error:
             raise Wrong(str(error)) from None
     raise Wrong(
-        say(
-            en=f"An order holds texts such as 'F0', but one of its entries is a {type(entry).__name__}.",
-            fr=f"Un ordre contient des textes comme 'F0', mais l’un de ses éléments est de type "
-            f"{type(entry).__name__}.",
-        )
+        en=f"An order holds texts such as 'F0', but one of its entries is a {type(entry).__name__}.",
+        fr=f"Un ordre contient des textes comme 'F0', mais l’un de ses éléments est de type {type(entry).__name__}.",
     )
 
 
@@ -110,30 +81,23 @@ def read_schedule(given: Any, ranks: int, micro_batches: int) -> Schedule:
         size, wanted = (given.ranks, given.stages, given.micro_batches), (ranks, ranks, micro_batches)
         if size != wanted:
             raise Wrong(
-                say(
-                    en=f"{ranks} ranks with one stage each and {micro_batches} micro-batches are asked for, but your "
-                    f"schedule has {size[0]} ranks, {size[1]} stages and {size[2]} micro-batches.",
-                    fr=f"On demande {ranks} rangs d’un étage chacun et {micro_batches} micro-batches, mais votre "
-                    f"ordonnancement a {size[0]} rangs, {size[1]} étages et {size[2]} micro-batches.",
-                )
+                en=f"{ranks} ranks with one stage each and {micro_batches} micro-batches are asked for, but your "
+                f"schedule has {size[0]} ranks, {size[1]} stages and {size[2]} micro-batches.",
+                fr=f"On demande {ranks} rangs d’un étage chacun et {micro_batches} micro-batches, mais votre "
+                f"ordonnancement a {size[0]} rangs, {size[1]} étages et {size[2]} micro-batches.",
             )
         return given
-    if given is None or isinstance(given, str) or not isinstance(given, Iterable):
-        read_order(given, 0)  # which refuses it
+    refuse_nothing(given)
+    if isinstance(given, str) or not isinstance(given, Iterable):
         raise Wrong(
-            say(
-                en=f"One list of actions per rank is expected, but a {type(given).__name__} was returned.",
-                fr=f"On attend une liste d’actions par rang, mais un objet de type {type(given).__name__} a été "
-                "renvoyé.",
-            )
+            en=f"One list of actions per rank is expected, but a {type(given).__name__} was returned.",
+            fr=f"On attend une liste d’actions par rang, mais un objet de type {type(given).__name__} a été renvoyé.",
         )
     rows = list(given)
     if len(rows) != ranks:
         raise Wrong(
-            say(
-                en=f"{ranks} lists are expected, one per rank, but {len(rows)} were returned.",
-                fr=f"On attend {ranks} listes, une par rang, mais {len(rows)} ont été renvoyées.",
-            )
+            en=f"{ranks} lists are expected, one per rank, but {len(rows)} were returned.",
+            fr=f"On attend {ranks} listes, une par rang, mais {len(rows)} ont été renvoyées.",
         )
     return schedule_from([read_order(row, rank) for rank, row in enumerate(rows)], micro_batches)
 
@@ -190,156 +154,102 @@ def _pipelines() -> Iterator[tuple[int, int, int, int]]:
             yield ranks, micro_batches, forward, backward
 
 
-_judge_length = by_reference(
-    total_time,
-    cases=_pipelines,
-    mistakes=(
-        Mistake(
-            lambda p, m, f, b: m * p * (f + b),
-            Said(
+PIPELINE_BUBBLE = Exercise(
+    id="pipeline-bubble",
+    title=Said("the bubble by hand", "la bulle à la main"),
+    judge=Judge(
+        pipeline_step,
+        cases=_pipelines,
+        parts=(Said("the length", "la durée"), Said("the fraction", "la fraction"), Said("the overhead", "le surcoût")),
+        mistakes=(
+            Mistake(
+                lambda p, m, f, b: m * p * (f + b),
                 "That length is the naive way's, one stage at a time: m·p·(t_f + t_b). In a pipeline the stages work "
                 "at the same time, on different micro-batches.",
                 "Cette durée est celle de la manière naïve, un étage à la fois : m·p·(t_f + t_b). Dans un pipeline, "
                 "les étages travaillent en même temps, sur des micro-batches différents.",
+                part=0,
             ),
-        ),
-        Mistake(
-            lambda p, m, f, b: m * (f + b),
-            Said(
+            Mistake(
+                lambda p, m, f, b: m * (f + b),
                 "That length is the work of one stage, the ideal time. The last stage cannot begin before the first "
                 "micro-batch has crossed the others: add the bubble.",
                 "Cette durée est le travail d’un étage, la durée idéale. Le dernier étage ne peut pas commencer avant "
                 "que le premier micro-batch ait traversé les autres : ajoutez la bulle.",
+                part=0,
             ),
-        ),
-        Mistake(
-            lambda p, m, f, b: (m + p) * (f + b),
-            Said(
+            Mistake(
+                lambda p, m, f, b: (m + p) * (f + b),
                 "The length is one too many: the first micro-batch crosses p stages, and m − 1 others follow it.",
                 "La durée compte un tour de trop : le premier micro-batch traverse p étages, puis m − 1 autres le "
                 "suivent.",
+                part=0,
             ),
-        ),
-        Mistake(
-            lambda p, m, f, b: (m + p - 1) * f + m * b,
-            Said(
+            Mistake(
+                lambda p, m, f, b: (m + p - 1) * f + m * b,
                 "Your length counts the filling, but not the draining: the gradient of the last micro-batch goes back "
                 "through all stages too.",
                 "Votre durée compte le remplissage, mais pas la vidange : le gradient du dernier micro-batch retraverse"
                 " lui aussi tous les étages.",
+                part=0,
             ),
-        ),
-        Mistake(
-            lambda p, m, f, b: (m + p - 1) * f,
-            Said(
+            Mistake(
+                lambda p, m, f, b: (m + p - 1) * f,
                 "The backward pass is missing: each stage also spends t_b on every micro-batch.",
                 "Il manque la passe arrière : chaque étage passe aussi t_b sur chaque micro-batch.",
+                part=0,
             ),
-        ),
-    ),
-)
-_judge_fraction = by_reference(
-    lambda p, m, f, b: fraction(p, m),
-    cases=_pipelines,
-    mistakes=(
-        Mistake(
-            lambda p, m, f, b: overhead(p, m),
-            Said(
+            Mistake(
+                lambda p, m, f, b: overhead(p, m),
                 "Your fraction is the overhead, idle time over work; the fraction compares with all the time there is: "
                 "for 4 stages and 8 micro-batches, 3/11 and not 3/8.",
                 "Votre fraction est le surcoût, l’attente rapportée au travail ; la fraction se rapporte à tout le "
                 "temps disponible : pour 4 étages et 8 micro-batches, 3/11 et non 3/8.",
+                part=1,
             ),
-        ),
-        Mistake(
-            lambda p, m, f, b: 1 - fraction(p, m),
-            Said(
+            Mistake(
+                lambda p, m, f, b: 1 - fraction(p, m),
                 "Your fraction is the share of time in which the ranks compute; the bubble is the rest.",
                 "Votre fraction est la part du temps où les rangs calculent ; la bulle est le reste.",
+                part=1,
             ),
-        ),
-        Mistake(
-            lambda p, m, f, b: (p - 1) * (f + b),
-            Said(
+            Mistake(
+                lambda p, m, f, b: (p - 1) * (f + b),
                 "Your fraction is a time, that of the bubble: divide it by the length of the step.",
                 "Votre fraction est un temps, celui de la bulle : divisez-le par la durée du pas.",
+                part=1,
             ),
-        ),
-    ),
-)
-_judge_overhead = by_reference(
-    lambda p, m, f, b: overhead(p, m),
-    cases=_pipelines,
-    mistakes=(
-        Mistake(
-            lambda p, m, f, b: fraction(p, m),
-            Said(
+            Mistake(
+                lambda p, m, f, b: fraction(p, m),
                 "Your overhead is the fraction once more; the overhead is idle time over work, not over all time: it "
                 "may well exceed 1.",
                 "Votre surcoût est encore la fraction ; le surcoût, c’est l’attente rapportée au travail, et non au "
                 "temps total : il peut dépasser 1.",
+                part=2,
             ),
-        ),
-        Mistake(
-            lambda p, m, f, b: 1 + overhead(p, m),
-            Said(
+            Mistake(
+                lambda p, m, f, b: 1 + overhead(p, m),
                 "Your overhead is all time over work; it is what exceeds 1: only the idle time counts.",
                 "Votre surcoût est le temps total sur le travail ; c’est ce qui dépasse 1 : seule compte l’attente.",
+                part=2,
             ),
         ),
     ),
-)
-
-
-def _bubble_judge(answer: Callable[..., Any]) -> None:
-    _judge_length(lambda *case: _three(answer(*case))[0])
-    _judge_fraction(lambda *case: _three(answer(*case))[1])
-    _judge_overhead(lambda *case: _three(answer(*case))[2])
-
-
-def _three(given: Any) -> tuple[Any, ...]:
-    if given is None:
-        raise Wrong(
-            say(
-                en="Your function returns nothing: end it with return.",
-                fr="Votre fonction ne renvoie rien : terminez-la par return.",
-            )
-        )
-    if not isinstance(given, tuple | list) or len(given) != 3:
-        raise Wrong(
-            say(
-                en="Three numbers are expected, the length, the fraction, the overhead: return length, fraction, "
-                "overhead.",
-                fr="On attend trois nombres, la durée, la fraction et le surcoût : return length, fraction, overhead.",
-            )
-        )
-    return tuple(given)
-
-
-PIPELINE_BUBBLE = Exercise(
-    id="pipeline-bubble",
-    title=Said("the bubble by hand", "la bulle à la main"),
-    judge=_bubble_judge,
     praise=Said(
         "Right: m micro-batches of work, p − 1 of bubble, whatever t_f and t_b. Whenever a bubble is quoted, ask: over "
         "what?",
         "Exact : m micro-batches de travail, p − 1 de bulle, quels que soient t_f et t_b. Devant une bulle annoncée, "
         "demandez toujours : rapportée à quoi ?",
     ),
-    hints=(
-        Said(
-            "Follow the forward pass on the last stage: when does it get the first micro-batch, and how many has it "
-            "then to pass? The backward is the mirror image. What exceeds the work is the bubble.",
-            "Suivez la passe avant sur le dernier étage : quand reçoit-il le premier micro-batch, et combien en a-t-il "
-            "ensuite à traiter ? La passe arrière en est l’image dans un miroir. Ce qui dépasse le travail est la "
-            "bulle.",
-        ),
-        Said(
-            "Length: (p − 1)·t_f until the last stage begins, then m·t_f; the same with t_b. The bubble is (p − 1)("
-            "t_f + t_b): divide it by the length, then by the work, m(t_f + t_b).",
-            "Durée : (p − 1)·t_f avant que le dernier étage commence, puis m·t_f ; de même avec t_b. La bulle est "
-            "(p − 1)(t_f + t_b) : divisez-la par la durée, puis par le travail, m(t_f + t_b).",
-        ),
+    hints=two_hints(
+        "Follow the forward pass on the last stage: when does it get the first micro-batch, and how many has it "
+        "then to pass? The backward is the mirror image. What exceeds the work is the bubble.",
+        "Suivez la passe avant sur le dernier étage : quand reçoit-il le premier micro-batch, et combien en a-t-il "
+        "ensuite à traiter ? La passe arrière en est l’image dans un miroir. Ce qui dépasse le travail est la bulle.",
+        "Length: (p − 1)·t_f until the last stage begins, then m·t_f; the same with t_b. The bubble is (p − 1)("
+        "t_f + t_b): divide it by the length, then by the work, m(t_f + t_b).",
+        "Durée : (p − 1)·t_f avant que le dernier étage commence, puis m·t_f ; de même avec t_b. La bulle est "
+        "(p − 1)(t_f + t_b) : divisez-la par la durée, puis par le travail, m(t_f + t_b).",
     ),
 )
 
@@ -445,19 +355,15 @@ ONE_F_ONE_B = Exercise(
         "Exact, de 1 à 8 rangs, et même avec moins de micro-batches que de rangs : aussi long que GPipe, pour bien "
         "moins de mémoire.",
     ),
-    hints=(
-        Said(
-            "Rank r first runs p − r forwards (m at most): so many go in before the first gradient comes back to it. "
-            "Then each backward makes room for one more forward.",
-            "Le rang r exécute d’abord p − r passes avant (m au plus) : autant entrent avant que le premier gradient "
-            "lui revienne. Ensuite, chaque passe arrière fait place à une passe avant de plus.",
-        ),
-        Said(
-            "order = the forwards 0 … w − 1 with w = min(ranks - rank, micro_batches); then, for each micro-batch k: "
-            'add f"B{k}", and f"F{k + w}" if k + w < micro_batches.',
-            "order = les passes avant 0 … w − 1, avec w = min(ranks - rank, micro_batches) ; puis, pour chaque "
-            'micro-batch k : ajoutez f"B{k}", et f"F{k + w}" si k + w < micro_batches.',
-        ),
+    hints=two_hints(
+        "Rank r first runs p − r forwards (m at most): so many go in before the first gradient comes back to it. "
+        "Then each backward makes room for one more forward.",
+        "Le rang r exécute d’abord p − r passes avant (m au plus) : autant entrent avant que le premier gradient "
+        "lui revienne. Ensuite, chaque passe arrière fait place à une passe avant de plus.",
+        "order = the forwards 0 … w − 1 with w = min(ranks - rank, micro_batches); then, for each micro-batch k: "
+        'add f"B{k}", and f"F{k + w}" if k + w < micro_batches.',
+        "order = les passes avant 0 … w − 1, avec w = min(ranks - rank, micro_batches) ; puis, pour chaque "
+        'micro-batch k : ajoutez f"B{k}", et f"F{k + w}" si k + w < micro_batches.',
     ),
 )
 
@@ -480,48 +386,38 @@ def _places() -> Iterator[tuple[str, int, int, int]]:
 ORDER_KEPT = Exercise(
     id="kept-micro-batches",
     title=Said("what GPipe and 1F1B keep", "ce que gardent GPipe et 1F1B"),
-    judge=by_reference(
+    judge=Judge(
         kept,
         cases=_places,
         mistakes=(
             Mistake(
                 lambda schedule, r, p, m: m if schedule == "gpipe" else min(p, m),
-                Said(
-                    "For 1F1B you give what rank 0 keeps; each further rank gets its first gradient sooner and keeps "
-                    "one fewer.",
-                    "Pour 1F1B, vous donnez ce que garde le rang 0 ; chaque rang suivant reçoit son premier gradient "
-                    "plus tôt et en garde un de moins.",
-                ),
+                "For 1F1B you give what rank 0 keeps; each further rank gets its first gradient sooner and keeps "
+                "one fewer.",
+                "Pour 1F1B, vous donnez ce que garde le rang 0 ; chaque rang suivant reçoit son premier gradient "
+                "plus tôt et en garde un de moins.",
             ),
             Mistake(
                 lambda schedule, r, p, m: m if schedule == "gpipe" else p - r,
-                Said(
-                    "Right as long as there are enough micro-batches; but a rank cannot keep more than there are, m.",
-                    "C’est juste tant qu’il y a assez de micro-batches ; mais un rang ne peut en garder plus qu’il n’y "
-                    "en a, m.",
-                ),
+                "Right as long as there are enough micro-batches; but a rank cannot keep more than there are, m.",
+                "C’est juste tant qu’il y a assez de micro-batches ; mais un rang ne peut en garder plus qu’il n’y "
+                "en a, m.",
             ),
             Mistake(
                 lambda schedule, r, p, m: m if schedule == "gpipe" else min(r + 1, m),
-                Said(
-                    "For 1F1B the ranks are the wrong way round: the last one, next to the loss, keeps 1.",
-                    "Pour 1F1B, les rangs sont inversés : c’est le dernier, où se calcule la perte, qui en garde 1.",
-                ),
+                "For 1F1B the ranks are the wrong way round: the last one, next to the loss, keeps 1.",
+                "Pour 1F1B, les rangs sont inversés : c’est le dernier, où se calcule la perte, qui en garde 1.",
             ),
             Mistake(
                 lambda schedule, r, p, m: min(p - r, m),
-                Said(
-                    "GPipe keeps more: its first backward comes after the last forward.",
-                    "GPipe garde davantage : sa première passe arrière vient après la dernière passe avant.",
-                ),
+                "GPipe keeps more: its first backward comes after the last forward.",
+                "GPipe garde davantage : sa première passe arrière vient après la dernière passe avant.",
             ),
             Mistake(
                 lambda schedule, r, p, m: m if schedule == "gpipe" else min(p - r - 1, m),
-                Said(
-                    "For 1F1B the micro-batch that is in its own backward is missing: even the last rank keeps 1.",
-                    "Pour 1F1B, il manque le micro-batch dont la passe arrière est en cours : même le dernier rang en "
-                    "garde 1.",
-                ),
+                "For 1F1B the micro-batch that is in its own backward is missing: even the last rank keeps 1.",
+                "Pour 1F1B, il manque le micro-batch dont la passe arrière est en cours : même le dernier rang en "
+                "garde 1.",
             ),
         ),
     ),
@@ -531,17 +427,13 @@ ORDER_KEPT = Exercise(
         "Exact. La mémoire de GPipe croît avec les micro-batches, celle de 1F1B avec les rangs : c’est tout ce que "
         "gagne 1F1B, et c’est beaucoup.",
     ),
-    hints=(
-        Said(
-            "A forward takes one, its backward gives it back. How many forwards does each rank run before its first "
-            "backward?",
-            "Une passe avant en prend un, sa passe arrière le rend. Combien de passes avant chaque rang exécute-t-il "
-            "avant sa première passe arrière ?",
-        ),
-        Said(
-            "GPipe: micro_batches, on every rank. 1F1B: min(ranks - rank, micro_batches).",
-            "GPipe : micro_batches, sur chaque rang. 1F1B : min(ranks - rank, micro_batches).",
-        ),
+    hints=two_hints(
+        "A forward takes one, its backward gives it back. How many forwards does each rank run before its first "
+        "backward?",
+        "Une passe avant en prend un, sa passe arrière le rend. Combien de passes avant chaque rang exécute-t-il "
+        "avant sa première passe arrière ?",
+        "GPipe: micro_batches, on every rank. 1F1B: min(ranks - rank, micro_batches).",
+        "GPipe : micro_batches, sur chaque rang. 1F1B : min(ranks - rank, micro_batches).",
     ),
 )
 
@@ -610,17 +502,13 @@ MEMORY_CAP = Exercise(
         "Right: in every case your schedule is as short as the proven optimum.",
         "Exact : dans tous les cas, votre ordonnancement est aussi court que l’optimum prouvé.",
     ),
-    hints=(
-        Said(
-            "list_schedule makes the orders; you only choose what goes first, and how many micro-batches a rank may "
-            "keep. GPipe is forward-first without a cap. What gives memory back?",
-            "list_schedule écrit les ordres ; vous choisissez seulement ce qui passe d’abord, et combien de "
-            "micro-batches un rang peut garder. GPipe, c’est forward-first sans cap. Qu’est-ce qui rend la mémoire ?",
-        ),
-        Said(
-            'Two arguments: priority="backward-first", and cap=limit.',
-            'Deux arguments : priority="backward-first" et cap=limit.',
-        ),
+    hints=two_hints(
+        "list_schedule makes the orders; you only choose what goes first, and how many micro-batches a rank may "
+        "keep. GPipe is forward-first without a cap. What gives memory back?",
+        "list_schedule écrit les ordres ; vous choisissez seulement ce qui passe d’abord, et combien de "
+        "micro-batches un rang peut garder. GPipe, c’est forward-first sans cap. Qu’est-ce qui rend la mémoire ?",
+        'Two arguments: priority="backward-first", and cap=limit.',
+        'Deux arguments : priority="backward-first" et cap=limit.',
     ),
 )
 
@@ -654,22 +542,18 @@ def _deadlock_judge(answer: Callable[..., Any]) -> None:
     peak = max(peak_activations(schedule))
     if peak > LIMIT:
         raise Wrong(
-            say(
-                en=f"Nothing deadlocks, but a rank keeps {shortest(peak)} micro-batches, and only {LIMIT} are allowed: "
-                "put a backward before the last forward.",
-                fr=f"Plus d’interblocage, mais un rang garde {shortest(peak)} micro-batches, et {LIMIT} seulement sont "
-                "permis : placez une passe arrière avant la dernière passe avant.",
-            )
+            en=f"Nothing deadlocks, but a rank keeps {shortest(peak)} micro-batches, and only {LIMIT} are allowed: "
+            "put a backward before the last forward.",
+            fr=f"Plus d’interblocage, mais un rang garde {shortest(peak)} micro-batches, et {LIMIT} seulement sont "
+            "permis : placez une passe arrière avant la dernière passe avant.",
         )
     slow = simulate(build("naive", RANKS, MICRO_BATCHES)).makespan
     if length >= slow:
         raise Wrong(
-            say(
-                en=f"Nothing deadlocks, but the step takes {shortest(length)} time units, as without a pipeline: one "
-                "rank always waits for the other. Let each run at least two forwards before its first backward.",
-                fr=f"Plus d’interblocage, mais le pas dure {shortest(length)} unités de temps, comme sans pipeline : "
-                "un rang attend toujours l’autre. Laissez chacun exécuter au moins deux passes avant d’abord.",
-            )
+            en=f"Nothing deadlocks, but the step takes {shortest(length)} time units, as without a pipeline: one "
+            "rank always waits for the other. Let each run at least two forwards before its first backward.",
+            fr=f"Plus d’interblocage, mais le pas dure {shortest(length)} unités de temps, comme sans pipeline : "
+            "un rang attend toujours l’autre. Laissez chacun exécuter au moins deux passes avant d’abord.",
         )
 
 
@@ -688,19 +572,14 @@ UNBLOCK = Exercise(
         "Exact : quand un rang envoie, l’autre reçoit. Le prix se paie en temps ou en mémoire ; poster les deux à la "
         "fois ne coûte rien de cela.",
     ),
-    hints=(
-        Said(
-            "Both ranks send at the same time: rank 0 the output of F1, rank 1 the gradient of B0. What if rank 1 "
-            "first took that output, by running F1 before B0?",
-            "Les deux rangs envoient au même moment : le rang 0 la sortie de F1, le rang 1 le gradient de B0. Et si le "
-            "rang 1 prenait d’abord cette sortie, en exécutant F1 avant B0 ?",
-        ),
-        Said(
-            "Give both ranks the same order, with two or three forwards at its head, then backwards and forwards in "
-            "turn.",
-            "Donnez aux deux rangs le même ordre, avec deux ou trois passes avant en tête, puis une passe arrière et "
-            "une passe avant en alternance.",
-        ),
+    hints=two_hints(
+        "Both ranks send at the same time: rank 0 the output of F1, rank 1 the gradient of B0. What if rank 1 "
+        "first took that output, by running F1 before B0?",
+        "Les deux rangs envoient au même moment : le rang 0 la sortie de F1, le rang 1 le gradient de B0. Et si le "
+        "rang 1 prenait d’abord cette sortie, en exécutant F1 avant B0 ?",
+        "Give both ranks the same order, with two or three forwards at its head, then backwards and forwards in turn.",
+        "Donnez aux deux rangs le même ordre, avec deux ou trois passes avant en tête, puis une passe arrière et "
+        "une passe avant en alternance.",
     ),
 )
 
@@ -722,23 +601,19 @@ def _judge_split(answer: Callable[..., Any]) -> None:
     refuse_invalid(schedule)
     if not schedule.splits_backward:
         raise Wrong(
-            say(
-                en="Your backwards are whole: write I and W in place of B. Only I makes the rank before go on, W can "
-                "wait for a gap.",
-                fr="Vos passes arrière sont entières : écrivez I et W au lieu de B. Seul I fait avancer le rang "
-                "précédent, W peut attendre un creux.",
-            )
+            en="Your backwards are whole: write I and W in place of B. Only I makes the rank before go on, W can "
+            "wait for a gap.",
+            fr="Vos passes arrière sont entières : écrivez I et W au lieu de B. Seul I fait avancer le rang "
+            "précédent, W peut attendre un creux.",
         )
     refuse_invalid(schedule, DEADLOCK_KEPT)
     length = simulate(schedule).makespan
     if length > BEST:
         raise Wrong(
-            say(
-                en=f"Valid, within {DEADLOCK_KEPT} micro-batches, but {shortest(length)} time units; {BEST} are "
-                f"possible. {_who_waits(schedule)}",
-                fr=f"Valide, sans dépasser {DEADLOCK_KEPT} micro-batches, mais {shortest(length)} unités de temps ; on "
-                f"peut faire {BEST}. {_who_waits(schedule)}",
-            )
+            en=f"Valid, within {DEADLOCK_KEPT} micro-batches, but {shortest(length)} time units; {BEST} are "
+            f"possible. {_who_waits(schedule)}",
+            fr=f"Valide, sans dépasser {DEADLOCK_KEPT} micro-batches, mais {shortest(length)} unités de temps ; on "
+            f"peut faire {BEST}. {_who_waits(schedule)}",
         )
 
 
@@ -762,18 +637,14 @@ ZERO_BUBBLE = Exercise(
         "Right: 13 time units in place of 15, with no more memory. No schedule is shorter.",
         "Exact : 13 unités de temps au lieu de 15, sans mémoire de plus. Aucun ordonnancement n’est plus court.",
     ),
-    hints=(
-        Said(
-            "Start from 1F1B and write each B as I, then W. Where does rank 0 wait for a gradient? Rank 1 could send "
-            "it sooner if its W came later; but W also gives the memory back.",
-            "Partez de 1F1B et écrivez chaque B comme I, puis W. Où le rang 0 attend-il un gradient ? Le rang 1 "
-            "pourrait l’envoyer plus tôt en retardant ses W ; mais c’est aussi W qui rend la mémoire.",
-        ),
-        Said(
-            "Rank 0 stays F0 F1 I0 W0 F2 I1 W1 F3 … Rank 1 always keeps one W back: F0 I0 F1 I1 W0 F2 I2 W1 … and its "
-            "last W at the end.",
-            "Le rang 0 reste F0 F1 I0 W0 F2 I1 W1 F3 … Le rang 1 garde toujours un W en réserve : F0 I0 F1 I1 W0 F2 I2 "
-            "W1 … et son dernier W à la fin.",
-        ),
+    hints=two_hints(
+        "Start from 1F1B and write each B as I, then W. Where does rank 0 wait for a gradient? Rank 1 could send "
+        "it sooner if its W came later; but W also gives the memory back.",
+        "Partez de 1F1B et écrivez chaque B comme I, puis W. Où le rang 0 attend-il un gradient ? Le rang 1 "
+        "pourrait l’envoyer plus tôt en retardant ses W ; mais c’est aussi W qui rend la mémoire.",
+        "Rank 0 stays F0 F1 I0 W0 F2 I1 W1 F3 … Rank 1 always keeps one W back: F0 I0 F1 I1 W0 F2 I2 W1 … and its "
+        "last W at the end.",
+        "Le rang 0 reste F0 F1 I0 W0 F2 I1 W1 F3 … Le rang 1 garde toujours un W en réserve : F0 I0 F1 I1 W0 F2 I2 "
+        "W1 … et son dernier W à la fin.",
     ),
 )

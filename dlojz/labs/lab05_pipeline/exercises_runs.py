@@ -1,38 +1,21 @@
-"""Lab 05: one micro-batch through a pipeline of real ranks, forward and backward, with sends and receives only.
+"""Exercises of lab 05 on runs: one micro-batch on real ranks, stages cut by first fit, stale SGD, DeepSpeed's pipeline.
 
-What each rank's stage has learnt is held to the gradients of one process that runs all stages; shapes and types of the
-boundary change from case to case.
-
-Lab 05: cutting a model into stages; the student writes the test, the search around it is given.
-
-A cut is judged by its loads, on random blocks, against the fewest stages that exist; the search that uses it is held to
-`dlojz.pipeline.partition.exact`.
-
-Lab 05: SGD with a stale gradient, on a parabola.
-
-The reference is the iteration of `dlojz.pipeline.stale_weights`, whose threshold is a law; the student's own iteration,
-bisected, must find that law.
-
-Lab 05: what DeepSpeed must be told for a pipeline: processes, stages, and the JSON.
-
-The JSON is judged by what DeepSpeed would do with it, read back by `dlojz.config.deepspeed_json`; keys that change
-nothing are nobody's business.
+Gradients of a stage are those of one process that runs all stages; shapes and types of the boundary change from case to
+case. A cut is judged by its loads against the fewest stages that exist. Stale SGD follows
+`dlojz.pipeline.stale_weights`. DeepSpeed's JSON is judged by what DeepSpeed would do with it.
 """
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.errors import LabError
 from dlojz.base.language import say, shortest
 from dlojz.config.run_config import RunConfig
-from dlojz.labs.kit.exercise import Exercise, Said, Wrong
-from dlojz.labs.kit.judges import Mistake, by_reference
-from dlojz.labs.kit.rank_judges import by_ranks
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.judges import Judge, expect_json, read_settings, reader, refuse_nothing, refuse_settings
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
@@ -157,39 +140,34 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
         for call in answer.calls:
             if call["op"] in ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor"):
                 raise Wrong(
-                    say(
-                        en=f"The gradients are right, but {call['op']} makes every rank take part; a boundary concerns "
-                        "two: dist.send and dist.recv are enough.",
-                        fr=f"Les gradients sont justes, mais {call['op']} fait participer tous les rangs ; une "
-                        "frontière n’en concerne que deux : dist.send et dist.recv suffisent.",
-                    )
+                    en=f"The gradients are right, but {call['op']} makes every rank take part; a boundary concerns "
+                    "two: dist.send and dist.recv are enough.",
+                    fr=f"Les gradients sont justes, mais {call['op']} fait participer tous les rangs ; une "
+                    "frontière n’en concerne que deux : dist.send et dist.recv suffisent.",
                 )
 
 
 STAGE_BOUNDARY = Exercise(
     id="stage-boundary",
     title=Said("send and receive between two stages", "envoyer et recevoir entre deux étages"),
-    judge=by_ranks(
+    judge=Judge(
+        _expected,
+        on_ranks=True,
         trial=_trial,
-        expected=_expected,
         cases=CASES,
         labels=_LABELS,
         mistakes=(
             Mistake(
                 lambda *given: run_stage(*given, way="no gradient"),
-                Said(
-                    "The gradient that has been received is not used: backward must start from it, y.backward("
-                    "gradient), not from a loss of this rank's own.",
-                    "Le gradient reçu ne sert pas : c’est de lui que doit partir la passe arrière, y.backward("
-                    "gradient), et non d’une perte propre à ce rang.",
-                ),
+                "The gradient that has been received is not used: backward must start from it, y.backward("
+                "gradient), not from a loss of this rank's own.",
+                "Le gradient reçu ne sert pas : c’est de lui que doit partir la passe arrière, y.backward("
+                "gradient), et non d’une perte propre à ce rang.",
             ),
             Mistake(
                 lambda *given: run_stage(*given, way="activation back"),
-                Said(
-                    "You send back the activation that was received; the rank before needs its gradient, x.grad.",
-                    "Vous renvoyez l’activation reçue ; le rang précédent a besoin de son gradient, x.grad.",
-                ),
+                "You send back the activation that was received; the rank before needs its gradient, x.grad.",
+                "Vous renvoyez l’activation reçue ; le rang précédent a besoin de son gradient, x.grad.",
             ),
         ),
         inspect=_inspect,
@@ -198,21 +176,17 @@ STAGE_BOUNDARY = Exercise(
         "Right, with 2 and 3 ranks: the same gradients as one process, with two messages per boundary.",
         "Exact, sur 2 et 3 rangs : les mêmes gradients qu’un seul processus, avec deux messages par frontière.",
     ),
-    hints=(
-        Said(
-            "Forward: receive (unless you are rank 0), run the stage, send (unless you are the last). Backward: the "
-            "same the other way round. What makes autograd compute a gradient for what was received?",
-            "Passe avant : recevoir (sauf le rang 0), exécuter l’étage, envoyer (sauf le dernier). Passe arrière : de "
-            "même, en sens inverse. Qu’est-ce qui fait calculer à autograd un gradient pour ce qui a été reçu ?",
-        ),
-        Said(
-            "x = torch.empty(shape, dtype=dtype), dist.recv(x, rank - 1), x.requires_grad_(). After y = stage(x): the "
-            "last rank does loss_of(y).backward(), the others send y.detach(), receive gradient, y.backward(gradient). "
-            "At the end, unless rank 0: dist.send(x.grad, rank - 1).",
-            "x = torch.empty(shape, dtype=dtype), dist.recv(x, rank - 1), x.requires_grad_(). Après y = stage(x) : le "
-            "dernier rang fait loss_of(y).backward() ; les autres envoient y.detach(), reçoivent gradient, font "
-            "y.backward(gradient). À la fin, sauf sur le rang 0 : dist.send(x.grad, rank - 1).",
-        ),
+    hints=two_hints(
+        "Forward: receive (unless you are rank 0), run the stage, send (unless you are the last). Backward: the "
+        "same the other way round. What makes autograd compute a gradient for what was received?",
+        "Passe avant : recevoir (sauf le rang 0), exécuter l’étage, envoyer (sauf le dernier). Passe arrière : de "
+        "même, en sens inverse. Qu’est-ce qui fait calculer à autograd un gradient pour ce qui a été reçu ?",
+        "x = torch.empty(shape, dtype=dtype), dist.recv(x, rank - 1), x.requires_grad_(). After y = stage(x): the "
+        "last rank does loss_of(y).backward(), the others send y.detach(), receive gradient, y.backward(gradient). "
+        "At the end, unless rank 0: dist.send(x.grad, rank - 1).",
+        "x = torch.empty(shape, dtype=dtype), dist.recv(x, rank - 1), x.requires_grad_(). Après y = stage(x) : le "
+        "dernier rang fait loss_of(y).backward() ; les autres envoient y.detach(), reçoivent gradient, font "
+        "y.backward(gradient). À la fin, sauf sur le rang 0 : dist.send(x.grad, rank - 1).",
     ),
 )
 
@@ -258,94 +232,64 @@ def _partition_cases() -> Iterator[tuple[list[int], int]]:
         yield weights, generator.randint(max(weights), 20)
 
 
-def _partition_judge(answer: Callable[..., Any]) -> None:
-    for weights, limit in _partition_cases():
-        bounds = _bounds(answer(list(weights), limit), weights, limit)
-        loads = [sum(weights[start:stop]) for start, stop in pairwise(bounds)]
-        here = say(en=f"For {weights} and the limit {limit}: ", fr=f"Pour {weights} et la limite {limit} : ")
-        if max(loads) > limit:
-            raise Wrong(
-                here
-                + say(
-                    en=f"a stage of your cut {bounds} weighs {max(loads)}. Look before you add a block: if it would "
-                    "exceed the limit, it begins the next stage.",
-                    fr=f"un étage de votre découpage {bounds} pèse {max(loads)}. Regardez avant d’ajouter un bloc : "
-                    "s’il fait dépasser la limite, c’est lui qui commence l’étage suivant.",
-                )
-            )
-        if 0 in loads:
-            raise Wrong(
-                here
-                + say(
-                    en=f"a stage of your cut {bounds} has no block.",
-                    fr=f"un étage de votre découpage {bounds} n’a aucun bloc.",
-                )
-            )
-        fewest = len(first_fit(weights, limit)) - 1
-        if len(loads) > fewest:
-            raise Wrong(
-                here
-                + say(
-                    en=f"your cut {bounds} has {len(loads)} stages of loads {loads}, but {fewest} are enough: a stage "
-                    "may weigh exactly the limit, and a new one begins empty.",
-                    fr=f"votre découpage {bounds} a {len(loads)} étages de charges {loads}, alors que {fewest} "
-                    "suffisent : un étage peut peser exactement la limite, et le suivant commence vide.",
-                )
-            )
-
-
-def _bounds(given: Any, weights: Sequence[int], limit: int) -> list[int]:
-    here = say(en=f"For {weights} and the limit {limit}: ", fr=f"Pour {weights} et la limite {limit} : ")
-    if given is None:
-        raise Wrong(
-            say(
-                en="Your function returns nothing: end it with return.",
-                fr="Votre fonction ne renvoie rien : terminez-la par return.",
-            )
-        )
-    try:
-        bounds = [int(bound) for bound in given]
-    except (TypeError, ValueError):
-        raise Wrong(
-            say(
-                en="A list of whole numbers is expected, such as [0, 2, 4].",
-                fr="On attend une liste d’entiers, comme [0, 2, 4].",
-            )
-        ) from None
+def _check_cut(answer: Callable[..., Any], weights: list[int], limit: int) -> int:
+    """The number of stages of a cut that is one."""
+    bounds = _read_bounds(answer(weights, limit))
+    loads = [sum(weights[start:stop]) for start, stop in pairwise(bounds)]
+    fewest = len(first_fit(weights, limit)) - 1
     if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != len(weights) or bounds != sorted(bounds):
-        raise Wrong(
-            here
-            + say(
-                en=f"your function returns {bounds}, but bounds rise from 0 to {len(weights)}, the number of blocks.",
-                fr=f"votre fonction renvoie {bounds}, mais des bornes croissent de 0 à {len(weights)}, le nombre de "
-                "blocs.",
-            )
+        en = f"your function returns {bounds}, but bounds rise from 0 to {len(weights)}, the number of blocks."
+        fr = f"votre fonction renvoie {bounds}, mais des bornes croissent de 0 à {len(weights)}, le nombre de blocs."
+    elif max(loads) > limit:
+        en = (
+            f"a stage of your cut {bounds} weighs {max(loads)}. Look before you add a block: if it would exceed the "
+            "limit, it begins the next stage."
         )
-    return bounds
+        fr = (
+            f"un étage de votre découpage {bounds} pèse {max(loads)}. Regardez avant d’ajouter un bloc : s’il fait "
+            "dépasser la limite, c’est lui qui commence l’étage suivant."
+        )
+    elif 0 in loads:
+        en, fr = f"a stage of your cut {bounds} has no block.", f"un étage de votre découpage {bounds} n’a aucun bloc."
+    elif len(loads) > fewest:
+        en = (
+            f"your cut {bounds} has {len(loads)} stages of loads {loads}, but {fewest} are enough: a stage may weigh "
+            "exactly the limit, and a new one begins empty."
+        )
+        fr = (
+            f"votre découpage {bounds} a {len(loads)} étages de charges {loads}, alors que {fewest} suffisent : un "
+            "étage peut peser exactement la limite, et le suivant commence vide."
+        )
+    else:
+        return len(loads)
+    raise Wrong(en=f"For {weights} and the limit {limit}: {en}", fr=f"Pour {weights} et la limite {limit} : {fr}")
+
+
+_read_bounds = reader(
+    lambda given: [int(bound) for bound in given],
+    "A list of whole numbers is expected, such as [0, 2, 4]",
+    "On attend une liste d’entiers, comme [0, 2, 4]",
+)
 
 
 FIRST_FIT = Exercise(
     id="first-fit",
     title=Said("cut the model into stages", "découper le modèle en étages"),
-    judge=_partition_judge,
+    judge=Judge(first_fit, cases=_partition_cases, trial=_check_cut),
     praise=Said(
         "Right: the fewest stages, so whether k stages suffice for a limit is answered in one pass over the blocks.",
         "Exact : le moins d’étages possible ; on sait donc en un seul parcours des blocs si k étages suffisent pour "
         "une limite.",
     ),
-    hints=(
-        Said(
-            "Keep the load of the current stage. Before you add a block, ask whether it still fits; if not, note its "
-            "number as a bound and begin a new stage with it.",
-            "Tenez à jour la charge de l’étage en cours. Avant d’ajouter un bloc, demandez s’il tient encore ; sinon, "
-            "notez son numéro comme borne et commencez avec lui un nouvel étage.",
-        ),
-        Said(
-            "bounds, load = [0], 0; for each block: if load + weight > limit, then bounds.append(block) and load = 0; "
-            "then load += weight. At the end, add len(weights).",
-            "bounds, load = [0], 0 ; pour chaque bloc : si load + weight > limit, alors bounds.append(block) et "
-            "load = 0 ; ensuite load += weight. À la fin, ajoutez len(weights).",
-        ),
+    hints=two_hints(
+        "Keep the load of the current stage. Before you add a block, ask whether it still fits; if not, note its "
+        "number as a bound and begin a new stage with it.",
+        "Tenez à jour la charge de l’étage en cours. Avant d’ajouter un bloc, demandez s’il tient encore ; sinon, "
+        "notez son numéro comme borne et commencez avec lui un nouvel étage.",
+        "bounds, load = [0], 0; for each block: if load + weight > limit, then bounds.append(block) and load = 0; "
+        "then load += weight. At the end, add len(weights).",
+        "bounds, load = [0], 0 ; pour chaque bloc : si load + weight > limit, alors bounds.append(block) et "
+        "load = 0 ; ensuite load += weight. À la fin, ajoutez len(weights).",
     ),
 )
 
@@ -396,99 +340,72 @@ def _stale_cases() -> Iterator[tuple[float, int, int]]:
             yield step, delay, updates
 
 
-_judge_last = by_reference(
-    lambda step, delay, updates: _iterate(step, delay, updates)[-1],
-    cases=_stale_cases,
-    mistakes=(
-        Mistake(
-            lambda step, delay, updates: _iterate(step, 0, updates)[-1],
-            Said(
+def _last(answer: Callable[..., Any], step: float, delay: int, updates: int) -> float:
+    weights = answer(step, delay, updates)
+    refuse_nothing(weights)
+    if len(weights) != updates + 1:
+        raise Wrong(
+            en=f"For {updates} update(s) the list holds w(0) to w({updates}), {updates + 1} values, but yours has "
+            f"{len(weights)}.",
+            fr=f"Pour {updates} mise(s) à jour, la liste va de w(0) à w({updates}), soit {updates + 1} valeurs, mais "
+            f"la vôtre en a {len(weights)}.",
+        )
+    if float(weights[0]) != 1.0:
+        raise Wrong(
+            en=f"The list begins with w(0) = 1, but yours with {shortest(float(weights[0]))}.",
+            fr=f"La liste commence par w(0) = 1, mais la vôtre par {shortest(float(weights[0]))}.",
+        )
+    return float(weights[-1])
+
+
+STALE_SGD = Exercise(
+    id="stale-sgd",
+    title=Said("SGD with a stale gradient", "SGD avec un gradient en retard"),
+    judge=Judge(
+        stale_sgd,
+        cases=_stale_cases,
+        trial=_last,
+        mistakes=(
+            Mistake(
+                lambda step, delay, updates: _iterate(step, 0, updates),
                 "Your gradient is fresh: it must be that of the weights `delay` updates ago, w(t − delay).",
                 "Votre gradient est frais : il doit être celui des poids d’il y a `delay` mises à jour, w(t − delay).",
             ),
-        ),
-        Mistake(
-            lambda step, delay, updates: _iterate(step, delay + 1, updates)[-1],
-            Said(
+            Mistake(
+                lambda step, delay, updates: _iterate(step, delay + 1, updates),
                 "Your gradient is one update too old: the last entry of the list is w(t), so w(t − delay) is the one "
                 "`delay` places before it.",
                 "Votre gradient a une mise à jour de trop : le dernier élément de la liste est w(t), donc w(t − delay) "
                 "se trouve `delay` places avant.",
             ),
-        ),
-        Mistake(
-            lambda step, delay, updates: _iterate(step, delay, updates, "from the old weights")[-1],
-            Said(
+            Mistake(
+                lambda step, delay, updates: _iterate(step, delay, updates, "from the old weights"),
                 "The gradient is old, but it is applied to the newest weights: w(t) − step · w(t − delay).",
                 "Le gradient est ancien, mais il s’applique aux poids les plus récents : w(t) − pas · w(t − delay).",
             ),
-        ),
-        Mistake(
-            lambda step, delay, updates: _iterate(step, delay, updates, "short")[-1],
-            Said(
+            Mistake(
+                lambda step, delay, updates: _iterate(step, delay, updates, "short"),
                 "Before there are `delay` updates, the gradient is that of the first weights, w = 1, and not zero.",
                 "Tant qu’il n’y a pas eu `delay` mises à jour, le gradient est celui des premiers poids, w = 1, et non "
                 "zéro.",
             ),
         ),
     ),
-)
-
-
-def _stale_judge(answer: Callable[..., Any]) -> None:
-    def last(step: float, delay: int, updates: int) -> Any:
-        weights = answer(step, delay, updates)
-        if weights is None:
-            return None
-        count = len(weights)
-        if count != updates + 1:
-            raise Wrong(
-                say(
-                    en=f"For {updates} update(s) the list holds w(0) to w({updates}), {updates + 1} values, but yours "
-                    f"has {count}.",
-                    fr=f"Pour {updates} mise(s) à jour, la liste va de w(0) à w({updates}), soit {updates + 1} "
-                    f"valeurs, mais la vôtre en a {count}.",
-                )
-            )
-        if float(weights[0]) != 1.0:
-            raise Wrong(
-                say(
-                    en=f"The list begins with w(0) = 1, but yours with {shortest(float(weights[0]))}.",
-                    fr=f"La liste commence par w(0) = 1, mais la vôtre par {shortest(float(weights[0]))}.",
-                )
-            )
-        return weights[-1]
-
-    _judge_last(last)
-
-
-STALE_SGD = Exercise(
-    id="stale-sgd",
-    title=Said("SGD with a stale gradient", "SGD avec un gradient en retard"),
-    judge=_stale_judge,
     praise=Said(
         "Right. The same parabola, the same step: with a delay, the weights begin to swing.",
         "Exact. La même parabole, le même pas : avec un retard, les poids se mettent à osciller.",
     ),
-    hints=(
-        Said(
-            "The gradient of w²/2 is w. Keep all weights in a list; each update reads two of them, the newest and the "
-            "one `delay` places before it.",
-            "Le gradient de w²/2 est w. Gardez tous les poids dans une liste ; chaque mise à jour en lit deux, le plus "
-            "récent et celui qui se trouve `delay` places avant.",
-        ),
-        Said(
-            "weights = [1.0]; for t in range(updates): old = weights[max(t - delay, 0)]; then append weights[t] - step "
-            "* old.",
-            "weights = [1.0] ; for t in range(updates) : old = weights[max(t - delay, 0)] ; puis ajoutez weights[t] - "
-            "step * old.",
-        ),
+    hints=two_hints(
+        "The gradient of w²/2 is w. Keep all weights in a list; each update reads two of them, the newest and the "
+        "one `delay` places before it.",
+        "Le gradient de w²/2 est w. Gardez tous les poids dans une liste ; chaque mise à jour en lit deux, le plus "
+        "récent et celui qui se trouve `delay` places avant.",
+        "weights = [1.0]; for t in range(updates): old = weights[max(t - delay, 0)]; then append weights[t] - step "
+        "* old.",
+        "weights = [1.0] ; for t in range(updates) : old = weights[max(t - delay, 0)] ; puis ajoutez weights[t] - "
+        "step * old.",
     ),
 )
-
-
-UNSAID = 97
-"""Micro-batch of a run about which the file says nothing; no case asks for it."""
 
 
 def deepspeed_pipeline(config: RunConfig) -> tuple[int, int, dict[str, Any]]:
@@ -528,34 +445,10 @@ def _json_judge(answer: Callable[..., Any]) -> None:
     for config in _json_cases():
         processes, stages, document = _three(answer(config))
         _check_numbers(processes, stages, config)
-        _check_batch(document, config)
-        layout = config.layout
-        base = RunConfig.of(model=config.model, dp=layout.dp, pp=layout.pp, engine="deepspeed", micro_batch=UNSAID)
-        try:
-            from dlojz.config.deepspeed_json import read_deepspeed_json
-
-            given = read_deepspeed_json(_text(document), base).layout
-        except LabError as error:
-            raise Wrong(
-                say(
-                    en=f"Asked for: {_asked(config)}. With your settings, DeepSpeed or the lab refuses: {error}",
-                    fr=f"Demandé : {_asked(config)}. Avec vos réglages, DeepSpeed ou le TP refuse : {error}",
-                )
-            ) from None
-        for name, key in (
-            ("micro_batch", "train_micro_batch_size_per_gpu"),
-            ("micro_batches", "gradient_accumulation_steps"),
-            ("zero", "zero_optimization.stage"),
-        ):
-            if getattr(given, name) != getattr(layout, name):
-                raise Wrong(
-                    say(
-                        en=f"Asked for: {_asked(config)}. DeepSpeed would run your settings with "
-                        f"{name}={getattr(given, name)}, not {getattr(layout, name)}: look at {key}.",
-                        fr=f"Demandé : {_asked(config)}. Avec vos réglages, DeepSpeed prendrait "
-                        f"{name}={getattr(given, name)} et non {getattr(layout, name)} : regardez {key}.",
-                    )
-                )
+        _check_batch(expect_json(document), config)
+        asked, layout = _asked(config), config.layout
+        given = read_settings(document, Said(asked, asked), model=config.model, dp=layout.dp, pp=layout.pp)
+        refuse_settings(given, config, Said(asked, asked))
 
 
 def _asked(config: RunConfig) -> str:
@@ -567,20 +460,12 @@ def _asked(config: RunConfig) -> str:
 
 
 def _three(given: Any) -> tuple[Any, Any, Mapping[str, Any]]:
-    if given is None:
-        raise Wrong(
-            say(
-                en="Your function returns nothing: end it with return.",
-                fr="Votre fonction ne renvoie rien : terminez-la par return.",
-            )
-        )
+    refuse_nothing(given)
     three = tuple(given) if isinstance(given, tuple | list) else ()
     if len(three) != 3 or not isinstance(three[2], Mapping):
         raise Wrong(
-            say(
-                en="Three things are expected: the number of processes, the number after -p, and the dictionary.",
-                fr="On attend trois choses : le nombre de processus, le nombre qui suit -p, et le dictionnaire.",
-            )
+            en="Three things are expected: the number of processes, the number after -p, and the dictionary.",
+            fr="On attend trois choses : le nombre de processus, le nombre qui suit -p, et le dictionnaire.",
         )
     return three
 
@@ -590,23 +475,19 @@ def _check_numbers(processes: Any, stages: Any, config: RunConfig) -> None:
     if stages != layout.pp:
         replicas = stages == layout.dp
         raise Wrong(
-            say(
-                en=f"Asked for: {_asked(config)}. You give -p {stages}"
-                + (", the replicas" if replicas else "")
-                + f"; -p is the number of stages of one pipeline: {layout.pp}.",
-                fr=f"Demandé : {_asked(config)}. Vous donnez -p {stages}"
-                + (", les répliques" if replicas else "")
-                + f" ; -p est le nombre d’étages d’un pipeline : {layout.pp}.",
-            )
+            en=f"Asked for: {_asked(config)}. You give -p {stages}"
+            + (", the replicas" if replicas else "")
+            + f"; -p is the number of stages of one pipeline: {layout.pp}.",
+            fr=f"Demandé : {_asked(config)}. Vous donnez -p {stages}"
+            + (", les répliques" if replicas else "")
+            + f" ; -p est le nombre d’étages d’un pipeline : {layout.pp}.",
         )
     if processes != layout.world_size:
         raise Wrong(
-            say(
-                en=f"Asked for: {_asked(config)}. {processes} processes are not enough or too many: each of the "
-                f"{layout.dp} replica(s) is a whole pipeline of {layout.pp} ranks, {layout.world_size} in all.",
-                fr=f"Demandé : {_asked(config)}. {processes} processus, ce n’est pas le bon compte : chacune des "
-                f"{layout.dp} répliques est un pipeline entier de {layout.pp} rangs, soit {layout.world_size} en tout.",
-            )
+            en=f"Asked for: {_asked(config)}. {processes} processes are not enough or too many: each of the "
+            f"{layout.dp} replica(s) is a whole pipeline of {layout.pp} ranks, {layout.world_size} in all.",
+            fr=f"Demandé : {_asked(config)}. {processes} processus, ce n’est pas le bon compte : chacune des "
+            f"{layout.dp} répliques est un pipeline entier de {layout.pp} rangs, soit {layout.world_size} en tout.",
         )
 
 
@@ -616,34 +497,18 @@ def _check_batch(document: Mapping[str, Any], config: RunConfig) -> None:
     samples = layout.micro_batch * layout.micro_batches
     if total == samples * layout.world_size != layout.global_batch:
         raise Wrong(
-            say(
-                en=f"train_batch_size={total} counts every rank, but the {layout.pp} ranks of a pipeline pass the same "
-                f"samples from one to the next: multiply by the replicas alone, {layout.global_batch}.",
-                fr=f"train_batch_size={total} compte tous les rangs, mais les {layout.pp} rangs d’un pipeline se "
-                f"passent les mêmes échantillons : ne multipliez que par les répliques, {layout.global_batch}.",
-            )
+            en=f"train_batch_size={total} counts every rank, but the {layout.pp} ranks of a pipeline pass the same "
+            f"samples from one to the next: multiply by the replicas alone, {layout.global_batch}.",
+            fr=f"train_batch_size={total} compte tous les rangs, mais les {layout.pp} rangs d’un pipeline se "
+            f"passent les mêmes échantillons : ne multipliez que par les répliques, {layout.global_batch}.",
         )
     if document.get("gradient_accumulation_steps") is None and total is None:
         raise Wrong(
-            say(
-                en="Nothing tells DeepSpeed how many micro-batches a step has: in a pipeline that is "
-                "gradient_accumulation_steps; left out it is 1, and the pipeline is never full.",
-                fr="Rien ne dit à DeepSpeed combien de micro-batches compte un pas : dans un pipeline, c’est "
-                "gradient_accumulation_steps ; par défaut c’est 1, et le pipeline n’est jamais plein.",
-            )
+            en="Nothing tells DeepSpeed how many micro-batches a step has: in a pipeline that is "
+            "gradient_accumulation_steps; left out it is 1, and the pipeline is never full.",
+            fr="Rien ne dit à DeepSpeed combien de micro-batches compte un pas : dans un pipeline, c’est "
+            "gradient_accumulation_steps ; par défaut c’est 1, et le pipeline n’est jamais plein.",
         )
-
-
-def _text(document: Mapping[str, Any]) -> str:
-    try:
-        return json.dumps(document)
-    except (TypeError, ValueError) as error:
-        raise Wrong(
-            say(
-                en=f"This dictionary cannot be written as JSON ({error}).",
-                fr=f"Ce dictionnaire ne s’écrit pas en JSON ({error}).",
-            )
-        ) from None
 
 
 PIPELINE_JSON = Exercise(
@@ -654,16 +519,12 @@ PIPELINE_JSON = Exercise(
         "Right: four runs, the course's among them, and DeepSpeed would do each of them as asked.",
         "Exact : quatre exécutions, dont celle du cours, et DeepSpeed ferait chacune comme demandé.",
     ),
-    hints=(
-        Said(
-            "A replica is a whole pipeline. Which of the three sizes of batches know of the stages at all?",
-            "Une réplique est un pipeline entier. Lesquelles des trois tailles de batch dépendent-elles des étages ?",
-        ),
-        Said(
-            "layout.pp * layout.dp processes; -p layout.pp; gradient_accumulation_steps is layout.micro_batches, and "
-            "train_batch_size is layout.global_batch; ZeRO's stage goes into zero_optimization.",
-            "layout.pp * layout.dp processus ; -p layout.pp ; gradient_accumulation_steps vaut layout.micro_batches, "
-            "et train_batch_size vaut layout.global_batch ; le stage de ZeRO va dans zero_optimization.",
-        ),
+    hints=two_hints(
+        "A replica is a whole pipeline. Which of the three sizes of batches know of the stages at all?",
+        "Une réplique est un pipeline entier. Lesquelles des trois tailles de batch dépendent-elles des étages ?",
+        "layout.pp * layout.dp processes; -p layout.pp; gradient_accumulation_steps is layout.micro_batches, and "
+        "train_batch_size is layout.global_batch; ZeRO's stage goes into zero_optimization.",
+        "layout.pp * layout.dp processus ; -p layout.pp ; gradient_accumulation_steps vaut layout.micro_batches, "
+        "et train_batch_size vaut layout.global_batch ; le stage de ZeRO va dans zero_optimization.",
     ),
 )

@@ -1,11 +1,7 @@
-"""Figures and tables of lab 05: schedules drawn, compared, capped, and laid out in one table.
+"""Figures and tables of lab 05: schedules, memory limits, cuts, measured steps under their simulation, stale weights.
 
-viz`. What is drawn is what the student's own function gives or what the simulator finds; an exercise that is still to
-do is answered by its sentence, not by an error.
-
-Figures of lab 05 that need a model, a run or a training: cuts, memory kept, steps laid over, stale weights.
-
-viz`. What was measured stands beside what the student's function or the simulator says; nothing is fitted.
+What is drawn is what the student's own function gives, what the simulator finds, or what was measured; nothing is
+fitted. An exercise that is still to do is answered by its sentence, not by an error.
 """
 
 from __future__ import annotations
@@ -20,12 +16,12 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, format_seconds, percent, say, significant
 from dlojz.base.table import Table
 from dlojz.config.run_config import RunConfig
-from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.canvas import LabFigure, decimal_marks
 from dlojz.display.figures.partition_figures import overlay_figure, partition_figure
 from dlojz.display.figures.pipeline_figures import compare_figure, schedule_figure
 from dlojz.display.style import BLACK, LINE_STYLES
 from dlojz.labs.kit.exercise import NotDone
-from dlojz.labs.kit.figures import or_to_do, pictured
+from dlojz.labs.kit.figures import labelled, or_to_do, panel, pictured, plot_lines
 from dlojz.labs.lab05_pipeline.exercises_orders import read_order, read_schedule, schedule_from
 from dlojz.labs.lab05_pipeline.exercises_runs import FirstFit, StaleSgd, largest_step, smallest_bottleneck
 from dlojz.pipeline.exchange_formats import to_csv
@@ -123,30 +119,26 @@ def capped(
     mine = [simulate(read_schedule(under_cap(ranks, micro_batches, n), ranks, micro_batches)).makespan for n in limits]
     best = [optimum(ranks, micro_batches, memory_limit=n).value for n in limits]
     told = ", ".join(f"{n}: {significant(length, 4)}" for n, length in zip(limits, mine, strict=True))
-    figure = new_figure(
+    axes = panel(
         7.0,
         3.4,
-        alt=say(
-            en=f"Length of the step by the micro-batches that a rank may keep: {told}.",
-            fr=f"Durée du pas selon le nombre de micro-batches qu’un rang peut garder : {told}.",
-        ),
+        en=f"Length of the step by the micro-batches that a rank may keep: {told}.",
+        fr=f"Durée du pas selon le nombre de micro-batches qu’un rang peut garder : {told}.",
     )
-    axes = figure.subplots()
-    lines = (
-        (say(en="your schedule", fr="votre ordonnancement"), mine, LINE_STYLES[0]),
-        (say(en="proven optimum", fr="optimum prouvé"), best, LINE_STYLES[1]),
-    )
-    for label, lengths, (color, line, marker) in lines:
-        axes.plot(limits, lengths, color=color, linestyle=line, marker=marker, markersize=6, label=label)
+    series = {
+        say(en="your schedule", fr="votre ordonnancement"): mine,
+        say(en="proven optimum", fr="optimum prouvé"): best,
+    }
+    plot_lines(axes, limits, series, markersize=6)
     ideal = 3 * micro_batches
     axes.axhline(ideal, color=BLACK, linestyle=":", linewidth=1.2, label=say(en="work alone", fr="travail seul"))
     axes.set_ylim(0, None)
     axes.set_xticks(list(limits))
-    axes.set_xlabel(say(en="micro-batches that a rank may keep", fr="micro-batches qu’un rang peut garder"))
-    axes.set_ylabel(say(en="step (time units)", fr="pas (unités de temps)"))
-    axes.legend(frameon=False)
-    plain(axes)
-    return finish(figure)
+    return labelled(
+        axes,
+        say(en="micro-batches that a rank may keep", fr="micro-batches qu’un rang peut garder"),
+        say(en="step (time units)", fr="pas (unités de temps)"),
+    )
 
 
 def all_schedules(names: Sequence[str], ranks: int, micro_batches: int, **options: dict[str, Any]) -> Table:
@@ -360,34 +352,26 @@ def traffic(run: Run) -> Table:
 @pictured
 def swings(stale_sgd: StaleSgd, step: float, delays: Sequence[int], updates: int = 40) -> LabFigure:
     """The weight of the parabola, update after update, for several delays and one step."""
-    figure = new_figure(
+    axes = panel(
         8.0,
         3.2,
-        alt=say(
-            en=f"Weight by update for the step {step:g} and several delays: the staler the gradient, the more it "
-            "swings.",
-            fr=f"Poids selon la mise à jour pour le pas {significant(step, 4)} et plusieurs retards : plus le gradient "
-            "est en retard, plus il oscille.",
-        ),
+        en=f"Weight by update for the step {step:g} and several delays: the staler the gradient, the more it swings.",
+        fr=f"Poids selon la mise à jour pour le pas {significant(step, 4)} et plusieurs retards : plus le gradient "
+        "est en retard, plus il oscille.",
     )
-    axes = figure.subplots()
-    for delay, (color, line, marker) in zip(delays, LINE_STYLES, strict=False):
-        weights = stale_sgd(step, delay, updates)
-        axes.plot(weights, color=color, linestyle=line, marker=marker, markersize=3, label=f"τ = {delay}")
+    weights = {f"τ = {delay}": stale_sgd(step, delay, updates) for delay in delays}
+    plot_lines(axes, range(updates + 1), weights, markersize=3)
     axes.set_ylim(-2.5, 2.5)
-    axes.set_xlabel(say(en="update", fr="mise à jour"))
-    axes.set_ylabel(say(en="weight", fr="poids"))
-    axes.legend(frameon=False, loc="lower left", ncols=len(delays))
-    plain(axes)
-    return finish(figure)
+    return labelled(
+        axes, say(en="update", fr="mise à jour"), say(en="weight", fr="poids"), loc="lower left", ncols=len(delays)
+    )
 
 
 @or_to_do
 def thresholds(stale_sgd: StaleSgd, delays: Sequence[int]) -> Table:
     """The largest stable step of the student's own iteration, beside the law."""
     rows = tuple(
-        (str(delay), significant(largest_step(stale_sgd, delay)), significant(threshold(delay)))
-        for delay in delays
+        (str(delay), significant(largest_step(stale_sgd, delay)), significant(threshold(delay))) for delay in delays
     )
     return Table(("τ", say(en="found", fr="trouvé"), "2 sin(π/(4τ+2))"), rows)
 
@@ -442,17 +426,14 @@ def trainings(stages: int, learning_rate: float, updates: int = 300) -> LabFigur
         (say(en="PipeMare without remedies", fr="PipeMare sans correctifs"), mixed, {}),
         ("PipeMare (T1, T2)", mixed, {"reschedule_over": 2 * updates // 3, "correct": True}),
     )
-    figure = new_figure(
+    axes = panel(
         8.0,
         3.4,
-        alt=say(
-            en=f"Loss of a network of {stages} stages by update, learning rate {learning_rate:g}, with the delays of "
-            "several pipelines.",
-            fr=f"Perte d’un réseau de {stages} étages selon la mise à jour, taux d’apprentissage "
-            f"{significant(learning_rate, 4)}, avec les retards de plusieurs pipelines.",
-        ),
+        en=f"Loss of a network of {stages} stages by update, learning rate {learning_rate:g}, with the delays of "
+        "several pipelines.",
+        fr=f"Perte d’un réseau de {stages} étages selon la mise à jour, taux d’apprentissage "
+        f"{significant(learning_rate, 4)}, avec les retards de plusieurs pipelines.",
     )
-    axes = figure.subplots()
     for (label, delays, options), (color, line, _) in zip(ways, LINE_STYLES, strict=False):
         run = train(problem, delays, learning_rate=learning_rate, updates=updates, **options)
         smooth = [sum(run.losses[max(n - 9, 0) : n + 1]) / min(n + 1, 10) for n in range(len(run.losses))]
@@ -462,8 +443,8 @@ def trainings(stages: int, learning_rate: float, updates: int = 300) -> LabFigur
     axes.set_ylim(1e-3, 10)
     decimal_marks(axes.yaxis)
     axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel(say(en="update", fr="mise à jour"))
-    axes.set_ylabel(say(en="loss (mean of 10 updates)", fr="perte (moyenne de 10 mises à jour)"))
-    axes.legend(frameon=False)
-    plain(axes)
-    return finish(figure)
+    return labelled(
+        axes,
+        say(en="update", fr="mise à jour"),
+        say(en="loss (mean of 10 updates)", fr="perte (moyenne de 10 mises à jour)"),
+    )

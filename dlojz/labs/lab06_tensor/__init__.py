@@ -1,7 +1,4 @@
-"""Lab 06: its exercises in order, and what the student predicts.
-
-Nothing is judged here; the exercises live beside their references.
-"""
+"""Lab 06: its exercises in the order of the notebook, and its predictions."""
 
 from __future__ import annotations
 
@@ -9,8 +6,6 @@ from dlojz.labs.kit.exercise import Prediction, Said
 from dlojz.labs.lab06_tensor.exercises_layers import ATTENTION_HEADS, COLUMN_LINEAR, ONE_ALL_REDUCE, ROW_LINEAR
 from dlojz.labs.lab06_tensor.exercises_plan import LAYER_BYTES, MBCONV_CHANNELS, PARALLELIZE_PLAN
 from dlojz.labs.lab06_tensor.exercises_vocabulary import SEQUENCE_PARALLEL, VOCABULARY_EMBEDDING, VOCABULARY_LOSS
-
-TITLE = Said("Tensor parallelism", "Le parallélisme de tenseur")
 
 EXERCISES = (
     COLUMN_LINEAR,

@@ -1,16 +1,7 @@
-"""Lab 06: one linear layer, by columns and by rows.
+"""Exercises of lab 06 on layers: linear by columns and by rows, the MLP with one all-reduce, attention by heads.
 
-An answer is held to the outputs and gradients of the whole layer in one process.
-
-Lab 06: two linear layers with one all-reduce: the MLP.
-
-An answer is held to the output and the gradients of one process, and then to what it has sent for them: a second sum
-gives the same values.
-
-Lab 06: attention shared out by heads, from a projection whose rows hold queries, then keys, then values.
-
-An answer is held to the output and the gradients of whole attention in one process; which heads a rank takes shows in
-the gradient of the projection.
+An answer is held to the outputs and gradients of the whole layer in one process, and then to what it sent for them: a
+second sum gives the same values.
 
 Shape suffixes: B batch, T tokens, D width, N heads, H width of a head.
 """
@@ -20,21 +11,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Exercise, Said, Wrong
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.judges import Judge
 from dlojz.labs.kit.rank_judges import (
     BIAS_EVERYWHERE,
     COUNTED_AGAIN,
     NO_BACKWARD_SUM,
     NO_BIAS,
     NO_FORWARD_SUM,
-    TensorFault,
+    OF_X,
+    OUTPUT,
+    TENSOR_CASES,
+    Values,
     added,
     asked_for,
-    by_shares,
     gathers,
     gradient,
-    normal,
+    normals,
+    only,
+    times_ranks,
 )
 from dlojz.processes.forks import RankAnswer
 
@@ -42,28 +37,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LINEAR_SAMPLES, NARROW, WIDE = 5, 12, 24
-LINEAR_OUTPUT, LINEAR_OF_X, OF_WEIGHT = "output", "gradient of x", "gradient of the weight"
-LINEAR_LABELS = {
-    LINEAR_OUTPUT: Said("the output", "la sortie"),
-    LINEAR_OF_X: Said("the gradient of x", "le gradient de x"),
-    OF_WEIGHT: Said("the gradient of the weight", "le gradient du poids"),
-}
+OF_WEIGHT = "gradient of the weight"
+LINEAR_LABELS = {OF_WEIGHT: Said("the gradient of the weight", "le gradient du poids")}
 
 
 def _column_inputs(seed: int) -> Any:
     """x, the whole weight and bias, the whole gradient of the output."""
-    return normal(seed, (LINEAR_SAMPLES, NARROW), (WIDE, NARROW), (WIDE,), (LINEAR_SAMPLES, WIDE))
+    return normals(seed, (LINEAR_SAMPLES, NARROW), (WIDE, NARROW), (WIDE,), (LINEAR_SAMPLES, WIDE))
 
 
 def _column_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
     x, weight, bias, gradient = _column_inputs(seed)
     y, of_x = answer(x, weight, bias, gradient.chunk(size, dim=1)[rank].contiguous())
-    return {LINEAR_OUTPUT: y, LINEAR_OF_X: of_x}
+    return {OUTPUT: y, OF_X: of_x}
 
 
 def _column(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     x, weight, bias, gradient = _column_inputs(seed)
-    return {LINEAR_OUTPUT: (x @ weight.T + bias).chunk(size, dim=1)[rank], LINEAR_OF_X: gradient @ weight}
+    return {OUTPUT: (x @ weight.T + bias).chunk(size, dim=1)[rank], OF_X: gradient @ weight}
 
 
 def _own_of_x(rank: int, size: int, seed: int) -> Tensor:
@@ -74,89 +65,80 @@ def _own_of_x(rank: int, size: int, seed: int) -> Tensor:
 
 def _by_rows(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     x, weight, bias, _ = _column_inputs(seed)
-    return {LINEAR_OUTPUT: x.chunk(size, dim=1)[rank] @ weight.chunk(size, dim=1)[rank].T + bias}
+    return {OUTPUT: x.chunk(size, dim=1)[rank] @ weight.chunk(size, dim=1)[rank].T + bias}
 
 
 def _added_columns(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     x, weight, bias, _ = _column_inputs(seed)
-    return {LINEAR_OUTPUT: added((x @ weight.T + bias).chunk(size, dim=1))}
+    return {OUTPUT: added((x @ weight.T + bias).chunk(size, dim=1))}
 
 
 def _every_nth(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     x, weight, bias, _ = _column_inputs(seed)
-    return {LINEAR_OUTPUT: (x @ weight.T + bias)[:, rank::size]}
+    return {OUTPUT: (x @ weight.T + bias)[:, rank::size]}
 
 
 def _side_by_side(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     import torch
 
-    return {LINEAR_OF_X: torch.cat([_own_of_x(other, size, seed) for other in range(size)], dim=1)}
+    return {OF_X: torch.cat([_own_of_x(other, size, seed) for other in range(size)], dim=1)}
 
 
 COLUMN_LINEAR = Exercise(
     id="column-linear",
     title=Said("a linear layer by columns", "une couche linéaire par colonne"),
-    judge=by_shares(
+    judge=Judge(
+        _column,
+        on_ranks=True,
+        cases=TENSOR_CASES,
         trial=_column_trial,
-        expected=_column,
-        labels=LINEAR_LABELS,
         faults=(
-            TensorFault(
+            Mistake(
                 _by_rows,
-                Said(
-                    "The wrong dimension is split: you share out the inputs (dim=1 of the weight), which is the split "
-                    "by rows. By columns, a rank computes some of the outputs: rows of torch's weight, dim=0.",
-                    "Ce n’est pas la bonne dimension : vous partagez les entrées (dim=1 du poids), c’est le découpage "
-                    "par ligne. Par colonne, un rang calcule une partie des sorties : des lignes du poids de torch, "
-                    "dim=0.",
-                ),
+                "The wrong dimension is split: you share out the inputs (dim=1 of the weight), which is the split "
+                "by rows. By columns, a rank computes some of the outputs: rows of torch's weight, dim=0.",
+                "Ce n’est pas la bonne dimension : vous partagez les entrées (dim=1 du poids), c’est le découpage par "
+                "ligne. Par colonne, un rang calcule une partie des sorties : des lignes du poids de torch, dim=0.",
             ),
-            TensorFault(
+            Mistake(
                 _added_columns,
-                Said(
-                    "You add up the outputs of the ranks; but these are different features, which stand side by side. "
-                    "By columns, the forward pass needs no sum at all.",
-                    "Vous additionnez les sorties des rangs ; or ce sont des neurones différents, qui se juxtaposent. "
-                    "Par colonne, la passe avant ne demande aucune somme.",
-                ),
+                "You add up the outputs of the ranks; but these are different features, which stand side by side. "
+                "By columns, the forward pass needs no sum at all.",
+                "Vous additionnez les sorties des rangs ; or ce sont des neurones différents, qui se juxtaposent. "
+                "Par colonne, la passe avant ne demande aucune somme.",
             ),
-            TensorFault(
-                lambda rank, size, seed: {LINEAR_OUTPUT: _column_inputs(seed)[0] @ _column_inputs(seed)[1].T
-                                          + _column_inputs(seed)[2]},
-                Said(
-                    "Every rank holds the whole output: return this rank's features only, nothing has to be gathered.",
-                    "Chaque rang détient la sortie entière : renvoyez seulement les neurones de ce rang, il n’y a rien "
-                    "à rassembler.",
-                ),
+            Mistake(
+                lambda rank, size, seed: {
+                    OUTPUT: _column_inputs(seed)[0] @ _column_inputs(seed)[1].T + _column_inputs(seed)[2]
+                },
+                "Every rank holds the whole output: return this rank's features only, nothing has to be gathered.",
+                "Chaque rang détient la sortie entière : renvoyez seulement les neurones de ce rang, il n’y a rien "
+                "à rassembler.",
             ),
-            TensorFault(
+            Mistake(
                 _every_nth,
-                Said(
-                    "You take every N-th feature; a rank's part is one piece: weight.chunk(size)[rank].",
-                    "Vous prenez un neurone sur N ; or la part d’un rang est d’un seul tenant : "
-                    "weight.chunk(size)[rank].",
-                ),
+                "You take every N-th feature; a rank's part is one piece: weight.chunk(size)[rank].",
+                "Vous prenez un neurone sur N ; or la part d’un rang est d’un seul tenant : weight.chunk(size)[rank].",
             ),
-            TensorFault(
+            Mistake(
                 lambda rank, size, seed: {
-                    LINEAR_OUTPUT: _column(rank, size, seed)[LINEAR_OUTPUT] - _column_inputs(seed)[2].chunk(size)[rank]
+                    OUTPUT: _column(rank, size, seed)[OUTPUT] - _column_inputs(seed)[2].chunk(size)[rank]
                 },
-                NO_BIAS,
+                *NO_BIAS,
             ),
-            TensorFault(
+            Mistake(
                 lambda rank, size, seed: {
-                    LINEAR_OUTPUT: _column(rank, size, seed)[LINEAR_OUTPUT], LINEAR_OF_X: _own_of_x(rank, size, seed)
+                    OUTPUT: _column(rank, size, seed)[OUTPUT],
+                    OF_X: _own_of_x(rank, size, seed),
                 },
-                NO_BACKWARD_SUM,
+                *NO_BACKWARD_SUM,
             ),
-            TensorFault(
+            Mistake(
                 _side_by_side,
-                Said(
-                    "You lay the ranks' gradients of x side by side; but each is a contribution to the whole gradient "
-                    "of the same x: add them up (all-reduce, not all-gather).",
-                    "Vous juxtaposez les gradients de x des rangs ; or chacun contribue au gradient entier du même x : "
-                    "additionnez-les (all-reduce, et non all-gather).",
-                ),
+                "You lay the ranks' gradients of x side by side; but each is a contribution to the whole gradient "
+                "of the same x: add them up (all-reduce, not all-gather).",
+                "Vous juxtaposez les gradients de x des rangs ; or chacun contribue au gradient entier du même x : "
+                "additionnez-les (all-reduce, et non all-gather).",
             ),
         ),
     ),
@@ -164,26 +146,22 @@ COLUMN_LINEAR = Exercise(
         "Right: nothing is sent in the forward pass, and one all-reduce of the gradient of x in the backward pass.",
         "Exact : rien n’est envoyé en passe avant, et un all-reduce du gradient de x en passe arrière.",
     ),
-    hints=(
-        Said(
-            "torch keeps the weight as (outputs, inputs): the columns of W are rows of this tensor. Which rank has "
-            "used x? What is the gradient of a tensor that several have used?",
-            "torch range le poids sous la forme (sorties, entrées) : les colonnes de W sont des lignes de ce tenseur. "
-            "Quels rangs ont utilisé x ? Que vaut le gradient d’un tenseur que plusieurs ont utilisé ?",
-        ),
-        Said(
-            "own = weight.chunk(size)[rank], and the same for the bias; y = x @ own.T + own_bias. Then y_gradient @ "
-            "own is this rank's contribution, which dist.all_reduce adds to the others', in place.",
-            "own = weight.chunk(size)[rank], et de même pour le biais ; y = x @ own.T + own_bias. Ensuite, "
-            "y_gradient @ own est la contribution de ce rang, que dist.all_reduce ajoute aux autres, en place.",
-        ),
+    hints=two_hints(
+        "torch keeps the weight as (outputs, inputs): the columns of W are rows of this tensor. Which rank has "
+        "used x? What is the gradient of a tensor that several have used?",
+        "torch range le poids sous la forme (sorties, entrées) : les colonnes de W sont des lignes de ce tenseur. "
+        "Quels rangs ont utilisé x ? Que vaut le gradient d’un tenseur que plusieurs ont utilisé ?",
+        "own = weight.chunk(size)[rank], and the same for the bias; y = x @ own.T + own_bias. Then y_gradient @ "
+        "own is this rank's contribution, which dist.all_reduce adds to the others', in place.",
+        "own = weight.chunk(size)[rank], et de même pour le biais ; y = x @ own.T + own_bias. Ensuite, "
+        "y_gradient @ own est la contribution de ce rang, que dist.all_reduce ajoute aux autres, en place.",
     ),
-)  # fmt: skip
+)
 
 
 def _row_inputs(seed: int) -> Any:
     """x, the whole weight and bias, the coefficients of the loss."""
-    return normal(seed, (LINEAR_SAMPLES, WIDE), (NARROW, WIDE), (NARROW,), (LINEAR_SAMPLES, NARROW))
+    return normals(seed, (LINEAR_SAMPLES, WIDE), (NARROW, WIDE), (NARROW,), (LINEAR_SAMPLES, NARROW))
 
 
 def _row_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
@@ -193,7 +171,7 @@ def _row_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> d
     y = answer(x_own, weight, bias)
     if y is not None and y.shape == coefficients.shape and y.requires_grad:
         (y * coefficients).sum().backward()
-    return {LINEAR_OUTPUT: y, LINEAR_OF_X: x_own.grad, OF_WEIGHT: weight.grad}
+    return {OUTPUT: y, OF_X: x_own.grad, OF_WEIGHT: weight.grad}
 
 
 def _row(rank: int, size: int, seed: int) -> dict[str, Tensor]:
@@ -203,7 +181,7 @@ def _row(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     of_weight = torch.zeros_like(weight)
     own = slice(rank * WIDE // size, (rank + 1) * WIDE // size)
     of_weight[:, own] = coefficients.T @ x[:, own]
-    return {LINEAR_OUTPUT: x @ weight.T + bias, LINEAR_OF_X: (coefficients @ weight)[:, own], OF_WEIGHT: of_weight}
+    return {OUTPUT: x @ weight.T + bias, OF_X: (coefficients @ weight)[:, own], OF_WEIGHT: of_weight}
 
 
 def _partial(rank: int, size: int, seed: int) -> Tensor:
@@ -215,63 +193,50 @@ def _partial(rank: int, size: int, seed: int) -> Tensor:
 def _inspect_row(answers: list[RankAnswer], size: int) -> None:
     if gathers(answers[0]):
         raise Wrong(
-            say(
-                en="The output is right, but something is gathered on the way, and computed on every rank; one "
-                "all-reduce of the partial products is enough.",
-                fr="La sortie est juste, mais quelque chose est rassemblé en chemin, puis calculé sur chaque rang ; un "
-                "seul all-reduce des produits partiels suffit.",
-            )
+            en="The output is right, but something is gathered on the way, and computed on every rank; one "
+            "all-reduce of the partial products is enough.",
+            fr="La sortie est juste, mais quelque chose est rassemblé en chemin, puis calculé sur chaque rang ; un "
+            "seul all-reduce des produits partiels suffit.",
         )
 
 
 ROW_LINEAR = Exercise(
     id="row-linear",
     title=Said("a linear layer by rows", "une couche linéaire par ligne"),
-    judge=by_shares(
+    judge=Judge(
+        _row,
+        on_ranks=True,
+        cases=TENSOR_CASES,
         trial=_row_trial,
-        expected=_row,
         labels=LINEAR_LABELS,
         faults=(
-            TensorFault(lambda rank, size, seed: {LINEAR_OUTPUT: _partial(rank, size, seed) + _row_inputs(seed)[2]},
-                NO_FORWARD_SUM),
-            TensorFault(lambda rank, size, seed: {LINEAR_OUTPUT: _partial(rank, size, seed)}, NO_FORWARD_SUM),
-            TensorFault(
+            Mistake(
+                lambda rank, size, seed: {OUTPUT: _partial(rank, size, seed) + _row_inputs(seed)[2]},
+                *NO_FORWARD_SUM,
+            ),
+            Mistake(lambda rank, size, seed: {OUTPUT: _partial(rank, size, seed)}, *NO_FORWARD_SUM),
+            Mistake(
+                lambda rank, size, seed: {OUTPUT: _row(rank, size, seed)[OUTPUT] + (size - 1) * _row_inputs(seed)[2]},
+                *BIAS_EVERYWHERE,
+            ),
+            Mistake(lambda rank, size, seed: {OUTPUT: _row(rank, size, seed)[OUTPUT] - _row_inputs(seed)[2]}, *NO_BIAS),
+            Mistake(
+                lambda rank, size, seed: {OUTPUT: _joined([_partial(other, size, seed) for other in range(size)])},
+                "You lay the partial products side by side; but each rank has computed a part of the sum for all "
+                "outputs: add them up (all-reduce, not all-gather).",
+                "Vous juxtaposez les produits partiels ; or chaque rang a calculé, pour toutes les sorties, une "
+                "partie de la somme : additionnez-les (all-reduce, et non all-gather).",
+            ),
+            Mistake(
                 lambda rank, size, seed: {
-                    LINEAR_OUTPUT: _row(rank, size, seed)[LINEAR_OUTPUT] + (size - 1) * _row_inputs(seed)[2]
+                    OUTPUT: (_row(rank, size, seed)[OUTPUT] - _row_inputs(seed)[2]) / size + _row_inputs(seed)[2]
                 },
-                BIAS_EVERYWHERE,
+                "You average the partial products; they are parts of one sum, not estimates of the same thing: do "
+                "not divide.",
+                "Vous faites la moyenne des produits partiels ; ce sont les morceaux d’une même somme, non des "
+                "estimations de la même chose : ne divisez pas.",
             ),
-            TensorFault(lambda rank, size,
-                seed: {LINEAR_OUTPUT: _row(rank, size, seed)[LINEAR_OUTPUT] - _row_inputs(seed)[2]}, NO_BIAS),
-            TensorFault(
-                lambda rank, size, seed: {LINEAR_OUTPUT: _joined([_partial(other, size, seed)
-                    for other in range(size)])},
-                Said(
-                    "You lay the partial products side by side; but each rank has computed a part of the sum for all "
-                    "outputs: add them up (all-reduce, not all-gather).",
-                    "Vous juxtaposez les produits partiels ; or chaque rang a calculé, pour toutes les sorties, une "
-                    "partie de la somme : additionnez-les (all-reduce, et non all-gather).",
-                ),
-            ),
-            TensorFault(
-                lambda rank, size, seed: {
-                    LINEAR_OUTPUT: (_row(rank, size,
-                        seed)[LINEAR_OUTPUT] - _row_inputs(seed)[2]) / size + _row_inputs(seed)[2]
-                },
-                Said(
-                    "You average the partial products; they are parts of one sum, not estimates of the same thing: do "
-                    "not divide.",
-                    "Vous faites la moyenne des produits partiels ; ce sont les morceaux d’une même somme, non des "
-                    "estimations de la même chose : ne divisez pas.",
-                ),
-            ),
-            TensorFault(
-                lambda rank, size, seed: {
-                    LINEAR_OUTPUT: _row(rank, size, seed)[LINEAR_OUTPUT], LINEAR_OF_X: size * _row(rank, size,
-                        seed)[LINEAR_OF_X]
-                },
-                COUNTED_AGAIN,
-            ),
+            Mistake(times_ranks(_row, OF_X), *COUNTED_AGAIN),
         ),
         inspect=_inspect_row,
     ),
@@ -279,20 +244,15 @@ ROW_LINEAR = Exercise(
         "Right: one all-reduce in the forward pass, nothing in the backward pass, and the bias once.",
         "Exact : un all-reduce en passe avant, rien en passe arrière, et le biais une seule fois.",
     ),
-    hints=(
-        Said(
-            "This rank has some of the inputs: it needs the weights that multiply these, for all outputs. What does "
-            "each rank's product lack?",
-            "Ce rang détient une partie des entrées : il lui faut les poids qui les multiplient, pour toutes les "
-            "sorties. Que manque-t-il au produit de chaque rang ?",
-        ),
-        Said(
-            "y = x_own @ weight.chunk(size, dim=1)[rank].T, then dist.all_reduce(y) in place, and only then + bias.",
-            "y = x_own @ weight.chunk(size, dim=1)[rank].T, puis dist.all_reduce(y) en place, et seulement ensuite "
-            "+ bias.",
-        ),
+    hints=two_hints(
+        "This rank has some of the inputs: it needs the weights that multiply these, for all outputs. What does "
+        "each rank's product lack?",
+        "Ce rang détient une partie des entrées : il lui faut les poids qui les multiplient, pour toutes les "
+        "sorties. Que manque-t-il au produit de chaque rang ?",
+        "y = x_own @ weight.chunk(size, dim=1)[rank].T, then dist.all_reduce(y) in place, and only then + bias.",
+        "y = x_own @ weight.chunk(size, dim=1)[rank].T, puis dist.all_reduce(y) en place, et seulement ensuite + bias.",
     ),
-)  # fmt: skip
+)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
@@ -302,22 +262,13 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 MLP_SAMPLES, MLP_WIDTH, HIDDEN = 5, 8, 24
-MLP_OUTPUT, MLP_OF_X, OF_EXPAND, OF_PROJECT = "output", "gradient of x", "gradient of expand", "gradient of project"
-_OF_BIAS = "gradient of project_bias"
-MLP_LABELS = {
-    MLP_OUTPUT: Said("the output", "la sortie"),
-    MLP_OF_X: Said("the gradient of x", "le gradient de x"),
-    OF_EXPAND: Said("the gradient of expand", "le gradient de expand"),
-    OF_PROJECT: Said("the gradient of project", "le gradient de project"),
-    _OF_BIAS: Said("the gradient of project_bias", "le gradient de project_bias"),
-}
+OF_EXPAND, OF_PROJECT, OF_BIAS = "gradient of expand", "gradient of project", "gradient of project_bias"
 
 
 def _mlp_inputs(seed: int) -> Any:
     """x, the two layers with their biases, the coefficients of the loss."""
-    shapes = ((MLP_SAMPLES, MLP_WIDTH), (HIDDEN, MLP_WIDTH), (HIDDEN,), (MLP_WIDTH, HIDDEN), (MLP_WIDTH,),
-        (MLP_SAMPLES, MLP_WIDTH))
-    return normal(seed, *shapes)
+    stream = (MLP_SAMPLES, MLP_WIDTH)
+    return normals(seed, stream, (HIDDEN, MLP_WIDTH), (HIDDEN,), (MLP_WIDTH, HIDDEN), (MLP_WIDTH,), stream)
 
 
 def _own(rank: int, size: int, seed: int) -> tuple[Tensor, ...]:
@@ -333,8 +284,8 @@ def _mlp_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> d
     if y is not None and y.requires_grad:
         (y * _mlp_inputs(seed)[-1]).sum().backward()
     x, expand, _, project, project_bias = given
-    return {MLP_OUTPUT: y, MLP_OF_X: x.grad, OF_EXPAND: expand.grad, OF_PROJECT: project.grad,
-        _OF_BIAS: project_bias.grad}
+    of_weights = {OF_EXPAND: expand.grad, OF_PROJECT: project.grad, OF_BIAS: project_bias.grad}
+    return {OUTPUT: y, OF_X: x.grad, **of_weights}
 
 
 def _mlp_shares(rank: int, size: int, seed: int) -> dict[str, Tensor]:
@@ -347,16 +298,16 @@ def _mlp_shares(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     y = added(partials) + project_bias
     (y * _mlp_inputs(seed)[-1]).sum().backward()
     values = {
-        MLP_OUTPUT: y, MLP_OF_X: gradient(x), OF_EXPAND: gradient(expand), OF_PROJECT: gradient(project),
-        _OF_BIAS: gradient(project_bias), "partial": partials[rank], "bias": project_bias,
+        OUTPUT: y, OF_X: gradient(x), OF_EXPAND: gradient(expand), OF_PROJECT: gradient(project),
+        OF_BIAS: gradient(project_bias), "partial": partials[rank], "bias": project_bias,
         "sum of x": added(gradient(share[0]) for share in shares),
     }  # fmt: skip
     return {name: value.detach() for name, value in values.items()}
 
 
-def _mlp_expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    values = _mlp_shares(rank, size, seed)
-    return {**{name: values[name] for name in MLP_LABELS}, MLP_OF_X: values["sum of x"]}
+_mlp_expected = only(
+    _mlp_shares, {name: name for name in (OUTPUT, OF_EXPAND, OF_PROJECT, OF_BIAS)} | {OF_X: "sum of x"}
+)
 
 
 def _with_bias(times: Callable[[int], int]) -> Callable[[int, int, int], dict[str, Tensor]]:
@@ -364,75 +315,62 @@ def _with_bias(times: Callable[[int], int]) -> Callable[[int, int, int], dict[st
 
     def values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
         found = _mlp_shares(rank, size, seed)
-        return {MLP_OUTPUT: found[MLP_OUTPUT] + (times(size) - 1) * found["bias"]}
+        return {OUTPUT: found[OUTPUT] + (times(size) - 1) * found["bias"]}
 
     return values
 
 
 def _unsummed(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     found = _mlp_shares(rank, size, seed)
-    return {MLP_OUTPUT: found["partial"] + found["bias"]}
+    return {OUTPUT: found["partial"] + found["bias"]}
 
 
 def _mlp_inspect(answers: list[RankAnswer], size: int) -> None:
     """The values are right; were there two sums, one each way, and nothing else?"""
     if gathers(answers[0]) or asked_for(answers[0], "reduce_scatter_tensor", "reduce_scatter"):
         raise Wrong(
-            say(
-                en="Output and gradients are right, but the hidden features are brought together between the two "
-                "layers: that is not needed. GELU treats each feature alone, and the second layer takes exactly the "
-                "features that this rank has.",
-                fr="La sortie et les gradients sont justes, mais les neurones cachés sont rassemblés entre les deux "
-                "couches : c’est inutile. GELU traite chaque neurone séparément, et la seconde couche prend exactement "
-                "ceux de ce rang.",
-            )
+            en="Output and gradients are right, but the hidden features are brought together between the two "
+            "layers: that is not needed. GELU treats each feature alone, and the second layer takes exactly the "
+            "features that this rank has.",
+            fr="La sortie et les gradients sont justes, mais les neurones cachés sont rassemblés entre les deux "
+            "couches : c’est inutile. GELU traite chaque neurone séparément, et la seconde couche prend exactement "
+            "ceux de ce rang.",
         )
     sums = len(asked_for(answers[0], "all_reduce"))
     if sums > 2:
         raise Wrong(
-            say(
-                en=f"Output and gradients are right, but {sums} all-reduces are made: two are enough, one in forward "
-                "and one in backward.",
-                fr=f"La sortie et les gradients sont justes, mais {sums} all-reduces sont faits : deux suffisent, l’un "
-                "en passe avant, l’autre en passe arrière.",
-            )
+            en=f"Output and gradients are right, but {sums} all-reduces are made: two are enough, one in forward "
+            "and one in backward.",
+            fr=f"La sortie et les gradients sont justes, mais {sums} all-reduces sont faits : deux suffisent, l’un "
+            "en passe avant, l’autre en passe arrière.",
         )
 
 
 ONE_ALL_REDUCE = Exercise(
     id="one-all-reduce",
     title=Said("the MLP with one all-reduce", "le MLP avec un seul all-reduce"),
-    judge=by_shares(
+    judge=Judge(
+        _mlp_expected,
+        on_ranks=True,
+        cases=TENSOR_CASES,
         trial=_mlp_trial,
-        expected=_mlp_expected,
-        labels=MLP_LABELS,
         faults=(
-            TensorFault(
-                lambda *case: {name: _mlp_shares(*case)[name] for name in (MLP_OUTPUT, MLP_OF_X)}, NO_BACKWARD_SUM
-            ),
-            TensorFault(_unsummed, NO_FORWARD_SUM),
-            TensorFault(lambda *case: {MLP_OUTPUT: _mlp_shares(*case)["partial"]}, NO_FORWARD_SUM),
-            TensorFault(_with_bias(lambda size: size), BIAS_EVERYWHERE),
-            TensorFault(_with_bias(lambda size: 0), NO_BIAS),
-            TensorFault(
+            Mistake(only(_mlp_shares, (OUTPUT, OF_X)), *NO_BACKWARD_SUM),
+            Mistake(_unsummed, *NO_FORWARD_SUM),
+            Mistake(only(_mlp_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM),
+            Mistake(_with_bias(lambda size: size), *BIAS_EVERYWHERE),
+            Mistake(_with_bias(lambda size: 0), *NO_BIAS),
+            Mistake(times_ranks(_mlp_shares, OF_PROJECT), *COUNTED_AGAIN),
+            Mistake(
                 lambda rank, size, seed: {
-                    MLP_OUTPUT: _mlp_expected(rank, size, seed)[MLP_OUTPUT],
-                    OF_PROJECT: size * _mlp_expected(rank, size, seed)[OF_PROJECT],
+                    OUTPUT: _mlp_expected(rank, size, seed)[OUTPUT],
+                    OF_X: _mlp_expected(rank, size, seed)[OF_X] / size,
                 },
-                COUNTED_AGAIN,
-            ),
-            TensorFault(
-                lambda rank, size, seed: {
-                    MLP_OUTPUT: _mlp_expected(rank, size, seed)[MLP_OUTPUT],
-                    MLP_OF_X: _mlp_expected(rank, size, seed)[MLP_OF_X] / size,
-                },
-                Said(
-                    "In backward you average the contributions to the gradient of x: they are parts of one sum. That "
-                    "mean belongs to data parallelism, where ranks have read different data.",
-                    "En passe arrière, vous faites la moyenne des contributions au gradient de x : ce sont les "
-                    "morceaux d’une même somme. Cette moyenne-là est celle de Data Parallelism, où les rangs ont lu "
-                    "des données différentes.",
-                ),
+                "In backward you average the contributions to the gradient of x: they are parts of one sum. That "
+                "mean belongs to data parallelism, where ranks have read different data.",
+                "En passe arrière, vous faites la moyenne des contributions au gradient de x : ce sont les "
+                "morceaux d’une même somme. Cette moyenne-là est celle de Data Parallelism, où les rangs ont lu "
+                "des données différentes.",
             ),
         ),
         inspect=_mlp_inspect,
@@ -441,38 +379,34 @@ ONE_ALL_REDUCE = Exercise(
         "Right: two layers, one all-reduce in each direction, and the gradients of one process.",
         "Exact : deux couches, un all-reduce dans chaque sens, et les gradients d’un seul processus.",
     ),
-    hints=(
-        Said(
-            "The first layer by columns, the second by rows: what one gives is what the other takes. Where is a sum "
-            "missing in forward, and where in backward?",
-            "La première couche par colonne, la seconde par ligne : ce que donne l’une est ce que prend l’autre. Où "
-            "manque-t-il une somme en passe avant, et où en passe arrière ?",
-        ),
-        Said(
-            "In backward of EnterRegion: gradient = gradient.clone(), dist.all_reduce(gradient), return it. Then: x = "
-            "EnterRegion.apply(x); hidden = F.gelu(x @ expand.T + expand_bias); y = hidden @ project.T; all-reduce y; "
-            "+ project_bias.",
-            "Dans le backward d’EnterRegion : gradient = gradient.clone(), dist.all_reduce(gradient), puis renvoyez-"
-            "le. Ensuite : x = EnterRegion.apply(x) ; hidden = F.gelu(x @ expand.T + expand_bias) ; y = hidden @ "
-            "project.T ; all-reduce de y ; + project_bias.",
-        ),
+    hints=two_hints(
+        "The first layer by columns, the second by rows: what one gives is what the other takes. Where is a sum "
+        "missing in forward, and where in backward?",
+        "La première couche par colonne, la seconde par ligne : ce que donne l’une est ce que prend l’autre. Où "
+        "manque-t-il une somme en passe avant, et où en passe arrière ?",
+        "In backward of EnterRegion: gradient = gradient.clone(), dist.all_reduce(gradient), return it. Then: x = "
+        "EnterRegion.apply(x); hidden = F.gelu(x @ expand.T + expand_bias); y = hidden @ project.T; all-reduce y; "
+        "+ project_bias.",
+        "Dans le backward d’EnterRegion : gradient = gradient.clone(), dist.all_reduce(gradient), puis renvoyez-"
+        "le. Ensuite : x = EnterRegion.apply(x) ; hidden = F.gelu(x @ expand.T + expand_bias) ; y = hidden @ "
+        "project.T ; all-reduce de y ; + project_bias.",
     ),
 )
 
 
 BATCH, TOKENS, HEADS, HEAD = 2, 5, 6, 4
 ATTENTION_WIDTH = HEADS * HEAD
-ATTENTION_OUTPUT, ATTENTION_OF_X, OF_QKV = "output", "gradient of x", "gradient of qkv"
-ATTENTION_LABELS = {
-    ATTENTION_OUTPUT: Said("the output", "la sortie"),
-    ATTENTION_OF_X: Said("the gradient of x", "le gradient de x"),
-    OF_QKV: Said("the gradient of qkv", "le gradient de qkv"),
-}
+OF_QKV = "gradient of qkv"
 
 
 def _attention_inputs(seed: int) -> Any:
-    x, qkv, project, loss = normal(seed, (BATCH, TOKENS, ATTENTION_WIDTH), (3 * ATTENTION_WIDTH, ATTENTION_WIDTH),
-        (ATTENTION_WIDTH, ATTENTION_WIDTH), (BATCH, TOKENS, 1))
+    x, qkv, project, loss = normals(
+        seed,
+        (BATCH, TOKENS, ATTENTION_WIDTH),
+        (3 * ATTENTION_WIDTH, ATTENTION_WIDTH),
+        (ATTENTION_WIDTH, ATTENTION_WIDTH),
+        (BATCH, TOKENS, 1),
+    )
     return x, qkv / ATTENTION_WIDTH**0.5 * 2, project / ATTENTION_WIDTH**0.5, loss
 
 
@@ -486,7 +420,7 @@ def _attention_trial(answer: Callable[..., Any], rank: int, size: int, seed: int
     y = answer(x, qkv, project, HEADS, TensorAxis(dist.group.WORLD))
     if y is not None and y.shape == x.shape and y.requires_grad:
         (y * coefficients).sum().backward()
-    return {ATTENTION_OUTPUT: y, ATTENTION_OF_X: x.grad, OF_QKV: qkv.grad}
+    return {OUTPUT: y, OF_X: x.grad, OF_QKV: qkv.grad}
 
 
 def _attend(x_BTD: Tensor, rows_3NHD: Tensor, project_DE: Tensor, *, merge: bool = True) -> Tensor:
@@ -527,95 +461,72 @@ def _attention_shares(rank: int, size: int, seed: int, way: str = "right") -> di
     for copy in copies:
         copy.grad = None
     (sum(partials) * coefficients).sum().backward()
-    values = {ATTENTION_OUTPUT: sum(partials), ATTENTION_OF_X: sum(copy.grad for copy in copies), OF_QKV: of_qkv}
+    values = {OUTPUT: sum(partials), OF_X: sum(copy.grad for copy in copies), OF_QKV: of_qkv}
     return {name: value.detach() for name, value in {**values, "partial": partials[rank], "own x": own_x}.items()}
 
 
-def _attention_expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    values = _attention_shares(rank, size, seed)
-    return {name: values[name] for name in ATTENTION_LABELS}
-
-
-def _output(way: str) -> Callable[[int, int, int], dict[str, Tensor]]:
-    return lambda rank, size, seed: {ATTENTION_OUTPUT: _attention_shares(rank, size, seed, way)[ATTENTION_OUTPUT]}
+def _output(way: str) -> Values:
+    return only(_attention_shares, [OUTPUT], way)
 
 
 def _attention_inspect(answers: list[RankAnswer], size: int) -> None:
     if gathers(answers[0]):
         raise Wrong(
-            say(
-                en="Output and gradients are right, but something is gathered: heads do not see each other, so that "
-                "nothing has to be sent between the two projections.",
-                fr="La sortie et les gradients sont justes, mais quelque chose est rassemblé : les têtes ne se voient "
-                "pas, il n’y a donc rien à envoyer entre les deux projections.",
-            )
+            en="Output and gradients are right, but something is gathered: heads do not see each other, so that "
+            "nothing has to be sent between the two projections.",
+            fr="La sortie et les gradients sont justes, mais quelque chose est rassemblé : les têtes ne se voient "
+            "pas, il n’y a donc rien à envoyer entre les deux projections.",
         )
 
 
 ATTENTION_HEADS = Exercise(
     id="attention-heads",
     title=Said("attention by heads", "l’attention par têtes"),
-    judge=by_shares(
+    judge=Judge(
+        only(_attention_shares, (OUTPUT, OF_X, OF_QKV)),
+        on_ranks=True,
+        cases=TENSOR_CASES,
         trial=_attention_trial,
-        expected=_attention_expected,
-        labels=ATTENTION_LABELS,
         faults=(
-            TensorFault(
+            Mistake(
                 _output("naive slice"),
-                Said(
-                    "Queries, keys and values are mixed up: the rows of qkv hold all queries, then all keys, then all "
-                    "values, and a plain slice of them gives some ranks queries only. View it as (3, heads, H, D), "
-                    "and share out the dimension of the heads.",
-                    "Requêtes, clés et valeurs sont mélangées : les lignes de qkv contiennent toutes les requêtes, "
-                    "puis toutes les clés, puis toutes les valeurs ; une simple tranche ne donne à certains rangs que "
-                    "des requêtes. Voyez-la comme (3, têtes, H, D), et partagez la dimension des têtes.",
-                ),
+                "Queries, keys and values are mixed up: the rows of qkv hold all queries, then all keys, then all "
+                "values, and a plain slice of them gives some ranks queries only. View it as (3, heads, H, D), "
+                "and share out the dimension of the heads.",
+                "Requêtes, clés et valeurs sont mélangées : les lignes de qkv contiennent toutes les requêtes, "
+                "puis toutes les clés, puis toutes les valeurs ; une simple tranche ne donne à certains rangs que "
+                "des requêtes. Voyez-la comme (3, têtes, H, D), et partagez la dimension des têtes.",
             ),
-            TensorFault(
+            Mistake(
                 _output("head by head"),
-                Said(
-                    "You read qkv head by head, as (heads, 3, H); here its rows are laid out (3, heads, H): queries, "
-                    "keys and values are mixed up.",
-                    "Vous lisez qkv tête par tête, comme (têtes, 3, H) ; or ses lignes sont ici rangées (3, têtes, "
-                    "H) : requêtes, clés et valeurs sont mélangées.",
-                ),
+                "You read qkv head by head, as (heads, 3, H); here its rows are laid out (3, heads, H): queries, "
+                "keys and values are mixed up.",
+                "Vous lisez qkv tête par tête, comme (têtes, 3, H) ; or ses lignes sont ici rangées (3, têtes, "
+                "H) : requêtes, clés et valeurs sont mélangées.",
             ),
-            TensorFault(
+            Mistake(
                 _output("interleaved"),
-                Said(
-                    "The order of the heads is another one: you take every N-th head, but consecutive columns of "
-                    "project. Both must speak of the same heads: rank r has the r-th of N equal pieces.",
-                    "L’ordre des têtes n’est pas le même : vous prenez une tête sur N, mais des colonnes consécutives "
-                    "de project. Les deux doivent désigner les mêmes têtes : le rang r a le r-ième de N morceaux "
-                    "égaux.",
-                ),
+                "The order of the heads is another one: you take every N-th head, but consecutive columns of "
+                "project. Both must speak of the same heads: rank r has the r-th of N equal pieces.",
+                "L’ordre des têtes n’est pas le même : vous prenez une tête sur N, mais des colonnes consécutives de "
+                "project. Les deux doivent désigner les mêmes têtes : le rang r a le r-ième de N morceaux égaux.",
             ),
-            TensorFault(
+            Mistake(
                 _output("unmerged"),
-                Said(
-                    "The heads are laid side by side in the wrong order: transpose (B, heads, T, H) to (B, T, heads, "
-                    "H) before flattening the last two dimensions.",
-                    "Les têtes sont mises bout à bout dans le mauvais ordre : transposez (B, têtes, T, H) en (B, T, "
-                    "têtes, H) avant d’aplatir les deux dernières dimensions.",
-                ),
+                "The heads are laid side by side in the wrong order: transpose (B, heads, T, H) to (B, T, heads, "
+                "H) before flattening the last two dimensions.",
+                "Les têtes sont mises bout à bout dans le mauvais ordre : transposez (B, têtes, T, H) en (B, T, "
+                "têtes, H) avant d’aplatir les deux dernières dimensions.",
             ),
-            TensorFault(
+            Mistake(
                 _output("project by outputs"),
-                Said(
-                    "The wrong dimension of project is split: this rank's heads are some of its inputs, dim=1 of "
-                    "torch's weight, so that it is the layer by rows.",
-                    "Ce n’est pas la bonne dimension de project : les têtes de ce rang sont une partie de ses entrées, "
-                    "dim=1 du poids de torch ; c’est lui, la couche par ligne.",
-                ),
+                "The wrong dimension of project is split: this rank's heads are some of its inputs, dim=1 of "
+                "torch's weight, so that it is the layer by rows.",
+                "Ce n’est pas la bonne dimension de project : les têtes de ce rang sont une partie de ses entrées, "
+                "dim=1 du poids de torch ; c’est lui, la couche par ligne.",
             ),
-            TensorFault(lambda *case: {ATTENTION_OUTPUT: _attention_shares(*case)["partial"]}, NO_FORWARD_SUM),
-            TensorFault(
-                lambda *case: {
-                    ATTENTION_OUTPUT: _attention_shares(*case)[ATTENTION_OUTPUT],
-                    ATTENTION_OF_X: _attention_shares(*case)["own x"],
-                },
-                NO_BACKWARD_SUM,
-            ),
+            Mistake(only(_attention_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM),
+            Mistake(only(_attention_shares, {OUTPUT: OUTPUT, OF_X: "own x"}), *NO_BACKWARD_SUM),
         ),
         inspect=_attention_inspect,
     ),
@@ -623,20 +534,16 @@ ATTENTION_HEADS = Exercise(
         "Right: each rank attends with its own heads, whole; one all-reduce in each direction.",
         "Exact : chaque rang calcule l’attention de ses têtes, entières ; un all-reduce dans chaque sens.",
     ),
-    hints=(
-        Said(
-            "A head is the smallest piece that can be computed alone. Give the dimension of the heads a place of its "
-            "own in the shape of qkv, then share it out. project multiplies the heads side by side.",
-            "La tête est le plus petit morceau qui se calcule seul. Donnez à la dimension des têtes sa propre place "
-            "dans la forme de qkv, puis partagez-la. project multiplie les têtes mises bout à bout.",
-        ),
-        Said(
-            "x = copy(x, axis). own = qkv.view(3, heads, -1, width).chunk(axis.size, dim=1)[axis.rank]; q, k, v = "
-            'torch.einsum("btd,pnhd->pbnth", x, own). After the attention: .transpose(1, 2).flatten(2), times '
-            "project.chunk(axis.size, dim=1)[axis.rank].T, then add_up(…, axis).",
-            "x = copy(x, axis). own = qkv.view(3, heads, -1, width).chunk(axis.size, dim=1)[axis.rank] ; q, k, v = "
-            'torch.einsum("btd,pnhd->pbnth", x, own). Après l’attention : .transpose(1, 2).flatten(2), fois '
-            "project.chunk(axis.size, dim=1)[axis.rank].T, puis add_up(…, axis).",
-        ),
+    hints=two_hints(
+        "A head is the smallest piece that can be computed alone. Give the dimension of the heads a place of its "
+        "own in the shape of qkv, then share it out. project multiplies the heads side by side.",
+        "La tête est le plus petit morceau qui se calcule seul. Donnez à la dimension des têtes sa propre place "
+        "dans la forme de qkv, puis partagez-la. project multiplie les têtes mises bout à bout.",
+        "x = copy(x, axis). own = qkv.view(3, heads, -1, width).chunk(axis.size, dim=1)[axis.rank]; q, k, v = "
+        'torch.einsum("btd,pnhd->pbnth", x, own). After the attention: .transpose(1, 2).flatten(2), times '
+        "project.chunk(axis.size, dim=1)[axis.rank].T, then add_up(…, axis).",
+        "x = copy(x, axis). own = qkv.view(3, heads, -1, width).chunk(axis.size, dim=1)[axis.rank] ; q, k, v = "
+        'torch.einsum("btd,pnhd->pbnth", x, own). Après l’attention : .transpose(1, 2).flatten(2), fois '
+        "project.chunk(axis.size, dim=1)[axis.rank].T, puis add_up(…, axis).",
     ),
 )

@@ -1,17 +1,9 @@
-"""Lab 06: CoAtNet's inverted bottleneck shared out by channels, with its squeeze-excite.
+"""Exercises of lab 06 beyond one layer: MBConv by channels, torch's `parallelize_module`, the bytes that a layer sends.
 
-An answer is held to the output and the gradients of one process, whose graph knows which contribution is which rank's.
+MBConv is held to the output and gradients of one process. A plan is applied on two ranks and its results are compared;
+where they are wrong, the plan says which layer is the cause, and names that torch would pass over are refused.
 
 Shape suffixes: B batch, C channels, c hidden channels of one rank, H and W of the feature map.
-
-Lab 06: torch's `parallelize_module`: the plan of a Llama-like block, really applied on two ranks.
-
-A plan is run and its results are held to those of one process; only where they are wrong is it looked at, to say which
-layer is the cause. Names that torch would pass over in silence are refused.
-
-Lab 06: the bytes that a layer sends under tensor parallelism, and the time they take.
-
-Pure arithmetic; the volumes are those that a run counts, the times those of the α–β model.
 """
 
 from __future__ import annotations
@@ -25,19 +17,21 @@ from typing import TYPE_CHECKING, Any
 from dlojz.base.language import say
 from dlojz.by_hand.collectives.cost import cost_s
 from dlojz.labs.kit.example_links import ExampleLink
-from dlojz.labs.kit.exercise import Exercise, Said, Wrong
-from dlojz.labs.kit.judges import Mistake, by_reference
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.judges import Judge
 from dlojz.labs.kit.rank_judges import (
     COUNTED_AGAIN,
     NO_BACKWARD_SUM,
     NO_FORWARD_SUM,
-    TensorFault,
+    OF_X,
+    OUTPUT,
+    TENSOR_CASES,
     added,
-    by_ranks,
-    by_shares,
     gathers,
     gradient,
-    normal,
+    normals,
+    only,
+    times_ranks,
 )
 from dlojz.models.sizes import LlamaSize
 from dlojz.processes.forks import RankAnswer
@@ -51,13 +45,8 @@ _CUT: dict[str, int | None] = {
     "expand": 0, "depthwise": 0, "squeeze": 1, "squeeze_bias": None, "excite": 0, "excite_bias": 0, "project": 1,
 }  # fmt: skip
 """The dimension along which each weight is shared out; None: whole on every rank."""
-CONVOLUTION_OUTPUT, CONVOLUTION_OF_X = "output", "gradient of x"
 _JUDGED = ("depthwise", "squeeze", "squeeze_bias", "project")
-CONVOLUTION_LABELS = {
-    CONVOLUTION_OUTPUT: Said("the output", "la sortie"),
-    CONVOLUTION_OF_X: Said("the gradient of x", "le gradient de x"),
-    **{f"gradient of {name}": Said(f"the gradient of {name}", f"le gradient de {name}") for name in _JUDGED},
-}
+_NAMES = (OUTPUT, OF_X, *(f"gradient of {name}" for name in _JUDGED))
 
 
 def _inputs(seed: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -65,7 +54,7 @@ def _inputs(seed: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     image = (CONVOLUTION_BATCH, CHANNELS, SIDE, SIDE)
     shapes = ((HIDDEN, CHANNELS, 1, 1), (HIDDEN, 1, 3, 3), (SQUEEZED, HIDDEN), (SQUEEZED,), (HIDDEN, SQUEEZED),
               (HIDDEN,), (CHANNELS, HIDDEN, 1, 1))  # fmt: skip
-    x, coefficients, *weights = normal(seed, image, image, *shapes)
+    x, coefficients, *weights = normals(seed, image, image, *shapes)
     return x, coefficients, dict(zip(NAMES, weights, strict=True))
 
 
@@ -90,7 +79,7 @@ def _convolution_trial(answer: Callable[..., Any], rank: int, size: int, seed: i
     y = answer(x, own, TensorAxis(dist.group.WORLD))
     if y is not None and y.shape == x.shape and y.requires_grad:
         (y * coefficients).sum().backward()
-    return {CONVOLUTION_OUTPUT: y, CONVOLUTION_OF_X: x.grad, **_gradients(own)}
+    return {OUTPUT: y, OF_X: x.grad, **_gradients(own)}
 
 
 def _only(parts: list[Tensor], rank: int) -> Tensor:
@@ -123,99 +112,65 @@ def _shares(rank: int, size: int, seed: int, way: str = "right") -> dict[str, Te
     y = x + added(partials)
     (y * coefficients).sum().backward()
     of_x = coefficients + added(gradient(one) for one in xs)
-    values = {CONVOLUTION_OUTPUT: y, CONVOLUTION_OF_X: of_x, **_gradients(owns[rank])}
+    values = {OUTPUT: y, OF_X: of_x, **_gradients(owns[rank])}
     if way != "gate not entered":  # the bias is whole on every rank, and so is its gradient
         values["gradient of squeeze_bias"] = added(gradient(one.squeeze_bias) for one in owns)
     values |= {"own x": coefficients + gradient(xs[rank]), "partial": x + partials[rank]}
     return {name: value.detach() for name, value in values.items()}
 
 
-def _convolution_expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    values = _shares(rank, size, seed)
-    return {name: values[name] for name in CONVOLUTION_LABELS}
-
-
 def _convolution_inspect(answers: list[RankAnswer], size: int) -> None:
     if gathers(answers[0]):
         raise Wrong(
-            say(
-                en="All is right, but channels are gathered on the way: only the few squeezed numbers depend on all "
-                "channels, and these are a sum.",
-                fr="Tout est juste, mais des canaux sont rassemblés en chemin : seuls les quelques nombres comprimés "
-                "dépendent de tous les canaux, et ce sont des sommes.",
-            )
+            en="All is right, but channels are gathered on the way: only the few squeezed numbers depend on all "
+            "channels, and these are a sum.",
+            fr="Tout est juste, mais des canaux sont rassemblés en chemin : seuls les quelques nombres comprimés "
+            "dépendent de tous les canaux, et ce sont des sommes.",
         )
 
 
 MBCONV_CHANNELS = Exercise(
     id="mbconv-channels",
     title=Said("MBConv by channels", "MBConv par canaux"),
-    judge=by_shares(
+    judge=Judge(
+        only(_shares, _NAMES),
+        on_ranks=True,
+        cases=TENSOR_CASES,
         trial=_convolution_trial,
-        expected=_convolution_expected,
-        labels=CONVOLUTION_LABELS,
         faults=(
-            TensorFault(
-                lambda rank, size, seed: {
-                    CONVOLUTION_OUTPUT: _shares(rank, size, seed, "gate alone")[CONVOLUTION_OUTPUT]
-                },
-                Said(
-                    "The gate of squeeze-excite sees this rank's channels only: squeeze is a layer by rows, its "
-                    "partial products are to be added up.",
-                    "La porte de squeeze-excite ne voit que les canaux de ce rang : squeeze est une couche par ligne, "
-                    "ses produits partiels sont à additionner.",
-                ),
+            Mistake(
+                only(_shares, [OUTPUT], "gate alone"),
+                "The gate of squeeze-excite sees this rank's channels only: squeeze is a layer by rows, its "
+                "partial products are to be added up.",
+                "La porte de squeeze-excite ne voit que les canaux de ce rang : squeeze est une couche par ligne, "
+                "ses produits partiels sont à additionner.",
             ),
-            TensorFault(
-                lambda rank, size, seed: {
-                    CONVOLUTION_OUTPUT: _shares(rank, size, seed, "bias everywhere")[CONVOLUTION_OUTPUT]
-                },
-                Said(
-                    "The bias of squeeze is added on every rank before the sum, so it counts as many times as there "
-                    "are ranks: add it once, after.",
-                    "Le biais de squeeze est ajouté sur chaque rang avant la somme, il compte donc autant de fois "
-                    "qu’il y a de rangs : ajoutez-le une fois, après.",
-                ),
+            Mistake(
+                only(_shares, [OUTPUT], "bias everywhere"),
+                "The bias of squeeze is added on every rank before the sum, so it counts as many times as there "
+                "are ranks: add it once, after.",
+                "Le biais de squeeze est ajouté sur chaque rang avant la somme, il compte donc autant de fois "
+                "qu’il y a de rangs : ajoutez-le une fois, après.",
             ),
-            TensorFault(lambda *case: {CONVOLUTION_OUTPUT: _shares(*case)["partial"]}, NO_FORWARD_SUM),
-            TensorFault(
-                lambda rank, size, seed: {
-                    name: _shares(rank, size, seed, "gate not entered")[name]
-                    for name in (CONVOLUTION_OUTPUT, "gradient of squeeze")
-                },
-                Said(
-                    "The forward pass is right, but the gradient that reaches squeeze comes from this rank's gates "
-                    "only: excite is a layer by columns, with a beginning of its own (copy), whose backward adds up.",
-                    "La passe avant est juste, mais le gradient qui parvient à squeeze ne vient que des portes de ce "
-                    "rang : excite est une couche par colonne, avec sa propre entrée (copy), dont la passe arrière "
-                    "additionne.",
-                ),
+            Mistake(only(_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM),
+            Mistake(
+                only(_shares, (OUTPUT, "gradient of squeeze"), "gate not entered"),
+                "The forward pass is right, but the gradient that reaches squeeze comes from this rank's gates "
+                "only: excite is a layer by columns, with a beginning of its own (copy), whose backward adds up.",
+                "La passe avant est juste, mais le gradient qui parvient à squeeze ne vient que des portes de ce rang "
+                ": excite est une couche par colonne, avec sa propre entrée (copy), dont la passe arrière additionne.",
             ),
-            TensorFault(
+            Mistake(only(_shares, {OUTPUT: OUTPUT, OF_X: "own x"}), *NO_BACKWARD_SUM),
+            Mistake(times_ranks(_shares, "gradient of project"), *COUNTED_AGAIN),
+            Mistake(
                 lambda *case: {
-                    CONVOLUTION_OUTPUT: _shares(*case)[CONVOLUTION_OUTPUT],
-                    CONVOLUTION_OF_X: _shares(*case)["own x"],
+                    OUTPUT: _shares(*case)[OUTPUT],
+                    OF_X: _shares(*case)[OF_X] + (case[1] - 1) * _inputs(case[2])[1],
                 },
-                NO_BACKWARD_SUM,
-            ),
-            TensorFault(
-                lambda *case: {
-                    CONVOLUTION_OUTPUT: _shares(*case)[CONVOLUTION_OUTPUT],
-                    "gradient of project": case[1] * _shares(*case)["gradient of project"],
-                },
-                COUNTED_AGAIN,
-            ),
-            TensorFault(
-                lambda *case: {
-                    CONVOLUTION_OUTPUT: _shares(*case)[CONVOLUTION_OUTPUT],
-                    CONVOLUTION_OF_X: _shares(*case)[CONVOLUTION_OF_X] + (case[1] - 1) * _inputs(case[2])[1],
-                },
-                Said(
-                    "The shortcut goes through the region's entry: backward adds its gradient up over the ranks, "
-                    "though it is whole on each. Add the x that has not passed copy.",
-                    "Le raccourci passe par l’entrée de la région : la passe arrière additionne son gradient sur les "
-                    "rangs, alors qu’il est entier sur chacun. Ajoutez le x qui n’est pas passé par copy.",
-                ),
+                "The shortcut goes through the region's entry: backward adds its gradient up over the ranks, "
+                "though it is whole on each. Add the x that has not passed copy.",
+                "Le raccourci passe par l’entrée de la région : la passe arrière additionne son gradient sur les "
+                "rangs, alors qu’il est entier sur chacun. Ajoutez le x qui n’est pas passé par copy.",
             ),
         ),
         inspect=_convolution_inspect,
@@ -224,19 +179,15 @@ MBCONV_CHANNELS = Exercise(
         "Right: the depthwise convolution asks nobody, the gate asks for a few numbers, the end for one all-reduce.",
         "Exact : la convolution depthwise ne demande rien, la porte quelques nombres, la fin un all-reduce.",
     ),
-    hints=(
-        Said(
-            "A 1×1 convolution is a linear layer over the channels: expand by columns, project by rows. Which of the "
-            "two is squeeze, and which is excite?",
-            "Une convolution 1×1 est une couche linéaire sur les canaux : expand par colonne, project par ligne. Que "
-            "sont alors squeeze et excite ?",
-        ),
-        Said(
-            "Four operators: copy(x, axis) before expand; add_up(pooled @ squeeze.T, axis) before its bias; "
-            "copy(…, axis) before excite; add_up of the output of project. The shortcut adds x itself.",
-            "Quatre opérateurs : copy(x, axis) avant expand ; add_up(pooled @ squeeze.T, axis) avant son biais ; "
-            "copy(…, axis) avant excite ; add_up de la sortie de project. Le raccourci ajoute x lui-même.",
-        ),
+    hints=two_hints(
+        "A 1×1 convolution is a linear layer over the channels: expand by columns, project by rows. Which of the "
+        "two is squeeze, and which is excite?",
+        "Une convolution 1×1 est une couche linéaire sur les canaux : expand par colonne, project par ligne. Que "
+        "sont alors squeeze et excite ?",
+        "Four operators: copy(x, axis) before expand; add_up(pooled @ squeeze.T, axis) before its bias; "
+        "copy(…, axis) before excite; add_up of the output of project. The shortcut adds x itself.",
+        "Quatre opérateurs : copy(x, axis) avant expand ; add_up(pooled @ squeeze.T, axis) avant son biais ; "
+        "copy(…, axis) avant excite ; add_up de la sortie de project. Le raccourci ajoute x lui-même.",
     ),
 )
 
@@ -246,8 +197,6 @@ COLUMNS = ("query", "key", "value", "mlp_gate", "mlp_expand")
 ROWS = ("attention_project", "mlp_project")
 NORMS = ("norm1", "norm2")
 PLAN_BATCH, TOKENS = 2, 5
-PLAN_OUTPUT, PLAN_OF_X = "output", "gradient of x"
-PLAN_LABELS = {PLAN_OUTPUT: Said("the output", "la sortie"), PLAN_OF_X: Said("the gradient of x", "le gradient de x")}
 
 
 def _block(seed: int) -> Any:
@@ -280,14 +229,14 @@ def _plan_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> 
         forward = counted.get_total_counts()
     y.sum().backward()
     whole = [name for name in (*COLUMNS, *ROWS) if not isinstance(getattr(block, name).weight, DTensor)]
-    return {"forward": forward, "whole": whole}, {PLAN_OUTPUT: y, PLAN_OF_X: x.grad}
+    return {"forward": forward, "whole": whole}, {OUTPUT: y, OF_X: x.grad}
 
 
 def _plan_expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     x = _input(seed)
     y = _block(seed)(x)
     y.sum().backward()
-    return {PLAN_OUTPUT: y.detach(), PLAN_OF_X: gradient(x)}
+    return {OUTPUT: y.detach(), OF_X: gradient(x)}
 
 
 def _refuse_no_plan(plan: object) -> Mapping[str, Any]:
@@ -295,29 +244,23 @@ def _refuse_no_plan(plan: object) -> Mapping[str, Any]:
 
     if not isinstance(plan, Mapping):
         raise Wrong(
-            say(
-                en=f"A dictionary is expected, name of a layer to its style, but a {type(plan).__name__} was returned.",
-                fr="On attend un dictionnaire, du nom d’une couche vers son style, mais votre fonction renvoie un "
-                f"objet de type {type(plan).__name__}.",
-            )
+            en=f"A dictionary is expected, name of a layer to its style, but a {type(plan).__name__} was returned.",
+            fr="On attend un dictionnaire, du nom d’une couche vers son style, mais votre fonction renvoie un "
+            f"objet de type {type(plan).__name__}.",
         )
     known = (*COLUMNS, *ROWS, *NORMS)
     for name, style in plan.items():
         if not any(fnmatch(one, str(name)) for one in known):
             raise Wrong(
-                say(
-                    en=f"The block has no layer {name!r}; torch passes over such a name and splits nothing. Its layers "
-                    f"are {', '.join((*COLUMNS, *ROWS))}.",
-                    fr=f"Le bloc n’a pas de couche {name!r} ; torch ignore un tel nom et ne découpe rien. Ses couches "
-                    f"sont {', '.join((*COLUMNS, *ROWS))}.",
-                )
+                en=f"The block has no layer {name!r}; torch passes over such a name and splits nothing. Its layers "
+                f"are {', '.join((*COLUMNS, *ROWS))}.",
+                fr=f"Le bloc n’a pas de couche {name!r} ; torch ignore un tel nom et ne découpe rien. Ses couches "
+                f"sont {', '.join((*COLUMNS, *ROWS))}.",
             )
         if not isinstance(style, ParallelStyle):
             raise Wrong(
-                say(
-                    en=f"{name!r} needs an instance of a style, such as ColwiseParallel(), but {style!r} was given.",
-                    fr=f"{name!r} demande une instance de style, comme ColwiseParallel(), mais a reçu {style!r}.",
-                )
+                en=f"{name!r} needs an instance of a style, such as ColwiseParallel(), but {style!r} was given.",
+                fr=f"{name!r} demande une instance de style, comme ColwiseParallel(), mais a reçu {style!r}.",
             )
     return plan
 
@@ -364,59 +307,47 @@ def _plan_inspect(answers: list[RankAnswer], size: int) -> None:
         raise Wrong(_missing(answers[0].value["whole"]))
     if answers[0].value["forward"] > 2:
         raise Wrong(
-            say(
-                en=f"The values are right, but forward communicates {answers[0].value['forward']} times: leave the "
-                "layouts of inputs and outputs as they are, so that a layer by columns hands its share to the layer "
-                "by rows; two all-reduces are enough.",
-                fr=f"Les valeurs sont justes, mais la passe avant communique {answers[0].value['forward']} fois : "
-                "laissez les répartitions d’entrée et de sortie par défaut, pour qu’une couche par colonne passe sa "
-                "part à la couche par ligne ; deux all-reduces suffisent.",
-            )
+            en=f"The values are right, but forward communicates {answers[0].value['forward']} times: leave the "
+            "layouts of inputs and outputs as they are, so that a layer by columns hands its share to the layer "
+            "by rows; two all-reduces are enough.",
+            fr=f"Les valeurs sont justes, mais la passe avant communique {answers[0].value['forward']} fois : "
+            "laissez les répartitions d’entrée et de sortie par défaut, pour qu’une couche par colonne passe sa "
+            "part à la couche par ligne ; deux all-reduces suffisent.",
         )
 
 
-_on_ranks = by_ranks(
-    trial=_plan_trial, expected=_plan_expected, cases=((2, 11),), labels=PLAN_LABELS, inspect=_plan_inspect
-)
+class _PlanJudge(Judge):
+    """Run the plan on ranks; where values are wrong, name the layer that explains it."""
 
+    def __call__(self, answer: Callable[..., Any]) -> None:
+        import torch.distributed.tensor.debug
+        import torch.distributed.tensor.parallel  # noqa: F401 - here, once, for all ranks
 
-def _judge(answer: Callable[..., Any]) -> None:
-    import torch.distributed.tensor.debug
-    import torch.distributed.tensor.parallel  # noqa: F401 - here, once, for all ranks
-
-    plan = _refuse_no_plan(answer())
-    try:
-        _on_ranks(answer)
-    except Wrong:
-        said = _named(plan)
-        if said is None:
+        plan = _refuse_no_plan(answer())
+        try:
+            super().__call__(answer)
+        except Wrong:
+            if (said := _named(plan)) is not None:
+                raise Wrong(said) from None
             raise
-        raise Wrong(said) from None
 
-
-_judge.on_ranks = True  # type: ignore[attr-defined]
 
 PARALLELIZE_PLAN = Exercise(
     id="parallelize-plan",
     title=Said("torch's parallelize_module", "parallelize_module de torch"),
-    judge=_judge,
+    judge=_PlanJudge(_plan_expected, on_ranks=True, trial=_plan_trial, cases=((2, 11),), inspect=_plan_inspect),
     praise=Said(
         "Right: seven layers, two styles, and two all-reduces in the forward pass.",
         "Exact : sept couches, deux styles, et deux all-reduces en passe avant.",
     ),
-    hints=(
-        Said(
-            "For each layer: is what it reads whole on every rank, or shared out? Whole: by columns. Shared out: by "
-            "rows.",
-            "Pour chaque couche : ce qu’elle lit est-il entier sur chaque rang, ou réparti ? Entier : par colonne. "
-            "Réparti : par ligne.",
-        ),
-        Said(
-            "query, key, value, mlp_gate and mlp_expand read x: ColwiseParallel(). attention_project and mlp_project "
-            "read heads and hidden features: RowwiseParallel().",
-            "query, key, value, mlp_gate et mlp_expand lisent x : ColwiseParallel(). attention_project et mlp_project "
-            "lisent des têtes et des neurones cachés : RowwiseParallel().",
-        ),
+    hints=two_hints(
+        "For each layer: is what it reads whole on every rank, or shared out? Whole: by columns. Shared out: by rows.",
+        "Pour chaque couche : ce qu’elle lit est-il entier sur chaque rang, ou réparti ? Entier : par colonne. "
+        "Réparti : par ligne.",
+        "query, key, value, mlp_gate and mlp_expand read x: ColwiseParallel(). attention_project and mlp_project "
+        "read heads and hidden features: RowwiseParallel().",
+        "query, key, value, mlp_gate et mlp_expand lisent x : ColwiseParallel(). attention_project et mlp_project "
+        "lisent des têtes et des neurones cachés : RowwiseParallel().",
     ),
 )
 
@@ -459,58 +390,47 @@ def _spoilt(factor: Callable[[int], float]) -> LayerBytes:
 LAYER_BYTES = Exercise(
     id="layer-bytes",
     title=Said("the bytes of a layer", "les octets d’une couche"),
-    judge=by_reference(
+    judge=Judge(
         layer_bytes,
         cases=lambda: CASES,
         mistakes=(
             Mistake(
                 _spoilt(lambda n: 1 / 2),
-                Said(
-                    "Half is missing: the layer has two regions, attention and MLP, each with one all-reduce in "
-                    "forward and one in backward, four in all; and an all-reduce is a reduce-scatter and an "
-                    "all-gather.",
-                    "Il en manque la moitié : la couche a deux régions, attention et MLP, chacune avec un all-reduce "
-                    "en passe avant et un en passe arrière, soit quatre ; et un all-reduce est un reduce-scatter suivi "
-                    "d’un all-gather.",
-                ),
+                "Half is missing: the layer has two regions, attention and MLP, each with one all-reduce in forward "
+                "and one in backward, four in all; and an all-reduce is a reduce-scatter and an all-gather.",
+                "Il en manque la moitié : la couche a deux régions, attention et MLP, chacune avec un all-reduce "
+                "en passe avant et un en passe arrière, soit quatre ; et un all-reduce est un reduce-scatter suivi "
+                "d’un all-gather.",
             ),
             Mistake(
                 _spoilt(lambda n: n / (2 * (n - 1))),
-                Said(
-                    "That is the size of the messages; on a ring each rank sends 2(N − 1)/N of each (lab 03).",
-                    "C’est la taille des messages ; sur un anneau, chaque rang en envoie 2(N − 1)/N (TP 03).",
-                ),
+                "That is the size of the messages; on a ring each rank sends 2(N − 1)/N of each (lab 03).",
+                "C’est la taille des messages ; sur un anneau, chaque rang en envoie 2(N − 1)/N (TP 03).",
             ),
             Mistake(
                 _spoilt(lambda n: n / (n - 1)),
-                Said(
-                    "You count each message twice; on a ring each rank sends 2(N − 1)/N of it, a little less.",
-                    "Vous comptez chaque message deux fois ; sur un anneau, chaque rang en envoie 2(N − 1)/N, un peu "
-                    "moins.",
-                ),
+                "You count each message twice; on a ring each rank sends 2(N − 1)/N of it, a little less.",
+                "Vous comptez chaque message deux fois ; sur un anneau, chaque rang en envoie 2(N − 1)/N, un peu "
+                "moins.",
             ),
             Mistake(
                 _spoilt(lambda n: 1 / n),
-                Said(
-                    "You divide by the number of ranks once more; but what is added up, (B, T, D), is whole on every "
-                    "rank: tensor parallelism shares out weights, not this tensor.",
-                    "Vous divisez une fois de trop par le nombre de rangs ; or ce que l’on additionne, (B, T, D), est "
-                    "entier sur chaque rang : le parallélisme de tenseur répartit les poids, pas ce tenseur.",
-                ),
+                "You divide by the number of ranks once more; but what is added up, (B, T, D), is whole on every "
+                "rank: tensor parallelism shares out weights, not this tensor.",
+                "Vous divisez une fois de trop par le nombre de rangs ; or ce que l’on additionne, (B, T, D), est "
+                "entier sur chaque rang : le parallélisme de tenseur répartit les poids, pas ce tenseur.",
             ),
             Mistake(
                 lambda b, t, d, n, size: layer_bytes(b, t, d, n, 1),
-                Said("That is a number of elements: times number_bytes.", "C’est un nombre d’éléments : multipliez par "
-                     "number_bytes."),
+                "That is a number of elements: times number_bytes.",
+                "C’est un nombre d’éléments : multipliez par number_bytes.",
             ),
             Mistake(
                 lambda b, t, d, n, size: layer_bytes(b, 1, d, n, size) * d,
-                Said(
-                    "You send the weights (D × D); tensor parallelism leaves them where they are, and sends "
-                    "activations: B × T × D.",
-                    "Vous envoyez les poids (D × D) ; le parallélisme de tenseur les laisse où ils sont, et envoie des "
-                    "activations : B × T × D.",
-                ),
+                "You send the weights (D × D); tensor parallelism leaves them where they are, and sends "
+                "activations: B × T × D.",
+                "Vous envoyez les poids (D × D) ; le parallélisme de tenseur les laisse où ils sont, et envoie des "
+                "activations : B × T × D.",
             ),
         ),
     ),
@@ -518,16 +438,12 @@ LAYER_BYTES = Exercise(
         "Right: four all-reduces of (B, T, D) for each layer and each micro-batch.",
         "Exact : quatre all-reduces de (B, T, D) par couche et par micro-batch.",
     ),
-    hints=(
-        Said(
-            "How many regions has a transformer layer, and how many all-reduces each, forward and backward? What is "
-            "the shape of what is added up?",
-            "Combien de régions une couche de transformer a-t-elle, et combien d’all-reduces chacune, en passes avant "
-            "et arrière ? Quelle est la forme de ce qui est additionné ?",
-        ),
-        Said(
-            "4 messages of samples · tokens · width · number_bytes, of which a ring sends 2 (ranks − 1) / ranks.",
-            "4 messages de samples · tokens · width · number_bytes, dont un anneau envoie 2 (ranks − 1) / ranks.",
-        ),
+    hints=two_hints(
+        "How many regions has a transformer layer, and how many all-reduces each, forward and backward? What is "
+        "the shape of what is added up?",
+        "Combien de régions une couche de transformer a-t-elle, et combien d’all-reduces chacune, en passes avant "
+        "et arrière ? Quelle est la forme de ce qui est additionné ?",
+        "4 messages of samples · tokens · width · number_bytes, of which a ring sends 2 (ranks − 1) / ranks.",
+        "4 messages de samples · tokens · width · number_bytes, dont un anneau envoie 2 (ranks − 1) / ranks.",
     ),
-)  # fmt: skip
+)

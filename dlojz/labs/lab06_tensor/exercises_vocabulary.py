@@ -1,16 +1,9 @@
-"""Lab 06: the two ends of a text model, shared out along the vocabulary: embedding and loss.
+"""Exercises of lab 06 on sharded tokens: embedding and loss by vocabulary, and sequence parallelism with dropout.
 
-An answer is held to the output and the gradients of one process, and then to what it has sent: neither the table nor
-the logits are ever gathered.
+An answer is held to the outputs and gradients of one process, which draws each rank's dropout mask too, and then to
+what it has sent: neither the table nor the logits are ever gathered.
 
-Shape suffixes: B batch, T tokens, D width, V vocabulary, v = V / n words of one rank.
-
-Lab 06: half a transformer block between two sums, with and without sequence parallelism, dropout included.
-
-An answer is held to the outputs and gradients of one process that draws, for each rank, the mask that rank should draw;
-then to what it has sent.
-
-Shape suffixes: B batch, T tokens, D width; S = T / n tokens of one rank.
+Shape suffixes: B batch, T tokens, D width; V vocabulary, v = V / n words of one rank; S = T / n tokens of one rank.
 """
 
 from __future__ import annotations
@@ -18,20 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Exercise, Said, Wrong
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.judges import Judge
 from dlojz.labs.kit.rank_judges import (
     COUNTED_AGAIN,
     NO_BACKWARD_SUM,
     NO_FORWARD_SUM,
     NO_OFFSET,
-    TensorFault,
+    OF_X,
+    OUTPUT,
+    TENSOR_CASES,
+    Values,
     added,
     asked_for,
-    by_shares,
     gathers,
     gradient,
-    normal,
+    normals,
+    only,
+    times_ranks,
 )
 from dlojz.processes.forks import RankAnswer
 
@@ -39,10 +36,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 VOCABULARY_BATCH, VOCABULARY_TOKENS, WORDS, VOCABULARY_WIDTH = 2, 6, 12, 4
-VOCABULARY_OUTPUT, OF_TABLE = "output", "gradient of table"
+OF_TABLE = "gradient of table"
 LOSS, OF_LOGITS = "loss", "gradient of logits"
 VOCABULARY_LABELS = {
-    VOCABULARY_OUTPUT: Said("the output", "la sortie"),
     OF_TABLE: Said("the gradient of the table", "le gradient de la table"),
     LOSS: Said("the loss", "la perte"),
     OF_LOGITS: Said("the gradient of the logits", "le gradient des logits"),
@@ -67,12 +63,13 @@ def _tokens(seed: int) -> Tensor:
     """Every word at least once, so that no rank is spared."""
     import torch
 
-    return torch.randperm(WORDS, generator=torch.Generator().manual_seed(seed)).view(VOCABULARY_BATCH,
-        VOCABULARY_TOKENS)
+    return torch.randperm(WORDS, generator=torch.Generator().manual_seed(seed)).view(
+        VOCABULARY_BATCH, VOCABULARY_TOKENS
+    )
 
 
 def _table(seed: int) -> Any:
-    return normal(seed, (WORDS, VOCABULARY_WIDTH), (VOCABULARY_BATCH, VOCABULARY_TOKENS, VOCABULARY_WIDTH))
+    return normals(seed, (WORDS, VOCABULARY_WIDTH), (VOCABULARY_BATCH, VOCABULARY_TOKENS, VOCABULARY_WIDTH))
 
 
 def _embedding_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
@@ -81,7 +78,7 @@ def _embedding_trial(answer: Callable[..., Any], rank: int, size: int, seed: int
     y = answer(_tokens(seed), own, _axis())
     if y is not None and y.shape == coefficients.shape and y.requires_grad:
         (y * coefficients).sum().backward()
-    return {VOCABULARY_OUTPUT: y, OF_TABLE: own.grad}
+    return {OUTPUT: y, OF_TABLE: own.grad}
 
 
 def _looked_up(rank: int, size: int, seed: int) -> dict[str, Tensor]:
@@ -89,7 +86,7 @@ def _looked_up(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     table.requires_grad_()
     y = table[_tokens(seed)]
     (y * coefficients).sum().backward()
-    return {VOCABULARY_OUTPUT: y.detach(), OF_TABLE: gradient(table).chunk(size)[rank]}
+    return {OUTPUT: y.detach(), OF_TABLE: gradient(table).chunk(size)[rank]}
 
 
 def _found(rank: int, size: int, seed: int, way: str) -> Tensor:
@@ -106,54 +103,46 @@ def _found(rank: int, size: int, seed: int, way: str) -> Tensor:
 
 
 def _added(way: str) -> Callable[[int, int, int], dict[str, Tensor]]:
-    return lambda rank, size, seed: {VOCABULARY_OUTPUT: added(_found(other, size, seed, way) for other in range(size))}
+    return lambda rank, size, seed: {OUTPUT: added(_found(other, size, seed, way) for other in range(size))}
 
 
 def _inspect_table(answers: list[RankAnswer], size: int) -> None:
     if gathers(answers[0]):
         raise Wrong(
-            say(
-                en="The output is right, but the ranks' tables or results are gathered: that brings what was shared "
-                "out to every rank again. Each looks up its own words, and the zeros of the others leave the sum as "
-                "it is.",
-                fr="La sortie est juste, mais les tables ou les résultats des rangs sont rassemblés : ce qui était "
-                "réparti revient sur chaque rang. Chacun cherche ses propres mots, et les zéros des autres ne changent "
-                "pas la somme.",
-            )
+            en="The output is right, but the ranks' tables or results are gathered: that brings what was shared out to "
+            "every rank again. Each looks up its own words, and the zeros of the others leave the sum as it is.",
+            fr="La sortie est juste, mais les tables ou les résultats des rangs sont rassemblés : ce qui était "
+            "réparti revient sur chaque rang. Chacun cherche ses propres mots, et les zéros des autres ne changent "
+            "pas la somme.",
         )
 
 
 VOCABULARY_EMBEDDING = Exercise(
     id="vocabulary-embedding",
     title=Said("the embedding by words", "l’embedding par mots"),
-    judge=by_shares(
+    judge=Judge(
+        _looked_up,
+        on_ranks=True,
+        cases=TENSOR_CASES,
         trial=_embedding_trial,
-        expected=_looked_up,
         labels=VOCABULARY_LABELS,
         faults=(
-            TensorFault(_added("no offset"), NO_OFFSET),
-            TensorFault(_added("first row"), _NO_MASK),
-            TensorFault(_added("clamped"), _NO_MASK),
-            TensorFault(
-                lambda rank, size, seed: {VOCABULARY_OUTPUT: _found(rank, size, seed, "right")},
-                Said(
-                    "Every rank keeps what it has found itself, zeros for the words of the others: the all-reduce of "
-                    "the forward pass is missing.",
-                    "Chaque rang garde ce qu’il a trouvé lui-même, des zéros pour les mots des autres : l’all-reduce "
-                    "de la passe avant manque.",
-                ),
+            Mistake(_added("no offset"), *NO_OFFSET),
+            Mistake(_added("first row"), *_NO_MASK),
+            Mistake(_added("clamped"), *_NO_MASK),
+            Mistake(
+                lambda rank, size, seed: {OUTPUT: _found(rank, size, seed, "right")},
+                "Every rank keeps what it has found itself, zeros for the words of the others: the all-reduce of "
+                "the forward pass is missing.",
+                "Chaque rang garde ce qu’il a trouvé lui-même, des zéros pour les mots des autres : l’all-reduce "
+                "de la passe avant manque.",
             ),
-            TensorFault(
-                lambda *case: {
-                    VOCABULARY_OUTPUT: _looked_up(*case)[VOCABULARY_OUTPUT],
-                    OF_TABLE: case[1] * _looked_up(*case)[OF_TABLE],
-                },
-                Said(
-                    "The output is right, but the gradient of the table is as many times too large as there are "
-                    "ranks: after a sum in forward, nothing is to be sent in backward.",
-                    "La sortie est juste, mais le gradient de la table est trop grand d’un facteur égal au nombre de "
-                    "rangs : après une somme en passe avant, il n’y a rien à envoyer en passe arrière.",
-                ),
+            Mistake(
+                times_ranks(_looked_up, OF_TABLE),
+                "The output is right, but the gradient of the table is as many times too large as there are "
+                "ranks: after a sum in forward, nothing is to be sent in backward.",
+                "La sortie est juste, mais le gradient de la table est trop grand d’un facteur égal au nombre de "
+                "rangs : après une somme en passe avant, il n’y a rien à envoyer en passe arrière.",
             ),
         ),
         inspect=_inspect_table,
@@ -162,26 +151,22 @@ VOCABULARY_EMBEDDING = Exercise(
         "Right: one rank alone knows each word, the others add zeros; one all-reduce of (B, T, D).",
         "Exact : un seul rang connaît chaque mot, les autres ajoutent des zéros ; un all-reduce de (B, T, D).",
     ),
-    hints=(
-        Said(
-            "start = axis.rank * len(table). Which tokens are this rank's? Look those up, and see to it that the "
-            "others give 0.",
-            "start = axis.rank * len(table). Quels tokens appartiennent à ce rang ? Cherchez ceux-là, et faites en "
-            "sorte que les autres donnent 0.",
-        ),
-        Said(
-            "elsewhere = (tokens < start) | (tokens >= start + len(table)); found = table[(tokens - "
-            "start).masked_fill(elsewhere, 0)]; found.masked_fill(elsewhere.unsqueeze(-1), 0), then add_up(…, axis).",
-            "elsewhere = (tokens < start) | (tokens >= start + len(table)) ; found = table[(tokens - "
-            "start).masked_fill(elsewhere, 0)] ; found.masked_fill(elsewhere.unsqueeze(-1), 0), puis add_up(…, axis).",
-        ),
+    hints=two_hints(
+        "start = axis.rank * len(table). Which tokens are this rank's? Look those up, and see to it that the "
+        "others give 0.",
+        "start = axis.rank * len(table). Quels tokens appartiennent à ce rang ? Cherchez ceux-là, et faites en "
+        "sorte que les autres donnent 0.",
+        "elsewhere = (tokens < start) | (tokens >= start + len(table)); found = table[(tokens - "
+        "start).masked_fill(elsewhere, 0)]; found.masked_fill(elsewhere.unsqueeze(-1), 0), then add_up(…, axis).",
+        "elsewhere = (tokens < start) | (tokens >= start + len(table)) ; found = table[(tokens - "
+        "start).masked_fill(elsewhere, 0)] ; found.masked_fill(elsewhere.unsqueeze(-1), 0), puis add_up(…, axis).",
     ),
 )
 
 
 def _logits(seed: int) -> Tensor:
     """Some far larger than exp can bear: without the largest one subtracted, the loss is not finite."""
-    (logits,) = normal(seed, (VOCABULARY_BATCH, VOCABULARY_TOKENS, WORDS))
+    (logits,) = normals(seed, (VOCABULARY_BATCH, VOCABULARY_TOKENS, WORDS))
     return 40 * logits + 60
 
 
@@ -228,58 +213,49 @@ def _inspect_logits(answers: list[RankAnswer], size: int) -> None:
     sent = sum(asked_for(answers[0], "all_reduce")) + sum(gathers(answers[0]))
     if gathers(answers[0]) or sent > 4 * VOCABULARY_BATCH * VOCABULARY_TOKENS:
         raise Wrong(
-            say(
-                en="The loss is right, but logits are gathered: of all tensors of the model that is often the largest. "
-                "Three numbers per token are enough: the largest logit, the sum of exponentials, the target's logit.",
-                fr="La perte est juste, mais des logits sont rassemblés : c’est souvent le plus gros tenseur du "
-                "modèle. Trois nombres par token suffisent : le plus grand logit, la somme des exponentielles, le "
-                "logit de la cible.",
-            )
+            en="The loss is right, but logits are gathered: of all tensors of the model that is often the largest. "
+            "Three numbers per token are enough: the largest logit, the sum of exponentials, the target's logit.",
+            fr="La perte est juste, mais des logits sont rassemblés : c’est souvent le plus gros tenseur du "
+            "modèle. Trois nombres par token suffisent : le plus grand logit, la somme des exponentielles, le "
+            "logit de la cible.",
         )
 
 
 VOCABULARY_LOSS = Exercise(
     id="vocabulary-loss",
     title=Said("the loss by words", "la perte par mots"),
-    judge=by_shares(
+    judge=Judge(
+        _loss,
+        on_ranks=True,
+        cases=TENSOR_CASES,
         trial=_loss_trial,
-        expected=_loss,
         labels=VOCABULARY_LABELS,
         faults=(
-            TensorFault(
+            Mistake(
                 _spoilt_loss("own largest"),
-                Said(
-                    "Each rank subtracts its own largest logit: the exponentials of different ranks are then measured "
-                    "in different units, and cannot be added. Agree on the largest of all first.",
-                    "Chaque rang retranche son propre plus grand logit : les exponentielles des rangs sont alors dans "
-                    "des unités différentes, et ne s’additionnent pas. Mettez-vous d’abord d’accord sur le plus grand "
-                    "de tous.",
-                ),
+                "Each rank subtracts its own largest logit: the exponentials of different ranks are then measured "
+                "in different units, and cannot be added. Agree on the largest of all first.",
+                "Chaque rang retranche son propre plus grand logit : les exponentielles des rangs sont alors dans des "
+                "unités différentes, et ne s’additionnent pas. Mettez-vous d’abord d’accord sur le plus grand de tous.",
             ),
-            TensorFault(_spoilt_loss("no offset"), NO_OFFSET),
-            TensorFault(_spoilt_loss("no mask"), _NO_MASK),
-            TensorFault(
+            Mistake(_spoilt_loss("no offset"), *NO_OFFSET),
+            Mistake(_spoilt_loss("no mask"), *_NO_MASK),
+            Mistake(
                 _spoilt_loss("sum alone"),
-                Said(
-                    "The denominator holds this rank's words only: the sum of exponentials is to be added up over the "
-                    "ranks, before the logarithm.",
-                    "Le dénominateur ne contient que les mots de ce rang : la somme des exponentielles est à "
-                    "additionner sur les rangs, avant le logarithme.",
-                ),
+                "The denominator holds this rank's words only: the sum of exponentials is to be added up over the "
+                "ranks, before the logarithm.",
+                "Le dénominateur ne contient que les mots de ce rang : la somme des exponentielles est à "
+                "additionner sur les rangs, avant le logarithme.",
             ),
-            TensorFault(
+            Mistake(
                 _spoilt_loss("target alone"),
-                Said(
-                    "The target's logit is known to one rank only; the others count 0 for it: add it up as well.",
-                    "Le logit de la cible n’est connu que d’un rang ; les autres comptent 0 : additionnez-le aussi.",
-                ),
+                "The target's logit is known to one rank only; the others count 0 for it: add it up as well.",
+                "Le logit de la cible n’est connu que d’un rang ; les autres comptent 0 : additionnez-le aussi.",
             ),
-            TensorFault(
+            Mistake(
                 _spoilt_loss("not averaged"),
-                Said(
-                    "The loss is a sum over the tokens: return their mean.",
-                    "La perte est une somme sur les tokens : renvoyez leur moyenne.",
-                ),
+                "The loss is a sum over the tokens: return their mean.",
+                "La perte est une somme sur les tokens : renvoyez leur moyenne.",
             ),
         ),
         inspect=_inspect_logits,
@@ -288,21 +264,17 @@ VOCABULARY_LOSS = Exercise(
         "Right: three numbers per token cross the ranks, whatever the vocabulary.",
         "Exact : trois nombres par token passent entre les rangs, quel que soit le vocabulaire.",
     ),
-    hints=(
-        Said(
-            "loss = log Σ exp(logit − m) − (logit of the target − m). m: the largest over the ranks (it needs no "
-            "gradient). The sum and the target's logit: added up over the ranks, as in the embedding.",
-            "perte = log Σ exp(logit − m) − (logit de la cible − m). m : le plus grand sur les rangs (sans gradient). "
-            "La somme et le logit de la cible : additionnés sur les rangs, comme dans l’embedding.",
-        ),
-        Said(
-            "m = axis.all_reduce(logits.detach().amax(-1), largest=True). total = add_up((logits - m.unsqueeze(-1))."
-            "exp().sum(-1), axis). The target: gather along -1 with (targets - start).masked_fill(elsewhere, 0), zero "
-            "elsewhere, add_up. Then (total.log() - target).mean().",
-            "m = axis.all_reduce(logits.detach().amax(-1), largest=True). total = add_up((logits - m.unsqueeze(-1))."
-            "exp().sum(-1), axis). La cible : gather selon -1 avec (targets - start).masked_fill(elsewhere, 0), zéro "
-            "ailleurs, add_up. Enfin (total.log() - target).mean().",
-        ),
+    hints=two_hints(
+        "loss = log Σ exp(logit − m) − (logit of the target − m). m: the largest over the ranks (it needs no "
+        "gradient). The sum and the target's logit: added up over the ranks, as in the embedding.",
+        "perte = log Σ exp(logit − m) − (logit de la cible − m). m : le plus grand sur les rangs (sans gradient). "
+        "La somme et le logit de la cible : additionnés sur les rangs, comme dans l’embedding.",
+        "m = axis.all_reduce(logits.detach().amax(-1), largest=True). total = add_up((logits - m.unsqueeze(-1))."
+        "exp().sum(-1), axis). The target: gather along -1 with (targets - start).masked_fill(elsewhere, 0), zero "
+        "elsewhere, add_up. Then (total.log() - target).mean().",
+        "m = axis.all_reduce(logits.detach().amax(-1), largest=True). total = add_up((logits - m.unsqueeze(-1))."
+        "exp().sum(-1), axis). La cible : gather selon -1 avec (targets - start).masked_fill(elsewhere, 0), zéro "
+        "ailleurs, add_up. Enfin (total.log() - target).mean().",
     ),
 )
 
@@ -310,10 +282,8 @@ VOCABULARY_LOSS = Exercise(
 SEQUENCE_BATCH, SEQUENCE_TOKENS, SEQUENCE_WIDTH, HIDDEN = 2, 6, 8, 12
 DROP = 0.5
 CASES = ((2, 11), (2, 12), (3, 13))
-SEQUENCE_OUTPUT, OF_X, OF_WEIGHT, OF_BIAS = "output", "gradient of x", "gradient of weight", "gradient of bias"
+OF_WEIGHT, OF_BIAS = "gradient of weight", "gradient of bias"
 SEQUENCE_LABELS = {
-    SEQUENCE_OUTPUT: Said("the output", "la sortie"),
-    OF_X: Said("the gradient of x", "le gradient de x"),
     OF_WEIGHT: Said("the gradient of the norm's weight", "le gradient du poids de la norme"),
     OF_BIAS: Said("the gradient of the norm's bias", "le gradient du biais de la norme"),
 }
@@ -327,8 +297,9 @@ def shares_tokens(seed: int) -> bool:
 def _inputs(seed: int) -> Any:
     """x, the norm's weight and bias, the region's two layers, the coefficients of the loss."""
     stream = (SEQUENCE_BATCH, SEQUENCE_TOKENS, SEQUENCE_WIDTH)
-    return normal(seed, stream, (SEQUENCE_WIDTH,), (SEQUENCE_WIDTH,), (HIDDEN, SEQUENCE_WIDTH),
-        (SEQUENCE_WIDTH, HIDDEN), stream)
+    return normals(
+        seed, stream, (SEQUENCE_WIDTH,), (SEQUENCE_WIDTH,), (HIDDEN, SEQUENCE_WIDTH), (SEQUENCE_WIDTH, HIDDEN), stream
+    )
 
 
 def _region(rank: int, size: int, seed: int) -> Callable[[Tensor], Tensor]:
@@ -359,7 +330,7 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
     if y is not None and y.shape == own.shape and y.requires_grad:
         (y * own).sum().backward()
     gradients = dict(zip((OF_X, OF_WEIGHT, OF_BIAS), (leaf.grad for leaf in leaves), strict=True))
-    return {"shares tokens": shares_tokens(seed)}, {SEQUENCE_OUTPUT: y, **gradients}
+    return {"shares tokens": shares_tokens(seed)}, {OUTPUT: y, **gradients}
 
 
 def _mask(rank: int, seed: int, stream: str, like: Tensor) -> Tensor:
@@ -398,35 +369,19 @@ def _shares(rank: int, size: int, seed: int, way: str = "right") -> dict[str, Te
     parts = [[gradient(leaf) for leaf in own] for own in leaves]
     own = parts[rank]
     whole = [added(part[number] for part in parts) for number in range(3)]
-    values = {SEQUENCE_OUTPUT: outputs[rank], OF_X: own[0] if split else whole[0], OF_WEIGHT: whole[1],
-        OF_BIAS: whole[2]}
+    values = {
+        OUTPUT: outputs[rank],
+        OF_X: own[0] if split else whole[0],
+        OF_WEIGHT: whole[1],
+        OF_BIAS: whole[2],
+    }
     values |= {"own x": own[0], "own weight": own[1], "own bias": own[2]}
     return {name: value.detach() for name, value in values.items()}
 
 
-def _expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    values = _shares(rank, size, seed)
-    return {name: values[name] for name in SEQUENCE_LABELS}
-
-
-def _if(split: bool, values: Callable[[int, int, int], dict[str, Tensor]]) -> Callable[[int, int, int], Any]:
+def _if(split: bool, values: Values) -> Callable[[int, int, int], Any]:
     """A fault of one of the two kinds of cases only."""
     return lambda rank, size, seed: values(rank, size, seed) if shares_tokens(seed) == split else None
-
-
-def _norm_alone(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    values = _shares(rank, size, seed)
-    return {SEQUENCE_OUTPUT: values[SEQUENCE_OUTPUT], OF_X: values[OF_X], OF_WEIGHT: values["own weight"]}
-
-
-def _norm_again(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    values = _shares(rank, size, seed)
-    return {SEQUENCE_OUTPUT: values[SEQUENCE_OUTPUT], OF_WEIGHT: size * values[OF_WEIGHT]}
-
-
-def _region_alone(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    values = _shares(rank, size, seed)
-    return {SEQUENCE_OUTPUT: values[SEQUENCE_OUTPUT], OF_X: values["own x"], OF_WEIGHT: values["own weight"]}
 
 
 def _inspect(answers: list[RankAnswer], size: int) -> None:
@@ -434,85 +389,61 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
         return
     if any(numel >= SEQUENCE_BATCH * SEQUENCE_TOKENS * SEQUENCE_WIDTH for numel in asked_for(answers[0], "all_reduce")):
         raise Wrong(
-            say(
-                en="All is right, but with sequence parallelism an all-reduce brings the whole sum to every rank, "
-                "which then keeps its tokens only: a reduce-scatter sends half as much.",
-                fr="Tout est juste, mais avec Sequence Parallelism un all-reduce apporte la somme entière à chaque "
-                "rang, qui n’en garde que ses tokens : un reduce-scatter envoie deux fois moins d’octets.",
-            )
+            en="All is right, but with sequence parallelism an all-reduce brings the whole sum to every rank, "
+            "which then keeps its tokens only: a reduce-scatter sends half as much.",
+            fr="Tout est juste, mais avec Sequence Parallelism un all-reduce apporte la somme entière à chaque "
+            "rang, qui n’en garde que ses tokens : un reduce-scatter envoie deux fois moins d’octets.",
         )
 
 
 SEQUENCE_PARALLEL = Exercise(
     id="sequence-parallel",
     title=Said("sequence parallelism", "Sequence Parallelism"),
-    judge=by_shares(
+    judge=Judge(
+        only(_shares, (OUTPUT, OF_X, OF_WEIGHT, OF_BIAS)),
+        on_ranks=True,
         trial=_trial,
-        expected=_expected,
         cases=CASES,
         labels=SEQUENCE_LABELS,
         faults=(
-            TensorFault(
-                _if(
-                    True,
-                    lambda rank, size, seed: {
-                        SEQUENCE_OUTPUT: _shares(rank, size, seed, "replicated")[SEQUENCE_OUTPUT]
-                    },
-                ),
-                Said(
-                    "With sequence parallelism all ranks draw the same dropout mask, but they hold different tokens: "
-                    "the same places are dropped in each rank's tokens. Draw from the stream that differs (split).",
-                    "Avec Sequence Parallelism, tous les rangs tirent le même masque de dropout, alors qu’ils "
-                    "détiennent des tokens différents : les mêmes places s’annulent chez chacun. Tirez dans le flux "
-                    "qui diffère (split).",
-                ),
+            Mistake(
+                _if(True, only(_shares, [OUTPUT], "replicated")),
+                "With sequence parallelism all ranks draw the same dropout mask, but they hold different tokens: "
+                "the same places are dropped in each rank's tokens. Draw from the stream that differs (split).",
+                "Avec Sequence Parallelism, tous les rangs tirent le même masque de dropout, alors qu’ils "
+                "détiennent des tokens différents : les mêmes places s’annulent chez chacun. Tirez dans le flux "
+                "qui diffère (split).",
             ),
-            TensorFault(
-                _if(
-                    False,
-                    lambda rank, size, seed: {SEQUENCE_OUTPUT: _shares(rank, size, seed, "split")[SEQUENCE_OUTPUT]},
-                ),
-                Said(
-                    "Without sequence parallelism every rank holds the same tokens, but each draws a dropout mask of "
-                    "its own: what should be one stream becomes another on each rank. Draw from the stream that is "
-                    "the same (replicated).",
-                    "Sans Sequence Parallelism, tous les rangs détiennent les mêmes tokens, mais chacun tire son "
-                    "propre masque de dropout : ce qui devrait être un seul flux d’activations diffère d’un rang à "
-                    "l’autre. Tirez dans le flux commun (replicated).",
-                ),
+            Mistake(
+                _if(False, only(_shares, [OUTPUT], "split")),
+                "Without sequence parallelism every rank holds the same tokens, but each draws a dropout mask of "
+                "its own: what should be one stream becomes another on each rank. Draw from the stream that is "
+                "the same (replicated).",
+                "Sans Sequence Parallelism, tous les rangs détiennent les mêmes tokens, mais chacun tire son "
+                "propre masque de dropout : ce qui devrait être un seul flux d’activations diffère d’un rang à "
+                "l’autre. Tirez dans le flux commun (replicated).",
             ),
-            TensorFault(
-                _if(
-                    True,
-                    lambda rank, size, seed: {SEQUENCE_OUTPUT: _shares(rank, size, seed, "no sum")[SEQUENCE_OUTPUT]},
-                ),
-                Said(
-                    "Each rank takes its tokens from its own partial product: a part is taken where a sum is due. The "
-                    "region ends with a reduce-scatter (scatter_tokens).",
-                    "Chaque rang prend ses tokens dans son propre produit partiel : vous découpez là où il faut une "
-                    "somme. La région se termine par un reduce-scatter (scatter_tokens).",
-                ),
+            Mistake(
+                _if(True, only(_shares, [OUTPUT], "no sum")),
+                "Each rank takes its tokens from its own partial product: a part is taken where a sum is due. The "
+                "region ends with a reduce-scatter (scatter_tokens).",
+                "Chaque rang prend ses tokens dans son propre produit partiel : vous découpez là où il faut une "
+                "somme. La région se termine par un reduce-scatter (scatter_tokens).",
             ),
-            TensorFault(
-                _if(
-                    False,
-                    lambda rank, size, seed: {SEQUENCE_OUTPUT: _shares(rank, size, seed, "no sum")[SEQUENCE_OUTPUT]},
-                ),
-                NO_FORWARD_SUM,
+            Mistake(_if(False, only(_shares, [OUTPUT], "no sum")), *NO_FORWARD_SUM),
+            Mistake(
+                _if(True, only(_shares, {OUTPUT: OUTPUT, OF_X: OF_X, OF_WEIGHT: "own weight"})),
+                "The output is right, but the gradient of the norm's weights holds this rank's tokens only: these "
+                "weights are whole on every rank, and each sees a part of the sequence. Add their gradients up "
+                "(copy), or they drift apart.",
+                "La sortie est juste, mais le gradient des poids de la norme ne compte que les tokens de ce rang : "
+                "ces poids sont entiers sur chaque rang, qui ne voit qu’une partie de la séquence. Additionnez "
+                "leurs gradients (copy), sinon ils s’écartent.",
             ),
-            TensorFault(
-                _if(True, _norm_alone),
-                Said(
-                    "The output is right, but the gradient of the norm's weights holds this rank's tokens only: these "
-                    "weights are whole on every rank, and each sees a part of the sequence. Add their gradients up "
-                    "(copy), or they drift apart.",
-                    "La sortie est juste, mais le gradient des poids de la norme ne compte que les tokens de ce rang : "
-                    "ces poids sont entiers sur chaque rang, qui ne voit qu’une partie de la séquence. Additionnez "
-                    "leurs gradients (copy), sinon ils s’écartent.",
-                ),
+            Mistake(_if(False, times_ranks(_shares, OF_WEIGHT)), *COUNTED_AGAIN),
+            Mistake(
+                _if(False, only(_shares, {OUTPUT: OUTPUT, OF_X: "own x", OF_WEIGHT: "own weight"})), *NO_BACKWARD_SUM
             ),
-            TensorFault(_if(False, _norm_again), COUNTED_AGAIN),
-            TensorFault(_if(False, _region_alone), NO_BACKWARD_SUM),
         ),
         inspect=_inspect,
     ),
@@ -522,20 +453,16 @@ SEQUENCE_PARALLEL = Exercise(
         "Exact, avec et sans : l’all-reduce en deux moitiés, les gradients de la norme additionnés, chaque masque à sa "
         "place.",
     ),
-    hints=(
-        Said(
-            "The region wants all tokens, and its end is a sum of which each rank keeps its own. Who sees all tokens "
-            "when the norm is computed, and what follows for its weights? Are the tokens that are dropped the same on "
-            "all ranks?",
-            "La région veut tous les tokens, et se termine par une somme dont chaque rang garde sa part. Qui voit tous "
-            "les tokens quand la norme se calcule, et qu’en résulte-t-il pour ses poids ? Les tokens soumis au dropout "
-            "sont-ils les mêmes sur tous les rangs ?",
-        ),
-        Said(
-            "With: weight and bias through copy(…, axis), norm, gather_tokens, region, scatter_tokens, dropout "
-            '"split". Without: norm, copy, region, add_up, dropout "replicated". Then + x.',
-            "Avec : weight et bias à travers copy(…, axis), norme, gather_tokens, region, scatter_tokens, dropout "
-            '"split". Sans : norme, copy, region, add_up, dropout "replicated". Enfin + x.',
-        ),
+    hints=two_hints(
+        "The region wants all tokens, and its end is a sum of which each rank keeps its own. Who sees all tokens "
+        "when the norm is computed, and what follows for its weights? Are the tokens that are dropped the same on "
+        "all ranks?",
+        "La région veut tous les tokens, et se termine par une somme dont chaque rang garde sa part. Qui voit tous "
+        "les tokens quand la norme se calcule, et qu’en résulte-t-il pour ses poids ? Les tokens soumis au dropout "
+        "sont-ils les mêmes sur tous les rangs ?",
+        "With: weight and bias through copy(…, axis), norm, gather_tokens, region, scatter_tokens, dropout "
+        '"split". Without: norm, copy, region, add_up, dropout "replicated". Then + x.',
+        "Avec : weight et bias à travers copy(…, axis), norme, gather_tokens, region, scatter_tokens, dropout "
+        '"split". Sans : norme, copy, region, add_up, dropout "replicated". Enfin + x.',
     ),
 )

@@ -1,11 +1,7 @@
-"""Figures and tables of lab 06: a layer shared out, a block with its f and g, time over links.
+"""Figures and tables of lab 06: a sharded layer, a block with its f and g, time over links, measured runs side by side.
 
-viz`. What is drawn is a split that `share_bounds` gives, or what the student's own function gives; a rank has one
-colour and one hatch in every figure.
-
-Figures and tables of lab 06 that need runs: memory and messages side by side, counted bytes, losses laid over.
-
-viz`. What was measured stands beside what the package predicts; nothing is fitted.
+A shard is drawn as `share_bounds` gives it, with one colour and one hatch for a rank in every figure; what was measured
+stands beside what the package predicts.
 """
 
 from __future__ import annotations
@@ -19,10 +15,19 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from dlojz.base.language import format_bytes, say, significant
 from dlojz.base.table import Table
 from dlojz.by_hand.tensor.axis import share_bounds
-from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure
 from dlojz.display.style import BLACK, EDGE, GREY, LINE_STYLES, SHADE, Style
 from dlojz.labs.kit.example_links import NETWORK, NVLINK
-from dlojz.labs.kit.figures import SHEET_RANKS, measured_footprint, memory_and_messages, or_to_do, pictured
+from dlojz.labs.kit.figures import (
+    SHEET_RANKS,
+    labelled,
+    measured_footprint,
+    memory_and_messages,
+    or_to_do,
+    panel,
+    pictured,
+    plot_lines,
+)
 from dlojz.labs.lab06_tensor.exercises_plan import LayerBytes, compute_seconds
 from dlojz.prediction import predict
 from dlojz.running.run import Run
@@ -119,17 +124,14 @@ def split_layer(ranks: int = 2) -> LabFigure:
 def block_ends(sequence_parallel: bool = False, ranks: int = 2) -> LabFigure:
     """Half a transformer block with the two ends of its parallel region, and what each does in both directions."""
     region = say(en="in the region: heads, or hidden features", fr="dans la région : têtes, ou neurones cachés")
-    figure = new_figure(
+    axes = panel(
         9.0,
         2.9,
-        alt=say(
-            en="Half a block: norm, beginning of the region, layer by columns, attention or GELU, layer by rows, end "
-            "of the region, dropout and shortcut; with what the two ends send in forward and in backward.",
-            fr="Un demi-bloc : norme, début de la région, couche par colonne, attention ou GELU, couche par ligne, fin "
-            "de la région, dropout et raccourci ; avec ce que les deux extrémités envoient dans chaque sens.",
-        ),
+        en="Half a block: norm, beginning of the region, layer by columns, attention or GELU, layer by rows, end "
+        "of the region, dropout and shortcut; with what the two ends send in forward and in backward.",
+        fr="Un demi-bloc : norme, début de la région, couche par colonne, attention ou GELU, couche par ligne, fin "
+        "de la région, dropout et raccourci ; avec ce que les deux extrémités envoient dans chaque sens.",
     )
-    axes = figure.subplots()
     height = 2.0 / ranks
     outside = (
         (0.0, say(en="norm", fr="norme")),
@@ -165,7 +167,7 @@ def block_ends(sequence_parallel: bool = False, ranks: int = 2) -> LabFigure:
     axes.set_xlim(-0.1, 12.8)
     axes.set_ylim(-1.1, 2.8)
     axes.set_axis_off()
-    return finish(figure)
+    return finish(axes.figure)
 
 
 @pictured
@@ -173,18 +175,17 @@ def over_links(layer_bytes: LayerBytes, *, tokens: int, width: int, flops_per_s:
     """Time of one layer's products and of what it sends over two links, by number of ranks, by the student's bytes."""
     sizes = (2, 4, 8, 16, 32)
     sent = [layer_bytes(1, tokens, width, ranks, 2) for ranks in sizes]
-    series: tuple[tuple[str, list[float]], ...] = (
-        (say(en="computation", fr="calcul"), [compute_seconds(1, tokens, width, n, flops_per_s) for n in sizes]),
-        (say(en="all-reduces, NVLink", fr="all-reduces, NVLink"), [one / NVLINK.bytes_per_s for one in sent]),
-        (say(en="all-reduces, network", fr="all-reduces, réseau"), [one / NETWORK.bytes_per_s for one in sent]),
-    )
+    series_ms = {
+        say(en="computation", fr="calcul"): [1e3 * compute_seconds(1, tokens, width, n, flops_per_s) for n in sizes],
+        say(en="all-reduces, NVLink", fr="all-reduces, NVLink"): [1e3 * one / NVLINK.bytes_per_s for one in sent],
+        say(en="all-reduces, network", fr="all-reduces, réseau"): [1e3 * one / NETWORK.bytes_per_s for one in sent],
+    }
     figure = new_figure(7.0, 3.4, alt=say(
         en="Milliseconds per layer by number of ranks: computation, all-reduces over NVLink and over the network.",
         fr="Millisecondes par couche selon le nombre de rangs : calcul, all-reduces par NVLink et par le réseau.",
     ))  # fmt: skip
     axes = figure.subplots()
-    for (label, seconds), (color, line, marker) in zip(series, LINE_STYLES, strict=False):
-        axes.plot(sizes, [1e3 * one for one in seconds], color=color, linestyle=line, marker=marker, label=label)
+    plot_lines(axes, sizes, series_ms)
     axes.axvline(8.5, color=GREY, linestyle="--", linewidth=1)
     more = say(en="more than one node", fr="plus d’un nœud")
     axes.text(8.8, 0.03, more, va="bottom", fontsize=8, transform=axes.get_xaxis_transform())
@@ -194,11 +195,15 @@ def over_links(layer_bytes: LayerBytes, *, tokens: int, width: int, flops_per_s:
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
     decimal_marks(axes.yaxis)
     axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel(say(en="tensor-parallel ranks", fr="rangs de Tensor Parallelism"))
-    axes.set_ylabel(say(en="ms per layer", fr="ms par couche"))
-    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize=8)
-    plain(axes)
-    return finish(figure)
+    return labelled(
+        axes,
+        say(en="tensor-parallel ranks", fr="rangs de Tensor Parallelism"),
+        say(en="ms per layer", fr="ms par couche"),
+        loc="lower center",
+        bbox_to_anchor=(0.5, 1.0),
+        ncols=3,
+        fontsize=8,
+    )
 
 
 @or_to_do
@@ -275,8 +280,4 @@ def losses(runs: Sequence[Run]) -> LabFigure:
                   markerfacecolor="none", label=_title(run))  # fmt: skip
     axes.set_xticks(range(len(runs[0].losses)))
     decimal_marks(axes.yaxis)
-    axes.set_xlabel(say(en="step", fr="pas"))
-    axes.set_ylabel(say(en="loss", fr="perte"))
-    axes.legend(frameon=False)
-    plain(axes)
-    return finish(figure)
+    return labelled(axes, say(en="step", fr="pas"), say(en="loss", fr="perte"))

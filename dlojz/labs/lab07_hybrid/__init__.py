@@ -1,15 +1,10 @@
-"""Lab 07: its exercises in order, and what the student predicts.
-
-Nothing is judged here; the exercises live beside their references.
-"""
+"""Lab 07: its exercises in order, and what the student predicts."""
 
 from __future__ import annotations
 
 from dlojz.labs.kit.exercise import Prediction, Said
 from dlojz.labs.lab07_hybrid.exercises_grid import BETWEEN_NODES, DEGREES, GROUPS, LAYOUT_3D, PLACE
 from dlojz.labs.lab07_hybrid.exercises_step import STEP_2D
-
-TITLE = Said("Hybrid and 3D", "Hybride et 3D")
 
 EXERCISES = (PLACE, DEGREES, GROUPS, BETWEEN_NODES, STEP_2D, LAYOUT_3D)
 

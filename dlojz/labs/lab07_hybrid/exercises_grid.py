@@ -1,169 +1,120 @@
-"""Lab 07: where a rank stands in the grid, and the degree that is left over.
+"""Exercises of lab 07 on the grid: place of a rank, missing degree, groups, bytes between nodes, a 3D layout.
 
-The references are `dlojz.config.layout`'s own; a wrong answer is named only if it makes one mistake on every rank of
-every grid.
-
-Lab 07: the groups of ranks along each axis of the grid.
-
-The reference is `dlojz.config.layout.RankGrid.groups`; the order of the groups, and of the ranks within one, is
-nobody's business here.
-
-Lab 07: the layout of a 3D run from what is asked of it.
-
-What counts is the layout itself, its degrees and batches; how it is written is free.
-
-Lab 07: how many bytes of a ring leave their node.
-
-The reference counts the flows that `dlojz.prediction.link_traffic` gives to a ring, which goes through its group in the
-order of the ranks and closes itself.
+The references are `dlojz.config.layout` and, for the bytes of a ring, the flows of `dlojz.prediction.link_traffic`.
+The order of groups, and of the ranks within one, does not matter.
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from dlojz.base.language import say
 from dlojz.config.layout import AXES, Layout, RankGrid, complete
 from dlojz.config.run_config import RunConfig
-from dlojz.labs.kit.exercise import Exercise, NotDone, Said, Wrong
-from dlojz.labs.kit.judges import Mistake, by_reference, read_groups, read_triple, refuse_nothing
+from dlojz.labs.kit.exercise import Exercise, Mistake, NotDone, Said, Wrong, two_hints
+from dlojz.labs.kit.judges import Case, Judge, expect_groups, expect_triple, refuse_nothing
 
 SIZES = ((2, 4, 2), (2, 2, 2), (3, 2, 4), (2, 3, 1), (5, 1, 3))
 """(dp, pp, tp): the course's picture, this lab's, and degrees that all differ."""
-Place = Callable[[int, int, int, int], tuple[int, int, int]]
 
 
 def place_of(rank: int, dp: int, pp: int, tp: int) -> tuple[int, int, int]:
-    """(pp_rank, dp_rank, tp_rank) of a rank where rank = (pp_rank·dp + dp_rank)·tp + tp_rank.
+    """Return (pp_rank, dp_rank, tp_rank) of a rank where rank = (pp_rank·dp + dp_rank)·tp + tp_rank.
 
     Source: Narayanan et al. 2021 (arXiv 2104.04473), §2.2; Megatron-LM, `initialize_model_parallel`.
     """
     return rank // tp // dp, rank // tp % dp, rank % tp
 
 
-_GRID_WAYS: tuple[tuple[Place, Said], ...] = (
-    (
+_PLACE_WAYS = (
+    Mistake(
         lambda rank, dp, pp, tp: (rank % pp, rank // pp % dp, rank // pp // dp),
-        Said(
-            "Your axes are the other way round: in your answer neighbouring ranks differ in their stage. Here tp is "
-            "innermost: ranks 0 and 1 share each layer, and pp changes last.",
-            "Vos axes sont à l’envers : chez vous, deux rangs voisins diffèrent par leur étage. Ici, tp est le plus "
-            "intérieur : les rangs 0 et 1 se partagent chaque couche, et pp change en dernier.",
-        ),
+        "Your axes are the other way round: in your answer neighbouring ranks differ in their stage. Here tp is "
+        "innermost: ranks 0 and 1 share each layer, and pp changes last.",
+        "Vos axes sont à l’envers : chez vous, deux rangs voisins diffèrent par leur étage. Ici, tp est le plus "
+        "intérieur : les rangs 0 et 1 se partagent chaque couche, et pp change en dernier.",
     ),
-    (
+    Mistake(
         lambda rank, dp, pp, tp: (rank // tp % pp, rank // tp // pp, rank % tp),
-        Said(
-            "tp is right, but dp and pp have changed places: once the tensor axis is full, the next rank is another "
-            "replica of the same stage.",
-            "tp est juste, mais dp et pp ont échangé leurs places : une fois l’axe de tenseur rempli, le rang suivant "
-            "est une autre réplique du même étage.",
-        ),
+        "tp is right, but dp and pp have changed places: once the tensor axis is full, the next rank is another "
+        "replica of the same stage.",
+        "tp est juste, mais dp et pp ont échangé leurs places : une fois l’axe de tenseur rempli, le rang suivant est "
+        "une autre réplique du même étage.",
     ),
-    (
+    Mistake(
         lambda rank, dp, pp, tp: (rank // dp // tp, rank % dp, rank // dp % tp),
-        Said(
-            "pp is right, but dp and tp have changed places: the innermost axis, rank % tp, is the tensor one.",
-            "pp est juste, mais dp et tp ont échangé leurs places : l’axe le plus intérieur, rank % tp, est celui de "
-            "tenseur.",
-        ),
+        "pp is right, but dp and tp have changed places: the innermost axis, rank % tp, is the tensor one.",
+        "pp est juste, mais dp et tp ont échangé leurs places : l’axe le plus intérieur, rank % tp, est celui de "
+        "tenseur.",
     ),
-    (
+    Mistake(
         lambda rank, dp, pp, tp: (rank % tp, rank // tp % dp, rank // tp // dp),
-        Said(
-            "The three numbers are right, but in another order: (pp_rank, dp_rank, tp_rank) is asked for, the "
-            "outermost first.",
-            "Les trois nombres sont justes, mais dans un autre ordre : on demande (pp_rank, dp_rank, tp_rank), le plus "
-            "extérieur d’abord.",
-        ),
+        "The three numbers are right, but in another order: (pp_rank, dp_rank, tp_rank) is asked for, the outermost "
+        "first.",
+        "Les trois nombres sont justes, mais dans un autre ordre : on demande (pp_rank, dp_rank, tp_rank), le plus "
+        "extérieur d’abord.",
     ),
-    (
+    Mistake(
         lambda rank, dp, pp, tp: (rank // tp // dp, rank // tp, rank % tp),
-        Said(
-            "dp_rank grows beyond dp: rank // tp counts the replicas of all stages; take what is left of it modulo dp.",
-            "dp_rank dépasse dp : rank // tp compte les répliques de tous les étages ; prenez-en le reste modulo dp.",
-        ),
+        "dp_rank grows beyond dp: rank // tp counts the replicas of all stages; take what is left of it modulo dp.",
+        "dp_rank dépasse dp : rank // tp compte les répliques de tous les étages ; prenez-en le reste modulo dp.",
     ),
-    (
+    Mistake(
         lambda rank, dp, pp, tp: (rank % pp, rank % dp, rank % tp),
-        Said(
-            "You take the remainder of the rank itself three times: two ranks then stand in one place. Divide by the "
-            "degrees further in first, as for hours, minutes and seconds.",
-            "Vous prenez trois fois le reste du rang lui-même : deux rangs ont alors la même place. Divisez d’abord "
-            "par les degrés plus intérieurs, comme pour les heures, minutes et secondes.",
-        ),
+        "You take the remainder of the rank itself three times: two ranks then stand in one place. Divide by the "
+        "degrees further in first, as for hours, minutes and seconds.",
+        "Vous prenez trois fois le reste du rang lui-même : deux rangs ont alors la même place. Divisez d’abord par "
+        "les degrés plus intérieurs, comme pour les heures, minutes et secondes.",
     ),
 )
 
 
-def _ranks() -> Iterator[tuple[int, int, int, int]]:
-    for dp, pp, tp in SIZES:
-        yield from ((rank, dp, pp, tp) for rank in range(dp * pp * tp))
-
-
-def _judge_place(answer: Callable[..., Any]) -> None:
-    cases = list(_ranks())
-    given = [read_triple(answer(*case), "(pp_rank, dp_rank, tp_rank)") for case in cases]
-    if given == [place_of(*case) for case in cases]:
-        return
-    for way, says in _GRID_WAYS:
-        if given == [way(*case) for case in cases]:
-            raise Wrong(str(says))
-    case, place = next((case, place) for case, place in zip(cases, given, strict=True) if place != place_of(*case))
+def _other_place(case: Case, place: tuple[int, int, int], right: tuple[int, int, int]) -> Said:
     rank, dp, pp, tp = case
     back = (place[0] * dp + place[1]) * tp + place[2]
-    raise Wrong(
-        say(
-            en=f"With dp={dp}, pp={pp}, tp={tp} you put rank {rank} at (pp, dp, tp) = {place}, but there the formula "
-            f"gives rank {back}"
-            + (", and a place is outside its axis." if back == rank else f"; {rank} is at {place_of(*case)}."),
-            fr=f"Avec dp={dp}, pp={pp}, tp={tp}, vous mettez le rang {rank} en (pp, dp, tp) = {place}, mais là, la "
-            f"formule donne le rang {back}"
-            + (", et une place sort de son axe." if back == rank else f" ; {rank} est en {place_of(*case)}."),
-        )
+    return Said(
+        f"With dp={dp}, pp={pp}, tp={tp} you put rank {rank} at (pp, dp, tp) = {place}, but there the formula gives "
+        f"rank {back}" + (", and a place is outside its axis." if back == rank else f"; {rank} is at {right}."),
+        f"Avec dp={dp}, pp={pp}, tp={tp}, vous mettez le rang {rank} en (pp, dp, tp) = {place}, mais là, la formule "
+        f"donne le rang {back}" + (", et une place sort de son axe." if back == rank else f" ; {rank} est en {right}."),
     )
 
 
 PLACE = Exercise(
     id="grid-place",
     title=Said("the place of a rank", "la place d’un rang"),
-    judge=_judge_place,
-    praise=Said(
-        "Right, for every rank of five grids: the number of a process tells its stage, its replica and its slice.",
-        "Exact, pour chaque rang de cinq grilles : le numéro d’un processus dit son étage, sa réplique et sa tranche.",
+    judge=Judge(
+        place_of,
+        cases=lambda: ((rank, dp, pp, tp) for dp, pp, tp in SIZES for rank in range(dp * pp * tp)),
+        read=lambda given: expect_triple(given, "(pp_rank, dp_rank, tp_rank)"),
+        mistakes=_PLACE_WAYS,
+        differs=_other_place,
     ),
-    hints=(
-        Said(
-            "The formula is a number written in three digits, like hours, minutes and seconds. Which remainder gives "
-            "the last digit, and what is left then?",
-            "La formule est un nombre à trois chiffres, comme des heures, minutes et secondes. Quel reste donne le "
-            "dernier chiffre, et que reste-t-il ensuite ?",
-        ),
-        Said(
-            "tp_rank is rank % tp; rank // tp is pp_rank · dp + dp_rank, which you take apart in the same way with dp.",
-            "tp_rank vaut rank % tp ; rank // tp vaut pp_rank · dp + dp_rank, que vous décomposez de même avec dp.",
-        ),
+    praise=Said(
+        "Right for every rank of five grids: the number of a rank gives its stage, its replica and its slice.",
+        "Exact pour chaque rang de cinq grilles : le numéro d’un rang donne son étage, sa réplique et sa tranche.",
+    ),
+    hints=two_hints(
+        "The formula is a number written in three digits, like hours, minutes and seconds. Which remainder gives the "
+        "last digit, and what is left then?",
+        "La formule est un nombre à trois chiffres, comme des heures, minutes et secondes. Quel reste donne le dernier "
+        "chiffre, et que reste-t-il ensuite ?",
+        "tp_rank is rank % tp; rank // tp is pp_rank · dp + dp_rank, which you take apart in the same way with dp.",
+        "tp_rank vaut rank % tp ; rank // tp vaut pp_rank · dp + dp_rank, que vous décomposez de même avec dp.",
     ),
 )
 
-_DEGREES = (
-    ((16, None, 4, 2), Said("the course's picture", "la figure du cours")),
-    ((8, None, 2, 1), Said("SageMaker's example", "l’exemple de SageMaker")),
-    ((24, 3, None, 4), None),
-    ((64, 2, 4, None), None),
-    ((8, 2, 2, 2), None),
-    ((4, 4, 1, None), None),
-)
+_DEGREES = ((16, None, 4, 2), (8, None, 2, 1), (24, 3, None, 4), (64, 2, 4, None), (8, 2, 2, 2), (4, 4, 1, None))
+"""Processes, dp, pp, tp; first the course's picture, then SageMaker's example."""
 _REFUSED = ((12, None, 4, 2), (16, 3, None, 2), (8, 2, 2, 4))
-Degrees = tuple[int, int | None, int | None, int | None]
 
 
 def missing_degree(
     processes: int, dp: int | None = None, pp: int | None = None, tp: int | None = None
 ) -> tuple[int, int, int]:
-    """(dp, pp, tp), the one left out derived.
+    """Derive the missing one of (dp, pp, tp).
 
     Raises:
         LabError: where no whole degree would do.
@@ -173,234 +124,177 @@ def missing_degree(
     return complete(processes, dp, pp, tp)
 
 
-def _grid_told(case: Degrees) -> str:
+def _grid_told(case: Case) -> str:
     processes, dp, pp, tp = case
     return f"processes={processes}, dp={dp}, pp={pp}, tp={tp}"
 
 
-def _judge_degrees(answer: Callable[..., Any]) -> None:
-    for case, _ in _DEGREES:
-        given = read_triple(answer(*case), "(dp, pp, tp)")
-        right = missing_degree(*case)
-        if given == right:
-            continue
-        processes, *degrees = case
-        others = sum(degree for degree in degrees if degree is not None)
-        derived = [number for number, degree in zip(given, degrees, strict=True) if degree is None]
-        if sorted(given) == sorted(right):
-            raise Wrong(
-                say(
-                    en=f"For {_grid_told(case)} the three numbers are right, but in another order: (dp, pp, tp), not "
-                    f"{given}.",
-                    fr=f"Pour {_grid_told(case)}, les trois nombres sont justes, mais dans un autre ordre : (dp, pp, "
-                    f"tp), et non {given}.",
-                )
-            )
-        if derived and derived[0] == processes - others:
-            raise Wrong(
-                say(
-                    en=f"For {_grid_told(case)} you subtract: degrees multiply. Each replica is a whole pipeline, and "
-                    "each of its stages a whole tensor group.",
-                    fr=f"Pour {_grid_told(case)}, vous soustrayez : les degrés se multiplient. Chaque réplique est un "
-                    "pipeline entier, et chacun de ses étages un groupe de tenseur entier.",
-                )
-            )
-        product = given[0] * given[1] * given[2]
-        named = dict(zip(("dp", "pp", "tp"), degrees, strict=True))
-        forgotten = next(
-            (f"{name}={degree}" for name, degree in named.items() if product == processes * (degree or 0)), ""
+def _other_degrees(case: Case, given: tuple[int, int, int], right: tuple[int, int, int]) -> Said:
+    processes, *degrees = case
+    told, product = _grid_told(case), math.prod(given)
+    if sorted(given) == sorted(right):
+        return Said(
+            f"For {told} the three numbers are right, but in another order: (dp, pp, tp), not {given}.",
+            f"Pour {told}, les trois nombres sont justes, mais dans un autre ordre : (dp, pp, tp), et non {given}.",
         )
-        if derived and forgotten:
-            raise Wrong(
-                say(
-                    en=f"For {_grid_told(case)} you return (dp, pp, tp) = {given}, which makes {product} processes: "
-                    f"divide by {forgotten} too.",
-                    fr=f"Pour {_grid_told(case)}, vous renvoyez (dp, pp, tp) = {given}, ce qui fait {product} "
-                    f"processus : divisez aussi par {forgotten}.",
-                )
-            )
-        raise Wrong(
-            say(
-                en=f"For {_grid_told(case)} you return (dp, pp, tp) = {given}, which makes {product} processes, not "
-                f"{processes}.",
-                fr=f"Pour {_grid_told(case)}, vous renvoyez (dp, pp, tp) = {given}, ce qui fait {product} processus, "
-                f"et non {processes}.",
-            )
+    known = {name: degree for name, degree in zip(("dp", "pp", "tp"), degrees, strict=True) if degree is not None}
+    derived = [number for number, degree in zip(given, degrees, strict=True) if degree is None]
+    if derived and derived[0] == processes - sum(known.values()):
+        return Said(
+            f"For {told} you subtract: degrees multiply. Each replica is a whole pipeline, and each of its stages a "
+            "whole tensor group.",
+            f"Pour {told}, vous soustrayez : les degrés se multiplient. Chaque réplique est un pipeline entier, et "
+            "chacun de ses étages un groupe de tenseur entier.",
         )
+    forgotten = [f"{name}={degree}" for name, degree in known.items() if derived and product == processes * degree]
+    return Said(
+        f"For {told} you return (dp, pp, tp) = {given}, which makes {product} processes"
+        + (f": divide by {forgotten[0]} too." if forgotten else f", not {processes}."),
+        f"Pour {told}, vous renvoyez (dp, pp, tp) = {given}, ce qui fait {product} processus"
+        + (f" : divisez aussi par {forgotten[0]}." if forgotten else f", et non {processes}."),
+    )
+
+
+def _must_refuse(answer: Callable[..., Any]) -> None:
     for case in _REFUSED:
-        _must_refuse(answer, case)
-
-
-def _must_refuse(answer: Callable[..., Any], case: Degrees) -> None:
-    try:
-        given = answer(*case)
-    except NotDone:
-        raise
-    except ValueError:
-        return
-    except ArithmeticError as error:
-        given = type(error).__name__
-    raise Wrong(
-        say(
+        try:
+            given = answer(*case)
+        except NotDone:
+            raise
+        except ValueError:
+            continue
+        except ArithmeticError as error:
+            given = type(error).__name__
+        raise Wrong(
             en=f"{_grid_told(case)} cannot be: no whole degree makes this product. Raise a ValueError; your function "
             f"gives {given}. Rounded degrees would leave processes without work.",
             fr=f"{_grid_told(case)} est impossible : aucun degré entier ne donne ce produit. Levez une ValueError ; "
             f"votre fonction donne {given}. Des degrés arrondis laisseraient des processus sans travail.",
         )
-    )
 
 
 DEGREES = Exercise(
     id="grid-degrees",
     title=Said("the missing degree", "le degré manquant"),
-    judge=_judge_degrees,
-    praise=Said(
-        "Right, and what does not come out even is refused: a job asks for processes, the degrees must use all of "
-        "them.",
-        "Exact, et ce qui ne tombe pas juste est refusé : un travail demande des processus, les degrés doivent tous "
-        "les employer.",
+    judge=Judge(
+        missing_degree,
+        cases=_DEGREES,
+        read=lambda given: expect_triple(given, "(dp, pp, tp)"),
+        differs=_other_degrees,
+        then=_must_refuse,
     ),
-    hints=(
-        Said(
-            "processes = dp × pp × tp. What must hold of the product of the degrees that are given, so that the third "
-            "is whole?",
-            "processus = dp × pp × tp. Que doit vérifier le produit des degrés donnés pour que le troisième soit "
-            "entier ?",
-        ),
-        Said(
-            "known = (dp or 1) * (pp or 1) * (tp or 1); if processes % known, raise ValueError; the missing one is "
-            "processes // known. And where none is missing, known must be processes.",
-            "known = (dp or 1) * (pp or 1) * (tp or 1) ; si processes % known, levez ValueError ; le degré manquant "
-            "vaut processes // known. Et s’il n’en manque aucun, known doit valoir processes.",
-        ),
+    praise=Said(
+        "Right: the product of the degrees is the number of processes; where no whole degree fits, you raise an error.",
+        "Exact : le produit des degrés est le nombre de processus ; si aucun degré entier ne convient, vous levez une "
+        "erreur.",
+    ),
+    hints=two_hints(
+        "processes = dp × pp × tp. What must hold of the product of the degrees that are given, so that the third is "
+        "whole?",
+        "processus = dp × pp × tp. Que doit vérifier le produit des degrés donnés pour que le troisième soit entier ?",
+        "known = (dp or 1) * (pp or 1) * (tp or 1); if processes % known, raise ValueError; the missing one is "
+        "processes // known. And where none is missing, known must be processes.",
+        "known = (dp or 1) * (pp or 1) * (tp or 1) ; si processes % known, levez ValueError ; le degré manquant vaut "
+        "processes // known. Et s’il n’en manque aucun, known doit valoir processes.",
     ),
 )
 
 
-def grid_of(case: tuple[int, int, int]) -> RankGrid:
-    """The lab's own grid of (dp, pp, tp)."""
-    dp, pp, tp = case
-    return RankGrid(dp=dp, pp=pp, tp=tp)
-
-
-Groups = list[tuple[int, ...]]
-_AXES = ("tp", "dp", "pp")
+Groups = Iterable[Iterable[int]]
 
 
 def groups_of(axis: str, dp: int, pp: int, tp: int) -> tuple[tuple[int, ...], ...]:
-    """The groups along an axis: ranks that differ in their place along it alone.
+    """Return the groups along an axis: ranks whose places differ only along it.
 
     Source: Megatron-LM, `megatron/core/parallel_state.py`, `initialize_model_parallel`.
     """
-    return grid_of((dp, pp, tp)).groups(axis)
+    return RankGrid(dp=dp, pp=pp, tp=tp).groups(axis)
 
 
-def _consecutive(axis: str, grid: RankGrid) -> Groups:
-    size = grid.size(axis)
-    return [tuple(range(first, first + size)) for first in range(0, grid.world_size, size)]
+def _consecutive(axis: str, dp: int, pp: int, tp: int) -> Groups:
+    size = {"dp": dp, "pp": pp, "tp": tp}[axis]
+    return [tuple(range(first, first + size)) for first in range(0, dp * pp * tp, size)]
 
 
-def _ordered(order: str) -> Callable[[str, RankGrid], Groups]:
-    return lambda axis, grid: list(RankGrid(dp=grid.dp, pp=grid.pp, tp=grid.tp, order=order).groups(axis))
+def _ordered(order: str) -> Callable[..., Groups]:
+    return lambda axis, dp, pp, tp: RankGrid(dp=dp, pp=pp, tp=tp, order=order).groups(axis)
 
 
-def _same_place(axis: str, grid: RankGrid) -> Groups:
-    """Ranks with the same place along the axis: what the group must not have in common."""
+def _same_place(axis: str, dp: int, pp: int, tp: int) -> Groups:
+    """Ranks with the same place along the axis, where those of a group differ."""
     found: dict[int, list[int]] = {}
-    for rank in range(grid.world_size):
-        found.setdefault(getattr(grid.coordinates(rank), axis), []).append(rank)
-    return [tuple(ranks) for ranks in found.values()]
+    for rank in range(dp * pp * tp):
+        found.setdefault(getattr(RankGrid(dp=dp, pp=pp, tp=tp).coordinates(rank), axis), []).append(rank)
+    return list(found.values())
 
 
-def _as_many_as_groups(axis: str, grid: RankGrid) -> Groups:
+def _as_many_as_groups(axis: str, dp: int, pp: int, tp: int) -> Groups:
     """As Megatron writes the pipeline's groups, for every axis: `range(i, world, world // degree)`."""
-    step = grid.world_size // grid.size(axis)
-    return [tuple(range(first, grid.world_size, step)) for first in range(step)]
+    step = dp * pp * tp // {"dp": dp, "pp": pp, "tp": tp}[axis]
+    return [tuple(range(first, dp * pp * tp, step)) for first in range(step)]
 
 
-_GROUP_WAYS: tuple[tuple[Callable[[str, RankGrid], Groups], Said], ...] = (
-    (
+_GROUP_WAYS = (
+    Mistake(
         _consecutive,
-        Said(
-            "Your groups are consecutive ranks along every axis. That is right for tp, the innermost axis, alone: dp "
-            "neighbours are tp ranks apart, pp neighbours dp × tp.",
-            "Vos groupes sont faits de rangs consécutifs selon chaque axe. C’est juste pour tp seulement, l’axe le "
-            "plus intérieur : les voisins selon dp sont à tp rangs l’un de l’autre, selon pp à dp × tp.",
-        ),
+        "Your groups are consecutive ranks along every axis. That is right for tp, the innermost axis, alone: dp "
+        "neighbours are tp ranks apart, pp neighbours dp × tp.",
+        "Vos groupes sont faits de rangs consécutifs selon chaque axe. C’est juste pour tp seulement, l’axe le plus "
+        "intérieur : les voisins selon dp sont à tp rangs l’un de l’autre, selon pp à dp × tp.",
     ),
-    (
+    Mistake(
         _ordered("tp-pp-dp"),
-        Said(
-            "The axes dp and pp have changed places: the neighbour along dp is tp ranks further, along pp dp × tp "
-            "ranks further.",
-            "Les axes dp et pp ont échangé leurs places : le voisin selon dp est tp rangs plus loin, selon pp dp × tp "
-            "rangs plus loin.",
-        ),
+        "The axes dp and pp have changed places: the neighbour along dp is tp ranks further, along pp dp × tp ranks "
+        "further.",
+        "Les axes dp et pp ont échangé leurs places : le voisin selon dp est tp rangs plus loin, selon pp dp × tp "
+        "rangs plus loin.",
     ),
-    (
+    Mistake(
         _ordered("pp-dp-tp"),
-        Said(
-            "The order of the axes is the other way round: you number the stages first, so the tensor groups are "
-            "spread as far as possible, over all nodes. tp is the innermost.",
-            "L’ordre des axes est à l’envers : vous numérotez d’abord les étages, et les groupes de tenseur sont "
-            "dispersés au plus loin, sur tous les nœuds. tp est le plus intérieur.",
-        ),
+        "The order of the axes is the other way round: you number the stages first, so the tensor groups are spread as "
+        "far as possible, over all nodes. tp is the innermost.",
+        "L’ordre des axes est à l’envers : vous numérotez d’abord les étages, et les groupes de tenseur sont dispersés "
+        "au plus loin, sur tous les nœuds. tp est le plus intérieur.",
     ),
-    (
+    Mistake(
         _same_place,
-        Said(
-            "You group the ranks that have the same place along the axis. A group holds the opposite: ranks whose "
-            "place along the axis differs, and all else is equal (a tensor group: the slices of one layer of one "
-            "stage, in one replica).",
-            "Vous groupez les rangs de même place selon l’axe. C’est le contraire : dans un groupe, la place selon "
-            "l’axe diffère, et tout le reste est égal (un groupe de tenseur : les tranches d’une couche, dans un "
-            "étage et une réplique).",
-        ),
+        "You group the ranks that have the same place along the axis. A group holds the opposite: ranks whose place "
+        "along the axis differs, and all else is equal (a tensor group: the slices of one layer of one stage, in one "
+        "replica).",
+        "Vous groupez les rangs de même place selon l’axe. C’est le contraire : dans un groupe, la place selon l’axe "
+        "diffère, et tout le reste est égal (un groupe de tenseur : les tranches d’une couche, dans un étage et une "
+        "réplique).",
     ),
-    (
+    Mistake(
         _as_many_as_groups,
-        Said(
-            "You count in steps of (ranks ÷ degree) along every axis. That is right for pp, the outermost axis, alone.",
-            "Vous comptez par pas de (rangs ÷ degré) selon chaque axe. C’est juste pour pp seulement, l’axe le plus "
-            "extérieur.",
-        ),
+        "You count in steps of (ranks ÷ degree) along every axis. That is right for pp, the outermost axis, alone.",
+        "Vous comptez par pas de (rangs ÷ degré) selon chaque axe. C’est juste pour pp seulement, l’axe le plus "
+        "extérieur.",
     ),
 )
 
 
-def _group_judge(answer: Callable[..., Any]) -> None:
-    cases = [(axis, size) for size in SIZES for axis in _AXES]
-    given: list[Groups] = []
-    for axis, size in cases:
-        grid = grid_of(size)
-        given.append(read_groups(answer(axis, *size), grid.world_size))
-    right = [sorted(grid_of(size).groups(axis)) for axis, size in cases]
-    if given == right:
-        return
-    for way, says in _GROUP_WAYS:
-        if given == [sorted(tuple(sorted(group)) for group in way(axis, grid_of(size))) for axis, size in cases]:
-            raise Wrong(str(says))
-    number = next(index for index, groups in enumerate(given) if groups != right[index])
-    axis, size = cases[number]
-    raise Wrong(_difference(axis, grid_of(size), given[number]))
+def _read_groups(answer: Callable[..., Any], axis: str, dp: int, pp: int, tp: int) -> list[tuple[int, ...]]:
+    return expect_groups(answer(axis, dp, pp, tp), dp * pp * tp)
 
 
-def _difference(axis: str, grid: RankGrid, given: Groups) -> str:
+def _other_groups(case: Case, given: list[tuple[int, ...]], right: list[tuple[int, ...]]) -> Said:
+    axis, dp, pp, tp = case
+    grid = RankGrid(dp=dp, pp=pp, tp=tp)
     size = grid.size(axis)
     if {len(group) for group in given} != {size}:
-        return say(
-            en=f"With {grid.degrees} the groups along {axis} have {size} rank(s) each, {len(grid.groups(axis))} groups "
-            f"in all, but you return {len(given)} groups, the first of {len(given[0])}.",
-            fr=f"Avec {grid.degrees}, les groupes selon {axis} sont de {size} rang(s), {len(grid.groups(axis))} "
-            f"groupes en tout, mais vous en renvoyez {len(given)}, le premier de {len(given[0])}.",
+        return Said(
+            f"With {grid.degrees} the groups along {axis} have {size} rank(s) each, {len(right)} groups in all, but "
+            f"you return {len(given)} groups, the first of {len(given[0])}.",
+            f"Avec {grid.degrees}, les groupes selon {axis} sont de {size} rang(s), {len(right)} groupes en tout, mais "
+            f"vous en renvoyez {len(given)}, le premier de {len(given[0])}.",
         )
-    group = next(group for group in given if group not in grid.groups(axis))
-    one, other = group[:2]
+    one, other = next(group for group in given if group not in right)[:2]
     differ = [name for name in AXES if getattr(grid.coordinates(one), name) != getattr(grid.coordinates(other), name)]
-    return say(
-        en=f"With {grid.degrees} you put ranks {one} and {other} into one group along {axis}, but they differ along "
+    return Said(
+        f"With {grid.degrees} you put ranks {one} and {other} into one group along {axis}, but they differ along "
         f"{' and '.join(differ)}: ranks of a group along {axis} differ along {axis} alone.",
-        fr=f"Avec {grid.degrees}, vous mettez les rangs {one} et {other} dans un même groupe selon {axis}, mais ils "
+        f"Avec {grid.degrees}, vous mettez les rangs {one} et {other} dans un même groupe selon {axis}, mais ils "
         f"diffèrent selon {' et '.join(differ)} : les rangs d’un groupe selon {axis} ne diffèrent que selon {axis}.",
     )
 
@@ -408,33 +302,32 @@ def _difference(axis: str, grid: RankGrid, given: Groups) -> str:
 GROUPS = Exercise(
     id="grid-groups",
     title=Said("the groups along each axis", "les groupes selon chaque axe"),
-    judge=_group_judge,
-    praise=Said(
-        "Right: along each axis every rank has one group, and two groups of a rank have nothing but the rank in "
-        "common.",
-        "Exact : selon chaque axe, tout rang a un groupe, et deux groupes d’un même rang n’ont que lui en commun.",
+    judge=Judge(
+        groups_of,
+        cases=[(axis, *size) for size in SIZES for axis in ("tp", "dp", "pp")],
+        trial=_read_groups,
+        mistakes=_GROUP_WAYS,
+        differs=_other_groups,
     ),
-    hints=(
-        Said(
-            "Hold two of the three places, let the third run: that is one group. Do so for each choice of the two "
-            "held.",
-            "Fixez deux des trois places, faites varier la troisième : voilà un groupe. Recommencez pour chaque choix "
-            "des deux places fixées.",
-        ),
-        Said(
-            "From rank to rank along tp it is 1, along dp tp, along pp dp * tp: call that step. A group begins at each "
-            "rank whose place along the axis is 0 (place_of tells it), and is [first + i * step for i in "
-            "range(degree)].",
-            "D’un rang au suivant, l’écart est de 1 selon tp, de tp selon dp, de dp * tp selon pp : appelez-le step. "
-            "Un groupe commence à chaque rang dont la place selon l’axe est 0 (place_of la donne) ; c’est [first + i * "
-            "step for i in range(degree)].",
-        ),
+    praise=Said(
+        "Right: along each axis, every rank belongs to exactly one group.",
+        "Exact : selon chaque axe, tout rang appartient à exactement un groupe.",
+    ),
+    hints=two_hints(
+        "Hold two of the three places, let the third run: that is one group. Do so for each choice of the two held.",
+        "Fixez deux des trois places, faites varier la troisième : voilà un groupe. Recommencez pour chaque choix des "
+        "deux places fixées.",
+        "From rank to rank along tp it is 1, along dp tp, along pp dp * tp: call that step. A group begins at each "
+        "rank whose place along the axis is 0 (place_of tells it), and is [first + i * step for i in range(degree)].",
+        "D’un rang au suivant, l’écart est de 1 selon tp, de tp selon dp, de dp * tp selon pp : appelez-le step. Un "
+        "groupe commence à chaque rang dont la place selon l’axe est 0 (place_of la donne) ; c’est [first + i * step "
+        "for i in range(degree)].",
     ),
 )
 
 
 class Asked(NamedTuple):
-    """A specification: processes, stages, slices of a layer, samples of a micro-batch and of a step."""
+    """Specification: processes, stages, slices of a layer, samples of a micro-batch and of a step."""
 
     processes: int
     stages: int
@@ -447,7 +340,7 @@ CASES = (Asked(8, 2, 2, 2, 16), Asked(16, 4, 2, 4, 64), Asked(24, 2, 4, 1, 18), 
 
 
 def layout_3d(processes: int, stages: int, slices: int, micro_batch: int, global_batch: int) -> Layout:
-    """The layout: dp is what is left of the processes, micro_batches what is left of the batch.
+    """Make the layout: dp is what is left of the processes, micro_batches what is left of the batch.
 
     Source: Narayanan et al. 2021 (arXiv 2104.04473), §3.1: m = B/(b·d) micro-batches per pipeline.
     """
@@ -462,121 +355,117 @@ def layout_3d(processes: int, stages: int, slices: int, micro_batch: int, global
     )
 
 
-def _layout_judge(answer: Callable[..., Any]) -> None:
-    for asked in CASES:
-        layout = _layout(answer(*asked))
-        _check_degrees(layout, asked)
-        _check_batch(layout, asked)
-        if layout.engine != "by_hand":
-            raise Wrong(
-                say(
-                    en=f"The degrees are right, but the engine is {layout.engine!r}: engine='by_hand' is asked for.",
-                    fr=f"Les degrés sont justes, mais le moteur est {layout.engine!r} : on demande engine='by_hand'.",
-                )
-            )
+class Written(NamedTuple):
+    """Fields of a layout that an answer must get right."""
+
+    dp: int
+    pp: int
+    tp: int
+    micro_batch: int
+    micro_batches: int
+    engine: str
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step."""
+        return self.dp * self.micro_batch * self.micro_batches
 
 
-def _layout(given: Any) -> Layout:
+def _written(answer: Callable[..., Any], *asked: int) -> Written:
+    given = answer(*asked)
     refuse_nothing(given)
     layout = given.layout if isinstance(given, RunConfig) else given
     if not isinstance(layout, Layout):
         raise Wrong(
-            say(
-                en=f"A dlojz.Layout is expected, but an object of type {type(given).__name__} was returned.",
-                fr=f"On attend un dlojz.Layout, mais un objet de type {type(given).__name__} a été renvoyé.",
-            )
+            en=f"A dlojz.Layout is expected, but an object of type {type(given).__name__} was returned.",
+            fr=f"On attend un dlojz.Layout, mais un objet de type {type(given).__name__} a été renvoyé.",
         )
-    return layout
+    return Written(*(getattr(layout, name) for name in Written._fields))
 
 
-def _layout_told(asked: Asked) -> str:
-    return say(
-        en=f"Asked for: {asked.processes} processes, {asked.stages} stages, {asked.slices} slices, micro-batches of "
-        f"{asked.micro_batch}, {asked.global_batch} samples per step. ",
-        fr=f"Demandé : {asked.processes} processus, {asked.stages} étages, {asked.slices} tranches, micro-batches de "
-        f"{asked.micro_batch}, {asked.global_batch} échantillons par pas. ",
+def _other_layout(asked: Asked, layout: Written, right: Written) -> Said:
+    degrees_differ = layout[:3] != right[:3]
+    why = _why_degrees(layout, right) if degrees_differ else _why_batch(asked, layout, right)
+    return Said(
+        f"Asked for: {asked.processes} processes, {asked.stages} stages, {asked.slices} slices, micro-batches of "
+        f"{asked.micro_batch}, {asked.global_batch} samples per step. {why.en}",
+        f"Demandé : {asked.processes} processus, {asked.stages} étages, {asked.slices} tranches, micro-batches de "
+        f"{asked.micro_batch}, {asked.global_batch} échantillons par pas. {why.fr}",
     )
 
 
-def _check_degrees(layout: Layout, asked: Asked) -> None:
-    right = layout_3d(*asked)
-    if (layout.pp, layout.tp) == (right.pp, right.tp):
-        if layout.dp == right.dp:
-            return
-        told = say(
-            en=f"dp={layout.dp} makes {layout.world_size} processes: a replica is made of {right.pp} × {right.tp} "
-            f"ranks, so there are {right.dp} of them.",
-            fr=f"dp={layout.dp} fait {layout.world_size} processus : une réplique compte {right.pp} × {right.tp} "
-            f"rangs, il y en a donc {right.dp}.",
-        )
-    elif (layout.pp, layout.tp) == (right.tp, right.pp):
-        told = say(
-            en=f"pp={layout.pp} and tp={layout.tp} are swapped: stages cut between layers (pp), slices cut each layer "
+def _why_degrees(layout: Written, right: Written) -> Said:
+    if (layout.pp, layout.tp) == (right.tp, right.pp) != (right.pp, right.tp):
+        return Said(
+            f"pp={layout.pp} and tp={layout.tp} are swapped: stages cut between layers (pp), slices cut each layer "
             "(tp).",
-            fr=f"pp={layout.pp} et tp={layout.tp} sont échangés : les étages coupent entre les couches (pp), les "
-            "tranches coupent chaque couche (tp).",
+            f"pp={layout.pp} et tp={layout.tp} sont échangés : les étages coupent entre les couches (pp), les tranches "
+            "coupent chaque couche (tp).",
         )
-    else:
-        told = say(
-            en=f"You give pp={layout.pp} and tp={layout.tp}: pp is the number of stages, tp that of slices.",
-            fr=f"Vous donnez pp={layout.pp} et tp={layout.tp} : pp est le nombre d’étages, tp celui des tranches.",
+    if (layout.pp, layout.tp) != (right.pp, right.tp):
+        return Said(
+            f"You give pp={layout.pp} and tp={layout.tp}: pp is the number of stages, tp that of slices.",
+            f"Vous donnez pp={layout.pp} et tp={layout.tp} : pp est le nombre d’étages, tp celui des tranches.",
         )
-    raise Wrong(_layout_told(asked) + told)
+    processes = math.prod(layout[:3])
+    return Said(
+        f"dp={layout.dp} makes {processes} processes: a replica is made of {right.pp} × {right.tp} ranks, so there are "
+        f"{right.dp} of them.",
+        f"dp={layout.dp} fait {processes} processus : une réplique compte {right.pp} × {right.tp} rangs, il y en a "
+        f"donc {right.dp}.",
+    )
 
 
-def _check_batch(layout: Layout, asked: Asked) -> None:
-    right = layout_3d(*asked)
-    if (layout.micro_batch, layout.micro_batches) == (right.micro_batch, right.micro_batches):
-        return
+def _why_batch(asked: Asked, layout: Written, right: Written) -> Said:
     if layout.micro_batch != asked.micro_batch:
-        told = say(
-            en=f"micro_batch={layout.micro_batch}, but one forward reads {asked.micro_batch} samples.",
-            fr=f"micro_batch={layout.micro_batch}, mais une passe avant lit {asked.micro_batch} échantillons.",
+        return Said(
+            f"micro_batch={layout.micro_batch}, but one forward reads {asked.micro_batch} samples.",
+            f"micro_batch={layout.micro_batch}, mais une passe avant lit {asked.micro_batch} échantillons.",
         )
-    elif layout.micro_batches == asked.global_batch // asked.micro_batch:
-        told = say(
-            en=f"With micro_batches={layout.micro_batches} a step reads {layout.global_batch} samples: each of the "
+    if layout.micro_batches == asked.global_batch // asked.micro_batch != right.micro_batches:
+        return Said(
+            f"With micro_batches={layout.micro_batches} a step reads {layout.global_batch} samples: each of the "
             f"{right.dp} replicas reads its own micro-batches, so divide by dp too.",
-            fr=f"Avec micro_batches={layout.micro_batches}, un pas lit {layout.global_batch} échantillons : chacune "
-            f"des {right.dp} répliques lit ses propres micro-batches, divisez donc aussi par dp.",
+            f"Avec micro_batches={layout.micro_batches}, un pas lit {layout.global_batch} échantillons : chacune des "
+            f"{right.dp} répliques lit ses propres micro-batches, divisez donc aussi par dp.",
         )
-    elif layout.micro_batches == max(asked.global_batch // (asked.micro_batch * asked.processes), 1):
-        told = say(
-            en=f"With micro_batches={layout.micro_batches} a step reads only {layout.global_batch} samples: you divide "
-            "by all processes, but the ranks of a replica pass the same samples on (pp) or read them together (tp).",
-            fr=f"Avec micro_batches={layout.micro_batches}, un pas ne lit que {layout.global_batch} échantillons : "
-            "vous divisez par tous les processus, mais les rangs d’une réplique se passent les mêmes échantillons "
-            "(pp) ou les lisent ensemble (tp).",
+    if layout.micro_batches == right.micro_batches:
+        return Said(
+            f"The degrees are right, but the engine is {layout.engine!r}: engine='by_hand' is asked for.",
+            f"Les degrés sont justes, mais le moteur est {layout.engine!r} : on demande engine='by_hand'.",
         )
-    else:
-        told = say(
-            en=f"With micro_batches={layout.micro_batches} a step reads {layout.global_batch} samples.",
-            fr=f"Avec micro_batches={layout.micro_batches}, un pas lit {layout.global_batch} échantillons.",
+    if layout.micro_batches == max(asked.global_batch // (asked.micro_batch * asked.processes), 1):
+        return Said(
+            f"With micro_batches={layout.micro_batches} a step reads only {layout.global_batch} samples: you divide by "
+            "all processes, but the ranks of a replica pass the same samples on (pp) or read them together (tp).",
+            f"Avec micro_batches={layout.micro_batches}, un pas ne lit que {layout.global_batch} échantillons : vous "
+            "divisez par tous les processus, mais les rangs d’une réplique se passent les mêmes échantillons (pp) ou "
+            "les lisent ensemble (tp).",
         )
-    raise Wrong(_layout_told(asked) + told)
+    return Said(
+        f"With micro_batches={layout.micro_batches} a step reads {layout.global_batch} samples.",
+        f"Avec micro_batches={layout.micro_batches}, un pas lit {layout.global_batch} échantillons.",
+    )
 
 
 LAYOUT_3D = Exercise(
     id="layout-3d",
     title=Said("a 3D run from its specification", "une exécution 3D à partir de son cahier des charges"),
-    judge=_layout_judge,
+    judge=Judge(layout_3d, cases=CASES, trial=_written, differs=_other_layout),
     praise=Said(
-        "Right, for four specifications: degrees that use every process, and the batch that was asked for.",
-        "Exact, pour quatre cahiers des charges : des degrés qui emploient chaque processus, et le batch demandé.",
+        "Right for four specifications: the degrees use every process, and a step reads the batch that was asked for.",
+        "Exact pour quatre cahiers des charges : les degrés emploient chaque processus, et un pas lit le batch "
+        "demandé.",
     ),
-    hints=(
-        Said(
-            "Which of the three degrees is not given, and what do the processes make of it? Then: how many samples "
-            "does one micro-batch of all replicas read?",
-            "Lequel des trois degrés n’est pas donné, et que vaut-il d’après les processus ? Ensuite : combien "
-            "d’échantillons lit un micro-batch, sur toutes les répliques ?",
-        ),
-        Said(
-            "dp = processes // (stages * slices); micro_batches = global_batch // (micro_batch * dp); "
-            'dlojz.Layout(dp=…, pp=stages, tp=slices, micro_batch=…, micro_batches=…, engine="by_hand").',
-            "dp = processes // (stages * slices) ; micro_batches = global_batch // (micro_batch * dp) ; "
-            'dlojz.Layout(dp=…, pp=stages, tp=slices, micro_batch=…, micro_batches=…, engine="by_hand").',
-        ),
+    hints=two_hints(
+        "Which of the three degrees is not given, and what do the processes make of it? Then: how many samples does "
+        "one micro-batch of all replicas read?",
+        "Lequel des trois degrés n’est pas donné, et que vaut-il d’après les processus ? Ensuite : combien "
+        "d’échantillons lit un micro-batch, sur toutes les répliques ?",
+        "dp = processes // (stages * slices); micro_batches = global_batch // (micro_batch * dp); "
+        'dlojz.Layout(dp=…, pp=stages, tp=slices, micro_batch=…, micro_batches=…, engine="by_hand").',
+        "dp = processes // (stages * slices) ; micro_batches = global_batch // (micro_batch * dp) ; "
+        'dlojz.Layout(dp=…, pp=stages, tp=slices, micro_batch=…, micro_batches=…, engine="by_hand").',
     ),
 )
 
@@ -587,7 +476,7 @@ BetweenNodes = Callable[[str, int, Sequence[int], int], float]
 
 
 def between_nodes(collective: str, message_bytes: int, group: Sequence[int], gpus_per_node: int) -> float:
-    """Bytes that the ranks of one group, all together, send to another node for one message.
+    """Count the bytes that all ranks of one group send to another node for one message.
 
     Each rank sends `rounds · (n − 1)/n` of the message to the next rank of the ring, the last one to the first.
 
@@ -630,111 +519,88 @@ def _cases() -> Iterator[tuple[str, int, tuple[int, ...], int]]:
 BETWEEN_NODES = Exercise(
     id="between-nodes",
     title=Said("what leaves the node", "ce qui sort du nœud"),
-    judge=by_reference(
+    judge=Judge(
         between_nodes,
         cases=_cases,
         mistakes=(
             Mistake(
                 lambda collective, m, group, per: _sent(collective, m, len(group)) * _open(group, per),
-                Said(
-                    "Your chain does not close: in a ring the last rank sends to the first, and that message too may "
-                    "leave the node.",
-                    "Votre chaîne ne se referme pas : dans un anneau, le dernier rang envoie au premier, et ce message "
-                    "aussi peut sortir du nœud.",
-                ),
+                "Your chain does not close: in a ring the last rank sends to the first, and that message too may leave "
+                "the node.",
+                "Votre chaîne ne se referme pas : dans un anneau, le dernier rang envoie au premier, et ce message "
+                "aussi peut sortir du nœud.",
             ),
             Mistake(
                 lambda collective, m, group, per: ROUNDS[collective] * m * _crossings(group, per),
-                Said(
-                    "You count the whole message: with n ranks each sends n − 1 chunks of 1/n of it per round.",
-                    "Vous comptez le message entier : avec n rangs, chacun envoie par tour n − 1 morceaux d’un n-ième.",
-                ),
+                "You count the whole message: with n ranks each sends n − 1 chunks of 1/n of it per round.",
+                "Vous comptez le message entier : avec n rangs, chacun envoie par tour n − 1 morceaux d’un n-ième.",
             ),
             Mistake(
                 lambda collective, m, group, per: m * _crossings(group, per),
-                Said(
-                    "You count one whole message per boundary: each rank sends (n − 1)/n of it per round, and an "
-                    "all-reduce goes round twice.",
-                    "Vous comptez un message entier par frontière : chaque rang en envoie (n − 1)/n par tour, et un "
-                    "all-reduce fait deux tours.",
-                ),
+                "You count one whole message per boundary: each rank sends (n − 1)/n of it per round, and an "
+                "all-reduce goes round twice.",
+                "Vous comptez un message entier par frontière : chaque rang en envoie (n − 1)/n par tour, et un "
+                "all-reduce fait deux tours.",
             ),
             Mistake(
                 lambda collective, m, group, per: (len(group) - 1) / len(group) * m * _crossings(group, per),
-                Said(
-                    "An all-reduce goes round twice, a reduce-scatter and then an all-gather; you count one round for "
-                    "each.",
-                    "Un all-reduce fait deux tours, un reduce-scatter puis un all-gather ; vous n’en comptez qu’un.",
-                ),
+                "An all-reduce goes round twice, a reduce-scatter and then an all-gather; you count one round for "
+                "each.",
+                "Un all-reduce fait deux tours, un reduce-scatter puis un all-gather ; vous n’en comptez qu’un.",
             ),
             Mistake(
                 lambda collective, m, group, per: 2 * (len(group) - 1) / len(group) * m * _crossings(group, per),
-                Said(
-                    "You count two rounds for every collective; a reduce-scatter and an all-gather are each one half "
-                    "of an all-reduce.",
-                    "Vous comptez deux tours pour chaque collective ; un reduce-scatter et un all-gather sont chacun "
-                    "une moitié d’all-reduce.",
-                ),
+                "You count two rounds for every collective; a reduce-scatter and an all-gather are each one half of an "
+                "all-reduce.",
+                "Vous comptez deux tours pour chaque collective ; un reduce-scatter et un all-gather sont chacun une "
+                "moitié d’all-reduce.",
             ),
             Mistake(
                 lambda collective, m, group, per: (
                     _sent(collective, m, len(group)) * len(group) * (_crossings(group, per) > 0)
                 ),
-                Said(
-                    "You count all that the group sends as soon as it touches two nodes; only the ranks whose "
-                    "neighbour in the ring is on another node send out of theirs.",
-                    "Dès que le groupe touche deux nœuds, vous comptez tout ce qu’il envoie ; seuls les rangs dont le "
-                    "voisin dans l’anneau est sur un autre nœud envoient hors du leur.",
-                ),
+                "You count all that the group sends as soon as it touches two nodes; only the ranks whose neighbour in "
+                "the ring is on another node send out of theirs.",
+                "Dès que le groupe touche deux nœuds, vous comptez tout ce qu’il envoie ; seuls les rangs dont le "
+                "voisin dans l’anneau est sur un autre nœud envoient hors du leur.",
             ),
             Mistake(
                 lambda collective, m, group, per: _sent(collective, m, len(group)) * (_crossings(group, per) > 0),
-                Said(
-                    "You count one rank only: every rank whose neighbour is on another node sends as much; on two "
-                    "nodes, there are two at least.",
-                    "Vous ne comptez qu’un rang : chaque rang dont le voisin est sur un autre nœud envoie autant ; "
-                    "entre deux nœuds, il y en a au moins deux.",
-                ),
+                "You count one rank only: every rank whose neighbour is on another node sends as much; on two nodes, "
+                "there are two at least.",
+                "Vous ne comptez qu’un rang : chaque rang dont le voisin est sur un autre nœud envoie autant ; entre "
+                "deux nœuds, il y en a au moins deux.",
             ),
             Mistake(
                 lambda collective, m, group, per: _sent(collective, m, len(group)) * len(group),
-                Said(
-                    "You count everything that the group sends; messages between two ranks of one node stay inside it.",
-                    "Vous comptez tout ce qu’envoie le groupe ; les messages entre deux rangs d’un même nœud y "
-                    "restent.",
-                ),
+                "You count everything that the group sends; messages between two ranks of one node stay inside it.",
+                "Vous comptez tout ce qu’envoie le groupe ; les messages entre deux rangs d’un même nœud y restent.",
             ),
             Mistake(
                 lambda collective, m, group, per: (
                     _sent(collective, m, len(group))
                     * sum(one % per != other % per for one, other in zip(group, [*group[1:], group[0]], strict=True))
                 ),
-                Said(
-                    "You take rank % gpus_per_node, the number of a GPU within its node; the node is rank // "
-                    "gpus_per_node.",
-                    "Vous prenez rank % gpus_per_node, le numéro du GPU dans son nœud ; le nœud, c’est rank // "
-                    "gpus_per_node.",
-                ),
+                "You take rank % gpus_per_node, the number of a GPU within its node; the node is rank // "
+                "gpus_per_node.",
+                "Vous prenez rank % gpus_per_node, le numéro du GPU dans son nœud ; le nœud, c’est rank // "
+                "gpus_per_node.",
             ),
         ),
     ),
     praise=Said(
-        "Right: a ring enters and leaves each node once if its ranks are in order, however many it has there.",
+        "Right: a ring whose ranks are in order enters and leaves each node once, however many of its ranks are there.",
         "Exact : un anneau dont les rangs sont dans l’ordre entre et sort une fois de chaque nœud, quel que soit le "
         "nombre de rangs qu’il y a.",
     ),
-    hints=(
-        Said(
-            "Two factors: what one rank sends to its neighbour (lab 03), and how many ranks have their neighbour on "
-            "another node. Who is the neighbour of the last?",
-            "Deux facteurs : ce qu’un rang envoie à son voisin (TP 03), et combien de rangs ont leur voisin sur un "
-            "autre nœud. Qui est le voisin du dernier ?",
-        ),
-        Said(
-            "2 (n − 1)/n · message_bytes for an all-reduce, half of it for the others; times the number of i for which "
-            "group[i] // gpus_per_node differs from group[(i + 1) % n] // gpus_per_node.",
-            "2 (n − 1)/n · message_bytes pour un all-reduce, la moitié pour les autres ; multiplié par le nombre de i "
-            "pour lesquels group[i] // gpus_per_node diffère de group[(i + 1) % n] // gpus_per_node.",
-        ),
+    hints=two_hints(
+        "Two factors: what one rank sends to its neighbour (lab 03), and how many ranks have their neighbour on "
+        "another node. Who is the neighbour of the last?",
+        "Deux facteurs : ce qu’un rang envoie à son voisin (TP 03), et combien de rangs ont leur voisin sur un autre "
+        "nœud. Qui est le voisin du dernier ?",
+        "2 (n − 1)/n · message_bytes for an all-reduce, half of it for the others; times the number of i for which "
+        "group[i] // gpus_per_node differs from group[(i + 1) % n] // gpus_per_node.",
+        "2 (n − 1)/n · message_bytes pour un all-reduce, la moitié pour les autres ; multiplié par le nombre de i pour "
+        "lesquels group[i] // gpus_per_node diffère de group[(i + 1) % n] // gpus_per_node.",
     ),
 )

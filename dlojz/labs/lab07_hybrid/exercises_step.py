@@ -1,28 +1,21 @@
-"""Lab 07: the small layer of the step in two dimensions, and what each way of doing the step would give.
+"""Exercise of lab 07: one training step with data and tensor parallelism, on real ranks.
 
-Everything is computed in one process, without any communication.
+The gradients are compared with those of one process that reads the whole batch through the whole layer; what a wrong
+way gives is computed here, in one process, without communication.
 
-Shape suffixes: D width of the stream, H hidden width of one rank, B samples of one replica.
-
-Lab 07: one step in two dimensions, on real ranks: which collective goes over which axis.
-
-The gradients are held to those of one process that reads the whole batch through the whole layer; what a wrong way
-would give is computed here, in one process, without any communication.
-
-Shape suffixes: D width of the stream, H hidden width of one rank, B samples of one replica.
+Shape suffixes: D width of the residual stream, H hidden width of one rank, B samples of one replica.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.language import say
 from dlojz.config.layout import RankGrid
-from dlojz.labs.kit.exercise import Exercise, Said, Wrong
-from dlojz.labs.kit.rank_judges import by_ranks, diagnose, gathered, same
-from dlojz.processes.forks import RankAnswer
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, two_hints
+from dlojz.labs.kit.judges import Judge
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +27,7 @@ Part = dict[str, "Tensor"]
 
 
 def make_part(rank: int, dp: int, tp: int, seed: int) -> tuple[Part, Tensor, Tensor]:
-    """A rank's parameters, samples and targets, from the seed alone."""
+    """Make a rank's parameters, samples and targets from the seed."""
     place = RankGrid(dp=dp, tp=tp).coordinates(rank)
     whole = _whole(dp, tp, seed)
     part = {name: value.clone().requires_grad_() for name, value in _sliced(whole, place.tp).items() if name in NAMES}
@@ -58,7 +51,7 @@ def _sliced(whole: Mapping[str, Tensor], number: int) -> Part:
 
 @dataclass(frozen=True)
 class StepVariant:
-    """One way to do the step, right or wrong; the right one by default.
+    """Variant of the step, right or wrong; the right one by default.
 
     Args:
         added: axis over which the outputs are added up, `world` or empty.
@@ -77,8 +70,9 @@ class StepVariant:
     only_slices: bool = False
 
 
+@cache
 def gradients(dp: int, tp: int, seed: int, way: StepVariant) -> list[Part]:
-    """What each rank would hold after the step done in this way, computed in one process."""
+    """Compute in one process what each rank would hold after this variant of the step."""
     grid = RankGrid(dp=dp, tp=tp)
     parts = [make_part(rank, dp, tp, seed) for rank in range(grid.world_size)]
     # What enters the layer stands alone, so that its gradient can be added up as `copy` does.
@@ -131,7 +125,7 @@ _LABELS = {f"gradient of {name}": Said(f"the gradient of {name}", f"le gradient 
 
 
 def hybrid_step(part: Part, x: Tensor, targets: Tensor, dp: Any, tp: Any) -> None:
-    """Forward and backward of this rank's slice, its gradients averaged over the replicas.
+    """Run forward and backward of this rank's slice and average its gradients over the replicas.
 
     Args:
         part: `scale` (D,) and `bias` (D,), whole on every rank; `w1` (H, D) and `w2` (D, H), this rank's slices.
@@ -159,117 +153,104 @@ def hybrid_step(part: Part, x: Tensor, targets: Tensor, dp: Any, tp: Any) -> Non
 
 
 RIGHT = StepVariant()
-_WAYS: tuple[tuple[StepVariant, Said], ...] = (
-    (
-        StepVariant(reduced="world", divided="world"),
-        Said(
-            "The gradients are averaged over all ranks: that mixes slices of different columns. Only the ranks of dp "
-            "hold the same slice; give the collective that axis.",
-            "Les gradients sont moyennés sur tous les rangs : cela mélange des tranches de colonnes différentes. Seuls "
-            "les rangs de dp détiennent la même tranche ; donnez cet axe à la communication collective.",
-        ),
+
+
+def _held(way: StepVariant) -> Callable[[int, int, int], Part]:
+    return lambda rank, size, seed: gradients(*DEGREES[size], seed, way)[rank]
+
+
+_FAULTS = (
+    Mistake(
+        lambda rank, size, seed: {name: 0 * value for name, value in _held(RIGHT)(rank, size, seed).items()},
+        "No parameter has a gradient: call backward on the loss.",
+        "Aucun paramètre n’a de gradient : appelez backward sur la perte.",
     ),
-    (
-        StepVariant(added="dp", copied="dp", reduced="tp", divided="tp"),
-        Said(
-            "The two axes are swapped: you add up outputs of different samples over dp, and average different slices "
-            "over tp.",
-            "Les deux axes sont échangés : vous additionnez sur dp les sorties d’échantillons différents, et moyennez "
-            "sur tp des tranches différentes.",
-        ),
+    Mistake(
+        _held(StepVariant(reduced="world", divided="world")),
+        "The gradients are averaged over all ranks: that mixes slices of different columns. Only the ranks of dp hold "
+        "the same slice; give the collective that axis.",
+        "Les gradients sont moyennés sur tous les rangs : cela mélange des tranches de colonnes différentes. Seuls les "
+        "rangs de dp détiennent la même tranche ; donnez cet axe à la communication collective.",
     ),
-    (
-        StepVariant(reduced="tp", divided="tp"),
-        Said(
-            "The gradients are averaged over tp: these ranks hold different slices. The replicas, which hold the same "
-            "one, are the ranks of dp.",
-            "Les gradients sont moyennés sur tp : ces rangs détiennent des tranches différentes. Les répliques, qui "
-            "détiennent la même, sont les rangs de dp.",
-        ),
+    Mistake(
+        _held(StepVariant(added="dp", copied="dp", reduced="tp", divided="tp")),
+        "The two axes are swapped: you add up outputs of different samples over dp, and average different slices over "
+        "tp.",
+        "Les deux axes sont échangés : vous additionnez sur dp les sorties d’échantillons différents, et moyennez sur "
+        "tp des tranches différentes.",
     ),
-    (
-        StepVariant(divided="world"),
-        Said(
-            "The gradients are summed over dp, but divided by all ranks: those of tp are slices, not replicas, and are "
-            "no reason to divide.",
-            "Les gradients sont sommés sur dp, mais divisés par le nombre de tous les rangs : ceux de tp sont des "
-            "tranches, non des répliques, et ne donnent pas lieu à division.",
-        ),
+    Mistake(
+        _held(StepVariant(reduced="tp", divided="tp")),
+        "The gradients are averaged over tp: these ranks hold different slices. The replicas, which hold the same one, "
+        "are the ranks of dp.",
+        "Les gradients sont moyennés sur tp : ces rangs détiennent des tranches différentes. Les répliques, qui "
+        "détiennent la même, sont les rangs de dp.",
     ),
-    (
-        StepVariant(divided="tp"),
-        Said(
-            "The gradients are summed over dp, but divided by tp.size: the mean is over the replicas, dp.size.",
-            "Les gradients sont sommés sur dp, mais divisés par tp.size : la moyenne se fait sur les répliques, "
-            "dp.size.",
-        ),
+    Mistake(
+        _held(StepVariant(divided="world")),
+        "The gradients are summed over dp, but divided by all ranks: those of tp are slices, not replicas, and are no "
+        "reason to divide.",
+        "Les gradients sont sommés sur dp, mais divisés par le nombre de tous les rangs : ceux de tp sont des "
+        "tranches, non des répliques, et ne donnent pas lieu à division.",
     ),
-    (
-        StepVariant(divided=""),
-        Said(
-            "The gradients are summed over the replicas, dp.size times too large: each loss is a mean over its own "
-            "samples, so divide by dp.size.",
-            "Les gradients sont sommés sur les répliques, dp.size fois trop grands : chaque perte est une moyenne sur "
-            "ses échantillons, divisez donc par dp.size.",
-        ),
+    Mistake(
+        _held(StepVariant(divided="tp")),
+        "The gradients are summed over dp, but divided by tp.size: the mean is over the replicas, dp.size.",
+        "Les gradients sont sommés sur dp, mais divisés par tp.size : la moyenne se fait sur les répliques, dp.size.",
     ),
-    (
-        StepVariant(reduced="", divided=""),
-        Said(
-            "The layer is right, but the replicas go apart: average every gradient over dp after backward.",
-            "La couche est juste, mais les répliques s’éloignent : après la passe arrière, faites la moyenne de chaque "
-            "gradient sur dp.",
-        ),
+    Mistake(
+        _held(StepVariant(divided="")),
+        "The gradients are summed over the replicas, dp.size times too large: each loss is a mean over its own "
+        "samples, so divide by dp.size.",
+        "Les gradients sont sommés sur les répliques, dp.size fois trop grands : chaque perte est une moyenne sur ses "
+        "échantillons, divisez donc par dp.size.",
     ),
-    (
-        StepVariant(copied=""),
-        Said(
-            "Only scale is wrong: each slice finds a part of its gradient alone. What enters the column-parallel layer "
-            "goes through copy(…, tp), whose backward adds these parts up.",
-            "Seul scale est faux : chaque tranche n’en trouve qu’une partie du gradient. Ce qui entre dans la couche "
-            "découpée par colonne passe par copy(…, tp), dont la passe arrière additionne ces parties.",
-        ),
+    Mistake(
+        _held(StepVariant(reduced="", divided="")),
+        "The layer is right, but the replicas drift apart: average every gradient over dp after backward.",
+        "La couche est juste, mais les répliques s’éloignent : après la passe arrière, faites la moyenne de chaque "
+        "gradient sur dp.",
     ),
-    (
-        StepVariant(added="", copied=""),
-        Said(
-            "Each rank uses its own term of the output alone: add the terms up over tp before the loss, and pass what "
-            "enters through copy.",
-            "Chaque rang n’utilise que son propre terme de la sortie : additionnez les termes sur tp avant la perte, "
-            "et faites passer l’entrée par copy.",
-        ),
+    Mistake(
+        _held(StepVariant(copied="")),
+        "Only scale is wrong: each slice finds a part of its gradient alone. What enters the column-parallel layer "
+        "goes through copy(…, tp), whose backward adds these parts up.",
+        "Seul scale est faux : chaque tranche n’en trouve qu’une partie du gradient. Ce qui entre dans la couche "
+        "découpée par colonne passe par copy(…, tp), dont la passe arrière additionne ces parties.",
     ),
-    (
-        StepVariant(added=""),
-        Said(
-            "Each rank uses its own term of the output alone: the second layer is split by rows, so add its terms up "
-            "over tp before the loss.",
-            "Chaque rang n’utilise que son propre terme de la sortie : la seconde couche est découpée par ligne, "
-            "additionnez donc ses termes sur tp avant la perte.",
-        ),
+    Mistake(
+        _held(StepVariant(added="", copied="")),
+        "Each rank uses its own term of the output alone: add the terms up over tp before the loss, and pass what "
+        "enters through copy.",
+        "Chaque rang n’utilise que son propre terme de la sortie : additionnez les termes sur tp avant la perte, et "
+        "faites passer l’entrée par copy.",
     ),
-    (
-        StepVariant(bias_each=True),
-        Said(
-            "The bias is added on every rank before the sum over tp, so it counts tp.size times: add it once, after "
-            "add_up.",
-            "Le biais est ajouté sur chaque rang avant la somme sur tp, il compte donc tp.size fois : ajoutez-le une "
-            "fois, après add_up.",
-        ),
+    Mistake(
+        _held(StepVariant(added="")),
+        "Each rank uses its own term of the output alone: the second layer is split by rows, so add its terms up over "
+        "tp before the loss.",
+        "Chaque rang n’utilise que son propre terme de la sortie : la seconde couche est découpée par ligne, "
+        "additionnez donc ses termes sur tp avant la perte.",
     ),
-    (
-        StepVariant(only_slices=True),
-        Said(
-            "scale and bias are left out of the average: they are whole on every rank, but each replica finds their "
-            "gradient from its own samples.",
-            "scale et bias sont oubliés dans la moyenne : ils sont entiers sur chaque rang, mais chaque réplique "
-            "trouve leur gradient à partir de ses seuls échantillons.",
-        ),
+    Mistake(
+        _held(StepVariant(bias_each=True)),
+        "The bias is added on every rank before the sum over tp, so it counts tp.size times: add it once, after "
+        "add_up.",
+        "Le biais est ajouté sur chaque rang avant la somme sur tp, il compte donc tp.size fois : ajoutez-le une fois, "
+        "après add_up.",
+    ),
+    Mistake(
+        _held(StepVariant(only_slices=True)),
+        "scale and bias are left out of the average: they are whole on every rank, but each replica finds their "
+        "gradient from its own samples.",
+        "scale et bias sont oubliés dans la moyenne : ils sont entiers sur chaque rang, mais chaque réplique trouve "
+        "leur gradient à partir de ses seuls échantillons.",
     ),
 )
 
 
 def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Tensor | None]]:
+    import torch
     import torch.distributed as dist
 
     from dlojz.by_hand.tensor.axis import TensorAxis
@@ -283,59 +264,28 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
                 axes[axis] = TensorAxis(made)
     part, x, targets = make_part(rank, dp, tp, seed)
     answer(part, x, targets, axes["dp"], axes["tp"])
-    return None, {f"gradient of {name}": part[name].grad for name in NAMES}
-
-
-def _inspect(answers: list[RankAnswer], size: int) -> None:
-    dp, tp = DEGREES[size]
-    seed = next(seed for ranks, seed in CASES if ranks == size)
-    given, truth = [one.tensors for one in answers], gradients(dp, tp, seed, RIGHT)
-    if _equal(given, truth):
-        return
-    if not any(given):
-        raise Wrong(
-            say(
-                en="No parameter has a gradient: call backward on the loss.",
-                fr="Aucun paramètre n’a de gradient : appelez backward sur la perte.",
-            )
-        )
-    for way, says in _WAYS:
-        if _equal(given, gradients(dp, tp, seed, way)):
-            raise Wrong(str(says))
-    for evidence in gathered(given, truth, labels=_LABELS):
-        said = diagnose(evidence)
-        if said is not None:
-            raise Wrong(str(said))
-
-
-def _equal(given: list[dict[str, Tensor]], expected: list[Part]) -> bool:
-    return all(
-        name in mine and same(mine[name], theirs[name])
-        for mine, theirs in zip(given, expected, strict=True)
-        for name in theirs
-    )
+    grads = {f"gradient of {name}": part[name].grad for name in NAMES}
+    if not any(grad is not None for grad in grads.values()):  # all zero: the first fault names it
+        grads = {f"gradient of {name}": torch.zeros_like(part[name]) for name in NAMES}
+    return None, grads
 
 
 STEP_2D = Exercise(
     id="hybrid-step",
     title=Said("one step in two dimensions", "un pas en deux dimensions"),
-    judge=by_ranks(trial=_trial, expected=lambda rank, size, seed: {}, cases=CASES, inspect=_inspect),
+    judge=Judge(_held(RIGHT), on_ranks=True, trial=_trial, cases=CASES, labels=_LABELS, faults=_FAULTS),
     praise=Said(
-        "Right, on 2 × 2 ranks and on 3 × 1: the gradients of one process that reads the whole batch.",
-        "Exact, sur 2 × 2 rangs et sur 3 × 1 : les gradients d’un seul processus qui lit tout le batch.",
+        "Right on 2 × 2 and on 3 × 1 ranks: the gradients equal those of one process that reads the whole batch.",
+        "Exact sur 2 × 2 rangs et sur 3 × 1 : les gradients sont ceux d’un seul processus qui lit tout le batch.",
     ),
-    hints=(
-        Said(
-            "Ask of each tensor: which ranks hold a part of the same sum? Terms of one output are on tp; gradients of "
-            "one slice, from other samples, on dp.",
-            "Demandez-vous, pour chaque tenseur : quels rangs détiennent une part de la même somme ? Les termes d’une "
-            "même sortie sont sur tp ; les gradients d’une même tranche, issus d’autres échantillons, sur dp.",
-        ),
-        Said(
-            "copy(x * scale, tp) before w1; add_up(h @ w2.T, tp), and only then + bias. After backward, for every "
-            "parameter: dp.all_reduce(parameter.grad), then divide by dp.size.",
-            "copy(x * scale, tp) avant w1 ; add_up(h @ w2.T, tp), et seulement ensuite + bias. Après backward, pour "
-            "chaque paramètre : dp.all_reduce(parameter.grad), puis division par dp.size.",
-        ),
+    hints=two_hints(
+        "For each tensor, ask: which ranks hold a part of the same sum? Terms of one output are on tp; gradients of "
+        "one slice, from other samples, on dp.",
+        "Demandez-vous, pour chaque tenseur : quels rangs détiennent une part de la même somme ? Les termes d’une même "
+        "sortie sont sur tp ; les gradients d’une même tranche, issus d’autres échantillons, sur dp.",
+        "copy(x * scale, tp) before w1; add_up(h @ w2.T, tp), and only then + bias. After backward, for every "
+        "parameter: dp.all_reduce(parameter.grad), then divide by dp.size.",
+        "copy(x * scale, tp) avant w1 ; add_up(h @ w2.T, tp), et seulement ensuite + bias. Après backward, pour chaque "
+        "paramètre : dp.all_reduce(parameter.grad), puis division par dp.size.",
     ),
 )

@@ -1,11 +1,4 @@
-"""Figures and tables of lab 07: grids, groups and placements, and what crosses which link.
-
-viz`. What the student's own function gives stands beside what the package finds.
-
-Figures and tables of lab 07 that need runs: losses laid over one process, bytes counted, memory of each rank.
-
-viz`. What was measured stands beside what was predicted; nothing is fitted.
-"""
+"""Figures and tables of lab 07: grids and link traffic; losses, bytes and memory of runs, predicted and measured."""
 
 from __future__ import annotations
 
@@ -20,8 +13,8 @@ from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.figures.grid_figures import grid_figure
 from dlojz.display.style import BLACK, CATEGORY_STYLES, EDGE, LINE_STYLES, category_label
-from dlojz.labs.kit.figures import measured_footprint, or_to_do, pictured
-from dlojz.labs.kit.judges import read_groups, read_triple
+from dlojz.labs.kit.figures import columns, measured_footprint, or_to_do, pictured
+from dlojz.labs.kit.judges import expect_groups, expect_triple
 from dlojz.labs.lab07_hybrid.exercises_grid import ROUNDS, BetweenNodes
 from dlojz.prediction.communication import predict_communication
 from dlojz.prediction.link_traffic import link_traffic
@@ -35,13 +28,13 @@ AXES = ("tp", "dp", "pp")
 
 @pictured
 def drawn(dp: int, pp: int, tp: int, gpus_per_node: int, axis: str | None = None) -> LabFigure:
-    """A grid of ranks on its nodes, coloured by the groups of each axis, or of one."""
+    """Draw a grid of ranks on its nodes, coloured by the groups of each axis, or of one."""
     return grid_figure(RankGrid(dp=dp, pp=pp, tp=tp, gpus_per_node=gpus_per_node), axis=axis)
 
 
 @pictured
 def placed(config: RunConfig, gpus_per_node: int, order: str) -> LabFigure:
-    """A run laid on nodes in an order of the axes, with what crosses which link."""
+    """Draw a run on nodes in an order of the axes, with the bytes on each link."""
     grid = _grid(config, gpus_per_node, order)
     return grid_figure(grid, link_traffic(config, grid), axis="tp")
 
@@ -50,27 +43,24 @@ def placed(config: RunConfig, gpus_per_node: int, order: str) -> LabFigure:
 def places(
     place_of: Callable[[int, int, int, int], Sequence[int]], dp: int, pp: int, tp: int, ranks: Iterable[int]
 ) -> Table:
-    """Where the student's function puts some ranks, and which rank the formula gives there."""
+    """Tabulate where the student's function puts some ranks, and which rank the formula gives there."""
     rows = []
     for rank in ranks:
-        stage, replica, piece = read_triple(place_of(rank, dp, pp, tp), "(pp_rank, dp_rank, tp_rank)")
+        stage, replica, piece = expect_triple(place_of(rank, dp, pp, tp), "(pp_rank, dp_rank, tp_rank)")
         rows.append((*map(str, (rank, stage, replica, piece)), str((stage * dp + replica) * tp + piece)))
-    head = (
-        say(en="rank", fr="rang"),
-        "pp_rank",
-        "dp_rank",
-        "tp_rank",
-        "(pp_rank · dp + dp_rank) · tp + tp_rank",
+    head = columns(
+        en="rank; pp_rank; dp_rank; tp_rank; (pp_rank · dp + dp_rank) · tp + tp_rank",
+        fr="rang; pp_rank; dp_rank; tp_rank; (pp_rank · dp + dp_rank) · tp + tp_rank",
     )
     return Table(head, tuple(rows))
 
 
 @or_to_do
 def groups(groups_of: Callable[[str, int, int, int], Any], dp: int, pp: int, tp: int) -> Table:
-    """The groups that the student's function gives along each axis."""
+    """Tabulate the groups that the student's function gives along each axis."""
     rows = []
     for axis in AXES:
-        found = read_groups(groups_of(axis, dp, pp, tp), dp * pp * tp)
+        found = expect_groups(groups_of(axis, dp, pp, tp), dp * pp * tp)
         told = "  ".join("[" + " ".join(map(str, group)) + "]" for group in found)
         rows.append((axis, str(len(found)), told))
     return Table((say(en="axis", fr="axe"), say(en="groups", fr="groupes"), say(en="ranks", fr="rangs")), tuple(rows))
@@ -78,7 +68,7 @@ def groups(groups_of: Callable[[str, int, int, int], Any], dp: int, pp: int, tp:
 
 @or_to_do
 def crossings(between_nodes: BetweenNodes, config: RunConfig, gpus_per_node: int, orders: Sequence[str]) -> Table:
-    """Bytes per step between nodes along tp and dp, by the student's function and by the package, in several orders."""
+    """Tabulate bytes per step between nodes along tp and dp, by the student's function and by the package."""
     rows = []
     for order in orders:
         grid = _grid(config, gpus_per_node, order)
@@ -87,18 +77,15 @@ def crossings(between_nodes: BetweenNodes, config: RunConfig, gpus_per_node: int
             theirs = crossing.bytes_of(axis, between=True)
             own = "" if axis == "pp" else format_bytes(_own(between_nodes, config, grid, axis))
             rows.append((order, axis, own, format_bytes(theirs), format_bytes(crossing.bytes_of(axis, between=False))))
-    head = (
-        say(en="order (innermost first)", fr="ordre (du plus intérieur)"),
-        say(en="axis", fr="axe"),
-        say(en="between nodes: yours", fr="entre nœuds : chez vous"),
-        say(en="the package", fr="le paquet"),
-        say(en="inside nodes", fr="dans les nœuds"),
+    head = columns(
+        en="order (innermost first); axis; between nodes: yours; the package; inside nodes",
+        fr="ordre (du plus intérieur); axe; entre nœuds : chez vous; le paquet; dans les nœuds",
     )
     return Table(head, tuple(rows))
 
 
 def between_bytes(config: RunConfig, gpus_per_node: int, order: str) -> int:
-    """Bytes per step between nodes, over all axes, with the axes in this order."""
+    """Sum the bytes per step between nodes, over all axes, for one order of the axes."""
     crossing = link_traffic(config, _grid(config, gpus_per_node, order))
     return sum(crossing.bytes_of(axis, between=True) for axis in AXES)
 
@@ -129,7 +116,7 @@ def _told(config: RunConfig, grid: RankGrid, rank: int) -> tuple[Traffic, ...]:
 def degrees(
     fields: Mapping[str, Any], gpus_per_node: int, choices: Sequence[tuple[int, int, int]], samples: int
 ) -> Table:
-    """One model in several degrees (dp, pp, tp): states of the fullest rank, bubble, bytes of a step per rank and link.
+    """Compare degrees (dp, pp, tp) of one model: states, bubble, bytes of a step per rank and link.
 
     Args:
         fields: of the run, without its degrees and micro-batches.
@@ -156,12 +143,9 @@ def degrees(
                 format_bytes(between / (dp * pp * tp)),
             )
         )
-    head = (
-        "dp × pp × tp",
-        say(en="states of the fullest rank", fr="états du rang le plus chargé"),
-        say(en="bubble", fr="bulle"),
-        say(en="sent inside, per rank", fr="envoyé dans le nœud, par rang"),
-        say(en="between nodes, per rank", fr="entre nœuds, par rang"),
+    head = columns(
+        en="dp × pp × tp; states of the fullest rank; bubble; sent inside, per rank; between nodes, per rank",
+        fr="dp × pp × tp; états du rang le plus chargé; bulle; envoyé dans le nœud, par rang; entre nœuds, par rang",
     )
     return Table(head, tuple(rows))
 
@@ -170,7 +154,7 @@ SHOWN: tuple[Category, ...] = (*STATES, "activations", "workspace")
 
 
 def title_of(run: Run) -> str:
-    """A run by its degrees."""
+    """Name a run by its degrees."""
     layout = run.config.layout
     degrees = [f"{axis}={getattr(layout, axis)}" for axis in ("dp", "pp", "tp") if getattr(layout, axis) > 1]
     return " × ".join(degrees) or say(en="one process", fr="un processus")
@@ -178,11 +162,11 @@ def title_of(run: Run) -> str:
 
 @pictured
 def losses(runs: Sequence[Run]) -> LabFigure:
-    """The loss of each run by step, laid over one another, and how far each is from the last, one process."""
+    """Draw the losses of runs by step, and how far each is from the last run, one process."""
     figure = new_figure(
         9.0,
         3.4,
-        alt=say(en="Loss by step, laid over one another: ", fr="Perte à chaque pas, superposées : ")
+        alt=say(en="Loss by step, superimposed: ", fr="Perte à chaque pas, superposées : ")
         + ", ".join(map(title_of, runs))
         + say(en="; beside it the distance to one process.", fr=" ; à côté, l’écart avec un processus."),
     )
@@ -205,10 +189,7 @@ def losses(runs: Sequence[Run]) -> LabFigure:
     right.set_ylim(1e-9, 1e-3)
     right.axhline(1e-5, color=BLACK, linewidth=0.8)
     right.set_ylabel(
-        say(
-            en="distance to one process\n(none: at the foot)",
-            fr="écart avec un processus\n(nul : tout en bas)",
-        )
+        say(en="distance to one process\n(none: at the foot)", fr="écart avec un processus\n(nul : tout en bas)")
     )
     right.yaxis.set_major_formatter(lambda value, position: f"{value:.0e}")
     decimal_marks(left.yaxis)
@@ -218,14 +199,13 @@ def losses(runs: Sequence[Run]) -> LabFigure:
 
 
 def furthest(runs: Sequence[Run]) -> float:
-    """The largest difference of a loss from that of the last run, one process."""
+    """Return the largest difference of a loss from that of the last run, one process."""
     alone = runs[-1].losses
     return max(abs(one - other) for run in runs for one, other in zip(run.losses, alone, strict=True))
 
 
 def volumes(runs: Sequence[Run]) -> Table:
-    """Bytes per step that rank 0 hands to each collective of each axis, predicted and counted, and whether all ranks'
-    are equal."""
+    """Tabulate rank 0's bytes per step by axis and collective, predicted and counted, and whether all ranks agree."""
     rows = []
     for run in runs:
         predicted = [_bytes(_of_rank(run.config, rank)) for rank in range(run.config.layout.world_size)]
@@ -244,14 +224,9 @@ def volumes(runs: Sequence[Run]) -> Table:
                     say(en="yes", fr="oui") if equal else say(en="NO", fr="NON"),
                 )
             )
-    head = (
-        say(en="run", fr="exécution"),
-        say(en="axis", fr="axe"),
-        say(en="collective", fr="communication"),
-        say(en="calls", fr="appels"),
-        say(en="predicted", fr="prédit"),
-        say(en="counted", fr="compté"),
-        say(en="equal on all ranks", fr="égaux sur tous les rangs"),
+    head = columns(
+        en="run; axis; collective; calls; predicted; counted; equal on all ranks",
+        fr="exécution; axe; communication; appels; prédit; compté; égaux sur tous les rangs",
     )
     return Table(head, tuple(rows))
 
@@ -269,12 +244,12 @@ def _of_rank(config: RunConfig, rank: int) -> tuple[Traffic, ...]:
 
 
 def dp_bytes(run: Run) -> int:
-    """Bytes that rank 0 of a run handed to the collectives of dp in one step."""
+    """Sum the bytes that rank 0 of a run handed to the collectives of dp in one step."""
     return sum(each.message_bytes for each in measured_footprint(run).communication if each.group == "dp")
 
 
 def weights_ratio(run: Run, alone: Run) -> float:
-    """How many times fewer bytes of weights the fullest rank of a run holds than one process."""
+    """Divide one process's bytes of weights by those of the fullest rank of a run."""
     ranks = range(run.config.layout.world_size)
     return (measured_footprint(alone).memory.weights_bytes or 0) / max(
         measured_footprint(run, r).memory.weights_bytes or 0 for r in ranks
@@ -283,7 +258,7 @@ def weights_ratio(run: Run, alone: Run) -> float:
 
 @pictured
 def memory(run: Run, alone: Run) -> LabFigure:
-    """What each rank held at its peak, by category, beside one process; a diamond is the peak that was predicted."""
+    """Draw each rank's memory at its peak by category, beside one process; a diamond is the predicted peak."""
     from dlojz.prediction import predict
 
     layout = run.config.layout

@@ -1,7 +1,4 @@
-"""Lab 08: its exercises in order, and what the student predicts.
-
-Nothing is judged here; the exercises live beside their references.
-"""
+"""Lab 08: its exercises in order, and what the student predicts."""
 
 from __future__ import annotations
 
@@ -9,8 +6,6 @@ from dlojz.labs.kit.exercise import Prediction, Said
 from dlojz.labs.lab08_compromise.exercises_alpa import PROGRAMME, STAGES
 from dlojz.labs.lab08_compromise.exercises_evidence import BOUNDED_FIT, HELD_OUT, PAIRED
 from dlojz.labs.lab08_compromise.exercises_layouts import BEST_SPLIT, CHOOSE, PARETO, RANK_BYTES
-
-TITLE = Said("The best compromise", "Le meilleur compromis")
 
 EXERCISES = (RANK_BYTES, BOUNDED_FIT, BEST_SPLIT, CHOOSE, PARETO, PROGRAMME, STAGES, PAIRED, HELD_OUT)
 
@@ -20,8 +15,8 @@ PREDICTIONS = (
         question=Said(
             "How many days does it take to train 175 billion parameters on 300 billion tokens, with 1,024 A100s at 140 "
             "TFLOP/s each?",
-            "Combien de jours faut-il pour entraîner 175 milliards de paramètres sur 300 milliards de tokens, avec "
-            "1 024 A100 à 140 TFLOP/s chacun ?",
+            "Combien de jours faut-il pour entraîner 175 milliards de paramètres sur 300 milliards de tokens, avec 1 "
+            "024 A100 à 140 TFLOP/s chacun ?",
         ),
         kind="count",
         tolerance=0.03,

@@ -1,17 +1,7 @@
-"""Lab 08: stages and submeshes by dynamic programming.
+"""Exercises of lab 08 on Alpa: stages by dynamic programming, shardings by an integer linear programme.
 
-The reference is Alpa's outer level (`dlojz.planner.alpa.inter_operator`); the wrong ways are the same programme with
-one thing left out.
-
-Lab 08: integer linear programmes whose variables have names, solved; and a perceptron as a chain of choices.
-
-The costs of the chain are those of `dlojz.planner.alpa`'s mesh and resharding; the tests hold its optimum against that
-of the whole graph of operators.
-
-Lab 08: an integer linear programme that chooses how each layer is shared out.
-
-A programme is judged by what it allows and what it costs: every choice of one strategy per layer must be one of its
-solutions, at its true cost, and nothing cheaper may be.
+The references are `dlojz.planner.alpa`'s two levels. A programme is judged by what it allows and what it costs: every
+choice of one strategy per layer must be a solution, at its true cost, and nothing cheaper may be.
 """
 
 from __future__ import annotations
@@ -27,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from dlojz.base.language import say, significant
-from dlojz.labs.kit.exercise import Exercise, Said, Wrong
-from dlojz.labs.kit.judges import Case, PartMistake, by_parts, refuse_nothing, same, shown
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.judges import Case, Judge, refuse_nothing, shown
 from dlojz.planner.alpa.inter_operator import PipelinePlan, StageOption, pipeline
 from dlojz.planner.alpa.mesh import DeviceMesh, ShardingSpec, resharding_cost
 
@@ -37,7 +27,7 @@ TimeOf = Callable[[int, int, int], float]
 
 
 class StageTimes:
-    """Times of stages whose layers weigh so much, on GPUs that get in each other's way.
+    """Times of stages, from the work of their layers and the efficiency of GPUs that share a stage.
 
     Args:
         work: of each layer, in any unit of time of one GPU.
@@ -50,7 +40,7 @@ class StageTimes:
 
     @property
     def layers(self) -> int:
-        """How many."""
+        """Number of layers."""
         return len(self.work)
 
     def __call__(self, first: int, last: int, gpus: int) -> float:
@@ -74,7 +64,7 @@ KNOWN: dict[str, tuple[StageTimes, int, int]] = {
 
 
 def plan_of(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -> PipelinePlan:
-    """The package's plan."""
+    """Make the package's plan."""
     return pipeline(
         lambda first, last, shape: (StageOption(time_of(first, last, shape.num_devices)),),
         layers,
@@ -85,7 +75,7 @@ def plan_of(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -> Pipe
 
 
 def shortest_step(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -> tuple[float]:
-    """The least Σ t + (B − 1) · max t over all plans that use every layer once, in order, and all GPUs.
+    """Return the least Σ t + (B − 1) · max t over all plans that use every layer once, in order, and all GPUs.
 
     Source: Zheng et al. 2022 (Alpa, OSDI 22), §5.2, equations 2 to 5.
     """
@@ -177,88 +167,86 @@ def _told(case: Case) -> str:
     )
 
 
-def _mistakes() -> Iterator[PartMistake]:
-    ways = (
-        (
-            _way(lambda added, t_max, b: added),
-            "You minimise the sum of the stages alone: the slowest one sets the pace of the micro-batches that follow, "
-            "(B − 1) · max t.",
-            "Vous ne minimisez que la somme des étages : le plus lent donne la cadence des micro-batches suivants, "
-            "(B − 1) · max t.",
-        ),
-        (
-            _way(lambda added, t_max, b: b * t_max),
-            "You count B · max t: the first micro-batch goes through every stage, Σ t, before B − 1 others follow at "
-            "the pace of the slowest.",
-            "Vous comptez B · max t : le premier micro-batch traverse tous les étages, Σ t, avant que B − 1 autres "
-            "suivent au rythme du plus lent.",
-        ),
-        (
-            _way(lambda added, t_max, b: added + b * t_max),
-            "One micro-batch too many: the first is in Σ t already, so the slowest stage counts B − 1 times more.",
-            "Un micro-batch de trop : le premier est déjà dans Σ t, l’étage le plus lent compte donc B − 1 fois de "
-            "plus.",
-        ),
-        (
-            _unlimited,
-            "Your sum ignores t_max: for a given t_max, no stage may be slower; leave those out in the recursion.",
-            "Votre somme ignore t_max : pour un t_max donné, aucun étage ne peut être plus lent ; écartez ceux-là dans "
-            "la récursion.",
-        ),
-        (
-            _way(_right_total, spare=True),
-            "Your plans leave GPUs without work: at the end of the recursion, no layer and no GPU may be left.",
-            "Vos plans laissent des GPU sans travail : à la fin de la récursion, il ne doit rester ni couche ni GPU.",
-        ),
-        (
-            _greedy,
-            "You cut into equal stages only; layers weigh differently, and so may stages and their submeshes.",
-            "Vous ne coupez qu’en étages égaux ; les couches n’ont pas le même poids, les étages et leurs "
-            "sous-maillages non plus.",
-        ),
-        (
-            lambda time_of, layers, gpus, b: b * time_of(0, layers - 1, gpus),
-            "You put all layers into one stage on all GPUs; with many micro-batches a pipeline of smaller ones wins.",
-            "Vous mettez toutes les couches dans un seul étage, sur tous les GPU ; avec beaucoup de micro-batches, un "
-            "pipeline d’étages plus petits gagne.",
-        ),
-    )
-    for way, english, french in ways:
-        yield PartMistake(0, way, Said(english, french))
-
+_STAGE_WAYS = (
+    Mistake(
+        _way(lambda added, t_max, b: added),
+        "You minimise the sum of the stages alone: the slowest one sets the pace of the micro-batches that follow, (B "
+        "− 1) · max t.",
+        "Vous ne minimisez que la somme des étages : le plus lent donne la cadence des micro-batches suivants, (B − 1) "
+        "· max t.",
+        part=0,
+    ),
+    Mistake(
+        _way(lambda added, t_max, b: b * t_max),
+        "You count B · max t: the first micro-batch goes through every stage, Σ t, before B − 1 others follow at the "
+        "pace of the slowest.",
+        "Vous comptez B · max t : le premier micro-batch traverse tous les étages, Σ t, avant que B − 1 autres suivent "
+        "au rythme du plus lent.",
+        part=0,
+    ),
+    Mistake(
+        _way(lambda added, t_max, b: added + b * t_max),
+        "One micro-batch too many: the first is in Σ t already, so the slowest stage counts B − 1 times more.",
+        "Un micro-batch de trop : le premier est déjà dans Σ t, l’étage le plus lent compte donc B − 1 fois de plus.",
+        part=0,
+    ),
+    Mistake(
+        _unlimited,
+        "Your sum ignores t_max: for a given t_max, no stage may be slower; leave those out in the recursion.",
+        "Votre somme ignore t_max : pour un t_max donné, aucun étage ne peut être plus lent ; écartez ceux-là dans la "
+        "récursion.",
+        part=0,
+    ),
+    Mistake(
+        _way(_right_total, spare=True),
+        "Your plans leave GPUs without work: at the end of the recursion, no layer and no GPU may be left.",
+        "Vos plans laissent des GPU sans travail : à la fin de la récursion, il ne doit rester ni couche ni GPU.",
+        part=0,
+    ),
+    Mistake(
+        _greedy,
+        "You cut into equal stages only; layers weigh differently, and so may stages and their submeshes.",
+        "Vous ne coupez qu’en étages égaux ; les couches n’ont pas le même poids, les étages et leurs sous-maillages "
+        "non plus.",
+        part=0,
+    ),
+    Mistake(
+        lambda time_of, layers, gpus, b: b * time_of(0, layers - 1, gpus),
+        "You put all layers into one stage on all GPUs; with many micro-batches a pipeline of smaller ones wins.",
+        "Vous mettez toutes les couches dans un seul étage, sur tous les GPU ; avec beaucoup de micro-batches, un "
+        "pipeline d’étages plus petits gagne.",
+        part=0,
+    ),
+)
 
 STAGES = Exercise(
     id="pipeline-stages",
     title=Said("stages by dynamic programming", "des étages par programmation dynamique"),
-    judge=by_parts(
+    judge=Judge(
         shortest_step,
         cases=_cases,
-        names=(Said("the step", "la durée du pas"),),
+        parts=(Said("the step", "la durée du pas"),),
         told=_told,
-        mistakes=tuple(_mistakes()),
+        mistakes=_STAGE_WAYS,
+        tolerance=1e-6,
     ),
     praise=Said(
-        "Right, in the six known cases and in four others: that is Alpa's outer level, in a dozen lines.",
-        "Exact, dans les six cas connus et dans quatre autres : c’est le niveau externe d’Alpa, en une douzaine de "
+        "Right in the six known cases and in four others: this is Alpa's outer level, in a dozen lines.",
+        "Exact dans les six cas connus et dans quatre autres : c’est le niveau externe d’Alpa, en une douzaine de "
         "lignes.",
     ),
-    hints=(
-        Said(
-            "First fix t_max. What is the least sum of stages, none slower than t_max, for the layers from `first` on "
-            "with `left` GPUs? It is made of a first stage and of the same question, smaller.",
-            "Fixez d’abord t_max. Quelle est la plus petite somme d’étages, aucun n’étant plus lent que t_max, pour "
-            "les couches à partir de `first`, avec `left` GPU ? Elle se compose d’un premier étage et de la même "
-            "question, en plus petit.",
-        ),
-        Said(
-            "least(first, left) = min over last ≥ first and n in 1, 2, 4, … ≤ left of time_of(first, last, n) + "
-            "least(last + 1, left − n), for the times ≤ t_max; least(layers, 0) = 0, else infinite. Then the least of "
-            "least(0, gpus) + (micro_batches − 1) · t_max over all t_max that time_of can give. lru_cache helps.",
-            "least(first, left) = min, pour last ≥ first et n parmi 1, 2, 4, … ≤ left, de time_of(first, last, n) + "
-            "least(last + 1, left − n), pour les durées ≤ t_max ; least(layers, 0) = 0, sinon infini. Puis le minimum "
-            "de least(0, gpus) + (micro_batches − 1) · t_max sur tous les t_max que time_of peut donner. lru_cache "
-            "est utile.",
-        ),
+    hints=two_hints(
+        "First fix t_max. What is the least sum of stages, none slower than t_max, for the layers from `first` on with "
+        "`left` GPUs? It is made of a first stage and of the same question, smaller.",
+        "Fixez d’abord t_max. Quelle est la plus petite somme d’étages, aucun n’étant plus lent que t_max, pour les "
+        "couches à partir de `first`, avec `left` GPU ? Elle se compose d’un premier étage et de la même question, en "
+        "plus petit.",
+        "least(first, left) = min over last ≥ first and n in 1, 2, 4, … ≤ left of time_of(first, last, n) + least(last "
+        "+ 1, left − n), for the times ≤ t_max; least(layers, 0) = 0, else infinite. Then the least of least(0, gpus) "
+        "+ (micro_batches − 1) · t_max over all t_max that time_of can give. lru_cache helps.",
+        "least(first, left) = min, pour last ≥ first et n parmi 1, 2, 4, … ≤ left, de time_of(first, last, n) + "
+        "least(last + 1, left − n), pour les durées ≤ t_max ; least(layers, 0) = 0, sinon infini. Puis le minimum de "
+        "least(0, gpus) + (micro_batches − 1) · t_max sur tous les t_max que time_of peut donner. lru_cache est utile.",
     ),
 )
 
@@ -273,7 +261,7 @@ Programme = tuple[dict[Name, float], list[Row]]
 
 @dataclass(frozen=True)
 class Solution:
-    """The optimum of a programme.
+    """Optimum of a programme.
 
     Attributes:
         cost: of the objective.
@@ -284,14 +272,14 @@ class Solution:
     values: dict[Name, float]
 
     def strategies(self) -> list[int]:
-        """The strategy that each layer takes; the first of several, -1 for none."""
+        """Strategy of each layer; the first of several, -1 for none."""
         layers = 1 + max((name[1] for name in self.values if name[0] == "s"), default=-1)
         taken = [[k for k in range(len(self.values)) if self.values.get(("s", v, k), 0.0) > 0.5] for v in range(layers)]
         return [some[0] if some else -1 for some in taken]
 
 
 def solve(objective: Mapping[Name, float], equations: Sequence[tuple[Mapping[Name, float], float]]) -> Solution | None:
-    """The least cost of a programme; None if its equations contradict each other.
+    """Solve a programme; None if its equations contradict each other.
 
     Args:
         objective: cost of each variable; 0 for those that are left out.
@@ -325,7 +313,7 @@ def solve(objective: Mapping[Name, float], equations: Sequence[tuple[Mapping[Nam
 
 
 def told(row: Mapping[Name, float]) -> str:
-    """The left side of an equation, as one writes it."""
+    """Write the left side of an equation."""
     parts = []
     for (kind, *rest), factor in row.items():
         sign = "− " if factor < 0 else "+ "
@@ -336,7 +324,7 @@ def told(row: Mapping[Name, float]) -> str:
 
 @dataclass(frozen=True)
 class Chain:
-    """Layers of which each takes one of several strategies.
+    """Chain of layers, each of which takes one of several strategies.
 
     Attributes:
         strategies: their names.
@@ -350,7 +338,7 @@ class Chain:
 
 
 def perceptron(batch: int, width: int, layers: int, mesh: DeviceMesh, element_bytes: int = 4) -> Chain:
-    """A multi-layer perceptron as such a chain: forward, backward and the gradients of its weights.
+    """Price a multi-layer perceptron as a chain: forward, backward and the gradients of its weights.
 
     A layer is split by columns (its outputs), by rows (its inputs), or along the batch. By columns it reads the whole
     input, and its input's gradient is all-reduced, except the first layer's, which nobody needs; by rows its output is
@@ -388,7 +376,7 @@ Objective = dict[Name, float]
 
 
 def programme(costs: Costs, resharding: Matrices) -> Programme:
-    """Objective and equations of the choice of one strategy per layer of a chain.
+    """Make objective and equations of the choice of one strategy per layer of a chain.
 
     s[v, k] says whether layer v takes strategy k; e[v, k, j] whether layer v takes k and layer v + 1 takes j. The row
     and column sums of e are the s of its two ends: the product s·s, made linear.
@@ -409,8 +397,12 @@ def programme(costs: Costs, resharding: Matrices) -> Programme:
     return objective, equations
 
 
+def _same(one: float, other: float, tolerance: float = 1e-6) -> bool:
+    return math.isclose(one, other, rel_tol=tolerance, abs_tol=1e-12)
+
+
 def chain_cost(costs: Costs, resharding: Matrices, picked: Sequence[int]) -> float:
-    """What one strategy per layer costs."""
+    """Sum the costs of one strategy per layer."""
     return math.fsum(costs[v][k] for v, k in enumerate(picked)) + math.fsum(
         matrix[picked[v]][picked[v + 1]] for v, matrix in enumerate(resharding)
     )
@@ -451,36 +443,29 @@ def _read(given: Any, costs: Costs) -> Programme:
     refuse_nothing(given)
     if not (isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[0], Mapping)):
         raise Wrong(
-            say(
-                en=f"Return the objective, a dictionary, and the list of equations; your function returns "
-                f"{shown(given)}.",
-                fr=f"Renvoyez l’objectif, un dictionnaire, et la liste des équations ; votre fonction renvoie "
-                f"{shown(given)}.",
-            )
+            en=f"Return the objective, a dictionary, and the list of equations; your function returns {shown(given)}.",
+            fr="Renvoyez l’objectif, un dictionnaire, et la liste des équations ; votre fonction renvoie "
+            f"{shown(given)}.",
         )
     legal, equations = _names(costs), []
     for row in given[1]:
         if not (isinstance(row, tuple | list) and len(row) == 2 and isinstance(row[0], Mapping)):
             raise Wrong(
-                say(
-                    en="An equation is a pair: a dictionary of coefficients, and their sum, such as "
-                    f"({{('s', 0, 0): 1, ('s', 0, 1): 1}}, 1); {shown(row)} stands among them.",
-                    fr="Une équation est une paire : un dictionnaire de coefficients et la valeur de leur somme, comme "
-                    f"({{('s', 0, 0): 1, ('s', 0, 1): 1}}, 1) ; {shown(row)} s’y trouve.",
-                )
+                en=f"An equation is a pair: a dictionary of coefficients, and their sum, such as ({{('s', 0, 0): 1, "
+                f"('s', 0, 1): 1}}, 1); {shown(row)} stands among them.",
+                fr="Une équation est une paire : un dictionnaire de coefficients et la valeur de leur somme, comme "
+                f"({{('s', 0, 0): 1, ('s', 0, 1): 1}}, 1) ; {shown(row)} s’y trouve.",
             )
         equations.append(({name: float(value) for name, value in row[0].items()}, float(row[1])))
     for name in itertools.chain(given[0], *(row[0] for row in equations)):
         if name not in legal:
             raise Wrong(
-                say(
-                    en=f"There is no variable {shown(name)} in a chain of {len(costs)} layers with "
-                    f"{[len(some) for some in costs]} strategies: ('s', layer, strategy), and ('e', layer, strategy, "
-                    "strategy of the next layer), all from 0.",
-                    fr=f"Il n’y a pas de variable {shown(name)} dans une chaîne de {len(costs)} couches à "
-                    f"{[len(some) for some in costs]} stratégies : ('s', couche, stratégie) et ('e', couche, "
-                    "stratégie, stratégie de la couche suivante), tous à partir de 0.",
-                )
+                en=f"There is no variable {shown(name)} in a chain of {len(costs)} layers with "
+                f"{[len(some) for some in costs]} strategies: ('s', layer, strategy), and ('e', layer, strategy, "
+                "strategy of the next layer), all from 0.",
+                fr=f"Il n’y a pas de variable {shown(name)} dans une chaîne de {len(costs)} couches à "
+                f"{[len(some) for some in costs]} stratégies : ('s', couche, stratégie) et ('e', couche, stratégie, "
+                "stratégie de la couche suivante), tous à partir de 0.",
             )
     return {name: float(value) for name, value in given[0].items()}, equations
 
@@ -502,15 +487,13 @@ def _check_rows(equations: Sequence[Row], costs: Costs) -> None:
         point = _point(costs, picked)
         for row, value in equations:
             found = math.fsum(factor * point[name] for name, factor in row.items())
-            if not same(found, value):
+            if not _same(found, value):
                 raise Wrong(
-                    say(
-                        en=f"An equation forbids a legal choice: if the layers take the strategies {list(picked)}, "
-                        f"{told(row)} is {significant(found, 5)}, but you demand {significant(value, 5)}.",
-                        fr=f"Une équation interdit un choix permis : si les couches prennent les stratégies "
-                        f"{list(picked)}, {told(row)} vaut {significant(found, 5)}, mais vous exigez "
-                        f"{significant(value, 5)}.",
-                    )
+                    en=f"An equation forbids a legal choice: if the layers take the strategies {list(picked)}, "
+                    f"{told(row)} is {significant(found, 5)}, but you demand {significant(value, 5)}.",
+                    fr="Une équation interdit un choix permis : si les couches prennent les stratégies "
+                    f"{list(picked)}, {told(row)} vaut {significant(found, 5)}, mais vous exigez "
+                    f"{significant(value, 5)}.",
                 )
 
 
@@ -523,38 +506,32 @@ def _check_objective(objective: Mapping[Name, float], costs: Costs, resharding: 
 
     def is_cost_of(own: Costs, between: Matrices) -> bool:
         return all(
-            same(cost, chain_cost(own, between, picked)) for cost, (picked, _) in zip(found, points, strict=True)
+            _same(cost, chain_cost(own, between, picked)) for cost, (picked, _) in zip(found, points, strict=True)
         )
 
     if is_cost_of(costs, resharding):
         return
     if is_cost_of(costs, free):
         raise Wrong(
-            say(
-                en="Your objective leaves resharding out: the e, too, have a cost, resharding[v][k][j].",
-                fr="Votre objectif oublie le changement de découpe : les e ont aussi un coût, resharding[v][k][j].",
-            )
+            en="Your objective leaves resharding out: the e, too, have a cost, resharding[v][k][j].",
+            fr="Votre objectif oublie le changement de découpe : les e ont aussi un coût, resharding[v][k][j].",
         )
     if is_cost_of(nothing, resharding):
         raise Wrong(
-            say(
-                en="Your objective counts resharding alone: the s, too, have a cost, costs[v][k].",
-                fr="Votre objectif ne compte que le changement de découpe : les s ont aussi un coût, costs[v][k].",
-            )
+            en="Your objective counts resharding alone: the s, too, have a cost, costs[v][k].",
+            fr="Votre objectif ne compte que le changement de découpe : les s ont aussi un coût, costs[v][k].",
         )
     at = next(
         index
         for index, (cost, (picked, _)) in enumerate(zip(found, points, strict=True))
-        if not same(cost, chain_cost(costs, resharding, picked))
+        if not _same(cost, chain_cost(costs, resharding, picked))
     )
     right = significant(chain_cost(costs, resharding, points[at][0]), 5)
     raise Wrong(
-        say(
-            en=f"If the layers take the strategies {list(points[at][0])}, they cost {right}, but your objective says "
-            f"{significant(found[at], 5)}.",
-            fr=f"Si les couches prennent les stratégies {list(points[at][0])}, elles coûtent {right}, mais votre "
-            f"objectif donne {significant(found[at], 5)}.",
-        )
+        en=f"If the layers take the strategies {list(points[at][0])}, they cost {right}, but your objective says "
+        f"{significant(found[at], 5)}.",
+        fr=f"Si les couches prennent les stratégies {list(points[at][0])}, elles coûtent {right}, mais votre objectif "
+        f"donne {significant(found[at], 5)}.",
     )
 
 
@@ -566,50 +543,41 @@ def _check_optimum(made: Programme, costs: Costs, resharding: Matrices) -> None:
         raise AssertionError("every choice satisfies every equation")
     if found.cost > right - 1e-6 * abs(right):
         return
-    values = {name: found.values.get(name, 0.0) for name in _names(costs)}
-    for v, some in enumerate(costs):
-        taken = [k for k in range(len(some)) if values["s", v, k] > 0.5]
-        if len(taken) != 1:
-            raise Wrong(
-                say(
-                    en=f"Your programme finds {significant(found.cost, 5)}, less than any choice costs "
-                    f"({significant(right, 5)}): layer {v} takes {len(taken)} strategies. Demand that its s add up to "
-                    "1.",
-                    fr=f"Votre programme trouve {significant(found.cost, 5)}, moins que ne coûte aucun choix "
-                    f"({significant(right, 5)}) : la couche {v} prend {len(taken)} stratégie(s). Exigez que la somme "
-                    "de ses s soit 1.",
-                )
-            )
-    for v, (here, there) in enumerate(itertools.pairwise(costs)):
-        for end, layer, own in (("maker", v, here), ("reader", v + 1, there)):
-            for k in range(len(own)):
-                pairs = [
-                    ("e", v, k, j) if end == "maker" else ("e", v, j, k)
-                    for j in range(len(there if end == "maker" else here))
-                ]
-                total = math.fsum(values[pair] for pair in pairs)
-                if not same(total, values["s", layer, k], 1e-4):
-                    raise Wrong(_untied(v, layer, k, total, values["s", layer, k], found.cost, right))
+    why = _slack({name: found.values.get(name, 0.0) for name in _names(costs)}, costs)
+    cheaper, least = significant(found.cost, 5), significant(right, 5)
     raise Wrong(
-        say(
-            en=f"Your programme finds {significant(found.cost, 5)}, less than any choice costs "
-            f"({significant(right, 5)}).",
-            fr=f"Votre programme trouve {significant(found.cost, 5)}, moins que ne coûte aucun choix "
-            f"({significant(right, 5)}).",
-        )
+        en=f"Your programme finds {cheaper}, less than any choice costs ({least}){why.en}.",
+        fr=f"Votre programme trouve {cheaper}, moins que ne coûte aucun choix ({least}){why.fr}.",
     )
 
 
-def _untied(v: int, layer: int, k: int, total: float, chosen: float, cost: float, right: float) -> str:
+def _slack(values: Mapping[Name, float], costs: Costs) -> Said:
+    """Which equation is missing, from a solution that is no choice."""
+    for v, some in enumerate(costs):
+        taken = sum(values["s", v, k] > 0.5 for k in range(len(some)))
+        if taken != 1:
+            return Said(
+                f": layer {v} takes {taken} strategies. Demand that its s add up to 1",
+                f" : la couche {v} prend {taken} stratégie(s). Exigez que la somme de ses s soit 1",
+            )
+    for v, (here, there) in enumerate(itertools.pairwise(costs)):
+        for layer, own, others in ((v, here, there), (v + 1, there, here)):
+            for k in range(len(own)):
+                pairs = [("e", v, k, j) if layer == v else ("e", v, j, k) for j in range(len(others))]
+                total = math.fsum(values[pair] for pair in pairs)
+                if not _same(total, values["s", layer, k], 1e-4):
+                    return _untied(v, layer, k, significant(total, 5), significant(values["s", layer, k], 5))
+    return Said("", "")
+
+
+def _untied(v: int, layer: int, k: int, total: str, chosen: str) -> Said:
     side_en = "over the strategies of the next layer" if layer == v else "over those of the layer before"
     side_fr = "sur les stratégies de la couche suivante" if layer == v else "sur celles de la couche précédente"
-    return say(
-        en=f"Your programme finds {significant(cost, 5)}, less than any choice costs ({significant(right, 5)}): "
-        f"s[{layer},{k}] is {significant(chosen, 5)}, but the e[{v}] that go with it, added {side_en}, are "
-        f"{significant(total, 5)}. One equation per strategy must tie the two.",
-        fr=f"Votre programme trouve {significant(cost, 5)}, moins que ne coûte aucun choix ({significant(right, 5)}) : "
-        f"s[{layer},{k}] vaut {significant(chosen, 5)}, mais les e[{v}] qui s’y rapportent, sommés {side_fr}, valent "
-        f"{significant(total, 5)}. Une équation par stratégie doit lier les deux.",
+    return Said(
+        f": s[{layer},{k}] is {chosen}, but the e[{v}] that go with it, added {side_en}, are {total}. One equation per "
+        "strategy must tie the two",
+        f" : s[{layer},{k}] vaut {chosen}, mais les e[{v}] qui s’y rapportent, sommés {side_fr}, valent {total}. Une "
+        "équation par stratégie doit lier les deux",
     )
 
 
@@ -618,22 +586,18 @@ PROGRAMME = Exercise(
     title=Said("the choice of strategies as a linear programme", "le choix des stratégies en programme linéaire"),
     judge=_judge,
     praise=Said(
-        "Right: every choice is allowed at its true cost, and nothing cheaper is. That is Alpa's inner level.",
-        "Exact : chaque choix est permis, à son vrai coût, et rien de moins cher ne l’est. C’est le niveau interne "
-        "d’Alpa.",
+        "Right: every choice is allowed, at its true cost, and no solution is cheaper. This is Alpa's inner level.",
+        "Exact : chaque choix est permis, à son vrai coût, et aucune solution n’est moins chère. C’est le niveau "
+        "interne d’Alpa.",
     ),
-    hints=(
-        Said(
-            "Three kinds of equations. Each layer takes one strategy; and for each strategy k of layer v, the pairs "
-            "e[v, k, …] are as many as s[v, k]. What is the third?",
-            "Trois sortes d’équations. Chaque couche prend une stratégie ; et pour chaque stratégie k de la couche v, "
-            "il y a autant de paires e[v, k, …] que vaut s[v, k]. Quelle est la troisième ?",
-        ),
-        Said(
-            "Σ_k s[v, k] = 1; Σ_j e[v, k, j] − s[v, k] = 0 for each k; Σ_k e[v, k, j] − s[v + 1, j] = 0 for each j. "
-            "The objective has costs[v][k] for s[v, k], resharding[v][k][j] for e[v, k, j].",
-            "Σ_k s[v, k] = 1 ; Σ_j e[v, k, j] − s[v, k] = 0 pour chaque k ; Σ_k e[v, k, j] − s[v + 1, j] = 0 pour "
-            "chaque j. L’objectif donne costs[v][k] à s[v, k] et resharding[v][k][j] à e[v, k, j].",
-        ),
+    hints=two_hints(
+        "Three kinds of equations. Each layer takes one strategy; and for each strategy k of layer v, the pairs e[v, "
+        "k, …] are as many as s[v, k]. What is the third?",
+        "Trois sortes d’équations. Chaque couche prend une stratégie ; et pour chaque stratégie k de la couche v, il y "
+        "a autant de paires e[v, k, …] que vaut s[v, k]. Quelle est la troisième ?",
+        "Σ_k s[v, k] = 1; Σ_j e[v, k, j] − s[v, k] = 0 for each k; Σ_k e[v, k, j] − s[v + 1, j] = 0 for each j. The "
+        "objective has costs[v][k] for s[v, k], resharding[v][k][j] for e[v, k, j].",
+        "Σ_k s[v, k] = 1 ; Σ_j e[v, k, j] − s[v, k] = 0 pour chaque k ; Σ_k e[v, k, j] − s[v + 1, j] = 0 pour chaque "
+        "j. L’objectif donne costs[v][k] à s[v, k] et resharding[v][k][j] à e[v, k, j].",
     ),
 )

@@ -1,15 +1,6 @@
-"""Lab 08: two numbers for a link that a planner may extrapolate with.
+"""Exercises of lab 08 on measurements: fit a link, compare layouts in paired rounds, judge a model on held-out rows.
 
-The fit is that of `dlojz.cost_model.measured_machine.line`, by other arithmetic; the tests hold the two against each
-other.
-
-Lab 08: whether measurements prove that one layout is faster than another.
-
-Rounds are compared in pairs, because what slows the machine down slows both of a round.
-
-Lab 08: whether a model says more than a constant does.
-
-An error is counted on rows that nothing was fitted on.
+The tests compare the fit with `dlojz.cost_model.measured_machine.line`, which computes it in another way.
 """
 
 from __future__ import annotations
@@ -22,14 +13,14 @@ from typing import NamedTuple
 
 from dlojz.base.language import say, shortest, significant
 from dlojz.labs.kit.example_links import relative_line
-from dlojz.labs.kit.exercise import Exercise, Said
-from dlojz.labs.kit.judges import Case, Numbers, PartMistake, by_parts
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, two_hints
+from dlojz.labs.kit.judges import Case, Judge, Numbers, part_by_part
 
 Pair = tuple[float, float]
 
 
 def bounded_line(message_bytes: Sequence[float], seconds: Sequence[float], factor: float) -> Pair:
-    """α (s) and β (s per byte) of t = α + factor·n·β, both at least 0, that minimise the sum of squared relative gaps.
+    """Fit t = α + factor·n·β with α (s) and β (s per byte) ≥ 0 by least squares of the relative gaps.
 
     Args:
         message_bytes, seconds: the measurements.
@@ -48,13 +39,13 @@ def bounded_line(message_bytes: Sequence[float], seconds: Sequence[float], facto
 
 
 def slope_alone(carried: Sequence[float], seconds: Sequence[float]) -> float:
-    """β of t = β·n by squared relative gaps."""
+    """Fit β of t = β·n by squared relative gaps."""
     shares = [n / t for n, t in zip(carried, seconds, strict=True)]
     return math.fsum(shares) / math.fsum(share * share for share in shares)
 
 
 def start_alone(seconds: Sequence[float]) -> float:
-    """α of t = α by squared relative gaps."""
+    """Fit α of t = α by squared relative gaps."""
     return math.fsum(1 / t for t in seconds) / math.fsum(1 / t**2 for t in seconds)
 
 
@@ -109,95 +100,77 @@ def _told_messages(case: Case) -> str:
     )
 
 
-def _fit_mistakes() -> Iterator[PartMistake]:
-    ways: tuple[tuple[Callable[..., Pair], Said], ...] = (
-        (
-            _RELATIVE,
-            Said(
-                "This line is the best without bounds, but for some of the measurements its α or its β is negative: a "
-                "planner that goes beyond them would foretell messages that arrive before they leave. Ask for both to "
-                "be at least 0.",
-                "Sans contrainte, cette droite est la meilleure ; mais pour certaines des mesures, son α ou son β est "
-                "négatif : hors de l’intervalle mesuré, elle prédirait des messages arrivés avant d’être partis. "
-                "Imposez que les deux soient positifs ou nuls.",
-            ),
-        ),
-        (
-            _cut,
-            Said(
-                "You set the negative number to 0, and keep the other; once α is 0, the best β is another one: fit it "
-                "again alone.",
-                "Vous ramenez le nombre négatif à 0 et gardez l’autre ; une fois α nul, le meilleur β n’est plus le "
-                "même : ajustez-le de nouveau, seul.",
-            ),
-        ),
-        (
-            _IN_SECONDS,
-            Said(
-                "You minimise gaps in seconds: the longest messages alone decide. Divide each row by its time, so that "
-                "relative gaps count, as in lab 03.",
-                "Vous minimisez des écarts en secondes : seuls les plus longs messages décident. Divisez chaque ligne "
-                "par sa durée, pour que comptent les écarts relatifs, comme au TP 03.",
-            ),
-        ),
-    )
-    for way, says in ways:
-        for part in (0, 1):
-            yield PartMistake(part, lambda n, t, factor, way=way, part=part: way(n, t, factor)[part], says)
-    yield PartMistake(
-        1,
+_FIT_WAYS = (
+    Mistake(
+        _RELATIVE,
+        "This line is the best without bounds, but for some of the measurements its α or its β is negative: beyond "
+        "them it would predict messages that arrive before they leave. Ask for both to be at least 0.",
+        "Sans contrainte, cette droite est la meilleure ; mais pour certaines des mesures, son α ou son β est négatif "
+        ": hors de l’intervalle mesuré, elle prédirait des messages arrivés avant d’être partis. Imposez que les deux "
+        "soient positifs ou nuls.",
+    ),
+    Mistake(
+        _cut,
+        "You set the negative number to 0, and keep the other; once α is 0, the best β is another one: fit it again "
+        "alone.",
+        "Vous ramenez le nombre négatif à 0 et gardez l’autre ; une fois α nul, le meilleur β n’est plus le même : "
+        "ajustez-le de nouveau, seul.",
+    ),
+    Mistake(
+        _IN_SECONDS,
+        "You minimise gaps in seconds: the longest messages alone decide. Divide each row by its time, so that "
+        "relative gaps count, as in lab 03.",
+        "Vous minimisez des écarts en secondes : seuls les plus longs messages décident. Divisez chaque ligne par sa "
+        "durée, pour que comptent les écarts relatifs, comme au TP 03.",
+    ),
+)
+_FACTOR_WAYS = (
+    Mistake(
         lambda n, t, factor: bounded_line(n, t, 1.0)[1],
-        Said(
-            "α is right; your β is that of a byte of the message. Of each such byte the busiest link carries `factor`: "
-            "t = α + factor · n · β, so that one β holds for every collective.",
-            "α est juste ; votre β est celui d’un octet du message. Pour chacun, le lien le plus chargé en transporte "
-            "`factor` : t = α + factor · n · β, et un même β vaut alors pour toutes les collectives.",
-        ),
-    )
-    yield PartMistake(
-        1,
+        "α is right; your β is that of a byte of the message. Of each such byte the busiest link carries `factor`: t = "
+        "α + factor · n · β, so that one β holds for every collective.",
+        "α est juste ; votre β est celui d’un octet du message. Pour chacun, le lien le plus chargé en transporte "
+        "`factor` : t = α + factor · n · β, et un même β vaut alors pour toutes les collectives.",
+        part=1,
+    ),
+    Mistake(
         lambda n, t, factor: bounded_line(n, t, 1 / factor)[1],
-        Said(
-            "α is right, but you divide the bytes by the factor: the link carries factor · n bytes.",
-            "α est juste, mais vous divisez les octets par le facteur : le lien en transporte factor · n.",
-        ),
-    )
-
+        "α is right, but you divide the bytes by the factor: the link carries factor · n bytes.",
+        "α est juste, mais vous divisez les octets par le facteur : le lien en transporte factor · n.",
+        part=1,
+    ),
+)
 
 BOUNDED_FIT = Exercise(
     id="bounded-fit",
     title=Said("a link in two numbers, for a planner", "un lien en deux nombres, pour planifier"),
-    judge=by_parts(
+    judge=Judge(
         bounded_line,
         cases=_messages,
-        names=(Said("α", "α"), Said("β", "β")),
+        parts=(Said("α", "α"), Said("β", "β")),
         told=_told_messages,
-        mistakes=tuple(_fit_mistakes()),
+        mistakes=(*part_by_part(_FIT_WAYS, 2), *_FACTOR_WAYS),
         tolerance=0.005,
     ),
     praise=Said(
-        "Right: two numbers that stay physical, for every collective, also where nothing was measured.",
-        "Exact : deux nombres qui restent physiques, pour toutes les collectives, même là où rien n’a été mesuré.",
+        "Right: both numbers stay physical for every collective, even outside the range of the measurements.",
+        "Exact : les deux nombres restent physiques pour toutes les collectives, même hors de l’intervalle mesuré.",
     ),
-    hints=(
-        Said(
-            "As in lab 03, one row per measurement, divided by its time: α · 1/t + β · factor·n/t = 1. What is new: "
-            "both unknowns at least 0. Look at scipy.optimize.nnls.",
-            "Comme au TP 03, une ligne par mesure, divisée par sa durée : α · 1/t + β · factor·n/t = 1. La nouveauté : "
-            "les deux inconnues sont positives ou nulles. Voyez scipy.optimize.nnls.",
-        ),
-        Said(
-            "nnls(rows, ones)[0] gives (α, β), where rows has the columns 1/t and factor·n/t. By hand: if α < 0, take "
-            "α = 0 and the best β alone, Σ x ÷ Σ x² with x = factor·n/t.",
-            "nnls(rows, ones)[0] donne (α, β), où rows a pour colonnes 1/t et factor·n/t. À la main : si α < 0, prenez "
-            "α = 0 et le meilleur β seul, Σ x ÷ Σ x² avec x = factor·n/t.",
-        ),
+    hints=two_hints(
+        "As in lab 03, one row per measurement, divided by its time: α · 1/t + β · factor·n/t = 1. What is new: both "
+        "unknowns at least 0. Look at scipy.optimize.nnls.",
+        "Comme au TP 03, une ligne par mesure, divisée par sa durée : α · 1/t + β · factor·n/t = 1. La nouveauté : les "
+        "deux inconnues sont positives ou nulles. Voyez scipy.optimize.nnls.",
+        "nnls(rows, ones)[0] gives (α, β), where rows has the columns 1/t and factor·n/t. By hand: if α < 0, take α = "
+        "0 and the best β alone, Σ x ÷ Σ x² with x = factor·n/t.",
+        "nnls(rows, ones)[0] donne (α, β), où rows a pour colonnes 1/t et factor·n/t. À la main : si α < 0, prenez α = "
+        "0 et le meilleur β seul, Σ x ÷ Σ x² avec x = factor·n/t.",
     ),
 )
 
 
 def compare_rounds(first_s: Sequence[float], second_s: Sequence[float]) -> Numbers:
-    """(ratio, p): median of second over first, round by round, and how likely so many wins are by chance.
+    """Return (ratio, p): the median of second over first by round, and the sign test of the wins.
 
     p is that of the two-sided sign test: if neither were faster, each round that is no tie would be won by either with
     probability 1/2.
@@ -235,14 +208,11 @@ def _rounds() -> Iterator[Case]:
 
 def _told_rounds(case: Case) -> str:
     first, second = case
-    return say(
-        en=f"For the rounds {first} and {second}",
-        fr=f"Pour les tours {first} et {second}",
-    )
+    return say(en=f"For the rounds {first} and {second}", fr=f"Pour les tours {first} et {second}")
 
 
-def _ratio(way: Callable[[Sequence[float]], float], english: str, french: str) -> PartMistake:
-    return PartMistake(0, lambda first, second: way(second) / way(first), Said(english, french))
+def _ratio(way: Callable[[Sequence[float]], float], english: str, french: str) -> Mistake:
+    return Mistake(lambda first, second: way(second) / way(first), english, french, part=0)
 
 
 _UNPAIRED = (
@@ -255,20 +225,18 @@ _UNPAIRED = (
 PAIRED = Exercise(
     id="paired-rounds",
     title=Said("is the first really faster?", "la première est-elle vraiment plus rapide ?"),
-    judge=by_parts(
+    judge=Judge(
         compare_rounds,
         cases=_rounds,
-        names=(Said("the ratio", "le rapport"), Said("p", "p")),
+        parts=(Said("the ratio", "le rapport"), Said("p", "p")),
         told=_told_rounds,
         mistakes=(
-            PartMistake(
-                0,
+            Mistake(
                 lambda first, second: statistics.median([a / b for a, b in zip(first, second, strict=True)]),
-                Said(
-                    "Your ratio is the other way round: second over first, above 1 where the first is faster.",
-                    "Votre rapport est à l’envers : seconde sur première, plus grand que 1 si la première est la plus "
-                    "rapide.",
-                ),
+                "Your ratio is the other way round: second over first, above 1 where the first is faster.",
+                "Votre rapport est à l’envers : seconde sur première, plus grand que 1 si la première est la plus "
+                "rapide.",
+                part=0,
             ),
             _ratio(
                 statistics.median, f"Your ratio of medians {_UNPAIRED[0]}", f"Votre rapport de médianes {_UNPAIRED[1]}"
@@ -277,85 +245,68 @@ PAIRED = Exercise(
                 statistics.fmean, f"Your ratio of means {_UNPAIRED[0]}", f"Votre rapport de moyennes {_UNPAIRED[1]}"
             ),
             _ratio(min, f"Your ratio of the best times {_UNPAIRED[0]}", f"Votre rapport des minima {_UNPAIRED[1]}"),
-            PartMistake(
-                0,
+            Mistake(
                 lambda first, second: statistics.fmean([b / a for a, b in zip(first, second, strict=True)]),
-                Said(
-                    "You take the mean of the ratios: one disturbed round moves it as far as it will; take the median.",
-                    "Vous prenez la moyenne des rapports : un seul tour perturbé la déplace à son gré ; prenez la "
-                    "médiane.",
-                ),
+                "You take the mean of the ratios: one disturbed round moves it as far as it will; take the median.",
+                "Vous prenez la moyenne des rapports : un seul tour perturbé la déplace à son gré ; prenez la médiane.",
+                part=0,
             ),
-            PartMistake(
-                1,
+            Mistake(
                 lambda first, second: _tail(*_wins(first, second)),
-                Said(
-                    "Your p is one-sided: you did not know beforehand which would win, so count both sides (and at "
-                    "most 1).",
-                    "Votre p est unilatéral : vous ne saviez pas d’avance laquelle gagnerait ; comptez les deux côtés "
-                    "(et 1 au plus).",
-                ),
+                "Your p is one-sided: you did not know beforehand which would win, so count both sides (and at most "
+                "1).",
+                "Votre p est unilatéral : vous ne saviez pas d’avance laquelle gagnerait ; comptez les deux côtés (et "
+                "1 au plus).",
+                part=1,
             ),
-            PartMistake(
-                1,
+            Mistake(
                 lambda first, second: 2 * _tail(*_wins(first, second)),
-                Said(
-                    "A probability is at most 1: where both win equally often, the two sides overlap.",
-                    "Une probabilité vaut 1 au plus : quand les deux gagnent aussi souvent, les deux côtés se "
-                    "recouvrent.",
-                ),
+                "A probability is at most 1: where both win equally often, the two sides overlap.",
+                "Une probabilité vaut 1 au plus : quand les deux gagnent aussi souvent, les deux côtés se recouvrent.",
+                part=1,
             ),
-            PartMistake(
-                1,
+            Mistake(
                 lambda first, second: min(1.0, 2 * _tail(_wins(first, second)[0], len(first))),
-                Said(
-                    "You count ties among the rounds: a tie speaks for neither, leave it out.",
-                    "Vous comptez les ex æquo parmi les tours : un ex æquo ne parle pour aucune, laissez-le de côté.",
-                ),
+                "You count ties among the rounds: a tie speaks for neither, leave it out.",
+                "Vous comptez les ex æquo parmi les tours : un ex æquo ne parle pour aucune, laissez-le de côté.",
+                part=1,
             ),
-            PartMistake(
-                1,
+            Mistake(
                 lambda first, second: min(
                     1.0, 2 * math.comb(*reversed(_wins(first, second))) / 2 ** _wins(first, second)[1]
                 ),
-                Said(
-                    "You take the probability of exactly so many wins; the question is about so many or more.",
-                    "Vous prenez la probabilité d’exactement autant de victoires ; il s’agit d’autant ou plus.",
-                ),
+                "You take the probability of exactly so many wins; the question is about so many or more.",
+                "Vous prenez la probabilité d’exactement autant de victoires ; il s’agit d’autant ou plus.",
+                part=1,
             ),
-            PartMistake(
-                1,
+            Mistake(
                 lambda first, second: 1 - min(1.0, 2 * _tail(*_wins(first, second))),
-                Said(
-                    "You return 1 − p: small is to mean that chance would hardly do it.",
-                    "Vous renvoyez 1 − p : une petite valeur doit dire que le hasard y arriverait à peine.",
-                ),
+                "You return 1 − p: p is small where chance alone would rarely win so often.",
+                "Vous renvoyez 1 − p : p est petit quand le hasard seul gagnerait rarement aussi souvent.",
+                part=1,
             ),
         ),
+        tolerance=1e-6,
     ),
     praise=Said(
-        "Right: a ratio that the machine's moods leave alone, and how far to trust its sign.",
-        "Exact : un rapport insensible aux humeurs de la machine, et la confiance que mérite son signe.",
+        "Right: the ratio does not depend on the load of the machine, and p says how far to trust its sign.",
+        "Exact : le rapport ne dépend pas de la charge de la machine, et p dit à quel point se fier à son signe.",
     ),
-    hints=(
-        Said(
-            "Go round by round: in each, one of the two wins. How often would a coin, tossed once per round, come down "
-            "at least as one-sided?",
-            "Allez tour par tour : à chacun, l’une des deux gagne. À quelle fréquence une pièce, lancée une fois par "
-            "tour, tomberait-elle au moins aussi souvent du même côté ?",
-        ),
-        Said(
-            "n = rounds that are no tie, w = the larger number of wins: p = min(1, 2 · Σ_{k ≥ w} math.comb(n, k) / "
-            "2ⁿ). The ratio is statistics.median of second / first.",
-            "n = tours sans ex æquo, w = le plus grand nombre de victoires : p = min(1, 2 · Σ_{k ≥ w} math.comb(n, k) "
-            "/ 2ⁿ). Le rapport est statistics.median de seconde / première.",
-        ),
+    hints=two_hints(
+        "Go round by round: in each, one of the two wins. How often would a coin, tossed once per round, come down at "
+        "least as one-sided?",
+        "Allez tour par tour : à chacun, l’une des deux gagne. À quelle fréquence une pièce, lancée une fois par tour, "
+        "tomberait-elle au moins aussi souvent du même côté ?",
+        "n = rounds that are no tie, w = the larger number of wins: p = min(1, 2 · Σ_{k ≥ w} math.comb(n, k) / 2ⁿ). "
+        "The ratio is statistics.median of second / first.",
+        "n = tours sans ex æquo, w = le plus grand nombre de victoires : p = min(1, 2 · Σ_{k ≥ w} math.comb(n, k) / "
+        "2ⁿ). Le rapport est statistics.median de seconde / première.",
     ),
 )
 
 
 class MeasuredRow(NamedTuple):
-    """A published measurement with its prediction.
+    """Published measurement with its prediction.
 
     Args:
         work: operations of a step, per GPU.
@@ -370,7 +321,7 @@ class MeasuredRow(NamedTuple):
 
 
 def held_out_errors(rows: Sequence[MeasuredRow]) -> Numbers:
-    """(model, constant): mean absolute relative errors on the rows that nothing was fitted on.
+    """Return mean absolute relative errors of the model and of a constant, on rows not fitted on.
 
     The constant is one rate per GPU, the median of work over measured seconds of the fitted rows.
 
@@ -378,10 +329,7 @@ def held_out_errors(rows: Sequence[MeasuredRow]) -> Numbers:
     """
     held = [row for row in rows if not row.fitted]
     rate = statistics.median(row.work / row.measured_s for row in rows if row.fitted)
-    return (
-        _mean_error(held, lambda row: row.predicted_s),
-        _mean_error(held, lambda row: row.work / rate),
-    )
+    return (_mean_error(held, lambda row: row.predicted_s), _mean_error(held, lambda row: row.work / rate))
 
 
 def _mean_error(rows: Sequence[MeasuredRow], guess: Callable[[MeasuredRow], float]) -> float:
@@ -418,22 +366,22 @@ def _told_table(case: Case) -> str:
     )
 
 
-def _on(part: int, which: Callable[[MeasuredRow], bool], english: str, french: str) -> PartMistake:
+def _on(part: int, which: Callable[[MeasuredRow], bool], english: str, french: str) -> Mistake:
     def way(rows: Sequence[MeasuredRow]) -> float:
         some = [row for row in rows if which(row)]
         rate = statistics.median(_rates([row for row in rows if row.fitted]))
         return _mean_error(some, (lambda row: row.predicted_s) if part == 0 else (lambda row: row.work / rate))
 
-    return PartMistake(part, way, Said(english, french))
+    return Mistake(way, english, french, part)
 
 
 HELD_OUT = Exercise(
     id="held-out",
     title=Said("does the model add anything?", "le modèle apporte-t-il quelque chose ?"),
-    judge=by_parts(
+    judge=Judge(
         held_out_errors,
         cases=_tables,
-        names=(
+        parts=(
             Said("the model's error", "l’erreur du modèle"),
             Said("the constant's error", "l’erreur du débit constant"),
         ),
@@ -452,35 +400,29 @@ HELD_OUT = Exercise(
                 "You count the fitted rows, the very ones that prove nothing: take the others.",
                 "Vous comptez les lignes ajustées, justement celles qui ne prouvent rien : prenez les autres.",
             ),
-            PartMistake(
-                0,
+            Mistake(
                 lambda rows: statistics.fmean(row.predicted_s / row.measured_s - 1 for row in rows if not row.fitted),
-                Said(
-                    "You leave the sign: errors of +20% and −20% would cancel out. That is the bias; take absolute "
-                    "values first.",
-                    "Vous gardez le signe : +20 % et −20 % se compenseraient. C’est le biais ; prenez d’abord les "
-                    "valeurs absolues.",
-                ),
+                "You leave the sign: errors of +20% and −20% would cancel out. That is the bias; take absolute values "
+                "first.",
+                "Vous gardez le signe : +20 % et −20 % se compenseraient. C’est le biais ; prenez d’abord les valeurs "
+                "absolues.",
+                part=0,
             ),
-            PartMistake(
-                0,
+            Mistake(
                 lambda rows: statistics.fmean(
                     abs(row.measured_s / row.predicted_s - 1) for row in rows if not row.fitted
                 ),
-                Said(
-                    "You divide by the prediction: a model that foretells endless steps would be off by 100% at most. "
-                    "Divide by what was measured.",
-                    "Vous divisez par la prédiction : un modèle qui prédirait des pas sans fin ne se tromperait que de "
-                    "100 %. Divisez par la mesure.",
-                ),
+                "You divide by the prediction: a model that predicts endless steps would be off by 100% at most. "
+                "Divide by what was measured.",
+                "Vous divisez par la prédiction : un modèle qui prédirait des pas sans fin ne se tromperait que de 100 "
+                "%. Divisez par la mesure.",
+                part=0,
             ),
-            PartMistake(
-                0,
+            Mistake(
                 lambda rows: statistics.fmean(abs(row.predicted_s - row.measured_s) for row in rows if not row.fitted),
-                Said(
-                    "Your error is in seconds: long steps would decide alone. Divide by what was measured.",
-                    "Votre erreur est en secondes : les longs pas décideraient seuls. Divisez par la mesure.",
-                ),
+                "Your error is in seconds: long steps would decide alone. Divide by what was measured.",
+                "Votre erreur est en secondes : les longs pas décideraient seuls. Divisez par la mesure.",
+                part=0,
             ),
             _on(
                 1,
@@ -488,52 +430,44 @@ HELD_OUT = Exercise(
                 "The constant, too, is judged on the held-out rows; you count all of them.",
                 "Le débit constant aussi se juge sur les lignes mises de côté ; vous les comptez toutes.",
             ),
-            PartMistake(
-                1,
+            Mistake(
                 lambda rows: _trivial(rows, lambda some: statistics.median(_rates(some))),
-                Said(
-                    "Your constant has seen the held-out rows: its rate, too, comes from the fitted ones alone.",
-                    "Votre constante a vu les lignes mises de côté : son débit aussi vient des seules lignes ajustées.",
-                ),
+                "Your constant has seen the held-out rows: its rate, too, comes from the fitted ones alone.",
+                "Votre constante a vu les lignes mises de côté : son débit aussi vient des seules lignes ajustées.",
+                part=1,
             ),
-            PartMistake(
-                1,
+            Mistake(
                 lambda rows: _trivial(rows, lambda some: statistics.fmean(_rates([row for row in some if row.fitted]))),
-                Said(
-                    "You take the mean rate of the fitted rows; the median is asked for, which no odd row can move.",
-                    "Vous prenez le débit moyen des lignes ajustées ; on demande la médiane, qu’une ligne aberrante ne "
-                    "déplace pas.",
-                ),
+                "You take the mean rate of the fitted rows; the median is asked for, which no odd row can move.",
+                "Vous prenez le débit moyen des lignes ajustées ; on demande la médiane, qu’une ligne aberrante ne "
+                "déplace pas.",
+                part=1,
             ),
-            PartMistake(
-                1,
+            Mistake(
                 lambda rows: _trivial(
                     rows, lambda some: statistics.median(_rates([row for row in some if not row.fitted]))
                 ),
-                Said(
-                    "Your constant is fitted on the very rows that judge it; take its rate from the fitted ones.",
-                    "Votre constante est ajustée sur les lignes mêmes qui la jugent ; prenez son débit sur les lignes "
-                    "ajustées.",
-                ),
+                "Your constant is fitted on the very rows that judge it; take its rate from the fitted ones.",
+                "Votre constante est ajustée sur les lignes mêmes qui la jugent ; prenez son débit sur les lignes "
+                "ajustées.",
+                part=1,
             ),
         ),
+        tolerance=1e-6,
     ),
     praise=Said(
-        "Right: only what it has not seen judges a model, and only what a constant cannot do is its own.",
-        "Exact : seul ce qu’il n’a pas vu juge un modèle, et n’est à lui que ce qu’une constante ne fait pas.",
+        "Right: a model is judged on rows that it was not fitted on, and against what a constant rate achieves there.",
+        "Exact : un modèle se juge sur des lignes qui n’ont pas servi à l’ajuster, face à ce qu’y obtient un débit "
+        "constant.",
     ),
-    hints=(
-        Said(
-            "Two lists: the rows that were fitted on, and the others. From which does the constant take its rate, and "
-            "on which are both judged?",
-            "Deux listes : les lignes ajustées et les autres. Sur laquelle la constante prend-elle son débit, et sur "
-            "laquelle juge-t-on les deux ?",
-        ),
-        Said(
-            "rate = statistics.median(work / measured_s) of the fitted rows; the constant predicts work / rate. Both "
-            "errors are the mean of abs(predicted / measured − 1) over the rows that are not fitted.",
-            "rate = statistics.median(work / measured_s) des lignes ajustées ; la constante prédit work / rate. Les "
-            "deux erreurs sont la moyenne de abs(prédit / mesuré − 1) sur les lignes non ajustées.",
-        ),
+    hints=two_hints(
+        "Two lists: the rows that were fitted on, and the others. From which does the constant take its rate, and on "
+        "which are both judged?",
+        "Deux listes : les lignes ajustées et les autres. Sur laquelle la constante prend-elle son débit, et sur "
+        "laquelle juge-t-on les deux ?",
+        "rate = statistics.median(work / measured_s) of the fitted rows; the constant predicts work / rate. Both "
+        "errors are the mean of abs(predicted / measured − 1) over the rows that are not fitted.",
+        "rate = statistics.median(work / measured_s) des lignes ajustées ; la constante prédit work / rate. Les deux "
+        "erreurs sont la moyenne de abs(prédit / mesuré − 1) sur les lignes non ajustées.",
     ),
 )

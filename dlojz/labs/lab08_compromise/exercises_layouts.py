@@ -1,20 +1,7 @@
-"""Lab 08: what a rank of a layout holds, by hand.
+"""Exercises of lab 08 on layouts: bytes of a rank, pipeline or replicas, the fastest layout, the Pareto front.
 
-The reference is the planner's closed form for Megatron-LM's states (16-bit weights, fp32 gradients, Adam with its
-master copy); the tests hold the two against each other.
-
-Lab 08: stages or replicas: what the bubble costs, what the all-reduce costs, and which split fits.
-
-Both costs are the closed forms of labs 03 and 05; a split that does not fit is never best.
-
-Lab 08: which of many layouts: the fastest that can run.
-
-Layouts of different batches are compared by samples per second; why one cannot run is told in the order in which the
-planner looks (`dlojz.planner.space`).
-
-Lab 08: the layouts that nothing beats in every respect at once.
-
-Every criterion is to be small; equal points do not beat one another.
+The bytes are those of Megatron-LM's states (16-bit weights, fp32 gradients, Adam with its master copy), as the planner
+counts them; the reasons why a layout cannot run are tried in the order of `dlojz.planner.space`.
 """
 
 from __future__ import annotations
@@ -26,15 +13,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dlojz.base.language import say, significant
-from dlojz.labs.kit.exercise import Exercise, Said, Wrong
-from dlojz.labs.kit.judges import Case, Numbers, PartMistake, by_parts, refuse_nothing, shown
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.judges import Case, Judge, Numbers, part_by_part, refuse_nothing, shown
 
 WEIGHT_BYTES, MEMORY_GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 4, 12
 """Per parameter: bf16; fp32, in which gradients are accumulated; fp32 master copy and Adam's two moments."""
 
 
 class Degrees(NamedTuple):
-    """A layout as the check makes it up; `dlojz.plan`'s own has the same fields, and more."""
+    """Layout of a check, with some fields of the planner's."""
 
     dp: int
     tp: int
@@ -44,7 +31,7 @@ class Degrees(NamedTuple):
 
 
 def rank_bytes(layout: Any, stage: int, parameters: float, micro_batch_bytes: float) -> Numbers:
-    """(weights, gradients, optimizer, activations) of a rank of one stage, in bytes, under 1F1B.
+    """Return (weights, gradients, optimizer, activations) of a rank of one stage, in bytes, under 1F1B.
 
     Args:
         layout: its degrees, ZeRO stage and micro-batches.
@@ -85,7 +72,7 @@ def _memory_told(case: Case) -> str:
     )
 
 
-def _states(part: int) -> list[PartMistake]:
+def _states(part: int) -> list[Mistake]:
     """The usual mistakes about one kind of state."""
     size, least = ((WEIGHT_BYTES, 3), (MEMORY_GRADIENT_BYTES, 2), (OPTIMIZER_BYTES, 1))[part]
     name_en = ("weights", "gradients", "optimizer")[part]
@@ -95,63 +82,52 @@ def _states(part: int) -> list[PartMistake]:
         return int(layout.dp) if layout.zero >= from_stage else 1
 
     return [
-        PartMistake(
-            part,
+        Mistake(
             lambda layout, stage, parameters, kept: parameters * size / shared(layout, least),
-            Said(
-                f"Your {name_en} are those of a whole stage: each of its tp ranks holds one slice of it.",
-                f"Vos {name_fr} sont ceux d’un étage entier : chacun de ses tp rangs n’en détient qu’une tranche.",
-            ),
+            f"Your {name_en} are those of a whole stage: each of its tp ranks holds one slice of it.",
+            f"Vos {name_fr} sont ceux d’un étage entier : chacun de ses tp rangs n’en détient qu’une tranche.",
+            part=part,
         ),
-        PartMistake(
-            part,
+        Mistake(
             lambda layout, stage, parameters, kept: parameters / layout.tp * size,
-            Said(
-                f"You never share the {name_en} out over the replicas: from ZeRO-{least} on each holds 1/dp of them.",
-                f"Vous ne répartissez jamais les {name_fr} entre les répliques : à partir de ZeRO-{least}, chacune en "
-                "détient 1/dp.",
-            ),
+            f"You never shard the {name_en} over the replicas: from ZeRO-{least} on each holds 1/dp of them.",
+            f"Vous ne répartissez jamais les {name_fr} entre les répliques : à partir de ZeRO-{least}, chacune en "
+            "détient 1/dp.",
+            part=part,
         ),
-        PartMistake(
-            part,
+        Mistake(
             lambda layout, stage, parameters, kept: parameters / layout.tp * size / layout.dp,
-            Said(
-                f"You share the {name_en} out over the replicas in every case; without ZeRO each replica holds all of "
-                f"them, and ZeRO does so from stage {least} on.",
-                f"Vous répartissez toujours les {name_fr} entre les répliques ; sans ZeRO, chacune les détient en "
-                f"entier, et ZeRO ne le fait qu’à partir du niveau {least}.",
-            ),
+            f"You shard the {name_en} over the replicas in every case; without ZeRO each replica holds all of them, "
+            f"and ZeRO does so from stage {least} on.",
+            f"Vous répartissez toujours les {name_fr} entre les répliques ; sans ZeRO, chacune les détient en entier, "
+            f"et ZeRO ne le fait qu’à partir du niveau {least}.",
+            part=part,
         ),
         *(
-            PartMistake(
-                part,
+            Mistake(
                 lambda layout, stage, parameters, kept, other=other: (
                     parameters / layout.tp * size / shared(layout, other)
                 ),
-                Said(
-                    f"You share the {name_en} out from ZeRO-{other} on; it is from ZeRO-{least} on (1: optimizer, 2: "
-                    "gradients too, 3: weights too).",
-                    f"Vous répartissez les {name_fr} à partir de ZeRO-{other} ; c’est à partir de ZeRO-{least} (1 : "
-                    "l’optimiseur, 2 : les gradients aussi, 3 : les poids aussi).",
-                ),
+                f"You shard the {name_en} from ZeRO-{other} on; it is from ZeRO-{least} on (1: optimizer, 2: gradients "
+                "too, 3: weights too).",
+                f"Vous répartissez les {name_fr} à partir de ZeRO-{other} ; c’est à partir de ZeRO-{least} (1 : "
+                "l’optimiseur, 2 : les gradients aussi, 3 : les poids aussi).",
+                part=part,
             )
             for other in (1, 2, 3)
             if other != least
         ),
         *(
-            PartMistake(
-                part,
+            Mistake(
                 lambda layout, stage, parameters, kept, bytes_each=bytes_each: (
                     parameters / layout.tp * bytes_each / shared(layout, least)
                 ),
-                Said(
-                    f"You count {bytes_each} bytes per parameter for the {name_en}, where there are {size}: weights in "
-                    "bf16 (2), gradients accumulated in fp32 (4), and in fp32 Adam's two moments and the master copy "
-                    "(12).",
-                    f"Vous comptez {bytes_each} octets par paramètre pour les {name_fr}, alors qu’il y en a {size} : "
-                    "poids en bf16 (2), gradients accumulés en fp32 (4), et en fp32 les deux moments d’Adam et la "
-                    "copie maîtresse (12).",
-                ),
+                f"You count {bytes_each} bytes per parameter for the {name_en}, where there are {size}: weights in "
+                "bf16 (2), gradients accumulated in fp32 (4), and in fp32 Adam's two moments and the master copy (12).",
+                f"Vous comptez {bytes_each} octets par paramètre pour les {name_fr}, alors qu’il y en a {size} : poids "
+                "en bf16 (2), gradients accumulés en fp32 (4), et en fp32 les deux moments d’Adam et la copie "
+                "maîtresse (12).",
+                part=part,
             )
             for bytes_each in (2, 4, 8, 12, 16)
             if bytes_each != size
@@ -159,17 +135,17 @@ def _states(part: int) -> list[PartMistake]:
     ]
 
 
-def _flight(count: Any, english: str, french: str) -> PartMistake:
-    return PartMistake(3, lambda layout, stage, parameters, kept: kept * count(layout, stage), Said(english, french))
+def _flight(count: Any, english: str, french: str) -> Mistake:
+    return Mistake(lambda layout, stage, parameters, kept: kept * count(layout, stage), english, french, part=3)
 
 
 RANK_BYTES = Exercise(
     id="rank-bytes",
     title=Said("the bytes of a rank", "les octets d’un rang"),
-    judge=by_parts(
+    judge=Judge(
         rank_bytes,
         cases=_cases,
-        names=(
+        parts=(
             Said("weights", "les poids"),
             Said("gradients", "les gradients"),
             Said("optimizer", "l’optimiseur"),
@@ -221,26 +197,23 @@ RANK_BYTES = Exercise(
                 "micro_batch_bytes est déjà ce que garde un seul rang : ne le divisez pas encore par tp.",
             ),
         ),
+        tolerance=1e-6,
     ),
     praise=Said(
-        "Right: states by ZeRO's stage, activations by the place in the pipeline. The first stage decides whether a "
-        "layout fits.",
-        "Exact : les états d’après le niveau de ZeRO, les activations d’après la place dans le pipeline. C’est le "
-        "premier étage qui décide si une configuration tient.",
+        "Right: the states depend on the ZeRO stage, the activations on the place in the pipeline. The first stage "
+        "decides whether a layout fits.",
+        "Exact : les états dépendent du niveau de ZeRO, les activations de la place dans le pipeline. C’est le premier "
+        "étage qui décide si une configuration tient.",
     ),
-    hints=(
-        Said(
-            "Four products. Which of 2, 4 and 12 bytes per parameter does each ZeRO stage divide by dp? And how many "
-            "micro-batches has stage `stage` begun when its first gradient comes back?",
-            "Quatre produits. Lesquels des 2, 4 et 12 octets par paramètre chaque niveau de ZeRO divise-t-il par dp ? "
-            "Et combien de micro-batches l’étage `stage` a-t-il commencés quand lui revient son premier gradient ?",
-        ),
-        Said(
-            "With own = parameters / layout.tp: 2·own (÷ dp if zero ≥ 3), 4·own (÷ dp if zero ≥ 2), 12·own (÷ dp if "
-            "zero ≥ 1), and micro_batch_bytes · min(pp − stage, micro_batches).",
-            "Avec own = parameters / layout.tp : 2·own (÷ dp si zero ≥ 3), 4·own (÷ dp si zero ≥ 2), 12·own (÷ dp si "
-            "zero ≥ 1), et micro_batch_bytes · min(pp − stage, micro_batches).",
-        ),
+    hints=two_hints(
+        "Four products. Which of 2, 4 and 12 bytes per parameter does each ZeRO stage divide by dp? And how many "
+        "micro-batches has stage `stage` begun when its first gradient comes back?",
+        "Quatre produits. Lesquels des 2, 4 et 12 octets par paramètre chaque niveau de ZeRO divise-t-il par dp ? Et "
+        "combien de micro-batches l’étage `stage` a-t-il commencés quand lui revient son premier gradient ?",
+        "With own = parameters / layout.tp: 2·own (÷ dp if zero ≥ 3), 4·own (÷ dp if zero ≥ 2), 12·own (÷ dp if zero ≥ "
+        "1), and micro_batch_bytes · min(pp − stage, micro_batches).",
+        "Avec own = parameters / layout.tp : 2·own (÷ dp si zero ≥ 3), 4·own (÷ dp si zero ≥ 2), 12·own (÷ dp si zero "
+        "≥ 1), et micro_batch_bytes · min(pp − stage, micro_batches).",
     ),
 )
 
@@ -258,7 +231,7 @@ def best_split(
     alpha_s: float,
     beta_s_per_byte: float,
 ) -> Numbers:
-    """(pp, bubble, all-reduce) of the split pp × dp of the GPUs that fits and has the least seconds of both together.
+    """Return (pp, bubble, all-reduce) of the split pp × dp that fits and whose two costs add up to least.
 
     The bubble is (pp − 1) of a micro-batch's work_s / pp; the ring all-reduce of a stage's gradients among dp replicas
     takes 2 (dp − 1)(α + β · 2 · parameters / (pp · dp)). Their sum is linear in 1/pp: one end of what fits is best.
@@ -327,144 +300,114 @@ def _told_cluster(case: Case) -> str:
     )
 
 
-_SPLIT_WAYS: tuple[tuple[Callable[..., Numbers], Said], ...] = (
-    (
+_SPLIT_WAYS = (
+    Mistake(
         _least(state_bytes=0.0),
-        Said(
-            "You look at the seconds alone: 16 bytes of states per parameter, shared over pp stages, must fit into "
-            "a GPU first.",
-            "Vous ne regardez que les secondes : il faut d’abord que 16 octets d’états par paramètre, répartis sur "
-            "pp étages, tiennent dans un GPU.",
-        ),
+        "You look at the seconds alone: 16 bytes of states per parameter, shared over pp stages, must fit into a GPU "
+        "first.",
+        "Vous ne regardez que les secondes : il faut d’abord que 16 octets d’états par paramètre, répartis sur pp "
+        "étages, tiennent dans un GPU.",
     ),
-    (
+    Mistake(
         _least(lambda *a: 0.0),
-        Said(
-            "You leave the bubble out, so the longest pipeline always wins.",
-            "Vous oubliez la bulle : le plus long pipeline gagne alors toujours.",
-        ),
+        "You leave the bubble out, so the longest pipeline always wins.",
+        "Vous oubliez la bulle : le plus long pipeline gagne alors toujours.",
     ),
-    (
+    Mistake(
         _least(reduce=lambda *a: 0.0),
-        Said(
-            "You leave the all-reduce out, so the shortest pipeline that fits always wins.",
-            "Vous oubliez l’all-reduce : le plus court pipeline qui tient gagne alors toujours.",
-        ),
+        "You leave the all-reduce out, so the shortest pipeline that fits always wins.",
+        "Vous oubliez l’all-reduce : le plus court pipeline qui tient gagne alors toujours.",
     ),
-    (
+    Mistake(
         _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(1, dp, m, w, g, a, b)),
-        Said(
-            "Your all-reduce carries the gradients of the whole model; a rank has those of its stage, 1/pp of "
-            "them: that is what a pipeline gains.",
-            "Votre all-reduce transporte les gradients de tout le modèle ; un rang n’a que ceux de son étage, soit "
-            "1/pp : c’est là que gagne un pipeline.",
-        ),
+        "Your all-reduce carries the gradients of the whole model; a rank has those of its stage, 1/pp of them: that "
+        "is what a pipeline gains.",
+        "Votre all-reduce transporte les gradients de tout le modèle ; un rang n’a que ceux de son étage, soit 1/pp : "
+        "c’est là que gagne un pipeline.",
     ),
-    (
+    Mistake(
         _least(lambda pp, dp, m, w, g, a, b: (pp - 1) * w),
-        Said(
-            "Your bubble is pp times too long: a stage spends work_s / pp on a micro-batch, and pp − 1 such times "
-            "are waited.",
-            "Votre bulle est pp fois trop longue : un étage passe work_s / pp sur un micro-batch, et l’on attend "
-            "pp − 1 fois cette durée.",
-        ),
+        "Your bubble is pp times too long: a stage spends work_s / pp on a micro-batch, and pp − 1 such times are "
+        "waited.",
+        "Votre bulle est pp fois trop longue : un étage passe work_s / pp sur un micro-batch, et l’on attend pp − 1 "
+        "fois cette durée.",
     ),
-    (
+    Mistake(
         _least(lambda pp, dp, m, w, g, a, b: (pp - 1) / m * (m / dp * w / pp)),
-        Said(
-            "You take (p − 1)/m with the micro-batches of the whole step; each replica has its own pipeline, with "
-            "m = micro_batches / dp of them.",
-            "Vous prenez (p − 1)/m avec les micro-batches de tout le pas ; chaque réplique a son pipeline, avec "
-            "m = micro_batches / dp.",
-        ),
+        "You take (p − 1)/m with the micro-batches of the whole step; each replica has its own pipeline, with m = "
+        "micro_batches / dp of them.",
+        "Vous prenez (p − 1)/m avec les micro-batches de tout le pas ; chaque réplique a son pipeline, avec m = "
+        "micro_batches / dp.",
     ),
-    (
+    Mistake(
         _least(reduce=lambda pp, dp, m, w, g, a, b: 2 * (dp - 1) * (a + b * SPLIT_GRADIENT_BYTES * g / pp)),
-        Said(
-            "Each step of the ring carries one chunk, 1/dp of the message; you send all of it 2 (dp − 1) times.",
-            "Chaque étape de l’anneau ne transporte qu’un morceau, 1/dp du message ; vous l’envoyez entier "
-            "2 (dp − 1) fois.",
-        ),
+        "Each step of the ring carries one chunk, 1/dp of the message; you send all of it 2 (dp − 1) times.",
+        "Chaque étape de l’anneau ne transporte qu’un morceau, 1/dp du message ; vous l’envoyez entier 2 (dp − 1) "
+        "fois.",
     ),
-    (
+    Mistake(
         _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, g / SPLIT_GRADIENT_BYTES, a, b)),
-        Said(
-            "You send as many bytes as there are parameters; a gradient in bf16 has 2 bytes.",
-            "Vous envoyez autant d’octets que de paramètres ; un gradient en bf16 en compte 2.",
-        ),
+        "You send as many bytes as there are parameters; a gradient in bf16 has 2 bytes.",
+        "Vous envoyez autant d’octets que de paramètres ; un gradient en bf16 en compte 2.",
     ),
-    (
+    Mistake(
         _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, g, a, b) / 2),
-        Said(
-            "Your all-reduce goes round once; it is a reduce-scatter, then an all-gather: 2 (dp − 1) steps.",
-            "Votre all-reduce ne fait qu’un tour ; c’est un reduce-scatter, puis un all-gather : 2 (dp − 1) étapes.",
-        ),
+        "Your all-reduce goes round once; it is a reduce-scatter, then an all-gather: 2 (dp − 1) steps.",
+        "Votre all-reduce ne fait qu’un tour ; c’est un reduce-scatter, puis un all-gather : 2 (dp − 1) étapes.",
     ),
-    (
+    Mistake(
         lambda gpus, *rest: (gpus / best_split(gpus, *rest)[0], *best_split(gpus, *rest)[1:]),
-        Said(
-            "You return dp, the number of replicas; pp is asked for, the number of stages.",
-            "Vous renvoyez dp, le nombre de répliques ; on demande pp, le nombre d’étages.",
-        ),
+        "You return dp, the number of replicas; pp is asked for, the number of stages.",
+        "Vous renvoyez dp, le nombre de répliques ; on demande pp, le nombre d’étages.",
     ),
 )
 
 
-def _split_mistakes() -> Iterator[PartMistake]:
-    """The same where only one number has the mistake."""
-    for part in range(3):
-        for way, says in _SPLIT_WAYS:
-            yield PartMistake(part, lambda *case, way=way, part=part: way(*case)[part], says)
-    yield PartMistake(
-        1,
-        lambda gpus, m, work_s, *rest: best_split(gpus, m, work_s, *rest)[1] / (m / gpus * work_s),
-        Said(
-            "The split is right; your second number is the bubble as a share of the work, but seconds are asked for.",
-            "Le choix est juste ; votre second nombre est la bulle en part du travail, mais on demande des secondes.",
-        ),
-    )
-
+_SHARE = Mistake(
+    lambda gpus, m, work_s, *rest: best_split(gpus, m, work_s, *rest)[1] / (m / gpus * work_s),
+    "The split is right; your second number is the bubble as a share of the work, but seconds are asked for.",
+    "Le choix est juste ; votre second nombre est la bulle en part du travail, mais on demande des secondes.",
+    part=1,
+)
 
 BEST_SPLIT = Exercise(
     id="best-split",
     title=Said("bubble or all-reduce?", "la bulle ou l’all-reduce ?"),
-    judge=by_parts(
+    judge=Judge(
         best_split,
         cases=_clusters,
-        names=(
+        parts=(
             Said("pp", "pp"),
             Said("the bubble in seconds", "la bulle en secondes"),
             Said("the all-reduce in seconds", "l’all-reduce en secondes"),
         ),
         told=_told_cluster,
-        ways=_SPLIT_WAYS,
-        mistakes=tuple(_split_mistakes()),
+        mistakes=(*_SPLIT_WAYS, *part_by_part(_SPLIT_WAYS, 3), _SHARE),
+        tolerance=1e-6,
     ),
     praise=Said(
-        "Right, for thirty clusters: stages pay in bubble, replicas in all-reduce, and the link decides.",
-        "Exact, pour trente clusters : les étages se paient en bulle, les répliques en all-reduce, et le lien décide.",
+        "Right for thirty clusters: stages cost bubble, replicas cost all-reduce, and the link decides which is "
+        "cheaper.",
+        "Exact pour trente clusters : les étages coûtent en bulle, les répliques en all-reduce, et le lien décide du "
+        "moins cher.",
     ),
-    hints=(
-        Said(
-            "For each pp that divides gpus and fits: dp = gpus // pp. How long does a stage take for one micro-batch, "
-            "and how many such times does the last stage wait? How many bytes of gradients does a rank have?",
-            "Pour chaque pp qui divise gpus et qui tient : dp = gpus // pp. Combien dure un micro-batch sur un étage, "
-            "et combien de ces durées le dernier étage attend-il ? Combien d’octets de gradients a un rang ?",
-        ),
-        Said(
-            "bubble = (pp − 1) · work_s / pp; all_reduce = 2 (dp − 1)(α + β · 2 · parameters / (pp · dp)); keep the "
-            "pp with the least sum, of those for which dp divides micro_batches and 16 · parameters / pp fits.",
-            "bubble = (pp − 1) · work_s / pp ; all_reduce = 2 (dp − 1)(α + β · 2 · parameters / (pp · dp)) ; gardez "
-            "le pp dont la somme est la plus petite, parmi ceux pour lesquels dp divise micro_batches et 16 · "
-            "parameters / pp tient.",
-        ),
+    hints=two_hints(
+        "For each pp that divides gpus and fits: dp = gpus // pp. How long does a stage take for one micro-batch, and "
+        "how many such times does the last stage wait? How many bytes of gradients does a rank have?",
+        "Pour chaque pp qui divise gpus et qui tient : dp = gpus // pp. Combien dure un micro-batch sur un étage, et "
+        "combien de ces durées le dernier étage attend-il ? Combien d’octets de gradients a un rang ?",
+        "bubble = (pp − 1) · work_s / pp; all_reduce = 2 (dp − 1)(α + β · 2 · parameters / (pp · dp)); keep the pp "
+        "with the least sum, of those for which dp divides micro_batches and 16 · parameters / pp fits.",
+        "bubble = (pp − 1) · work_s / pp ; all_reduce = 2 (dp − 1)(α + β · 2 · parameters / (pp · dp)) ; gardez le pp "
+        "dont la somme est la plus petite, parmi ceux pour lesquels dp divise micro_batches et 16 · parameters / pp "
+        "tient.",
     ),
 )
 
 
 @dataclass(frozen=True)
 class LayoutRow:
-    """A layout with what is known of it.
+    """Layout with its step time and memory.
 
     Attributes:
         dp, tp, pp: replicas, tensor-parallel ranks, stages.
@@ -483,17 +426,17 @@ class LayoutRow:
 
     @property
     def title(self) -> str:
-        """In a few words."""
+        """Short description."""
         return f"dp {self.dp} · tp {self.tp} · pp {self.pp}, micro-batch {self.micro_batch} × {self.micro_batches}"
 
     @property
     def samples_per_s(self) -> float:
-        """Of all replicas together."""
+        """Samples per second of all replicas together."""
         return self.dp * self.micro_batch * self.micro_batches / self.step_s
 
 
 def reason(row: LayoutRow, gpus: int, heads: int, capacity_bytes: float) -> str:
-    """Why a layout cannot run: `gpus`, `split` or `memory`, in this order; empty if it can."""
+    """Say why a layout cannot run: `gpus`, `split` or `memory`, in this order; empty if it can."""
     if row.dp * row.tp * row.pp != gpus:
         return "gpus"
     if heads % row.tp:
@@ -502,7 +445,7 @@ def reason(row: LayoutRow, gpus: int, heads: int, capacity_bytes: float) -> str:
 
 
 def choose(layouts: Sequence[LayoutRow], gpus: int, heads: int, capacity_bytes: float) -> LayoutRow:
-    """The layout with the most samples per second of those that can run."""
+    """Choose the layout with the most samples per second of those that can run."""
     able = [row for row in layouts if not reason(row, gpus, heads, capacity_bytes)]
     return max(able, key=lambda row: row.samples_per_s)
 
@@ -537,130 +480,89 @@ def _questions() -> Iterator[Question]:
         yield rows, gpus, heads, capacity
 
 
-_CHOICE_WAYS: tuple[tuple[Callable[..., LayoutRow], Said], ...] = (
-    (
+_CHOICE_WAYS = (
+    Mistake(
         lambda rows, gpus, heads, capacity: min(
             (row for row in rows if not reason(row, gpus, heads, capacity)), key=lambda row: row.step_s
         ),
-        Said(
-            "You compare steps, but not all layouts read as many samples in one: dp · micro_batch · micro_batches "
-            "differs. Compare samples per second.",
-            "Vous comparez des pas, mais toutes les configurations n’y lisent pas autant d’échantillons : "
-            "dp · micro_batch · micro_batches varie. Comparez des échantillons par seconde.",
-        ),
+        "You compare steps, but not all layouts read as many samples in one: dp · micro_batch · micro_batches differs. "
+        "Compare samples per second.",
+        "Vous comparez des pas, mais toutes les configurations n’y lisent pas autant d’échantillons : dp · micro_batch "
+        "· micro_batches varie. Comparez des échantillons par seconde.",
     ),
-    (
+    Mistake(
         lambda rows, gpus, heads, capacity: min(
             (row for row in rows if not reason(row, gpus, heads, capacity)), key=lambda row: row.memory_bytes
         ),
-        Said(
-            "You choose the one with the most memory to spare; of those that fit, the fastest is asked for.",
-            "Vous choisissez celle qui laisse le plus de mémoire ; parmi celles qui tiennent, on demande la plus "
-            "rapide.",
-        ),
+        "You choose the one with the most memory to spare; of those that fit, the fastest is asked for.",
+        "Vous choisissez celle qui laisse le plus de mémoire ; parmi celles qui tiennent, on demande la plus rapide.",
     ),
-    (
+    Mistake(
         lambda rows, gpus, heads, capacity: min(
             (row for row in rows if not reason(row, gpus, heads, capacity)), key=lambda row: row.samples_per_s
         ),
-        Said(
-            "You choose the slowest of those that can run: samples per second are to be as many as possible.",
-            "Vous choisissez la plus lente de celles qui peuvent tourner : il faut le plus d’échantillons par seconde.",
-        ),
+        "You choose the slowest of those that can run: samples per second are to be as many as possible.",
+        "Vous choisissez la plus lente de celles qui peuvent tourner : il faut le plus d’échantillons par seconde.",
     ),
 )
 
 
-def _judge_choice(answer: Callable[..., Any]) -> None:
-    questions = list(_questions())
-    given = [_row_of(answer(list(rows), *rest), rows) for rows, *rest in questions]
-    if all(own == choose(*question) for own, question in zip(given, questions, strict=True)):
-        return
-    for way, says in _CHOICE_WAYS:
-        if all(own == way(*question) for own, question in zip(given, questions, strict=True)):
-            raise Wrong(str(says))
-    for own, (rows, gpus, heads, capacity) in zip(given, questions, strict=True):
-        _refuse_unable(own, gpus, heads, capacity)
-        right = choose(rows, gpus, heads, capacity)
-        if own != right:
-            raise Wrong(
-                say(
-                    en=f"On {gpus} GPUs you choose {own.title}, {significant(own.samples_per_s, 5)} samples per "
-                    f"second; {right.title} can run too, with {significant(right.samples_per_s, 5)}.",
-                    fr=f"Sur {gpus} GPU, vous choisissez {own.title}, {significant(own.samples_per_s, 5)} échantillons "
-                    f"par seconde ; {right.title} peut tourner aussi, avec {significant(right.samples_per_s, 5)}.",
-                )
-            )
-
-
-def _row_of(given: Any, rows: Sequence[LayoutRow]) -> LayoutRow:
+def _row_of(answer: Callable[..., Any], rows: list[LayoutRow], *rest: float) -> LayoutRow:
+    given = answer(list(rows), *rest)
     refuse_nothing(given)
     if isinstance(given, LayoutRow) and given in rows:
         return given
     raise Wrong(
-        say(
-            en=f"Return one of the layouts that you were given, as it is; your function returns {shown(given)}.",
-            fr=f"Renvoyez telle quelle une des configurations reçues ; votre fonction renvoie {shown(given)}.",
-        )
+        en=f"Return one of the layouts that you were given, as it is; your function returns {shown(given)}.",
+        fr=f"Renvoyez telle quelle une des configurations reçues ; votre fonction renvoie {shown(given)}.",
     )
 
 
-def _refuse_unable(row: LayoutRow, gpus: int, heads: int, capacity: float) -> None:
-    why = reason(row, gpus, heads, capacity)
-    if why == "gpus":
-        raise Wrong(
-            say(
-                en=f"You choose {row.title}: that makes {row.dp * row.tp * row.pp} ranks, but there are {gpus} GPUs. "
-                "dp · tp · pp must use them all.",
-                fr=f"Vous choisissez {row.title} : cela fait {row.dp * row.tp * row.pp} rangs, mais il y a {gpus} GPU. "
-                "dp · tp · pp doit les employer tous.",
-            )
-        )
-    if why == "split":
-        raise Wrong(
-            say(
-                en=f"You choose {row.title}: tp={row.tp} does not divide the {heads} attention heads, so no rank could "
-                "take a whole number of them.",
-                fr=f"Vous choisissez {row.title} : tp={row.tp} ne divise pas les {heads} têtes d’attention ; aucun "
-                "rang n’en aurait un nombre entier.",
-            )
-        )
-    if why == "memory":
-        raise Wrong(
-            say(
-                en=f"You choose {row.title}: it needs {significant(row.memory_bytes / 1e9, 5)} GB of a GPU that has "
-                f"{significant(capacity / 1e9, 5)}. Drop what does not fit before you compare speeds.",
-                fr=f"Vous choisissez {row.title} : elle demande {significant(row.memory_bytes / 1e9, 5)} Go à un GPU "
-                f"qui en a {significant(capacity / 1e9, 5)}. Écartez ce qui ne tient pas avant de comparer les "
-                "vitesses.",
-            )
-        )
+def _other_choice(case: Case, row: LayoutRow, right: LayoutRow) -> Said:
+    _, gpus, heads, capacity = case
+    own, best = significant(row.samples_per_s, 5), significant(right.samples_per_s, 5)
+    needed, there = significant(row.memory_bytes / 1e9, 5), significant(capacity / 1e9, 5)
+    said = {
+        "gpus": Said(
+            f"that makes {row.dp * row.tp * row.pp} ranks, but there are {gpus} GPUs. dp · tp · pp must use them all.",
+            f"cela fait {row.dp * row.tp * row.pp} rangs, mais il y a {gpus} GPU. dp · tp · pp doit les employer tous.",
+        ),
+        "split": Said(
+            f"tp={row.tp} does not divide the {heads} attention heads, so no rank could take a whole number of them.",
+            f"tp={row.tp} ne divise pas les {heads} têtes d’attention ; aucun rang n’en aurait un nombre entier.",
+        ),
+        "memory": Said(
+            f"it needs {needed} GB of a GPU that has {there}. Drop what does not fit before you compare speeds.",
+            f"elle demande {needed} Go à un GPU qui en a {there}. Écartez ce qui ne tient pas avant de comparer les "
+            "vitesses.",
+        ),
+        "": Said(
+            f"on {gpus} GPUs, {own} samples per second; {right.title} can run too, with {best}.",
+            f"sur {gpus} GPU, {own} échantillons par seconde ; {right.title} peut tourner aussi, avec {best}.",
+        ),
+    }[reason(row, gpus, heads, capacity)]
+    return Said(f"You choose {row.title}: {said.en}", f"Vous choisissez {row.title} : {said.fr}")
 
 
 CHOOSE = Exercise(
     id="choose-layout",
     title=Said("the fastest that can run", "la plus rapide qui puisse tourner"),
-    judge=_judge_choice,
+    judge=Judge(choose, cases=_questions, trial=_row_of, mistakes=_CHOICE_WAYS, differs=_other_choice),
     praise=Said(
-        "Right, on four clusters: first what can run at all, then samples per second.",
-        "Exact, sur quatre clusters : d’abord ce qui peut tourner, ensuite les échantillons par seconde.",
+        "Right on four clusters: you keep the layouts that can run, then compare samples per second.",
+        "Exact sur quatre clusters : vous gardez les configurations qui peuvent tourner, puis comparez les "
+        "échantillons par seconde.",
     ),
-    hints=(
-        Said(
-            "Filter, then choose. Three things rule a layout out: its ranks are not the GPUs, its tp does not divide "
-            "the heads, its memory is not there. And what is fast: a short step, or many samples per second?",
-            "Filtrez, puis choisissez. Trois choses écartent une configuration : ses rangs ne sont pas les GPU, son tp "
-            "ne divise pas les têtes, sa mémoire manque. Et qu’est-ce qui est rapide : un pas court, ou beaucoup "
-            "d’échantillons par seconde ?",
-        ),
-        Said(
-            "able = [one for one in layouts if one.dp * one.tp * one.pp == gpus and heads % one.tp == 0 and "
-            "one.memory_bytes <= capacity_bytes]; then max(able, key=…) with dp · micro_batch · micro_batches ÷ "
-            "step_s.",
-            "able = [one for one in layouts if one.dp * one.tp * one.pp == gpus and heads % one.tp == 0 and "
-            "one.memory_bytes <= capacity_bytes] ; puis max(able, key=…) avec dp · micro_batch · micro_batches ÷ "
-            "step_s.",
-        ),
+    hints=two_hints(
+        "Filter, then choose. Three things rule a layout out: its ranks are not the GPUs, its tp does not divide the "
+        "heads, its memory is not there. And what is fast: a short step, or many samples per second?",
+        "Filtrez, puis choisissez. Trois choses écartent une configuration : ses rangs ne sont pas les GPU, son tp ne "
+        "divise pas les têtes, sa mémoire manque. Et qu’est-ce qui est rapide : un pas court, ou beaucoup "
+        "d’échantillons par seconde ?",
+        "able = [one for one in layouts if one.dp * one.tp * one.pp == gpus and heads % one.tp == 0 and "
+        "one.memory_bytes <= capacity_bytes]; then max(able, key=…) with dp · micro_batch · micro_batches ÷ step_s.",
+        "able = [one for one in layouts if one.dp * one.tp * one.pp == gpus and heads % one.tp == 0 and "
+        "one.memory_bytes <= capacity_bytes] ; puis max(able, key=…) avec dp · micro_batch · micro_batches ÷ step_s.",
     ),
 )
 
@@ -669,17 +571,17 @@ Point = tuple[float, ...]
 
 
 def pareto(points: Sequence[Point]) -> list[int]:
-    """Places of the points that no other dominates: none is at least as small in all, and smaller in one."""
+    """Return the places of the points that no other point dominates."""
     return [place for place, one in enumerate(points) if not any(dominates(other, one) for other in points)]
 
 
 def dominates(one: Point, other: Point) -> bool:
-    """Whether the first is nowhere larger than the second, and somewhere smaller."""
+    """Whether the first point is nowhere larger than the second, and somewhere smaller."""
     pairs = list(zip(one, other, strict=True))
     return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
 
 
-def _clouds() -> Iterator[list[Point]]:
+def _clouds() -> Iterator[tuple[list[Point]]]:
     dice = random.Random(5)
     for axes, count, levels in ((2, 12, 9), (3, 25, 6), (3, 40, 30), (4, 30, 12)):
         cloud = [tuple(float(dice.randrange(1, levels)) for _ in range(axes)) for _ in range(count)]
@@ -687,140 +589,105 @@ def _clouds() -> Iterator[list[Point]]:
         best = cloud[pareto(cloud)[0]]
         cloud += [best, (best[0] + 1.0, *best[1:])]
         dice.shuffle(cloud)
-        yield cloud
+        yield (cloud,)
 
 
-_FRONT_WAYS: tuple[tuple[Callable[[Sequence[Point]], list[int]], Said], ...] = (
-    (
+_FRONT_WAYS = (
+    Mistake(
         lambda points: [
             i for i, one in enumerate(points) if not any(all(map(operator.lt, other, one)) for other in points)
         ],
-        Said(
-            "You keep a point unless another is smaller in everything; it is enough that the other is nowhere larger "
-            "and smaller once.",
-            "Vous gardez un point tant qu’aucun autre n’est plus petit en tout ; il suffit que l’autre ne soit jamais "
-            "plus grand, et une fois plus petit.",
-        ),
+        "You keep a point unless another is smaller in everything; it is enough that the other is nowhere larger and "
+        "smaller once.",
+        "Vous gardez un point tant qu’aucun autre n’est plus petit en tout ; il suffit que l’autre ne soit jamais plus "
+        "grand, et une fois plus petit.",
     ),
-    (
+    Mistake(
         lambda points: [
             i
             for i, one in enumerate(points)
             if not any(all(map(operator.le, other, one)) for j, other in enumerate(points) if j != i)
         ],
-        Said(
-            "Twins shut each other out: two equal points do not beat one another; the other must be smaller somewhere.",
-            "Les jumeaux s’éliminent l’un l’autre : deux points égaux ne se battent pas ; l’autre doit être plus petit "
-            "quelque part.",
-        ),
+        "Twins shut each other out: two equal points do not beat one another; the other must be smaller somewhere.",
+        "Les jumeaux s’éliminent l’un l’autre : deux points égaux ne se battent pas ; l’autre doit être plus petit "
+        "quelque part.",
     ),
-    (
+    Mistake(
         lambda points: [i for i, one in enumerate(points) if not any(dominates(one, other) for other in points)],
-        Said(
-            "Your front is turned over: these are the points that beat nobody. Everything here is to be small.",
-            "Votre front est retourné : ce sont les points qui n’en battent aucun. Ici, tout doit être petit.",
-        ),
+        "Your front is inverted: these points dominate no other one. Every criterion is to be small.",
+        "Votre front est inversé : ces points n’en dominent aucun autre. Chaque critère doit être petit.",
     ),
-    (
+    Mistake(
         lambda points: [
             i for i, one in enumerate(points) if any(all(one[k] <= o[k] for o in points) for k in range(len(one)))
         ],
-        Said(
-            "You keep only what is best in one criterion alone; a compromise need not be best in any.",
-            "Vous ne gardez que les meilleurs selon un seul critère ; un compromis peut ne l’être selon aucun.",
-        ),
+        "You keep only what is best in one criterion alone; a compromise need not be best in any.",
+        "Vous ne gardez que les meilleurs selon un seul critère ; un compromis peut ne l’être selon aucun.",
     ),
-    (
+    Mistake(
         lambda points: [
             i
             for i, one in enumerate(points)
             if not any(other[0] <= one[0] and other[1] <= one[1] and other[:2] != one[:2] for other in points)
         ],
-        Said(
-            "You look at the first two criteria alone; there may be more.",
-            "Vous ne regardez que les deux premiers critères ; il peut y en avoir davantage.",
-        ),
+        "You look at the first two criteria alone; there may be more.",
+        "Vous ne regardez que les deux premiers critères ; il peut y en avoir davantage.",
     ),
 )
 
 
-def _judge_front(answer: Callable[..., Any]) -> None:
-    clouds = list(_clouds())
-    given = [_places(answer(list(cloud)), cloud) for cloud in clouds]
-    if given == [pareto(cloud) for cloud in clouds]:
-        return
-    for way, says in _FRONT_WAYS:
-        if given == [way(cloud) for cloud in clouds]:
-            raise Wrong(str(says))
-    for own, cloud in zip(given, clouds, strict=True):
-        right = pareto(cloud)
-        for place in sorted(set(own) - set(right)):
-            other = next(point for point in cloud if dominates(point, cloud[place]))
-            raise Wrong(
-                say(
-                    en=f"You keep {_front_told(cloud[place])}, but {_front_told(other)} is nowhere larger, and smaller "
-                    "somewhere.",
-                    fr=f"Vous gardez {_front_told(cloud[place])}, mais {_front_told(other)} n’est jamais plus grand, "
-                    "et plus petit quelque part.",
-                )
-            )
-        for place in sorted(set(right) - set(own)):
-            raise Wrong(
-                say(
-                    en=f"You drop {_front_told(cloud[place])}, but no other point is as small in everything and "
-                    "smaller somewhere.",
-                    fr=f"Vous écartez {_front_told(cloud[place])}, mais aucun autre point n’est aussi petit en tout et "
-                    "plus petit quelque part.",
-                )
-            )
+def _other_front(case: Case, own: list[int], right: list[int]) -> Said:
+    (cloud,) = case
+    kept, dropped = sorted(set(own) - set(right)), sorted(set(right) - set(own))
+    point = cloud[(kept or dropped)[0]]
+    if not kept:
+        return Said(
+            f"You drop {_front_told(point)}, but no other point is as small in everything and smaller somewhere.",
+            f"Vous écartez {_front_told(point)}, mais aucun autre point n’est aussi petit en tout et plus petit "
+            "quelque part.",
+        )
+    other = _front_told(next(one for one in cloud if dominates(one, point)))
+    return Said(
+        f"You keep {_front_told(point)}, but {other} is nowhere larger, and smaller somewhere.",
+        f"Vous gardez {_front_told(point)}, mais {other} n’est jamais plus grand, et plus petit quelque part.",
+    )
 
 
 def _front_told(point: Point) -> str:
     return "(" + ", ".join(f"{value:g}" for value in point) + ")"
 
 
-def _places(given: Any, points: Sequence[Point]) -> list[int]:
+def _places(answer: Callable[..., Any], points: list[Point]) -> list[int]:
+    given = answer(list(points))
     refuse_nothing(given)
-    parts: list[Any] = (
-        [given] if isinstance(given, str) else list(given.tolist() if hasattr(given, "tolist") else given)
-    )
-    places = []
+    parts = [given] if isinstance(given, str) else given.tolist() if hasattr(given, "tolist") else given
+    places = set()
     for part in parts:
         try:
             place = operator.index(part)
         except TypeError:
-            raise Wrong(_no_places(part)) from None
+            place = -1
         if not 0 <= place < len(points):
-            raise Wrong(_no_places(part))
-        places.append(place)
-    return sorted(set(places))
-
-
-def _no_places(part: Any) -> str:
-    return say(
-        en=f"Return the places of the points, whole numbers from 0; {shown(part)} stands among them.",
-        fr=f"Renvoyez les places des points, des entiers à partir de 0 ; {shown(part)} s’y trouve.",
-    )
+            raise Wrong(
+                en=f"Return the places of the points, whole numbers from 0; {shown(part)} stands among them.",
+                fr=f"Renvoyez les places des points, des entiers à partir de 0 ; {shown(part)} s’y trouve.",
+            )
+        places.add(place)
+    return sorted(places)
 
 
 PARETO = Exercise(
     id="pareto-front",
     title=Said("the Pareto front", "le front de Pareto"),
-    judge=_judge_front,
+    judge=Judge(pareto, cases=_clouds, trial=_places, mistakes=_FRONT_WAYS, differs=_other_front),
     praise=Said(
-        "Right: what is left are the compromises; which of them is for you to say.",
-        "Exact : il reste les compromis ; lequel, c’est à vous de le dire.",
+        "Right: each of the other points is dominated by one of these.",
+        "Exact : chacun des autres points est dominé par l’un de ceux-ci.",
     ),
-    hints=(
-        Said(
-            "When does one point beat another? In what may they be equal, and in what must they differ?",
-            "Quand un point en bat-il un autre ? Sur quoi peuvent-ils être égaux, sur quoi doivent-ils différer ?",
-        ),
-        Said(
-            "q beats p if all(a <= b for a, b in zip(q, p)) and q != p; keep the places of the points that nobody "
-            "beats.",
-            "q bat p si all(a <= b for a, b in zip(q, p)) et q != p ; gardez les places des points que personne ne "
-            "bat.",
-        ),
+    hints=two_hints(
+        "When does one point beat another? In what may they be equal, and in what must they differ?",
+        "Quand un point en bat-il un autre ? Sur quoi peuvent-ils être égaux, sur quoi doivent-ils différer ?",
+        "q beats p if all(a <= b for a, b in zip(q, p)) and q != p; keep the places of the points that nobody beats.",
+        "q bat p si all(a <= b for a, b in zip(q, p)) et q != p ; gardez les places des points que personne ne bat.",
     ),
 )

@@ -1,20 +1,9 @@
-"""Why BLOOM took dp 8 · tp 4 · pp 12: all layouts that were measured for it on Jean Zay, beside the cost model.
+"""Figures of lab 08 about published runs: BLOOM's layouts, the training time of giants, pipeline or replicas.
 
-viz`. Every usable row of the sweep is drawn, those that ran out of memory too; seconds and bytes beside them are the
-cost model's for the same layout.
+Every usable row is drawn, also those that ran out of memory; predictions are the cost model's for the same layout.
 
-Source: bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles-prequel.md, lines 775 to 848.
-
-How long the giants train: the formula 8TP/(nX) beside the cost model, in days, GPU-hours and energy.
-
-viz`. Nothing is typed in but models, tokens and machines; every duration is arithmetic on a predicted step, on the
-formula, or on a published row, and the picture says which.
-
-Source: Narayanan et al. 2021 (arXiv 2104.04473), §5.1, equation 4, and Table 1.
-
-Stages or replicas: every way to deal GPUs out to the two, with what each makes a step wait for.
-
-viz`. Seconds and bytes are the cost model's; a split that does not fit is drawn too, and said not to.
+Sources: bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles-prequel.md, lines 775 to 848; Narayanan et al.
+2021 (arXiv 2104.04473), §5.1, equation 4, and Table 1.
 """
 
 from __future__ import annotations
@@ -39,7 +28,7 @@ from dlojz.display.style import BLACK, BLUE, EDGE, ORANGE, VERMILION, YELLOW
 from dlojz.hardware import cluster
 from dlojz.hardware import cluster as cluster_named
 from dlojz.hardware.evidence import Measurement, table
-from dlojz.labs.kit.figures import PLATE, calibration_of, illustrated, logarithmic, thousands
+from dlojz.labs.kit.figures import PLATE, calibration_of, columns, illustrated, logarithmic, thousands
 from dlojz.planner.answer import HeldOutErrors, held_out, seconds
 from dlojz.planner.ask import plan
 from dlojz.planner.planned_model import Subject, subject
@@ -55,7 +44,7 @@ BATCH: Final = 2048
 
 
 class Neighbour(NamedTuple):
-    """One layout of the sweep.
+    """Layout of the sweep.
 
     Attributes:
         layout: dp, tp, pp, micro-batch.
@@ -80,13 +69,13 @@ class Neighbour(NamedTuple):
 
     @property
     def title(self) -> str:
-        """In a few signs."""
+        """Short description."""
         dp, tp, pp, size = self.layout
         return f"dp {dp} · tp {tp} · pp {pp}, micro-batch {size}"
 
 
 def sweep() -> list[Measurement]:
-    """The rows of one model of 72 layers on 384 GPUs after the repair of PCIe, with the whole batch."""
+    """List the rows of one model of 72 layers on 384 GPUs after the repair of PCIe, with the whole batch."""
     return [
         row
         for row in table(BLOOM_TABLE)
@@ -99,7 +88,7 @@ def sweep() -> list[Measurement]:
 
 @cache
 def neighbours_of_bloom() -> tuple[Neighbour, ...]:
-    """The layouts of the sweep, by what they took; those that ran out of memory last."""
+    """List the layouts of the sweep by step time; those that ran out of memory last."""
     rows: dict[tuple[int, int, int, int], list[Measurement]] = {}
     for row in sweep():
         rows.setdefault((row.dp, row.tp, row.pp, row.micro_batch or 1), []).append(row)
@@ -131,7 +120,7 @@ def _took(one: Neighbour) -> float:
 
 @illustrated
 def bloom() -> tuple[LabFigure, Table]:
-    """Seconds and bytes of every layout that was measured for BLOOM's 72-layer forerunner, beside the cost model.
+    """Draw seconds and bytes of every layout measured for BLOOM's 72-layer forerunner, beside the cost model.
 
     Left: readings as dots, the prediction with its interval. Right: the fullest GPU stacked by category, the reading of
     `nvidia-smi` as a dot, the GPU's memory as a line; "OOM" where the run ended so.
@@ -211,13 +200,9 @@ def _memories(axes: Axes, found: tuple[Neighbour, ...]) -> None:
 
 
 def _bloom_sheet(found: tuple[Neighbour, ...]) -> Table:
-    head = (
-        say(en="layout", fr="configuration"),
-        say(en="measured", fr="mesuré"),
-        say(en="predicted", fr="prédit"),
-        say(en="interval", fr="intervalle"),
-        say(en="memory read", fr="mémoire lue"),
-        say(en="memory predicted", fr="mémoire prédite"),
+    head = columns(
+        en="layout; measured; predicted; interval; memory read; memory predicted",
+        fr="configuration; mesuré; prédit; intervalle; mémoire lue; mémoire prédite",
     )
     rows = [
         (
@@ -254,7 +239,7 @@ GIANTS_TABLE: Final = "sc21-1"
 
 
 class Training(NamedTuple):
-    """A whole training of one model.
+    """Whole training of one model.
 
     Attributes:
         parameters: of the model.
@@ -279,7 +264,7 @@ class Training(NamedTuple):
 
 @cache
 def course_table() -> tuple[Training, ...]:
-    """Models of the course on 1 and 4 DGX A100: the formula, and the planner's best layout."""
+    """Compute the course's models on 1 and 4 DGX A100: by the formula, and with the planner's best layout."""
     site, made = cluster(SITE), []
     for model, batch in COURSE:
         for nodes in NODES:
@@ -304,7 +289,7 @@ def _planned(model: str, gpus: int, batch: int) -> tuple[int, tuple[int, ...], f
 
 @cache
 def published_table() -> tuple[Training, ...]:
-    """Narayanan's Table 1: the formula at one rate for all, the published rate of each row, and the cost model."""
+    """Compute Narayanan's Table 1: by the formula, at the published rates, and by the cost model."""
     known, made = held_out(PROFILE_OF[GIANTS_TABLE]), []
     for one in validate(GIANTS_TABLE).rows:
         row = one.row
@@ -321,7 +306,7 @@ def published_table() -> tuple[Training, ...]:
 
 
 def duration(seconds: float) -> str:
-    """A long time in the unit a person would choose: days, weeks from three on, years from seventy weeks on."""
+    """Format a long time: in days, in weeks from three on, in years from seventy weeks on."""
     days = seconds / SECONDS_PER_DAY
     if days < 21:
         return say(en=f"{decimal(days)} d", fr=f"{decimal(days)} j")
@@ -332,7 +317,7 @@ def duration(seconds: float) -> str:
 
 @illustrated
 def giants() -> tuple[LabFigure, Table]:
-    """Training on 300 billion tokens: the course's table on 1 and 4 DGX A100, and Narayanan's Table 1.
+    """Draw the training on 300 billion tokens: the course's table on 1 and 4 DGX A100, Narayanan's Table 1.
 
     Left and right the formula with 140 TFLOP/s per GPU beside the cost model (with its interval of four held-out rows
     in five); right also what the published FLOP/s come to. A model that fits nowhere has a formula's time all the same.
@@ -422,15 +407,10 @@ def _giants_sheet(trainings: tuple[Training, ...]) -> Table:
         )
         for one in trainings
     ]
-    head = (
-        say(en="parameters", fr="paramètres"),
+    head = columns(
+        en="parameters; GPU; dp · tp · pp; 8TP/(nX); cost model; published FLOP/s; thousand GPU-hours; MWh of the GPUs",
+        fr="paramètres; GPU; dp · tp · pp; 8TP/(nX); modèle de coût; FLOP/s publiés; milliers d’heures GPU; MWh des "
         "GPU",
-        "dp · tp · pp",
-        "8TP/(nX)",
-        say(en="cost model", fr="modèle de coût"),
-        say(en="published FLOP/s", fr="FLOP/s publiés"),
-        say(en="thousand GPU-hours", fr="milliers d’heures GPU"),
-        say(en="MWh of the GPUs", fr="MWh des GPU"),
     )
     return Table(head, tuple(rows))
 
@@ -456,7 +436,7 @@ WAITS: Final = ("bubble", "pipeline", "data")
 
 
 class GpuSplit(NamedTuple):
-    """One way to deal GPUs out to stages and replicas.
+    """Split of GPUs into stages and replicas.
 
     Attributes:
         pp, dp: their product is fixed.
@@ -487,7 +467,7 @@ def splits(
     zero: int = 1,
     checkpointing: str = "full",
 ) -> tuple[GpuSplit, ...]:
-    """Every way to deal gpus ÷ tp out to stages (1F1B) and replicas, the fewest stages first.
+    """List every split of gpus ÷ tp into stages (1F1B) and replicas, the fewest stages first.
 
     Gradients are not reduced beside the backward here, as in Megatron of 2021, so that both waits are seen whole.
 
@@ -560,7 +540,7 @@ def _no_split(gpus: int, batch: int, tp: int) -> str:
 def bubble_or_all_reduce(
     model: str, cluster: str = "jean_zay_a100", gpus: int = 384, batch: int = 2048, **fixed: Any
 ) -> tuple[LabFigure, Table]:
-    """For each way to deal GPUs out to stages and replicas: what a step waits for, stacked.
+    """Draw for each split into stages and replicas what a step waits for, stacked.
 
     Args:
         model, cluster, gpus, batch: as `splits` takes them.
@@ -600,8 +580,8 @@ def bubble_or_all_reduce(
     axes.set_ylabel(say(en="seconds of a step", fr="secondes d’une itération"))
     axes.set_title(
         say(
-            en=f"{model}, {gpus} GPUs of {site.title}, tp {tp}, batch {batch}:\nwhat a step waits for; above, "
-            "memory of the fullest GPU",
+            en=f"{model}, {gpus} GPUs of {site.title}, tp {tp}, batch {batch}:\nwhat a step waits for; above, memory "
+            "of the fullest GPU",
             fr=f"{model}, {gpus} GPU de {site.title}, tp {tp}, batch {batch} :\nce qu’attend une itération ; "
             "au-dessus, mémoire du GPU le plus rempli",
         ),

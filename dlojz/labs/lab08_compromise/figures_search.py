@@ -1,23 +1,9 @@
-"""Strategies of the layers of a perceptron: what each costs, what resharding costs, and the path that is chosen.
+"""Figures of lab 08 about searches: shardings, pipeline stages, errors of the cost model, messages, measured layouts.
 
-viz`. The costs drawn are those given; the totals are summed again from the choice.
+Totals are summed again from the choice that is drawn. What is said of a row that the model misses comes from its table,
+its neighbours or `docs/validation.md`.
 
-Source: Zheng et al. 2022 (Alpa, OSDI 22), §4.2, equation 1.
-
-Stages of a pipeline: the table of their times, those that are chosen in it, and the pipeline they make.
-
-viz`. The times drawn are those given; the length of the step is summed again from the stages chosen.
-
-Source: Zheng et al. 2022 (Alpa, OSDI 22), §5.2, equation 2.
-
-Where the cost model is wrong, row by row of a published table, and what is known of the rows that are far off.
-
-viz`. Every usable row is drawn; what is said of a row far off is what its table, its neighbours or `docs/validation.md`
-say of it, and "nothing is known" where they say nothing.
-
-Measured beside predicted on this machine: messages with their lines, layouts with their steps.
-
-viz`. Every measurement is drawn; a line or a bar that is no measurement says whose it is.
+Source: Zheng et al. 2022 (Alpa, OSDI 22), §4.2, equation 1, and §5.2, equation 2.
 """
 
 from __future__ import annotations
@@ -25,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -38,23 +24,18 @@ from dlojz.cost_model.validation import RowResult, TableResult, validate
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.style import BLACK, BLUE, EDGE, GREY, LINE_STYLES, ORANGE, SERIES, SHADE, VERMILION, YELLOW
 from dlojz.hardware.evidence import Measurement
-from dlojz.labs.kit.figures import HEAT, PLATE, given, illustrated, logarithmic, pictured, short, thousands
+from dlojz.labs.kit.exercise import Said
+from dlojz.labs.kit.figures import HEAT, PLATE, columns, given, illustrated, logarithmic, pictured, short, thousands
+from dlojz.labs.lab08_compromise.exercises_alpa import Chain, chain_cost
 from dlojz.planner.answer import seconds
+from dlojz.planner.this_machine import LocalChoice
 
 Path = Sequence[int]
 
 
-class LayerChain(Protocol):
-    """Layers of which each takes one of several strategies (`dlojz.labs.lab08_compromise.exercises_alpa.Chain`)."""
-
-    strategies: tuple[str, ...]
-    costs: list[list[float]]
-    resharding: list[list[list[float]]]
-
-
 @pictured
-def mlp_sharding(costs: LayerChain, solution: Any = None, **others: Any) -> LabFigure:
-    """Strategies (down) of every layer (across) with their cost, and the path that a solution takes through them.
+def mlp_sharding(costs: Chain, solution: Any = None, **others: Any) -> LabFigure:
+    """Draw the strategies of every layer with their cost, and the path of a solution through them.
 
     On the path stands what resharding costs between two layers; the legend has the sum. At the right, what resharding
     costs between two neighbours for every pair of strategies.
@@ -69,8 +50,13 @@ def mlp_sharding(costs: LayerChain, solution: Any = None, **others: Any) -> LabF
         LabError: for a solution that does not name a strategy for each layer.
     """
     solutions = others if solution is None else {"yours": solution, **others}
-    paths = {_solution_name(name): _path(given(one), costs) for name, one in solutions.items()}
-    totals = {name: chain_total(costs, path) for name, path in paths.items()}
+    paths = {
+        _usual(
+            name, yours=say(en="chosen", fr="choisi"), batch=say(en="data parallelism", fr="Data Parallelism")
+        ): _path(given(one), costs)
+        for name, one in solutions.items()
+    }
+    totals = {name: chain_cost(costs.costs, costs.resharding, path) for name, path in paths.items()}
     layers, rows = len(costs.costs), len(costs.strategies)
     told = [f"{name} {rounded(total, 4)}" for name, total in totals.items()]
     alt = say(
@@ -79,7 +65,7 @@ def mlp_sharding(costs: LayerChain, solution: Any = None, **others: Any) -> LabF
     )
     figure = new_figure(min(5.2 + 0.95 * layers, 13.0), 0.85 * rows + 1.7, alt=alt)
     left, right = figure.subplots(1, 2, width_ratios=(max(layers, 3), rows + 0.8))
-    names = [_strategy(one) for one in costs.strategies]
+    names = [_usual(one) for one in costs.strategies]
     table = np.array([[_cell(some, k) for some in costs.costs] for k in range(rows)])
     _heat(left, table, f"{say(en='layer', fr='couche')} {{}}", names)
     left.set_title(
@@ -110,31 +96,27 @@ def mlp_sharding(costs: LayerChain, solution: Any = None, **others: Any) -> LabF
     return finish(figure)
 
 
-def _strategy(name: str) -> str:
-    """A strategy in the reader's language; one that the lab does not name as it is."""
-    usual = {
-        "column": say(en="by columns", fr="par colonne"),
-        "row": say(en="by rows", fr="par ligne"),
-        "batch": say(en="along the batch", fr="selon le batch"),
-    }
-    return usual.get(name, visible(name))
+_NAMES = {
+    "column": Said("by columns", "par colonne"),
+    "row": Said("by rows", "par ligne"),
+    "batch": Said("along the batch", "selon le batch"),
+    "alone": Said("each layer alone", "chaque couche seule"),
+    "greedy": Said("greedy", "glouton"),
+    "package": Said("the package", "le paquet"),
+    "lab_03": Said("lab 03", "TP 03"),
+}
+
+
+def _usual(name: str, **others: str) -> str:
+    """A usual name in the reader's language; another one as it is."""
+    return others.get(name) or str(_NAMES.get(name, visible(name).replace("_", " ")))
 
 
 def _sum(name: str, total: float) -> str:
     return say(en=f"{name}: {rounded(total, 4)}", fr=f"{name} : {rounded(total, 4)}")
 
 
-def _solution_name(name: str) -> str:
-    usual = {
-        "yours": say(en="chosen", fr="choisi"),
-        "alone": say(en="each layer alone", fr="chaque couche seule"),
-        "greedy": say(en="greedy", fr="glouton"),
-        "batch": say(en="data parallelism", fr="Data Parallelism"),
-    }
-    return usual.get(name, visible(name).replace("_", " "))
-
-
-def _path(solution: Any, costs: LayerChain) -> list[int]:
+def _path(solution: Any, costs: Chain) -> list[int]:
     taken = solution.strategies() if hasattr(solution, "strategies") else solution
     path = list(taken) if isinstance(taken, Sequence | np.ndarray) else []
     legal = len(path) == len(costs.costs) and all(
@@ -150,12 +132,6 @@ def _path(solution: Any, costs: LayerChain) -> list[int]:
             )
         )
     return [int(k) for k in path]
-
-
-def chain_total(costs: LayerChain, path: Path) -> float:
-    """What one strategy per layer costs: Σ s·c + Σ sᵀRs."""
-    own = math.fsum(costs.costs[layer][k] for layer, k in enumerate(path))
-    return own + math.fsum(costs.resharding[layer][here][there] for layer, (here, there) in enumerate(pairwise(path)))
 
 
 def _cell(some: Sequence[float], place: int) -> float:
@@ -190,7 +166,7 @@ Stage = tuple[int, int, int]
 
 @pictured
 def stages(table: Mapping[Stage, float], chosen: Any, num_micro_batches: int, *, unit: str = "s") -> LabFigure:
-    """The table t(first … last, devices) as heat maps, the stages that were chosen in it, and the pipeline they make.
+    """Draw the table t(first … last, devices) as heat maps, the stages chosen in it, and their pipeline.
 
     Args:
         table: (first layer, last layer included, devices) → time of one micro-batch; what is absent cannot be.
@@ -233,7 +209,7 @@ def _stages(chosen: Any, table: Mapping[Stage, float], num_micro_batches: int) -
             say(
                 en=f"stages are triples (first layer, last layer, devices) of the table that hold each of the {layers} "
                 f"layers once, in order, but {visible(repr(chosen)[:80])} was received.",
-                fr=f"les étages sont des triplets (première couche, dernière couche, périphériques) de la table, qui "
+                fr="les étages sont des triplets (première couche, dernière couche, périphériques) de la table, qui "
                 f"contiennent chacune des {layers} couches une fois, dans l’ordre ; reçu : "
                 f"{visible(repr(chosen)[:80])}.",
             )
@@ -345,7 +321,7 @@ SAME: Final = ("size", "gpus", "dp", "tp", "pp", "cp", "zero", "chunks", "checkp
 
 
 def known(one: RowResult, among: Sequence[RowResult] = ()) -> str:
-    """What is known of a row that the cost model misses.
+    """Say what is known of a row that the cost model misses.
 
     Args:
         one: the row.
@@ -417,7 +393,7 @@ def _neighbour(one: RowResult, among: Sequence[RowResult]) -> RowResult | None:
 
 @illustrated
 def errors(table_name: str = "jean-zay-a100") -> tuple[LabFigure, Table]:
-    """Predicted over measured for every row of a published table; those over 10 % with what is known of them.
+    """Draw predicted over measured for every row of a published table; explain those over 10 %.
 
     Args:
         table_name: of `dlojz.cost_model.validation.validated()`.
@@ -499,15 +475,9 @@ def _title(found: TableResult) -> str:
 
 
 def _sheet(found: TableResult, reasons: dict[str, tuple[str, list[RowResult]]]) -> Table:
-    head = (
-        say(en="row", fr="ligne"),
-        "dp · tp · pp",
-        "micro-batch",
-        say(en="measured", fr="mesuré"),
-        say(en="predicted", fr="prédit"),
-        say(en="error", fr="erreur"),
-        say(en="half", fr="moitié"),
-        say(en="what is known", fr="ce qu’on en sait"),
+    head = columns(
+        en="row; dp · tp · pp; micro-batch; measured; predicted; error; half; what is known",
+        fr="ligne; dp · tp · pp; micro-batch; mesuré; prédit; erreur; moitié; ce qu’on en sait",
     )
     held, fitted = say(en="held out", fr="mise de côté"), say(en="fitted on", fr="ajustée")
     rows = [
@@ -537,23 +507,11 @@ Line = tuple[float, float]
 """α in seconds and β in seconds per byte."""
 
 
-class DrawnLayout(Protocol):
-    """A layout of `dlojz.planner.this_machine`: what it is called, and its predicted seconds."""
-
-    @property
-    def title(self) -> str:
-        """In one line."""
-
-    @property
-    def step_s(self) -> float:
-        """Predicted seconds of a step."""
-
-
 @pictured
 def alpha_beta(
     points: Sequence[tuple[float, float]], *, factor: float = 1.0, **fits: Line | Callable[[], Line]
 ) -> LabFigure:
-    """Messages measured, and the lines t = α + factor·n·β through them; below, each line's residuals.
+    """Draw measured messages, the lines t = α + factor·n·β through them, and each line's residuals.
 
     Args:
         points: bytes and seconds of each message, measured; what else they hold is not looked at.
@@ -568,11 +526,11 @@ def alpha_beta(
         raise LabError(
             say(
                 en=f"points are pairs of bytes and seconds above 0, but {visible(measured[:1])} was received first.",
-                fr=f"points contient des paires d’octets et de secondes positifs ; la première reçue : "
+                fr="points contient des paires d’octets et de secondes positifs ; la première reçue : "
                 f"{visible(measured[:1])}.",
             )
         )
-    lines = {_named(name): _line(given(fit)) for name, fit in fits.items()}
+    lines = {_usual(name, yours=say(en="yours", fr="la vôtre")): _line(given(fit)) for name, fit in fits.items()}
     sizes, times = (np.array(column) for column in zip(*measured, strict=True))
     figure = new_figure(8.2, 5.4, alt=_alpha_beta_alt(len(measured), lines))
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2.1, 1.0))
@@ -603,16 +561,6 @@ def alpha_beta(
     for axes in (upper, lower):
         plain(axes)
     return finish(figure)
-
-
-def _named(name: str) -> str:
-    """What a line is called: the usual names in the reader's language, any other as it is."""
-    usual = {
-        "yours": say(en="yours", fr="la vôtre"),
-        "package": say(en="the package", fr="le paquet"),
-        "lab_03": say(en="lab 03", fr="TP 03"),
-    }
-    return usual.get(name, visible(name).replace("_", " "))
 
 
 def _line(value: Any) -> Line:
@@ -646,8 +594,8 @@ def _alpha_beta_alt(number: int, lines: Mapping[str, Line]) -> str:
 
 
 @illustrated
-def neighbours(rows: Sequence[DrawnLayout], measured_s: Sequence[float]) -> tuple[LabFigure, Table]:
-    """Layouts of this machine, predicted beside measured, by predicted step; the first choice and what it loses.
+def neighbours(rows: Sequence[LocalChoice], measured_s: Sequence[float]) -> tuple[LabFigure, Table]:
+    """Draw layouts of this machine, predicted beside measured, and what the first choice loses.
 
     Args:
         rows: of `plan_here`, in any order.
@@ -674,7 +622,7 @@ def neighbours(rows: Sequence[DrawnLayout], measured_s: Sequence[float]) -> tupl
     return finish(figure), _neighbours_sheet(pairs)
 
 
-def _bars(axes: Axes, pairs: Sequence[tuple[DrawnLayout, float]]) -> None:
+def _bars(axes: Axes, pairs: Sequence[tuple[LocalChoice, float]]) -> None:
     places = np.arange(len(pairs))
     predicted, measured = [1e3 * row.step_s for row, _ in pairs], [1e3 * value for _, value in pairs]
     for shift, values, color, hatch, label in (
@@ -704,7 +652,7 @@ def _bars(axes: Axes, pairs: Sequence[tuple[DrawnLayout, float]]) -> None:
     axes.figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8.5)
 
 
-def _loss_words(pairs: Sequence[tuple[DrawnLayout, float]], loss: float) -> str:
+def _loss_words(pairs: Sequence[tuple[LocalChoice, float]], loss: float) -> str:
     if loss <= 0:
         return say(
             en=f"first choice of {len(pairs)}: also the fastest measured",
@@ -716,14 +664,11 @@ def _loss_words(pairs: Sequence[tuple[DrawnLayout, float]], loss: float) -> str:
     )
 
 
-def _neighbours_sheet(pairs: Sequence[tuple[DrawnLayout, float]]) -> Table:
+def _neighbours_sheet(pairs: Sequence[tuple[LocalChoice, float]]) -> Table:
     fastest = min(value for _, value in pairs)
-    head = (
-        say(en="layout", fr="configuration"),
-        say(en="predicted", fr="prédit"),
-        say(en="measured", fr="mesuré"),
-        say(en="predicted over measured", fr="prédit sur mesuré"),
-        say(en="over the fastest", fr="sur la plus rapide"),
+    head = columns(
+        en="layout; predicted; measured; predicted over measured; over the fastest",
+        fr="configuration; prédit; mesuré; prédit sur mesuré; sur la plus rapide",
     )
     rows = [
         (
@@ -738,7 +683,7 @@ def _neighbours_sheet(pairs: Sequence[tuple[DrawnLayout, float]]) -> Table:
     return Table(head, tuple(rows))
 
 
-def _neighbours_alt(pairs: Sequence[tuple[DrawnLayout, float]], loss: float) -> str:
+def _neighbours_alt(pairs: Sequence[tuple[LocalChoice, float]], loss: float) -> str:
     each = ", ".join(f"{visible(row.title)}: {seconds(row.step_s)} / {seconds(value)}" for row, value in pairs)
     return f"{_loss_words(pairs, loss)}. " + say(
         en=f"Predicted / measured seconds of a step: {each}.", fr=f"Itération prédite / mesurée : {each}."

@@ -1,7 +1,4 @@
-"""Lab 09: its exercises in order, and what the student predicts.
-
-Nothing is judged here; the exercises live beside their references.
-"""
+"""Lab 09: its exercises in order, and what the student predicts."""
 
 from __future__ import annotations
 
@@ -14,8 +11,6 @@ from dlojz.labs.lab09_optimizers.exercises_compression import (
     SIGN_BIAS,
 )
 from dlojz.labs.lab09_optimizers.exercises_updates import FREEZE_STEP, FUSED_TRAFFIC, OUTER_STEP, UPDATE_IN_BACKWARD
-
-TITLE = Said("Distributed optimizers", "Optimiseurs distribués")
 
 EXERCISES = (
     COMPRESS_SIGNS,

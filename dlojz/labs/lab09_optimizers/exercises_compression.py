@@ -1,24 +1,8 @@
-"""Lab 09: one bit per number, and what it loses on average.
+"""Exercises of lab 09 on compression: signs, their bias, error feedback, bytes, the compressed all-reduce on ranks.
 
-The scale is the one of `dlojz.by_hand.optimizers.one_bit`, the mean magnitude.
-
-Lab 09: error feedback: what one message leaves unsaid, the next one says.
-
-An answer is used step after step, under several compressions, and held to all it says and keeps.
-
-Lab 09: the bytes of a compressed all-reduce, by hand.
-
-The reference counts what `dlojz.by_hand.optimizers.sent_bytes` counts, as a ring sends it.
-
-Lab 09: a vector as a message of bytes, and back: what ranks hand to one another in the compressed all-reduce.
-
-optim`. A message is what `dlojz.by_hand.optimizers.one_bit` sends of a chunk: eight signs to a byte, then 4 bytes of
-scale for every 2048 numbers begun.
-
-Lab 09: the compressed all-reduce on real ranks.
-
-What ranks should hold is computed in one process, call after call, from the same messages; right values alone are not
-enough: nothing but bytes may travel, and each chunk to its server only.
+A message is what `dlojz.by_hand.optimizers.one_bit` sends of a chunk: eight signs to a byte, then 4 bytes of scale for
+every 2048 numbers begun. Ranks are compared with one process, call after call; besides, nothing but bytes may be sent,
+and each chunk only to its server.
 
 Source: Tang et al. 2021, "1-bit Adam" (arXiv 2102.02888), algorithm 1; Tang et al. 2019, "DoubleSqueeze" (arXiv
 1905.05957), for the errors of both sides.
@@ -32,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Exercise, Said, Wrong
-from dlojz.labs.kit.judges import Mistake, by_reference, by_trial, normal, pair_of
-from dlojz.labs.kit.rank_judges import TENSOR_DIAGNOSIS_CASES, TensorFault, by_shares
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.judges import Judge, expect_several, normal
+from dlojz.labs.kit.rank_judges import TENSOR_CASES
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
@@ -44,7 +28,7 @@ Scale = Callable[["Tensor"], "Tensor"]
 
 
 def compress(values: Tensor) -> Tensor:
-    """Every number's sign times the mean magnitude of all; zero counts as positive.
+    """Multiply every number's sign by the mean magnitude of all; zero counts as positive.
 
     Args:
         values: any shape.
@@ -55,7 +39,7 @@ def compress(values: Tensor) -> Tensor:
 
 
 def bias(draws: Tensor) -> Tensor:
-    """What compression adds on average to gradients of the same weights.
+    """Compute what compression adds on average to gradients of the same weights.
 
     Args:
         draws: one gradient per row, shape (draws, weights).
@@ -94,160 +78,124 @@ def _gradients() -> Iterator[tuple[Tensor]]:
 COMPRESS_SIGNS = Exercise(
     id="compress-signs",
     title=Said("one bit per number", "un bit par nombre"),
-    judge=by_reference(
+    judge=Judge(
         compress,
         cases=_vectors,
         mistakes=(
             Mistake(
                 lambda values: values.sign() * values.abs().mean(),
-                Said(
-                    "Where the number is zero you give zero: torch.sign has three results, and one bit has room for "
-                    "two. Let zero count as positive: torch.where(values >= 0, 1.0, -1.0).",
-                    "Là où le nombre est nul, vous renvoyez zéro : torch.sign a trois résultats, or un bit n’en "
-                    "distingue que deux. Comptez zéro comme positif : torch.where(values >= 0, 1.0, -1.0).",
-                ),
+                "Where the number is zero you give zero: torch.sign has three results, and one bit has room for two. "
+                "Let zero count as positive: torch.where(values >= 0, 1.0, -1.0).",
+                "Là où le nombre est nul, vous renvoyez zéro : torch.sign a trois résultats, or un bit n’en distingue "
+                "que deux. Comptez zéro comme positif : torch.where(values >= 0, 1.0, -1.0).",
             ),
             Mistake(
                 lambda values: -_signs(-values) * values.abs().mean(),
-                Said(
-                    "All is right but for zero, which counts as positive here: >= rather than >.",
-                    "Tout est juste, sauf pour zéro, qui compte ici comme positif : >= plutôt que >.",
-                ),
+                "All is right but for zero, which counts as positive here: >= rather than >.",
+                "Tout est juste, sauf pour zéro, qui compte ici comme positif : >= plutôt que >.",
             ),
             Mistake(
                 _signs,
-                Said(
-                    "The signs are right, but the scale is missing: without it a gradient of 10⁻⁶ and one of 10⁶ say "
-                    "the same. Multiply by the mean magnitude.",
-                    "Les signes sont justes, mais l’échelle manque : sans elle, un gradient de 10⁻⁶ et un autre de 10⁶ "
-                    "disent la même chose. Multipliez par la moyenne des valeurs absolues.",
-                ),
+                "The signs are right, but the scale is missing: without it a gradient of 10⁻⁶ and one of 10⁶ say the "
+                "same. Multiply by the mean magnitude.",
+                "Les signes sont justes, mais l’échelle manque : sans elle, un gradient de 10⁻⁶ et un autre de 10⁶ "
+                "disent la même chose. Multipliez par la moyenne des valeurs absolues.",
             ),
             Mistake(
                 _scaled(lambda values: values.mean()),
-                Said(
-                    "The scale is the mean of the numbers, in which positive and negative ones cancel out: take the "
-                    "mean of their magnitudes, values.abs().mean().",
-                    "L’échelle est ici la moyenne des nombres, où positifs et négatifs se compensent : prenez celle de "
-                    "leurs valeurs absolues, values.abs().mean().",
-                ),
+                "The scale is the mean of the numbers, in which positive and negative ones cancel out: take the mean "
+                "of their magnitudes, values.abs().mean().",
+                "L’échelle est ici la moyenne des nombres, où positifs et négatifs se compensent : prenez celle de "
+                "leurs valeurs absolues, values.abs().mean().",
             ),
             Mistake(
                 _scaled(lambda values: values.square().mean().sqrt()),
-                Said(
-                    "Your scale is the root mean square: it keeps the norm, as in the paper on 1-bit Adam, but is not "
-                    "the nearest to the numbers. Of all c, the one that makes ‖x − c sign(x)‖ smallest is the mean "
-                    "magnitude.",
-                    "Votre échelle est la moyenne quadratique : elle conserve la norme, comme dans l’article de 1-bit "
-                    "Adam, mais n’est pas la plus proche des nombres. Parmi tous les c, celui qui minimise "
-                    "‖x − c sign(x)‖ est la moyenne des valeurs absolues.",
-                ),
+                "Your scale is the root mean square: it keeps the norm, as in the paper on 1-bit Adam, but is not the "
+                "nearest to the numbers. Of all c, the one that makes ‖x − c sign(x)‖ smallest is the mean magnitude.",
+                "Votre échelle est la moyenne quadratique : elle conserve la norme, comme dans l’article de 1-bit "
+                "Adam, mais n’est pas la plus proche des nombres. Parmi tous les c, celui qui minimise ‖x − c sign(x)‖ "
+                "est la moyenne des valeurs absolues.",
             ),
             Mistake(
                 _scaled(lambda values: values.abs().max()),
-                Said(
-                    "The scale is the largest magnitude: almost every number comes out too large. Take the mean one.",
-                    "L’échelle est la plus grande valeur absolue : presque tous les nombres en ressortent trop grands. "
-                    "Prenez la moyenne.",
-                ),
+                "The scale is the largest magnitude: almost every number comes out too large. Take the mean one.",
+                "L’échelle est la plus grande valeur absolue : presque tous les nombres en ressortent trop grands. "
+                "Prenez la moyenne.",
             ),
             Mistake(
                 _scaled(lambda values: values.abs().sum()),
-                Said(
-                    "The scale is the sum of the magnitudes: divide it by how many there are.",
-                    "L’échelle est la somme des valeurs absolues : divisez-la par leur nombre.",
-                ),
+                "The scale is the sum of the magnitudes: divide it by how many there are.",
+                "L’échelle est la somme des valeurs absolues : divisez-la par leur nombre.",
             ),
         ),
     ),
     praise=Said(
-        "Right: of 32 bits one is left, and one scale for all.",
-        "Exact : des 32 bits, il en reste un, et une échelle pour tous.",
+        "Right: one bit per number in place of 32, and one scale for all.",
+        "Exact : un bit par nombre au lieu de 32, et une échelle pour tous.",
     ),
-    hints=(
-        Said(
-            "Two parts: a tensor of +1 and −1, and one single number by which it is multiplied.",
-            "Deux morceaux : un tenseur de +1 et de −1, et un seul nombre qui le multiplie.",
-        ),
-        Said(
-            "torch.where(condition, 1.0, -1.0) gives the signs, values.abs().mean() the scale.",
-            "torch.where(condition, 1.0, -1.0) donne les signes, values.abs().mean() l’échelle.",
-        ),
+    hints=two_hints(
+        "Two parts: a tensor of +1 and −1, and one single number by which it is multiplied.",
+        "Deux morceaux : un tenseur de +1 et de −1, et un seul nombre qui le multiplie.",
+        "torch.where(condition, 1.0, -1.0) gives the signs, values.abs().mean() the scale.",
+        "torch.where(condition, 1.0, -1.0) donne les signes, values.abs().mean() l’échelle.",
     ),
 )
 
 SIGN_BIAS = Exercise(
     id="sign-bias",
     title=Said("the bias of the signs", "le biais des signes"),
-    judge=by_reference(
+    judge=Judge(
         bias,
         cases=_gradients,
         mistakes=(
             Mistake(
                 lambda draws: -bias(draws),
-                Said(
-                    "The difference is the other way round: what arrives, less what should have arrived.",
-                    "La différence est prise à l’envers : ce qui arrive, moins ce qui aurait dû arriver.",
-                ),
+                "The difference is the other way round: what arrives, less what should have arrived.",
+                "La différence est prise à l’envers : ce qui arrive, moins ce qui aurait dû arriver.",
             ),
             Mistake(
                 lambda draws: compress(draws.mean(0)) - draws.mean(0),
-                Said(
-                    "You compress the mean. In a training each gradient is compressed as it comes, and the mean is "
-                    "made of what arrives: compress row by row, then average.",
-                    "Vous compressez la moyenne. Dans un entraînement, chaque gradient est compressé à mesure, et "
-                    "c’est ce qui arrive que l’on moyenne : compressez ligne par ligne, puis moyennez.",
-                ),
+                "You compress the mean. In a training each gradient is compressed as it comes, and the mean is made of "
+                "what arrives: compress row by row, then average.",
+                "Vous compressez la moyenne. Dans un entraînement, chaque gradient est compressé à mesure, et c’est ce "
+                "qui arrive que l’on moyenne : compressez ligne par ligne, puis moyennez.",
             ),
             Mistake(
                 lambda draws: compress(draws).mean(0) - draws.mean(0),
-                Said(
-                    "You compress all rows at a stroke, under one scale: each row is a gradient of its own, and has a "
-                    "scale of its own.",
-                    "Vous compressez toutes les lignes d’un coup, avec une même échelle : chaque ligne est un "
-                    "gradient, et a sa propre échelle.",
-                ),
+                "You compress all rows together, with one scale: each row is a gradient, and has its own scale.",
+                "Vous compressez toutes les lignes d’un coup, avec une même échelle : chaque ligne est un gradient, et "
+                "a sa propre échelle.",
             ),
             Mistake(
                 lambda draws: bias(draws).abs(),
-                Said(
-                    "You give the magnitude of the bias; its sign tells which way the weights are pushed: keep it.",
-                    "Vous donnez la valeur absolue du biais ; or son signe dit dans quel sens les poids sont "
-                    "poussés : gardez-le.",
-                ),
+                "You give the magnitude of the bias; its sign tells which way the weights are pushed: keep it.",
+                "Vous donnez la valeur absolue du biais ; or son signe dit dans quel sens les poids sont poussés : "
+                "gardez-le.",
             ),
             Mistake(
                 lambda draws: bias(draws) + draws.mean(0),
-                Said(
-                    "That is the mean of what arrives; the bias is what it differs by: take draws.mean(0) away.",
-                    "C’est la moyenne de ce qui arrive ; le biais est l’écart avec ce qui devait arriver : retranchez "
-                    "draws.mean(0).",
-                ),
+                "That is the mean of what arrives; the bias is what it differs by: take draws.mean(0) away.",
+                "C’est la moyenne de ce qui arrive ; le biais est l’écart avec ce qui devait arriver : retranchez "
+                "draws.mean(0).",
             ),
             Mistake(
                 lambda draws: bias(draws).mean(),
-                Said(
-                    "One number is left, averaged over the weights too, where biases cancel out: average over the "
-                    "draws alone, mean(0).",
-                    "Il ne reste qu’un nombre, moyenné aussi sur les poids, où les biais se compensent : ne moyennez "
-                    "que sur les tirages, mean(0).",
-                ),
+                "One number is left, averaged over the weights too, where biases cancel out: average over the draws "
+                "alone, mean(0).",
+                "Il ne reste qu’un nombre, moyenné aussi sur les poids, où les biais se compensent : ne moyennez que "
+                "sur les tirages, mean(0).",
             ),
         ),
     ),
     praise=Said(
-        "Right: no number of steps takes this away; on average too, something else arrives than was sent.",
-        "Exact : aucun nombre de pas n’y remédie ; même en moyenne, ce qui arrive n’est pas ce qui a été envoyé.",
+        "Right: compression is biased, and averaging over more steps does not remove this bias.",
+        "Exact : la compression est biaisée, et moyenner sur davantage de pas ne supprime pas ce biais.",
     ),
-    hints=(
-        Said(
-            "Compress each row by itself, and look at two means over the rows.",
-            "Compressez chaque ligne séparément, et comparez deux moyennes sur les lignes.",
-        ),
-        Said(
-            "torch.stack([compress(row) for row in draws]) has the shape of draws; its mean(0), less draws.mean(0).",
-            "torch.stack([compress(row) for row in draws]) a la forme de draws ; son mean(0), moins draws.mean(0).",
-        ),
+    hints=two_hints(
+        "Compress each row by itself, and look at two means over the rows.",
+        "Compressez chaque ligne séparément, et comparez deux moyennes sur les lignes.",
+        "torch.stack([compress(row) for row in draws]) has the shape of draws; its mean(0), less draws.mean(0).",
+        "torch.stack([compress(row) for row in draws]) a la forme de draws ; son mean(0), moins draws.mean(0).",
     ),
 )
 
@@ -257,7 +205,7 @@ STEPS = 6
 
 
 def feed_back(values: Tensor, error: Tensor, compress: Compress) -> tuple[Tensor, Tensor]:
-    """What is said of the numbers and of what was left unsaid before, and what is left unsaid now.
+    """Compress the values plus the error; return the message, and the new error.
 
     Source: Karimireddy et al. 2019, "Error Feedback Fixes SignSGD" (arXiv 1901.09847), algorithm EF-SGD.
     """
@@ -266,7 +214,7 @@ def feed_back(values: Tensor, error: Tensor, compress: Compress) -> tuple[Tensor
 
 
 def largest(values: Tensor) -> Tensor:
-    """Another compression: all but the number of largest magnitude is set to zero."""
+    """Keep the number of largest magnitude and set all others to zero."""
     import torch
 
     kept = torch.zeros_like(values)
@@ -281,53 +229,28 @@ def _use(answer: Callable[..., Any], seed: int, numel: int, compress: Compress) 
 
     error, seen = torch.zeros(numel), []
     for step in range(STEPS):
-        told, error = pair_of(answer(normal(100 * seed + step, numel) + 0.5, error.clone(), compress), "(told, error)")
+        given = answer(normal(100 * seed + step, numel) + 0.5, error.clone(), compress)
+        told, error = expect_several(given, "(told, error)", 2)
         for one in (told, error):
             if not isinstance(one, torch.Tensor) or one.shape != (numel,):
                 raise Wrong(
-                    say(
-                        en=f"Both results have the shape of values, ({numel},), but one of yours is "
-                        f"{tuple(one.shape) if isinstance(one, torch.Tensor) else type(one).__name__}.",
-                        fr=f"Les deux résultats ont la forme de values, ({numel},), mais l’un des vôtres est "
-                        f"{tuple(one.shape) if isinstance(one, torch.Tensor) else type(one).__name__}.",
-                    )
+                    en=f"Both results have the shape of values, ({numel},), but one of yours is "
+                    f"{tuple(one.shape) if isinstance(one, torch.Tensor) else type(one).__name__}.",
+                    fr=f"Les deux résultats ont la forme de values, ({numel},), mais l’un des vôtres est "
+                    f"{tuple(one.shape) if isinstance(one, torch.Tensor) else type(one).__name__}.",
                 )
         seen += [told, error]
     return torch.cat(seen)
 
 
-def _feedback_cases() -> Iterator[tuple[int, int, Compress]]:
-    yield from ((1, 7, compress), (2, 40, compress), (3, 9, largest))
+def _fed(meant: Callable[..., Tensor], left: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """A wrong way: what it compresses, and what it keeps as the error."""
 
+    def way(values: Tensor, error: Tensor, compress: Compress) -> tuple[Tensor, Tensor]:
+        told = compress(meant(values, error))
+        return told, left(values, error, told)
 
-def _never_said(values: Tensor, error: Tensor, compress: Compress) -> tuple[Tensor, Tensor]:
-    told = compress(values)
-    return told, values - told
-
-
-def _summed_never_said(values: Tensor, error: Tensor, compress: Compress) -> tuple[Tensor, Tensor]:
-    told = compress(values)
-    return told, error + values - told
-
-
-def _last_only(values: Tensor, error: Tensor, compress: Compress) -> tuple[Tensor, Tensor]:
-    told = compress(values + error)
-    return told, values - told
-
-
-def _reversed(values: Tensor, error: Tensor, compress: Compress) -> tuple[Tensor, Tensor]:
-    told = compress(values + error)
-    return told, told - values - error
-
-
-def _taken_away(values: Tensor, error: Tensor, compress: Compress) -> tuple[Tensor, Tensor]:
-    told = compress(values - error)
-    return told, values - error - told
-
-
-def _twice(values: Tensor, error: Tensor, compress: Compress) -> tuple[Tensor, Tensor]:
-    told = compress(values + error)
-    return told, error + (values + error - told)
+    return way
 
 
 def _afterwards(values: Tensor, error: Tensor, compress: Compress) -> tuple[Tensor, Tensor]:
@@ -335,103 +258,75 @@ def _afterwards(values: Tensor, error: Tensor, compress: Compress) -> tuple[Tens
     return told + error, values - told
 
 
-def _swapped(values: Tensor, error: Tensor, compress: Compress) -> tuple[Tensor, Tensor]:
-    told, kept = feed_back(values, error, compress)
-    return kept, told
-
-
 ERROR_FEEDBACK = Exercise(
     id="error-feedback",
     title=Said("error feedback", "la compensation de l’erreur"),
-    judge=by_trial(
-        _use,
+    judge=Judge(
         feed_back,
-        cases=_feedback_cases,
+        trial=_use,
+        cases=((1, 7, compress), (2, 40, compress), (3, 9, largest)),
         mistakes=(
             Mistake(
-                _never_said,
-                Said(
-                    "The error is computed but never said: compress values + error, not values alone.",
-                    "L’erreur est calculée, mais jamais dite : compressez values + error, et non values seul.",
-                ),
+                _fed(lambda values, error: values, lambda values, error, told: values - told),
+                "The error is computed but never said: compress values + error, not values alone.",
+                "L’erreur est calculée, mais jamais dite : compressez values + error, et non values seul.",
             ),
             Mistake(
-                _summed_never_said,
-                Said(
-                    "The errors pile up and are never said: compress values + error, not values alone.",
-                    "Les erreurs s’accumulent sans jamais être dites : compressez values + error, et non values seul.",
-                ),
+                _fed(lambda values, error: values, lambda values, error, told: error + values - told),
+                "The errors pile up and are never said: compress values + error, not values alone.",
+                "Les erreurs s’accumulent sans jamais être dites : compressez values + error, et non values seul.",
             ),
             Mistake(
-                _last_only,
-                Said(
-                    "Of what was left unsaid before, what is not said this time either gets lost: the new error is "
-                    "(values + error) − told, not values − told.",
-                    "Ce qui restait à dire, et qui ne l’est pas cette fois non plus, se perd : la nouvelle erreur est "
-                    "(values + error) − told, et non values − told.",
-                ),
+                _fed(lambda values, error: values + error, lambda values, error, told: values - told),
+                "Of what was left unsaid before, what is not said this time either gets lost: the new error is (values "
+                "+ error) − told, not values − told.",
+                "Ce qui restait à dire, et qui ne l’est pas cette fois non plus, se perd : la nouvelle erreur est "
+                "(values + error) − told, et non values − told.",
             ),
             Mistake(
-                _reversed,
-                Said(
-                    "The error has the wrong sign: what is left to say is what was meant, less what was said.",
-                    "L’erreur a le mauvais signe : ce qui reste à dire, c’est ce que l’on voulait dire, moins ce que "
-                    "l’on a dit.",
-                ),
+                _fed(lambda values, error: values + error, lambda values, error, told: told - values - error),
+                "The error has the wrong sign: it is what was meant, values + error, less what was said.",
+                "L’erreur a le mauvais signe : ce qui reste à dire, c’est ce que l’on voulait dire, moins ce que l’on "
+                "a dit.",
             ),
             Mistake(
-                _taken_away,
-                Said(
-                    "You take the error away: what was left unsaid is to be said in addition, values + error.",
-                    "Vous retranchez l’erreur : ce qui n’a pas été dit doit l’être en plus, values + error.",
-                ),
+                _fed(lambda values, error: values - error, lambda values, error, told: values - error - told),
+                "You take the error away: what was left unsaid is to be said in addition, values + error.",
+                "Vous retranchez l’erreur : ce qui n’a pas été dit doit l’être en plus, values + error.",
             ),
             Mistake(
-                _twice,
-                Said(
-                    "The old error counts twice: it is in values + error already, so the new one replaces it.",
-                    "L’ancienne erreur compte deux fois : elle est déjà dans values + error, la nouvelle la remplace.",
-                ),
+                _fed(lambda values, error: values + error, lambda values, error, told: values + 2 * error - told),
+                "The old error counts twice: it is in values + error already, so the new one replaces it.",
+                "L’ancienne erreur compte deux fois : elle est déjà dans values + error, la nouvelle la remplace.",
             ),
             Mistake(
                 _afterwards,
-                Said(
-                    "The error is added after compression: what is sent then takes 32 bits per number again. Add it "
-                    "before.",
-                    "L’erreur est ajoutée après la compression : ce qui est envoyé reprend alors 32 bits par nombre. "
-                    "Ajoutez-la avant.",
-                ),
+                "The error is added after compression: what is sent then takes 32 bits per number again. Add it "
+                "before.",
+                "L’erreur est ajoutée après la compression : ce qui est envoyé reprend alors 32 bits par nombre. "
+                "Ajoutez-la avant.",
             ),
             Mistake(
-                _swapped,
-                Said(
-                    "The two results are swapped: first what is told, then the error.",
-                    "Les deux résultats sont inversés : d’abord ce qui est dit, puis l’erreur.",
-                ),
+                lambda values, error, compress: feed_back(values, error, compress)[::-1],
+                "The two results are swapped: first what is told, then the error.",
+                "Les deux résultats sont inversés : d’abord ce qui est dit, puis l’erreur.",
             ),
             Mistake(
                 lambda values, error, compress: (values + error, 0 * values),
-                Said(
-                    "Nothing is compressed: what is told is values + error itself.",
-                    "Rien n’est compressé : ce qui est dit est values + error tel quel.",
-                ),
+                "Nothing is compressed: what is told is values + error itself.",
+                "Rien n’est compressé : ce qui est dit est values + error tel quel.",
             ),
         ),
     ),
     praise=Said(
-        "Right: nothing is lost, only put off. Over all steps, what was told plus the last error is what was meant.",
-        "Exact : rien n’est perdu, seulement différé. Sur tous les pas, ce qui est dit plus la dernière erreur font ce "
-        "que l’on voulait dire.",
+        "Right: nothing is lost. Summed over all steps, the messages plus the last error equal the values.",
+        "Exact : rien n’est perdu. Sommés sur tous les pas, les messages plus la dernière erreur égalent les valeurs.",
     ),
-    hints=(
-        Said(
-            "What do you mean to say this time? The new numbers, and what is left from before. Compress that.",
-            "Que voulez-vous dire cette fois ? Les nouveaux nombres, et ce qui restait. C’est cela que l’on compresse.",
-        ),
-        Said(
-            "With meant = values + error: told = compress(meant), and the new error is meant - told.",
-            "Avec meant = values + error : told = compress(meant), et la nouvelle erreur vaut meant - told.",
-        ),
+    hints=two_hints(
+        "What do you mean to say this time? The new numbers, and what is left from before. Compress that.",
+        "Que voulez-vous dire cette fois ? Les nouveaux nombres, et ce qui restait. C’est cela que l’on compresse.",
+        "With meant = values + error: told = compress(meant), and the new error is meant - told.",
+        "Avec meant = values + error : told = compress(meant), et la nouvelle erreur vaut meant - told.",
     ),
 )
 
@@ -441,7 +336,7 @@ BLOCK = 2048
 
 
 def compressed_bytes(parameters: int, ranks: int) -> float:
-    """Bytes that each rank sends in one compressed all-reduce: its messages to the other servers, then to all others.
+    """Count the bytes that each rank sends in one compressed all-reduce: all-to-all, then all-gather.
 
     Args:
         parameters: numbers that are averaged.
@@ -460,10 +355,6 @@ def _message(chunk: float) -> float:
     return chunk / 8 + 4 * math.ceil(chunk / BLOCK)
 
 
-def _bytes_cases() -> Iterator[tuple[int, int]]:
-    yield from ((1_000_003, 4), (12_345, 3), (99_999, 8), (2_049, 2))
-
-
 def _ways(message: Callable[[int, int], float], collectives: int = 2) -> Callable[[int, int], float]:
     return lambda parameters, ranks: collectives * (ranks - 1) * message(parameters, ranks)
 
@@ -471,71 +362,54 @@ def _ways(message: Callable[[int, int], float], collectives: int = 2) -> Callabl
 COMPRESSED_BYTES = Exercise(
     id="compressed-bytes",
     title=Said("the bytes of a compressed all-reduce", "les octets d’un all-reduce compressé"),
-    judge=by_reference(
+    judge=Judge(
         compressed_bytes,
-        cases=_bytes_cases,
+        cases=((1_000_003, 4), (12_345, 3), (99_999, 8), (2_049, 2)),
         mistakes=(
             Mistake(
                 _ways(lambda parameters, ranks: _chunk(parameters, ranks) / 8),
-                Said(
-                    "The scales are missing: 4 bytes for every 2048 numbers begun.",
-                    "Il manque les échelles : 4 octets pour 2048 nombres, tout bloc commencé comptant.",
-                ),
+                "The scales are missing: 4 bytes for every 2048 numbers begun.",
+                "Il manque les échelles : 4 octets pour 2048 nombres, tout bloc commencé comptant.",
             ),
             Mistake(
                 _ways(lambda parameters, ranks: _chunk(parameters, ranks) / 8 + 4),
-                Said(
-                    "You count one scale per message; there is one for every 2048 numbers begun.",
-                    "Vous comptez une échelle par message ; il y en a une pour 2048 nombres, tout bloc commencé "
-                    "comptant.",
-                ),
+                "You count one scale per message; there is one for every 2048 numbers begun.",
+                "Vous comptez une échelle par message ; il y en a une pour 2048 nombres, tout bloc commencé comptant.",
             ),
             Mistake(
                 _ways(lambda parameters, ranks: _message(_chunk(parameters, ranks)), collectives=1),
-                Said(
-                    "That is one of the two exchanges: chunks go to the servers (all-to-all), then their means come "
-                    "back (all-gather).",
-                    "C’est un seul des deux échanges : les morceaux vont aux serveurs (all-to-all), puis leurs "
-                    "moyennes reviennent (all-gather).",
-                ),
+                "That is one of the two exchanges: chunks go to the servers (all-to-all), then their means come back "
+                "(all-gather).",
+                "C’est un seul des deux échanges : les morceaux vont aux serveurs (all-to-all), puis leurs moyennes "
+                "reviennent (all-gather).",
             ),
             Mistake(
                 lambda parameters, ranks: 2 * ranks * _message(_chunk(parameters, ranks)),
-                Said(
-                    "A rank does not send the message that is for itself: of its messages N − 1 leave.",
-                    "Un rang ne s’envoie rien à lui-même : sur ses N messages, N − 1 partent.",
-                ),
+                "A rank does not send the message that is for itself: of its messages N − 1 leave.",
+                "Un rang ne s’envoie rien à lui-même : sur ses N messages, N − 1 partent.",
             ),
             Mistake(
                 _ways(lambda parameters, ranks: _message(8 * math.ceil(parameters / 8))),
-                Said(
-                    "You send the whole vector to every server; each gets its chunk only, one N-th of the numbers.",
-                    "Vous envoyez le vecteur entier à chaque serveur ; chacun ne reçoit que son morceau, un N-ième des "
-                    "nombres.",
-                ),
+                "You send the whole vector to every server; each gets its chunk only, one N-th of the numbers.",
+                "Vous envoyez le vecteur entier à chaque serveur ; chacun ne reçoit que son morceau, un N-ième des "
+                "nombres.",
             ),
             Mistake(
                 _ways(lambda parameters, ranks: _chunk(parameters, ranks) + 32 * math.ceil(parameters / ranks / BLOCK)),
-                Said(
-                    "That is in bits: eight signs make a byte.",
-                    "C’est en bits : huit signes font un octet.",
-                ),
+                "That is in bits: eight signs make a byte.",
+                "C’est en bits : huit signes font un octet.",
             ),
             Mistake(
                 _ways(lambda parameters, ranks: parameters / ranks / 8 + 4 * parameters / ranks / BLOCK),
-                Said(
-                    "Bytes and scales come whole: round the chunk up to a multiple of 8 numbers (math.ceil), and the "
-                    "number of scales too.",
-                    "Octets et échelles sont entiers : arrondissez le morceau au multiple de 8 supérieur (math.ceil), "
-                    "et de même le nombre d’échelles.",
-                ),
+                "Bytes and scales come whole: round the chunk up to a multiple of 8 numbers (math.ceil), and the "
+                "number of scales too.",
+                "Octets et échelles sont entiers : arrondissez le morceau au multiple de 8 supérieur (math.ceil), et "
+                "de même le nombre d’échelles.",
             ),
             Mistake(
                 _ways(lambda parameters, ranks: 4 * _chunk(parameters, ranks)),
-                Said(
-                    "That is the all-reduce in fp32: 4 bytes per number. Here a number takes one bit.",
-                    "C’est l’all-reduce en fp32 : 4 octets par nombre. Ici, un nombre prend un bit.",
-                ),
+                "That is the all-reduce in fp32: 4 bytes per number. Here a number takes one bit.",
+                "C’est l’all-reduce en fp32 : 4 octets par nombre. Ici, un nombre prend un bit.",
             ),
         ),
     ),
@@ -543,25 +417,20 @@ COMPRESSED_BYTES = Exercise(
         "Right: Ψ/8 bytes take the place of 4Ψ, and the scales add one part in 64.",
         "Exact : Ψ/8 octets remplacent 4Ψ, et les échelles y ajoutent un soixante-quatrième.",
     ),
-    hints=(
-        Said(
-            "How many numbers does a server serve, how many bytes is its message, how many messages leave a rank, and "
-            "how many times?",
-            "Combien de nombres un serveur sert-il, combien d’octets fait son message, combien de messages quittent un "
-            "rang, et combien de fois ?",
-        ),
-        Said(
-            "chunk = 8 · ⌈⌈parameters / ranks⌉ / 8⌉; message = chunk / 8 + 4 · ⌈chunk / 2048⌉; ranks − 1 messages, "
-            "twice.",
-            "chunk = 8 · ⌈⌈parameters / ranks⌉ / 8⌉ ; message = chunk / 8 + 4 · ⌈chunk / 2048⌉ ; ranks − 1 messages, "
-            "deux fois.",
-        ),
+    hints=two_hints(
+        "How many numbers does a server serve, how many bytes is its message, how many messages leave a rank, and how "
+        "many times?",
+        "Combien de nombres un serveur sert-il, combien d’octets fait son message, combien de messages quittent un "
+        "rang, et combien de fois ?",
+        "chunk = 8 · ⌈⌈parameters / ranks⌉ / 8⌉; message = chunk / 8 + 4 · ⌈chunk / 2048⌉; ranks − 1 messages, twice.",
+        "chunk = 8 · ⌈⌈parameters / ranks⌉ / 8⌉ ; message = chunk / 8 + 4 · ⌈chunk / 2048⌉ ; ranks − 1 messages, deux "
+        "fois.",
     ),
 )
 
 
 def write(values: Tensor) -> Tensor:
-    """Signs and scales of a vector, as bytes.
+    """Write signs and scales of a vector as bytes.
 
     Args:
         values: fp32, shape (n,), n a multiple of 8.
@@ -591,7 +460,7 @@ def write(values: Tensor) -> Tensor:
 
 
 def read(message: Tensor) -> Tensor:
-    """The vector that a message stands for: every sign times its scale.
+    """Read a message into the vector that it stands for: every sign times its scale.
 
     Args:
         message: as `write` gives it.
@@ -614,7 +483,7 @@ _WORKER, _SERVER = "worker error", "server error"
 
 
 def values_of(rank: int, size: int, seed: int, call: int) -> Tensor:
-    """What a rank has to say in one call, shape (size × CHUNK,)."""
+    """Make the values of a rank in one call, shape (size × CHUNK,)."""
     return normal(1000 * seed + 10 * rank + call, size * CHUNK) + 0.3
 
 
@@ -648,7 +517,7 @@ def simulated(
     compress_mean: bool = True,
     alone: bool = False,
 ) -> list[dict[str, Tensor]]:
-    """What each rank holds after all calls, computed in one process.
+    """Compute in one process what each rank holds after all calls.
 
     Args:
         size: ranks.
@@ -705,24 +574,19 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
     floats = [kind for kind in answers[0].value["exchanged"] if kind != "torch.uint8"]
     if floats or any(call["dtype"] != "uint8" and int(call["numel"]) >= CHUNK for call in calls):
         raise Wrong(
-            say(
-                en="The values are right, but numbers of 32 bits travel: hand the messages over as write gives them, "
-                "bytes, and read them where they arrive.",
-                fr="Les valeurs sont justes, mais ce sont des nombres de 32 bits qui voyagent : échangez les messages "
-                "tels que write les donne, en octets, et lisez-les à l’arrivée.",
-            )
+            en="The values are right, but numbers of 32 bits travel: hand the messages over as write gives them, "
+            "bytes, and read them where they arrive.",
+            fr="Les valeurs sont justes, mais ce sont des nombres de 32 bits qui voyagent : échangez les messages tels "
+            "que write les donne, en octets, et lisez-les à l’arrivée.",
         )
     message = write(values_of(0, size, 0, 0)[:CHUNK]).numel()
     gathered = [int(call["numel"]) for call in calls if call["op"] in ("all_gather", "all_gather_into_tensor")]
     if any(numel > message for numel in gathered) and not any(call["op"].startswith("all_to_all") for call in calls):
         raise Wrong(
-            say(
-                en="The values are right, but every rank gets all chunks of all ranks: that takes as many times more "
-                "bytes as there are ranks. Each chunk goes to its server only: dist.all_to_all_single.",
-                fr="Les valeurs sont justes, mais chaque rang reçoit tous les morceaux de tous les rangs : autant de "
-                "fois plus d’octets qu’il y a de rangs. Chaque morceau ne va qu’à son serveur : "
-                "dist.all_to_all_single.",
-            )
+            en="The values are right, but every rank gets all chunks of all ranks: that takes as many times more bytes "
+            "as there are ranks. Each chunk goes to its server only: dist.all_to_all_single.",
+            fr="Les valeurs sont justes, mais chaque rang reçoit tous les morceaux de tous les rangs : autant de fois "
+            "plus d’octets qu’il y a de rangs. Chaque morceau ne va qu’à son serveur : dist.all_to_all_single.",
         )
 
 
@@ -737,97 +601,80 @@ LABELS = {
 COMPRESSED_ALL_REDUCE = Exercise(
     id="compressed-all-reduce",
     title=Said("the compressed all-reduce", "l’all-reduce compressé"),
-    judge=by_shares(
+    judge=Judge(
+        _values(),
+        on_ranks=True,
         trial=_trial,
-        expected=_values(),
         labels=LABELS,
         inspect=_inspect,
-        cases=TENSOR_DIAGNOSIS_CASES,
+        cases=TENSOR_CASES,
         faults=(
-            TensorFault(
+            Mistake(
                 _means(alone=True),
-                Said(
-                    "Every rank gets back what it has said itself: the messages are not exchanged, or their result is "
-                    "thrown away.",
-                    "Chaque rang retrouve ce qu’il a dit lui-même : les messages ne sont pas échangés, ou leur "
-                    "résultat est perdu.",
-                ),
+                "Every rank gets back what it has said itself: the messages are not exchanged, or their result is "
+                "thrown away.",
+                "Chaque rang retrouve ce qu’il a dit lui-même : les messages ne sont pas échangés, ou leur résultat "
+                "est perdu.",
             ),
-            TensorFault(
+            Mistake(
                 _values(keep_worker=False, keep_server=False),
-                Said(
-                    "The first call is right, the next ones are not: neither error is kept. Write into the tensors "
-                    "you are given (worker_error += …, server_error -= …): a new tensor of the same name is lost when "
-                    "your function returns.",
-                    "Le premier appel est juste, pas les suivants : aucune des deux erreurs n’est gardée. Écrivez dans "
-                    "les tenseurs reçus (worker_error += …, server_error -= …) : un nouveau tenseur du même nom "
-                    "disparaît à la fin de votre fonction.",
-                ),
+                "The first call is right, the next ones are not: neither error is kept. Write into the tensors you are "
+                "given (worker_error += …, server_error -= …): a new tensor of the same name is lost when your "
+                "function returns.",
+                "Le premier appel est juste, pas les suivants : aucune des deux erreurs n’est gardée. Écrivez dans les "
+                "tenseurs reçus (worker_error += …, server_error -= …) : un nouveau tenseur du même nom disparaît à la "
+                "fin de votre fonction.",
             ),
-            TensorFault(
+            Mistake(
                 _values(keep_server=False),
-                Said(
-                    "The servers forget what they leave unsaid: their mean is compressed too, so it has an error of "
-                    "its own, to be added next time (server_error).",
-                    "Les serveurs oublient ce qu’ils ne disent pas : leur moyenne est compressée elle aussi, elle a "
-                    "donc sa propre erreur, à ajouter la fois suivante (server_error).",
-                ),
+                "The servers forget what they leave unsaid: their mean is compressed too, so it has an error of its "
+                "own, to be added next time (server_error).",
+                "Les serveurs oublient ce qu’ils ne disent pas : leur moyenne est compressée elle aussi, elle a donc "
+                "sa propre erreur, à ajouter la fois suivante (server_error).",
             ),
-            TensorFault(
+            Mistake(
                 _values(keep_worker=False),
-                Said(
-                    "The workers forget what they leave unsaid: write the values plus worker_error, and keep what the "
-                    "messages do not say in worker_error.",
-                    "Les travailleurs oublient ce qu’ils ne disent pas : envoyez les valeurs plus worker_error, et "
-                    "gardez dans worker_error ce que les messages ne disent pas.",
-                ),
+                "The workers forget what they leave unsaid: write the values plus worker_error, and keep what the "
+                "messages do not say in worker_error.",
+                "Les travailleurs oublient ce qu’ils ne disent pas : envoyez les valeurs plus worker_error, et gardez "
+                "dans worker_error ce que les messages ne disent pas.",
             ),
-            TensorFault(
+            Mistake(
                 _values(last_only=True),
-                Said(
-                    "worker_error loses what had been left unsaid before: the error is (values + worker_error) less "
-                    "the message, not values less the message.",
-                    "worker_error perd ce qui restait à dire auparavant : l’erreur vaut (values + worker_error) moins "
-                    "le message, et non values moins le message.",
-                ),
+                "worker_error loses what had been left unsaid before: the error is (values + worker_error) less the "
+                "message, not values less the message.",
+                "worker_error perd ce qui restait à dire auparavant : l’erreur vaut (values + worker_error) moins le "
+                "message, et non values moins le message.",
             ),
-            TensorFault(
+            Mistake(
                 _values(share=1.0),
-                Said(
-                    "The servers add the messages up; their mean is wanted: divide by the number of ranks.",
-                    "Les serveurs additionnent les messages ; c’est leur moyenne qu’il faut : divisez par le nombre de "
-                    "rangs.",
-                ),
+                "The servers add the messages up; their mean is wanted: divide by the number of ranks.",
+                "Les serveurs additionnent les messages ; c’est leur moyenne qu’il faut : divisez par le nombre de "
+                "rangs.",
             ),
-            TensorFault(
+            Mistake(
                 _means(compress_mean=False),
-                Said(
-                    "The servers' means come back uncompressed, at 32 bits per number: write them too, and read the "
-                    "messages after the all-gather.",
-                    "Les moyennes des serveurs reviennent sans compression, en 32 bits par nombre : passez-les elles "
-                    "aussi par write, et lisez les messages après l’all-gather.",
-                ),
+                "The servers' means come back uncompressed, at 32 bits per number: write them too, and read the "
+                "messages after the all-gather.",
+                "Les moyennes des serveurs reviennent sans compression, en 32 bits par nombre : passez-les elles aussi "
+                "par write, et lisez les messages après l’all-gather.",
             ),
         ),
     ),
     praise=Said(
-        "Right: bytes there, bytes back, the same mean on all ranks, and nothing lost on either side.",
-        "Exact : des octets à l’aller, des octets au retour, la même moyenne partout, et rien de perdu d’aucun côté.",
+        "Right: only bytes are sent, all ranks hold the same mean, and both errors are kept.",
+        "Exact : seuls des octets sont envoyés, tous les rangs ont la même moyenne, et les deux erreurs sont gardées.",
     ),
-    hints=(
-        Said(
-            "Four moments: add the error and write one message per chunk; exchange them; average what has come, with "
-            "the server's error, and write one message; gather the servers' messages. At each writing, take what was "
-            "said away from the error.",
-            "Quatre moments : ajouter l’erreur et écrire un message par morceau ; les échanger ; moyenner ce qui est "
-            "arrivé, avec l’erreur du serveur, et écrire un message ; rassembler ceux des serveurs. À chaque écriture, "
-            "retranchez de l’erreur ce qui a été dit.",
-        ),
-        Said(
-            "told = torch.stack([write(chunk) for chunk in worker_error.view(size, -1)]) after worker_error += values; "
-            "dist.all_to_all_single(received, told) puts into row i what rank i has told you.",
-            "told = torch.stack([write(chunk) for chunk in worker_error.view(size, -1)]), après worker_error += "
-            "values ; dist.all_to_all_single(received, told) met dans la ligne i ce que le rang i vous a dit.",
-        ),
+    hints=two_hints(
+        "Four moments: add the error and write one message per chunk; exchange them; average what has come, with the "
+        "server's error, and write one message; gather the servers' messages. At each writing, take what was said away "
+        "from the error.",
+        "Quatre moments : ajouter l’erreur et écrire un message par morceau ; les échanger ; moyenner ce qui est "
+        "arrivé, avec l’erreur du serveur, et écrire un message ; rassembler ceux des serveurs. À chaque écriture, "
+        "retranchez de l’erreur ce qui a été dit.",
+        "told = torch.stack([write(chunk) for chunk in worker_error.view(size, -1)]) after worker_error += values; "
+        "dist.all_to_all_single(received, told) puts into row i what rank i has told you.",
+        "told = torch.stack([write(chunk) for chunk in worker_error.view(size, -1)]), après worker_error += values ; "
+        "dist.all_to_all_single(received, told) met dans la ligne i ce que le rang i vous a dit.",
     ),
 )

@@ -1,49 +1,32 @@
-"""Lab 09: when the variance may be frozen.
+"""Exercises of lab 09 on updates: when to freeze the variance, fused kernels, update in backward, DiLoCo's outer step.
 
-The criterion looks back over the memory of the variance, and both ways: a variance that still falls is as little at
-rest as one that still grows.
-
-Lab 09: what an update reads and writes, operation by operation and in one kernel.
-
-Bytes per parameter are counted, not measured; a temporary tensor of a fused kernel stays in registers.
-
-Lab 09: the optimizer in the backward pass.
-
-An answer is held to the weights of a plain training, and then to the gradients that are there at once: right weights
-alone save no memory.
-
-Lab 09: the outer step of DiLoCo on real ranks.
-
-What ranks should hold is computed in one process, round after round; the weights, the anchor and the momentum are
-written in place.
+Bytes per parameter are counted, not measured. An update in backward must give the weights of a plain training, and hold
+few gradients at once. DiLoCo's ranks are compared with one process, round after round.
 
 Source: Douillard et al. 2023, "DiLoCo" (arXiv 2311.08105), algorithm 1; the outer optimizer is torch's SGD with
 Nesterov momentum.
-
-Lab 09: the gradients that are there at once in a backward pass, counted as they come.
-
-What is counted are the tensors in `.grad`, when each has just arrived and before anybody has used it.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Exercise, Said, Wrong
-from dlojz.labs.kit.judges import Mistake, by_reference, by_trial, normal, pair_of
-from dlojz.labs.kit.rank_judges import TensorFault, asked_for, by_shares, same
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.judges import Judge, expect_several, normal
+from dlojz.labs.kit.rank_judges import TENSOR_CASES, asked_for
 from dlojz.processes.forks import RankAnswer
 
 Norms = Sequence[float]
+Rests = Callable[[float, float], bool]
 
 
 def freeze_step(norms: Norms, beta2: float, threshold: float) -> int:
-    """The first step at which the norm of the variance is that of Δ = 1/(1 − β2) steps before, up to a threshold.
+    """Find the first step whose norm of the variance is that of Δ = 1/(1 − β2) steps before, up to a threshold.
 
     Args:
         norms: of the variance after each step, counted from 0.
@@ -56,13 +39,29 @@ def freeze_step(norms: Norms, beta2: float, threshold: float) -> int:
     Source: after Tang et al. 2021, "1-bit Adam" (arXiv 2102.02888), where the variance is frozen once its norm has
     become stable; that both directions count is ours.
     """
-    delta = round(1 / (1 - beta2))
-    return _first(norms, delta, lambda before, now: min(before, now) / max(before, now) >= threshold)
+    return _first(_smaller)(norms, beta2, threshold)
 
 
-def _first(norms: Norms, delta: int, still: Callable[[float, float], bool]) -> int:
-    found = (step for step in range(delta, len(norms)) if still(norms[step - delta], norms[step]))
-    return next(found, len(norms))
+def _delta(beta2: float) -> int:
+    return round(1 / (1 - beta2))
+
+
+def _smaller(before: float, now: float) -> float:
+    """The smaller of two norms over the larger."""
+    return min(before, now) / max(before, now)
+
+
+def _first(
+    ratio: Callable[[float, float], float], back: Callable[[float], int] = _delta, rests: Rests = operator.ge
+) -> Callable[[Norms, float, float], int]:
+    """A criterion: which ratio of norms, how many steps apart, and how it compares with the threshold."""
+
+    def step(norms: Norms, beta2: float, threshold: float) -> int:
+        delta = back(beta2)
+        found = (now for now in range(delta, len(norms)) if rests(ratio(norms[now - delta], norms[now]), threshold))
+        return next(found, len(norms))
+
+    return step
 
 
 def _freeze_cases() -> Iterator[tuple[list[float], float, float]]:
@@ -72,97 +71,66 @@ def _freeze_cases() -> Iterator[tuple[list[float], float, float]]:
     yield from ((rising, 0.9, 0.9), (falling, 0.95, 0.96), (hill, 0.9, 0.95), (falling[:40], 0.95, 0.96))
 
 
-def _delta(beta2: float) -> int:
-    return round(1 / (1 - beta2))
-
-
 FREEZE_STEP = Exercise(
     id="freeze-step",
     title=Said("when the variance may be frozen", "quand geler la variance"),
-    judge=by_reference(
+    judge=Judge(
         freeze_step,
         cases=_freeze_cases,
         mistakes=(
             Mistake(
-                lambda norms, beta2, threshold: _first(
-                    norms, 1, lambda before, now: min(before, now) / max(before, now) >= threshold
-                ),
-                Said(
-                    "You compare neighbouring steps: a moving average never changes much in one step, so that proves "
-                    "nothing. Look Δ = 1/(1 − beta2) steps back.",
-                    "Vous comparez deux pas voisins : une moyenne glissante ne change jamais beaucoup d’un pas à "
-                    "l’autre, cela ne prouve rien. Remontez de Δ = 1/(1 − beta2) pas.",
-                ),
+                _first(_smaller, lambda beta2: 1),
+                "You compare neighbouring steps: a moving average never changes much in one step, so that proves "
+                "nothing. Look Δ = 1/(1 − beta2) steps back.",
+                "Vous comparez deux pas voisins : une moyenne glissante ne change jamais beaucoup d’un pas à l’autre, "
+                "cela ne prouve rien. Remontez de Δ = 1/(1 − beta2) pas.",
             ),
             Mistake(
-                lambda norms, beta2, threshold: _first(
-                    norms, _delta(beta2), lambda before, now: before / now >= threshold
-                ),
-                Said(
-                    "Where the norm falls, before / now is larger than 1 and your test passes at once: divide the "
-                    "smaller of the two by the larger.",
-                    "Quand la norme décroît, avant / maintenant dépasse 1 et votre test passe aussitôt : divisez la "
-                    "plus petite des deux par la plus grande.",
-                ),
+                _first(lambda before, now: before / now),
+                "Where the norm falls, before / now is larger than 1 and your test passes at once: divide the smaller "
+                "of the two by the larger.",
+                "Quand la norme décroît, avant / maintenant dépasse 1 et votre test passe aussitôt : divisez la plus "
+                "petite des deux par la plus grande.",
             ),
             Mistake(
-                lambda norms, beta2, threshold: _first(
-                    norms, _delta(beta2), lambda before, now: now / before >= threshold
-                ),
-                Said(
-                    "Where the norm rises, now / before is larger than 1 and your test passes at once: divide the "
-                    "smaller of the two by the larger.",
-                    "Quand la norme croît, maintenant / avant dépasse 1 et votre test passe aussitôt : divisez la plus "
-                    "petite des deux par la plus grande.",
-                ),
+                _first(lambda before, now: now / before),
+                "Where the norm rises, now / before is larger than 1 and your test passes at once: divide the smaller "
+                "of the two by the larger.",
+                "Quand la norme croît, maintenant / avant dépasse 1 et votre test passe aussitôt : divisez la plus "
+                "petite des deux par la plus grande.",
             ),
             Mistake(
-                lambda norms, beta2, threshold: _first(
-                    norms, _delta(beta2), lambda before, now: min(before, now) / max(before, now) <= threshold
-                ),
-                Said(
-                    "You stop where the norm still moves: the ratio must be at least the threshold, not at most.",
-                    "Vous vous arrêtez là où la norme bouge encore : le rapport doit être au moins égal au seuil, et "
-                    "non au plus.",
-                ),
+                _first(_smaller, rests=operator.le),
+                "You stop where the norm still moves: the ratio must be at least the threshold, not at most.",
+                "Vous vous arrêtez là où la norme bouge encore : le rapport doit être au moins égal au seuil, et non "
+                "au plus.",
             ),
             Mistake(
                 lambda norms, beta2, threshold: freeze_step(norms, beta2, threshold) - _delta(beta2),
-                Said(
-                    "That is the step you look back to; at that time nothing is known yet: return the later one.",
-                    "C’est le pas jusqu’où l’on remonte ; à ce moment-là, on ne sait encore rien : renvoyez le plus "
-                    "tardif des deux.",
-                ),
+                "That is the step you look back to; at that time nothing is known yet: return the later one.",
+                "C’est le pas jusqu’où l’on remonte ; à ce moment-là, on ne sait encore rien : renvoyez le plus tardif "
+                "des deux.",
             ),
             Mistake(
-                lambda norms, beta2, threshold: _first(
-                    norms, 0, lambda before, now: min(before, now) / max(before, now) >= threshold
-                ),
-                Said(
-                    "That is the first step of all: a norm is compared with itself. Look Δ = 1/(1 − beta2) steps back.",
-                    "C’est le tout premier pas : une norme y est comparée à elle-même. Remontez de "
-                    "Δ = 1/(1 − beta2) pas.",
-                ),
+                _first(_smaller, lambda beta2: 0),
+                "That is the first step of all: a norm is compared with itself. Look Δ = 1/(1 − beta2) steps back.",
+                "C’est le tout premier pas : une norme y est comparée à elle-même. Remontez de Δ = 1/(1 − beta2) pas.",
             ),
         ),
     ),
     praise=Said(
-        "Right: at rest over as many steps as it remembers, and not before.",
-        "Exact : au repos sur toute la durée dont elle se souvient, et pas avant.",
+        "Right: the variance is frozen once its norm has been stable over the whole memory of the moving average.",
+        "Exact : la variance est gelée quand sa norme est restée stable sur toute la mémoire de la moyenne glissante.",
     ),
-    hints=(
-        Said(
-            "How far back does a moving average with decay β2 remember? Compare the norm now with the one then, the "
-            "smaller over the larger.",
-            "Jusqu’où remonte la mémoire d’une moyenne glissante de facteur β2 ? Comparez la norme d’alors et celle de "
-            "maintenant, la plus petite sur la plus grande.",
-        ),
-        Said(
-            "delta = round(1 / (1 - beta2)); the first step from delta on where min(a, b) / max(a, b) >= threshold, "
-            "with a = norms[step - delta] and b = norms[step]; else len(norms).",
-            "delta = round(1 / (1 - beta2)) ; le premier pas, à partir de delta, où min(a, b) / max(a, b) >= "
-            "threshold, avec a = norms[step - delta] et b = norms[step] ; sinon len(norms).",
-        ),
+    hints=two_hints(
+        "How far back does a moving average with decay β2 remember? Compare the norm now with the one then, the "
+        "smaller over the larger.",
+        "Jusqu’où remonte la mémoire d’une moyenne glissante de facteur β2 ? Comparez la norme d’alors et celle de "
+        "maintenant, la plus petite sur la plus grande.",
+        "delta = round(1 / (1 - beta2)); the first step from delta on where min(a, b) / max(a, b) >= threshold, with a "
+        "= norms[step - delta] and b = norms[step]; else len(norms).",
+        "delta = round(1 / (1 - beta2)) ; le premier pas, à partir de delta, où min(a, b) / max(a, b) >= threshold, "
+        "avec a = norms[step - delta] et b = norms[step] ; sinon len(norms).",
     ),
 )
 
@@ -186,7 +154,7 @@ ADAM_STATES = ("p", "g", "m", "v")
 
 
 def update_traffic(operations: Sequence[Operation], states: Collection[str]) -> tuple[int, int]:
-    """Bytes per parameter that an update moves between memory and the processor, in fp32.
+    """Count the bytes per parameter that an update moves between memory and the processor, in fp32.
 
     Args:
         operations: in order.
@@ -210,7 +178,7 @@ def update_traffic(operations: Sequence[Operation], states: Collection[str]) -> 
 def _count(answer: Callable[..., Any], operations: Sequence[Operation], states: Collection[str]) -> Tensor:
     import torch
 
-    apart, together = pair_of(answer(list(operations), set(states)), "(separate, fused)")
+    apart, together = expect_several(answer(list(operations), set(states)), "(separate, fused)", 2)
     return torch.tensor([float(apart), float(together)])
 
 
@@ -241,89 +209,71 @@ def _names(operations: Sequence[Operation], states: Collection[str], which: int)
 FUSED_TRAFFIC = Exercise(
     id="fused-traffic",
     title=Said("an update in one kernel", "une mise à jour en un seul noyau"),
-    judge=by_trial(
-        _count,
+    judge=Judge(
         update_traffic,
+        trial=_count,
         cases=_kernel_cases,
         mistakes=(
             Mistake(
                 lambda operations, states: update_traffic(operations, states)[::-1],
-                Said(
-                    "The two results are swapped: first one kernel per operation, then one for all.",
-                    "Les deux résultats sont inversés : d’abord un noyau par opération, puis un seul pour toutes.",
-                ),
+                "The two results are swapped: first one kernel per operation, then one for all.",
+                "Les deux résultats sont inversés : d’abord un noyau par opération, puis un seul pour toutes.",
             ),
             Mistake(
                 lambda operations, states: [count // BYTES for count in update_traffic(operations, states)],
-                Said(
-                    "You count tensors: each moves 4 bytes per parameter.",
-                    "Vous comptez des tenseurs : chacun déplace 4 octets par paramètre.",
-                ),
+                "You count tensors: each moves 4 bytes per parameter.",
+                "Vous comptez des tenseurs : chacun déplace 4 octets par paramètre.",
             ),
             Mistake(
                 lambda operations, states: (
                     BYTES * sum(len(reads) + len(writes) for reads, writes in operations),
                     _together(operations, states),
                 ),
-                Said(
-                    "An operation that names a tensor twice (g · g) reads it once.",
-                    "Une opération qui nomme deux fois le même tenseur (g · g) ne le lit qu’une fois.",
-                ),
+                "An operation that names a tensor twice (g · g) reads it once.",
+                "Une opération qui nomme deux fois le même tenseur (g · g) ne le lit qu’une fois.",
             ),
             Mistake(
                 lambda operations, states: (_apart(operations, states), _all_names(operations, states)),
-                Said(
-                    "Fused, a temporary tensor is never in memory: its numbers stay in the registers. Count the "
-                    "states alone.",
-                    "Une fois l’opération fusionnée, un tenseur temporaire n’est jamais en mémoire : ses nombres "
-                    "restent dans les registres. Ne comptez que les états.",
-                ),
+                "Fused, a temporary tensor is never in memory: its numbers stay in the registers. Count the states "
+                "alone.",
+                "Une fois l’opération fusionnée, un tenseur temporaire n’est jamais en mémoire : ses nombres restent "
+                "dans les registres. Ne comptez que les états.",
             ),
             Mistake(
                 lambda operations, states: (
                     _apart(operations, states),
                     _names(operations, states, 0) + _names(operations, states, 1),
                 ),
-                Said(
-                    "A state that is written before it is first read does not come from memory: the kernel has just "
-                    "computed it.",
-                    "Un état écrit avant d’être lu pour la première fois ne vient pas de la mémoire : le noyau vient "
-                    "de le calculer.",
-                ),
+                "A state that is written before it is first read does not come from memory: the kernel has just "
+                "computed it.",
+                "Un état écrit avant d’être lu pour la première fois ne vient pas de la mémoire : le noyau vient de le "
+                "calculer.",
             ),
             Mistake(
                 lambda operations, states: (_apart(operations, states), BYTES * len(states)),
-                Said(
-                    "You count each state once; one that is read and then changed goes both ways.",
-                    "Vous comptez chaque état une fois ; or un état lu puis modifié fait l’aller et le retour.",
-                ),
+                "You count each state once; one that is read and then changed goes both ways.",
+                "Vous comptez chaque état une fois ; or un état lu puis modifié fait l’aller et le retour.",
             ),
             Mistake(
                 lambda operations, states: (_apart(operations, states), 2 * BYTES * len(states)),
-                Said(
-                    "You count each state twice; one that is only read (the gradient) does not go back.",
-                    "Vous comptez chaque état deux fois ; or un état seulement lu (le gradient) n’est pas réécrit.",
-                ),
+                "You count each state twice; one that is only read (the gradient) does not go back.",
+                "Vous comptez chaque état deux fois ; or un état seulement lu (le gradient) n’est pas réécrit.",
             ),
         ),
     ),
     praise=Said(
-        "Right: the operations are the same, but what is moved is not.",
-        "Exact : les opérations sont les mêmes, mais pas ce qui est déplacé.",
+        "Right: fusion does not change the operations, only the bytes that are moved.",
+        "Exact : la fusion ne change pas les opérations, seulement les octets déplacés.",
     ),
-    hints=(
-        Said(
-            "One kernel per operation: everything named, once each (set), read or written. One for all: which states "
-            "must come from memory, and which must go back?",
-            "Un noyau par opération : tout ce qui est nommé, une fois chacun (set), lu ou écrit. Un seul pour toutes : "
-            "quels états doivent venir de la mémoire, et lesquels doivent y retourner ?",
-        ),
-        Said(
-            "Go through the operations with two sets: to `read` add the states read that are not in `written` yet, "
-            "then to `written` the states written. Fused: 4 · (len(read) + len(written)).",
-            "Parcourez les opérations avec deux ensembles : ajoutez à `read` les états lus qui ne sont pas encore dans "
-            "`written`, puis à `written` les états écrits. Fusionné : 4 · (len(read) + len(written)).",
-        ),
+    hints=two_hints(
+        "One kernel per operation: everything named, once each (set), read or written. One for all: which states must "
+        "come from memory, and which must go back?",
+        "Un noyau par opération : tout ce qui est nommé, une fois chacun (set), lu ou écrit. Un seul pour toutes : "
+        "quels états doivent venir de la mémoire, et lesquels doivent y retourner ?",
+        "Go through the operations with two sets: to `read` add the states read that are not in `written` yet, then to "
+        "`written` the states written. Fused: 4 · (len(read) + len(written)).",
+        "Parcourez les opérations avec deux ensembles : ajoutez à `read` les états lus qui ne sont pas encore dans "
+        "`written`, puis à `written` les états écrits. Fusionné : 4 · (len(read) + len(written)).",
     ),
 )
 
@@ -372,84 +322,44 @@ def _weights(model: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-class _Seen:
-    """What a training with an answer has shown: final weights, gradients left over, most of them at once."""
-
-    def __init__(self, answer: Callable[..., Any], seed: int) -> None:
-        model = _model(seed)
-        parameters = list(model.parameters())
-        self.most = 0
-        for parameter in parameters:  # before the answer's own: hooks are called in the order in which they came
-            parameter.register_post_accumulate_grad_hook(lambda _: self._look(parameters))
-        self.begun = _weights(model)
-        answer(model, _adam)
-        for step in range(STEPS):
-            _loss(model, seed, step).backward()
-        self.left = sum(one.grad is not None for one in parameters)
-        self.weights = _weights(model)
-
-    def _look(self, parameters: Sequence[Tensor]) -> None:
-        self.most = max(self.most, sum(one.numel() for one in parameters if one.grad is not None))
-
-
-def _plainly(seed: int) -> Tensor:
+def _trained(answer: Callable[..., Any], seed: int) -> tuple[nn.Module, int]:
+    """A model trained with an answer in its backward passes, and the most numbers of gradients held at once."""
     model = _model(seed)
-    optimizer = _adam(list(model.parameters()))
+    parameters, most = list(model.parameters()), 0
+
+    def look(_: Tensor) -> None:
+        nonlocal most
+        most = max(most, sum(one.numel() for one in parameters if one.grad is not None))
+
+    for parameter in parameters:  # before the answer's own: hooks are called in the order in which they came
+        parameter.register_post_accumulate_grad_hook(look)
+    answer(model, _adam)
     for step in range(STEPS):
-        optimizer.zero_grad()
         _loss(model, seed, step).backward()
-        optimizer.step()
-    return _weights(model)
+    return model, most
 
 
-def _largest_layer(seed: int) -> int:
-    return max(sum(one.numel() for one in layer.parameters()) for layer in _model(seed).children())
-
-
-def _judge(answer: Callable[..., Any]) -> None:
-    seen = [_Seen(answer, seed) for seed in SEEDS]
-    right = [_plainly(seed) for seed in SEEDS]
-    if not all(same(one.weights, weights) for one, weights in zip(seen, right, strict=True)):
-        raise Wrong(str(_named(seen)))
-    if any(one.left for one in seen):
+def _frugal(answer: Callable[..., Any]) -> None:
+    """The weights are right: are gradients freed, and early enough?"""
+    trained = [_trained(answer, seed) for seed in SEEDS]
+    if any(one.grad is not None for model, _ in trained for one in model.parameters()):
         raise Wrong(
-            say(
-                en="The weights are right, but gradients are still there after the backward pass, and zeros take as "
-                "much room as any numbers: parameter.grad = None frees them.",
-                fr="Les poids sont justes, mais les gradients sont toujours là après la passe arrière, et des zéros "
-                "prennent autant de place que d’autres nombres : parameter.grad = None les libère.",
-            )
+            en="The weights are right, but gradients are still there after the backward pass, and zeros take as much "
+            "room as any numbers: parameter.grad = None frees them.",
+            fr="Les poids sont justes, mais les gradients sont toujours là après la passe arrière, et des zéros "
+            "prennent autant de place que d’autres nombres : parameter.grad = None les libère.",
         )
-    most, room = max(one.most for one in seen), max(map(_largest_layer, SEEDS))
+    model, most = max(trained, key=lambda pair: pair[1])
+    room = max(sum(one.numel() for one in layer.parameters()) for layer in model.children())
     if most > room:
-        total = len(right[0])
+        total = sum(one.numel() for one in model.parameters())
         raise Wrong(
-            say(
-                en=f"The weights are right, but {most} of {total} numbers of gradients are there at once, more than "
-                f"the largest layer has ({room}): free each gradient as soon as its parameter is updated.",
-                fr=f"Les poids sont justes, mais {most} nombres de gradient sur {total} sont présents en même temps, "
-                f"plus que n’en a la plus grande couche ({room}) : libérez chaque gradient dès que son paramètre est "
-                "mis à jour.",
-            )
+            en=f"The weights are right, but {most} of {total} numbers of gradients are there at once, more than the "
+            f"largest layer has ({room}): free each gradient as soon as its parameter is updated.",
+            fr=f"Les poids sont justes, mais {most} nombres de gradient sur {total} sont présents en même temps, plus "
+            f"que n’en a la plus grande couche ({room}) : libérez chaque gradient dès que son paramètre est mis à "
+            "jour.",
         )
-
-
-def _named(seen: Sequence[_Seen]) -> Said:
-    if all(same(one.weights, one.begun) for one in seen):
-        return Said(
-            "No weight has moved: register a hook for every parameter, and call the optimizer's step in it.",
-            "Aucun poids n’a bougé : enregistrez un hook par paramètre, et appelez-y le step de l’optimiseur.",
-        )
-    for mistake in _MISTAKES:
-        others = [_Seen(mistake.way, seed) for seed in SEEDS]
-        if all(same(one.weights, other.weights) for one, other in zip(seen, others, strict=True)):
-            return mistake.says
-    return Said(
-        "The weights differ from those of a plain training (zero_grad, backward, step): each parameter must be updated "
-        "once per backward pass, by its own gradient, with moments that are kept.",
-        "Les poids diffèrent de ceux d’un entraînement ordinaire (zero_grad, backward, step) : chaque paramètre doit "
-        "être mis à jour une fois par passe arrière, par son propre gradient, avec des moments conservés.",
-    )
 
 
 def _never_freed(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
@@ -497,71 +407,74 @@ def _all_each_time(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
 
 _MISTAKES = (
     Mistake(
+        lambda model, make_optimizer: None,
+        "No weight has moved: register a hook for every parameter, and call the optimizer's step in it.",
+        "Aucun poids n’a bougé : enregistrez un hook par paramètre, et appelez-y le step de l’optimiseur.",
+    ),
+    Mistake(
         _never_freed,
-        Said(
-            "The gradients are never freed: the next backward pass adds to them, and the second step is taken with a "
-            "sum. parameter.grad = None at the end of the hook.",
-            "Les gradients ne sont jamais libérés : la passe arrière suivante s’y ajoute, et le deuxième pas utilise "
-            "une somme. Terminez le hook par parameter.grad = None.",
-        ),
+        "The gradients are never freed: the next backward pass adds to them, and the second step is taken with a sum. "
+        "parameter.grad = None at the end of the hook.",
+        "Les gradients ne sont jamais libérés : la passe arrière suivante s’y ajoute, et le deuxième pas utilise une "
+        "somme. Terminez le hook par parameter.grad = None.",
     ),
     Mistake(
         _anew,
-        Said(
-            "The optimizer is made anew in every hook, and its moments start from zero each time: make it once, when "
-            "the hook is registered.",
-            "L’optimiseur est recréé à chaque hook, et ses moments repartent de zéro : créez-le une seule fois, au "
-            "moment où le hook est enregistré.",
-        ),
+        "The optimizer is made anew in every hook, and its moments start from zero each time: make it once, when the "
+        "hook is registered.",
+        "L’optimiseur est recréé à chaque hook, et ses moments repartent de zéro : créez-le une seule fois, au moment "
+        "où le hook est enregistré.",
     ),
     Mistake(
         _last_only,
-        Said(
-            "Only the last parameter moves: a function made in a loop sees the variable's last value. Give it its "
-            "optimizer as a default argument (optimizer=optimizer).",
-            "Seul le dernier paramètre bouge : une fonction créée dans une boucle voit la dernière valeur de la "
-            "variable. Donnez-lui son optimiseur comme argument par défaut (optimizer=optimizer).",
-        ),
+        "Only the last parameter moves: a function made in a loop sees the variable's last value. Give it its "
+        "optimizer as a default argument (optimizer=optimizer).",
+        "Seul le dernier paramètre bouge : une fonction créée dans une boucle voit la dernière valeur de la variable. "
+        "Donnez-lui son optimiseur comme argument par défaut (optimizer=optimizer).",
     ),
     Mistake(
         _too_early,
-        Said(
-            "You update one step late: register_hook is called before the gradient is in parameter.grad. Use "
-            "register_post_accumulate_grad_hook.",
-            "Vous mettez à jour avec un pas de retard : register_hook est appelé avant que le gradient soit dans "
-            "parameter.grad. Prenez register_post_accumulate_grad_hook.",
-        ),
+        "You update one step late: register_hook is called before the gradient is in parameter.grad. Use "
+        "register_post_accumulate_grad_hook.",
+        "Vous mettez à jour avec un pas de retard : register_hook est appelé avant que le gradient soit dans "
+        "parameter.grad. Prenez register_post_accumulate_grad_hook.",
     ),
     Mistake(
         _all_each_time,
-        Said(
-            "Every hook updates all parameters that have a gradient, so most are updated several times: one optimizer "
-            "per parameter.",
-            "Chaque hook met à jour tous les paramètres qui ont un gradient, la plupart plusieurs fois : un optimiseur "
-            "par paramètre.",
-        ),
+        "Every hook updates all parameters that have a gradient, so most are updated several times: one optimizer per "
+        "parameter.",
+        "Chaque hook met à jour tous les paramètres qui ont un gradient, la plupart plusieurs fois : un optimiseur par "
+        "paramètre.",
     ),
 )
 
 UPDATE_IN_BACKWARD = Exercise(
     id="update-in-backward",
     title=Said("the optimizer in the backward pass", "l’optimiseur dans la passe arrière"),
-    judge=_judge,
+    judge=Judge(
+        update_in_backward,
+        cases=[(seed,) for seed in SEEDS],
+        trial=lambda answer, seed: _weights(_trained(answer, seed)[0]),
+        mistakes=_MISTAKES,
+        differs=lambda *_: Said(
+            "The weights differ from those of a plain training (zero_grad, backward, step): each parameter must be "
+            "updated once per backward pass, by its own gradient, with moments that are kept.",
+            "Les poids diffèrent de ceux d’un entraînement ordinaire (zero_grad, backward, step) : chaque paramètre "
+            "doit être mis à jour une fois par passe arrière, par son propre gradient, avec des moments conservés.",
+        ),
+        then=_frugal,
+    ),
     praise=Said(
         "Right: the same weights, and never more gradients than one layer has.",
         "Exact : les mêmes poids, et jamais plus de gradients que n’en a une couche.",
     ),
-    hints=(
-        Said(
-            "One optimizer per parameter, made once. In the hook: its step, then the gradient freed.",
-            "Un optimiseur par paramètre, créé une fois. Dans le hook : son step, puis le gradient libéré.",
-        ),
-        Said(
-            "def update(parameter, optimizer=optimizer): optimizer.step(); parameter.grad = None — registered by "
-            "parameter.register_post_accumulate_grad_hook(update), in the loop.",
-            "def update(parameter, optimizer=optimizer): optimizer.step(); parameter.grad = None — enregistré par "
-            "parameter.register_post_accumulate_grad_hook(update), dans la boucle.",
-        ),
+    hints=two_hints(
+        "One optimizer per parameter, made once. In the hook: its step, then the gradient freed.",
+        "Un optimiseur par paramètre, créé une fois. Dans le hook : son step, puis le gradient libéré.",
+        "def update(parameter, optimizer=optimizer): optimizer.step(); parameter.grad = None — registered by "
+        "parameter.register_post_accumulate_grad_hook(update), in the loop.",
+        "def update(parameter, optimizer=optimizer): optimizer.step(); parameter.grad = None — enregistré par "
+        "parameter.register_post_accumulate_grad_hook(update), dans la boucle.",
     ),
 )
 
@@ -572,7 +485,7 @@ _ANCHOR, _MOMENTUM = "anchor", "momentum"
 
 
 def local_steps(rank: int, seed: int, number: int) -> Tensor:
-    """How far a rank's own training takes its weights in one round, shape (NUMEL,)."""
+    """Make the change of a rank's weights in one round of local steps, shape (NUMEL,)."""
     return normal(1000 * seed + 10 * rank + number, NUMEL) + 0.5
 
 
@@ -602,7 +515,7 @@ def simulated(  # noqa: PLR0913 - each is one way to go wrong
     move_anchor: bool = True,
     average: bool = False,
 ) -> list[dict[str, Tensor]]:
-    """What each rank holds after all rounds, computed in one process.
+    """Compute in one process what each rank holds after all rounds.
 
     Args:
         size: ranks.
@@ -652,21 +565,21 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
     """All values are right: has more been sent than the weights, once per round?"""
     if sum(asked_for(answers[0], "all_reduce")) > ROUNDS * NUMEL or asked_for(answers[0], "all_gather"):
         raise Wrong(
-            say(
-                en="The values are right, but more is sent than the weights, once per round, by one all-reduce: "
-                "anchor and momentum are the same on all ranks already.",
-                fr="Les valeurs sont justes, mais on envoie davantage que les poids, une fois par tour, en un "
-                "all-reduce : anchor et momentum sont déjà les mêmes sur tous les rangs.",
-            )
+            en="The values are right, but more is sent than the weights, once per round, by one all-reduce: anchor and "
+            "momentum are the same on all ranks already.",
+            fr="Les valeurs sont justes, mais on envoie davantage que les poids, une fois par tour, en un all-reduce : "
+            "anchor et momentum sont déjà les mêmes sur tous les rangs.",
         )
 
 
 OUTER_STEP = Exercise(
     id="outer-step",
     title=Said("the outer step of DiLoCo", "le pas extérieur de DiLoCo"),
-    judge=by_shares(
+    judge=Judge(
+        _values(),
+        on_ranks=True,
+        cases=TENSOR_CASES,
         trial=_trial,
-        expected=_values(),
         labels={
             **{
                 f"weights of round {number}": Said(f"weights (round {number + 1})", f"weights (tour {number + 1})")
@@ -677,75 +590,59 @@ OUTER_STEP = Exercise(
         },
         inspect=_inspect,
         faults=(
-            TensorFault(
+            Mistake(
                 _values(alone=True),
-                Said(
-                    "Every rank goes by its own difference: the ranks drift apart and never meet. The mean over the "
-                    "ranks is missing (all-reduce, divided by their number).",
-                    "Chaque rang suit sa propre différence : les rangs s’éloignent et ne se retrouvent jamais. Il "
-                    "manque la moyenne sur les rangs (all-reduce, divisé par leur nombre).",
-                ),
+                "Every rank uses its own difference, so the ranks drift apart. The mean over the ranks is missing "
+                "(all-reduce, divided by their number).",
+                "Chaque rang utilise sa propre différence, et les rangs s’éloignent. Il manque la moyenne sur les "
+                "rangs (all-reduce, divisé par leur nombre).",
             ),
-            TensorFault(
+            Mistake(
                 _values(sign=-1.0),
-                Said(
-                    "You walk back: the outer gradient is anchor less the mean of the weights, for an optimizer steps "
-                    "against the gradient.",
-                    "Vous marchez à reculons : le gradient extérieur est anchor moins la moyenne des poids, car un "
-                    "optimiseur avance à l’opposé du gradient.",
-                ),
+                "You walk back: the outer gradient is anchor less the mean of the weights, for an optimizer steps "
+                "against the gradient.",
+                "Vous marchez à reculons : le gradient extérieur est anchor moins la moyenne des poids, car un "
+                "optimiseur avance à l’opposé du gradient.",
             ),
-            TensorFault(
+            Mistake(
                 _values(add=True),
-                Said(
-                    "The differences are added up over the ranks: the step is as many times too long as there are "
-                    "ranks. Divide by their number.",
-                    "Les différences sont additionnées sur les rangs : le pas est trop long d’un facteur égal au "
-                    "nombre de rangs. Divisez par ce nombre.",
-                ),
+                "The differences are added up over the ranks: the step is as many times too long as there are ranks. "
+                "Divide by their number.",
+                "Les différences sont additionnées sur les rangs : le pas est trop long d’un facteur égal au nombre de "
+                "rangs. Divisez par ce nombre.",
             ),
-            TensorFault(
+            Mistake(
                 _values(nesterov=False),
-                Said(
-                    "That is plain momentum; Nesterov's looks one step ahead: anchor −= rate · (gradient + decay · "
-                    "momentum), with the momentum just renewed.",
-                    "C’est le momentum ordinaire ; celui de Nesterov regarde un pas plus loin : anchor −= rate · "
-                    "(gradient + decay · momentum), avec le momentum que l’on vient de renouveler.",
-                ),
+                "That is plain momentum; Nesterov's looks one step ahead: anchor −= rate · (gradient + decay · "
+                "momentum), with the momentum just renewed.",
+                "C’est le momentum ordinaire ; celui de Nesterov regarde un pas plus loin : anchor −= rate · (gradient "
+                "+ decay · momentum), avec le momentum que l’on vient de renouveler.",
             ),
-            TensorFault(
+            Mistake(
                 _values(keep=False),
-                Said(
-                    "The first round is right, the next ones are not: momentum is not kept. Write into the tensor you "
-                    "are given (mul_, add_): a new tensor of the same name is lost.",
-                    "Le premier tour est juste, pas les suivants : momentum n’est pas gardé. Écrivez dans le tenseur "
-                    "reçu (mul_, add_) : un nouveau tenseur du même nom est perdu.",
-                ),
+                "The first round is right, the next ones are not: momentum is not kept. Write into the tensor you are "
+                "given (mul_, add_): a new tensor of the same name is lost.",
+                "Le premier tour est juste, pas les suivants : momentum n’est pas gardé. Écrivez dans le tenseur reçu "
+                "(mul_, add_) : un nouveau tenseur du même nom est perdu.",
             ),
-            TensorFault(
+            Mistake(
                 _values(bring=False),
-                Said(
-                    "anchor moves, but weights stay where each rank has left them: all begin the next round from the "
-                    "anchor, weights.copy_(anchor).",
-                    "anchor avance, mais weights reste là où chaque rang l’a laissé : tous commencent le tour suivant "
-                    "à partir de l’ancre, weights.copy_(anchor).",
-                ),
+                "anchor moves, but weights stay where each rank has left them: all begin the next round from the "
+                "anchor, weights.copy_(anchor).",
+                "anchor avance, mais weights reste là où chaque rang l’a laissé : tous commencent le tour suivant à "
+                "partir de l’ancre, weights.copy_(anchor).",
             ),
-            TensorFault(
+            Mistake(
                 _values(move_anchor=False),
-                Said(
-                    "weights move, but anchor stays at the start: write the new weights there too, in place.",
-                    "weights avance, mais anchor reste au départ : écrivez-y aussi les nouveaux poids, en place.",
-                ),
+                "weights move, but anchor stays at the start: write the new weights there too, in place.",
+                "weights avance, mais anchor reste au départ : écrivez-y aussi les nouveaux poids, en place.",
             ),
-            TensorFault(
+            Mistake(
                 _values(average=True),
-                Said(
-                    "That is Local SGD: the weights are averaged, and that is all. DiLoCo takes the way gone as a "
-                    "gradient, and makes a step with momentum of it.",
-                    "C’est Local SGD : les poids sont moyennés, rien de plus. DiLoCo prend le chemin parcouru pour un "
-                    "gradient, et en fait un pas avec momentum.",
-                ),
+                "That is Local SGD: the weights are averaged, and that is all. DiLoCo takes the way gone as a "
+                "gradient, and makes a step with momentum of it.",
+                "C’est Local SGD : les poids sont moyennés, rien de plus. DiLoCo prend le chemin parcouru pour un "
+                "gradient, et en fait un pas avec momentum.",
             ),
         ),
     ),
@@ -753,19 +650,15 @@ OUTER_STEP = Exercise(
         "Right: one all-reduce for a whole round of local steps.",
         "Exact : un all-reduce pour tout un tour de pas locaux.",
     ),
-    hints=(
-        Said(
-            "The way all have gone on average, turned round, is the gradient: anchor − mean(weights). Then a step of "
-            "SGD with Nesterov momentum, from the anchor.",
-            "Le chemin moyen parcouru, retourné, tient lieu de gradient : anchor − moyenne(weights). Puis un pas de "
-            "SGD avec momentum de Nesterov, à partir de l’ancre.",
-        ),
-        Said(
-            "gradient = anchor − weights, all-reduced and divided by size; momentum.mul_(decay).add_(gradient); "
-            "anchor −= rate · (gradient + decay · momentum); weights.copy_(anchor).",
-            "gradient = anchor − weights, après all-reduce et division par size ; momentum.mul_(decay)"
-            ".add_(gradient) ; anchor −= rate · (gradient + decay · momentum) ; weights.copy_(anchor).",
-        ),
+    hints=two_hints(
+        "The way all have gone on average, turned round, is the gradient: anchor − mean(weights). Then a step of SGD "
+        "with Nesterov momentum, from the anchor.",
+        "Le chemin moyen parcouru, retourné, tient lieu de gradient : anchor − moyenne(weights). Puis un pas de SGD "
+        "avec momentum de Nesterov, à partir de l’ancre.",
+        "gradient = anchor − weights, all-reduced and divided by size; momentum.mul_(decay).add_(gradient); anchor −= "
+        "rate · (gradient + decay · momentum); weights.copy_(anchor).",
+        "gradient = anchor − weights, après all-reduce et division par size ; momentum.mul_(decay).add_(gradient) ; "
+        "anchor −= rate · (gradient + decay · momentum) ; weights.copy_(anchor).",
     ),
 )
 
@@ -776,7 +669,7 @@ Attach = Callable[[nn.Module], Any]
 def watch_gradients(
     model: nn.Module, loss_of: Callable[[nn.Module], Tensor], attach: Attach | None = None
 ) -> list[int]:
-    """Bytes of gradients that a model holds, after each has arrived in one backward pass, and at its end.
+    """Count the bytes of gradients held after each one has arrived in a backward pass, and at its end.
 
     Args:
         model: without gradients yet.

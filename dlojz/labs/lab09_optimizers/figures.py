@@ -1,8 +1,4 @@
-"""Figures of lab 09: where signs lead, what runs send and keep, when the variance was frozen, gradients at once.
-
-viz`. What is drawn is what the student's own function gives, what the package predicts, or what was measured; each
-figure tells in words (its `alt`) what it shows.
-"""
+"""Figures of lab 09: bias of signs, bytes sent and kept, when the variance was frozen, gradients held in backward."""
 
 from __future__ import annotations
 
@@ -53,7 +49,7 @@ def walk(
     compress: Callable[[Tensor], Tensor],
     feed_back: Callable[[Tensor, Tensor, Callable[[Tensor], Tensor]], tuple[Tensor, Tensor]],
 ) -> LabFigure:
-    """The first weight under steps along gradients drawn from `draws`: as they are, compressed, with error feedback."""
+    """Draw the first weight under gradients from `draws`: uncompressed, compressed, with error feedback."""
     import torch
 
     order = torch.randint(len(draws), (STEPS,), generator=torch.Generator().manual_seed(SEED))
@@ -95,7 +91,7 @@ def _walked(gradients: Tensor, told: Callable[[Tensor, Tensor], tuple[Tensor, Te
 
 @pictured
 def sent_and_kept(runs: Sequence[Run]) -> LabFigure:
-    """Runs side by side: what rank 0 sends in a step and the states that it keeps, predicted (pale) above measured."""
+    """Draw what rank 0 of runs sends in a step and the states it keeps, predicted (pale) above measured."""
     figure = new_figure(
         12.0,
         1.3 + 0.55 * len(runs),
@@ -160,7 +156,7 @@ def freezing(
     beta2: float,
     threshold: float,
 ) -> LabFigure:
-    """When the variance came to rest, and what became of trainings that froze it at several steps.
+    """Draw when the variance came to rest, and the final losses of trainings that froze it at several steps.
 
     Args:
         norms: of the variance after every step, one row per seed, never frozen.
@@ -226,7 +222,7 @@ def _ends(axes: Axes, ends: Mapping[int, Sequence[float]]) -> None:
 
 @pictured
 def gradients_at_once(plainly: Sequence[int], in_backward: Callable[[], Sequence[int]]) -> LabFigure:
-    """Bytes of gradients that a model holds in the course of a backward pass, updated at its end and within it.
+    """Draw the bytes of gradients held in a backward pass, with updates at its end and within it.
 
     Args:
         plainly: after each gradient has come, and at the end.
@@ -259,7 +255,7 @@ def gradients_at_once(plainly: Sequence[int], in_backward: Callable[[], Sequence
 
 
 def way_of(run: Run) -> Reduction:
-    """A run as the board of ways to send less shows it: bytes predicted for the mean step, loss and step measured."""
+    """Convert a run for the board: bytes predicted for the mean step, loss and step measured."""
     compression = run.config.layout.gradient_compression
     name = optimizer_label(run.config.optimizer) + ("" if compression == "none" else f", {compression}")
     last = run.losses[-max(1, len(run.losses) // LAST_SHARE) :]
@@ -270,5 +266,5 @@ def way_of(run: Run) -> Reduction:
 
 @pictured
 def board(runs: Sequence[Run]) -> LabFigure:
-    """Bytes against loss of the runs, and their step over slow and fast links; AdamW must be among them."""
+    """Draw bytes against loss of the runs, and their step over slow and fast links; AdamW must be among them."""
     return communication_figure([way_of(run) for run in runs])

@@ -1,15 +1,10 @@
-"""Lab 10: its exercises in order, and what the student predicts.
-
-Nothing is judged here; the exercises live beside their references.
-"""
+"""Lab 10: its exercises in order, and what the student predicts."""
 
 from __future__ import annotations
 
 from dlojz.labs.kit.exercise import Prediction, Said
 from dlojz.labs.lab10_experts.exercises_ranks import EXCHANGE, EXCHANGE_BYTES, MIXTURE, PARITY
 from dlojz.labs.lab10_experts.exercises_routing import BALANCE, GATE, PACING, PLACES, TWO_LEVEL
-
-TITLE = Said("Mixture of experts and curriculum", "Mélange d’experts et curriculum")
 
 EXERCISES = (GATE, PLACES, MIXTURE, BALANCE, TWO_LEVEL, EXCHANGE, PARITY, EXCHANGE_BYTES, PACING)
 

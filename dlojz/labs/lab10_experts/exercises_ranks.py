@@ -1,29 +1,10 @@
-"""Lab 10: the mixture: tokens laid out by expert, computed, and brought back with their weights.
+"""Exercises of lab 10 on the mixture and its ranks: dispatch and combine, all-to-all, gradients of experts, bytes.
 
-What found no place leaves the sum; the experts see one dense tensor, once.
+On ranks, values are compared with those of one process; then an answer must have sent each token only to the rank of
+its expert. `train_mixture` trains a small mixture in this process and keeps the loads of every step.
 
-Shape suffixes: T tokens, E experts, K choices of a token, C places of an expert, D width, N choices that have a place.
-
-Lab 10: tokens that travel to the experts of other ranks and back, by all-to-all on real ranks.
-
-What each rank ends with is what one process computes that has all experts; then an answer is held to what it has sent:
-a token goes to the rank of its expert, and to no other.
-
-Shape suffixes: E experts, L = E / n experts of one rank, C places of an expert, D width.
-
-Lab 10: the gradients of a model whose experts are shared out: whose are added up over whom, and divided by what.
-
-What each rank must hold is the mean over all replicas of what each finds from its own tokens; what a wrong way would
-give is computed here, in one process, without any communication.
-
-Lab 10: the bytes that a mixture sends.
-
-Pure arithmetic; the volumes are those that a run counts.
-
-Lab 10: a small mixture trained in this process, every step's loads kept.
-
-Two trials of one seed begin with the same weights and read the same samples; only the weight of the balance loss
-differs.
+Shape suffixes: T tokens, E experts, L = E / n experts of one rank, K choices of a token, C places of an expert, D
+width, N choices that have a place.
 """
 
 from __future__ import annotations
@@ -34,9 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Exercise, Said, Wrong
-from dlojz.labs.kit.judges import Mistake, by_reference
-from dlojz.labs.kit.rank_judges import added, asked_for, by_ranks, diagnose, gathered, normal, same
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.judges import Judge
+from dlojz.labs.kit.rank_judges import added, asked_for, normals, same
 from dlojz.labs.lab10_experts.exercises_routing import capacity, crowded, places
 from dlojz.models.experts.layer import StepLoad, watch_loads
 from dlojz.processes.forks import RankAnswer
@@ -50,7 +31,7 @@ Experts = Callable[["Tensor"], "Tensor"]
 def mixture(
     x_TD: Tensor, weights_TK: Tensor, chosen_TK: Tensor, places_TK: Tensor, experts: Experts, shape: tuple[int, int]
 ) -> Tensor:
-    """Each token's experts, weighted and added up, (T, D); zero for a token that found no place.
+    """Add up each token's experts by weight, (T, D); zero for a token without a place.
 
     Args:
         x_TD: the tokens.
@@ -87,12 +68,10 @@ class _Asked:
         given = tuple(getattr(buffer_ECD, "shape", ()))
         if given != self.shape:
             raise Wrong(
-                say(
-                    en=f"experts received a tensor of shape {given}, but takes (experts, capacity, width), here "
-                    f"{self.shape}: row e is for expert e.",
-                    fr=f"experts a reçu un tenseur de forme {given}, mais attend (experts, capacité, largeur), ici "
-                    f"{self.shape} : la ligne e est pour l’expert e.",
-                )
+                en=f"experts received a tensor of shape {given}, but takes (experts, capacity, width), here "
+                f"{self.shape}: row e is for expert e.",
+                fr=f"experts a reçu un tenseur de forme {given}, mais attend (experts, capacité, largeur), ici "
+                f"{self.shape} : la ligne e est pour l’expert e.",
             )
         return (buffer_ECD @ self.matrices_EDD + self.biases_ED.unsqueeze(1)).tanh()
 
@@ -167,79 +146,63 @@ def _weighted_before(x: Tensor, weights: Tensor, chosen: Tensor, kept: Tensor, e
 MIXTURE = Exercise(
     id="mixture",
     title=Said("the mixture", "le mélange"),
-    judge=by_reference(
+    judge=Judge(
         mixture,
         cases=_mixtures,
         mistakes=(
             Mistake(
                 _unweighted,
-                Said(
-                    "The experts' outputs are added up without their weights: multiply each by that of its choice.",
-                    "Les sorties des experts sont additionnées sans leurs poids : multipliez chacune par celui de son "
-                    "choix.",
-                ),
+                "The experts' outputs are added up without their weights: multiply each by that of its choice.",
+                "Les sorties des experts sont additionnées sans leurs poids : multipliez chacune par celui de son "
+                "choix.",
             ),
             Mistake(
                 _weighted_before,
-                Said(
-                    "The weight multiplies what enters the expert: multiply what comes out. An expert is not linear.",
-                    "Le poids multiplie ce qui entre dans l’expert : multipliez ce qui en sort. Un expert n’est pas "
-                    "linéaire.",
-                ),
+                "The weight multiplies what enters the expert: multiply what comes out. An expert is not linear.",
+                "Le poids multiplie ce qui entre dans l’expert : multipliez ce qui en sort. Un expert n’est pas "
+                "linéaire.",
             ),
             Mistake(
                 _with_itself,
-                Said(
-                    "A token without a place comes out as it went in. Here it gives zero: the residual connection "
-                    "around the layer adds the token itself, and would do so twice.",
-                    "Un token sans place ressort tel quel. Ici il donne zéro : c’est la connexion résiduelle autour de "
-                    "la couche qui ajoute le token lui-même ; elle le ferait une seconde fois.",
-                ),
+                "A token without a place comes out as it went in. Here it gives zero: the residual connection around "
+                "the layer adds the token itself, and would do so twice.",
+                "Un token sans place ressort tel quel. Ici il donne zéro : c’est la connexion résiduelle autour de la "
+                "couche qui ajoute le token lui-même ; elle le ferait une seconde fois.",
             ),
             Mistake(
                 _read_anyway,
-                Said(
-                    "Tokens without a place read the last place of their expert, since index -1 is the last one in "
-                    "Python: leave these choices out.",
-                    "Les tokens sans place lisent la dernière place de leur expert, car l’indice -1 désigne la "
-                    "dernière en Python : écartez ces choix.",
-                ),
+                "Tokens without a place read the last place of their expert, since index -1 is the last one in Python: "
+                "leave these choices out.",
+                "Les tokens sans place lisent la dernière place de leur expert, car l’indice -1 désigne la dernière en "
+                "Python : écartez ces choix.",
             ),
             Mistake(
                 _written_anyway,
-                Said(
-                    "Tokens without a place are written over the last place of their expert, since index -1 is the "
-                    "last one in Python: leave these choices out, both ways.",
-                    "Les tokens sans place s’écrivent sur la dernière place de leur expert, car l’indice -1 désigne la "
-                    "dernière en Python : écartez ces choix, à l’aller comme au retour.",
-                ),
+                "Tokens without a place are written over the last place of their expert, since index -1 is the last "
+                "one in Python: leave these choices out, both ways.",
+                "Les tokens sans place s’écrivent sur la dernière place de leur expert, car l’indice -1 désigne la "
+                "dernière en Python : écartez ces choix, à l’aller comme au retour.",
             ),
             Mistake(
                 _last_choice,
-                Said(
-                    "Each choice overwrites the one before: the outputs of a token's experts are added up.",
-                    "Chaque choix écrase le précédent : les sorties des experts d’un même token s’additionnent.",
-                ),
+                "Each choice overwrites the one before: the outputs of a token's experts are added up.",
+                "Chaque choix écrase le précédent : les sorties des experts d’un même token s’additionnent.",
             ),
         ),
     ),
     praise=Said(
-        "Right: dispatch, compute, combine. The experts see a dense tensor; all the rest is addressing.",
-        "Exact : répartir, calculer, recombiner. Les experts voient un tenseur dense ; le reste n’est que rangement.",
+        "Right: dispatch, compute, combine. The experts receive one dense tensor.",
+        "Exact : répartir, calculer, recombiner. Les experts reçoivent un seul tenseur dense.",
     ),
-    hints=(
-        Said(
-            "Three times: fill a tensor (E, C, D) of zeros with the tokens that have a place; give it to experts, "
-            "once; bring back each result, times its weight, to the token it came from.",
-            "Trois temps : remplir un tenseur (E, C, D) de zéros avec les tokens qui ont une place ; le donner à "
-            "experts, une fois ; ramener chaque résultat, fois son poids, au token dont il vient.",
-        ),
-        Said(
-            "token, choice = (places >= 0).nonzero(as_tuple=True); where = chosen[token, choice], places[token, "
-            "choice]; buffer[where] = x[token]; y.index_add(0, token, weight × experts(buffer)[where]).",
-            "token, choice = (places >= 0).nonzero(as_tuple=True) ; where = chosen[token, choice], places[token, "
-            "choice] ; buffer[where] = x[token] ; y.index_add(0, token, poids × experts(buffer)[where]).",
-        ),
+    hints=two_hints(
+        "Three times: fill a tensor (E, C, D) of zeros with the tokens that have a place; give it to experts, once; "
+        "bring back each result, times its weight, to the token it came from.",
+        "Trois temps : remplir un tenseur (E, C, D) de zéros avec les tokens qui ont une place ; le donner à experts, "
+        "une fois ; ramener chaque résultat, fois son poids, au token dont il vient.",
+        "token, choice = (places >= 0).nonzero(as_tuple=True); where = chosen[token, choice], places[token, choice]; "
+        "buffer[where] = x[token]; y.index_add(0, token, weight × experts(buffer)[where]).",
+        "token, choice = (places >= 0).nonzero(as_tuple=True) ; where = chosen[token, choice], places[token, choice] ; "
+        "buffer[where] = x[token] ; y.index_add(0, token, poids × experts(buffer)[where]).",
     ),
 )
 
@@ -251,18 +214,18 @@ EXCHANGE_LABELS = {OUTPUT: Said("the output", "la sortie")}
 
 
 class WrongShape(ValueError):  # noqa: N818 - what the experts of the check say of what they are given
-    """The experts of a rank were given a tensor of another shape than theirs."""
+    """Raised where the experts of a rank receive a tensor of another shape than theirs."""
 
 
 def _experts(seed: int, size: int) -> tuple[Tensor, Tensor]:
     experts = LOCAL_EXPERTS * size
-    matrices_EDD, biases_ED = normal(seed, (experts, WIDTH, WIDTH), (experts, WIDTH))
+    matrices_EDD, biases_ED = normals(seed, (experts, WIDTH, WIDTH), (experts, WIDTH))
     return matrices_EDD, biases_ED
 
 
 def _buffers(seed: int, size: int) -> list[Tensor]:
     """What each rank's tokens have filled."""
-    return list(normal(seed + 100, *[(LOCAL_EXPERTS * size, ROOM, WIDTH)] * size))
+    return list(normals(seed + 100, *[(LOCAL_EXPERTS * size, ROOM, WIDTH)] * size))
 
 
 def _computed(x_ECD: Tensor, experts: slice, seed: int, size: int) -> Tensor:
@@ -296,149 +259,118 @@ def _exchange_trial(answer: Callable[..., Any], rank: int, size: int, seed: int)
     return {"asked": asked}, {OUTPUT: y}
 
 
-def _whole(rank: int, size: int, seed: int) -> Tensor:
+def _whole(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     """Every expert computes what this rank's tokens have sent it."""
-    return _computed(_buffers(seed, size)[rank], slice(None), seed, size)
+    return {OUTPUT: _computed(_buffers(seed, size)[rank], slice(None), seed, size)}
 
 
-def _journey(size: int, seed: int, way: str) -> list[Tensor]:
-    """What each rank would hold in the end, all of them in one process."""
-    import torch
+def _journey(
+    *, swapped: bool = True, restored: bool = True, returned: bool = True
+) -> Callable[[int, int, int], dict[str, Tensor]]:
+    """What a rank would hold in the end: whether experts come first on arrival, ranks before the return, if any."""
 
-    buffers, rows = _buffers(seed, size), LOCAL_EXPERTS * size
-    sent = [one.view(size, LOCAL_EXPERTS, ROOM, WIDTH) for one in buffers]
-    back: list[list[Tensor]] = []
-    for rank in range(size):
+    def leaving(rank: int, size: int, seed: int) -> Tensor:
+        import torch
+
+        sent = [one.view(size, LOCAL_EXPERTS, ROOM, WIDTH) for one in _buffers(seed, size)]
         arrived = torch.stack([sent[source][rank] for source in range(size)])  # (n, L, C, D)
-        swapped = way not in ("arrives as it came", "neither")
         given = (arrived.transpose(0, 1) if swapped else arrived).reshape(LOCAL_EXPERTS, size * ROOM, WIDTH)
         made = _computed(given, _own(rank), seed, size)
-        if way in ("leaves as it is", "neither"):
-            leaving = made.reshape(size, LOCAL_EXPERTS, ROOM, WIDTH)
-        else:
-            leaving = made.view(LOCAL_EXPERTS, size, ROOM, WIDTH).transpose(0, 1)
-        back.append(list(leaving))
-    if way == "no return":
-        return [torch.stack(back[rank]).reshape(rows, ROOM, WIDTH) for rank in range(size)]
-    return [torch.cat([back[source][rank] for source in range(size)]) for rank in range(size)]
+        if not restored:
+            return made.reshape(size, LOCAL_EXPERTS, ROOM, WIDTH)
+        return made.view(LOCAL_EXPERTS, size, ROOM, WIDTH).transpose(0, 1)
+
+    def held(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+        import torch
+
+        if not returned:
+            return {OUTPUT: leaving(rank, size, seed).reshape(LOCAL_EXPERTS * size, ROOM, WIDTH)}
+        return {OUTPUT: torch.cat([leaving(source, size, seed)[rank] for source in range(size)])}
+
+    return held
 
 
-_WAYS = (
-    (
-        "neither",
-        Said(
-            "The two all-to-all are there, but tokens meet the wrong experts: what arrives is ordered by source rank, "
-            "then by expert, (ranks, own experts, C, D). Bring the expert to the front (transpose(0, 1)) before you "
-            "merge ranks and places, and undo it on the way back.",
-            "Les deux all-to-all y sont, mais des tokens rencontrent les mauvais experts : ce qui arrive est rangé par "
-            "rang d’origine, puis par expert, (rangs, experts du rang, C, D). Ramenez l’expert devant "
-            "(transpose(0, 1)) avant de fusionner rangs et places, et faites l’inverse au retour.",
-        ),
+_EXCHANGE_FAULTS = (
+    Mistake(
+        _journey(swapped=False, restored=False),
+        "The two all-to-all are there, but tokens meet the wrong experts: what arrives is ordered by source rank, then "
+        "by expert, (ranks, own experts, C, D). Bring the expert to the front (transpose(0, 1)) before you merge ranks "
+        "and places, and undo it on the way back.",
+        "Les deux all-to-all y sont, mais des tokens rencontrent les mauvais experts : ce qui arrive est rangé par "
+        "rang d’origine, puis par expert, (rangs, experts du rang, C, D). Ramenez l’expert devant (transpose(0, 1)) "
+        "avant de fusionner rangs et places, et faites l’inverse au retour.",
     ),
-    (
-        "arrives as it came",
-        Said(
-            "Tokens meet the wrong experts: what arrives is ordered by source rank, then by expert, (ranks, own "
-            "experts, C, D). Bring the expert to the front (transpose(0, 1)) before you merge ranks and places.",
-            "Des tokens rencontrent les mauvais experts : ce qui arrive est rangé par rang d’origine, puis par expert, "
-            "(rangs, experts du rang, C, D). Ramenez l’expert devant (transpose(0, 1)) avant de fusionner rangs et "
-            "places.",
-        ),
+    Mistake(
+        _journey(swapped=False),
+        "Tokens meet the wrong experts: what arrives is ordered by source rank, then by expert, (ranks, own experts, "
+        "C, D). Bring the expert to the front (transpose(0, 1)) before you merge ranks and places.",
+        "Des tokens rencontrent les mauvais experts : ce qui arrive est rangé par rang d’origine, puis par expert, "
+        "(rangs, experts du rang, C, D). Ramenez l’expert devant (transpose(0, 1)) avant de fusionner rangs et places.",
     ),
-    (
-        "leaves as it is",
-        Said(
-            "The tokens meet the right experts, but return to the wrong places: before the second all-to-all, bring "
-            "the ranks to the front again, (ranks, own experts, C, D).",
-            "Les tokens rencontrent les bons experts, mais reviennent aux mauvaises places : avant le second "
-            "all-to-all, ramenez les rangs devant, (rangs, experts du rang, C, D).",
-        ),
+    Mistake(
+        _journey(restored=False),
+        "The tokens meet the right experts, but return to the wrong places: before the second all-to-all, bring the "
+        "ranks to the front again, (ranks, own experts, C, D).",
+        "Les tokens rencontrent les bons experts, mais reviennent aux mauvaises places : avant le second all-to-all, "
+        "ramenez les rangs devant, (rangs, experts du rang, C, D).",
     ),
-    (
-        "no return",
-        Said(
-            "The results stay with the experts: a second all-to-all must bring each back to the rank of its token.",
-            "Les résultats restent chez les experts : un second all-to-all doit ramener chacun au rang de son token.",
-        ),
+    Mistake(
+        _journey(returned=False),
+        "The results stay with the experts: a second all-to-all must bring each back to the rank of its token.",
+        "Les résultats restent chez les experts : un second all-to-all doit ramener chacun au rang de son token.",
     ),
 )
 
 
-def _exchange_inspect(answers: list[RankAnswer], size: int) -> None:
-    seed = next(seed for ranks, seed in EXCHANGE_CASES if ranks == size)
-    given = [one.tensors for one in answers]
-    truth = [{OUTPUT: _whole(rank, size, seed)} for rank in range(size)]
-    if not _equal(given, [one[OUTPUT] for one in truth]):
-        for way, says in _WAYS:
-            if _equal(given, _journey(size, seed, way)):
-                raise Wrong(str(says))
-        for evidence in gathered(given, truth, labels=EXCHANGE_LABELS):
-            said = diagnose(evidence)
-            if said is not None:
-                raise Wrong(str(said))
-    _inspect_calls(answers[0], size)
-
-
-def _equal(given: list[dict[str, Tensor]], expected: list[Tensor]) -> bool:
-    return all(OUTPUT in mine and same(mine[OUTPUT], theirs) for mine, theirs in zip(given, expected, strict=True))
-
-
-def _inspect_calls(first: RankAnswer, size: int) -> None:
+def _inspect_calls(answers: list[RankAnswer], size: int) -> None:
+    first = answers[0]
     if asked_for(first, "all_gather", "all_gather_into_tensor", "gather", "broadcast", "all_reduce"):
         raise Wrong(
-            say(
-                en=f"The output is right, but every token goes to every rank, {size} times what is needed: an "
-                "all-to-all sends each only to the rank of its expert.",
-                fr=f"La sortie est juste, mais chaque token va à chaque rang, {size} fois ce qu’il faut : un "
-                "all-to-all n’envoie chacun qu’au rang de son expert.",
-            )
+            en=f"The output is right, but every token goes to every rank, {size} times what is needed: an all-to-all "
+            "sends each only to the rank of its expert.",
+            fr=f"La sortie est juste, mais chaque token va à chaque rang, {size} fois ce qu’il faut : un all-to-all "
+            "n’envoie chacun qu’au rang de son expert.",
         )
     if first.value["asked"] != 1:
         raise Wrong(
-            say(
-                en=f"The output is right, but own_experts is called {first.value['asked']} times: give it all that "
-                "has arrived at once, so that its products are large.",
-                fr=f"La sortie est juste, mais own_experts est appelé {first.value['asked']} fois : donnez-lui d’un "
-                "seul coup tout ce qui est arrivé, pour que ses produits soient grands.",
-            )
+            en=f"The output is right, but own_experts is called {first.value['asked']} times: give it all that has "
+            "arrived at once, so that its products are large.",
+            fr=f"La sortie est juste, mais own_experts est appelé {first.value['asked']} fois : donnez-lui d’un seul "
+            "coup tout ce qui est arrivé, pour que ses produits soient grands.",
         )
-
-
-def _exchange_judge() -> Callable[[Callable[..., Any]], None]:
-    judge = by_ranks(trial=_exchange_trial, expected=lambda rank, size, seed: {}, cases=EXCHANGE_CASES,
-        inspect=_exchange_inspect)
-    judge.on_ranks = True  # type: ignore[attr-defined]
-    return judge
 
 
 EXCHANGE = Exercise(
     id="exchange",
     title=Said("the all-to-all by hand", "l’all-to-all à la main"),
-    judge=_exchange_judge(),
-    praise=Said(
-        "Right, on 2 and on 3 ranks: there and back, each token goes to one rank only.",
-        "Exact, sur 2 et sur 3 rangs : à l’aller comme au retour, chaque token ne va qu’à un rang.",
+    judge=Judge(
+        _whole,
+        on_ranks=True,
+        trial=_exchange_trial,
+        cases=EXCHANGE_CASES,
+        labels=EXCHANGE_LABELS,
+        faults=_EXCHANGE_FAULTS,
+        inspect=_inspect_calls,
     ),
-    hints=(
-        Said(
-            "The rows of buffer are already in the order of the ranks that hold the experts. After the all-to-all, "
-            "piece i comes from rank i: of which shape is it, and where must the dimension of experts stand?",
-            "Les lignes de buffer sont déjà dans l’ordre des rangs qui détiennent les experts. Après l’all-to-all, le "
-            "morceau i vient du rang i : quelle est sa forme, et où doit se trouver la dimension des experts ?",
-        ),
-        Said(
-            "arrived.view(size, own, C, D).transpose(0, 1).reshape(own, size * C, D) for own_experts; then "
-            ".view(own, size, C, D).transpose(0, 1).contiguous(), and the second all-to-all into a tensor like buffer.",
-            "arrived.view(size, own, C, D).transpose(0, 1).reshape(own, size * C, D) pour own_experts ; puis "
-            ".view(own, size, C, D).transpose(0, 1).contiguous(), et le second all-to-all vers un tenseur comme "
-            "buffer.",
-        ),
+    praise=Said(
+        "Right on 2 and on 3 ranks: there and back, each token goes to one rank only.",
+        "Exact sur 2 et sur 3 rangs : à l’aller comme au retour, chaque token ne va qu’à un rang.",
+    ),
+    hints=two_hints(
+        "The rows of buffer are already in the order of the ranks that hold the experts. After the all-to-all, piece i "
+        "comes from rank i: of which shape is it, and where must the dimension of experts stand?",
+        "Les lignes de buffer sont déjà dans l’ordre des rangs qui détiennent les experts. Après l’all-to-all, le "
+        "morceau i vient du rang i : quelle est sa forme, et où doit se trouver la dimension des experts ?",
+        "arrived.view(size, own, C, D).transpose(0, 1).reshape(own, size * C, D) for own_experts; then .view(own, "
+        "size, C, D).transpose(0, 1).contiguous(), and the second all-to-all into a tensor like buffer.",
+        "arrived.view(size, own, C, D).transpose(0, 1).reshape(own, size * C, D) pour own_experts ; puis .view(own, "
+        "size, C, D).transpose(0, 1).contiguous(), et le second all-to-all vers un tenseur comme buffer.",
     ),
 )
 
 
 EP = {4: 2, 3: 3}
-"""Ranks that share the experts out, by the number of replicas: two copies of each expert, then one of each."""
+"""Expert-parallel degree by the number of ranks: two copies of each expert, then one of each."""
 PARITY_CASES = ((4, 41), (3, 42))
 SHARED, OWN = "gradient of shared", "gradient of own"
 PARITY_LABELS = {
@@ -446,8 +378,6 @@ PARITY_LABELS = {
     OWN: Said("the gradient of this rank's experts", "le gradient des experts de ce rang"),
 }
 WORLD, REPLICAS, ALONE = "world", "replicas", "alone"
-Reduction = tuple[str, str]
-"""Over whom a gradient is added up, and by whose number it is divided."""
 
 
 def average_gradients(shared: list[Tensor], own: list[Tensor], replicas: Any) -> None:
@@ -476,12 +406,12 @@ def average_gradients(shared: list[Tensor], own: list[Tensor], replicas: Any) ->
 
 def _found(size: int, seed: int) -> tuple[list[Tensor], list[Tensor]]:
     """What each rank's tokens give for the shared parameter, (n, 3), and for all experts, (n, E, 2)."""
-    shared_R3, experts_RE2 = normal(seed, (size, 3), (size, 2 * EP[size], 2))
+    shared_R3, experts_RE2 = normals(seed, (size, 3), (size, 2 * EP[size], 2))
     return list(shared_R3), list(experts_RE2)
 
 
 def _group(rank: int, size: int) -> range:
-    """The ranks that share the experts out with this one: its neighbours."""
+    """The expert-parallel group of a rank: its neighbours."""
     first = rank - rank % EP[size]
     return range(first, first + EP[size])
 
@@ -496,17 +426,19 @@ def _members(rank: int, size: int, whom: str) -> range:
     return {WORLD: range(size), REPLICAS: range(rank % EP[size], size, EP[size])}.get(whom, range(rank, rank + 1))
 
 
-def _held(rank: int, size: int, seed: int, shared: Reduction, own: Reduction) -> dict[str, Tensor]:
-    """What a rank would hold if the two kinds were reduced so."""
-    values = {}
-    for number, (name, (whom, by)) in enumerate(((SHARED, shared), (OWN, own))):
-        terms = [_after_backward(other, size, seed)[number] for other in _members(rank, size, whom)]
-        values[name] = added(terms) / len(_members(rank, size, by))
-    return values
+def _reduced(name: str, whom: str, by: str) -> Callable[[int, int, int], dict[str, Tensor] | None]:
+    """What a rank would hold under this name if it were added up over some ranks, and divided by the number of some."""
+
+    def held(rank: int, size: int, seed: int) -> dict[str, Tensor] | None:
+        terms = [_after_backward(other, size, seed)[name == OWN] for other in _members(rank, size, whom)]
+        value = added(terms) / len(_members(rank, size, by))
+        return None if same(value, expected(rank, size, seed)[name]) else {name: value}
+
+    return held
 
 
 def expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    """The mean over the replicas of what each one's tokens give, for what this rank holds."""
+    """Average over the replicas the gradients that a rank holds."""
     shared, experts = _found(size, seed)
     place = rank % EP[size]
     mine = [one[2 * place : 2 * place + 2] for one in experts]
@@ -527,32 +459,35 @@ def _parity_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -
     return None, {SHARED: shared, OWN: own}
 
 
-_OF_SHARED: dict[Reduction, Said] = {
-    (ALONE, ALONE): Said(
+_PARITY_FAULTS = (
+    Mistake(
+        _reduced(SHARED, ALONE, ALONE),
         "The gradients of what all ranks have are left as they are: each rank has read its own tokens, so average them "
         "over all ranks.",
         "Les gradients de ce que tous ont restent tels quels : chaque rang a lu ses propres tokens, faites-en donc la "
         "moyenne sur tous les rangs.",
     ),
-    (REPLICAS, REPLICAS): Said(
+    Mistake(
+        _reduced(SHARED, REPLICAS, REPLICAS),
         "The gradients of what all ranks have are averaged over the replicas of an expert only: attention, norms and "
         "router are whole on all ranks, so average over all of them.",
         "Les gradients de ce que tous ont ne sont moyennés que sur les répliques d’un expert : l’attention, les normes "
         "et le routeur sont entiers sur tous les rangs, moyennez donc sur tous.",
     ),
-    (WORLD, ALONE): Said(
+    Mistake(
+        _reduced(SHARED, WORLD, ALONE),
         "The gradients of what all ranks have are added up, but not divided by the number of ranks.",
         "Les gradients de ce que tous ont sont additionnés, mais pas divisés par le nombre de rangs.",
     ),
-    (WORLD, REPLICAS): Said(
+    Mistake(
+        _reduced(SHARED, WORLD, REPLICAS),
         "The gradients of what all ranks have are added up over all ranks, but divided by the number of replicas of an "
         "expert: divide by the number of ranks.",
         "Les gradients de ce que tous ont sont additionnés sur tous les rangs, mais divisés par le nombre de répliques "
         "d’un expert : divisez par le nombre de rangs.",
     ),
-}
-_OF_OWN: dict[Reduction, Said] = {
-    (REPLICAS, REPLICAS): Said(
+    Mistake(
+        _reduced(OWN, REPLICAS, REPLICAS),
         "The gradients of the experts are divided by the number of their replicas, and so are ep times too large: each "
         "expert has already added up the tokens of ep ranks, and each of these divides its loss by its own tokens. "
         "Divide by the number of all ranks.",
@@ -560,77 +495,53 @@ _OF_OWN: dict[Reduction, Said] = {
         "expert a déjà additionné ce que donnent les tokens de ep rangs, dont chacun divise sa perte par ses propres "
         "tokens. Divisez par le nombre de tous les rangs.",
     ),
-    (WORLD, WORLD): Said(
+    Mistake(
+        _reduced(OWN, WORLD, WORLD),
         "The gradients of the experts are added up over all ranks: that mixes different experts. Only the ranks of "
         "replicas hold the same ones (group=replicas).",
         "Les gradients des experts sont additionnés sur tous les rangs : cela mélange des experts différents. Seuls "
         "les rangs de replicas détiennent les mêmes (group=replicas).",
     ),
-    (ALONE, ALONE): Said(
+    Mistake(
+        _reduced(OWN, ALONE, ALONE),
         "The gradients of the experts are left as they are: other ranks hold the same experts and have seen other "
         "tokens; without a sum over replicas the copies of an expert drift apart.",
         "Les gradients des experts restent tels quels : d’autres rangs détiennent les mêmes experts et ont vu d’autres "
         "tokens ; sans somme sur replicas, les copies d’un expert s’écartent.",
     ),
-    (ALONE, WORLD): Said(
+    Mistake(
+        _reduced(OWN, ALONE, WORLD),
         "The gradients of the experts are divided, but not added up over the ranks that hold the same experts "
         "(replicas): the copies of an expert drift apart.",
         "Les gradients des experts sont divisés, mais pas additionnés sur les rangs qui détiennent les mêmes experts "
         "(replicas) : les copies d’un expert s’écartent.",
     ),
-    (REPLICAS, ALONE): Said(
+    Mistake(
+        _reduced(OWN, REPLICAS, ALONE),
         "The gradients of the experts are added up, but not divided: the loss is a mean over all ranks.",
         "Les gradients des experts sont additionnés, mais pas divisés : la perte est une moyenne sur tous les rangs.",
     ),
-}
-
-
-def _parity_inspect(answers: list[RankAnswer], size: int) -> None:
-    seed = next(seed for ranks, seed in PARITY_CASES if ranks == size)
-    given = [one.tensors for one in answers]
-    truth = [expected(rank, size, seed) for rank in range(size)]
-    for name, faults in ((SHARED, _OF_SHARED), (OWN, _OF_OWN)):
-        if all(same(mine[name], right[name]) for mine, right in zip(given, truth, strict=True)):
-            continue
-        for way, says in faults.items():
-            would = [_held(rank, size, seed, way, way)[name] for rank in range(size)]
-            if all(same(mine[name], value) for mine, value in zip(given, would, strict=True)):
-                raise Wrong(str(says))
-    for evidence in gathered(given, truth, labels=PARITY_LABELS):
-        said = diagnose(evidence)
-        if said is not None:
-            raise Wrong(str(said))
-
-
-def _parity_judge() -> Callable[[Callable[..., Any]], None]:
-    judge = by_ranks(trial=_parity_trial, expected=lambda rank, size, seed: {}, cases=PARITY_CASES,
-        inspect=_parity_inspect)
-    judge.on_ranks = True  # type: ignore[attr-defined]
-    return judge
-
+)
 
 PARITY = Exercise(
     id="expert-gradients",
     title=Said("the gradients of the experts", "les gradients des experts"),
-    judge=_parity_judge(),
-    praise=Said(
-        "Right, with two copies of each expert and with one: the gradients of data parallelism alone.",
-        "Exact, avec deux copies de chaque expert et avec une seule : les gradients de Data Parallelism seul.",
+    judge=Judge(
+        expected, on_ranks=True, trial=_parity_trial, cases=PARITY_CASES, labels=PARITY_LABELS, faults=_PARITY_FAULTS
     ),
-    hints=(
-        Said(
-            "Ask of each gradient: which ranks hold the same parameter? These add up. And then: over how many losses "
-            "is the mean taken? By that it is divided, for experts too.",
-            "Pour chaque gradient, demandez-vous : quels rangs détiennent le même paramètre ? Ceux-là additionnent. "
-            "Puis : de combien de pertes prend-on la moyenne ? C’est par ce nombre que l’on divise, pour les experts "
-            "aussi.",
-        ),
-        Said(
-            "shared: dist.all_reduce(gradient); own: dist.all_reduce(gradient, group=replicas); both divided by "
-            "dist.get_world_size(), in place (/=).",
-            "shared : dist.all_reduce(gradient) ; own : dist.all_reduce(gradient, group=replicas) ; les deux divisés "
-            "par dist.get_world_size(), en place (/=).",
-        ),
+    praise=Said(
+        "Right with two copies of each expert and with one: the gradients equal those of data parallelism.",
+        "Exact avec deux copies de chaque expert et avec une seule : les gradients égalent ceux du Data Parallelism.",
+    ),
+    hints=two_hints(
+        "For each gradient, ask: which ranks hold the same parameter? These add up. Then: over how many losses is the "
+        "mean taken? Divide by that number, for experts too.",
+        "Pour chaque gradient, demandez-vous : quels rangs détiennent le même paramètre ? Ceux-là additionnent. Puis : "
+        "de combien de pertes prend-on la moyenne ? C’est par ce nombre que l’on divise, pour les experts aussi.",
+        "shared: dist.all_reduce(gradient); own: dist.all_reduce(gradient, group=replicas); both divided by "
+        "dist.get_world_size(), in place (/=).",
+        "shared : dist.all_reduce(gradient) ; own : dist.all_reduce(gradient, group=replicas) ; les deux divisés par "
+        "dist.get_world_size(), en place (/=).",
     ),
 )
 
@@ -642,7 +553,7 @@ VOLUME_CASES = ((2048, 4096, 8, 2, 1.25, 8, 2), (100, 64, 8, 1, 1.0, 4, 4), (512
 def exchange_bytes(
     tokens: int, width: int, experts: int, k: int, factor: float, ranks: int, number_bytes: int
 ) -> float:
-    """Bytes that each rank sends for one mixture and one micro-batch, forward and backward.
+    """Count the bytes that each rank sends for one mixture and one micro-batch, forward and backward.
 
     Four all-to-all of (E, C, D), of which the share for a rank's own experts, 1/n, stays.
 
@@ -657,108 +568,84 @@ def _times(factor: Callable[[int], float]) -> Callable[..., float]:
     return lambda *case: exchange_bytes(*case) * factor(case[5])
 
 
-def _exact(tokens: int, width: int, experts: int, k: int, factor: float, ranks: int, number_bytes: int) -> float:
-    return 4 * factor * k * tokens * width * number_bytes * (ranks - 1) / ranks
-
-
 EXCHANGE_BYTES = Exercise(
     id="exchange-bytes",
     title=Said("the bytes of the all-to-all", "les octets de l’all-to-all"),
-    judge=by_reference(
+    judge=Judge(
         exchange_bytes,
         cases=lambda: VOLUME_CASES,
         mistakes=(
             Mistake(
                 _times(lambda n: 1 / 2),
-                Said(
-                    "Half is missing: there and back in forward, and again in backward, four all-to-all.",
-                    "Il en manque la moitié : aller et retour en passe avant, puis de nouveau en passe arrière, soit "
-                    "quatre all-to-all.",
-                ),
+                "Half is missing: there and back in forward, and again in backward, four all-to-all.",
+                "Il en manque la moitié : aller et retour en passe avant, puis de nouveau en passe arrière, soit "
+                "quatre all-to-all.",
             ),
             Mistake(
                 _times(lambda n: 1 / 4),
-                Said(
-                    "That is one all-to-all: there and back, in forward and in backward, make four.",
-                    "C’est un seul all-to-all : aller et retour, en passe avant et en passe arrière, en font quatre.",
-                ),
+                "That is one all-to-all: there and back, in forward and in backward, make four.",
+                "C’est un seul all-to-all : aller et retour, en passe avant et en passe arrière, en font quatre.",
             ),
             Mistake(
                 _times(lambda n: n / (n - 1)),
-                Said(
-                    "That is the size of the tensors; the rows of a rank's own experts, 1/ranks of them, do not leave.",
-                    "C’est la taille des tenseurs ; les lignes destinées aux experts du rang, soit 1/ranks, ne partent "
-                    "pas.",
-                ),
+                "That is the size of the tensors; the rows of a rank's own experts, 1/ranks of them, do not leave.",
+                "C’est la taille des tenseurs ; les lignes destinées aux experts du rang, soit 1/ranks, ne partent "
+                "pas.",
             ),
             Mistake(
                 _times(float),
-                Said(
-                    "That is an all-gather, which sends everything to everyone: an all-to-all sends each row to one "
-                    "rank only.",
-                    "C’est un all-gather, qui envoie tout à tous : un all-to-all n’envoie chaque ligne qu’à un rang.",
-                ),
+                "That is an all-gather, which sends everything to everyone: an all-to-all sends each row to one rank "
+                "only.",
+                "C’est un all-gather, qui envoie tout à tous : un all-to-all n’envoie chaque ligne qu’à un rang.",
             ),
             Mistake(
-                _exact,
-                Said(
-                    "Nearly: the capacity of an expert is rounded up to a whole number of places (math.ceil), and "
-                    "empty places travel too.",
-                    "Presque : la capacité d’un expert est arrondie vers le haut à un nombre entier de places "
-                    "(math.ceil), et les places vides voyagent aussi.",
+                lambda tokens, width, experts, k, factor, ranks, number_bytes: (
+                    4 * factor * k * tokens * width * number_bytes * (ranks - 1) / ranks
                 ),
+                "Nearly: the capacity of an expert is rounded up to a whole number of places (math.ceil), and empty "
+                "places travel too.",
+                "Presque : la capacité d’un expert est arrondie vers le haut à un nombre entier de places (math.ceil), "
+                "et les places vides voyagent aussi.",
             ),
             Mistake(
                 lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, k, 1.0, n, size),
-                Said(
-                    "The capacity factor is left out: what travels are places, filled or not, and there are factor "
-                    "times as many as choices.",
-                    "Le facteur de capacité est oublié : ce sont des places qui voyagent, remplies ou non, et il y en "
-                    "a factor fois plus que de choix.",
-                ),
+                "The capacity factor is left out: what travels are places, filled or not, and there are factor times "
+                "as many as choices.",
+                "Le facteur de capacité est oublié : ce sont des places qui voyagent, remplies ou non, et il y en a "
+                "factor fois plus que de choix.",
             ),
             Mistake(
                 lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, 1, f, n, size),
-                Said(
-                    "k is left out: a token goes to k experts, so it travels k times.",
-                    "k est oublié : un token va chez k experts, il voyage donc k fois.",
-                ),
+                "k is left out: a token goes to k experts, so it travels k times.",
+                "k est oublié : un token va chez k experts, il voyage donc k fois.",
             ),
             Mistake(
                 lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, k, f, n, 1),
-                Said(
-                    "That is a number of elements: times number_bytes.",
-                    "C’est un nombre d’éléments : multipliez par number_bytes.",
-                ),
+                "That is a number of elements: times number_bytes.",
+                "C’est un nombre d’éléments : multipliez par number_bytes.",
             ),
             Mistake(
                 lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, k, f, n, size) / n,
-                Said(
-                    "You divide by the number of ranks once more; but a rank has places for all E experts, wherever "
-                    "they are.",
-                    "Vous divisez une fois de trop par le nombre de rangs ; or un rang a des places pour les E "
-                    "experts, où qu’ils soient.",
-                ),
+                "You divide by the number of ranks once more; but a rank has places for all E experts, wherever they "
+                "are.",
+                "Vous divisez une fois de trop par le nombre de rangs ; or un rang a des places pour les E experts, où "
+                "qu’ils soient.",
             ),
         ),
     ),
     praise=Said(
-        "Right: the number of experts does not matter, only k, the factor and the tokens.",
-        "Exact : le nombre d’experts ne compte pas, seulement k, le facteur et les tokens.",
+        "Right: the volume depends on k, the capacity factor and the tokens, not on the number of experts.",
+        "Exact : le volume dépend de k, du facteur de capacité et des tokens, non du nombre d’experts.",
     ),
-    hints=(
-        Said(
-            "How large is the tensor (E, C, D) of a rank? How many times does it travel, forward and backward? Which "
-            "share of it stays?",
-            "Quelle est la taille du tenseur (E, C, D) d’un rang ? Combien de fois voyage-t-il, en passes avant et "
-            "arrière ? Quelle part en reste sur place ?",
-        ),
-        Said(
-            "room = math.ceil(factor * k * tokens / experts); 4 * experts * room * width * number_bytes * (ranks - 1) "
-            "/ ranks.",
-            "room = math.ceil(factor * k * tokens / experts) ; 4 * experts * room * width * number_bytes * (ranks - 1) "
-            "/ ranks.",
-        ),
+    hints=two_hints(
+        "How large is the tensor (E, C, D) of a rank? How many times does it travel, forward and backward? Which share "
+        "of it stays?",
+        "Quelle est la taille du tenseur (E, C, D) d’un rang ? Combien de fois voyage-t-il, en passes avant et arrière "
+        "? Quelle part en reste sur place ?",
+        "room = math.ceil(factor * k * tokens / experts); 4 * experts * room * width * number_bytes * (ranks - 1) / "
+        "ranks.",
+        "room = math.ceil(factor * k * tokens / experts) ; 4 * experts * room * width * number_bytes * (ranks - 1) / "
+        "ranks.",
     ),
 )
 
@@ -771,7 +658,7 @@ IDLE = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureTrial:
-    """What the mixtures of a model did with their tokens, step by step.
+    """Loads and losses of a small mixture, step by step.
 
     Args:
         balance_loss: weight of the balance loss.

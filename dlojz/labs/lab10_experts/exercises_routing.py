@@ -1,33 +1,9 @@
-"""Lab 10: which experts see a token, and with what weight: the gate.
+"""Exercises of lab 10 on routing: the gate, capacity, the balance loss, the gate of two levels; and on sequence length.
 
-An answer is held to the weight of every expert for every token; the order in which it names the experts that it chooses
-is its own.
+A gate is judged by the weight of every expert for every token, in any order of the choices. First choices are placed
+before second ones, tokens in their order; a choice without a place is dropped.
 
-Shape suffixes: T tokens, E experts, K choices of a token.
-
-Lab 10: how many tokens an expert takes, and at which place each token stands.
-
-First choices go before second ones, and among choices of one order tokens go in their order; what finds no place is
-dropped.
-
-Shape suffixes: T tokens, E experts, K choices of a token, N = K × T choices.
-
-Lab 10: the loss that balances the experts, which the router must be able to learn from.
-
-An answer is held to its value, then to the gradient that it gives the router's logits: a loss with the right value and
-no gradient balances nothing.
-
-Shape suffixes: T tokens, E experts, K choices of a token.
-
-Lab 10: the gate of two levels, which chooses a group of experts first, then experts within it.
-
-An answer is held to the weight of every expert for every token, as the flat gate is.
-
-Shape suffixes: T tokens, E experts, K choices of a token, G groups, J = E / G experts of a group.
-
-Lab 10: how long the sequences of a step are: the pacing functions.
-
-Pure arithmetic; the lengths are those of DeepSpeed's scheduler and of this package's runs.
+Shape suffixes: T tokens, E experts, K choices of a token, N = K × T choices, G groups, J = E / G experts of a group.
 """
 
 from __future__ import annotations
@@ -36,9 +12,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Exercise, Said, Wrong
-from dlojz.labs.kit.judges import Mistake, by_reference
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.judges import Judge, refuse_nothing
 from dlojz.labs.kit.rank_judges import same
 
 if TYPE_CHECKING:
@@ -49,15 +24,20 @@ Chosen = tuple["Tensor", "Tensor"]
 
 
 def gate(logits_TE: Tensor, k: int) -> Chosen:
-    """The k experts of highest probability of each token, and their weights, (T, K) each.
+    """Return weights and numbers of each token's k most probable experts, (T, K) each.
 
     With k = 1 the weight is the probability itself; with more, the probabilities of the chosen ones are divided by
     their sum.
 
     Source: Fedus et al. 2021 (arXiv 2101.03961), for k = 1; Lepikhin et al. 2020 (arXiv 2006.16668), for k = 2.
     """
-    weights_TK, chosen_TK = logits_TE.softmax(-1).topk(k)
-    return (weights_TK if k == 1 else weights_TK / weights_TK.sum(-1, keepdim=True)), chosen_TK
+    return _normalized(logits_TE.softmax(-1).topk(k))
+
+
+def _normalized(choice: Chosen) -> Chosen:
+    """With k ≥ 2, weights divided by their sum."""
+    weights_TK, chosen_TK = choice
+    return (weights_TK if weights_TK.shape[1] == 1 else weights_TK / weights_TK.sum(-1, keepdim=True)), chosen_TK
 
 
 def _spread(choice: Any, experts: int, k: int, tokens: int) -> Tensor:
@@ -68,53 +48,33 @@ def _spread(choice: Any, experts: int, k: int, tokens: int) -> Tensor:
     """
     import torch
 
-    if choice is None:
-        raise Wrong(
-            say(
-                en="Your function returns nothing: end it with return.",
-                fr="Votre fonction ne renvoie rien : terminez-la par return.",
-            )
-        )
+    refuse_nothing(choice)
     if not isinstance(choice, tuple | list) or len(choice) != 2 or not all(map(torch.is_tensor, choice)):
         raise Wrong(
-            say(
-                en="A pair of tensors is expected: the weights, then the numbers of the experts.",
-                fr="On attend deux tenseurs : les poids, puis les numéros des experts.",
-            )
+            en="A pair of tensors is expected: the weights, then the numbers of the experts.",
+            fr="On attend deux tenseurs : les poids, puis les numéros des experts.",
         )
     weights_TK, chosen_TK = choice
     if weights_TK.shape != (tokens, k) or chosen_TK.shape != (tokens, k):
         shapes = tuple(weights_TK.shape), tuple(chosen_TK.shape)
         raise Wrong(
-            say(
-                en=f"For {tokens} tokens and k = {k} the two tensors have the shapes {shapes[0]} and {shapes[1]}, but "
-                f"({tokens}, {k}) is expected of both.",
-                fr=f"Pour {tokens} tokens et k = {k}, les deux tenseurs ont les formes {shapes[0]} et {shapes[1]}, "
-                f"mais ({tokens}, {k}) est attendue pour les deux.",
-            )
+            en=f"For {tokens} tokens and k = {k} the two tensors have the shapes {shapes[0]} and {shapes[1]}, but "
+            f"({tokens}, {k}) is expected of both.",
+            fr=f"Pour {tokens} tokens et k = {k}, les deux tenseurs ont les formes {shapes[0]} et {shapes[1]}, mais "
+            f"({tokens}, {k}) est attendue pour les deux.",
         )
     if chosen_TK.is_floating_point() or int(chosen_TK.min()) < 0 or int(chosen_TK.max()) >= experts:
         raise Wrong(
-            say(
-                en=f"The second tensor must hold the numbers of experts, whole numbers from 0 to {experts - 1}.",
-                fr=f"Le second tenseur doit contenir des numéros d’experts, des entiers de 0 à {experts - 1}.",
-            )
+            en=f"The second tensor must hold the numbers of experts, whole numbers from 0 to {experts - 1}.",
+            fr=f"Le second tenseur doit contenir des numéros d’experts, des entiers de 0 à {experts - 1}.",
         )
     return torch.zeros(tokens, experts).scatter_add(1, chosen_TK, weights_TK.float())
 
 
-def _spreading(answer: Callable[..., Any]) -> Callable[..., Tensor]:
-    return lambda *case: _spread(answer(*case), case[-2].shape[1], case[-1], len(case[-2]))
-
-
-def by_weights(reference: Callable[..., Any], cases: Callable[[], Any], mistakes: tuple[Mistake, ...]) -> Any:
-    """A judge of a gate: the weight that each expert has for each token, whatever the order of the choices."""
-    judged = by_reference(
-        _spreading(reference),
-        cases=cases,
-        mistakes=[Mistake(_spreading(mistake.way), mistake.says) for mistake in mistakes],
-    )
-    return lambda answer: judged(_spreading(answer))
+def _weights(answer: Callable[..., Any], *case: Any) -> Tensor:
+    """What a gate is judged by."""
+    logits_TE, k = case[-2:]
+    return _spread(answer(*case), logits_TE.shape[1], k, len(logits_TE))
 
 
 def _expert_gate_cases() -> Iterator[tuple[Any, ...]]:
@@ -125,103 +85,71 @@ def _expert_gate_cases() -> Iterator[tuple[Any, ...]]:
         yield 2 * torch.randn(tokens, experts, generator=generator), k
 
 
-def _plain(logits_TE: Tensor, k: int) -> Chosen:
-    weights_TK, chosen_TK = logits_TE.softmax(-1).topk(k)
-    return weights_TK, chosen_TK
-
-
 def _always_divided(logits_TE: Tensor, k: int) -> Chosen:
-    weights_TK, chosen_TK = _plain(logits_TE, k)
+    weights_TK, chosen_TK = logits_TE.softmax(-1).topk(k)
     return weights_TK / weights_TK.sum(-1, keepdim=True), chosen_TK
-
-
-def _over_tokens(logits_TE: Tensor, k: int) -> Chosen:
-    weights_TK, chosen_TK = logits_TE.softmax(0).topk(k)
-    return (weights_TK if k == 1 else weights_TK / weights_TK.sum(-1, keepdim=True)), chosen_TK
-
-
-def _logits(logits_TE: Tensor, k: int) -> Chosen:
-    weights_TK, chosen_TK = logits_TE.topk(k)
-    return weights_TK, chosen_TK
-
-
-def _lowest(logits_TE: Tensor, k: int) -> Chosen:
-    weights_TK, chosen_TK = logits_TE.softmax(-1).topk(k, largest=False)
-    return (weights_TK if k == 1 else weights_TK / weights_TK.sum(-1, keepdim=True)), chosen_TK
 
 
 GATE = Exercise(
     id="gate",
     title=Said("the gate", "la porte"),
-    judge=by_weights(
+    judge=Judge(
         gate,
-        _expert_gate_cases,
-        (
+        cases=_expert_gate_cases,
+        trial=_weights,
+        mistakes=(
             Mistake(
                 _always_divided,
-                Said(
-                    "The experts are the right ones; but with k = 1 your weight is always 1. Then the output does not "
-                    "depend on the router's probabilities, and no gradient reaches the router: it would never learn. "
-                    "With k = 1, keep the probability.",
-                    "Les experts sont les bons ; mais avec k = 1 votre poids vaut toujours 1. La sortie ne dépend "
-                    "alors plus des probabilités du routeur, et aucun gradient ne lui parvient : il n’apprendrait "
-                    "jamais. Avec k = 1, gardez la probabilité.",
-                ),
+                "The experts are the right ones; but with k = 1 your weight is always 1. Then the output does not "
+                "depend on the router's probabilities, and no gradient reaches the router: it would never learn. With "
+                "k = 1, keep the probability.",
+                "Les experts sont les bons ; mais avec k = 1 votre poids vaut toujours 1. La sortie ne dépend alors "
+                "plus des probabilités du routeur, et aucun gradient ne lui parvient : il n’apprendrait jamais. Avec k "
+                "= 1, gardez la probabilité.",
             ),
             Mistake(
-                _plain,
-                Said(
-                    "The experts are the right ones, and k = 1 is right; with k ≥ 2, divide the weights of a token by "
-                    "their sum, so that they add up to 1.",
-                    "Les experts sont les bons, et k = 1 est juste ; avec k ≥ 2, divisez les poids d’un token par leur "
-                    "somme, pour qu’elle vaille 1.",
-                ),
+                lambda logits_TE, k: logits_TE.softmax(-1).topk(k),
+                "The experts are the right ones, and k = 1 is right; with k ≥ 2, divide the weights of a token by "
+                "their sum, so that they add up to 1.",
+                "Les experts sont les bons, et k = 1 est juste ; avec k ≥ 2, divisez les poids d’un token par leur "
+                "somme, pour qu’elle vaille 1.",
             ),
             Mistake(
-                _over_tokens,
-                Said(
-                    "The softmax runs over the tokens: it is each token that shares itself among the experts, so it "
-                    "runs over the last dimension.",
-                    "Le softmax porte sur les tokens : c’est chaque token qui se répartit entre les experts, donc il "
-                    "porte sur la dernière dimension.",
-                ),
+                lambda logits_TE, k: _normalized(logits_TE.softmax(0).topk(k)),
+                "The softmax runs over the tokens: it is each token that shares itself among the experts, so it runs "
+                "over the last dimension.",
+                "Le softmax porte sur les tokens : c’est chaque token qui se répartit entre les experts, donc il porte "
+                "sur la dernière dimension.",
             ),
             Mistake(
-                _logits,
-                Said(
-                    "The weights are logits: pass them through softmax first, over all experts.",
-                    "Les poids sont des logits : passez-les d’abord par softmax, sur tous les experts.",
-                ),
+                lambda logits_TE, k: logits_TE.topk(k),
+                "The weights are logits: pass them through softmax first, over all experts.",
+                "Les poids sont des logits : passez-les d’abord par softmax, sur tous les experts.",
             ),
             Mistake(
-                _lowest,
-                Said(
-                    "You choose the experts of lowest probability.", "Vous choisissez les experts les moins probables."
-                ),
+                lambda logits_TE, k: _normalized(logits_TE.softmax(-1).topk(k, largest=False)),
+                "You choose the experts of lowest probability.",
+                "Vous choisissez les experts les moins probables.",
             ),
         ),
     ),
     praise=Said(
-        "Right: every weight depends on the probabilities, and that is the only way by which the router learns.",
-        "Exact : chaque poids dépend des probabilités, et c’est le seul chemin par lequel le routeur apprend.",
+        "Right: every weight depends on the probabilities; only through them does a gradient reach the router.",
+        "Exact : chaque poids dépend des probabilités ; ce n’est que par elles qu’un gradient parvient au routeur.",
     ),
-    hints=(
-        Said(
-            "First the probabilities of all experts, then the k largest of them. What would the weight of one single "
-            "expert be, divided by the sum of the weights?",
-            "D’abord les probabilités de tous les experts, puis les k plus grandes. Que vaudrait le poids d’un seul "
-            "expert, divisé par la somme des poids ?",
-        ),
-        Said(
-            "weights, chosen = logits.softmax(-1).topk(k); if k > 1, weights / weights.sum(-1, keepdim=True).",
-            "weights, chosen = logits.softmax(-1).topk(k) ; si k > 1, weights / weights.sum(-1, keepdim=True).",
-        ),
+    hints=two_hints(
+        "First the probabilities of all experts, then the k largest of them. What would the weight of one single "
+        "expert be, divided by the sum of the weights?",
+        "D’abord les probabilités de tous les experts, puis les k plus grandes. Que vaudrait le poids d’un seul "
+        "expert, divisé par la somme des poids ?",
+        "weights, chosen = logits.softmax(-1).topk(k); if k > 1, weights / weights.sum(-1, keepdim=True).",
+        "weights, chosen = logits.softmax(-1).topk(k) ; si k > 1, weights / weights.sum(-1, keepdim=True).",
     ),
 )
 
 
 def capacity(tokens: int, experts: int, k: int, factor: float) -> int:
-    """Places of each expert: `factor` times its fair share of the choices, rounded up, and never more than the tokens.
+    """Compute the places of each expert: `factor` times its fair share, rounded up, at most the tokens.
 
     Source: Fedus et al. 2021 (arXiv 2101.03961), expert capacity, for k = 1; k times as many choices for more.
     """
@@ -229,7 +157,7 @@ def capacity(tokens: int, experts: int, k: int, factor: float) -> int:
 
 
 def places(chosen_TK: Tensor, experts: int, factor: float) -> Tensor:
-    """The place of each choice within its expert, from 0, (T, K); -1 where the expert is full.
+    """Return the place of each choice within its expert, from 0, (T, K); -1 where the expert is full.
 
     Source: Lepikhin et al. 2020 (arXiv 2006.16668): first choices are placed before second ones.
     """
@@ -273,7 +201,7 @@ def _spoilt(way: str) -> Callable[..., Tensor]:
 
 
 def crowded() -> Iterator[tuple[Any, ...]]:
-    """Choices, experts and capacity factors, such that some expert has no room for all."""
+    """Make choices, experts and capacity factors with which some expert is full."""
     import torch
 
     generator = torch.Generator().manual_seed(12)
@@ -285,97 +213,79 @@ def crowded() -> Iterator[tuple[Any, ...]]:
 PLACES = Exercise(
     id="places",
     title=Said("capacity and places", "capacité et places"),
-    judge=by_reference(
+    judge=Judge(
         places,
         cases=crowded,
         mistakes=(
             Mistake(
                 _spoilt("by tokens"),
-                Said(
-                    "The capacity is right, but a token's second choice goes before the first choices of the tokens "
-                    "that follow: place all first choices, then all second ones. A second choice that is lost costs "
-                    "less.",
-                    "La capacité est juste, mais le second choix d’un token passe avant les premiers choix des tokens "
-                    "suivants : placez tous les premiers choix, puis tous les seconds. Perdre un second choix coûte "
-                    "moins cher.",
-                ),
+                "The capacity is right, but a token's second choice goes before the first choices of the tokens that "
+                "follow: place all first choices, then all second ones. A second choice that is lost costs less.",
+                "La capacité est juste, mais le second choix d’un token passe avant les premiers choix des tokens "
+                "suivants : placez tous les premiers choix, puis tous les seconds. Perdre un second choix coûte moins "
+                "cher.",
             ),
             Mistake(
                 _spoilt("each apart"),
-                Said(
-                    "Second choices are counted from 0 again: two tokens then stand at the same place of an expert. Go "
-                    "on counting after the first choices.",
-                    "Les seconds choix sont comptés à nouveau à partir de 0 : deux tokens occupent alors la même place "
-                    "d’un expert. Continuez à compter après les premiers choix.",
-                ),
+                "Second choices are counted from 0 again: two tokens then stand at the same place of an expert. Go on "
+                "counting after the first choices.",
+                "Les seconds choix sont comptés à nouveau à partir de 0 : deux tokens occupent alors la même place "
+                "d’un expert. Continuez à compter après les premiers choix.",
             ),
             Mistake(
                 _spoilt("floor"),
-                Said(
-                    "The capacity is rounded down: round it up (math.ceil).",
-                    "La capacité est arrondie vers le bas : arrondissez-la vers le haut (math.ceil).",
-                ),
+                "The capacity is rounded down: round it up (math.ceil).",
+                "La capacité est arrondie vers le bas : arrondissez-la vers le haut (math.ceil).",
             ),
             Mistake(
                 _spoilt("without k"),
-                Said(
-                    "The capacity forgets k: there are k × tokens choices to share out among the experts.",
-                    "La capacité oublie k : ce sont k × tokens choix qu’il faut répartir entre les experts.",
-                ),
+                "The capacity forgets k: there are k × tokens choices to share out among the experts.",
+                "La capacité oublie k : ce sont k × tokens choix qu’il faut répartir entre les experts.",
             ),
             Mistake(
                 _spoilt("without factor"),
-                Said(
-                    "The capacity factor is left out: multiply the fair share by it, before rounding.",
-                    "Le facteur de capacité est oublié : multipliez-en la juste part, avant d’arrondir.",
-                ),
+                "The capacity factor is left out: multiply the fair share by it, before rounding.",
+                "Le facteur de capacité est oublié : multipliez-en la juste part, avant d’arrondir.",
             ),
             Mistake(
                 _spoilt("unlimited"),
-                Said(
-                    "The places are right, but none is refused: a place that is not smaller than the capacity is -1.",
-                    "Les places sont justes, mais aucune n’est refusée : une place qui n’est pas inférieure à la "
-                    "capacité devient -1.",
-                ),
+                "The places are right, but none is refused: a place that is not smaller than the capacity is -1.",
+                "Les places sont justes, mais aucune n’est refusée : une place qui n’est pas inférieure à la capacité "
+                "devient -1.",
             ),
             Mistake(
                 _spoilt("last place"),
-                Said(
-                    "The tokens that are too many all stand at the last place, one upon the other: they are dropped, "
-                    "which is written -1.",
-                    "Les tokens en trop se retrouvent tous à la dernière place, les uns sur les autres : ils sont "
-                    "abandonnés, ce qui s’écrit -1.",
-                ),
+                "The tokens that are too many all stand at the last place, one upon the other: they are dropped, which "
+                "is written -1.",
+                "Les tokens en trop se retrouvent tous à la dernière place, les uns sur les autres : ils sont "
+                "abandonnés, ce qui s’écrit -1.",
             ),
             Mistake(
                 _spoilt("from 1"),
-                Said("The places begin at 1: they begin at 0.", "Les places commencent à 1 : elles commencent à 0."),
+                "The places begin at 1: they begin at 0.",
+                "Les places commencent à 1 : elles commencent à 0.",
             ),
         ),
     ),
     praise=Said(
-        "Right: tensors of a fixed size, whatever the router does; the price is the tokens that find no place.",
-        "Exact : des tenseurs de taille fixe, quoi que fasse le routeur ; le prix, ce sont les tokens sans place.",
+        "Right: the tensors have a fixed size, whatever the router does; tokens without a place are dropped.",
+        "Exact : les tenseurs ont une taille fixe, quoi que fasse le routeur ; les tokens sans place sont abandonnés.",
     ),
-    hints=(
-        Said(
-            "For each choice, in order (all first ones, then all second ones): how many before it have taken the same "
-            "expert? A loop with a counter per expert does; so does a cumulative sum of one_hot.",
-            "Pour chaque choix, dans l’ordre (tous les premiers, puis tous les seconds) : combien avant lui ont pris "
-            "le même expert ? Une boucle avec un compteur par expert convient ; une somme cumulée de one_hot aussi.",
-        ),
-        Said(
-            "taken = F.one_hot(chosen.T.flatten(), experts); place = (taken.cumsum(0) * taken).sum(1) - 1; -1 where "
-            "place >= math.ceil(factor * k * tokens / experts); then view(k, tokens).T.",
-            "taken = F.one_hot(chosen.T.flatten(), experts) ; place = (taken.cumsum(0) * taken).sum(1) - 1 ; -1 là où "
-            "place >= math.ceil(factor * k * tokens / experts) ; enfin view(k, tokens).T.",
-        ),
+    hints=two_hints(
+        "For each choice, in order (all first ones, then all second ones): how many before it have taken the same "
+        "expert? A loop with a counter per expert does; so does a cumulative sum of one_hot.",
+        "Pour chaque choix, dans l’ordre (tous les premiers, puis tous les seconds) : combien avant lui ont pris le "
+        "même expert ? Une boucle avec un compteur par expert convient ; une somme cumulée de one_hot aussi.",
+        "taken = F.one_hot(chosen.T.flatten(), experts); place = (taken.cumsum(0) * taken).sum(1) - 1; -1 where place "
+        ">= math.ceil(factor * k * tokens / experts); then view(k, tokens).T.",
+        "taken = F.one_hot(chosen.T.flatten(), experts) ; place = (taken.cumsum(0) * taken).sum(1) - 1 ; -1 là où "
+        "place >= math.ceil(factor * k * tokens / experts) ; enfin view(k, tokens).T.",
     ),
 )
 
 
 def balance_loss(logits_TE: Tensor, chosen_TK: Tensor) -> Tensor:
-    """E · Σ f_e · P_e: 1 where choices and probabilities are spread evenly, E where one expert has them all.
+    """Compute E · Σ f_e · P_e: 1 for an even spread, E where one expert has all.
 
     f_e is the share of all choices, (T, K), that fall on expert e; P_e its mean probability over the tokens.
 
@@ -404,11 +314,6 @@ def _parts(logits_TE: Tensor, chosen_TK: Tensor) -> tuple[Tensor, Tensor, int]:
     return F.one_hot(chosen_TK, experts).float().mean((0, 1)), logits_TE.softmax(-1).mean(0), experts
 
 
-def _without_experts(logits_TE: Tensor, chosen_TK: Tensor) -> Tensor:
-    share_E, mean_E, _ = _parts(logits_TE, chosen_TK)
-    return (share_E * mean_E).sum()
-
-
 def _squared(which: int) -> Callable[..., Tensor]:
     def way(logits_TE: Tensor, chosen_TK: Tensor) -> Tensor:
         share_E, mean_E, experts = _parts(logits_TE, chosen_TK)
@@ -417,118 +322,27 @@ def _squared(which: int) -> Callable[..., Tensor]:
     return way
 
 
-def _times_k(logits_TE: Tensor, chosen_TK: Tensor) -> Tensor:
-    return chosen_TK.shape[1] * balance_loss(logits_TE, chosen_TK)
-
-
-def _mean(logits_TE: Tensor, chosen_TK: Tensor) -> Tensor:
-    return balance_loss(logits_TE, chosen_TK) / logits_TE.shape[1] ** 2
-
-
-def _counts(logits_TE: Tensor, chosen_TK: Tensor) -> Tensor:
-    return chosen_TK.numel() * balance_loss(logits_TE, chosen_TK)
-
-
 def _of_logits(logits_TE: Tensor, chosen_TK: Tensor) -> Tensor:
     share_E, _, experts = _parts(logits_TE, chosen_TK)
     return experts * (share_E * logits_TE.mean(0)).sum()
 
 
-def _first_only(logits_TE: Tensor, chosen_TK: Tensor) -> Tensor:
-    return balance_loss(logits_TE, chosen_TK[:, :1])
-
-
-_BY_VALUE = by_reference(
-    balance_loss,
-    cases=_expert_balance_cases,
-    mistakes=(
-        Mistake(
-            _without_experts,
-            Said(
-                "The number of experts is missing: without it the value of a perfect balance, 1/E, depends on how many "
-                "experts there are.",
-                "Le nombre d’experts manque : sans lui, la valeur de l’équilibre parfait, 1/E, dépend du nombre "
-                "d’experts.",
-            ),
-        ),
-        Mistake(
-            _mean,
-            Said(
-                "You take the mean over the experts; it is their sum, times E.",
-                "Vous prenez la moyenne sur les experts ; c’est leur somme, multipliée par E.",
-            ),
-        ),
-        Mistake(
-            _squared(0),
-            Said(
-                "You square the shares of the choices: they are counts, through which no gradient passes; nothing "
-                "would be learnt. Multiply each share by the mean probability.",
-                "Vous élevez au carré les parts des choix : ce sont des comptes, par lesquels aucun gradient ne "
-                "passe ; rien ne serait appris. Multipliez chaque part par la probabilité moyenne.",
-            ),
-        ),
-        Mistake(
-            _squared(1),
-            Said(
-                "You square the mean probabilities: that leaves out where the tokens really go. Multiply them by the "
-                "shares of the choices.",
-                "Vous élevez au carré les probabilités moyennes : c’est ignorer où vont vraiment les tokens. "
-                "Multipliez-les par les parts des choix.",
-            ),
-        ),
-        Mistake(
-            _counts,
-            Said(
-                "f is a number of choices: divide it by how many there are, tokens × k, so that f adds up to 1.",
-                "f est un nombre de choix : divisez-le par leur nombre total, tokens × k, pour que f ait pour somme 1.",
-            ),
-        ),
-        Mistake(
-            _times_k,
-            Said(
-                "f adds up to k: count the share of all choices, so that it adds up to 1.",
-                "f a pour somme k : comptez la part de tous les choix, pour qu’elle ait pour somme 1.",
-            ),
-        ),
-        Mistake(
-            _first_only,
-            Said(
-                "You count first choices only; all k choices of a token weigh on the experts.",
-                "Vous ne comptez que les premiers choix ; les k choix d’un token chargent tous les experts.",
-            ),
-        ),
-        Mistake(
-            _of_logits,
-            Said(
-                "P is a mean of logits: pass them through softmax first.",
-                "P est une moyenne de logits : passez-les d’abord par softmax.",
-            ),
-        ),
-    ),
-)
-
-
-def _judge(answer: Callable[..., Any]) -> None:
-    _BY_VALUE(answer)
+def _check_gradient(answer: Callable[..., Any]) -> None:
     for logits_TE, chosen_TK in _expert_balance_cases():
         found, wanted = (_gradient(way, logits_TE, chosen_TK) for way in (answer, balance_loss))
         if found is None or not bool(found.any()):
             raise Wrong(
-                say(
-                    en="The value is right, but it gives the router's logits no gradient: the probabilities must stay "
-                    "linked to them (no detach, no item, no no_grad).",
-                    fr="La valeur est juste, mais elle ne donne aucun gradient aux logits du routeur : les "
-                    "probabilités doivent leur rester liées (ni detach, ni item, ni no_grad).",
-                )
+                en="The value is right, but it gives the router's logits no gradient: the probabilities must stay "
+                "linked to them (no detach, no item, no no_grad).",
+                fr="La valeur est juste, mais elle ne donne aucun gradient aux logits du routeur : les probabilités "
+                "doivent leur rester liées (ni detach, ni item, ni no_grad).",
             )
         if wanted is None or not same(found, wanted):
             raise Wrong(
-                say(
-                    en="The value is right, but not its gradient: it comes through the mean probabilities, and through "
-                    "nothing else.",
-                    fr="La valeur est juste, mais pas son gradient : il passe par les probabilités moyennes, et par "
-                    "rien d’autre.",
-                )
+                en="The value is right, but not its gradient: it comes through the mean probabilities, and through "
+                "nothing else.",
+                fr="La valeur est juste, mais pas son gradient : il passe par les probabilités moyennes, et par rien "
+                "d’autre.",
             )
 
 
@@ -544,30 +358,79 @@ def _gradient(way: Callable[..., Any], logits_TE: Tensor, chosen_TK: Tensor) -> 
 BALANCE = Exercise(
     id="balance-loss",
     title=Said("the balance loss", "la perte d’équilibrage"),
-    judge=_judge,
-    praise=Said(
-        "Right: counts say where the tokens go, probabilities carry the gradient; 1 at best, E at worst.",
-        "Exact : les comptes disent où vont les tokens, les probabilités portent le gradient ; 1 au mieux, E au pire.",
+    judge=Judge(
+        balance_loss,
+        cases=_expert_balance_cases,
+        mistakes=(
+            Mistake(
+                lambda logits_TE, chosen_TK: balance_loss(logits_TE, chosen_TK) / logits_TE.shape[1],
+                "The number of experts is missing: without it the value of a perfect balance, 1/E, depends on how many "
+                "experts there are.",
+                "Le nombre d’experts manque : sans lui, la valeur de l’équilibre parfait, 1/E, dépend du nombre "
+                "d’experts.",
+            ),
+            Mistake(
+                lambda logits_TE, chosen_TK: balance_loss(logits_TE, chosen_TK) / logits_TE.shape[1] ** 2,
+                "You take the mean over the experts; it is their sum, times E.",
+                "Vous prenez la moyenne sur les experts ; c’est leur somme, multipliée par E.",
+            ),
+            Mistake(
+                _squared(0),
+                "You square the shares of the choices: they are counts, through which no gradient passes; nothing "
+                "would be learnt. Multiply each share by the mean probability.",
+                "Vous élevez au carré les parts des choix : ce sont des comptes, par lesquels aucun gradient ne passe "
+                "; rien ne serait appris. Multipliez chaque part par la probabilité moyenne.",
+            ),
+            Mistake(
+                _squared(1),
+                "You square the mean probabilities: that leaves out where the tokens really go. Multiply them by the "
+                "shares of the choices.",
+                "Vous élevez au carré les probabilités moyennes : c’est ignorer où vont vraiment les tokens. "
+                "Multipliez-les par les parts des choix.",
+            ),
+            Mistake(
+                lambda logits_TE, chosen_TK: chosen_TK.numel() * balance_loss(logits_TE, chosen_TK),
+                "f is a number of choices: divide it by how many there are, tokens × k, so that f adds up to 1.",
+                "f est un nombre de choix : divisez-le par leur nombre total, tokens × k, pour que f ait pour somme 1.",
+            ),
+            Mistake(
+                lambda logits_TE, chosen_TK: chosen_TK.shape[1] * balance_loss(logits_TE, chosen_TK),
+                "f adds up to k: count the share of all choices, so that it adds up to 1.",
+                "f a pour somme k : comptez la part de tous les choix, pour qu’elle ait pour somme 1.",
+            ),
+            Mistake(
+                lambda logits_TE, chosen_TK: balance_loss(logits_TE, chosen_TK[:, :1]),
+                "You count first choices only; all k choices of a token weigh on the experts.",
+                "Vous ne comptez que les premiers choix ; les k choix d’un token chargent tous les experts.",
+            ),
+            Mistake(
+                _of_logits,
+                "P is a mean of logits: pass them through softmax first.",
+                "P est une moyenne de logits : passez-les d’abord par softmax.",
+            ),
+        ),
+        then=_check_gradient,
     ),
-    hints=(
-        Said(
-            "f: how often each expert is chosen, divided by the number of choices. P: the mean over the tokens of each "
-            "expert's probability. Which of the two has a gradient?",
-            "f : combien de fois chaque expert est choisi, divisé par le nombre de choix. P : la moyenne sur les "
-            "tokens de la probabilité de chaque expert. Lequel des deux a un gradient ?",
-        ),
-        Said(
-            "f = F.one_hot(chosen, experts).float().mean((0, 1)); P = logits.softmax(-1).mean(0); experts * (f * "
-            "P).sum().",
-            "f = F.one_hot(chosen, experts).float().mean((0, 1)) ; P = logits.softmax(-1).mean(0) ; experts * (f * "
-            "P).sum().",
-        ),
+    praise=Said(
+        "Right: the counts say where the tokens go, the probabilities carry the gradient. The loss is 1 at best, E at "
+        "worst.",
+        "Exact : les comptes disent où vont les tokens, les probabilités portent le gradient. La perte vaut 1 au "
+        "mieux, E au pire.",
+    ),
+    hints=two_hints(
+        "f: how often each expert is chosen, divided by the number of choices. P: the mean over the tokens of each "
+        "expert's probability. Which of the two has a gradient?",
+        "f : combien de fois chaque expert est choisi, divisé par le nombre de choix. P : la moyenne sur les tokens de "
+        "la probabilité de chaque expert. Lequel des deux a un gradient ?",
+        "f = F.one_hot(chosen, experts).float().mean((0, 1)); P = logits.softmax(-1).mean(0); experts * (f * P).sum().",
+        "f = F.one_hot(chosen, experts).float().mean((0, 1)) ; P = logits.softmax(-1).mean(0) ; experts * (f * "
+        "P).sum().",
     ),
 )
 
 
 def two_level_gate(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) -> Chosen:
-    """The k best experts of each token's best group, and their weights, (T, K) each.
+    """Return weights and numbers of the k best experts of each token's best group, (T, K) each.
 
     The weight is the probability of the group times what the flat gate gives among the experts of the group.
 
@@ -593,37 +456,36 @@ def _two_level_cases() -> Iterator[tuple[Any, ...]]:
         )
 
 
-def _flat(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) -> Chosen:
-    return gate(expert_logits_TE, k)
+def _best_group(group_logits_TG: Tensor) -> Tensor:
+    """Probability of each token's group, (T, 1)."""
+    return group_logits_TG.softmax(-1).amax(-1, keepdim=True)
 
 
 def _without_group(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) -> Chosen:
     weights_TK, chosen_TK = two_level_gate(group_logits_TG, expert_logits_TE, k)
-    return weights_TK / group_logits_TG.softmax(-1).amax(-1, keepdim=True), chosen_TK
+    return weights_TK / _best_group(group_logits_TG), chosen_TK
 
 
 def _without_expert(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) -> Chosen:
     weights_TK, chosen_TK = two_level_gate(group_logits_TG, expert_logits_TE, k)
-    return group_logits_TG.softmax(-1).amax(-1, keepdim=True).expand_as(weights_TK), chosen_TK
+    return _best_group(group_logits_TG).expand_as(weights_TK), chosen_TK
 
 
 def _over_all(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) -> Chosen:
     _, chosen_TK = two_level_gate(group_logits_TG, expert_logits_TE, k)
-    group_T1 = group_logits_TG.softmax(-1).amax(-1, keepdim=True)
-    return group_T1 * expert_logits_TE.softmax(-1).gather(1, chosen_TK), chosen_TK
+    return _best_group(group_logits_TG) * expert_logits_TE.softmax(-1).gather(1, chosen_TK), chosen_TK
 
 
 def _undivided(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) -> Chosen:
     _, chosen_TK = two_level_gate(group_logits_TG, expert_logits_TE, k)
     inside_TE = expert_logits_TE.unflatten(1, (group_logits_TG.shape[1], -1)).softmax(-1).flatten(1)
-    return group_logits_TG.softmax(-1).amax(-1, keepdim=True) * inside_TE.gather(1, chosen_TK), chosen_TK
+    return _best_group(group_logits_TG) * inside_TE.gather(1, chosen_TK), chosen_TK
 
 
 def _best_product(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) -> Chosen:
     inside_TGJ = expert_logits_TE.unflatten(1, (group_logits_TG.shape[1], -1)).softmax(-1)
     products_TE = (group_logits_TG.softmax(-1).unsqueeze(-1) * inside_TGJ).flatten(1)
-    weights_TK, chosen_TK = products_TE.topk(k)
-    return weights_TK, chosen_TK
+    return products_TE.topk(k)
 
 
 def _local_numbers(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) -> Chosen:
@@ -634,92 +496,75 @@ def _local_numbers(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) ->
 TWO_LEVEL = Exercise(
     id="two-level-gate",
     title=Said("the gate of two levels", "la porte à deux niveaux"),
-    judge=by_weights(
+    judge=Judge(
         two_level_gate,
-        _two_level_cases,
-        (
+        cases=_two_level_cases,
+        trial=_weights,
+        mistakes=(
             Mistake(
-                _flat,
-                Said(
-                    "The groups are left out: that is the flat gate, over all experts. Choose each token's group "
-                    "first, then look at the experts of that group alone.",
-                    "Les groupes sont ignorés : c’est la porte plate, sur tous les experts. Choisissez d’abord le "
-                    "groupe de chaque token, puis ne regardez que les experts de ce groupe.",
-                ),
+                lambda group_logits_TG, expert_logits_TE, k: gate(expert_logits_TE, k),
+                "The groups are left out: that is the flat gate, over all experts. Choose each token's group first, "
+                "then look at the experts of that group alone.",
+                "Les groupes sont ignorés : c’est la porte plate, sur tous les experts. Choisissez d’abord le groupe "
+                "de chaque token, puis ne regardez que les experts de ce groupe.",
             ),
             Mistake(
                 _without_group,
-                Said(
-                    "The experts are the right ones, but the probability of the group is missing from the weight: "
-                    "without it the router of groups gets no gradient.",
-                    "Les experts sont les bons, mais la probabilité du groupe manque dans le poids : sans elle, le "
-                    "routeur des groupes ne reçoit aucun gradient.",
-                ),
+                "The experts are the right ones, but the probability of the group is missing from the weight: without "
+                "it the router of groups gets no gradient.",
+                "Les experts sont les bons, mais la probabilité du groupe manque dans le poids : sans elle, le routeur "
+                "des groupes ne reçoit aucun gradient.",
             ),
             Mistake(
                 _without_expert,
-                Said(
-                    "The experts are the right ones, but the weight is that of the group alone: times the probability "
-                    "of the expert within its group.",
-                    "Les experts sont les bons, mais le poids est celui du groupe seul : multipliez par la probabilité "
-                    "de l’expert dans son groupe.",
-                ),
+                "The experts are the right ones, but the weight is that of the group alone: times the probability of "
+                "the expert within its group.",
+                "Les experts sont les bons, mais le poids est celui du groupe seul : multipliez par la probabilité de "
+                "l’expert dans son groupe.",
             ),
             Mistake(
                 _over_all,
-                Said(
-                    "The second softmax runs over all experts: it is over those of the chosen group, whose "
-                    "probabilities add up to 1.",
-                    "Le second softmax porte sur tous les experts : il porte sur ceux du groupe choisi, dont les "
-                    "probabilités ont pour somme 1.",
-                ),
+                "The second softmax runs over all experts: it is over those of the chosen group, whose probabilities "
+                "add up to 1.",
+                "Le second softmax porte sur tous les experts : il porte sur ceux du groupe choisi, dont les "
+                "probabilités ont pour somme 1.",
             ),
             Mistake(
                 _undivided,
-                Said(
-                    "The experts are the right ones; but with k ≥ 2 the weights within the group must add up to 1, as "
-                    "those of the flat gate do, before they are multiplied by the probability of the group.",
-                    "Les experts sont les bons ; mais avec k ≥ 2, les poids dans le groupe doivent avoir pour somme 1, "
-                    "comme ceux de la porte plate, avant d’être multipliés par la probabilité du groupe.",
-                ),
+                "The experts are the right ones; but with k ≥ 2 the weights within the group must add up to 1, as "
+                "those of the flat gate do, before they are multiplied by the probability of the group.",
+                "Les experts sont les bons ; mais avec k ≥ 2, les poids dans le groupe doivent avoir pour somme 1, "
+                "comme ceux de la porte plate, avant d’être multipliés par la probabilité du groupe.",
             ),
             Mistake(
                 _best_product,
-                Said(
-                    "You take the largest products over all experts; but the group is chosen first, by its own "
-                    "probability alone, and the others are not even looked at: that is what makes it cheaper.",
-                    "Vous prenez les plus grands produits sur tous les experts ; or le groupe se choisit d’abord, par "
-                    "sa seule probabilité, sans même regarder les autres : c’est ce qui coûte moins cher.",
-                ),
+                "You take the largest products over all experts; but the group is chosen first, by its own probability "
+                "alone, and the others are not even looked at: that is what makes it cheaper.",
+                "Vous prenez les plus grands produits sur tous les experts ; or le groupe se choisit d’abord, par sa "
+                "seule probabilité, sans même regarder les autres : c’est ce qui coûte moins cher.",
             ),
             Mistake(
                 _local_numbers,
-                Said(
-                    "The numbers of the experts are counted within their group: add the first number of the group, "
-                    "group × (experts per group).",
-                    "Les numéros des experts sont comptés dans leur groupe : ajoutez le premier numéro du groupe, "
-                    "groupe × (experts par groupe).",
-                ),
+                "The numbers of the experts are counted within their group: add the first number of the group, group × "
+                "(experts per group).",
+                "Les numéros des experts sont comptés dans leur groupe : ajoutez le premier numéro du groupe, groupe × "
+                "(experts par groupe).",
             ),
         ),
     ),
     praise=Said(
-        "Right: two small choices in place of a large one, and a token that stays within one group.",
-        "Exact : deux petits choix au lieu d’un grand, et un token qui reste dans un seul groupe.",
+        "Right: two small choices replace a large one, and a token stays within one group.",
+        "Exact : deux petits choix remplacent un grand, et un token reste dans un seul groupe.",
     ),
-    hints=(
-        Said(
-            "The best group of each token, by argmax; then the logits of that group's experts only: unflatten the "
-            "experts into (groups, experts per group).",
-            "Le meilleur groupe de chaque token, par argmax ; puis les logits des seuls experts de ce groupe : "
-            "unflatten coupe les experts en (groupes, experts par groupe).",
-        ),
-        Said(
-            "inside = expert_logits.unflatten(1, (groups, -1))[torch.arange(tokens), group]; choose(inside, k); "
-            "weights times the group's probability; numbers plus group × experts per group.",
-            "inside = expert_logits.unflatten(1, (groups, -1))[torch.arange(tokens), group] ; choose(inside, k) ; "
-            "poids fois la probabilité du groupe ; numéros plus groupe × experts par groupe.",
-        ),
+    hints=two_hints(
+        "The best group of each token, by argmax; then the logits of that group's experts only: unflatten the experts "
+        "into (groups, experts per group).",
+        "Le meilleur groupe de chaque token, par argmax ; puis les logits des seuls experts de ce groupe : unflatten "
+        "coupe les experts en (groupes, experts par groupe).",
+        "inside = expert_logits.unflatten(1, (groups, -1))[torch.arange(tokens), group]; choose(inside, k); weights "
+        "times the group's probability; numbers plus group × experts per group.",
+        "inside = expert_logits.unflatten(1, (groups, -1))[torch.arange(tokens), group] ; choose(inside, k) ; poids "
+        "fois la probabilité du groupe ; numéros plus groupe × experts par groupe.",
     ),
 )
 
@@ -730,7 +575,7 @@ chance, so no order of the operations rounds otherwise than another."""
 
 
 def pacing(t: int, start: int, end: int, steps: int, degree: int, multiple: int) -> int:
-    """Tokens per sample of the t-th step, from 1: a degree-th root (degree 1: linear), rounded down to a multiple.
+    """Compute the tokens per sample of the t-th step, from 1: a degree-th root, rounded down to a multiple.
 
     Source: Li et al. 2021 (arXiv 2108.06084), the pacing function; DeepSpeed's `CurriculumScheduler`, fixed_root.
     """
@@ -762,94 +607,71 @@ def _right(t: int, start: int, end: int, steps: int, degree: int) -> float:
     return start + (end - start) * min(t / steps, 1) ** (1 / degree)
 
 
-def _uncapped(t: int, start: int, end: int, steps: int, degree: int, multiple: int) -> float:
-    return _down(start + (end - start) * (t / steps) ** (1 / degree), multiple)
-
-
 PACING = Exercise(
     id="pacing",
     title=Said("the pacing function", "la fonction de cadence"),
-    judge=by_reference(
+    judge=Judge(
         pacing,
         cases=_curriculum_pacing_cases,
         mistakes=(
             Mistake(
-                _uncapped,
-                Said(
-                    "After `steps` steps the sequences go on growing: a length never exceeds end.",
-                    "Après `steps` pas, les séquences continuent de croître : une longueur ne dépasse jamais end.",
+                lambda t, start, end, steps, degree, multiple: _down(
+                    start + (end - start) * (t / steps) ** (1 / degree), multiple
                 ),
+                "After `steps` steps the sequences go on growing: a length never exceeds end.",
+                "Après `steps` pas, les séquences continuent de croître : une longueur ne dépasse jamais end.",
             ),
             Mistake(
                 _way(_right, rounded=lambda length, multiple: math.floor(length)),
-                Said(
-                    "The growth is right, but a length must be a multiple of `multiple`: tensor cores compute by 8 or "
-                    "16. Round down.",
-                    "La croissance est juste, mais une longueur doit être un multiple de `multiple` : les tensor cores "
-                    "calculent par 8 ou par 16. Arrondissez vers le bas.",
-                ),
+                "The growth is right, but a length must be a multiple of `multiple`: tensor cores compute by 8 or 16. "
+                "Round down.",
+                "La croissance est juste, mais une longueur doit être un multiple de `multiple` : les tensor cores "
+                "calculent par 8 ou par 16. Arrondissez vers le bas.",
             ),
             Mistake(
                 _way(_right, rounded=lambda length, multiple: length),
-                Said(
-                    "The growth is right, but a length must be a whole number, a multiple of `multiple`: round down.",
-                    "La croissance est juste, mais une longueur doit être un entier, multiple de `multiple` : "
-                    "arrondissez vers le bas.",
-                ),
+                "The growth is right, but a length must be a whole number, a multiple of `multiple`: round down.",
+                "La croissance est juste, mais une longueur doit être un entier, multiple de `multiple` : arrondissez "
+                "vers le bas.",
             ),
             Mistake(
                 _way(_right, rounded=lambda length, multiple: math.ceil(length / multiple) * multiple),
-                Said(
-                    "You round up: lengths are rounded down to a multiple, so that the whole length comes at the end "
-                    "only.",
-                    "Vous arrondissez vers le haut : on arrondit au multiple inférieur, pour n’atteindre la longueur "
-                    "entière qu’à la fin.",
-                ),
+                "You round up: lengths are rounded down to a multiple, so that the whole length comes at the end only.",
+                "Vous arrondissez vers le haut : on arrondit au multiple inférieur, pour n’atteindre la longueur "
+                "entière qu’à la fin.",
             ),
             Mistake(
                 _way(_right, rounded=lambda length, multiple: round(length / multiple) * multiple),
-                Said(
-                    "You round to the nearest multiple: lengths are rounded down.",
-                    "Vous arrondissez au multiple le plus proche : on arrondit vers le bas.",
-                ),
+                "You round to the nearest multiple: lengths are rounded down.",
+                "Vous arrondissez au multiple le plus proche : on arrondit vers le bas.",
             ),
             Mistake(
                 _way(lambda t, start, end, steps, degree: start + (end - start) * min(t / steps, 1) ** degree),
-                Said(
-                    "You take a power where a root is due: the sequences should grow fast at first, then slowly "
-                    "(** (1 / degree)).",
-                    "Vous prenez une puissance au lieu d’une racine : les séquences doivent croître vite d’abord, puis "
-                    "lentement (** (1 / degree)).",
-                ),
+                "You take a power where a root is due: the sequences should grow fast at first, then slowly (** (1 / "
+                "degree)).",
+                "Vous prenez une puissance au lieu d’une racine : les séquences doivent croître vite d’abord, puis "
+                "lentement (** (1 / degree)).",
             ),
             Mistake(
                 _way(lambda t, start, end, steps, degree: _right(t, start, end, steps, 1)),
-                Said(
-                    "The degree is left out: with degree 2 the share is the square root of t / steps.",
-                    "Le degré est oublié : avec degree 2, la part est la racine carrée de t / steps.",
-                ),
+                "The degree is left out: with degree 2 the share is the square root of t / steps.",
+                "Le degré est oublié : avec degree 2, la part est la racine carrée de t / steps.",
             ),
             Mistake(
                 _way(lambda t, start, end, steps, degree: end * min(t / steps, 1) ** (1 / degree)),
-                Said(
-                    "The growth begins at 0: it begins at start, and end - start is what is gained.",
-                    "La croissance part de 0 : elle part de start, et c’est end - start que l’on gagne.",
-                ),
+                "The growth begins at 0: it begins at start, and end - start is what is gained.",
+                "La croissance part de 0 : elle part de start, et c’est end - start que l’on gagne.",
             ),
             Mistake(
                 _way(lambda t, start, end, steps, degree: start + end * min(t / steps, 1) ** (1 / degree)),
-                Said(
-                    "You add a share of end to start: what is gained is a share of end - start.",
-                    "Vous ajoutez à start une part de end : ce que l’on gagne est une part de end - start.",
-                ),
+                "You add a share of end to start: what is gained is a share of end - start.",
+                "Vous ajoutez à start une part de end : ce que l’on gagne est une part de end - start.",
             ),
             Mistake(
                 _way(lambda t, start, end, steps, degree: _right(t - 1, start, end, steps, degree)),
-                Said(
-                    "You are one step late: t is counted from 1, and the whole length is reached at t = steps.",
-                    "Vous avez un pas de retard : t est compté à partir de 1, et la longueur entière est atteinte à "
-                    "t = steps.",
-                ),
+                "You are one step late: t is counted from 1, and the whole length is reached at t = steps.",
+                "Vous avez un pas de retard : t est compté à partir de 1, et la longueur entière est atteinte à t = "
+                "steps.",
             ),
         ),
     ),
@@ -857,18 +679,14 @@ PACING = Exercise(
         "Right: these are the lengths of DeepSpeed's scheduler.",
         "Exact : ce sont les longueurs de l’ordonnanceur de DeepSpeed.",
     ),
-    hints=(
-        Said(
-            "Which share of the way has been gone at step t, between 0 and 1? Its root, then a length between start "
-            "and end, then the multiple below.",
-            "Quelle part du chemin est parcourue au pas t, entre 0 et 1 ? Sa racine, puis une longueur entre start et "
-            "end, puis le multiple inférieur.",
-        ),
-        Said(
-            "length = math.floor(start + (end - start) * min(t / steps, 1) ** (1 / degree)); then length - length % "
-            "multiple.",
-            "length = math.floor(start + (end - start) * min(t / steps, 1) ** (1 / degree)) ; puis length - length % "
-            "multiple.",
-        ),
+    hints=two_hints(
+        "Which share of the way has been gone at step t, between 0 and 1? Its root, then a length between start and "
+        "end, then the multiple below.",
+        "Quelle part du chemin est parcourue au pas t, entre 0 et 1 ? Sa racine, puis une longueur entre start et end, "
+        "puis le multiple inférieur.",
+        "length = math.floor(start + (end - start) * min(t / steps, 1) ** (1 / degree)); then length - length % "
+        "multiple.",
+        "length = math.floor(start + (end - start) * min(t / steps, 1) ** (1 / degree)) ; puis length - length % "
+        "multiple.",
     ),
 )

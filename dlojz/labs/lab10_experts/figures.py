@@ -1,17 +1,8 @@
-"""Figures of lab 10 that need no run: the places of experts, what is dropped or empty, the way of rows among ranks.
+"""Figures and tables of lab 10: places of experts, dropped tokens, all-to-all, loads, links, curriculum.
 
-viz`. What is drawn is what the student's own functions give, on inputs that are the same in every notebook; a rank has
-one colour and one hatch in every figure.
+Inputs are the same in every notebook; a rank has one colour and one hatch in every figure.
 
-Shape suffixes: T tokens, E experts, K choices of a token.
-
-Figures and tables of lab 10 that need a training: loads of experts, memory and messages, experts over links.
-
-viz`. What was measured stands beside what the package predicts; nothing is fitted.
-
-Figures and tables of lab 10 on the curriculum: the lengths of a run, trials laid over one another, in few colours.
-
-viz`. What is drawn is what the package's runs and trials give.
+Shape suffixes: T tokens, E experts, K choices of a token, D width.
 """
 
 from __future__ import annotations
@@ -28,7 +19,7 @@ from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, p
 from dlojz.display.figures.training_figures import curriculum_figure, expert_load_figure, pacing_figure
 from dlojz.display.style import BLACK, EDGE, GREY, LINE_STYLES, ORANGE, SKY, VERMILION, WHITE, Style
 from dlojz.labs.kit.example_links import NETWORK, NVLINK
-from dlojz.labs.kit.figures import SHEET_RANKS, Picture, memory_and_messages, or_to_do, pictured
+from dlojz.labs.kit.figures import SHEET_RANKS, Picture, columns, memory_and_messages, or_to_do, pictured
 from dlojz.labs.lab10_experts.exercises_ranks import EXPERTS, MixtureTrial
 from dlojz.labs.lab10_experts.exercises_ranks import train_mixture as train_mixture  # noqa: PLC0414
 from dlojz.labs.lab10_experts.exercises_routing import capacity
@@ -48,14 +39,7 @@ ORDERS = (Style(SKY, ""), Style(ORANGE, "//"))
 
 
 def crowd(tokens: int, experts: int, crowding: float = 1.0, seed: int = 3) -> Tensor:
-    """Logits of a router that likes the first experts better, (T, E).
-
-    Args:
-        tokens: number of tokens.
-        experts: number of experts.
-        crowding: how much better; 0 is a fair router.
-        seed: of the tokens.
-    """
+    """Make logits of a router, (T, E), that prefers the first experts by `crowding`; 0 is a fair router."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -74,7 +58,7 @@ def _cell(axes: Axes, at: tuple[float, float], style: Style, text: str, edge: st
 def seats(
     choose: Choose, place: Place, *, tokens: int = 12, experts: int = 4, k: int = 1, factor: float = 1.0
 ) -> LabFigure:
-    """Which token stands at which place of which expert, and which found none, by the student's two functions."""
+    """Draw which token has which place of which expert, and which has none, by the student's two functions."""
     _, chosen_TK = choose(crowd(tokens, experts), k)
     places_TK = place(chosen_TK, experts, factor)
     room = capacity(tokens, experts, k, factor)
@@ -123,7 +107,7 @@ def seats(
 def shares(
     choose: Choose, place: Place, factor: float, crowding: float, *, tokens: int = 256, experts: int = 8, k: int = 1
 ) -> tuple[float, float]:
-    """Share of the choices that are dropped, and share of the places that stay empty, from 0 to 1."""
+    """Return the share of dropped choices, and the share of empty places, from 0 to 1."""
     _, chosen_TK = choose(crowd(tokens, experts, crowding), k)
     kept = int((place(chosen_TK, experts, factor) >= 0).sum())
     return 1 - kept / (k * tokens), 1 - kept / (experts * capacity(tokens, experts, k, factor))
@@ -131,7 +115,7 @@ def shares(
 
 @pictured
 def dropped_or_empty(choose: Choose, place: Place) -> LabFigure:
-    """What is dropped and what stays empty by capacity factor, for a fair router and for one that is not."""
+    """Draw dropped tokens and empty places by capacity factor, for a fair and for an unfair router."""
     figure = new_figure(9.0, 3.2, alt=say(
         en="Per cent of tokens dropped, and of places that stay empty, by capacity factor from 0.5 to 4: for a fair "
         "router, for one that likes some experts better, and for a collapsed one.",
@@ -165,11 +149,10 @@ def dropped_or_empty(choose: Choose, place: Place) -> LabFigure:
 
 @pictured
 def journey(ranks: int = 2, local_experts: int = 2, room: int = 2) -> LabFigure:
-    """Where the rows of each rank go: before and after the first all-to-all, coloured by the rank they come from.
+    """Draw the rows of each rank before and after the first all-to-all, coloured by their rank.
 
     Args:
         ranks: 2 to 4.
-        local_experts: experts of each rank.
         room: places that each rank has for each expert.
     """
     experts = ranks * local_experts
@@ -210,8 +193,9 @@ def journey(ranks: int = 2, local_experts: int = 2, room: int = 2) -> LabFigure:
     axes.set_ylim(-experts + 0.8, 1.9)
     for side in axes.spines.values():
         side.set_visible(False)
-    handles = [Rectangle((0, 0), 1, 1, facecolor=one.color, hatch=one.hatch, edgecolor=EDGE)
-        for one in SHEET_RANKS[:ranks]]
+    handles = [
+        Rectangle((0, 0), 1, 1, facecolor=one.color, hatch=one.hatch, edgecolor=EDGE) for one in SHEET_RANKS[:ranks]
+    ]
     names = [say(en=f"tokens of rank {rank}", fr=f"tokens du rang {rank}") for rank in range(ranks)]
     figure.legend(handles, names, frameon=False, loc="outside lower center", ncols=ranks)
     return finish(figure)
@@ -222,7 +206,7 @@ Mix = Callable[["Tensor", "Tensor", "Tensor", "Tensor", Callable[["Tensor"], "Te
 
 @or_to_do
 def beside_package(choose: Choose, place: Place, mix: Mix) -> Table:
-    """The student's three functions beside the package's layer and the dense mixture: largest differences.
+    """Compare the student's three functions with the package's layer and with the dense mixture.
 
     Factors go up to experts / k, with which no choice is dropped.
     """
@@ -251,11 +235,9 @@ def beside_package(choose: Choose, place: Place, mix: Mix) -> Table:
             gaps = [float((y_TD - other).abs().max()) for other in (layer(x_TD.unsqueeze(0))[0], dense_TD)]
             dropped = float((places_TK < 0).float().mean())
             rows.append((significant(factor, 4), percent(dropped), *(_rounded(gap) for gap in gaps)))
-    head = (
-        say(en="capacity factor", fr="facteur de capacité"),
-        say(en="dropped", fr="abandonnés"),
-        say(en="from the package's layer", fr="écart avec la couche du paquet"),
-        say(en="from the dense mixture", fr="écart avec le mélange dense"),
+    head = columns(
+        en="capacity factor; dropped; from the package's layer; from the dense mixture",
+        fr="facteur de capacité; abandonnés; écart avec la couche du paquet; écart avec le mélange dense",
     )
     return Table(head, tuple(rows))
 
@@ -280,26 +262,19 @@ def _name(trial: MixtureTrial) -> str:
 
 
 def loads(*trials: MixtureTrial) -> Picture:
-    """The load of each expert of the last mixture, step by step, a column for each training."""
+    """Draw the load of each expert of the last mixture by step, a column for each training."""
     return Picture(expert_load_figure({_name(trial): trial.loads for trial in trials}))
 
 
 def loads_table(*trials: MixtureTrial) -> Table:
-    """What each training did with its tokens, mean over its steps and mixtures."""
+    """Tabulate what each training did with its tokens, mean over its steps and mixtures."""
     rows = tuple(
-        (
-            _name(trial),
-            percent(trial.busiest_share),
-            significant(trial.idle_experts, 2),
-            percent(trial.dropped_share),
-        )
+        (_name(trial), percent(trial.busiest_share), significant(trial.idle_experts, 2), percent(trial.dropped_share))
         for trial in trials
     )
-    head = (
-        say(en="training", fr="entraînement"),
-        say(en="busiest expert", fr="expert le plus chargé"),
-        say(en=f"idle experts, of {EXPERTS}", fr=f"experts oisifs, sur {EXPERTS}"),
-        say(en="tokens dropped", fr="tokens abandonnés"),
+    head = columns(
+        en=f"training; busiest expert; idle experts, of {EXPERTS}; tokens dropped",
+        fr=f"entraînement; expert le plus chargé; experts oisifs, sur {EXPERTS}; tokens abandonnés",
     )
     return Table(head, rows)
 
@@ -311,7 +286,7 @@ def _title(run: Run) -> str:
 
 @pictured
 def side_by_side(runs: Sequence[Run]) -> LabFigure:
-    """Rank 0 of runs: memory by category, and bytes sent by collective; predicted in pale above.
+    """Draw rank 0 of runs: memory by category, and bytes sent by collective; predicted in pale above.
 
     Raises:
         LabError: if a run was not measured.
@@ -325,7 +300,7 @@ def side_by_side(runs: Sequence[Run]) -> LabFigure:
 
 
 def expert_seconds() -> float:
-    """Seconds of the experts' products in one layer of `TOKENS` tokens, forward and backward.
+    """Compute the seconds of the experts' products in one layer of `TOKENS` tokens, forward and backward.
 
     Each choice meets three matrices, D × F, once in forward and twice in backward, 2 FLOPs a number.
     """
@@ -334,7 +309,7 @@ def expert_seconds() -> float:
 
 @or_to_do
 def over_links(exchange_bytes: ExchangeBytes) -> Table:
-    """A layer of Mixtral on 8 GPUs: its experts' time, and that of the student's bytes over two links."""
+    """Compare, for a layer of Mixtral on 8 GPUs, the experts' time with that of the student's bytes."""
     sent = exchange_bytes(TOKENS, WIDTH, EXPERTS, TOP_K, FACTOR, RANKS, NUMBER_BYTES)
     computing = expert_seconds()
     rows = []
@@ -350,12 +325,9 @@ def over_links(exchange_bytes: ExchangeBytes) -> Table:
                 percent(seconds / (seconds + computing)),
             )
         )
-    head = (
-        say(en="link", fr="lien"),
-        say(en="bandwidth", fr="débit"),
-        say(en="all-to-all", fr="all-to-all"),
-        say(en="experts", fr="experts"),
-        say(en="share of the two", fr="part dans le total"),
+    head = columns(
+        en="link; bandwidth; all-to-all; experts; share of the two",
+        fr="lien; débit; all-to-all; experts; part dans le total",
     )
     return Table(head, tuple(rows))
 
@@ -369,13 +341,13 @@ def _names(ones: Mapping[str, object]) -> dict[str, str]:
 
 
 def lengths(configs: Mapping[str, RunConfig]) -> Picture:
-    """Tokens per sample by step, and tokens read so far, for several runs."""
+    """Draw tokens per sample by step, and tokens read so far, for several runs."""
     names = _names(configs)
     return Picture(pacing_figure({names[name]: config for name, config in configs.items()}))
 
 
 def trials(trajectories: Mapping[str, Trajectory]) -> Picture:
-    """Loss against tokens and against time, Adam's √v, and the cost of a step by its length, of several trials."""
+    """Draw loss against tokens and against time, Adam's √v, and the cost of a step by its length."""
     names = _names(trajectories)
     growing = max((one.config for one in trajectories.values()), key=lambda config: config.curriculum != "none")
     cost = curriculum_cost(growing)
@@ -384,7 +356,7 @@ def trials(trajectories: Mapping[str, Trajectory]) -> Picture:
 
 
 def trials_table(trajectories: Mapping[str, Trajectory]) -> Table:
-    """Steps, tokens, loss on other text at the end, largest √v and seconds of several trials."""
+    """Tabulate steps, tokens, loss on other text at the end, largest √v and seconds of several trials."""
     names = _names(trajectories)
     rows = tuple(
         (
@@ -397,12 +369,8 @@ def trials_table(trajectories: Mapping[str, Trajectory]) -> Table:
         )
         for name, one in trajectories.items()
     )
-    head = (
-        say(en="trial", fr="essai"),
-        say(en="steps", fr="pas"),
-        say(en="tokens", fr="tokens"),
-        say(en="loss on other text", fr="perte sur un autre texte"),
-        say(en="largest √v", fr="plus grand √v"),
-        say(en="seconds", fr="secondes"),
+    head = columns(
+        en="trial; steps; tokens; loss on other text; largest √v; seconds",
+        fr="essai; pas; tokens; perte sur un autre texte; plus grand √v; secondes",
     )
     return Table(head, rows)

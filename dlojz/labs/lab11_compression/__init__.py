@@ -1,7 +1,4 @@
-"""Lab 11: its exercises in order, and what the student predicts.
-
-Nothing is judged here; the exercises live beside their references.
-"""
+"""Lab 11: its exercises in order, and what the student predicts."""
 
 from __future__ import annotations
 
@@ -9,8 +6,6 @@ from dlojz.labs.kit.exercise import Prediction, Said
 from dlojz.labs.lab11_compression.exercises_distill import MIXED_LOSS, SOFT_LOSS
 from dlojz.labs.lab11_compression.exercises_prune import GLOBAL_MASKS, PERMUTATION, SR_STE, TICKET, TWO_OF_FOUR
 from dlojz.labs.lab11_compression.exercises_quantize import AFFINE, INTEGER_LINEAR, ROWS, STRAIGHT_THROUGH
-
-TITLE = Said("Inference and fine-tuning", "Inférence et fine-tuning")
 
 EXERCISES = (
     SOFT_LOSS,

@@ -1,32 +1,29 @@
-"""Lab 11: what a student learns from its teacher's soft answers.
+"""Exercises of lab 11 on distillation: the loss of the teacher's soft answers, and its mix with true labels.
 
-An answer is held to its value, then to its gradients: the student has one, the teacher none.
-
-Shape suffixes: B samples, K classes.
-
-Lab 11: the teacher's soft answers mixed with the true labels, where there are any.
-
-An answer is held to batches with some labels unknown, then with all and with none of them.
+The student gets a gradient, the teacher none; labels may be known for some samples, for all, or for none.
 
 Shape suffixes: B samples, K classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Exercise, Said, Wrong
-from dlojz.labs.kit.judges import Mistake, Way, by_reference, gradient_of, normal, nothing
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.judges import Judge, gradient_of, normal, refuse_nothing
 from dlojz.labs.kit.rank_judges import same
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+Way = Callable[..., Any]
+
+
 def soft_loss(student_BK: Tensor, teacher_BK: Tensor, temperature: float) -> Tensor:
-    """T² times the mean over the samples of KL(teacher ‖ student), both softened by T; no gradient for the teacher.
+    """Compute T² times the mean over samples of KL(teacher ‖ student), both softened by T, teacher detached.
 
     Source: Hinton et al. 2015, "Distilling the Knowledge in a Neural Network" (arXiv 1503.02531), section 2.
     """
@@ -55,97 +52,7 @@ def _at(student_t: float, teacher_t: float) -> Way:
     )
 
 
-def _reversed(student: Tensor, teacher: Tensor, t: float) -> Tensor:
-    return t**2 * _kl((student / t).softmax(-1), (teacher / t).softmax(-1)).mean()
-
-
-def _cross(student: Tensor, teacher: Tensor, t: float) -> Tensor:
-    return -(t**2) * ((teacher / t).softmax(-1) * (student / t).log_softmax(-1)).sum(-1).mean()
-
-
-_SOFT_BY_VALUE = by_reference(
-    soft_loss,
-    cases=_soft_cases,
-    mistakes=(
-        Mistake(
-            _scaled(0),
-            Said(
-                "The factor T² is missing: softened logits give gradients of about 1/T², so without it a change of "
-                "temperature would also change how much this loss weighs beside another.",
-                "Il manque le facteur T² : des logits adoucis donnent des gradients d’environ 1/T² ; sans lui, "
-                "changer la température changerait aussi le poids de cette perte face à une autre.",
-            ),
-        ),
-        Mistake(
-            _scaled(1),
-            Said(
-                "The factor is T², not T: T divides once in the softmax of the student and once more in the difference "
-                "of the two probabilities.",
-                "Le facteur est T², et non T : T divise une fois dans le softmax de l’étudiant, et une fois encore "
-                "dans l’écart des deux probabilités.",
-            ),
-        ),
-        Mistake(
-            lambda student, teacher, t: soft_loss(student, teacher, t) / student.shape[1],
-            Said(
-                'You average over classes too, as F.kl_div does by default: sum over the classes, then take the mean '
-                'over the samples (reduction="batchmean").',
-                "Vous moyennez aussi sur les classes, comme F.kl_div le fait par défaut : sommez sur les classes, puis "
-                'moyennez sur les échantillons (reduction="batchmean").',
-            ),
-        ),
-        Mistake(
-            lambda student, teacher, t: soft_loss(student, teacher, t) * len(student),
-            Said(
-                "You add the samples up: take their mean, so that the size of the batch does not change the learning "
-                "rate.",
-                "Vous additionnez les échantillons : prenez leur moyenne, pour que la taille du batch ne change pas "
-                "le taux d’apprentissage.",
-            ),
-        ),
-        Mistake(
-            _reversed,
-            Said(
-                "The divergence is the other way round, KL(student ‖ teacher): it is the teacher's probabilities that "
-                "weigh the differences. Mind the order of F.kl_div(student's logarithms, teacher's probabilities).",
-                "La divergence est prise à l’envers, KL(étudiant ‖ professeur) : ce sont les probabilités du "
-                "professeur qui pondèrent les écarts. Attention à l’ordre de F.kl_div(logarithmes de l’étudiant, "
-                "probabilités du professeur).",
-            ),
-        ),
-        Mistake(
-            _at(1, 0),
-            Said("The teacher is not softened: divide its logits by T, too.",
-                 "Le professeur n’est pas adouci : divisez aussi ses logits par T."),
-        ),
-        Mistake(
-            _at(0, 1),
-            Said("The student is not softened: divide its logits by T, too.",
-                 "L’étudiant n’est pas adouci : divisez aussi ses logits par T."),
-        ),
-        Mistake(
-            _at(-1, -1),
-            Said(
-                "You multiply the logits by T, which makes the probabilities harder: divide.",
-                "Vous multipliez les logits par T, ce qui durcit les probabilités : divisez.",
-            ),
-        ),
-        Mistake(
-            _cross,
-            Said(
-                "That is the cross-entropy with the teacher's probabilities: its gradient is right, but it is not 0 "
-                "when the student answers like the teacher. Add the teacher's Σ p log p, or use F.kl_div.",
-                "C’est l’entropie croisée avec les probabilités du professeur : son gradient est juste, mais elle ne "
-                "vaut pas 0 quand l’étudiant répond comme le professeur. Ajoutez Σ p log p du professeur, ou prenez "
-                "F.kl_div.",
-            ),
-        ),
-    ),
-)  # fmt: skip
-
-
-def _judge_soft(answer: Way) -> None:
-    _SOFT_BY_VALUE(answer)
+def _check_gradients(answer: Way) -> None:
     for student_BK, teacher_BK, temperature in _soft_cases():
         student_BK.requires_grad_()
         teacher_BK.requires_grad_()
@@ -153,45 +60,106 @@ def _judge_soft(answer: Way) -> None:
         wanted = gradient_of(soft_loss(student_BK, teacher_BK, temperature), student_BK)
         if found is None or wanted is None or not same(found, wanted):
             raise Wrong(
-                say(
-                    en="The value is right, but the student gets no gradient, or a wrong one: leave its logits linked "
-                    "to the loss (no detach, no no_grad, no item).",
-                    fr="La valeur est juste, mais l’étudiant ne reçoit pas de gradient, ou un gradient faux : laissez "
-                    "ses logits liés à la perte (ni detach, ni no_grad, ni item).",
-                )
+                en="The value is right, but the student gets no gradient, or a wrong one: leave its logits linked to "
+                "the loss (no detach, no no_grad, no item).",
+                fr="La valeur est juste, mais l’étudiant ne reçoit pas de gradient, ou un gradient faux : laissez ses "
+                "logits liés à la perte (ni detach, ni no_grad, ni item).",
             )
         if gradient_of(answer(student_BK, teacher_BK, temperature), teacher_BK) is not None:
             raise Wrong(
-                say(
-                    en="The value is right, but the teacher gets a gradient, too: it would be changed to please its "
-                    "student, and its backward pass costs time. teacher.detach().",
-                    fr="La valeur est juste, mais le professeur reçoit aussi un gradient : on le changerait pour "
-                    "plaire à son étudiant, et sa passe arrière coûte du temps. teacher.detach().",
-                )
+                en="The value is right, but the teacher gets a gradient, too: it would be changed to please its "
+                "student, and its backward pass costs time. teacher.detach().",
+                fr="La valeur est juste, mais le professeur reçoit aussi un gradient : on le changerait pour plaire à "
+                "son étudiant, et sa passe arrière coûte du temps. teacher.detach().",
             )
 
 
 SOFT_LOSS = Exercise(
     id="soft-loss",
     title=Said("the teacher's soft answers", "les réponses nuancées du professeur"),
-    judge=_judge_soft,
-    praise=Said(
-        "Right: zero when the student answers like the teacher, and as loud at any temperature.",
-        "Exact : nulle quand l’étudiant répond comme le professeur, et aussi forte à toute température.",
+    judge=Judge(
+        soft_loss,
+        cases=_soft_cases,
+        mistakes=(
+            Mistake(
+                _scaled(0),
+                "The factor T² is missing: softened logits give gradients of about 1/T², so without it a change of "
+                "temperature would also change how much this loss weighs beside another.",
+                "Il manque le facteur T² : des logits adoucis donnent des gradients d’environ 1/T² ; sans lui, changer "
+                "la température changerait aussi le poids de cette perte face à une autre.",
+            ),
+            Mistake(
+                _scaled(1),
+                "The factor is T², not T: T divides once in the softmax of the student and once more in the difference "
+                "of the two probabilities.",
+                "Le facteur est T², et non T : T divise une fois dans le softmax de l’étudiant, et une fois encore "
+                "dans l’écart des deux probabilités.",
+            ),
+            Mistake(
+                lambda student, teacher, t: soft_loss(student, teacher, t) / student.shape[1],
+                "You average over classes too, as F.kl_div does by default: sum over the classes, then take the mean "
+                'over the samples (reduction="batchmean").',
+                "Vous moyennez aussi sur les classes, comme F.kl_div le fait par défaut : sommez sur les classes, puis "
+                'moyennez sur les échantillons (reduction="batchmean").',
+            ),
+            Mistake(
+                lambda student, teacher, t: soft_loss(student, teacher, t) * len(student),
+                "You add the samples up: take their mean, so that the size of the batch does not change the learning "
+                "rate.",
+                "Vous additionnez les échantillons : prenez leur moyenne, pour que la taille du batch ne change pas le "
+                "taux d’apprentissage.",
+            ),
+            Mistake(
+                lambda student, teacher, t: t**2 * _kl((student / t).softmax(-1), (teacher / t).softmax(-1)).mean(),
+                "The divergence is the other way round, KL(student ‖ teacher): it is the teacher's probabilities that "
+                "weigh the differences. Mind the order of F.kl_div(student's logarithms, teacher's probabilities).",
+                "La divergence est prise à l’envers, KL(étudiant ‖ professeur) : ce sont les probabilités du "
+                "professeur qui pondèrent les écarts. Attention à l’ordre de F.kl_div(logarithmes de l’étudiant, "
+                "probabilités du professeur).",
+            ),
+            Mistake(
+                _at(1, 0),
+                "The teacher is not softened: divide its logits by T, too.",
+                "Le professeur n’est pas adouci : divisez aussi ses logits par T.",
+            ),
+            Mistake(
+                _at(0, 1),
+                "The student is not softened: divide its logits by T, too.",
+                "L’étudiant n’est pas adouci : divisez aussi ses logits par T.",
+            ),
+            Mistake(
+                _at(-1, -1),
+                "You multiply the logits by T, which makes the probabilities harder: divide.",
+                "Vous multipliez les logits par T, ce qui durcit les probabilités : divisez.",
+            ),
+            Mistake(
+                lambda student, teacher, t: (
+                    -(t**2) * ((teacher / t).softmax(-1) * (student / t).log_softmax(-1)).sum(-1).mean()
+                ),
+                "That is the cross-entropy with the teacher's probabilities: its gradient is right, but it is not 0 "
+                "when the student answers like the teacher. Add the teacher's Σ p log p, or use F.kl_div.",
+                "C’est l’entropie croisée avec les probabilités du professeur : son gradient est juste, mais elle ne "
+                "vaut pas 0 quand l’étudiant répond comme le professeur. Ajoutez Σ p log p du professeur, ou prenez "
+                "F.kl_div.",
+            ),
+        ),
+        then=_check_gradients,
     ),
-    hints=(
-        Said(
-            "Two softmaxes of logits divided by T: probabilities p for the teacher, whose gradient you cut; logarithms "
-            "log q for the student. Then Σ p (log p − log q).",
-            "Deux softmax de logits divisés par T : des probabilités p pour le professeur, dont vous coupez le "
-            "gradient ; des logarithmes log q pour l’étudiant. Puis Σ p (log p − log q).",
-        ),
-        Said(
-            'T**2 * F.kl_div(log_q, p, reduction="batchmean"), where log_q = (student / T).log_softmax(-1) and '
-            "p = (teacher.detach() / T).softmax(-1).",
-            'T**2 * F.kl_div(log_q, p, reduction="batchmean"), où log_q = (student / T).log_softmax(-1) et '
-            "p = (teacher.detach() / T).softmax(-1).",
-        ),
+    praise=Said(
+        "Right: the loss is zero when the student answers like the teacher, and its gradients keep their size at any "
+        "temperature.",
+        "Exact : la perte est nulle quand l’étudiant répond comme le professeur, et ses gradients gardent leur ampleur "
+        "à toute température.",
+    ),
+    hints=two_hints(
+        "Two softmaxes of logits divided by T: probabilities p for the teacher, whose gradient you cut; logarithms log "
+        "q for the student. Then Σ p (log p − log q).",
+        "Deux softmax de logits divisés par T : des probabilités p pour le professeur, dont vous coupez le gradient ; "
+        "des logarithmes log q pour l’étudiant. Puis Σ p (log p − log q).",
+        'T**2 * F.kl_div(log_q, p, reduction="batchmean"), where log_q = (student / T).log_softmax(-1) and '
+        "p = (teacher.detach() / T).softmax(-1).",
+        'T**2 * F.kl_div(log_q, p, reduction="batchmean"), où log_q = (student / T).log_softmax(-1) et '
+        "p = (teacher.detach() / T).softmax(-1).",
     ),
 )
 
@@ -201,7 +169,7 @@ UNKNOWN = -1
 
 
 def mixed_loss(student_BK: Tensor, teacher_BK: Tensor, labels_B: Tensor, temperature: float, alpha: float) -> Tensor:
-    """Alpha times the soft loss of all samples, plus (1 − alpha) times the cross-entropy of those that have a label.
+    """Mix the soft loss of all samples (alpha) with the cross-entropy of the labelled ones (1 − alpha).
 
     Args:
         student_BK: logits.
@@ -255,65 +223,21 @@ _INDEXED = Said(
     "Samples without label (-1) are taken for samples of a class: leave them out of the cross-entropy.",
     "Les échantillons sans étiquette (-1) sont pris pour ceux d’une classe : écartez-les de l’entropie croisée.",
 )
-_MIXED_BY_VALUE = by_reference(
-    mixed_loss,
-    cases=_mixed_cases,
-    mistakes=(
-        Mistake(
-            lambda s, t, y, temperature, alpha: mixed_loss(s, t, y, temperature, 1 - alpha),
-            Said("Alpha weighs the soft loss, 1 − alpha the true labels: you have swapped them.",
-                 "Alpha pondère la perte de distillation, 1 − alpha les vraies étiquettes : vous les avez échangés."),
-        ),
-        Mistake(
-            lambda s, t, y, temperature, alpha: alpha * soft_loss(s, t, temperature)
-            + (1 - alpha) * _hard(s, y, t=temperature),
-            Said("The true labels are compared at temperature T: they are not softened, so neither is the student.",
-                 "Les vraies étiquettes sont comparées à la température T : elles ne sont pas adoucies, l’étudiant "
-                 "n’a donc pas à l’être."),
-        ),
-        Mistake(
-            lambda s, t, y, temperature, alpha: alpha * soft_loss(s, t, temperature)
-            + (1 - alpha) * _hard(s, y, divided=True),
-            Said("The cross-entropy is divided by the number of all samples: divide by that of those with a label.",
-                 "L’entropie croisée est divisée par le nombre de tous les échantillons : divisez par celui des "
-                 "échantillons étiquetés."),
-        ),
-        Mistake(
-            _soft_of_known,
-            Said("The teacher is asked about samples with a label only: it is for the others that it is most useful.",
-                 "Le professeur n’est interrogé que sur les échantillons étiquetés : c’est pour les autres qu’il est "
-                 "le plus utile."),
-        ),
-        Mistake(
-            lambda s, t, y, temperature, alpha: soft_loss(s, t, temperature) + (1 - alpha) * _hard(s, y),
-            Said("The soft loss is not weighed: multiply it by alpha.",
-                 "La perte de distillation n’est pas pondérée : multipliez-la par alpha."),
-        ),
-        Mistake(
-            lambda s, t, y, temperature, alpha: alpha * soft_loss(s, t, temperature) + _hard(s, y),
-            Said("The cross-entropy is not weighed: multiply it by 1 − alpha.",
-                 "L’entropie croisée n’est pas pondérée : multipliez-la par 1 − alpha."),
-        ),
-        Mistake(_as_a_class(-1), _INDEXED),
-        Mistake(_as_a_class(0), _INDEXED),
-    ),
-)  # fmt: skip
 
 
-def _judge_mixed(answer: Way) -> None:
+def _check_labels(answer: Way) -> None:
     import torch
 
     student_BK, teacher_BK = normal(7, 6, 5), normal(8, 6, 5)
-    _MIXED_BY_VALUE(answer)
     for labels_B in (torch.full((6,), UNKNOWN), torch.arange(6) % 5):
         found, wanted = (way(student_BK, teacher_BK, labels_B, 2.0, 0.5) for way in (answer, mixed_loss))
         if found is None:
-            raise nothing()
+            refuse_nothing(None)
         if not same(torch.as_tensor(found), wanted):
             raise Wrong(
                 say(
-                    en="With some labels unknown you are right; where nobody has a label, the mean of nothing is NaN: "
-                    "the second term is 0 there.",
+                    en="With some labels unknown you are right; without any label, the mean over no sample is NaN: the "
+                    "second term is 0 then.",
                     fr="Avec quelques étiquettes inconnues, c’est juste ; mais sans aucune étiquette, la moyenne de "
                     "rien est NaN : le second terme vaut alors 0.",
                 )
@@ -328,23 +252,64 @@ def _judge_mixed(answer: Way) -> None:
 MIXED_LOSS = Exercise(
     id="mixed-loss",
     title=Said("with and without true labels", "avec et sans vraies étiquettes"),
-    judge=_judge_mixed,
+    judge=Judge(
+        mixed_loss,
+        cases=_mixed_cases,
+        mistakes=(
+            Mistake(
+                lambda s, t, y, temperature, alpha: mixed_loss(s, t, y, temperature, 1 - alpha),
+                "Alpha weighs the soft loss, 1 − alpha the true labels: you have swapped them.",
+                "Alpha pondère la perte de distillation, 1 − alpha les vraies étiquettes : vous les avez échangés.",
+            ),
+            Mistake(
+                lambda s, t, y, temperature, alpha: (
+                    alpha * soft_loss(s, t, temperature) + (1 - alpha) * _hard(s, y, t=temperature)
+                ),
+                "The true labels are compared at temperature T: they are not softened, so neither is the student.",
+                "Les vraies étiquettes sont comparées à la température T : elles ne sont pas adoucies, l’étudiant n’a "
+                "donc pas à l’être.",
+            ),
+            Mistake(
+                lambda s, t, y, temperature, alpha: (
+                    alpha * soft_loss(s, t, temperature) + (1 - alpha) * _hard(s, y, divided=True)
+                ),
+                "The cross-entropy is divided by the number of all samples: divide by that of those with a label.",
+                "L’entropie croisée est divisée par le nombre de tous les échantillons : divisez par celui des "
+                "échantillons étiquetés.",
+            ),
+            Mistake(
+                _soft_of_known,
+                "The teacher is asked about samples with a label only: it is for the others that it is most useful.",
+                "Le professeur n’est interrogé que sur les échantillons étiquetés : c’est pour les autres qu’il est le "
+                "plus utile.",
+            ),
+            Mistake(
+                lambda s, t, y, temperature, alpha: soft_loss(s, t, temperature) + (1 - alpha) * _hard(s, y),
+                "The soft loss is not weighed: multiply it by alpha.",
+                "La perte de distillation n’est pas pondérée : multipliez-la par alpha.",
+            ),
+            Mistake(
+                lambda s, t, y, temperature, alpha: alpha * soft_loss(s, t, temperature) + _hard(s, y),
+                "The cross-entropy is not weighed: multiply it by 1 − alpha.",
+                "L’entropie croisée n’est pas pondérée : multipliez-la par 1 − alpha.",
+            ),
+            Mistake(_as_a_class(-1), *_INDEXED),
+            Mistake(_as_a_class(0), *_INDEXED),
+        ),
+        then=_check_labels,
+    ),
     praise=Said(
         "Right: one loss for images with a label and for images without.",
         "Exact : une seule perte pour les images étiquetées et pour les autres.",
     ),
-    hints=(
-        Said(
-            "known = labels != -1 tells which samples have a label; student[known] and labels[known] are theirs. What "
-            "if there is none?",
-            "known = labels != -1 dit quels échantillons ont une étiquette ; student[known] et labels[known] sont les "
-            "leurs. Et s’il n’y en a aucun ?",
-        ),
-        Said(
-            "alpha * soft_loss(…) for all samples; then, if known.any(), add (1 - alpha) * "
-            "F.cross_entropy(student[known], labels[known]).",
-            "alpha * soft_loss(…) pour tous les échantillons ; puis, si known.any(), ajoutez (1 - alpha) * "
-            "F.cross_entropy(student[known], labels[known]).",
-        ),
+    hints=two_hints(
+        "known = labels != -1 tells which samples have a label; student[known] and labels[known] are theirs. What if "
+        "there is none?",
+        "known = labels != -1 dit quels échantillons ont une étiquette ; student[known] et labels[known] sont les "
+        "leurs. Et s’il n’y en a aucun ?",
+        "alpha * soft_loss(…) for all samples; then, if known.any(), add (1 - alpha) * F.cross_entropy(student[known], "
+        "labels[known]).",
+        "alpha * soft_loss(…) pour tous les échantillons ; puis, si known.any(), ajoutez (1 - alpha) * "
+        "F.cross_entropy(student[known], labels[known]).",
     ),
 )

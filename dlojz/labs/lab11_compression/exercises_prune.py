@@ -1,25 +1,10 @@
-"""Lab 11: which weights go, over a whole model: the global magnitude mask.
+"""Exercises of lab 11 on pruning: global masks, the 2:4 pattern, SR-STE, permutations, the lottery ticket.
 
-An answer is held to every mask; layers differ in size, and no two magnitudes are equal.
+No two magnitudes of a mask are equal, except in the 2:4 pattern, which is judged by the count and magnitude of each
+group of four. Weights removed in earlier rounds of the lottery are not zero in the trained weights, so that forgetting
+the mask shows.
 
-Lab 11: two of four: the mask that a GPU can use, and the gradient that lets it change its mind.
-
-A mask is held to what each group of four keeps, count and magnitude, so that equal weights may be told apart either
-way.
-
-Shape suffixes: O outputs, I inputs.
-
-Lab 11: hidden units in another order, and an output that does not notice.
-
-An answer is held to the three tensors, and so to the output: any other order of the hidden units would be right for the
-output, but is not the one that was asked for.
-
-Shape suffixes: H hidden units, I inputs, O outputs.
-
-Lab 11: one round of the search for a winning ticket: prune what has been trained, rewind what is left.
-
-An answer is held to the mask and to the weights with which the next training starts; what was removed in earlier rounds
-is not zero in the trained weights, so that whoever forgets the mask is found out.
+Shape suffixes: O outputs, I inputs, H hidden units.
 """
 
 from __future__ import annotations
@@ -28,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Exercise, Said
-from dlojz.labs.kit.judges import Mistake, by_reference, by_trial, masks_of, normal, several, shaped
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, two_hints
+from dlojz.labs.kit.judges import Judge, expect_mask, expect_several, expect_tensor, normal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +23,7 @@ Masks = list["Tensor"]
 
 
 def global_masks(weights: Sequence[Tensor], sparsity: float) -> Masks:
-    """One mask per weight, 1 where it is kept: the smallest magnitudes of all of them together go.
+    """Make one mask per weight, 1 where it is kept: the smallest magnitudes of all together go.
 
     Args:
         weights: of any shapes.
@@ -65,31 +50,15 @@ def _mask_trial(answer: Callable[..., Any], weights: list[Tensor], sparsity: flo
     import torch
 
     given = [weight.clone() for weight in weights]
-    masks = several(answer(given, sparsity), f"[{', '.join(['mask'] * len(weights))}]", len(weights))
+    masks = expect_several(answer(given, sparsity), f"[{', '.join(['mask'] * len(weights))}]", len(weights))
     names = [f"mask {number}" for number in range(len(weights))]
-    read = [masks_of(mask, name, w.shape) for mask, name, w in zip(masks, names, weights, strict=True)]
+    read = [expect_mask(mask, name, w.shape) for mask, name, w in zip(masks, names, weights, strict=True)]
     return torch.cat([mask.flatten() for mask in read])
-
-
-def _per_layer(weights: Sequence[Tensor], sparsity: float) -> Masks:
-    return [global_masks([weight], sparsity)[0] for weight in weights]
 
 
 def _mask_signed(weights: Sequence[Tensor], sparsity: float) -> Masks:
     smallest = min(float(weight.min()) for weight in weights)
     return global_masks([weight - smallest for weight in weights], sparsity)
-
-
-def _swapped(weights: Sequence[Tensor], sparsity: float) -> Masks:
-    return global_masks(weights, 1 - sparsity)
-
-
-def _removed(weights: Sequence[Tensor], sparsity: float) -> Masks:
-    return [1 - mask for mask in global_masks(weights, sparsity)]
-
-
-def _mask_largest_go(weights: Sequence[Tensor], sparsity: float) -> Masks:
-    return [1 - mask for mask in global_masks(weights, 1 - sparsity)]
 
 
 def _scaled(weights: Sequence[Tensor], sparsity: float) -> Masks:
@@ -101,83 +70,67 @@ def _scaled(weights: Sequence[Tensor], sparsity: float) -> Masks:
 GLOBAL_MASKS = Exercise(
     id="global-masks",
     title=Said("the smallest weights go", "les plus petits poids partent"),
-    judge=by_trial(
-        _mask_trial,
+    judge=Judge(
         global_masks,
+        trial=_mask_trial,
         cases=_mask_cases,
         mistakes=(
             Mistake(
-                _per_layer,
-                Said(
-                    "Each layer loses the same share: one threshold for all of them is asked for, so that a layer of "
-                    "large weights keeps more than a layer of small ones.",
-                    "Chaque couche perd la même part : on demande un seuil commun, pour qu’une couche de grands poids "
-                    "en garde plus qu’une couche de petits.",
-                ),
+                lambda weights, sparsity: [global_masks([weight], sparsity)[0] for weight in weights],
+                "Each layer loses the same share: one threshold for all of them is asked for, so that a layer of large "
+                "weights keeps more than a layer of small ones.",
+                "Chaque couche perd la même part : on demande un seuil commun, pour qu’une couche de grands poids en "
+                "garde plus qu’une couche de petits.",
             ),
             Mistake(
                 _mask_signed,
-                Said(
-                    "You remove the most negative weights: it is the magnitude that counts, weight.abs().",
-                    "Vous enlevez les poids les plus négatifs : c’est la valeur absolue qui compte, weight.abs().",
-                ),
+                "You remove the most negative weights: it is the magnitude that counts, weight.abs().",
+                "Vous enlevez les poids les plus négatifs : c’est la valeur absolue qui compte, weight.abs().",
             ),
             Mistake(
-                _swapped,
-                Said(
-                    "The sparsity is the share that goes; you keep as much.",
-                    "sparsity est la part des poids à enlever ; c’est celle que vous gardez.",
-                ),
+                lambda weights, sparsity: global_masks(weights, 1 - sparsity),
+                "The sparsity is the share that goes; you keep as much.",
+                "sparsity est la part des poids à enlever ; c’est celle que vous gardez.",
             ),
             Mistake(
-                _removed,
-                Said(
-                    "Your mask is 1 where a weight goes: 1 is for what stays, since the mask multiplies the weights.",
-                    "Votre masque vaut 1 là où un poids part : 1 désigne ce qui reste, puisque le masque multiplie les "
-                    "poids.",
-                ),
+                lambda weights, sparsity: [1 - mask for mask in global_masks(weights, sparsity)],
+                "Your mask is 1 where a weight goes: 1 is for what stays, since the mask multiplies the weights.",
+                "Votre masque vaut 1 là où un poids part : 1 désigne ce qui reste, puisque le masque multiplie les "
+                "poids.",
             ),
             Mistake(
-                _mask_largest_go,
-                Said(
-                    "The largest weights go: it is the smallest ones that matter least.",
-                    "Ce sont les plus grands poids qui partent : or les plus petits comptent le moins.",
-                ),
+                lambda weights, sparsity: [1 - mask for mask in global_masks(weights, 1 - sparsity)],
+                "The largest weights go: it is the smallest ones that matter least.",
+                "Ce sont les plus grands poids qui partent : or les plus petits comptent le moins.",
             ),
             Mistake(
                 _scaled,
-                Said(
-                    "Your threshold is a share of the largest magnitude: then the number of weights that go depends on "
-                    "one outlier. Sort them, and take as many as are asked for.",
-                    "Votre seuil est une fraction de la plus grande valeur : le nombre de poids enlevés dépend alors "
-                    "d’un seul extrême. Triez-les, et prenez-en autant qu’il est demandé.",
-                ),
+                "Your threshold is a share of the largest magnitude: then the number of weights that go depends on one "
+                "outlier. Sort them, and take as many as are asked for.",
+                "Votre seuil est une fraction de la plus grande valeur : le nombre de poids enlevés dépend alors d’un "
+                "seul extrême. Triez-les, et prenez-en autant qu’il est demandé.",
             ),
         ),
     ),
     praise=Said(
-        "Right: one threshold for all; each layer keeps what it has that is large.",
-        "Exact : un seuil pour toutes ; chaque couche garde ce qu’elle a de grand.",
+        "Right: with one threshold for all layers, a layer of large weights keeps more of them.",
+        "Exact : avec un seuil commun à toutes, une couche de grands poids en garde davantage.",
     ),
-    hints=(
-        Said(
-            "Put all magnitudes into one long tensor, mark the smallest ones, then cut it into pieces of the layers' "
-            "shapes.",
-            "Mettez toutes les valeurs absolues dans un long tenseur, marquez les plus petites, puis découpez-le selon "
-            "les formes des couches.",
-        ),
-        Said(
-            "sizes = torch.cat([w.abs().flatten() for w in weights]); keep[sizes.argsort()[:round(sparsity * "
-            "len(sizes))]] = 0; keep.split([w.numel() for w in weights]), each viewed as its weight.",
-            "sizes = torch.cat([w.abs().flatten() for w in weights]) ; keep[sizes.argsort()[:round(sparsity * "
-            "len(sizes))]] = 0 ; keep.split([w.numel() for w in weights]), chacun mis à la forme de son poids.",
-        ),
+    hints=two_hints(
+        "Put all magnitudes into one long tensor, mark the smallest ones, then cut it into pieces of the layers' "
+        "shapes.",
+        "Mettez toutes les valeurs absolues dans un long tenseur, marquez les plus petites, puis découpez-le selon les "
+        "formes des couches.",
+        "sizes = torch.cat([w.abs().flatten() for w in weights]); keep[sizes.argsort()[:round(sparsity * len(sizes))]] "
+        "= 0; keep.split([w.numel() for w in weights]), each viewed as its weight.",
+        "sizes = torch.cat([w.abs().flatten() for w in weights]) ; keep[sizes.argsort()[:round(sparsity * "
+        "len(sizes))]] = 0 ; keep.split([w.numel() for w in weights]), chacun mis à la forme de son poids.",
     ),
 )
 
 
 def two_of_four(weight_OI: Tensor) -> Tensor:
-    """A mask, (O, I), that keeps the two largest magnitudes of every four consecutive inputs.
+    """Make a mask, (O, I), that keeps the two largest magnitudes of every four consecutive inputs.
 
     Args:
         weight_OI: I is a multiple of 4.
@@ -191,7 +144,7 @@ def two_of_four(weight_OI: Tensor) -> Tensor:
 
 
 def sr_ste(weight_OI: Tensor, mask_OI: Tensor, gradient_OI: Tensor, decay: float) -> Tensor:
-    """The gradient of the dense weights: that of the sparse ones, plus what pulls pruned weights to zero.
+    """Compute the gradient of the dense weights: that of the sparse ones, plus the decay of pruned weights.
 
     Source: Zhou et al. 2021, "Learning N:M Fine-grained Structured Sparse Neural Networks From Scratch"
     (arXiv 2102.04010): the sparse-refined straight-through estimator.
@@ -213,14 +166,10 @@ def _kept(answer: Callable[..., Any], weight_OI: Tensor) -> Tensor:
     """How many of each group of four, and how much magnitude."""
     import torch
 
-    mask_OI = masks_of(answer(weight_OI.clone()), say(en="The mask", fr="Le masque"), weight_OI.shape)
+    mask_OI = expect_mask(answer(weight_OI.clone()), say(en="The mask", fr="Le masque"), weight_OI.shape)
     sizes_OI = mask_OI * weight_OI.abs().double()
     counts, magnitudes = (one.unflatten(1, (-1, 4)).sum(2).flatten() for one in (mask_OI, sizes_OI))
     return torch.cat([counts, magnitudes])
-
-
-def _columns(weight: Tensor) -> Tensor:
-    return two_of_four(weight.T.contiguous()).T
 
 
 def _half_of_row(weight: Tensor) -> Tensor:
@@ -245,14 +194,6 @@ def _strided(weight: Tensor) -> Tensor:
     return torch.zeros_like(groups).scatter(1, groups.topk(2, dim=1).indices, 1.0).flatten(1)
 
 
-def _pattern_signed(weight: Tensor) -> Tensor:
-    return two_of_four(weight - weight.min() + 1.0)
-
-
-def _smallest(weight: Tensor) -> Tensor:
-    return 1 - two_of_four(weight)
-
-
 def _threshold(weight: Tensor) -> Tensor:
     groups = weight.abs().unflatten(1, (-1, 4))
     return (groups >= groups.topk(2, dim=2).values[..., -1:]).float().flatten(1)
@@ -273,77 +214,62 @@ _TIES = Said(
 TWO_OF_FOUR = Exercise(
     id="two-of-four",
     title=Said("two of four", "deux sur quatre"),
-    judge=by_trial(
-        _kept,
+    judge=Judge(
         two_of_four,
+        trial=_kept,
         cases=_weights,
         mistakes=(
             Mistake(
-                _columns,
-                Said(
-                    "Your groups run along the outputs: the hardware skips terms of a sum, and sums run over the "
-                    "inputs, the last dimension.",
-                    "Vos groupes suivent les sorties : le matériel saute des termes d’une somme, et l’on somme sur les "
-                    "entrées, la dernière dimension.",
-                ),
+                lambda weight: two_of_four(weight.T.contiguous()).T,
+                "Your groups run along the outputs: the hardware skips terms of a sum, and sums run over the inputs, "
+                "the last dimension.",
+                "Vos groupes suivent les sorties : le matériel saute des termes d’une somme, et l’on somme sur les "
+                "entrées, la dernière dimension.",
             ),
             Mistake(
                 _half_of_row,
-                Said(
-                    "You keep half of each row, but not two of each four: unflatten(1, (-1, 4)) makes the groups.",
-                    "Vous gardez la moitié de chaque ligne, mais pas deux poids sur chaque quatre : "
-                    "unflatten(1, (-1, 4)) forme les groupes.",
-                ),
+                "You keep half of each row, but not two of each four: unflatten(1, (-1, 4)) makes the groups.",
+                "Vous gardez la moitié de chaque ligne, mais pas deux poids sur chaque quatre : unflatten(1, (-1, 4)) "
+                "forme les groupes.",
             ),
             Mistake(
                 _half_of_all,
-                Said(
-                    "You keep half of all weights, but not two of each four: unflatten(1, (-1, 4)) makes the groups.",
-                    "Vous gardez la moitié de tous les poids, mais pas deux sur chaque quatre : "
-                    "unflatten(1, (-1, 4)) forme les groupes.",
-                ),
+                "You keep half of all weights, but not two of each four: unflatten(1, (-1, 4)) makes the groups.",
+                "Vous gardez la moitié de tous les poids, mais pas deux sur chaque quatre : unflatten(1, (-1, 4)) "
+                "forme les groupes.",
             ),
             Mistake(
                 _strided,
-                Said(
-                    "The four weights of a group are not consecutive: the 4 comes last, (-1, 4), not (4, -1).",
-                    "Les quatre poids d’un groupe ne se suivent pas : le 4 vient en dernier, (-1, 4), et non (4, -1).",
-                ),
+                "The four weights of a group are not consecutive: the 4 comes last, (-1, 4), not (4, -1).",
+                "Les quatre poids d’un groupe ne se suivent pas : le 4 vient en dernier, (-1, 4), et non (4, -1).",
             ),
             Mistake(
-                _pattern_signed,
-                Said(
-                    "You compare the weights with their signs: a large negative weight matters as much, so abs().",
-                    "Vous comparez les poids avec leur signe : un grand poids négatif compte autant, donc abs().",
-                ),
+                lambda weight: two_of_four(weight - weight.min() + 1.0),
+                "You compare the weights with their signs: a large negative weight matters as much, so abs().",
+                "Vous comparez les poids avec leur signe : un grand poids négatif compte autant, donc abs().",
             ),
             Mistake(
-                _smallest,
-                Said("The two smallest are kept: keep the two largest.",
-                     "Ce sont les deux plus petits qui restent : gardez les deux plus grands."),
+                lambda weight: 1 - two_of_four(weight),
+                "The two smallest are kept: keep the two largest.",
+                "Ce sont les deux plus petits qui restent : gardez les deux plus grands.",
             ),
-            Mistake(_threshold, _TIES),
-            Mistake(_strict, _TIES),
+            Mistake(_threshold, *_TIES),
+            Mistake(_strict, *_TIES),
         ),
     ),
     praise=Said(
-        "Right: exactly two of four, everywhere: half of the numbers, and two bits each to say where they were.",
-        "Exact : deux sur quatre, partout : la moitié des nombres, et deux bits chacun pour dire où ils étaient.",
+        "Right: exactly two of four, everywhere: half of the numbers, and two bits for the place of each.",
+        "Exact : deux sur quatre, partout : la moitié des nombres, et deux bits pour la place de chacun.",
     ),
-    hints=(
-        Said(
-            "weight.abs().unflatten(1, (-1, 4)) has the shape (outputs, groups, 4); topk works on the last dimension.",
-            "weight.abs().unflatten(1, (-1, 4)) est de forme (sorties, groupes, 4) ; topk porte sur la dernière "
-            "dimension.",
-        ),
-        Said(
-            "torch.zeros_like(groups).scatter(2, groups.topk(2).indices, 1.0) writes a 1 in two places of each group; "
-            "flatten(1) gives the shape of the weight back.",
-            "torch.zeros_like(groups).scatter(2, groups.topk(2).indices, 1.0) écrit un 1 à deux places de chaque "
-            "groupe ; flatten(1) redonne la forme du poids.",
-        ),
+    hints=two_hints(
+        "weight.abs().unflatten(1, (-1, 4)) has the shape (outputs, groups, 4); topk works on the last dimension.",
+        "weight.abs().unflatten(1, (-1, 4)) est de forme (sorties, groupes, 4) ; topk porte sur la dernière dimension.",
+        "torch.zeros_like(groups).scatter(2, groups.topk(2).indices, 1.0) writes a 1 in two places of each group; "
+        "flatten(1) gives the shape of the weight back.",
+        "torch.zeros_like(groups).scatter(2, groups.topk(2).indices, 1.0) écrit un 1 à deux places de chaque groupe ; "
+        "flatten(1) redonne la forme du poids.",
     ),
-)  # fmt: skip
+)
 
 
 def _steps() -> Iterator[tuple[Any, ...]]:
@@ -355,74 +281,61 @@ def _steps() -> Iterator[tuple[Any, ...]]:
 SR_STE = Exercise(
     id="sr-ste",
     title=Said("pruned weights that may come back", "des poids coupés qui peuvent revenir"),
-    judge=by_reference(
+    judge=Judge(
         sr_ste,
         cases=_steps,
         mistakes=(
             Mistake(
                 lambda weight, mask, gradient, decay: gradient * mask,
-                Said(
-                    "You mask the gradient: a pruned weight then never moves again, so the mask of the first step is "
-                    "that of the last. Let the whole gradient pass, and add the decay of pruned weights.",
-                    "Vous masquez le gradient : un poids coupé ne bouge alors plus jamais, et le masque du premier pas "
-                    "est celui du dernier. Laissez passer tout le gradient, et ajoutez le rappel des poids coupés.",
-                ),
+                "You mask the gradient: a pruned weight then never moves again, so the mask of the first step is that "
+                "of the last. Let the whole gradient pass, and add the decay of pruned weights.",
+                "Vous masquez le gradient : un poids coupé ne bouge alors plus jamais, et le masque du premier pas est "
+                "celui du dernier. Laissez passer tout le gradient, et ajoutez le rappel des poids coupés.",
             ),
             Mistake(
                 lambda weight, mask, gradient, decay: sr_ste(weight, mask, gradient * mask, decay),
-                Said(
-                    "You mask the gradient: pruned weights only shrink, and could never come back. Let the whole "
-                    "gradient pass.",
-                    "Vous masquez le gradient : les poids coupés ne font que décroître, sans jamais pouvoir revenir. "
-                    "Laissez passer tout le gradient.",
-                ),
+                "You mask the gradient: pruned weights only shrink, and could never come back. Let the whole gradient "
+                "pass.",
+                "Vous masquez le gradient : les poids coupés ne font que décroître, sans jamais pouvoir revenir. "
+                "Laissez passer tout le gradient.",
             ),
             Mistake(
                 lambda weight, mask, gradient, decay: gradient + decay * mask * weight,
-                Said(
-                    "The decay pulls on the weights that are kept: it is meant for the others, 1 − mask.",
-                    "Le rappel tire sur les poids gardés : il vise les autres, 1 − mask.",
-                ),
+                "The decay pulls on the weights that are kept: it is meant for the others, 1 − mask.",
+                "Le rappel tire sur les poids gardés : il vise les autres, 1 − mask.",
             ),
             Mistake(
                 lambda weight, mask, gradient, decay: gradient + decay * weight,
-                Said(
-                    "That is ordinary weight decay, on all weights: only pruned ones are to be pulled to zero, "
-                    "(1 − mask) * weight.",
-                    "C’est un weight decay ordinaire, sur tous les poids : seuls les poids coupés sont tirés vers "
-                    "zéro, (1 − mask) * weight.",
-                ),
+                "That is ordinary weight decay, on all weights: only pruned ones are to be pulled to zero, (1 − mask) "
+                "* weight.",
+                "C’est un weight decay ordinaire, sur tous les poids : seuls les poids coupés sont tirés vers zéro, (1 "
+                "− mask) * weight.",
             ),
             Mistake(
                 lambda weight, mask, gradient, decay: gradient - decay * (1 - mask) * weight,
-                Said(
-                    "The sign is wrong: the step goes against the gradient, so a decay is added to it.",
-                    "Le signe est faux : le pas se fait contre le gradient, un rappel vers zéro s’y ajoute donc.",
-                ),
+                "The sign is wrong: the step goes against the gradient, so a decay is added to it.",
+                "Le signe est faux : le pas se fait contre le gradient, un rappel vers zéro s’y ajoute donc.",
             ),
             Mistake(
                 lambda weight, mask, gradient, decay: gradient,
-                Said(
-                    "That is the straight-through estimator alone: pruned weights wander, and the mask changes from "
-                    "step to step. Add decay * (1 − mask) * weight.",
-                    "C’est le straight-through seul : les poids coupés errent, et le masque change de pas en pas. "
-                    "Ajoutez decay * (1 − mask) * weight.",
-                ),
+                "That is the straight-through estimator alone: pruned weights wander, and the mask changes from step "
+                "to step. Add decay * (1 − mask) * weight.",
+                "C’est le straight-through seul : les poids coupés errent, et le masque change de pas en pas. Ajoutez "
+                "decay * (1 − mask) * weight.",
             ),
         ),
     ),
     praise=Said(
-        "Right: a pruned weight hears what the loss wants of it, and is pulled to zero unless that insists.",
-        "Exact : un poids coupé entend ce que la perte lui demande, et retombe à zéro si elle n’insiste pas.",
+        "Right: a pruned weight receives the whole gradient, and decays to zero unless the gradient keeps it up.",
+        "Exact : un poids coupé reçoit tout le gradient, et décroît vers zéro si le gradient ne le maintient pas.",
     ),
-    hints=(
-        Said(
-            "Two terms: the gradient, which passes straight through the mask; and the derivative of (decay / 2) × the "
-            "sum of the squares of the pruned weights.",
-            "Deux termes : le gradient, qui traverse le masque tel quel ; et la dérivée de (decay / 2) × la somme des "
-            "carrés des poids coupés.",
-        ),
-        Said("gradient + decay * (1 − mask) * weight.", "La somme de gradient et de decay * (1 − mask) * weight."),
+    hints=two_hints(
+        "Two terms: the gradient, which passes straight through the mask; and the derivative of (decay / 2) × the sum "
+        "of the squares of the pruned weights.",
+        "Deux termes : le gradient, qui traverse le masque tel quel ; et la dérivée de (decay / 2) × la somme des "
+        "carrés des poids coupés.",
+        "gradient + decay * (1 − mask) * weight.",
+        "La somme de gradient et de decay * (1 − mask) * weight.",
     ),
 )
 
@@ -431,7 +344,7 @@ Layers = tuple["Tensor", "Tensor", "Tensor"]
 
 
 def reorder(expand_HI: Tensor, bias_H: Tensor, project_OH: Tensor, order_H: Tensor) -> Layers:
-    """Two consecutive layers with their hidden units in another order; what they compute together is the same.
+    """Permute the hidden units of two consecutive layers, whose output stays the same.
 
     Args:
         expand_HI: weights of the first layer.
@@ -461,113 +374,81 @@ def _permutation_trial(
     given = answer(expand.clone(), bias.clone(), project.clone(), order.clone())
     names = "(expand, bias, project)"
     read = [
-        shaped(one, name, wanted.shape)
+        expect_tensor(one, name, wanted.shape)
         for one, name, wanted in zip(
-            several(given, names, 3), ("expand", "bias", "project"), (expand, bias, project), strict=True
+            expect_several(given, names, 3), ("expand", "bias", "project"), (expand, bias, project), strict=True
         )
     ]
     return torch.cat([one.double().flatten() for one in read])
 
 
-def _inverse(expand: Tensor, bias: Tensor, project: Tensor, order: Tensor) -> Layers:
-    return reorder(expand, bias, project, order.argsort())
-
-
-def _inverse_after(expand: Tensor, bias: Tensor, project: Tensor, order: Tensor) -> Layers:
-    return expand[order], bias[order], project[:, order.argsort()]
-
-
-def _first_only(expand: Tensor, bias: Tensor, project: Tensor, order: Tensor) -> Layers:
-    return expand[order], bias[order], project
-
-
-def _without_bias(expand: Tensor, bias: Tensor, project: Tensor, order: Tensor) -> Layers:
-    return expand[order], bias, project[:, order]
-
-
-def _second_only(expand: Tensor, bias: Tensor, project: Tensor, order: Tensor) -> Layers:
-    return expand, bias, project[:, order]
-
-
 PERMUTATION = Exercise(
     id="permutation",
     title=Said("another order, the same output", "un autre ordre, la même sortie"),
-    judge=by_trial(
-        _permutation_trial,
+    judge=Judge(
         reorder,
+        trial=_permutation_trial,
         cases=_permutation_cases,
         mistakes=(
             Mistake(
-                _without_bias,
-                Said(
-                    "The bias stays where it was: each hidden unit must take its own along.",
-                    "Le biais reste en place : chaque unité cachée doit emporter le sien.",
-                ),
+                lambda expand, bias, project, order: (expand[order], bias, project[:, order]),
+                "The bias stays where it was: each hidden unit must take its own along.",
+                "Le biais reste en place : chaque unité cachée doit emporter le sien.",
             ),
             Mistake(
-                _first_only,
-                Said(
-                    "The second layer still reads the units in their old order: move its columns, project[:, order].",
-                    "La seconde couche lit toujours les unités dans l’ancien ordre : déplacez ses colonnes, "
-                    "project[:, order].",
-                ),
+                lambda expand, bias, project, order: (expand[order], bias[order], project),
+                "The second layer still reads the units in their old order: move its columns, project[:, order].",
+                "La seconde couche lit toujours les unités dans l’ancien ordre : déplacez ses colonnes, project[:, "
+                "order].",
             ),
             Mistake(
-                _second_only,
-                Said(
-                    "Only the second layer is moved: the rows of the first one, and its bias, make the units.",
-                    "Seule la seconde couche est déplacée : or ce sont les lignes de la première, et son biais, qui "
-                    "font les unités.",
-                ),
+                lambda expand, bias, project, order: (expand, bias, project[:, order]),
+                "Only the second layer is moved: the rows of the first one, and its bias, make the units.",
+                "Seule la seconde couche est déplacée : or ce sont les lignes de la première, et son biais, qui font "
+                "les unités.",
             ),
             Mistake(
-                _inverse_after,
-                Said(
-                    "The second layer is moved by the inverse order: unit order[i] is now at place i, and it is there "
-                    "that its column must be, so project[:, order] too.",
-                    "La seconde couche est déplacée par l’ordre inverse : l’unité order[i] est maintenant à la place "
-                    "i, et sa colonne doit y être aussi, donc encore project[:, order].",
-                ),
+                lambda expand, bias, project, order: (expand[order], bias[order], project[:, order.argsort()]),
+                "The second layer is moved by the inverse order: unit order[i] is now at place i, and it is there that "
+                "its column must be, so project[:, order] too.",
+                "La seconde couche est déplacée par l’ordre inverse : l’unité order[i] est maintenant à la place i, et "
+                "sa colonne doit y être aussi, donc encore project[:, order].",
             ),
             Mistake(
-                _inverse,
-                Said(
-                    "The output is the same, but the order is the inverse one: order[i] says which unit comes to place "
-                    "i, so index by order itself.",
-                    "La sortie est la même, mais l’ordre est l’inverse : order[i] dit quelle unité vient à la place "
-                    "i ; indexez donc par order lui-même.",
-                ),
+                lambda expand, bias, project, order: reorder(expand, bias, project, order.argsort()),
+                "The output is the same, but the order is the inverse one: order[i] says which unit comes to place i, "
+                "so index by order itself.",
+                "La sortie est la même, mais l’ordre est l’inverse : order[i] dit quelle unité vient à la place i ; "
+                "indexez donc par order lui-même.",
             ),
             Mistake(
                 lambda expand, bias, project, order: (expand, bias, project),
-                Said(
-                    "Nothing is moved: the output is the same, of course.",
-                    "Rien n’est déplacé : la sortie est la même, évidemment.",
-                ),
+                "Nothing is moved: the output is the same, of course.",
+                "Rien n’est déplacé : la sortie est la même, évidemment.",
             ),
         ),
     ),
     praise=Said(
-        "Right: names of hidden units mean nothing, so one may choose those that suit the mask.",
-        "Exact : le numéro d’une unité cachée ne veut rien dire ; on peut donc choisir ceux qui arrangent le masque.",
+        "Right: the order of the hidden units does not change the output, so one may choose the order that suits the "
+        "mask.",
+        "Exact : l’ordre des unités cachées ne change pas la sortie ; on peut donc choisir celui qui convient au "
+        "masque.",
     ),
-    hints=(
-        Said(
-            "A hidden unit is a row of expand, an element of bias, and a column of project: all three move together.",
-            "Une unité cachée, c’est une ligne de expand, un élément de bias et une colonne de project : les trois se "
-            "déplacent ensemble.",
-        ),
-        Said("expand[order], bias[order], project[:, order].", "Dans l’ordre : expand[order], bias[order], "
-             "project[:, order]."),
+    hints=two_hints(
+        "A hidden unit is a row of expand, an element of bias, and a column of project: all three move together.",
+        "Une unité cachée, c’est une ligne de expand, un élément de bias et une colonne de project : les trois se "
+        "déplacent ensemble.",
+        "expand[order], bias[order], project[:, order].",
+        "Dans l’ordre : expand[order], bias[order], project[:, order].",
     ),
-)  # fmt: skip
+)
 
 
 Ticket = tuple["Tensor", "Tensor"]
 
 
 def next_ticket(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Ticket:
-    """The mask of the next round, and the weights it starts from.
+    """Return the mask of the next round, and the weights it starts from.
 
     Args:
         start: weights before any training.
@@ -600,10 +481,10 @@ def _ticket_cases() -> Iterator[tuple[Any, ...]]:
 def _ticket_trial(answer: Callable[..., Any], start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Tensor:
     import torch
 
-    found, weights = several(answer(start.clone(), trained.clone(), mask.clone(), rate), "(mask, weights)", 2)
+    found, weights = expect_several(answer(start.clone(), trained.clone(), mask.clone(), rate), "(mask, weights)", 2)
     # A name that is singular in both languages: it is the subject of the sentences that refuse a shape.
     names = say(en="The mask", fr="Le masque"), say(en="The tensor of weights", fr="Le tenseur des poids")
-    read = masks_of(found, names[0], mask.shape), shaped(weights, names[1], mask.shape).double()
+    read = expect_mask(found, names[0], mask.shape), expect_tensor(weights, names[1], mask.shape).double()
     return torch.cat([one.flatten() for one in read])
 
 
@@ -649,89 +530,69 @@ def _not_rewound(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> T
     return new_mask, trained * new_mask
 
 
-def _not_masked(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Ticket:
-    return next_ticket(start, trained, mask, rate)[0], start
-
-
 TICKET = Exercise(
     id="ticket",
     title=Said("the winning ticket", "le ticket gagnant"),
-    judge=by_trial(
-        _ticket_trial,
+    judge=Judge(
         next_ticket,
+        trial=_ticket_trial,
         cases=_ticket_cases,
         mistakes=(
             Mistake(
                 _not_rewound,
-                Said(
-                    "The weights go on from where they were trained: that is fine-tuning. A ticket is rewound to its "
-                    "weights before training, start * mask.",
-                    "Les poids repartent de là où ils ont été entraînés : c’est du fine-tuning. Un ticket est ramené à "
-                    "ses poids d’avant l’entraînement, start * mask.",
-                ),
+                "The weights go on from where they were trained: that is fine-tuning. A ticket is rewound to its "
+                "weights before training, start * mask.",
+                "Les poids repartent de là où ils ont été entraînés : c’est du fine-tuning. Un ticket est ramené à ses "
+                "poids d’avant l’entraînement, start * mask.",
             ),
             Mistake(
-                _not_masked,
-                Said(
-                    "The weights are rewound, but those removed are there again: multiply start by the new mask.",
-                    "Les poids sont ramenés au départ, mais ceux qui ont été enlevés y sont de nouveau : multipliez "
-                    "start par le nouveau masque.",
-                ),
+                lambda start, trained, mask, rate: (next_ticket(start, trained, mask, rate)[0], start),
+                "The weights are rewound, but those removed are there again: multiply start by the new mask.",
+                "Les poids sont ramenés au départ, mais ceux qui ont été enlevés y sont de nouveau : multipliez start "
+                "par le nouveau masque.",
             ),
             Mistake(
                 _with_mask(_of_all),
-                Said(
-                    "The rate is taken of all weights: it is a share of those that remain, mask.sum().",
-                    "Le taux porte sur tous les poids : c’est une part de ceux qui restent, mask.sum().",
-                ),
+                "The rate is taken of all weights: it is a share of those that remain, mask.sum().",
+                "Le taux porte sur tous les poids : c’est une part de ceux qui restent, mask.sum().",
             ),
             Mistake(
                 _with_mask(_masked_sizes),
-                Said(
-                    "Weights removed before count among the smallest, so the same ones are removed again: leave them "
-                    "out of the choice, and take the share of those that remain.",
-                    "Les poids déjà enlevés comptent parmi les plus petits, et ce sont les mêmes qu’on enlève encore : "
-                    "écartez-les du choix, et prenez la part de ceux qui restent.",
-                ),
+                "Weights removed before count among the smallest, so the same ones are removed again: leave them out "
+                "of the choice, and take the share of those that remain.",
+                "Les poids déjà enlevés comptent parmi les plus petits, et ce sont les mêmes qu’on enlève encore : "
+                "écartez-les du choix, et prenez la part de ceux qui restent.",
             ),
             Mistake(
                 _with_mask(_forgets),
-                Said(
-                    "The mask of the earlier rounds is forgotten: what was removed comes back.",
-                    "Le masque des tours précédents est oublié : ce qui avait été enlevé revient.",
-                ),
+                "The mask of the earlier rounds is forgotten: what was removed comes back.",
+                "Le masque des tours précédents est oublié : ce qui avait été enlevé revient.",
             ),
             Mistake(
                 _with_mask(_by_start),
-                Said(
-                    "You compare the weights before training: what training has made of them tells which ones matter.",
-                    "Vous comparez les poids d’avant l’entraînement : c’est ce que l’entraînement en a fait qui dit "
-                    "lesquels comptent.",
-                ),
+                "You compare the weights before training: what training has made of them tells which ones matter.",
+                "Vous comparez les poids d’avant l’entraînement : c’est ce que l’entraînement en a fait qui dit "
+                "lesquels comptent.",
             ),
             Mistake(
                 _with_mask(_ticket_largest_go),
-                Said("The largest weights go: the smallest ones must.",
-                     "Ce sont les plus grands poids qui partent : il faut que ce soient les plus petits."),
+                "The largest weights go: the smallest ones must.",
+                "Ce sont les plus grands poids qui partent : il faut que ce soient les plus petits.",
             ),
         ),
     ),
     praise=Said(
-        "Right: the trained weights choose the ticket, the untrained ones are what is drawn again.",
-        "Exact : les poids entraînés choisissent le ticket, les poids de départ sont ceux que l’on rejoue.",
+        "Right: the trained weights choose the mask; training starts again from the initial weights.",
+        "Exact : les poids entraînés choisissent le masque ; l’entraînement repart des poids initiaux.",
     ),
-    hints=(
-        Said(
-            "Two different sets of weights serve for two things: trained to choose which go, start to begin again. "
-            "How do you keep removed weights from being chosen once more?",
-            "Deux jeux de poids servent à deux choses : trained pour choisir ceux qui partent, start pour recommencer. "
-            "Comment éviter que des poids enlevés soient choisis de nouveau ?",
-        ),
-        Said(
-            "sizes = torch.where(mask > 0, trained.abs(), torch.inf).flatten(): what is removed is never small. Then "
-            "as in the global mask, with round(rate * mask.sum()) of them.",
-            "sizes = torch.where(mask > 0, trained.abs(), torch.inf).flatten() : ce qui est enlevé n’est jamais petit. "
-            "Puis comme pour le masque global, en enlevant round(rate * mask.sum()) poids.",
-        ),
+    hints=two_hints(
+        "Two different sets of weights serve for two things: trained to choose which go, start to begin again. How do "
+        "you keep removed weights from being chosen once more?",
+        "Deux jeux de poids servent à deux choses : trained pour choisir ceux qui partent, start pour recommencer. "
+        "Comment éviter que des poids enlevés soient choisis de nouveau ?",
+        "sizes = torch.where(mask > 0, trained.abs(), torch.inf).flatten(): what is removed is never small. Then as in "
+        "the global mask, with round(rate * mask.sum()) of them.",
+        "sizes = torch.where(mask > 0, trained.abs(), torch.inf).flatten() : ce qui est enlevé n’est jamais petit. "
+        "Puis comme pour le masque global, en enlevant round(rate * mask.sum()) poids.",
     ),
-)  # fmt: skip
+)

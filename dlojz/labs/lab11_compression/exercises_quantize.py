@@ -1,26 +1,10 @@
-"""Lab 11: activations in whole numbers: a range that is not centred, and what lies outside of it.
+"""Exercises of lab 11 on quantization: affine activations, rows of weights, an integer layer, straight-through.
 
-An answer is held to the whole numbers, the scale and the zero-point; inputs lie on both sides of the range.
-
-Lab 11: a matrix of weights in whole numbers, with one scale per output.
-
-An answer is held to the numbers that a file would keep, int8 and scales, for several widths.
-
-Shape suffixes: O outputs, I inputs.
-
-Lab 11: a linear layer computed in whole numbers, corrected for the zero-point.
-
-An answer is held to the layer's output, then to how it is computed: its product multiplies numbers of 8 bits, adds them
-up in 32.
+Answers are compared in the numbers that a file would keep, int8 and scales, with inputs on both sides of the range. The
+product of the integer layer must multiply 8-bit numbers and add them up in 32 bits. No weight lies within half a step
+outside of the range, where the two usual conventions of the estimator differ.
 
 Shape suffixes: B rows, O outputs, I inputs.
-
-Lab 11: rounding that a gradient can pass: the straight-through estimator.
-
-An answer is held to its value, then to the gradient of a random weighting of it. No weight lies within half a step
-outside of the range, where the two usual conventions differ.
-
-Shape suffixes: O outputs, I inputs.
 """
 
 from __future__ import annotations
@@ -29,8 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Exercise, Said, Wrong
-from dlojz.labs.kit.judges import Mistake, by_trial, gradient_of, integers, normal, several, shaped
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.judges import Judge, expect_int8, expect_several, expect_tensor, gradient_of, normal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +24,7 @@ Affine = tuple["Tensor", float, int]
 
 
 def quantize_affine(x: Tensor, low: float, high: float, bits: int) -> Affine:
-    """Affine quantization: x ≈ scale × (q − zero_point), q from −2^(bits−1) to 2^(bits−1) − 1.
+    """Quantize affinely: x ≈ scale × (q − zero_point), q from −2^(bits−1) to 2^(bits−1) − 1.
 
     Args:
         x: any shape; what lies outside of the range is clamped to it.
@@ -67,99 +51,47 @@ def _affine_trial(answer: Callable[..., Any], x: Tensor, low: float, high: float
     """The whole numbers, the scale divided by the right one, the zero-point."""
     import torch
 
-    q, scale, zero_point = several(answer(x.clone(), low, high, bits), "(q, scale, zero_point)", 3)
-    q = integers(q, "q", x.shape)
+    q, scale, zero_point = expect_several(answer(x.clone(), low, high, bits), "(q, scale, zero_point)", 3)
+    q = expect_int8(q, "q", x.shape)
     try:
         pair = [float(scale) / quantize_affine(x, low, high, bits)[1], float(zero_point)]
     except (TypeError, ValueError, RuntimeError):
         raise Wrong(
-            say(
-                en="scale and zero_point must be one number each: one scale serves the whole tensor here.",
-                fr="scale et zero_point doivent être chacun un seul nombre : une échelle sert ici à tout le tenseur.",
-            )
+            en="scale and zero_point must be one number each: one scale serves the whole tensor here.",
+            fr="scale et zero_point doivent être chacun un seul nombre : une échelle sert ici à tout le tenseur.",
         ) from None
     return torch.cat([q.flatten(), torch.tensor(pair, dtype=torch.float64)])
 
 
-def _parts(low: float, high: float, bits: int) -> tuple[int, int, float, int]:
-    lowest, highest = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
-    scale = (high - low) / (2**bits - 1)
-    return lowest, highest, scale, lowest - round(low / scale)
+def _affine(
+    zero: Callable[[int, float], float] = lambda lowest, shift: lowest - round(shift),
+    whole: Callable[[Tensor, float], Tensor] = lambda steps, zero_point: steps.round() + zero_point,
+    ends: Callable[[int], tuple[int, int]] | None = lambda bits: (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1),
+    first: int = 1,
+) -> Callable[..., tuple[Tensor, float, float]]:
+    """A wrong way: its zero-point, its whole numbers, the ends they are clamped to, and steps = 2^bits − first."""
+
+    def way(x: Tensor, low: float, high: float, bits: int) -> tuple[Tensor, float, float]:
+        import torch
+
+        scale = (high - low) / (2**bits - first)
+        zero_point = zero(-(2 ** (bits - 1)), low / scale)
+        q = whole(x / scale, zero_point)
+        return (q if ends is None else q.clamp(*ends(bits))).to(torch.int64).to(torch.int8), scale, zero_point
+
+    return way
 
 
-def _affine_unclamped(x: Tensor, low: float, high: float, bits: int) -> Affine:
-    import torch
-
-    _, _, scale, zero_point = _parts(low, high, bits)
-    return ((x / scale).round() + zero_point).to(torch.int64).to(torch.int8), scale, zero_point
-
-
-def _unsigned(x: Tensor, low: float, high: float, bits: int) -> Affine:
-    import torch
-
-    _, _, scale, _ = _parts(low, high, bits)
-    zero_point = -round(low / scale)
-    return ((x / scale).round() + zero_point).clamp(0, 2**bits - 1).to(torch.int8), scale, zero_point
-
-
-def _unsigned_clamped(x: Tensor, low: float, high: float, bits: int) -> Affine:
-    """As if from 0 to 2^bits − 1, cut off at what int8 has."""
-    import torch
-
-    lowest, highest, scale, _ = _parts(low, high, bits)
-    zero_point = -round(low / scale)
-    return ((x / scale).round() + zero_point).clamp(lowest, highest).to(torch.int8), scale, zero_point
-
-
-def _other_sign(x: Tensor, low: float, high: float, bits: int) -> Affine:
-    import torch
-
-    lowest, highest, scale, _ = _parts(low, high, bits)
-    zero_point = lowest + round(low / scale)
-    return ((x / scale).round() + zero_point).clamp(lowest, highest).to(torch.int8), scale, zero_point
-
-
-def _subtracted(x: Tensor, low: float, high: float, bits: int) -> Affine:
-    import torch
-
-    lowest, highest, scale, zero_point = _parts(low, high, bits)
-    return ((x / scale).round() - zero_point).clamp(lowest, highest).to(torch.int8), scale, zero_point
-
-
-def _one_more(x: Tensor, low: float, high: float, bits: int) -> Affine:
-    import torch
-
-    lowest, highest, _, _ = _parts(low, high, bits)
-    scale = (high - low) / 2**bits
-    zero_point = lowest - round(low / scale)
-    return ((x / scale).round() + zero_point).clamp(lowest, highest).to(torch.int8), scale, zero_point
+def _unsigned(lowest: int, shift: float) -> float:
+    return -round(shift)
 
 
 def _symmetric(x: Tensor, low: float, high: float, bits: int) -> Affine:
     import torch
 
-    lowest, highest, _, _ = _parts(low, high, bits)
+    lowest, highest = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     scale = max(-low, high) / highest
     return (x / scale).round().clamp(lowest, highest).to(torch.int8), scale, 0
-
-
-def _observed(x: Tensor, low: float, high: float, bits: int) -> Affine:
-    return quantize_affine(x, min(float(x.min()), 0.0), max(float(x.max()), 0.0), bits)
-
-
-def _not_whole(x: Tensor, low: float, high: float, bits: int) -> Affine:
-    import torch
-
-    lowest, highest, scale, _ = _parts(low, high, bits)
-    zero_point: Any = lowest - low / scale
-    return (x / scale + zero_point).round().clamp(lowest, highest).to(torch.int8), scale, zero_point
-
-
-def _affine_truncated(x: Tensor, low: float, high: float, bits: int) -> Affine:
-    import torch
-
-    lowest, highest, scale, zero_point = _parts(low, high, bits)
-    return (x / scale + zero_point).clamp(lowest, highest).to(torch.int8), scale, zero_point
 
 
 _UNSIGNED = Said(
@@ -168,94 +100,75 @@ _UNSIGNED = Said(
 )
 _AFFINE_MISTAKES = (
     Mistake(
-        _affine_unclamped,
-        Said(
-            "What lies outside of the range is not clamped: in int8, 128 becomes −128, so the largest activations "
-            "turn into the smallest. clamp before .to(torch.int8).",
-            "Ce qui sort de l’intervalle n’est pas borné : en int8, 128 devient −128, et les plus grandes activations "
-            "deviennent les plus petites. Appelez clamp avant .to(torch.int8).",
-        ),
+        _affine(ends=None),
+        "What lies outside of the range is not clamped: in int8, 128 becomes −128, so the largest activations turn "
+        "into the smallest. clamp before .to(torch.int8).",
+        "Ce qui sort de l’intervalle n’est pas borné : en int8, 128 devient −128, et les plus grandes activations "
+        "deviennent les plus petites. Appelez clamp avant .to(torch.int8).",
     ),
-    Mistake(_unsigned, _UNSIGNED),
-    Mistake(_unsigned_clamped, _UNSIGNED),
+    Mistake(_affine(zero=_unsigned, ends=lambda bits: (0, 2**bits - 1)), *_UNSIGNED),
+    Mistake(_affine(zero=_unsigned), *_UNSIGNED),
     Mistake(
-        _other_sign,
-        Said(
-            "The sign of the zero-point is wrong: low must become the smallest whole number, so zero_point = "
-            "−2^(bits − 1) − round(low / scale).",
-            "Le signe du point zéro est faux : low doit devenir le plus petit entier, donc zero_point = "
-            "−2^(bits − 1) − round(low / scale).",
-        ),
+        _affine(zero=lambda lowest, shift: lowest + round(shift)),
+        "The sign of the zero-point is wrong: low must become the smallest whole number, so zero_point = −2^(bits − 1) "
+        "− round(low / scale).",
+        "Le signe du point zéro est faux : low doit devenir le plus petit entier, donc zero_point = −2^(bits − 1) − "
+        "round(low / scale).",
     ),
     Mistake(
-        _subtracted,
-        Said(
-            "You subtract the zero-point from x / scale: q − zero_point is what is worth x / scale, so add it.",
-            "Vous retranchez le point zéro de x / scale : c’est q − zero_point qui vaut x / scale, donc ajoutez-le.",
-        ),
+        _affine(whole=lambda steps, zero_point: steps.round() - zero_point),
+        "You subtract the zero-point from x / scale: q − zero_point is what is worth x / scale, so add it.",
+        "Vous retranchez le point zéro de x / scale : c’est q − zero_point qui vaut x / scale, donc ajoutez-le.",
     ),
     Mistake(
-        _one_more,
-        Said(
-            "You divide the range by 2^bits: between 2^bits values there are 2^bits − 1 steps.",
-            "Vous divisez l’intervalle par 2^bits : entre 2^bits valeurs, il y a 2^bits − 1 pas.",
-        ),
+        _affine(first=0),
+        "You divide the range by 2^bits: between 2^bits values there are 2^bits − 1 steps.",
+        "Vous divisez l’intervalle par 2^bits : entre 2^bits valeurs, il y a 2^bits − 1 pas.",
     ),
     Mistake(
         _symmetric,
-        Said(
-            "That is the symmetric scheme: for a range that is not centred it leaves a part of the whole numbers "
-            "unused. scale = (high − low) / (2^bits − 1), with a zero-point.",
-            "C’est le schéma symétrique : pour un intervalle qui n’est pas centré, il laisse inutilisée une partie des "
-            "entiers. scale = (high − low) / (2^bits − 1), avec un point zéro.",
-        ),
+        "That is the symmetric scheme: for a range that is not centred it leaves a part of the whole numbers unused. "
+        "scale = (high − low) / (2^bits − 1), with a zero-point.",
+        "C’est le schéma symétrique : pour un intervalle qui n’est pas centré, il laisse inutilisée une partie des "
+        "entiers. scale = (high − low) / (2^bits − 1), avec un point zéro.",
     ),
     Mistake(
-        _observed,
-        Said(
-            "You take the range from x itself: it is given, low and high, because it was measured beforehand.",
-            "Vous tirez l’intervalle de x lui-même : il est donné, low et high, car il a été mesuré auparavant.",
-        ),
+        lambda x, low, high, bits: quantize_affine(x, min(float(x.min()), 0.0), max(float(x.max()), 0.0), bits),
+        "You take the range from x itself: it is given, low and high, because it was measured beforehand.",
+        "Vous tirez l’intervalle de x lui-même : il est donné, low et high, car il a été mesuré auparavant.",
     ),
     Mistake(
-        _not_whole,
-        Said(
-            "The zero-point is not whole: then 0 is no longer exact, and every zero of a padding becomes an error. "
-            "Round it.",
-            "Le point zéro n’est pas entier : 0 n’est alors plus exact, et chaque zéro d’un remplissage devient une "
-            "erreur. Arrondissez-le.",
-        ),
+        _affine(lambda lowest, shift: lowest - shift, lambda steps, zero_point: (steps + zero_point).round()),
+        "The zero-point is not whole: then 0 is no longer exact, and every zero of a padding becomes an error. Round "
+        "it.",
+        "Le point zéro n’est pas entier : 0 n’est alors plus exact, et chaque zéro d’un remplissage devient une "
+        "erreur. Arrondissez-le.",
     ),
     Mistake(
-        _affine_truncated,
-        Said(
-            "The whole numbers are truncated: call round() before .to(torch.int8).",
-            "Les entiers sont tronqués : appelez round() avant .to(torch.int8).",
-        ),
+        _affine(whole=lambda steps, zero_point: steps + zero_point),
+        "The whole numbers are truncated: call round() before .to(torch.int8).",
+        "Les entiers sont tronqués : appelez round() avant .to(torch.int8).",
     ),
 )
 
 AFFINE = Exercise(
     id="affine",
     title=Said("a range that is not centred", "un intervalle qui n’est pas centré"),
-    judge=by_trial(_affine_trial, quantize_affine, cases=_affine_cases, mistakes=_AFFINE_MISTAKES),
+    judge=Judge(quantize_affine, trial=_affine_trial, cases=_affine_cases, mistakes=_AFFINE_MISTAKES),
     praise=Said(
-        "Right: every whole number is of use, zero stays exactly zero, and what sticks out is clamped.",
-        "Exact : tous les entiers servent, zéro reste exactement zéro, et ce qui dépasse est borné.",
+        "Right: every whole number is used, zero stays exactly zero, and values outside of the range are clamped.",
+        "Exact : tous les entiers servent, zéro reste exactement zéro, et les valeurs hors de l’intervalle sont "
+        "bornées.",
     ),
-    hints=(
-        Said(
-            "low must become −2^(bits − 1), high 2^(bits − 1) − 1: that gives the scale, then the zero-point, which is "
-            "the whole number that stands for 0.",
-            "low doit devenir −2^(bits − 1), et high 2^(bits − 1) − 1 : cela donne l’échelle, puis le point zéro, qui "
-            "est l’entier qui représente 0.",
-        ),
-        Said(
-            "scale = (high − low) / (2**bits − 1); zero_point = −2**(bits − 1) − round(low / scale); q = (x / "
-            "scale).round() + zero_point, clamped, in torch.int8.",
-            "scale = (high − low) / (2**bits − 1) ; zero_point = −2**(bits − 1) − round(low / scale) ; q = (x / "
-            "scale).round() + zero_point, borné, en torch.int8.",
-        ),
+    hints=two_hints(
+        "low must become −2^(bits − 1), high 2^(bits − 1) − 1: that gives the scale, then the zero-point, which is the "
+        "whole number that stands for 0.",
+        "low doit devenir −2^(bits − 1), et high 2^(bits − 1) − 1 : cela donne l’échelle, puis le point zéro, qui est "
+        "l’entier qui représente 0.",
+        "scale = (high − low) / (2**bits − 1); zero_point = −2**(bits − 1) − round(low / scale); q = (x / "
+        "scale).round() + zero_point, clamped, in torch.int8.",
+        "scale = (high − low) / (2**bits − 1) ; zero_point = −2**(bits − 1) − round(low / scale) ; q = (x / "
+        "scale).round() + zero_point, borné, en torch.int8.",
     ),
 )
 
@@ -265,7 +178,7 @@ Quantized = tuple["Tensor", "Tensor"]
 
 
 def quantize_rows(weight_OI: Tensor, bits: int) -> Quantized:
-    """Symmetric quantization, per output channel: the largest magnitude of a row becomes 2^(bits − 1) − 1.
+    """Quantize symmetrically per output: the largest magnitude of a row becomes 2^(bits − 1) − 1.
 
     Args:
         weight_OI: no row of which is zero.
@@ -292,64 +205,43 @@ def _rows_trial(answer: Callable[..., Any], weight_OI: Tensor, bits: int) -> Ten
     """The whole numbers, then the scales, each divided by the right one."""
     import torch
 
-    q_OI, scale_O1 = several(answer(weight_OI.clone(), bits), "(q, scale)", 2)
-    q_OI = integers(q_OI, "q", weight_OI.shape)
+    q_OI, scale_O1 = expect_several(answer(weight_OI.clone(), bits), "(q, scale)", 2)
+    q_OI = expect_int8(q_OI, "q", weight_OI.shape)
     wanted_O1 = quantize_rows(weight_OI, bits)[1]
-    scale_O1 = shaped(scale_O1, "scale", wanted_O1.shape).double()
+    scale_O1 = expect_tensor(scale_O1, "scale", wanted_O1.shape).double()
     return torch.cat([q_OI.flatten(), (scale_O1 / wanted_O1).flatten()])
-
-
-def _by(scale: Callable[[Tensor, int], Tensor], *, clamped: bool) -> Callable[[Tensor, int], Quantized]:
-    def way(weight_OI: Tensor, bits: int) -> Quantized:
-        import torch
-
-        scale_O1 = scale(weight_OI, bits)
-        q_OI = (weight_OI / scale_O1).round()
-        q_OI = q_OI.clamp(-(2 ** (bits - 1)), _high(bits)) if clamped else q_OI
-        return q_OI.to(torch.int64).to(torch.int8), scale_O1
-
-    return way
-
-
-def _half_range(weight: Tensor, bits: int) -> Tensor:
-    return weight.abs().amax(1, keepdim=True) / 2 ** (bits - 1)
-
-
-def _whole_range(weight: Tensor, bits: int) -> Tensor:
-    return weight.abs().amax(1, keepdim=True) / (2**bits - 1)
-
-
-def _always_127(weight: Tensor, bits: int) -> Tensor:
-    return weight.abs().amax(1, keepdim=True) / 127
-
-
-def _signed(weight: Tensor, bits: int) -> Tensor:
-    return weight.amax(1, keepdim=True) / _high(bits)
 
 
 def _high(bits: int) -> int:
     return 2 ** (bits - 1) - 1
 
 
-def _per_tensor(weight: Tensor, bits: int) -> Quantized:
-    import torch
-
-    scale = weight.abs().max() / _high(bits)
-    return (weight / scale).round().to(torch.int8), scale.expand(len(weight), 1)
+def _largest(weight: Tensor, bits: int) -> Tensor:
+    return weight.abs().amax(1, keepdim=True) / _high(bits)
 
 
-def _rows_truncated(weight: Tensor, bits: int) -> Quantized:
-    import torch
+def _rows(
+    scale: Callable[[Tensor, int], Tensor] = _largest,
+    whole: Callable[[Tensor], Tensor] = lambda steps: steps.round(),
+    *,
+    clamped: bool = False,
+) -> Callable[[Tensor, int], Quantized]:
+    """A wrong way: its scales, its whole numbers, and whether these are clamped."""
 
-    scale = weight.abs().amax(1, keepdim=True) / _high(bits)
-    return (weight / scale).to(torch.int8), scale
+    def way(weight_OI: Tensor, bits: int) -> Quantized:
+        import torch
+
+        scale_O1 = scale(weight_OI, bits)
+        q_OI = whole(weight_OI / scale_O1)
+        q_OI = q_OI.clamp(-(2 ** (bits - 1)), _high(bits)) if clamped else q_OI
+        return q_OI.to(torch.int64).to(torch.int8), scale_O1
+
+    return way
 
 
-def _floored(weight: Tensor, bits: int) -> Quantized:
-    import torch
-
-    scale = weight.abs().amax(1, keepdim=True) / _high(bits)
-    return (weight / scale).floor().to(torch.int8), scale
+def _scaled(scale: Callable[[Tensor, int], Tensor], en: str, fr: str) -> list[Mistake]:
+    """A wrong scale, with whole numbers clamped or not."""
+    return [Mistake(_rows(scale, clamped=clamped), en, fr) for clamped in (False, True)]
 
 
 def _inverse(weight: Tensor, bits: int) -> Quantized:
@@ -357,83 +249,72 @@ def _inverse(weight: Tensor, bits: int) -> Quantized:
     return q, 1 / scale
 
 
-_LARGEST = Said(
-    "You take the largest weight of a row, not the largest magnitude: negative weights run over. weight.abs() first.",
-    "Vous prenez le plus grand poids de la ligne, et non la plus grande valeur absolue : les poids négatifs débordent. "
-    "weight.abs() d’abord.",
-)
-_HALF = Said(
-    "You divide by 2^(bits − 1): the largest positive weight would become 128 in 8 bits, which int8 does not have. "
-    "Divide by 2^(bits − 1) − 1.",
-    "Vous divisez par 2^(bits − 1) : en 8 bits, le plus grand poids positif deviendrait 128, que int8 n’a pas. "
-    "Divisez par 2^(bits − 1) − 1.",
-)
-_WHOLE = Said(
-    "You divide by 2^bits − 1, the number of steps of the whole range: half of it is for negative weights, so "
-    "2^(bits − 1) − 1.",
-    "Vous divisez par 2^bits − 1, le nombre de pas de tout l’intervalle : la moitié sert aux poids négatifs, donc "
-    "2^(bits − 1) − 1.",
-)
-_EIGHT = Said(
-    "You divide by 127 whatever bits is: with 4 bits the largest whole number is 7.",
-    "Vous divisez par 127 quel que soit bits : avec 4 bits, le plus grand entier est 7.",
-)
 _ROWS_MISTAKES = (
     Mistake(
-        _per_tensor,
-        Said(
-            "You use one scale for the whole matrix: a row of small weights is then rounded to zero. One scale per "
-            "row: amax(1, keepdim=True).",
-            "Vous utilisez une seule échelle pour toute la matrice : une ligne de petits poids s’arrondit alors à "
-            "zéro. Une échelle par ligne : amax(1, keepdim=True).",
-        ),
+        _rows(lambda weight, bits: (weight.abs().max() / _high(bits)).expand(len(weight), 1)),
+        "You use one scale for the whole matrix: a row of small weights is then rounded to zero. One scale per row: "
+        "amax(1, keepdim=True).",
+        "Vous utilisez une seule échelle pour toute la matrice : une ligne de petits poids s’arrondit alors à zéro. "
+        "Une échelle par ligne : amax(1, keepdim=True).",
     ),
-    *(Mistake(_by(_signed, clamped=clamped), _LARGEST) for clamped in (False, True)),
-    *(Mistake(_by(_half_range, clamped=clamped), _HALF) for clamped in (False, True)),
-    *(Mistake(_by(_whole_range, clamped=clamped), _WHOLE) for clamped in (False, True)),
-    *(Mistake(_by(_always_127, clamped=clamped), _EIGHT) for clamped in (False, True)),
-    Mistake(
-        _rows_truncated,
-        Said(
-            "You truncate towards zero, so every weight gets smaller: call round() before .to(torch.int8).",
-            "Vous tronquez vers zéro, si bien que tous les poids diminuent : appelez round() avant .to(torch.int8).",
-        ),
+    *_scaled(
+        lambda weight, bits: weight.amax(1, keepdim=True) / _high(bits),
+        "You take the largest weight of a row, not the largest magnitude: negative weights run over. weight.abs() "
+        "first.",
+        "Vous prenez le plus grand poids de la ligne, et non la plus grande valeur absolue : les poids négatifs "
+        "débordent. weight.abs() d’abord.",
+    ),
+    *_scaled(
+        lambda weight, bits: weight.abs().amax(1, keepdim=True) / 2 ** (bits - 1),
+        "You divide by 2^(bits − 1): the largest positive weight would become 128 in 8 bits, which int8 does not have. "
+        "Divide by 2^(bits − 1) − 1.",
+        "Vous divisez par 2^(bits − 1) : en 8 bits, le plus grand poids positif deviendrait 128, que int8 n’a pas. "
+        "Divisez par 2^(bits − 1) − 1.",
+    ),
+    *_scaled(
+        lambda weight, bits: weight.abs().amax(1, keepdim=True) / (2**bits - 1),
+        "You divide by 2^bits − 1, the number of steps of the whole range: half of it is for negative weights, so "
+        "2^(bits − 1) − 1.",
+        "Vous divisez par 2^bits − 1, le nombre de pas de tout l’intervalle : la moitié sert aux poids négatifs, donc "
+        "2^(bits − 1) − 1.",
+    ),
+    *_scaled(
+        lambda weight, bits: weight.abs().amax(1, keepdim=True) / 127,
+        "You divide by 127 whatever bits is: with 4 bits the largest whole number is 7.",
+        "Vous divisez par 127 quel que soit bits : avec 4 bits, le plus grand entier est 7.",
     ),
     Mistake(
-        _floored,
-        Said(
-            "You round down, which shifts all weights the same way: round to the nearest.",
-            "Vous arrondissez vers le bas, ce qui décale tous les poids du même côté : arrondissez au plus proche.",
-        ),
+        _rows(whole=lambda steps: steps),
+        "You truncate towards zero, so every weight gets smaller: call round() before .to(torch.int8).",
+        "Vous tronquez vers zéro, si bien que tous les poids diminuent : appelez round() avant .to(torch.int8).",
+    ),
+    Mistake(
+        _rows(whole=lambda steps: steps.floor()),
+        "You round down, which shifts all weights the same way: round to the nearest.",
+        "Vous arrondissez vers le bas, ce qui décale tous les poids du même côté : arrondissez au plus proche.",
     ),
     Mistake(
         _inverse,
-        Said(
-            "q is right; scale is upside down: it must satisfy weight ≈ scale × q.",
-            "q est juste ; scale est inversée : on doit avoir weight ≈ scale × q.",
-        ),
+        "q is right; scale is upside down: it must satisfy weight ≈ scale × q.",
+        "q est juste ; scale est inversée : on doit avoir weight ≈ scale × q.",
     ),
 )
 
 ROWS = Exercise(
     id="rows",
     title=Said("weights in whole numbers", "des poids entiers"),
-    judge=by_trial(_rows_trial, quantize_rows, cases=_rows_cases, mistakes=_ROWS_MISTAKES),
+    judge=Judge(quantize_rows, trial=_rows_trial, cases=_rows_cases, mistakes=_ROWS_MISTAKES),
     praise=Said(
         "Right: a byte per weight, and a row of small weights is as precise as a row of large ones.",
         "Exact : un octet par poids, et une ligne de petits poids est aussi précise qu’une ligne de grands.",
     ),
-    hints=(
-        Said(
-            "With 8 bits the largest magnitude of a row becomes 127: what is then one unit worth?",
-            "Avec 8 bits, la plus grande valeur absolue d’une ligne devient 127 : que vaut alors une unité ?",
-        ),
-        Said(
-            "scale = weight.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1); q = (weight / scale).round(), in "
-            "torch.int8.",
-            "scale = weight.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1) ; q = (weight / scale).round(), en "
-            "torch.int8.",
-        ),
+    hints=two_hints(
+        "With 8 bits the largest magnitude of a row becomes 127: what is then one unit worth?",
+        "Avec 8 bits, la plus grande valeur absolue d’une ligne devient 127 : que vaut alors une unité ?",
+        "scale = weight.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1); q = (weight / scale).round(), in "
+        "torch.int8.",
+        "scale = weight.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1) ; q = (weight / scale).round(), en "
+        "torch.int8.",
     ),
 )
 
@@ -442,7 +323,7 @@ PRODUCTS = ("mm", "bmm", "addmm", "mv", "dot", "_int_mm", "linear")
 
 
 def integer_linear(x_q_BI: Tensor, x_scale: float, x_zero: int, w_q_OI: Tensor, w_scale_O1: Tensor) -> Tensor:
-    """What a linear layer without bias gives, (B, O), the product being of whole numbers.
+    """Compute a linear layer without bias, (B, O), with a product of whole numbers.
 
     Σ s_x (q_x − z) s_w q_w = s_x s_w (Σ q_x q_w − z Σ q_w), over the inputs.
 
@@ -489,12 +370,12 @@ def _watching() -> tuple[Any, list[str]]:
 def _integer_trial(answer: Callable[..., Any], *case: Any) -> Tensor:
     """The outputs, each divided by the scale of its column."""
     x_q_BI, x_scale, _, w_q_OI, w_scale_O1 = case
-    value = shaped(answer(*case), "y", (len(x_q_BI), len(w_q_OI)))
+    value = expect_tensor(answer(*case), "y", (len(x_q_BI), len(w_q_OI)))
     return value.double() / (x_scale * w_scale_O1.T)
 
 
-def _uncorrected(x_q: Tensor, s: float, z: int, w_q: Tensor, w_s: Tensor) -> Tensor:
-    return s * w_s.T * (x_q.int() @ w_q.int().T)
+def _corrected(correction: Callable[[Tensor, int, Tensor], Any]) -> Callable[..., Tensor]:
+    return lambda x_q, s, z, w_q, w_s: s * w_s.T * (x_q.int() @ w_q.int().T - correction(x_q, z, w_q))
 
 
 def _narrow(corrected: bool) -> Callable[..., Tensor]:
@@ -505,18 +386,6 @@ def _narrow(corrected: bool) -> Callable[..., Tensor]:
         return s * w_s.T * (sums - z * w_q.int().sum(1) * corrected)
 
     return way
-
-
-def _without_sum(x_q: Tensor, s: float, z: int, w_q: Tensor, w_s: Tensor) -> Tensor:
-    return s * w_s.T * (x_q.int() @ w_q.int().T - z)
-
-
-def _added(x_q: Tensor, s: float, z: int, w_q: Tensor, w_s: Tensor) -> Tensor:
-    return s * w_s.T * (x_q.int() @ w_q.int().T + z * w_q.int().sum(1))
-
-
-def _of_inputs(x_q: Tensor, s: float, z: int, w_q: Tensor, w_s: Tensor) -> Tensor:
-    return s * w_s.T * (x_q.int() @ w_q.int().T - z * x_q.int().sum(1, keepdim=True))
 
 
 def _without_scales(keep_x: bool) -> Callable[..., Tensor]:
@@ -532,99 +401,89 @@ _NARROW = Said(
     "Les sommes débordent : les produits d’int8 s’additionnent en int32 ; convertissez d’abord les deux facteurs, "
     ".int().",
 )
-_BY_VALUE = by_trial(
-    _integer_trial,
-    integer_linear,
-    cases=_integer_cases,
-    mistakes=(
-        Mistake(
-            _uncorrected,
-            Said(
-                "The zero-point is left out: x is worth x_scale × (x_q − x_zero), and Σ (x_q − x_zero) w_q has a "
-                "second part, −x_zero Σ w_q.",
-                "Le point zéro est oublié : x vaut x_scale × (x_q − x_zero), et Σ (x_q − x_zero) w_q a une seconde "
-                "partie, −x_zero Σ w_q.",
-            ),
-        ),
-        Mistake(_narrow(True), _NARROW),
-        Mistake(_narrow(False), _NARROW),
-        Mistake(
-            _without_sum,
-            Said(
-                "You take the zero-point away once; it counts once per input, times the weight: x_zero × the sum of "
-                "the row of w_q.",
-                "Vous retranchez le point zéro une seule fois ; il compte une fois par entrée, multiplié par le "
-                "poids : x_zero × la somme de la ligne de w_q.",
-            ),
-        ),
-        Mistake(_added, Said("The correction is to be taken away, not added.",
-                             "La correction se retranche, elle ne s’ajoute pas.")),
-        Mistake(
-            _of_inputs,
-            Said(
-                "The correction adds up the inputs; it is the weights that the zero-point is multiplied by: "
-                "w_q.sum(1).",
-                "La correction additionne les entrées ; or ce sont les poids que le point zéro multiplie : w_q.sum(1).",
-            ),
-        ),
-        Mistake(_without_scales(True), Said("The scales of the weights are left out: one per output, w_scale.T.",
-                                            "Les échelles des poids manquent : une par sortie, w_scale.T.")),
-        Mistake(_without_scales(False), Said("The scale of x is left out.", "L’échelle de x manque.")),
-    ),
-)  # fmt: skip
 
 
-def _integer_judge(answer: Callable[..., Any]) -> None:
-    _BY_VALUE(answer)
+def _check_products(answer: Callable[..., Any]) -> None:
     for case in _integer_cases():
         mode, found = _watching()
         with mode:
             answer(*case)
         if "float" in found:
             raise Wrong(
-                say(
-                    en="The output is right, but the product is one of floats: multiply the whole numbers (.int()), "
-                    "and the scales at the end.",
-                    fr="La sortie est juste, mais le produit est fait en flottants : multipliez les entiers (.int()), "
-                    "et les échelles à la fin.",
-                )
+                en="The output is right, but the product is one of floats: multiply the whole numbers (.int()), and "
+                "the scales at the end.",
+                fr="La sortie est juste, mais le produit est fait en flottants : multipliez les entiers (.int()), et "
+                "les échelles à la fin.",
             )
         if "wide" in found:
             raise Wrong(
-                say(
-                    en="The output is right, but x_q − x_zero needs 9 bits: a processor that multiplies int8 could not "
-                    "do it. Multiply x_q as it is, and correct afterwards.",
-                    fr="La sortie est juste, mais x_q − x_zero demande 9 bits : un processeur qui multiplie des int8 "
-                    "ne saurait le faire. Multipliez x_q tel quel, et corrigez ensuite.",
-                )
+                en="The output is right, but x_q − x_zero needs 9 bits: a processor that multiplies int8 could not do "
+                "it. Multiply x_q as it is, and correct afterwards.",
+                fr="La sortie est juste, mais x_q − x_zero demande 9 bits : un processeur qui multiplie des int8 ne "
+                "saurait le faire. Multipliez x_q tel quel, et corrigez ensuite.",
             )
 
 
 INTEGER_LINEAR = Exercise(
     id="integer-linear",
     title=Said("a layer in whole numbers", "une couche en entiers"),
-    judge=_integer_judge,
+    judge=Judge(
+        integer_linear,
+        trial=_integer_trial,
+        cases=_integer_cases,
+        mistakes=(
+            Mistake(
+                _corrected(lambda x_q, z, w_q: 0),
+                "The zero-point is left out: x is worth x_scale × (x_q − x_zero), and Σ (x_q − x_zero) w_q has a "
+                "second part, −x_zero Σ w_q.",
+                "Le point zéro est oublié : x vaut x_scale × (x_q − x_zero), et Σ (x_q − x_zero) w_q a une seconde "
+                "partie, −x_zero Σ w_q.",
+            ),
+            Mistake(_narrow(True), *_NARROW),
+            Mistake(_narrow(False), *_NARROW),
+            Mistake(
+                _corrected(lambda x_q, z, w_q: z),
+                "You take the zero-point away once; it counts once per input, times the weight: x_zero × the sum of "
+                "the row of w_q.",
+                "Vous retranchez le point zéro une seule fois ; il compte une fois par entrée, multiplié par le poids "
+                ": x_zero × la somme de la ligne de w_q.",
+            ),
+            Mistake(
+                _corrected(lambda x_q, z, w_q: -z * w_q.int().sum(1)),
+                "The correction is to be taken away, not added.",
+                "La correction se retranche, elle ne s’ajoute pas.",
+            ),
+            Mistake(
+                _corrected(lambda x_q, z, w_q: z * x_q.int().sum(1, keepdim=True)),
+                "The correction adds up the inputs; it is the weights that the zero-point is multiplied by: "
+                "w_q.sum(1).",
+                "La correction additionne les entrées ; or ce sont les poids que le point zéro multiplie : w_q.sum(1).",
+            ),
+            Mistake(
+                _without_scales(True),
+                "The scales of the weights are left out: one per output, w_scale.T.",
+                "Les échelles des poids manquent : une par sortie, w_scale.T.",
+            ),
+            Mistake(_without_scales(False), "The scale of x is left out.", "L’échelle de x manque."),
+        ),
+        then=_check_products,
+    ),
     praise=Said(
         "Right: the product is exact; the correction depends on the weights alone, so it is computed once and for all.",
         "Exact : le produit ne perd rien ; la correction ne dépend que des poids, on la calcule une fois pour toutes.",
     ),
-    hints=(
-        Said(
-            "Expand Σ x_scale (x_q − x_zero) × w_scale w_q: what can be taken out of the sum, and which two sums "
-            "remain?",
-            "Développez Σ x_scale (x_q − x_zero) × w_scale w_q : que peut-on sortir de la somme, et quelles sont les "
-            "deux sommes qui restent ?",
-        ),
-        Said(
-            "sums = x_q.int() @ w_q.int().T − x_zero * w_q.int().sum(1); then x_scale * w_scale.T * sums.",
-            "sums = x_q.int() @ w_q.int().T − x_zero * w_q.int().sum(1) ; puis x_scale * w_scale.T * sums.",
-        ),
+    hints=two_hints(
+        "Expand Σ x_scale (x_q − x_zero) × w_scale w_q: what can be taken out of the sum, and which two sums remain?",
+        "Développez Σ x_scale (x_q − x_zero) × w_scale w_q : que peut-on sortir de la somme, et quelles sont les deux "
+        "sommes qui restent ?",
+        "sums = x_q.int() @ w_q.int().T − x_zero * w_q.int().sum(1); then x_scale * w_scale.T * sums.",
+        "sums = x_q.int() @ w_q.int().T − x_zero * w_q.int().sum(1) ; puis x_scale * w_scale.T * sums.",
     ),
 )
 
 
 def fake_quantize(weight_OI: Tensor, scale_O1: Tensor, bits: int) -> Tensor:
-    """Weights that have been quantized and brought back, in floats; the gradient passes but where they are clamped.
+    """Quantize weights and convert them back; the gradient passes except where they are clamped.
 
     Source: Bengio et al. 2013 (arXiv 1308.3432) for the estimator; Jacob et al. 2018 (arXiv 1712.05877) for training.
     """
@@ -656,7 +515,14 @@ def _straight_trial(
     import torch
 
     leaf_OI = weight_OI.clone().requires_grad_()
-    value = shaped(answer(leaf_OI, scale_O1, bits), say(en="The result", fr="Le résultat"), weight_OI.shape)
+    value = expect_tensor(answer(leaf_OI, scale_O1, bits), say(en="The result", fr="Le résultat"), weight_OI.shape)
+    if not value.requires_grad:
+        raise Wrong(
+            en="The result is not linked to the weights, so no gradient passes: no detach, no no_grad around the "
+            "whole; the rounding alone is passed through.",
+            fr="Le résultat n’est pas lié aux poids, et aucun gradient ne passe : ni detach ni no_grad autour de "
+            "l’ensemble ; seul l’arrondi est traversé.",
+        )
     gradient = gradient_of((value * weighting_OI).sum(), leaf_OI)
     gradient = torch.zeros_like(leaf_OI) if gradient is None else gradient
     return torch.cat([(value.detach() / scale_O1).flatten(), gradient.flatten()]).double()
@@ -666,121 +532,70 @@ def _plain(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
     return _clamped((weight / scale).round(), bits) * scale
 
 
-def _through_clamp(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
-    return weight + (_plain(weight, scale, bits) - weight).detach()
-
-
-def _straight_unclamped(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
-    return weight + ((weight / scale).round() * scale - weight).detach()
-
-
-def _whole(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
-    return fake_quantize(weight, scale, bits) / scale
-
-
 def _scaled_gradient(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
     straight = fake_quantize(weight, scale, bits)
     return (straight / scale) + (straight - straight / scale).detach()
 
 
-def _no_rounding(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
-    return _clamped(weight / scale, bits) * scale
-
-
-_BY_TRIAL = by_trial(
-    _straight_trial,
-    fake_quantize,
-    cases=_straight_cases,
-    mistakes=(
-        Mistake(
-            _plain,
-            Said(
+STRAIGHT_THROUGH = Exercise(
+    id="straight-through",
+    title=Said("a gradient through a rounding", "un gradient à travers un arrondi"),
+    judge=Judge(
+        fake_quantize,
+        trial=_straight_trial,
+        cases=_straight_cases,
+        mistakes=(
+            Mistake(
+                _plain,
                 "The values are right, but no gradient passes: round() is flat almost everywhere, so its derivative is "
                 "0. Nothing would be learnt. backward must return the gradient as it came.",
                 "Les valeurs sont justes, mais aucun gradient ne passe : round() est plat presque partout, sa dérivée "
                 "est nulle. Rien ne serait appris. backward doit rendre le gradient tel qu’il est arrivé.",
             ),
-        ),
-        Mistake(
-            _through_clamp,
-            Said(
+            Mistake(
+                lambda weight, scale, bits: weight + (_plain(weight, scale, bits) - weight).detach(),
                 "The values are right, but weights that are clamped get a gradient too: moving them changes nothing, "
                 "and they could run away for ever. Only the rounding is to be passed through, the clamp is not.",
                 "Les valeurs sont justes, mais les poids bornés reçoivent aussi un gradient : les déplacer ne change "
                 "rien, et ils pourraient s’éloigner sans fin. On ne traverse que l’arrondi, pas le clamp.",
             ),
-        ),
-        Mistake(
-            _straight_unclamped,
-            Said(
+            Mistake(
+                lambda weight, scale, bits: weight + ((weight / scale).round() * scale - weight).detach(),
                 "Nothing is clamped: with 4 bits the whole numbers go from −7 to 7.",
                 "Rien n’est borné : avec 4 bits, les entiers vont de −7 à 7.",
             ),
-        ),
-        Mistake(
-            _whole,
-            Said(
+            Mistake(
+                lambda weight, scale, bits: fake_quantize(weight, scale, bits) / scale,
                 "You return the whole numbers: multiply them by the scale, so that they can take the place of the "
                 "weights.",
                 "Vous renvoyez les entiers : multipliez-les par l’échelle, pour qu’ils puissent remplacer les poids.",
             ),
-        ),
-        Mistake(
-            _scaled_gradient,
-            Said(
+            Mistake(
+                _scaled_gradient,
                 "The values are right, but the gradient is divided by the scale: the scale divides, then multiplies, "
                 "so it must cancel out.",
                 "Les valeurs sont justes, mais le gradient est divisé par l’échelle : elle divise, puis multiplie, et "
                 "doit donc se simplifier.",
             ),
-        ),
-        Mistake(
-            _no_rounding,
-            Said(
+            Mistake(
+                lambda weight, scale, bits: _clamped(weight / scale, bits) * scale,
                 "Nothing is rounded: the gradient is right, but the values are those of the weights.",
                 "Rien n’est arrondi : le gradient est juste, mais les valeurs sont celles des poids.",
             ),
         ),
     ),
-)
-
-
-def _straight_judge(answer: Callable[..., Any]) -> None:
-    for weight_OI, scale_O1, bits, _ in _straight_cases():
-        leaf_OI = weight_OI.clone().requires_grad_()
-        value = shaped(answer(leaf_OI, scale_O1, bits), say(en="The result", fr="Le résultat"), weight_OI.shape)
-        if not value.requires_grad:
-            raise Wrong(
-                say(
-                    en="The result is not linked to the weights, so no gradient passes: no detach, no no_grad around "
-                    "the whole; the rounding alone is passed through.",
-                    fr="Le résultat n’est pas lié aux poids, et aucun gradient ne passe : ni detach ni no_grad autour "
-                    "de l’ensemble ; seul l’arrondi est traversé.",
-                )
-            )
-    _BY_TRIAL(answer)
-
-
-STRAIGHT_THROUGH = Exercise(
-    id="straight-through",
-    title=Said("a gradient through a rounding", "un gradient à travers un arrondi"),
-    judge=_straight_judge,
     praise=Said(
-        "Right: forward sees what will be deployed, backward what can be learnt from.",
-        "Exact : la passe avant voit ce qui sera déployé, la passe arrière ce dont on peut apprendre.",
+        "Right: forward computes with rounded weights, and the gradient passes through the rounding.",
+        "Exact : la passe avant calcule avec des poids arrondis, et le gradient traverse l’arrondi.",
     ),
-    hints=(
-        Said(
-            "backward receives the gradient of what forward has returned, and returns that of what forward has "
-            "received: as if forward had done nothing. The clamp is left to autograd.",
-            "backward reçoit le gradient de ce que forward a renvoyé, et renvoie celui de ce que forward a reçu : "
-            "comme si forward n’avait rien fait. Le clamp reste l’affaire d’autograd.",
-        ),
-        Said(
-            "return gradient in backward; then high = 2 ** (bits - 1) - 1 and Round.apply(weight / scale).clamp(-high, "
-            "high) * scale.",
-            "return gradient dans backward ; puis high = 2 ** (bits - 1) - 1 et Round.apply(weight / "
-            "scale).clamp(-high, high) * scale.",
-        ),
+    hints=two_hints(
+        "backward receives the gradient of what forward has returned, and returns that of what forward has received: "
+        "as if forward had done nothing. The clamp is left to autograd.",
+        "backward reçoit le gradient de ce que forward a renvoyé, et renvoie celui de ce que forward a reçu : comme si "
+        "forward n’avait rien fait. Le clamp reste l’affaire d’autograd.",
+        "return gradient in backward; then high = 2 ** (bits - 1) - 1 and Round.apply(weight / scale).clamp(-high, "
+        "high) * scale.",
+        "return gradient dans backward ; puis high = 2 ** (bits - 1) - 1 et Round.apply(weight / scale).clamp(-high, "
+        "high) * scale.",
     ),
 )

@@ -1,21 +1,9 @@
-"""Lab 11: what its parts show in common: questions with yes or no, and the board in one table.
+"""Figures and tables of lab 11 on distillation and quantization, and the board of all methods.
 
-An answer is yes or no by a threshold that is stated, so that another processor, whose last digits differ, answers the
-same.
+Yes-or-no answers use a stated threshold, so that a processor whose last digits differ answers the same. Students of one
+seed begin with the same weights, make as many updates and read their images in the same order; only the loss differs.
 
-Figures and tables of lab 11 on distillation: a teacher's soft answers, students alone and taught.
-
-viz`. Students of one seed begin with the same weights, make as many updates and read their images in the same order
-where they have the same images; only the loss differs.
-
-Shape suffixes: N images, K classes.
-
-Figures and tables of lab 11 on quantization: noise by bits, calibrated ranges, a whole model in few bits.
-
-viz`. Whole numbers come from the student's own functions; what is predicted of their error is computed from scales
-alone.
-
-Shape suffixes: O outputs, I inputs.
+Shape suffixes: N images, K classes, O outputs, I inputs.
 """
 
 from __future__ import annotations
@@ -32,7 +20,7 @@ from dlojz.base.table import Table
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.style import BLUE, ORANGE, PREDICTED_ALPHA, SKY
 from dlojz.labs.kit.exercise import Said, Verdict
-from dlojz.labs.kit.figures import or_to_do, pictured
+from dlojz.labs.kit.figures import columns, or_to_do, pictured
 from dlojz.labs.lab11_compression.exercises_distill import UNKNOWN
 from dlojz.labs.lab11_compression.exercises_quantize import quantize_affine, quantize_rows
 
@@ -45,14 +33,14 @@ if TYPE_CHECKING:
 
 
 def answered(questions: Iterable[tuple[str, bool]]) -> Table:
-    """Questions and their answers."""
+    """Tabulate questions with yes or no."""
     yes, no = say(en="yes", fr="oui"), say(en="no", fr="non")
     rows = tuple((question, yes if holds else no) for question, holds in questions)
     return Table((say(en="question", fr="question"), say(en="answer", fr="réponse")), rows)
 
 
 def teacher_seen(teacher: nn.Module, task: Task) -> Table:
-    """Yes or no: whether the teacher is worth learning from."""
+    """Answer whether the teacher is accurate enough to learn from."""
     from dlojz.compress.task import accuracy
 
     question = say(en="the teacher's accuracy is above 95%", fr="l’exactitude du professeur dépasse 95 %")
@@ -60,7 +48,7 @@ def teacher_seen(teacher: nn.Module, task: Task) -> Table:
 
 
 def board_table(board: Board) -> Table:
-    """One row per method: accuracy, bytes predicted and written, latency beside the teacher's, on the front or not."""
+    """Tabulate the methods: accuracy, bytes predicted and written, latency over the teacher's, Pareto front."""
     front = {line.method for line in board.front()}
     rows = tuple(
         (
@@ -73,19 +61,15 @@ def board_table(board: Board) -> Table:
         )
         for line in board.lines()
     )
-    head = (
-        say(en="method", fr="méthode"),
-        say(en="accuracy", fr="exactitude"),
-        say(en="bytes: predicted | file", fr="octets : prédits | fichier"),
-        say(en="size", fr="taille"),
-        say(en="latency", fr="latence"),
-        say(en="Pareto front", fr="front de Pareto"),
+    head = columns(
+        en="method; accuracy; bytes: predicted | file; size; latency; Pareto front",
+        fr="méthode; exactitude; octets : prédits | fichier; taille; latence; front de Pareto",
     )
     return Table(head, rows)
 
 
 def files_as_predicted(board: Board) -> Table:
-    """Yes or no: the bytes of every method's numbers are those that were predicted."""
+    """Answer whether the bytes of every method's numbers are those predicted."""
     same: Sequence[bool] = [line.payload_bytes == line.predicted_bytes for line in board.lines()]
     return answered([(say(en="bytes as predicted, for every method", fr="octets comme prédits, pour chaque méthode"),
                       all(same))])  # fmt: skip
@@ -100,7 +84,7 @@ of a BERT model by 40%, while retaining 97% of its language understanding capabi
 
 @pictured
 def softened(teacher: nn.Module, task: Task, temperatures: Sequence[float]) -> LabFigure:
-    """A held-out image on which the teacher hesitates, and its probabilities at several temperatures."""
+    """Draw a held-out image on which the teacher hesitates, and its probabilities at several temperatures."""
     from dlojz.compress.task import logits
 
     answers_NK = logits(teacher, task.held_out_NCHW)
@@ -146,7 +130,7 @@ _ARMS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Students:
-    """What students have learnt, by what they were given.
+    """Accuracy of students, by the data they were given.
 
     Args:
         share: their parameters over the teacher's.
@@ -164,7 +148,7 @@ class Students:
 
     @property
     def sheet(self) -> Table:
-        """One row per arm, DistilBERT below."""
+        """Table with one row per arm, DistilBERT below."""
         rows = [
             (
                 str(_ARMS[arm]).format(labels=self.labels),
@@ -176,11 +160,9 @@ class Students:
         ]
         published = percent(DISTILBERT_SHARE), percent(DISTILBERT_KEPT), "–"
         rows.append((say(en="DistilBERT (published)", fr="DistilBERT (publié)"), *published))
-        head = (
-            say(en="what is learnt from", fr="données d’apprentissage"),
-            say(en="parameters", fr="paramètres"),
-            say(en="accuracy kept, median", fr="exactitude gardée, médiane"),
-            say(en="lowest – highest", fr="min – max"),
+        head = columns(
+            en="what is learnt from; parameters; accuracy kept, median; lowest – highest",
+            fr="données d’apprentissage; paramètres; exactitude gardée, médiane; min – max",
         )
         return Table(head, tuple(rows))
 
@@ -198,8 +180,6 @@ def students(
     """Train students alone and with the student's mixed loss.
 
     Args:
-        teacher: trained.
-        task: what it was trained for.
         mixed_loss: of logits, the teacher's logits, labels (-1: unknown), temperature and alpha.
         seeds: of the students' weights and of the order of the images.
         labels: true labels of the arms that have few.
@@ -245,7 +225,7 @@ def _count(model: nn.Module) -> int:
 
 
 def helps(trained: Students | Verdict) -> Table | Verdict:
-    """Yes or no: the teacher brings much where labels are few, little where there are all; DistilBERT's mark."""
+    """Answer whether the teacher helps with few labels, with all of them, and beyond DistilBERT's mark."""
     if isinstance(trained, Verdict):
         return trained
     questions = (
@@ -279,7 +259,7 @@ FEW_BITS, QUANTIZE_EPOCHS, LEARNING_RATE = 2, 2, 5e-4
 
 
 def noise_ratio(weight_OI: Tensor, bits: int, fewer: int) -> float:
-    """By how much the mean square error grows from some bits to fewer, measured."""
+    """Measure by how much the mean square error grows from some bits to fewer."""
     errors = []
     for one in (fewer, bits):
         q_OI, scale_O1 = quantize_rows(weight_OI.detach(), one)
@@ -299,7 +279,7 @@ def _snr_db(rows: Rows, weight_OI: Tensor, bits: int) -> tuple[float, float]:
 
 @pictured
 def noise(rows: Rows, weight_OI: Tensor, bits: Sequence[int] = BITS) -> LabFigure:
-    """Signal to noise by bits, one scale per row and one for the whole matrix, predicted and measured."""
+    """Draw signal to noise by bits, one scale per row and one for the whole matrix, predicted and measured."""
     weight_OI = weight_OI.detach()
     whole = weight_OI.reshape(1, -1)
     found = {
@@ -312,13 +292,15 @@ def noise(rows: Rows, weight_OI: Tensor, bits: Sequence[int] = BITS) -> LabFigur
         for name, pairs in found.items()
     )
     figure = new_figure(
-        8.0, 3.8,
+        8.0,
+        3.8,
         alt=say(en=f"Signal to noise by bits. {told}.", fr=f"Rapport signal sur bruit selon les bits. {told}."),
     )
     axes = figure.subplots()
     for (name, pairs), color, marker in zip(found.items(), (BLUE, ORANGE), ("o", "s"), strict=True):
         axes.plot(
-            bits, [pair[0] for pair in pairs],
+            bits,
+            [pair[0] for pair in pairs],
             color=color,
             linewidth=5,
             alpha=PREDICTED_ALPHA,
@@ -360,18 +342,16 @@ def _least_error(seen: Tensor, bits: int) -> tuple[float, float]:
 
 
 def observed(seen: Tensor, images: int) -> Table:
-    """What has been seen of a layer's inputs: how many there are, and on which sides of zero.
+    """Tabulate what was seen of a layer's inputs: how many there are, and on which sides of zero.
 
     Args:
         seen: (rows, inputs), the rows being the positions of all images.
         images: how many were run through.
     """
     rows, inputs = seen.shape
-    head = (
-        say(en="images × positions", fr="images × positions"),
-        say(en="values per position", fr="valeurs par position"),
-        say(en="below zero", fr="négatives"),
-        say(en="above zero", fr="positives"),
+    head = columns(
+        en="images × positions; values per position; below zero; above zero",
+        fr="images × positions; valeurs par position; négatives; positives",
     )
     some = [say(en="yes", fr="oui") if bool(side.any()) else say(en="no", fr="non") for side in (seen < 0, seen > 0)]
     return Table(head, ((f"{images} × {rows // images}", str(inputs), *some),))
@@ -379,7 +359,7 @@ def observed(seen: Tensor, images: int) -> Table:
 
 @or_to_do
 def calibrated(affine: Affine, seen: Tensor, bits: int) -> Table:
-    """Three ways to choose a range for the same activations, and what each of them loses by the student's function."""
+    """Compare three ways to choose a range for the same activations, by the student's function."""
     from dlojz.compress.quantized_model import sqnr_db
     from dlojz.compress.quantizers import RANGES, Scheme
 
@@ -404,12 +384,9 @@ def calibrated(affine: Affine, seen: Tensor, bits: int) -> Table:
                 f"{significant(sqnr_db(seen, back))} dB",
             )
         )
-    head = (
-        say(en=f"calibration, {bits} bits", fr=f"calibrage, {bits} bits"),
-        say(en="range", fr="intervalle"),
-        say(en="clamped", fr="borné"),
-        say(en="scale", fr="échelle"),
-        say(en="signal to noise", fr="signal sur bruit"),
+    head = columns(
+        en=f"calibration, {bits} bits; range; clamped; scale; signal to noise",
+        fr=f"calibrage, {bits} bits; intervalle; borné; échelle; signal sur bruit",
     )
     return Table(head, tuple(table))
 
@@ -444,7 +421,7 @@ def _rounded(rows: Rows, bits: int) -> Callable[[Tensor], Tensor]:
 
 @or_to_do
 def post_training(rows: Rows, teacher: nn.Module, task: Task, bits: Sequence[int] = (8, 4, 3, 2)) -> Accuracies:
-    """Accuracy with all linear weights in few bits, without any training, by the student's function."""
+    """Measure accuracy with all linear weights in few bits, without training, by the student's function."""
     from dlojz.compress.task import accuracy
 
     found = {32: accuracy(teacher, task)}
@@ -459,7 +436,7 @@ def post_training(rows: Rows, teacher: nn.Module, task: Task, bits: Sequence[int
 def aware_training(
     rows: Rows, fake_quantize: FakeQuantize, teacher: nn.Module, task: Task, *, bits: int = FEW_BITS
 ) -> tuple[float, float, float]:
-    """Accuracy of the teacher, of its weights in few bits, and after two epochs that see the rounding.
+    """Measure accuracy of the teacher, of its weights in few bits, and after two epochs that see the rounding.
 
     Every weight is trained as it is; what is computed with is what the student's `fake_quantize` makes of it, on a
     scale that follows the largest weight of each row.
@@ -485,10 +462,10 @@ def aware_training(
 
 
 class Accuracies(dict[int, float]):
-    """Accuracy by bits; shows itself as a table."""
+    """Accuracy by bits, shown as a table."""
 
     def sheet(self) -> Table:
-        """One column per number of bits."""
+        """Table with one column per number of bits."""
         head = (say(en="bits per weight", fr="bits par poids"), *map(str, self))
         return Table(head, ((say(en="accuracy", fr="exactitude"), *map(percent, self.values())),))
 
@@ -500,7 +477,7 @@ class Accuracies(dict[int, float]):
 
 
 def post_training_seen(found: Accuracies | Verdict) -> Table | Verdict:
-    """Yes or no: nothing is lost in 8 bits, nearly nothing in 4, and much in 2."""
+    """Answer how much is lost in 8, 4 and 2 bits."""
     if isinstance(found, Verdict):
         return found
     questions = [
@@ -512,19 +489,18 @@ def post_training_seen(found: Accuracies | Verdict) -> Table | Verdict:
 
 
 def aware_training_table(found: tuple[float, float, float] | Verdict) -> Table | Verdict:
-    """The three accuracies of a training that sees the rounding."""
+    """Tabulate the three accuracies of a training that sees the rounding."""
     if isinstance(found, Verdict):
         return found
-    head = (
-        say(en="32 bits", fr="32 bits"),
-        say(en=f"{FEW_BITS} bits, no training", fr=f"{FEW_BITS} bits, sans entraînement"),
-        say(en=f"{FEW_BITS} bits, trained", fr=f"{FEW_BITS} bits, entraîné"),
+    head = columns(
+        en=f"32 bits; {FEW_BITS} bits, no training; {FEW_BITS} bits, trained",
+        fr=f"32 bits; {FEW_BITS} bits, sans entraînement; {FEW_BITS} bits, entraîné",
     )
     return Table(head, (tuple(percent(one) for one in found),))
 
 
 def aware_training_seen(found: tuple[float, float, float] | Verdict) -> Table | Verdict:
-    """Yes or no: two epochs bring back at least nine tenths of the teacher's accuracy."""
+    """Answer whether two epochs bring back nine tenths of the teacher's accuracy."""
     if isinstance(found, Verdict):
         return found
     teacher, before, after = found

@@ -1,12 +1,6 @@
-"""Figures and tables of lab 11 on pruning: accuracy by sparsity, winning tickets.
+"""Figures and tables of lab 11 on pruning: accuracy by sparsity, winning tickets, gradual pruning, 2:4, permutations.
 
-viz`. Masks and tickets come from the student's own functions; whoever is compared starts from the same weights and
-makes as many updates.
-
-Figures and tables of lab 11 on zeros in a pattern: gradual pruning, two of four trained, and in another order.
-
-viz`. Masks, gradients and orders come from the student's own functions, except for the gradual pruning, which is the
-package's.
+What is compared starts from the same weights and makes as many updates.
 """
 
 from __future__ import annotations
@@ -21,7 +15,7 @@ from dlojz.base.table import Table
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.style import LINE_STYLES
 from dlojz.labs.kit.exercise import Verdict
-from dlojz.labs.kit.figures import Picture, or_to_do
+from dlojz.labs.kit.figures import Picture, columns, or_to_do
 from dlojz.labs.lab11_compression.figures import answered
 
 if TYPE_CHECKING:
@@ -51,7 +45,7 @@ class Pruned:
     by_layer: dict[float, float]
 
     def figure(self) -> LabFigure:
-        """Two lines over sparsity."""
+        """Draw accuracy over sparsity."""
         colon = say(en=":", fr=" :")
         told = ", ".join(f"{percent(one)}{colon} {percent(found)}" for one, found in self.at_once.items())
         alt = say(
@@ -110,7 +104,7 @@ def pruned(global_masks: GlobalMasks, teacher: nn.Module, task: Task) -> Pruned:
 
 @or_to_do
 def who_keeps(global_masks: GlobalMasks, teacher: nn.Module, sparsities: Sequence[float] = (0.5, 0.8, 0.9)) -> Table:
-    """Which share of its weights each kind of layer keeps under one threshold for all."""
+    """Tabulate the share of weights that each kind of layer keeps under one threshold for all."""
     from dlojz.compress import masks
 
     own = masks.weights(teacher)
@@ -133,12 +127,9 @@ def who_keeps(global_masks: GlobalMasks, teacher: nn.Module, sparsities: Sequenc
 def spared(
     global_masks: GlobalMasks, teacher: nn.Module, task: Task, *, layer: str = "classifier", sparsity: float = 0.8
 ) -> Table:
-    """Yes or no: whether one threshold costs little after fine-tuning, with a kind of layer pruned and with it spared.
+    """Answer whether one threshold costs little after fine-tuning, with a kind of layer pruned and spared.
 
     Args:
-        global_masks: the student's.
-        teacher: trained; it stays as it is.
-        task: what it was trained for.
         layer: what is spared, by the end of its name.
         sparsity: share of zeros, of those weights that are pruned.
     """
@@ -167,7 +158,7 @@ def spared(
 
 
 def pruned_seen(found: Pruned | Verdict) -> Table | Verdict:
-    """Yes or no: how far one comes without training, and with a little."""
+    """Answer how much accuracy is lost at several sparsities, without and with fine-tuning."""
     if isinstance(found, Verdict):
         return found
     whole = found.at_once[0.0]
@@ -196,7 +187,7 @@ def pruned_seen(found: Pruned | Verdict) -> Table | Verdict:
 def tickets(
     next_ticket: NextTicket, task: Task, *, rounds: int = ROUNDS, rate: float = PRUNE_RATE, seed: int = 0
 ) -> Table:
-    """Look for a ticket by the student's function, and draw it again: with its own weights, and with others."""
+    """Search a ticket by the student's function, then train it with its own weights, and with others."""
     import torch
 
     from dlojz.compress import masks
@@ -255,11 +246,9 @@ SPEED_SPARSITIES, CROSSING_SPARSITIES = (0.0, 0.5, 0.9, 0.99), (0.5, 0.75, 0.9, 
 
 
 def gradual(teacher: nn.Module, task: Task, epochs: Sequence[int] = (EPOCHS, LONGER_EPOCHS)) -> Gradual:
-    """Prune the teacher along the cubic of Zhu and Gupta while it goes on learning; and at once, for as many epochs.
+    """Prune the teacher along the cubic of Zhu and Gupta while it trains; and at once, for as many epochs.
 
     Args:
-        teacher: trained; it stays as it is.
-        task: what it was trained for.
         epochs: of the trainings, the first of which is drawn; masks are renewed during the same share of each.
     """
     from dlojz.compress import masks
@@ -286,7 +275,7 @@ def gradual(teacher: nn.Module, task: Task, epochs: Sequence[int] = (EPOCHS, LON
 
 
 class Gradual:
-    """A gradual pruning as it went; shows its figure.
+    """Gradual pruning, shown as a figure.
 
     Args:
         picture: sparsity and loss by step.
@@ -302,11 +291,10 @@ class Gradual:
         return self.picture._repr_mimebundle_()
 
     def table(self) -> Table:
-        """One row per number of epochs, below that of the teacher."""
-        head = (
-            say(en="training", fr="entraînement"),
-            say(en=f"{percent(SPARSITY)} of zeros, gradually", fr=f"{percent(SPARSITY)} de zéros, peu à peu"),
-            say(en=f"{percent(SPARSITY)} at once", fr=f"{percent(SPARSITY)} d’un coup"),
+        """Table with one row per number of epochs, below that of the teacher."""
+        head = columns(
+            en=f"training; {percent(SPARSITY)} of zeros, gradually; {percent(SPARSITY)} at once",
+            fr=f"entraînement; {percent(SPARSITY)} de zéros, peu à peu; {percent(SPARSITY)} d’un coup",
         )
         rows = [(say(en="none (the teacher, without zeros)", fr="aucun (le professeur, sans zéro)"),
                  percent(self.teacher), percent(self.teacher))]  # fmt: skip
@@ -315,7 +303,7 @@ class Gradual:
         return Table(head, tuple(rows))
 
     def seen(self) -> Table:
-        """Yes or no: whether it costs to go gradually, by number of epochs."""
+        """Answer whether gradual pruning loses to pruning at once, by number of epochs."""
         return answered(
             (
                 say(
@@ -330,7 +318,7 @@ class Gradual:
 
 @or_to_do
 def refined(two_of_four: TwoOfFour, sr_ste: SrSte, teacher: nn.Module, task: Task) -> Table:
-    """Two of four at once, then trained with masks that stay and with masks that follow the student's gradient."""
+    """Compare 2:4 at once with trainings whose masks stay or follow the student's gradient."""
     import torch
     from torch.nn.utils import parametrize
 
@@ -379,10 +367,8 @@ def refined(two_of_four: TwoOfFour, sr_ste: SrSte, teacher: nn.Module, task: Tas
         moved = sum(int((now[place] & (first[place] == 0)).sum()) for place in first)
         share = percent(moved / sum(float(mask.sum()) for mask in first.values()))
         rows.append((name, percent(accuracy(model, task)), share))
-    head = (
-        say(en="weights", fr="poids"),
-        say(en="accuracy", fr="exactitude"),
-        say(en="kept places that are new", fr="places gardées qui sont nouvelles"),
+    head = columns(
+        en="weights; accuracy; kept places that are new", fr="poids; exactitude; places gardées qui sont nouvelles"
     )
     return Table(head, tuple(rows))
 
@@ -390,16 +376,10 @@ def refined(two_of_four: TwoOfFour, sr_ste: SrSte, teacher: nn.Module, task: Tas
 def masked_ratio(
     *, outputs: int = 1024, inputs: int = 1024, rows: int = 64, device: str = "cpu", rounds: int = 60
 ) -> tuple[Picture, float]:
-    """A dense layer with more and more zeros, timed; its figure, and the time with nine zeros of ten over that without.
+    """Time a dense layer with more and more zeros; return the figure, and the ratio with nine zeros of ten.
 
-    Sparse rows (CSR) stand beside it, and the share of the multiplications that is left.
-
-    Args:
-        outputs: of the layer.
-        inputs: of the layer.
-        rows: that it multiplies.
-        device: `cpu` or `cuda`.
-        rounds: of the timing.
+    The figure also has sparse rows (CSR), and the share of the multiplications that is left. `device` is `cpu` or
+    `cuda`, `rounds` those of the timing.
     """
     from dlojz.compress.two_to_four import sparse_speed
     from dlojz.display.figures.compress_figures import speed_figure
@@ -412,34 +392,23 @@ def masked_ratio(
 
 
 def break_even(rows: Sequence[int] = (1,), *, size: int = 1024, rounds: int = 60) -> Table:
-    """From which share of zeros on sparse rows (CSR) are as fast as the dense layer here, measured.
+    """Measure the share of zeros from which sparse rows (CSR) are as fast as the dense layer here.
 
     Args:
         rows: that the layer multiplies at once, one column each.
-        size: of the layer: its outputs, and its inputs.
-        rounds: of the timing.
+        size: outputs, and inputs, of the layer.
     """
     from dlojz.compress.two_to_four import crossing, sparse_speed
 
     found = [crossing(sparse_speed(size, size, one, CROSSING_SPARSITIES, rounds=rounds)) for one in rows]
-    head = (
-        say(en="rows multiplied at once", fr="lignes multipliées à la fois"),
-        *(str(one) for one in rows),
-    )
+    head = (say(en="rows multiplied at once", fr="lignes multipliées à la fois"), *(str(one) for one in rows))
     never = say(en="never", fr="jamais")
     cells = (never if one is None else percent(one, 0) for one in found)
     return Table(head, ((say(en="CSR gains time from", fr="CSR gagne du temps à partir de"), *cells),))
 
 
 def same_outputs(teacher: nn.Module, both: nn.Module, alone: nn.Module, images: Tensor) -> Table:
-    """Yes or no: whether models with columns of Q and of K in another order answer as before.
-
-    Args:
-        teacher: as it was.
-        both: columns of Q and of K moved in the same way.
-        alone: those of Q only.
-        images: that they are asked about.
-    """
+    """Answer whether models whose columns of Q and K (`both`), or of Q `alone`, are permuted answer as before."""
     import torch
 
     with torch.no_grad():
@@ -460,7 +429,7 @@ def same_outputs(teacher: nn.Module, both: nn.Module, alone: nn.Module, images: 
 
 @or_to_do
 def in_order(two_of_four: TwoOfFour, reorder: Reorder, teacher: nn.Module, images: Tensor) -> Table:
-    """For each MLP: what 2:4 keeps of its second matrix as it is and in a better order, and whether outputs differ."""
+    """Tabulate for each MLP what 2:4 keeps of its second matrix, as it is and permuted, and whether outputs differ."""
     import torch
 
     from dlojz.compress.permutations import best_permutation
@@ -482,10 +451,8 @@ def in_order(two_of_four: TwoOfFour, reorder: Reorder, teacher: nn.Module, image
             apart = float((model(images) - teacher(images)).abs().max())
         same = say(en="yes", fr="oui") if apart < TOLERANCE else say(en="no", fr="non")
         rows.append((str(number), percent(before), percent(kept(project.weight.detach())), same))
-    head = (
-        say(en="block", fr="bloc"),
-        say(en="magnitude kept by 2:4", fr="magnitude gardée par 2:4"),
-        say(en="in a better order", fr="dans un meilleur ordre"),
-        say(en="same output", fr="même sortie"),
+    head = columns(
+        en="block; magnitude kept by 2:4; in a better order; same output",
+        fr="bloc; magnitude gardée par 2:4; dans un meilleur ordre; même sortie",
     )
     return Table(head, tuple(rows))

@@ -1,7 +1,4 @@
-"""Lab 12: its exercises in order, and what the student predicts.
-
-Nothing is judged here; the exercises live beside their references.
-"""
+"""Lab 12: its exercises in order, and what the student predicts."""
 
 from __future__ import annotations
 
@@ -13,8 +10,6 @@ from dlojz.labs.lab12_libraries.exercises_configuration import (
     READ_TRAFFIC,
 )
 from dlojz.labs.lab12_libraries.exercises_loops import ACCELERATE_LOOP, DEEPSPEED_LOOP, GATHER_METRICS
-
-TITLE = Said("The libraries", "Les bibliothèques")
 
 EXERCISES = (
     DEEPSPEED_LOOP,

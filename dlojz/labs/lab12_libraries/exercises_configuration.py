@@ -1,38 +1,24 @@
-"""Lab 12: the layout that a command line of Megatron asks for.
+"""Exercises of lab 12 on configurations: Megatron's arguments and weights, DeepSpeed's JSON, the messages of a step.
 
-Four whole numbers, by Megatron's own rules; what is left out has Megatron's defaults.
-
-Lab 12: the course's DeepSpeed JSON, completed with the sizes of batches that the slide left out.
-
-What is judged is what DeepSpeed would do with the file, read back by `dlojz.config.deepspeed_json`; keys that change
-nothing are nobody's business.
-
-Lab 12: torch's weights of an attention's projections, laid out for a tensor-parallel rank of Megatron.
-
-Pure rearrangement of rows; nothing is computed and nothing is sent.
+A JSON is judged by what DeepSpeed would do with it, read by `dlojz.config.deepspeed_json`. The messages of a step are
+those that the package predicts and counts.
 
 Shape suffixes: D width, H heads, E width of a head (D = H · E).
-
-Lab 12: what a library keeps whole, read off the messages of one step.
-
-The messages are those that the package predicts, and counts, for real layouts.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import say, significant
+from dlojz.base.language import significant
 from dlojz.config.run_config import RunConfig
-from dlojz.labs.kit.exercise import Exercise, Said, Wrong
-from dlojz.labs.kit.judges import Mistake, by_reference
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.judges import Case, Judge, expect_json, read_settings, refuse_nothing
 from dlojz.results.footprint import Footprint
 
 if TYPE_CHECKING:
@@ -42,8 +28,8 @@ Numbers = tuple[int, int, int, int]
 
 GPT3 = (
     "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 16 --num-layers 96 --hidden-size 12288 "
-    "--num-attention-heads 96 --seq-length 2048 --micro-batch-size 1 --global-batch-size 1536 --lr 6.0e-5 "
-    "--clip-grad 1.0 --fp16"
+    "--num-attention-heads 96 --seq-length 2048 --micro-batch-size 1 --global-batch-size 1536 --lr 6.0e-5 --clip-grad "
+    "1.0 --fp16"
 )
 """GPT-3, as in an example of Megatron-LM (pretrain_gpt3_175B.sh), which asks for 128 nodes of 8 GPUs."""
 GPT3_GPUS = 128 * 8
@@ -58,7 +44,7 @@ ARGUMENTS_CASES = (
 
 
 def megatron_layout(words: Sequence[str], gpus: int) -> Numbers:
-    """Tensor and pipeline degrees, replicas, and micro-batches of a replica per step.
+    """Parse tensor and pipeline degrees, replicas, and micro-batches of a replica per step.
 
     Args:
         words: what follows the program's name.
@@ -75,128 +61,87 @@ def megatron_layout(words: Sequence[str], gpus: int) -> Numbers:
     return tp, pp, dp, int(given.get("--global-batch-size", micro * dp)) // (micro * dp)
 
 
-def _ways(words: Sequence[str], gpus: int) -> dict[str, tuple[Numbers, Said]]:
-    """What the usual mistakes would give, and what to say of each."""
-    tp, pp, dp, m = megatron_layout(words, gpus)
-    given = dict(pairwise(words))
-    micro = int(given["--micro-batch-size"])
-    batch = int(given.get("--global-batch-size", micro * dp))
-    return {
-        "no default": (
+def _other_arguments(case: Case, given: Numbers, right: Numbers) -> Said:
+    """The usual mistake that gives these numbers, or the first number that is wrong."""
+    words, gpus = case
+    tp, pp, dp, _ = right
+    options = dict(pairwise(words))
+    micro = int(options["--micro-batch-size"])
+    batch = int(options.get("--global-batch-size", micro * dp))
+    ways = (
+        (
             (tp, pp, dp, 0),
-            Said(
-                "No global batch is given here: Megatron then takes one micro-batch per replica, not none.",
-                "Ici, aucun batch global n’est donné : Megatron prend alors un micro-batch par réplique, et non zéro.",
-            ),
+            "No global batch is given here: Megatron then takes one micro-batch per replica, not none.",
+            "Ici, aucun batch global n’est donné : Megatron prend alors un micro-batch par réplique, et non zéro.",
         ),
-        "all gpus": (
+        (
             (tp, pp, gpus, batch // (micro * gpus)),
-            Said(
-                f"dp={gpus} counts every GPU: a replica of the model takes tp × pp = {tp * pp} of them.",
-                f"dp={gpus} compte chaque GPU : une réplique du modèle en occupe tp × pp = {tp * pp}.",
-            ),
+            f"dp={gpus} counts every GPU: a replica of the model takes tp × pp = {tp * pp} of them.",
+            f"dp={gpus} compte chaque GPU : une réplique du modèle en occupe tp × pp = {tp * pp}.",
         ),
-        "without pp": (
+        (
             (tp, pp, gpus // tp, batch // (micro * (gpus // tp))),
-            Said(
-                f"dp={gpus // tp} forgets the pipeline: a replica takes tp × pp = {tp * pp} GPUs.",
-                f"dp={gpus // tp} oublie le pipeline : une réplique occupe tp × pp = {tp * pp} GPU.",
-            ),
+            f"dp={gpus // tp} forgets the pipeline: a replica takes tp × pp = {tp * pp} GPUs.",
+            f"dp={gpus // tp} oublie le pipeline : une réplique occupe tp × pp = {tp * pp} GPU.",
         ),
-        "without tp": (
+        (
             (tp, pp, gpus // pp, batch // (micro * (gpus // pp))),
-            Said(
-                f"dp={gpus // pp} forgets the tensor degree: a replica takes tp × pp = {tp * pp} GPUs.",
-                f"dp={gpus // pp} oublie le degré tensor : une réplique occupe tp × pp = {tp * pp} GPU.",
-            ),
+            f"dp={gpus // pp} forgets the tensor degree: a replica takes tp × pp = {tp * pp} GPUs.",
+            f"dp={gpus // pp} oublie le degré tensor : une réplique occupe tp × pp = {tp * pp} GPU.",
         ),
-        "batch of all": (
+        (
             (tp, pp, dp, batch // micro),
-            Said(
-                f"{batch // micro} micro-batches are those of all {dp} replicas together: each has its share.",
-                f"{batch // micro} micro-batches, c’est le compte des {dp} répliques ensemble : chacune en a sa part.",
-            ),
+            f"{batch // micro} micro-batches are those of all {dp} replicas together: each has its share.",
+            f"{batch // micro} micro-batches, c’est le compte des {dp} répliques ensemble : chacune en a sa part.",
         ),
-        "batch by gpus": (
+        (
             (tp, pp, dp, batch // (micro * gpus)),
-            Said(
-                "You share the batch out among all GPUs, but those of one replica work on the same samples: divide by "
-                f"the replicas, dp={dp}.",
-                "Vous partagez le batch entre tous les GPU, or ceux d’une même réplique traitent les mêmes "
-                f"échantillons : divisez par le nombre de répliques, dp={dp}.",
-            ),
+            "You split the batch among all GPUs, but those of one replica work on the same samples: divide by the "
+            f"replicas, dp={dp}.",
+            "Vous partagez le batch entre tous les GPU, or ceux d’une même réplique traitent les mêmes échantillons : "
+            f"divisez par le nombre de répliques, dp={dp}.",
         ),
-        "samples": (
+        (
             (tp, pp, dp, batch // dp),
-            Said(
-                f"{batch // dp} are the samples of a replica per step; divide by --micro-batch-size.",
-                f"{batch // dp}, c’est le nombre d’échantillons d’une réplique par pas ; divisez par "
-                "--micro-batch-size.",
-            ),
+            f"{batch // dp} are the samples of a replica per step; divide by --micro-batch-size.",
+            f"{batch // dp}, c’est le nombre d’échantillons d’une réplique par pas ; divisez par --micro-batch-size.",
         ),
-        "swapped": (
-            (pp, tp, dp, m),
-            Said(
-                "The tensor and pipeline degrees are swapped: (tp, pp, dp, micro-batches).",
-                "Les degrés tensor et pipeline sont intervertis : (tp, pp, dp, micro-batches).",
-            ),
+        (
+            (pp, tp, dp, right[3]),
+            "The tensor and pipeline degrees are swapped: (tp, pp, dp, micro-batches).",
+            "Les degrés tensor et pipeline sont intervertis : (tp, pp, dp, micro-batches).",
         ),
-    }
-
-
-def _arguments_judge(answer: Callable[..., Any]) -> None:
-    for line, gpus in ARGUMENTS_CASES:
-        words = shlex.split(line)
-        given, right = _numbers(answer(list(words), gpus)), megatron_layout(words, gpus)
-        if given == right:
-            continue
-        for numbers, says in _ways(words, gpus).values():
-            if given == numbers:
-                raise Wrong(_arguments_asked(line, gpus) + str(says))
-        for name, mine, wanted in zip(("tp", "pp", "dp", "micro-batches"), given, right, strict=True):
-            if mine != wanted:
-                raise Wrong(
-                    _arguments_asked(line, gpus)
-                    + say(
-                        en=f"Megatron would take {name}={wanted}, but your function returns {mine}.",
-                        fr=f"Megatron prendrait {name}={wanted}, mais votre fonction renvoie {mine}.",
-                    )
-                )
-
-
-def _arguments_asked(line: str, gpus: int) -> str:
-    return say(en=f"On {gpus} GPUs, with {line}: ", fr=f"Sur {gpus} GPU, avec {line} : ")
+    )
+    part = next(part for part in range(4) if given[part] != right[part])
+    name = ("tp", "pp", "dp", "micro-batches")[part]
+    said = next(
+        (says for numbers, *says in ways if given == numbers),
+        (
+            f"Megatron would take {name}={right[part]}, but your function returns {given[part]}.",
+            f"Megatron prendrait {name}={right[part]}, mais votre fonction renvoie {given[part]}.",
+        ),
+    )
+    line = " ".join(words)
+    return Said(f"On {gpus} GPUs, with {line}: {said[0]}", f"Sur {gpus} GPU, avec {line} : {said[1]}")
 
 
 def _numbers(given: Any) -> Numbers:
-    if given is None:
-        raise Wrong(
-            say(
-                en="Your function returns nothing: end it with return.",
-                fr="Votre fonction ne renvoie rien : terminez-la par return.",
-            )
-        )
+    refuse_nothing(given)
     if not isinstance(given, tuple | list) or len(given) != 4:
         raise Wrong(
-            say(
-                en="Four numbers are expected: tp, pp, dp and the micro-batches of a replica.",
-                fr="On attend quatre nombres : tp, pp, dp et le nombre de micro-batches d’une réplique.",
-            )
+            en="Four numbers are expected: tp, pp, dp and the micro-batches of a replica.",
+            fr="On attend quatre nombres : tp, pp, dp et le nombre de micro-batches d’une réplique.",
         )
     if any(isinstance(one, str) for one in given):
         raise Wrong(
-            say(
-                en="Some of the four are texts: what a command line gives must be turned into numbers, int(…).",
-                fr="Certains des quatre sont des textes : ce que donne une ligne de commande doit devenir un nombre, "
-                "int(…).",
-            )
+            en="Some of the four are texts: what a command line gives must be turned into numbers, int(…).",
+            fr="Certains des quatre sont des textes : ce que donne une ligne de commande doit devenir un nombre, "
+            "int(…).",
         )
     if any(one != int(one) for one in given):
         raise Wrong(
-            say(
-                en=f"{tuple(given)}: degrees and counts are whole numbers.",
-                fr=f"{tuple(given)} : degrés et comptes sont des nombres entiers.",
-            )
+            en=f"{tuple(given)}: degrees and counts are whole numbers.",
+            fr=f"{tuple(given)} : degrés et comptes sont des nombres entiers.",
         )
     tp, pp, dp, micro_batches = (int(one) for one in given)
     return tp, pp, dp, micro_batches
@@ -205,24 +150,25 @@ def _numbers(given: Any) -> Numbers:
 MEGATRON_ARGUMENTS = Exercise(
     id="megatron-arguments",
     title=Said("the layout that a command line tells", "la répartition qu’indique une ligne de commande"),
-    judge=_arguments_judge,
-    praise=Said(
-        "Right: nobody gives dp on the line; it is what is left of the GPUs.",
-        "Exact : personne n’écrit dp sur la ligne ; c’est ce qui reste des GPU.",
+    judge=Judge(
+        megatron_layout,
+        cases=[(shlex.split(line), gpus) for line, gpus in ARGUMENTS_CASES],
+        read=_numbers,
+        differs=_other_arguments,
     ),
-    hints=(
-        Said(
-            "Which options are there always? Degrees that are left out are 1. dp is left over: gpus over what one "
-            "replica takes.",
-            "Quelles options sont toujours là ? Un degré absent vaut 1. dp est ce qui reste : gpus divisé par ce "
-            "qu’occupe une réplique.",
-        ),
-        Said(
-            "dict(zip(words, words[1:])) gives each option its value; .get(option, default). The default global batch "
-            "is micro × dp, so that there is one micro-batch.",
-            "dict(zip(words, words[1:])) associe à chaque option sa valeur ; .get(option, défaut). Le batch global par "
-            "défaut est micro × dp, soit un seul micro-batch.",
-        ),
+    praise=Said(
+        "Right: the command line does not give dp; it follows from the number of GPUs.",
+        "Exact : la ligne de commande ne donne pas dp ; il découle du nombre de GPU.",
+    ),
+    hints=two_hints(
+        "Which options are there always? Degrees that are left out are 1. dp is left over: gpus over what one replica "
+        "takes.",
+        "Quelles options sont toujours là ? Un degré absent vaut 1. dp est ce qui reste : gpus divisé par ce qu’occupe "
+        "une réplique.",
+        "dict(zip(words, words[1:])) gives each option its value; .get(option, default). The default global batch is "
+        "micro × dp, so that there is one micro-batch.",
+        "dict(zip(words, words[1:])) associe à chaque option sa valeur ; .get(option, défaut). Le batch global par "
+        "défaut est micro × dp, soit un seul micro-batch.",
     ),
 )
 
@@ -240,12 +186,10 @@ COURSE = {
 """The JSON of the course's slide on DeepSpeed, word for word."""
 COURSE_JSON_CASES = ((128, 4, 28), (64, 2, 16), (96, 3, 10), (1536, 8, 7), (12, 4, 8))
 """Global batch, ranks, samples that fit in a GPU."""
-UNSAID = 97
-"""Micro-batch of a run about which the file says nothing; no case asks for it."""
 
 
 def complete(course: Mapping[str, Any], global_batch: int, ranks: int, fits: int) -> dict[str, Any]:
-    """The course's JSON with sizes of batches: the largest micro-batch that fits and divides a rank's samples.
+    """Complete the course's JSON with the largest micro-batch that fits and divides a rank's samples.
 
     Source: deepspeed.ai, "DeepSpeed Configuration JSON": train_batch_size = train_micro_batch_size_per_gpu ×
     gradient_accumulation_steps × number of GPUs.
@@ -263,25 +207,21 @@ def complete(course: Mapping[str, Any], global_batch: int, ranks: int, fits: int
 def _course_json_judge(answer: Callable[..., Any]) -> None:
     for global_batch, ranks, fits in COURSE_JSON_CASES:
         course = copy.deepcopy(COURSE)
-        document = _mapping(answer(course, global_batch, ranks, fits))
+        document = expect_json(answer(course, global_batch, ranks, fits))
         asked = _course_json_asked(global_batch, ranks, fits)
         if course != COURSE:
             raise Wrong(
-                say(
-                    en="Your function changes the dictionary that it is given: the next file would begin with what "
-                    "this one says. Work on a copy, e.g. {**course, …}.",
-                    fr="Votre fonction modifie le dictionnaire reçu : le fichier suivant commencerait par ce que dit "
-                    "celui-ci. Travaillez sur une copie, par exemple {**course, …}.",
-                )
+                en="Your function changes the dictionary that it is given: the next file would begin with what this "
+                "one says. Work on a copy, e.g. {**course, …}.",
+                fr="Votre fonction modifie le dictionnaire reçu : le fichier suivant commencerait par ce que dit "
+                "celui-ci. Travaillez sur une copie, par exemple {**course, …}.",
             )
         if document.get("zero_optimization") != COURSE["zero_optimization"]:
             raise Wrong(
-                say(
-                    en="What the course's file says of ZeRO is gone or has changed: keep course, and add to it, at the "
-                    "top level.",
-                    fr="Ce que le fichier du cours dit de ZeRO a disparu ou changé : gardez course, et complétez-le, "
-                    "au premier niveau.",
-                )
+                en="What the course's file says of ZeRO is gone or has changed: keep course, and add to it, at the top "
+                "level.",
+                fr="Ce que le fichier du cours dit de ZeRO a disparu ou changé : gardez course, et complétez-le, au "
+                "premier niveau.",
             )
         _check_sizes(document, complete(COURSE, global_batch, ranks, fits), asked, ranks, fits)
 
@@ -293,92 +233,43 @@ def _course_json_asked(global_batch: int, ranks: int, fits: int) -> Said:
     )
 
 
-def _mapping(document: object) -> Mapping[str, Any]:
-    if document is None:
-        raise Wrong(
-            say(
-                en="Your function returns nothing: end it with return.",
-                fr="Votre fonction ne renvoie rien : terminez-la par return.",
-            )
-        )
-    if not isinstance(document, Mapping):
-        raise Wrong(
-            say(
-                en=f"A dictionary is expected, but your function returns a {type(document).__name__}.",
-                fr=f"Un dictionnaire est attendu, mais votre fonction renvoie un objet de type "
-                f"{type(document).__name__}.",
-            )
-        )
-    return document
-
-
 def _check_sizes(document: Mapping[str, Any], right: Mapping[str, Any], asked: Said, ranks: int, fits: int) -> None:
     total, micro = document.get("train_batch_size"), document.get("train_micro_batch_size_per_gpu")
     if total is None and micro is None:
         raise Wrong(
-            say(
-                en="DeepSpeed refuses this file: it gives no size of batch, neither train_batch_size nor "
-                "train_micro_batch_size_per_gpu. That is what the slide left out.",
-                fr="DeepSpeed refuse ce fichier : il ne donne aucune taille de batch, ni train_batch_size, ni "
-                "train_micro_batch_size_per_gpu. C’est ce que la diapositive ne disait pas.",
-            )
+            en="DeepSpeed refuses this file: it gives no size of batch, neither train_batch_size nor "
+            "train_micro_batch_size_per_gpu. That is what the slide left out.",
+            fr="DeepSpeed refuse ce fichier : il ne donne aucune taille de batch, ni train_batch_size, ni "
+            "train_micro_batch_size_per_gpu. C’est ce que la diapositive ne disait pas.",
         )
-    layout = _read(document, ranks, asked)
+    layout = read_settings(document, asked, model="gpt_tiny", dp=ranks).layout
     wanted = right["train_batch_size"]
     if layout.global_batch != wanted:
         times = layout.global_batch / wanted
         raise Wrong(
-            say(
-                en=f"Asked for: {asked.en}. DeepSpeed would take {layout.global_batch} samples per step "
-                f"({layout.micro_batch} × {layout.micro_batches} × {ranks}), {significant(times)} times as many: "
-                "train_batch_size counts all GPUs, the micro-batch is that of one.",
-                fr=f"Demandé : {asked.fr}. DeepSpeed prendrait {layout.global_batch} échantillons par pas "
-                f"({layout.micro_batch} × {layout.micro_batches} × {ranks}), soit {significant(times)} "
-                "fois le compte : train_batch_size compte tous les GPU, le micro-batch est celui d’un seul.",
-            )
+            en=f"Asked for: {asked.en}. DeepSpeed would take {layout.global_batch} samples per step "
+            f"({layout.micro_batch} × {layout.micro_batches} × {ranks}), {significant(times)} times as many: "
+            "train_batch_size counts all GPUs, the micro-batch is that of one.",
+            fr=f"Demandé : {asked.fr}. DeepSpeed prendrait {layout.global_batch} échantillons par pas "
+            f"({layout.micro_batch} × {layout.micro_batches} × {ranks}), soit {significant(times)} fois le compte : "
+            "train_batch_size compte tous les GPU, le micro-batch est celui d’un seul.",
         )
     if layout.micro_batch > fits:
         raise Wrong(
-            say(
-                en=f"Asked for: {asked.en}. The micro-batch of your file, {layout.micro_batch}, does not fit: "
-                "accumulate over more, smaller ones.",
-                fr=f"Demandé : {asked.fr}. Le micro-batch de votre fichier, {layout.micro_batch}, ne tient pas : "
-                "cumulez-en davantage, plus petits.",
-            )
+            en=f"Asked for: {asked.en}. The micro-batch of your file, {layout.micro_batch}, does not fit: accumulate "
+            "over more, smaller ones.",
+            fr=f"Demandé : {asked.fr}. Le micro-batch de votre fichier, {layout.micro_batch}, ne tient pas : "
+            "cumulez-en davantage, plus petits.",
         )
     best = right["train_micro_batch_size_per_gpu"]
     if layout.micro_batch < best:
         raise Wrong(
-            say(
-                en=f"Asked for: {asked.en}. Your file takes micro-batches of {layout.micro_batch}, and accumulates "
-                f"{layout.micro_batches}; {best} fit and divide a GPU's samples too, with fewer passes.",
-                fr=f"Demandé : {asked.fr}. Votre fichier prend des micro-batches de {layout.micro_batch}, et en cumule "
-                f"{layout.micro_batches} ; {best} tiennent et divisent aussi les échantillons d’un GPU, en moins de "
-                "passes.",
-            )
+            en=f"Asked for: {asked.en}. Your file takes micro-batches of {layout.micro_batch}, and accumulates "
+            f"{layout.micro_batches}; {best} fit and divide a GPU's samples too, with fewer passes.",
+            fr=f"Demandé : {asked.fr}. Votre fichier prend des micro-batches de {layout.micro_batch}, et en cumule "
+            f"{layout.micro_batches} ; {best} tiennent et divisent aussi les échantillons d’un GPU, en moins de "
+            "passes.",
         )
-
-
-def _read(document: Mapping[str, Any], ranks: int, asked: Said) -> Any:
-    from dlojz.config.deepspeed_json import read_deepspeed_json
-
-    base = RunConfig.of(model="gpt_tiny", dp=ranks, engine="deepspeed", micro_batch=UNSAID)
-    try:
-        return read_deepspeed_json(json.dumps(document), base).layout
-    except LabError as error:
-        raise Wrong(
-            say(
-                en=f"Asked for: {asked.en}. DeepSpeed or the lab refuses your file: {error}",
-                fr=f"Demandé : {asked.fr}. DeepSpeed ou le TP refuse votre fichier : {error}",
-            )
-        ) from None
-    except (TypeError, ValueError) as error:
-        raise Wrong(
-            say(
-                en=f"This dictionary cannot be written as JSON ({error}).",
-                fr=f"Ce dictionnaire ne s’écrit pas en JSON ({error}).",
-            )
-        ) from None
 
 
 COURSE_JSON = Exercise(
@@ -386,22 +277,18 @@ COURSE_JSON = Exercise(
     title=Said("the course's JSON, completed", "le JSON du cours, complété"),
     judge=_course_json_judge,
     praise=Said(
-        "Right: five clusters, and DeepSpeed would run each with the batch asked for.",
-        "Exact : cinq configurations, et DeepSpeed exécuterait chacune avec le batch demandé.",
+        "Right for five clusters: DeepSpeed would run each with the batch that was asked for.",
+        "Exact pour cinq configurations : DeepSpeed exécuterait chacune avec le batch demandé.",
     ),
-    hints=(
-        Said(
-            "Each GPU has global_batch / ranks samples per step. Into how many equal parts, at least, must they be cut "
-            "for each part to fit?",
-            "Chaque GPU a global_batch / ranks échantillons par pas. En combien de parts égales, au moins, faut-il les "
-            "couper pour que chacune tienne ?",
-        ),
-        Said(
-            "The micro-batch is the largest divisor of global_batch // ranks that is at most fits; "
-            "gradient_accumulation_steps is how many of them make up the samples of a GPU.",
-            "Le micro-batch est le plus grand diviseur de global_batch // ranks qui ne dépasse pas fits ; "
-            "gradient_accumulation_steps est leur nombre dans les échantillons d’un GPU.",
-        ),
+    hints=two_hints(
+        "Each GPU has global_batch / ranks samples per step. Into how many equal parts, at least, must they be cut for "
+        "each part to fit?",
+        "Chaque GPU a global_batch / ranks échantillons par pas. En combien de parts égales, au moins, faut-il les "
+        "couper pour que chacune tienne ?",
+        "The micro-batch is the largest divisor of global_batch // ranks that is at most fits; "
+        "gradient_accumulation_steps is how many of them make up the samples of a GPU.",
+        "Le micro-batch est le plus grand diviseur de global_batch // ranks qui ne dépasse pas fits ; "
+        "gradient_accumulation_steps est leur nombre dans les échantillons d’un GPU.",
     ),
 )
 
@@ -411,7 +298,7 @@ PROJECTION_CASES = ((4, 3, 2, 1), (6, 2, 3, 1), (4, 2, 4, 2), (2, 3, 1, 0))
 
 
 def megatron_qkv(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
-    """A rank's rows, (3D / tp, D), in the order q, k, v of a head, then of the next head.
+    """Return a rank's rows, (3D / tp, D), in the order q, k, v of a head, then of the next head.
 
     Args:
         weight: `in_proj_weight` of `nn.MultiheadAttention`, (3D, D): all of Q, then all of K, then all of V.
@@ -434,10 +321,6 @@ def _cases() -> Iterator[tuple[Tensor, int, int, int]]:
         yield torch.randn(3 * heads * each, heads * each, generator=generator), heads, tp, rank
 
 
-def _rows(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
-    return weight.chunk(tp)[rank]
-
-
 def _three_parts(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
     import torch
 
@@ -456,104 +339,73 @@ def _by_row(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
     return by_row.reshape(3 * width, width).chunk(tp)[rank]
 
 
-def _columns(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
-    return megatron_qkv(weight, heads, 1, 0).chunk(tp, dim=1)[rank]
-
-
-def _whole(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
-    return megatron_qkv(weight, heads, 1, 0)
-
-
-def _first(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
-    return megatron_qkv(weight, heads, tp, 0)
-
-
 MEGATRON_QKV = Exercise(
     id="megatron-qkv",
     title=Said("from torch to Megatron: Q, K and V", "de torch à Megatron : Q, K et V"),
-    judge=by_reference(
+    judge=Judge(
         megatron_qkv,
         cases=_cases,
         mistakes=(
             Mistake(
-                _rows,
-                Said(
-                    "You cut torch's rows as they lie: all of Q comes first, so the first rank gets queries, and the "
-                    "last one values. Each rank needs the q, k and v of its own heads.",
-                    "Vous coupez les lignes de torch telles quelles : Q tout entier vient d’abord, le premier rang "
-                    "reçoit donc des requêtes, et le dernier des valeurs. Chaque rang a besoin des q, k et v de ses "
-                    "propres têtes.",
-                ),
+                lambda weight, heads, tp, rank: weight.chunk(tp)[rank],
+                "You cut torch's rows as they lie: all of Q comes first, so the first rank gets queries, and the last "
+                "one values. Each rank needs the q, k and v of its own heads.",
+                "Vous coupez les lignes de torch telles quelles : Q tout entier vient d’abord, le premier rang reçoit "
+                "donc des requêtes, et le dernier des valeurs. Chaque rang a besoin des q, k et v de ses propres "
+                "têtes.",
             ),
             Mistake(
                 _three_parts,
-                Said(
-                    "The heads are the right ones, but not their order: you put all of the rank's q first, then all "
-                    "its k. Megatron reads q, k, v of a head, then those of the next: no shape would tell.",
-                    "Ce sont les bonnes têtes, mais pas le bon ordre : vous mettez d’abord tous les q du rang, puis "
-                    "tous ses k. Megatron lit q, k, v d’une tête, puis ceux de la suivante : aucune forme ne le "
-                    "signalerait.",
-                ),
+                "The heads are the right ones, but not their order: you put all of the rank's q first, then all its k. "
+                "Megatron reads q, k, v of a head, then those of the next: no shape would tell.",
+                "Ce sont les bonnes têtes, mais pas le bon ordre : vous mettez d’abord tous les q du rang, puis tous "
+                "ses k. Megatron lit q, k, v d’une tête, puis ceux de la suivante : aucune forme ne le signalerait.",
             ),
             Mistake(
                 _strided,
-                Said(
-                    "You deal the heads out in turn; a rank has consecutive ones: the first heads / tp to rank 0.",
-                    "Vous distribuez les têtes à tour de rôle ; un rang en a de consécutives : les heads / tp "
-                    "premières au rang 0.",
-                ),
+                "You deal the heads out in turn; a rank has consecutive ones: the first heads / tp to rank 0.",
+                "Vous distribuez les têtes à tour de rôle ; un rang en a de consécutives : les heads / tp premières au "
+                "rang 0.",
             ),
             Mistake(
                 _by_row,
-                Said(
-                    "You interleave row by row: within a head, all rows of q come first, then those of k, then of v.",
-                    "Vous entrelacez ligne par ligne : dans une tête, viennent d’abord toutes les lignes de q, puis "
-                    "celles de k, puis de v.",
-                ),
+                "You interleave row by row: within a head, all rows of q come first, then those of k, then of v.",
+                "Vous entrelacez ligne par ligne : dans une tête, viennent d’abord toutes les lignes de q, puis celles "
+                "de k, puis de v.",
             ),
             Mistake(
-                _columns,
-                Said(
-                    "You cut along the inputs (dim 1). Heads are outputs, and torch's weight is (outputs, inputs): "
-                    "Megatron's column-parallel layer cuts dim 0 of it.",
-                    "Vous coupez selon les entrées (dim 1). Les têtes sont des sorties, et le poids de torch est "
-                    "(sorties, entrées) : la couche « par colonnes » de Megatron en coupe la dimension 0.",
-                ),
+                lambda weight, heads, tp, rank: megatron_qkv(weight, heads, 1, 0).chunk(tp, dim=1)[rank],
+                "You cut along the inputs (dim 1). Heads are outputs, and torch's weight is (outputs, inputs): "
+                "Megatron's column-parallel layer cuts dim 0 of it.",
+                "Vous coupez selon les entrées (dim 1). Les têtes sont des sorties, et le poids de torch est (sorties, "
+                "entrées) : la couche « par colonnes » de Megatron en coupe la dimension 0.",
             ),
             Mistake(
-                _whole,
-                Said(
-                    "The order is right, but that is the whole layer: keep the rank's part.",
-                    "L’ordre est juste, mais c’est la couche entière : ne gardez que la part du rang.",
-                ),
+                lambda weight, heads, tp, rank: megatron_qkv(weight, heads, 1, 0),
+                "The order is right, but that is the whole layer: keep the rank's part.",
+                "L’ordre est juste, mais c’est la couche entière : ne gardez que la part du rang.",
             ),
             Mistake(
-                _first,
-                Said(
-                    "Every rank gets the part of rank 0: take that of rank.",
-                    "Chaque rang reçoit la part du rang 0 : prenez celle de rank.",
-                ),
+                lambda weight, heads, tp, rank: megatron_qkv(weight, heads, tp, 0),
+                "Every rank gets the part of rank 0: take that of rank.",
+                "Chaque rang reçoit la part du rang 0 : prenez celle de rank.",
             ),
         ),
     ),
     praise=Said(
-        "Right: whole heads on each rank, each with its q, k and v. A checkpoint is converted just so.",
+        "Right: whole heads on each rank, each with its q, k and v. A checkpoint is converted in this way.",
         "Exact : des têtes entières sur chaque rang, chacune avec ses q, k et v. C’est ainsi qu’on convertit un "
         "checkpoint.",
     ),
-    hints=(
-        Said(
-            "Give the rows their true dimensions with view: which of Q, K, V; which head; which row of the head. Which "
-            "two of them must change places?",
-            "Rendez aux lignes leurs vraies dimensions avec view : lequel de Q, K, V ; quelle tête ; quelle ligne de "
-            "la tête. Lesquelles doivent changer de place ?",
-        ),
-        Said(
-            "weight.view(3, heads, -1, width).transpose(0, 1), back to (3 · width, width) with reshape, then "
-            "chunk(tp)[rank].",
-            "weight.view(3, heads, -1, width).transpose(0, 1), retour à (3 · width, width) par reshape, puis "
-            "chunk(tp)[rank].",
-        ),
+    hints=two_hints(
+        "Give the rows their true dimensions with view: which of Q, K, V; which head; which row of the head. Which two "
+        "of them must change places?",
+        "Rendez aux lignes leurs vraies dimensions avec view : lequel de Q, K, V ; quelle tête ; quelle ligne de la "
+        "tête. Lesquelles doivent changer de place ?",
+        "weight.view(3, heads, -1, width).transpose(0, 1), back to (3 · width, width) with reshape, then "
+        "chunk(tp)[rank].",
+        "weight.view(3, heads, -1, width).transpose(0, 1), retour à (3 · width, width) par reshape, puis "
+        "chunk(tp)[rank].",
     ),
 )
 
@@ -574,7 +426,7 @@ TRAFFIC_CASES: tuple[tuple[str, dict[str, Any], int], ...] = (
 
 
 def messages_of(footprint: Footprint) -> dict[str, int]:
-    """Bytes of the messages of one step by collective, of all groups, as a probe would count them."""
+    """Sum the bytes of the messages of one step by collective, over all groups."""
     found: dict[str, int] = defaultdict(int)
     for one in footprint.communication:
         found[one.collective] += one.message_bytes
@@ -582,7 +434,7 @@ def messages_of(footprint: Footprint) -> dict[str, int]:
 
 
 def stage(messages: Messages, weight_bytes: int) -> int:
-    """0 where no weights travel, 2 where they are gathered once per step (stages 1 and 2), 3 where more often.
+    """Recognise the ZeRO stage: 0 where no weights travel, 2 where they are gathered once per step, 3 where more often.
 
     Args:
         messages: bytes of one step by collective.
@@ -598,48 +450,38 @@ def stage(messages: Messages, weight_bytes: int) -> int:
 
 
 def cases() -> list[tuple[str, dict[str, int], int, int]]:
-    """Name, messages, bytes of the weights and stage of each layout."""
+    """Return name, messages, bytes of the weights and stage of each layout."""
     from dlojz import models
     from dlojz.prediction import predict
 
     weight_bytes = 4 * models.describe("gpt_tiny").parameters
     return [
-        (
-            name,
-            messages_of(predict(RunConfig.of(**{"model": "gpt_tiny", "dp": 2, **layout}))),
-            weight_bytes,
-            right,
-        )
+        (name, messages_of(predict(RunConfig.of(**{"model": "gpt_tiny", "dp": 2, **layout}))), weight_bytes, right)
         for name, layout, right in TRAFFIC_CASES
     ]
 
 
-def _traffic_judge(answer: Callable[..., Any]) -> None:
-    for _, messages, weight_bytes, right in cases():
-        given = answer(dict(messages), weight_bytes)
-        if given is None:
-            raise Wrong(
-                say(
-                    en="Your function returns nothing for some of the steps: every way through it ends with return.",
-                    fr="Votre fonction ne renvoie rien pour certains pas : chacun de ses chemins finit par return.",
-                )
-            )
-        if isinstance(given, bool) or given not in (0, 2, 3):
-            raise Wrong(
-                say(
-                    en=f"Your function returns {given!r}; 0, 2 (for stages 1 and 2) or 3 is expected.",
-                    fr=f"Votre fonction renvoie {given!r} ; on attend 0, 2 (pour les stages 1 et 2) ou 3.",
-                )
-            )
-        if given != right:
-            raise Wrong(_told(messages, weight_bytes) + str(_why(given, right, messages)))
+def _stage_number(given: Any) -> int:
+    if given is None:
+        raise Wrong(
+            en="Your function returns nothing for some of the steps: every way through it ends with return.",
+            fr="Votre fonction ne renvoie rien pour certains pas : chacun de ses chemins finit par return.",
+        )
+    if isinstance(given, bool) or given not in (0, 2, 3):
+        raise Wrong(
+            en=f"Your function returns {given!r}; 0, 2 (for stages 1 and 2) or 3 is expected.",
+            fr=f"Votre fonction renvoie {given!r} ; on attend 0, 2 (pour les stages 1 et 2) ou 3.",
+        )
+    return int(given)
 
 
-def _told(messages: Messages, weight_bytes: int) -> str:
+def _other_stage(case: Case, given: int, right: int) -> Said:
+    messages, weight_bytes = case
     parts = ", ".join(f"{name} {significant(size / weight_bytes)} Ψ" for name, size in messages.items())
-    return say(
-        en=f"In a step with {parts} (Ψ: the bytes of the weights): ",
-        fr=f"Pour un pas avec {parts} (Ψ : les octets des poids) : ",
+    why = _why(given, right, messages)
+    return Said(
+        f"In a step with {parts} (Ψ: the bytes of the weights): {why.en}",
+        f"Pour un pas avec {parts} (Ψ : les octets des poids) : {why.fr}",
     )
 
 
@@ -681,22 +523,23 @@ def _why(given: int, right: int, messages: Messages) -> Said:
 READ_TRAFFIC = Exercise(
     id="read-traffic",
     title=Said("read the messages of a step", "lire les messages d’un pas"),
-    judge=_traffic_judge,
-    praise=Said(
-        "Right: eight layouts of four programs, told apart by their messages alone.",
-        "Exact : huit répartitions, reconnues à leurs seuls messages.",
+    judge=Judge(
+        stage,
+        cases=lambda: [(messages, weight_bytes) for _, messages, weight_bytes, _ in cases()],
+        read=_stage_number,
+        differs=_other_stage,
     ),
-    hints=(
-        Said(
-            "Gradients have to be reduced in any case. What tells the stages apart is how often the weights travel.",
-            "Les gradients doivent être réduits dans tous les cas. Ce qui distingue les stages, c’est combien de fois "
-            "les poids voyagent.",
-        ),
-        Said(
-            "gathered = messages.get('all_gather', 0) / weight_bytes: about 0, about 1, or 2 and more. Leave room for "
-            "padding and for small messages.",
-            "gathered = messages.get('all_gather', 0) / weight_bytes : environ 0, environ 1, ou bien 2 et plus. "
-            "Laissez de la marge pour le remplissage et les petits messages.",
-        ),
+    praise=Said(
+        "Right: you recognise eight layouts of four programs by their messages alone.",
+        "Exact : vous reconnaissez huit répartitions de quatre programmes à leurs seuls messages.",
+    ),
+    hints=two_hints(
+        "Gradients have to be reduced in any case. What tells the stages apart is how often the weights travel.",
+        "Les gradients doivent être réduits dans tous les cas. Ce qui distingue les stages, c’est combien de fois les "
+        "poids voyagent.",
+        "gathered = messages.get('all_gather', 0) / weight_bytes: about 0, about 1, or 2 and more. Leave room for "
+        "padding and for small messages.",
+        "gathered = messages.get('all_gather', 0) / weight_bytes : environ 0, environ 1, ou bien 2 et plus. Laissez de "
+        "la marge pour le remplissage et les petits messages.",
     ),
 )

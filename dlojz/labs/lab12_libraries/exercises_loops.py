@@ -1,22 +1,8 @@
-"""Lab 12: a plain training loop rewritten for DeepSpeed's engine.
+"""Exercises of lab 12 on loops for DeepSpeed and Accelerate, metrics over ranks, and the updates that a loop makes.
 
-A loop is right when the weights are those of the plain loop; how it is written does not matter. The engine is a
-stand-in that behaves as DeepSpeed's without ZeRO, where every mistake shows.
-
-Lab 12: a plain training loop rewritten for Accelerate, accumulation included.
-
-A loop is right when it goes through what `prepare` gives and its weights are those of Accelerate's own recipe; the
-accelerator is a stand-in that behaves as the real one on one process.
-
-Lab 12: what `gather_for_metrics` does: all ranks' values in the order of the data, without the samples seen twice.
-
-The answer runs on real ranks; what it must give is computed in one process.
-
-Lab 12: the student's loops on the libraries themselves, and how many updates each really makes.
-
-An update is counted where torch's own optimizer makes it. DeepSpeed and Accelerate run in a process of their own, so
-that nothing of them stays in the notebook's; where Accelerate is not installed, a stand-in takes its place and is
-called one.
+A loop is right if it ends with the weights of the plain loop, or of Accelerate's recipe. The engine and the accelerator
+of a check are stand-ins that behave like the libraries on one process; `loops` counts updates with the libraries
+themselves, in a process of their own, and names the stand-in where Accelerate is not installed.
 """
 
 from __future__ import annotations
@@ -28,10 +14,10 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import say
 from dlojz.base.machine import patience
 from dlojz.base.table import Table
-from dlojz.labs.kit.exercise import Exercise, NotDone, Said, Verdict, Wrong, show
-from dlojz.labs.kit.figures import or_to_do
-from dlojz.labs.kit.judges import Mistake
-from dlojz.labs.kit.rank_judges import Undone, by_ranks, same
+from dlojz.labs.kit.exercise import Exercise, Mistake, NotDone, Said, Verdict, Wrong, show, two_hints
+from dlojz.labs.kit.figures import columns, or_to_do
+from dlojz.labs.kit.judges import Judge
+from dlojz.labs.kit.rank_judges import Undone, same
 from dlojz.labs.lab12_libraries.stand_ins import (
     SAMPLES,
     AcceleratorStandIn,
@@ -59,7 +45,7 @@ NOT_REDUCED = Said(
 
 
 def plain_loop(model: Any, optimizer: Any, batches: Sequence[Any], accumulation: int) -> None:
-    """The loop without library: share of the mean, backward, and every `accumulation` micro-batches an update."""
+    """Train without a library: share of the mean, backward, and every `accumulation` micro-batches an update."""
     for number, batch in enumerate(batches, start=1):
         loss = model(batch) / accumulation
         loss.backward()
@@ -69,7 +55,7 @@ def plain_loop(model: Any, optimizer: Any, batches: Sequence[Any], accumulation:
 
 
 def deepspeed_loop(engine: Any, batches: Sequence[Any]) -> None:
-    """The same for DeepSpeed's engine.
+    """Train with DeepSpeed's engine.
 
     Source: deepspeed.ai, "Getting Started": forward, `engine.backward(loss)`, `engine.step()` for each micro-batch.
     """
@@ -90,7 +76,7 @@ def _engine_judge(answer: Callable[..., Any]) -> None:
             said = _counts(engine, number) or _sizes(engine, accumulation, number)
             raise Wrong(str(said or _engine_other(accumulation, number)))
         if engine.backwards < number:
-            raise Wrong(str(NOT_REDUCED))
+            raise Wrong(*NOT_REDUCED)
 
 
 def _counts(engine: EngineStandIn, number: int) -> Said | None:
@@ -107,8 +93,8 @@ def _counts(engine: EngineStandIn, number: int) -> Said | None:
         )
     if engine.backwards < number:
         return Said(
-            f"engine.backward is called for {engine.backwards} of {number} micro-batches: each one has its own, "
-            "before its activations are thrown away.",
+            f"engine.backward is called for {engine.backwards} of {number} micro-batches: each one has its own, before "
+            "its activations are thrown away.",
             f"engine.backward est appelé {engine.backwards} fois pour {number} micro-batches : chacun a le sien, avant "
             "que ses activations ne soient libérées.",
         )
@@ -130,8 +116,8 @@ def _sizes(engine: EngineStandIn, accumulation: int, number: int) -> Said | None
         )
     if engine.steps == number // accumulation != number:
         return Said(
-            f"engine.step is called every {accumulation} micro-batches only. But it counts them itself, and "
-            f"believes that only {engine.steps} of {number} have passed. Call it after each.",
+            f"engine.step is called every {accumulation} micro-batches only. But it counts them itself, and believes "
+            f"that only {engine.steps} of {number} have passed. Call it after each.",
             f"engine.step n’est appelé que tous les {accumulation} micro-batches. Or c’est lui qui les compte : il "
             f"croit qu’il n’en est passé que {engine.steps} sur {number}. Appelez-le après chacun.",
         )
@@ -167,20 +153,16 @@ DEEPSPEED_LOOP = Exercise(
     title=Said("the loop for DeepSpeed", "la boucle pour DeepSpeed"),
     judge=_engine_judge,
     praise=Said(
-        "Right: the weights of the plain loop. Division, counting and zeroing are the engine's; the JSON decides.",
-        "Exact : les poids de la boucle simple. Diviser, compter, remettre à zéro, c’est le moteur ; le JSON décide.",
+        "Right: the weights equal those of the plain loop. The engine divides, counts and zeroes, as its JSON says.",
+        "Exact : les poids sont ceux de la boucle simple. Le moteur divise, compte et remet à zéro, selon son JSON.",
     ),
-    hints=(
-        Said(
-            "Which lines of the plain loop need to know the accumulation? The engine knows it from the JSON: these "
-            "lines are its own.",
-            "Quelles lignes de la boucle simple ont besoin de l’accumulation ? Le moteur la connaît par le JSON : ces "
-            "lignes-là lui reviennent.",
-        ),
-        Said(
-            "Three lines in the loop, without any if: loss = engine(batch), engine.backward(loss), engine.step().",
-            "Trois lignes dans la boucle, sans aucun if : loss = engine(batch), engine.backward(loss), engine.step().",
-        ),
+    hints=two_hints(
+        "Which lines of the plain loop need to know the accumulation? The engine knows it from the JSON: these lines "
+        "are its own.",
+        "Quelles lignes de la boucle simple ont besoin de l’accumulation ? Le moteur la connaît par le JSON : ces "
+        "lignes-là lui reviennent.",
+        "Three lines in the loop, without any if: loss = engine(batch), engine.backward(loss), engine.step().",
+        "Trois lignes dans la boucle, sans aucun if : loss = engine(batch), engine.backward(loss), engine.step().",
     ),
 )
 
@@ -190,7 +172,7 @@ ACCELERATOR_CASES = ((1, 3, 71), (4, 10, 72), (3, 6, 73))
 
 
 def accelerate_loop(accelerator: Any, model: Any, optimizer: Any, loader: Sequence[Any]) -> None:
-    """The loop as Accelerate's guide has it.
+    """Train as Accelerate's guide shows.
 
     Source: huggingface.co/docs/accelerate, "Performing gradient accumulation": `accumulate(model)` around forward,
     `accelerator.backward`, `optimizer.step` and `optimizer.zero_grad`.
@@ -204,7 +186,7 @@ def accelerate_loop(accelerator: Any, model: Any, optimizer: Any, loader: Sequen
 
 
 def updates(micro_batches: int, accumulation: int) -> int:
-    """Updates of one pass over a loader: the last, incomplete step counts.
+    """Count the updates of one pass over a loader; the last, incomplete step counts.
 
     Source: Accelerate 1.15, `Accelerator._do_sync`: gradients are whole at the end of the loader too.
     """
@@ -221,7 +203,7 @@ def _accelerator_judge(answer: Callable[..., Any]) -> None:
         if said is None and not same(weights_of(model), weights_of(truth)):
             said = _calls(accelerator, accumulation, number) or _accelerator_other(accumulation, number)
         if said is not None:
-            raise Wrong(str(said))
+            raise Wrong(*said)
 
 
 def _unprepared(accelerator: AcceleratorStandIn) -> Said | None:
@@ -248,8 +230,8 @@ def _unprepared(accelerator: AcceleratorStandIn) -> Said | None:
         )
     if optimizer is None or not optimizer.steps:
         return Said(
-            "The optimizer that prepare gives is never used: the one from before updates at every micro-batch, "
-            "and knows nothing of accumulation.",
+            "The optimizer that prepare gives is never used: the one from before updates at every micro-batch, and "
+            "knows nothing of accumulation.",
             "L’optimiseur que rend prepare ne sert jamais : celui d’avant met à jour à chaque micro-batch, et ne sait "
             "rien de l’accumulation.",
         )
@@ -259,8 +241,8 @@ def _unprepared(accelerator: AcceleratorStandIn) -> Said | None:
 def _calls(accelerator: AcceleratorStandIn, accumulation: int, number: int) -> Said | None:
     if accelerator.outside:
         return Said(
-            f"You call loss.backward(): the loss is not divided by the accumulation, {accumulation} "
-            "(and in fp16 it would not be scaled): accelerator.backward(loss).",
+            f"You call loss.backward(): the loss is not divided by the accumulation, {accumulation} (and in fp16 it "
+            "would not be scaled): accelerator.backward(loss).",
             f"Vous appelez loss.backward() : la perte n’est pas divisée par l’accumulation, {accumulation} (et en fp16 "
             "elle ne serait pas mise à l’échelle) : accelerator.backward(loss).",
         )
@@ -285,8 +267,8 @@ def _accelerator_counted(accelerator: AcceleratorStandIn, accumulation: int, num
         )
     if accelerator.accumulated < number:
         return Said(
-            f"accumulate is entered for {accelerator.accumulated} of {number} micro-batches: it counts them, so "
-            "enter it with each one.",
+            f"accumulate is entered for {accelerator.accumulated} of {number} micro-batches: it counts them, so enter "
+            "it with each one.",
             f"On entre {accelerator.accumulated} fois dans accumulate pour {number} micro-batches : c’est lui qui les "
             "compte, entrez-y à chacun.",
         )
@@ -302,9 +284,9 @@ def _accelerator_counted(accelerator: AcceleratorStandIn, accumulation: int, num
             f"You count micro-batches yourself, and so miss the end of the loader: {number} micro-batches make "
             f"{updates(number, accumulation)} updates here, the last one with what is left. Call optimizer.step() each "
             "time; it knows when to act.",
-            "Vous comptez les micro-batches vous-même, et manquez la fin du chargeur : ici, "
-            f"{number} micro-batches font {updates(number, accumulation)} mises à jour, la dernière avec ce qui reste. "
-            "Appelez optimizer.step() à chaque fois ; il sait quand agir.",
+            f"Vous comptez les micro-batches vous-même, et manquez la fin du chargeur : ici, {number} micro-batches "
+            f"font {updates(number, accumulation)} mises à jour, la dernière avec ce qui reste. Appelez "
+            "optimizer.step() à chaque fois ; il sait quand agir.",
         )
     return None
 
@@ -325,23 +307,20 @@ ACCELERATE_LOOP = Exercise(
     title=Said("the loop for Accelerate", "la boucle pour Accelerate"),
     judge=_accelerator_judge,
     praise=Said(
-        "Right: your loop, and the accelerator decides when the optimizer really acts, at the end of the loader too.",
-        "Exact : c’est votre boucle, et l’accélérateur décide quand l’optimiseur agit vraiment, à la fin du chargeur "
+        "Right: the loop is yours, and the accelerator decides when the optimizer updates, also at the end of the "
+        "loader.",
+        "Exact : la boucle est la vôtre, et l’accélérateur décide quand l’optimiseur met à jour, à la fin du chargeur "
         "aussi.",
     ),
-    hints=(
-        Said(
-            "prepare takes the three and gives them back, wrapped, in the same order; everything after it uses what it "
-            "gave. What, in the plain loop, depends on the accumulation? It goes.",
-            "prepare prend les trois et les rend, enveloppés, dans le même ordre ; tout ce qui suit se sert de ce "
-            "qu’il a rendu. Qu’est-ce qui, dans la boucle simple, dépend de l’accumulation ? Cela disparaît.",
-        ),
-        Said(
-            "for batch in loader: with accelerator.accumulate(model): accelerator.backward(model(batch)), then "
-            "optimizer.step() and optimizer.zero_grad(), each time.",
-            "for batch in loader : with accelerator.accumulate(model) : accelerator.backward(model(batch)), puis "
-            "optimizer.step() et optimizer.zero_grad(), à chaque fois.",
-        ),
+    hints=two_hints(
+        "prepare takes the three and gives them back, wrapped, in the same order; everything after it uses what it "
+        "gave. What, in the plain loop, depends on the accumulation? It goes.",
+        "prepare prend les trois et les rend, enveloppés, dans le même ordre ; tout ce qui suit se sert de ce qu’il a "
+        "rendu. Qu’est-ce qui, dans la boucle simple, dépend de l’accumulation ? Cela disparaît.",
+        "for batch in loader: with accelerator.accumulate(model): accelerator.backward(model(batch)), then "
+        "optimizer.step() and optimizer.zero_grad(), each time.",
+        "for batch in loader : with accelerator.accumulate(model) : accelerator.backward(model(batch)), puis "
+        "optimizer.step() et optimizer.zero_grad(), à chaque fois.",
     ),
 )
 
@@ -356,7 +335,7 @@ LABELS = {
 
 
 def gather_for_metrics(values: Tensor, real: int) -> Tensor:
-    """The values of all ranks, one rank after the other, without those that only fill the last batch.
+    """Gather the values of all ranks in order, without those that only fill the last batch.
 
     Args:
         values: of this rank, (samples of a rank, …), as many on each.
@@ -393,10 +372,7 @@ def _filled(size: int, seed: int) -> Tensor:
 
 def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
     mine = slice(rank * EACH, (rank + 1) * EACH)
-    return {
-        WHOLE: answer(_data(size, seed)[mine], size * EACH),
-        LAST: answer(_filled(size, seed)[mine], _real(size)),
-    }
+    return {WHOLE: answer(_data(size, seed)[mine], size * EACH), LAST: answer(_filled(size, seed)[mine], _real(size))}
 
 
 def _expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
@@ -454,80 +430,65 @@ def _stacked(values: Tensor, real: int) -> Tensor:
 GATHER_METRICS = Exercise(
     id="gather-metrics",
     title=Said("a metric over all ranks", "une mesure sur tous les rangs"),
-    judge=by_ranks(
+    judge=Judge(
+        _expected,
+        on_ranks=True,
         trial=_trial,
-        expected=_expected,
         labels=LABELS,
         mistakes=(
             Mistake(
                 _uncut,
-                Said(
-                    "The samples that only fill the last batch are kept: they count twice in the metric. Cut what is "
-                    "gathered down to real rows.",
-                    "Les échantillons qui ne font que compléter le dernier batch sont gardés : ils comptent deux fois "
-                    "dans la mesure. Ne gardez que real lignes de ce qui est rassemblé.",
-                ),
+                "The samples that only fill the last batch are kept: they count twice in the metric. Cut what is "
+                "gathered down to real rows.",
+                "Les échantillons qui ne font que compléter le dernier batch sont gardés : ils comptent deux fois dans "
+                "la mesure. Ne gardez que real lignes de ce qui est rassemblé.",
             ),
             Mistake(
                 _cut_by_rank,
-                Said(
-                    "You cut every rank's part; but only the last ranks have repetitions, at the end: gather first, "
-                    "then cut once.",
-                    "Vous coupez la part de chaque rang ; or seuls les derniers rangs ont des répétitions, à la fin : "
-                    "rassemblez d’abord, puis coupez une fois.",
-                ),
+                "You cut every rank's part; but only the last ranks have repetitions, at the end: gather first, then "
+                "cut once.",
+                "Vous coupez la part de chaque rang ; or seuls les derniers rangs ont des répétitions, à la fin : "
+                "rassemblez d’abord, puis coupez une fois.",
             ),
             Mistake(
                 _interleaved,
-                Said(
-                    "You take one sample of each rank in turn; here each rank has a batch of consecutive samples: one "
-                    "rank after the other (torch.cat).",
-                    "Vous prenez tour à tour un échantillon de chaque rang ; ici chaque rang a un batch d’échantillons "
-                    "consécutifs : un rang après l’autre (torch.cat).",
-                ),
+                "You take one sample of each rank in turn; here each rank has a batch of consecutive samples: one rank "
+                "after the other (torch.cat).",
+                "Vous prenez tour à tour un échantillon de chaque rang ; ici chaque rang a un batch d’échantillons "
+                "consécutifs : un rang après l’autre (torch.cat).",
             ),
             Mistake(
                 _last_ones,
-                Said(
-                    "You keep the last rows: the repetitions are at the end, so keep the first ones.",
-                    "Vous gardez les dernières lignes : les répétitions sont à la fin, gardez donc les premières.",
-                ),
+                "You keep the last rows: the repetitions are at the end, so keep the first ones.",
+                "Vous gardez les dernières lignes : les répétitions sont à la fin, gardez donc les premières.",
             ),
             Mistake(
                 _summed,
-                Said(
-                    "You average over the ranks: a metric needs the values of all samples, one by one (all-gather).",
-                    "Vous faites la moyenne sur les rangs : une mesure a besoin des valeurs de tous les échantillons, "
-                    "une par une (all-gather).",
-                ),
+                "You average over the ranks: a metric needs the values of all samples, one by one (all-gather).",
+                "Vous faites la moyenne sur les rangs : une mesure a besoin des valeurs de tous les échantillons, une "
+                "par une (all-gather).",
             ),
             Mistake(
                 _stacked,
-                Said(
-                    "The ranks have become a dimension of their own: put their rows end to end (torch.cat), then cut.",
-                    "Les rangs forment une dimension à part : mettez leurs lignes bout à bout (torch.cat), puis "
-                    "coupez.",
-                ),
+                "The ranks have become a dimension of their own: put their rows end to end (torch.cat), then cut.",
+                "Les rangs forment une dimension à part : mettez leurs lignes bout à bout (torch.cat), puis coupez.",
             ),
         ),
     ),
     praise=Said(
-        "Right: every sample once, in order, on every rank. Accelerate's gather_for_metrics does just that.",
-        "Exact : chaque échantillon une fois, dans l’ordre, sur chaque rang. C’est ce que fait gather_for_metrics.",
+        "Right: every sample once, in order, on every rank, as Accelerate's gather_for_metrics gives.",
+        "Exact : chaque échantillon une fois, dans l’ordre, sur chaque rang, comme le donne gather_for_metrics "
+        "d’Accelerate.",
     ),
-    hints=(
-        Said(
-            "Which collective gives every rank the tensors of all, unchanged? And where are the repetitions, once all "
-            "is laid end to end?",
-            "Quelle communication donne à chaque rang les tenseurs de tous, inchangés ? Et où sont les répétitions, "
-            "une fois le tout mis bout à bout ?",
-        ),
-        Said(
-            "parts = [torch.empty_like(values) for _ in range(dist.get_world_size())], dist.all_gather(parts, values), "
-            "torch.cat(parts), then the first real rows.",
-            "parts = [torch.empty_like(values) for _ in range(dist.get_world_size())], dist.all_gather(parts, values), "
-            "torch.cat(parts), puis les real premières lignes.",
-        ),
+    hints=two_hints(
+        "Which collective gives every rank the tensors of all, unchanged? And where are the repetitions, once all is "
+        "laid end to end?",
+        "Quelle communication donne à chaque rang les tenseurs de tous, inchangés ? Et où sont les répétitions, une "
+        "fois le tout mis bout à bout ?",
+        "parts = [torch.empty_like(values) for _ in range(dist.get_world_size())], dist.all_gather(parts, values), "
+        "torch.cat(parts), then the first real rows.",
+        "parts = [torch.empty_like(values) for _ in range(dist.get_world_size())], dist.all_gather(parts, values), "
+        "torch.cat(parts), puis les real premières lignes.",
     ),
 )
 
@@ -548,7 +509,7 @@ def _loops_counted(optimizer: Any) -> list[int]:
 
 
 def plain_updates(loop: Loop, micro_batches: int, accumulation: int) -> int:
-    """Updates of the plain loop."""
+    """Count the updates of the plain loop."""
     model = make_model(1)
     optimizer = make_optimizer(model)
     made = _loops_counted(optimizer)
@@ -557,7 +518,7 @@ def plain_updates(loop: Loop, micro_batches: int, accumulation: int) -> int:
 
 
 def deepspeed_updates(loop: Loop, micro_batches: int, accumulation: int) -> int:
-    """Updates of a loop for DeepSpeed, with a real engine of stage 0.
+    """Count the updates of a loop for DeepSpeed, with a real engine of stage 0.
 
     Raises:
         LabError: if the loop does not come to its end.
@@ -584,7 +545,7 @@ def deepspeed_updates(loop: Loop, micro_batches: int, accumulation: int) -> int:
 
 
 def accelerate_updates(loop: Loop, micro_batches: int, accumulation: int) -> int:
-    """Updates of a loop for Accelerate, with a real accelerator; with the stand-in where it is not installed.
+    """Count the updates of a loop for Accelerate; with the stand-in where it is not installed.
 
     Raises:
         LabError: if the loop does not come to its end.
@@ -638,7 +599,7 @@ def _unfinished(title: str, error: ForkedError) -> str:
 
 
 def stand_in_note() -> str | None:
-    """That a stand-in counts, and why; None where the library itself does."""
+    """Say that a stand-in counts, and why; None where the library itself does."""
     missing = absence("accelerate")
     if missing is None:
         return None
@@ -649,7 +610,7 @@ def stand_in_note() -> str | None:
 
 
 def updates_made(micro_batches: int, accumulation: int) -> int:
-    """Updates that Accelerate really makes of one pass over a loader, by the recipe of its own guide."""
+    """Count the updates that Accelerate makes of one pass over a loader, by the recipe of its guide."""
     note = stand_in_note()
     if note is not None:
         show(Verdict("note", note))
@@ -660,7 +621,7 @@ def updates_made(micro_batches: int, accumulation: int) -> int:
 def loops(
     plain_loop: Loop, deepspeed_loop: Loop, accelerate_loop: Loop, micro_batches: int, accumulation: int
 ) -> Table | Verdict:
-    """Updates that each loop makes of so many micro-batches, and how many of these wait for a next step.
+    """Tabulate the updates that each loop makes, and how many micro-batches wait for a next step.
 
     Args:
         plain_loop: `plain_loop(model, optimizer, batches, accumulation)`.
@@ -681,9 +642,5 @@ def loops(
     except LabError as error:
         return Verdict("wrong", str(error))
     counts = tuple((name, str(updates), str(max(0, micro_batches - updates * accumulation))) for name, updates in made)
-    head = (
-        say(en="loop", fr="boucle"),
-        say(en="updates", fr="mises à jour"),
-        say(en="micro-batches that wait", fr="micro-batches en attente"),
-    )
+    head = columns(en="loop; updates; micro-batches that wait", fr="boucle; mises à jour; micro-batches en attente")
     return Table(head, counts)

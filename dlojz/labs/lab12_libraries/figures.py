@@ -1,30 +1,18 @@
-"""Lab 12: a program shown in a notebook, with what is new in it marked.
+"""Figures and tables of lab 12: programs of the libraries with new lines marked, their runs, and the course's command.
 
-Every character of the program is escaped; colour carries no meaning alone: a new line has a + before it.
-
-Figures and tables of lab 12: the libraries' runs side by side, and the student's loops and rules applied to them.
-
-viz`. What was measured stands beside what the package predicts; a library that is not installed is told in one
-sentence, with the command that installs it, and the notebook goes on.
-
-Lab 12: the course's command line, run as it is printed: a program, DeepSpeed's options, and the student's JSON.
-
-The command is a list of words, never a text for a shell; it runs in a folder of its own, with a limit of time, and
-whatever becomes of it is told.
+A library that is not installed is named in one sentence, with the command that installs it. The command runs as a list
+of words, in a temporary folder and with a limit of time.
 """
 
 from __future__ import annotations
 
 import difflib
-import io
 import json
-import keyword
 import os
 import subprocess
 import sys
 import tempfile
-import tokenize
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +24,7 @@ from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, p
 from dlojz.display.figures.library_figures import DASH, all_lines_words, difference_words
 from dlojz.display.style import BLACK, BLUE, LINE_STYLES, ORANGE_TINT, REMARK, VERMILION, WHITE
 from dlojz.labs.kit.exercise import Verdict, show
-from dlojz.labs.kit.figures import measured_footprint, memory_and_messages, or_to_do, pictured
+from dlojz.labs.kit.figures import columns, measured_footprint, memory_and_messages, or_to_do, pictured
 from dlojz.labs.lab12_libraries.exercises_configuration import COURSE, messages_of
 from dlojz.labs.lab12_libraries.exercises_loops import loops as loops  # noqa: PLC0414
 from dlojz.labs.lab12_libraries.exercises_loops import updates_made as updates_made  # noqa: PLC0414
@@ -49,14 +37,13 @@ if TYPE_CHECKING:
     from dlojz.results.record import RunRecord
     from dlojz.running.run import Run
 
-_KEYWORD, _TEXT, _REMARK = f"color: {BLUE}", f"color: {VERMILION}", f"color: {REMARK}"
 _NEW = f"background: {ORANGE_TINT}"
 _BLOCK = f"line-height: 1.3; max-height: 32em; overflow: auto; color: {BLACK}; background: {WHITE}"
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A program, line by line.
+    """Program, line by line.
 
     Args:
         name: of its file.
@@ -86,51 +73,34 @@ class Listing:
         )
 
     def _repr_html_(self) -> str:
-        styles = _styles("\n".join(self.lines) + "\n")
-        rows = []
-        for number, line in enumerate(self.lines):
-            text = "".join(
-                f'<span style="{safe(style)}">{safe(piece)}</span>' if style else safe(piece)
-                for piece, style in _pieces(line, styles.get(number, []))
-            )
-            rows.append(f'<span style="{_NEW}">+ {text}</span>' if number in self.new else f"  {text}")
+        rows = [
+            f'<span style="{_NEW}">+ {line}</span>' if number in self.new else f"  {line}"
+            for number, line in enumerate(_coloured(self.lines))
+        ]
         return f'<b>{safe(self._heading())}</b><pre style="{_BLOCK}">' + "\n".join(rows) + "</pre>"
 
 
-Span = tuple[int, int, str]
+def _coloured(lines: Sequence[str]) -> list[str]:
+    """Colour keywords, strings and comments of Python lines as HTML."""
+    from pygments import lex
+    from pygments.lexers import PythonLexer
+    from pygments.token import Comment, Keyword, Operator, String
 
-
-def _styles(text: str) -> dict[int, list[Span]]:
-    """Where keywords, texts and remarks are: by line from 0, the first and last columns and the look."""
-    found: dict[int, list[Span]] = {}
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.NAME and keyword.iskeyword(token.string):
-            style = _KEYWORD
-        elif token.type == tokenize.STRING:
-            style = _TEXT
-        elif token.type == tokenize.COMMENT:
-            style = _REMARK
-        else:
-            continue
-        for row in range(token.start[0], token.end[0] + 1):
-            first = token.start[1] if row == token.start[0] else 0
-            last = token.end[1] if row == token.end[0] else 10**6
-            found.setdefault(row - 1, []).append((first, last, style))
-    return found
-
-
-def _pieces(line: str, spans: list[Span]) -> Iterator[tuple[str, str]]:
-    """A line cut where its look changes."""
-    place = 0
-    for first, last, style in spans:
-        yield line[place:first], ""
-        yield line[first:last], style
-        place = last
-    yield line[place:], ""
+    looks = {Keyword: BLUE, Operator.Word: BLUE, String: VERMILION, Comment: REMARK}
+    shown = [""]
+    for kind, text in lex("\n".join(lines), PythonLexer(stripnl=False, ensurenl=False)):
+        colour = next((colour for family, colour in looks.items() if kind in family), None)
+        for number, piece in enumerate(text.split("\n")):
+            if number:
+                shown.append("")
+            shown[-1] += (
+                f'<span style="color: {safe(colour)}">{safe(piece)}</span>' if piece and colour else safe(piece)
+            )
+    return shown
 
 
 def new_lines(text: str, reference: str) -> frozenset[int]:
-    """Numbers, from 0, of the lines of code of a program that another one does not have, as `diff` matches them."""
+    """Number, from 0, the lines of code of a program that another does not have, as `diff` matches them."""
     mine, theirs = code_lines(text), code_lines(reference)
     matcher = difflib.SequenceMatcher(None, theirs, mine, autojunk=False)
     kept = {place for block in matcher.get_matching_blocks() for place in range(block.b, block.b + block.size)}
@@ -146,7 +116,7 @@ def new_lines(text: str, reference: str) -> frozenset[int]:
 
 
 def program(name: str) -> Listing:
-    """The program of a library, with the lines marked that plain torch's does not have.
+    """Show the program of a library, with the lines marked that plain torch's does not have.
 
     Raises:
         LabError: if there is no such library.
@@ -164,23 +134,20 @@ HAIRLINE_BYTES = 2**14
 
 
 def catalogue() -> Table:
-    """The libraries: what is installed here, and what each hides."""
+    """Tabulate the libraries: what is installed here, and what each hides."""
     listed = []
     for name, one in LIBRARIES.items():
         here = one.version or say(en="yes", fr="oui") if one.installed else one.command
         listed.append((one.title, here, all_lines_words(name), one.runs(), one.hides()))
-    head = (
-        say(en="library", fr="bibliothèque"),
-        say(en="installed, or by", fr="installée, ou par"),
-        say(en="lines of code", fr="lignes de code"),
-        say(en="its program runs", fr="son programme exécute"),
-        say(en="it hides", fr="elle cache"),
+    head = columns(
+        en="library; installed, or by; lines of code; its program runs; it hides",
+        fr="bibliothèque; installée, ou par; lignes de code; son programme exécute; elle cache",
     )
     return Table(head, tuple(listed))
 
 
 def train(config: RunConfig, library: str, **changes: Any) -> Run | None:
-    """The training by a library's program; where it is not installed, None, and the sentence that says so."""
+    """Train by a library's program; where it is not installed, show a note and return None."""
     import dlojz
 
     missing = absence(library)
@@ -200,7 +167,7 @@ def train(config: RunConfig, library: str, **changes: Any) -> Run | None:
 
 
 def train_each(config: RunConfig, library: str, *changes: Mapping[str, Any]) -> list[Run | None]:
-    """The same for several layouts; what is missing is said once."""
+    """Train several layouts by a library's program; a missing library is reported once."""
     if absence(library) is None:
         return [train(config, library, **each) for each in changes]
     return [train(config, library), *[None] * (len(changes) - 1)]
@@ -211,7 +178,7 @@ def _completed(run: Run) -> bool:
 
 
 def title(run: Run) -> str:
-    """A run's library and layout, without the names of the lab's own engines."""
+    """Name a run by library and layout, without the names of the lab's own engines."""
     library = LIBRARIES.get(run.config.library)
     layout = run.config.layout.title.removesuffix(" (torch)")
     return f"{library.title} ({layout.removeprefix(library.title).strip()})" if library else f"dlojz ({layout})"
@@ -223,7 +190,7 @@ def _there(runs: Sequence[Run | None]) -> list[Run]:
 
 @pictured
 def side_by_side(*runs: Run | None) -> LabFigure:
-    """Rank 0 of the runs that there are: memory by category, and bytes sent; predicted in pale above."""
+    """Draw rank 0 of the completed runs: memory by category, and bytes sent; predicted in pale above."""
     there = _there(runs)
     opening = say(
         en="Memory by category at the moment of the peak, and bytes sent by collective, predicted and measured, of: ",
@@ -240,7 +207,7 @@ def _can_be_seen(one: Traffic) -> bool:
 
 @pictured
 def losses(*runs: Run | None) -> LabFigure:
-    """Losses of the runs that there are, laid over each other; below, how far each is from the first."""
+    """Draw the losses of the completed runs, and below how far each is from the first."""
     there = _there(runs)
     first = there[0].losses
     figure = new_figure(7.5, 4.6, alt=say(en="Loss by step, and gaps to the first: ",
@@ -268,12 +235,12 @@ def losses(*runs: Run | None) -> LabFigure:
 
 
 def gap(run: Run, other: Run) -> float:
-    """The largest difference between two runs' losses."""
+    """Return the largest difference between two runs' losses."""
     return max(abs(a - b) for a, b in zip(run.losses, other.losses, strict=True))
 
 
 def table(*runs: Run | None) -> Table:
-    """One row per run, and one per library that has none, with the reason.
+    """Tabulate the runs, and the libraries that have none, with the reason.
 
     The time of a step is that of this machine, over plain torch's: it says what a library costs besides, not which is
     faster on GPUs.
@@ -297,14 +264,11 @@ def table(*runs: Run | None) -> Table:
         )
     silent = [name for name in LIBRARIES if name not in {run.config.library for run in there}]
     not_run = [(LIBRARIES[name].title, all_lines_words(name), absence(name) or DASH, *[DASH] * 4) for name in silent]
-    head = (
-        say(en="program", fr="programme"),
-        say(en="lines of code", fr="lignes de code"),
-        say(en="largest gap of a loss", fr="plus grand écart de perte"),
-        say(en="states, predicted | measured", fr="états, prédit | mesuré"),
-        say(en="peak, predicted | measured", fr="pic, prédit | mesuré"),
-        say(en="sent per step, predicted | counted", fr="envoyé par pas, prédit | compté"),
-        say(en="step, over torch’s (one run)", fr="pas, rapporté à torch (une seule exécution)"),
+    head = columns(
+        en="program; lines of code; largest gap of a loss; states, predicted | measured; peak, predicted | measured; "
+        "sent per step, predicted | counted; step, over torch’s (one run)",
+        fr="programme; lignes de code; plus grand écart de perte; états, prédit | mesuré; pic, prédit | mesuré; envoyé "
+        "par pas, prédit | compté; pas, rapporté à torch (une seule exécution)",
     )
     return Table(head, (*done, *not_run))
 
@@ -314,7 +278,7 @@ def _records(record: RunRecord | None) -> list[RunRecord]:
 
 
 def two_choices(run: Run, other: Run) -> Table:
-    """What two runs of one training have chosen otherwise, as measured on rank 0; the first is the reference."""
+    """Compare what two runs of one training hold and send, measured on rank 0; the first is the reference."""
     same = say(en="yes", fr="oui") if gap(other, run) < SAME_LOSS else say(en="no", fr="non")
     measured = []
     for one, answer in ((run, DASH), (other, same)):
@@ -323,14 +287,11 @@ def two_choices(run: Run, other: Run) -> Table:
         held = (memory.optimizer_bytes, memory.states_bytes, (memory.at_peak_bytes or {}).get("workspace"),
                 memory.peak_bytes, sent(footprint))  # fmt: skip
         measured.append((title(one), answer, *map(format_bytes, held)))
-    head = (
-        say(en="program", fr="programme"),
-        say(en="the same losses, to 10⁻⁵", fr="mêmes pertes, à 10⁻⁵ près"),
-        say(en="optimizer states", fr="états d’optimiseur"),
-        say(en="all states", fr="tous les états"),
-        say(en="temporaries and buckets, at the peak", fr="temporaires et tampons, au moment du pic"),
-        say(en="peak", fr="pic"),
-        say(en="sent per step", fr="envoyé par pas"),
+    head = columns(
+        en="program; the same losses, to 10⁻⁵; optimizer states; all states; temporaries and buckets, at the peak; "
+        "peak; sent per step",
+        fr="programme; mêmes pertes, à 10⁻⁵ près; états d’optimiseur; tous les états; temporaires et tampons, au "
+        "moment du pic; pic; envoyé par pas",
     )
     return Table(head, tuple(measured))
 
@@ -341,7 +302,7 @@ def _pair(pair: tuple[float | None, float | None]) -> str:
 
 @or_to_do
 def told(stage: Callable[[Mapping[str, int], int], int], *runs: Run | None) -> Table | Verdict:
-    """The messages of one step of each run, in units of the weights, and what the student's function reads off them."""
+    """Tabulate each run's messages of one step, in units of the weights, and what the student's function reads."""
     from dlojz import models
 
     kept = {
@@ -377,7 +338,7 @@ LINES = 12
 
 @dataclass(frozen=True)
 class Ran:
-    """A command, the file that it read, and what it printed on the first rank."""
+    """Command, the file that it read, and what it printed on the first rank."""
 
     command: str
     document: str
@@ -401,10 +362,8 @@ def course_command(
     """Run DeepSpeed's program on two processes with the course's options and the student's JSON.
 
     Args:
-        complete: the student's function.
         global_batch: samples of a step.
         fits: samples of a micro-batch, at most.
-        steps: of the training.
     """
     document = dict(complete(COURSE, global_batch, 2, fits))
     text = json.dumps(document, indent=4)

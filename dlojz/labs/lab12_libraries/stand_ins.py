@@ -1,8 +1,7 @@
-"""Lab 12: a DeepSpeed engine and an Accelerator of one process, which tell what a loop did with them.
+"""Stand-ins for DeepSpeed's engine and for Accelerate's `Accelerator` on one process, which record what a loop does.
 
-What a loop may do with them, and the weights that it ends with, are those of the real libraries (DeepSpeed 0.19 with
-ZeRO stage 0, Accelerate 1.15; the tests hold one against the other). So that a check answers at once, and where
-Accelerate is not installed, none of the two is loaded.
+They end with the weights of the real libraries (DeepSpeed 0.19 with ZeRO stage 0, Accelerate 1.15), as the tests check,
+without loading them.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ OPTIMIZER_BY_HAND = Said(
 
 
 def make_model(seed: int) -> nn.Module:
-    """A small network whose `forward(batch)` is the mean loss of the batch, as the course's engine is called."""
+    """Make a small network whose `forward(batch)` is the mean loss of the batch, like the course's engine."""
     import torch
     from torch import nn
 
@@ -53,7 +52,7 @@ def make_model(seed: int) -> nn.Module:
 
 
 def make_batches(number: int, seed: int) -> list[Any]:
-    """Micro-batches of inputs and classes."""
+    """Make micro-batches of inputs and classes."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -64,21 +63,21 @@ def make_batches(number: int, seed: int) -> list[Any]:
 
 
 def make_optimizer(model: nn.Module) -> Any:
-    """Plain SGD: a gradient that is too large shows in the weights, which it would not under Adam."""
+    """Make plain SGD, in which, unlike in Adam, a gradient that is too large shows in the weights."""
     import torch
 
     return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
 
 def weights_of(model: nn.Module) -> Tensor:
-    """All weights in one vector."""
+    """Concatenate all weights in one vector."""
     import torch
 
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 class EngineStandIn:
-    """What `deepspeed.initialize` gives, on one process.
+    """Stand-in for what `deepspeed.initialize` gives, on one process.
 
     Args:
         accumulation: `gradient_accumulation_steps` of the JSON.
@@ -106,11 +105,11 @@ class EngineStandIn:
 
     def _on_backward(self, gradient: Tensor) -> None:
         if not self._inside:
-            raise Wrong(str(BACKWARD_OF_THE_LOSS))
+            raise Wrong(*BACKWARD_OF_THE_LOSS)
         self.arrived.append(float(gradient))
 
     def backward(self, loss: Tensor) -> Tensor:
-        """Gradients of this micro-batch's share of the mean."""
+        """Compute the gradients of this micro-batch's share of the mean."""
         self._inside = True
         self.backwards += 1
         share = loss / self._accumulation
@@ -126,14 +125,14 @@ class EngineStandIn:
             self._optimizer.zero_grad()
 
     def zero_grad(self) -> None:
-        """Throw away what has been accumulated."""
+        """Zero the accumulated gradients."""
         self.zeroed += 1
         self._optimizer.zero_grad()
 
     @property
     def optimizer(self) -> Any:
-        """The engine's own; no loop touches it."""
-        raise Wrong(str(OPTIMIZER_BY_HAND))
+        """Refuse access to the engine's optimizer."""
+        raise Wrong(*OPTIMIZER_BY_HAND)
 
     def gradient_accumulation_steps(self) -> int:
         """Micro-batches of a step."""
@@ -144,13 +143,13 @@ class EngineStandIn:
         return (self.steps + 1) % self._accumulation == 0
 
     def train(self, mode: bool = True) -> EngineStandIn:
-        """As of a module."""
+        """Set the training mode, as on a module."""
         self.module.train(mode)
         return self
 
 
 class PreparedModel:
-    """The model that `prepare` gives: what it computes is the same, and its forwards are counted."""
+    """Stand-in for a prepared model, which counts forward passes."""
 
     def __init__(self, model: nn.Module, on_backward: Callable[[Tensor], None]) -> None:
         self.module, self.forwards = model, 0
@@ -163,17 +162,17 @@ class PreparedModel:
         return loss
 
     def train(self, mode: bool = True) -> PreparedModel:
-        """As of a module."""
+        """Set the training mode, as on a module."""
         self.module.train(mode)
         return self
 
     def parameters(self) -> Iterator[Any]:
-        """Those of the model."""
+        """Parameters of the model."""
         return self.module.parameters()
 
 
 class PreparedOptimizer:
-    """The optimizer that `prepare` gives: it does nothing where gradients are still being accumulated."""
+    """Stand-in for a prepared optimizer, which does nothing while gradients are accumulated."""
 
     def __init__(self, optimizer: Any, accelerator: AcceleratorStandIn) -> None:
         self._optimizer, self._accelerator = optimizer, accelerator
@@ -194,7 +193,7 @@ class PreparedOptimizer:
 
 
 class PreparedLoader:
-    """The loader that `prepare` gives: it knows its last micro-batch."""
+    """Stand-in for a prepared loader, which knows its last micro-batch."""
 
     def __init__(self, batches: Sequence[Any], accelerator: AcceleratorStandIn) -> None:
         self._batches, self._accelerator = batches, accelerator
@@ -212,7 +211,7 @@ class PreparedLoader:
 
 
 class AcceleratorStandIn:
-    """What `Accelerator(gradient_accumulation_steps=…)` gives, on one process.
+    """Stand-in for `Accelerator(gradient_accumulation_steps=…)` on one process.
 
     Source: Accelerate 1.15, `accelerator.py` (`_do_sync`, `accumulate`, `backward`) and `optimizer.py`.
     """
@@ -230,7 +229,7 @@ class AcceleratorStandIn:
         self.loader: PreparedLoader | None = None
 
     def prepare(self, *things: Any) -> Any:
-        """Each thing wrapped, in the order given."""
+        """Wrap each thing, in the order given."""
         prepared = tuple(self._prepared(thing) for thing in things)
         return prepared[0] if len(prepared) == 1 else prepared
 
@@ -250,7 +249,7 @@ class AcceleratorStandIn:
 
     @contextmanager
     def accumulate(self, *models: Any) -> Iterator[None]:
-        """One micro-batch: afterwards, gradients are whole at every last one, and at the end of the loader."""
+        """Enter one micro-batch; gradients synchronise at every last one and at the end of the loader."""
         self.accumulated += 1
         if self.at_the_end:
             self._step, self.sync_gradients = 0, True
@@ -260,7 +259,7 @@ class AcceleratorStandIn:
         yield
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of this micro-batch's share of the mean."""
+        """Compute the gradients of this micro-batch's share of the mean."""
         self.backwards += 1
         self._inside = True
         (loss / self.gradient_accumulation_steps).backward()
