@@ -46,6 +46,20 @@ def test_a_job_without_end_is_stopped_with_all_it_started(job: Any) -> None:
     assert run_limited(lambda: 1).answer == 1
 
 
+def test_a_job_that_is_not_yet_alone_in_its_session_is_stopped_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child is forked with this `setsid`: it has no group of its own, as in its first moment."""
+    monkeypatch.setattr(os, "setsid", lambda: None)
+    begun_s = time.monotonic()
+    assert run_limited(lambda: time.sleep(60), wall_s=0.5).end == "too_long"
+    assert time.monotonic() - begun_s < 45
+
+
+def test_a_check_gives_two_gibibytes() -> None:
+    """As the sentence says that refuses more; what is never written takes addresses and no memory."""
+    assert run_limited(lambda: len(bytearray(2_060_000_000))).answer == 2_060_000_000
+    assert run_limited(lambda: len(bytearray(2_400_000_000))).end == "died"
+
+
 def test_a_flood_is_cut() -> None:
     def flood() -> None:
         while True:
