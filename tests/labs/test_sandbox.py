@@ -15,6 +15,7 @@ import torch
 
 from dlojz.base.language import use_language
 from dlojz.labs.kit.exercise import NotDone, judge
+from dlojz.labs.kit.quiet_deepspeed import _silent
 from dlojz.labs.kit.sandbox import OUTPUT_BYTES, run_limited
 from dlojz.labs.lab00_getting_started.exercises import GLOBAL_BATCH
 
@@ -68,6 +69,17 @@ def test_a_flood_is_cut() -> None:
     outcome = run_limited(flood)
     assert outcome.end == "flood"
     assert len(outcome.printed) == OUTPUT_BYTES
+
+
+def test_what_deepspeed_and_its_children_print_is_not_shown_and_all_else_is(capfd: pytest.CaptureFixture[str]) -> None:
+    def write() -> None:
+        subprocess.run(["sh", "-c", "echo out; echo err >&2"], check=True)
+
+    with _silent():
+        write()
+    assert tuple(capfd.readouterr()) == ("", "")
+    write()
+    assert tuple(capfd.readouterr()) == ("out\n", "err\n")
 
 
 def test_a_sudden_exit_is_told() -> None:
