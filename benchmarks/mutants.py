@@ -45,6 +45,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from queue import Queue
 from threading import Lock
@@ -57,8 +58,8 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 GOAL = 0.95
-FIRST_S, LONGEST_S = 300.0, 1500.0
-"""How long test files may take on a mutant before it is asked how long they take without it; and without it."""
+LONGEST_S = 1500.0
+"""How long test files may take without a mutant."""
 FIRST = 40
 """Tests that reach a mutant and run before whole files, the fastest of them."""
 SLOW_S = 25.0
@@ -823,26 +824,26 @@ class Runner:
                 self._results.write()
         return dict(known["keys"][mutant.key]) if known["keys"][mutant.key] is not None else None
 
-    def _seen(self, tree: Tree, mutant: Mutant, tests: Sequence[str], chance: set[str]) -> str:
+    def _seen(self, tree: Tree, mutant: Mutant, tests: Mapping[str, float], chance: set[str]) -> str:
         """Which test sees a mutant; empty if none does. What fails runs again, without the mutant and with it."""
         original = (ROOT / mutant.path).read_bytes()
         wrong = {mutant.path: original[: mutant.start] + mutant.text.encode() + original[mutant.end :]}
-        limit_s = FIRST_S
+        limit_s = 60 + 5 * sum(tests.values())
         while True:
             with tree.changed(wrong):
-                said, by, seconds = tree.pytest(tests, limit_s, chance)
+                said, by, seconds = tree.pytest([*tests], limit_s, chance)
             if said in ("green", "none"):
                 return ""
             if said == "late":
                 # Late counts as killed where the same tests are done in a fraction of the time.
-                needed_s = 60 + 5 * tree.pytest(tests, LONGEST_S, chance)[2]
+                needed_s = 60 + 5 * tree.pytest([*tests], LONGEST_S, chance)[2]
                 if seconds >= needed_s:
                     return by
                 limit_s = needed_s
                 continue
             file = by.partition("::")[0]
             known = (tree.folder / file).is_file()
-            for again in ([by], [file]) if known else (tests,):
+            for again in ([by], [file]) if known else ([*tests],):
                 with tree.changed(wrong):
                     red = tree.pytest(again, LONGEST_S, chance)[0] == "red"
                 if red and (again == [by] or tree.pytest(again, LONGEST_S, chance)[0] in ("green", "none")):
@@ -861,10 +862,10 @@ class Runner:
             for part in parts:
                 reach = {test: found for test in part if (found := self._reaching(tree, mutant, test)) is not None}
                 known = self._results.baseline
-                green = [test for test in reach if known[test]["green"]]
-                files = sorted(green, key=lambda test: known[test]["seconds"])
+                green = {test: float(known[test]["seconds"]) for test in reach if known[test]["green"]}
+                files = dict(sorted(green.items(), key=itemgetter(1)))
                 alone = {name: seconds for test in files for name, seconds in reach[test].items()}
-                first = sorted(alone, key=lambda name: alone[name])[:FIRST]
+                first = dict(sorted(alone.items(), key=itemgetter(1))[:FIRST])
                 if (first and (by := self._seen(tree, mutant, first, chance))) or (
                     files and (by := self._seen(tree, mutant, files, chance))
                 ):
