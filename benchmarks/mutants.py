@@ -7,8 +7,11 @@ A mutant is the package with one small wrong change: `<` for `<=`, `max` for `mi
 all-reduce, 1000 for 1024 (all in `KINDS`). Mutants are drawn with a fixed seed, spread over rooms, kinds and functions.
 Each is made in a temporary copy of the tree, never in the checkout, and the tests of its room run on it: first the
 files that import or name the changed module, then the rest of the room, then those outside that know the module (where
-they are few), the fastest first. A mutant is killed when a test fails that is green without it. What survives is a test
-to write, or a change that means the same: read it before you write.
+they are few), the fastest first. Each file runs once without a mutant, with a probe at each changed statement: files
+that never reach a statement cannot see a change of it, and are left out; tests that reach it run first.
+
+A mutant is killed when a test fails that is green without it, twice: a test that fails once by chance is no kill. What
+survives is a test to write, or a change that means the same: read it before you write.
 
 Left out are docstrings, annotations, messages (`say`, `raise`, `print`, logs), `__repr__`, drawing, decorators, times
 to wait, and changes that mean the same by rule (see `_means_the_same`).
@@ -37,15 +40,16 @@ import tempfile
 import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from queue import Queue
 from threading import Lock
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import tyro
 from rich.console import Console
@@ -54,8 +58,12 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 GOAL = 0.95
-FIRST_S, LONGEST_S = 300.0, 1500.0
-"""How long test files may take on a mutant before it is asked how long they take without it; and without it."""
+LONGEST_S = 1500.0
+"""How long test files may take without a mutant."""
+FIRST = 40
+"""Tests that reach a mutant and run before whole files, the fastest of them."""
+SLOW_S = 25.0
+"""Test files that take longer run last."""
 
 # -- rooms: their modules and their tests, as globs from the root; a leading "!" takes away
 
@@ -259,9 +267,7 @@ class _Rules(ast.NodeVisitor):
             inner_start, inner_end = self._span(node.left)[1], self._span(node.right)[0]
             between = self._source[inner_start:inner_end].decode()
             operator = "+" if swapped == "-" else "-"
-            self._between(
-                "sign", node.lineno, inner_start, inner_end, between.replace(operator, swapped, 1)
-            )
+            self._between("sign", node.lineno, inner_start, inner_end, between.replace(operator, swapped, 1))
             self._between("dropped term", node.lineno, start, end, left)
             if isinstance(node.op, ast.Add):
                 self._between("dropped term", node.lineno, start, end, right)
@@ -538,6 +544,7 @@ class Results:
         self.baseline: dict[str, dict[str, float | bool | str]] = stored.get("baseline", {})
         self.results = {key: Result(**value) for key, value in stored.get("results", {}).items()}
         self.mutants: dict[str, dict[str, object]] = stored.get("mutants", {})
+        self.reached: dict[str, dict[str, Any]] = stored.get("reached", {})
 
     def put(self, key: str, mutant: Mutant, result: Result) -> None:
         """Keep one result."""
@@ -554,6 +561,7 @@ class Results:
                 "baseline": self.baseline,
                 "results": {key: asdict(result) for key, result in self.results.items()},
                 "mutants": self.mutants,
+                "reached": self.reached,
             }
             beside = self._path.with_suffix(".new")
             beside.write_text(json.dumps(content, indent=1), encoding="utf-8")
@@ -571,7 +579,11 @@ def digest_of(patterns: tuple[str, ...]) -> str:
 
 SERVER = """
 import importlib, json, os, sys
-for name in ("hypothesis", "numpy", "pydantic", "pytest", "rich", "torch.distributed", "torch.utils.checkpoint"):
+for name in (
+    "hypothesis.extra.numpy", "matplotlib.figure", "nbclient", "nbval.kernel", "numpy", "psutil", "pydantic", "pytest",
+    "rich.table", "scipy.optimize", "torch.distributed", "torch.utils.checkpoint", "torch.fx", "tyro",
+    "typeguard", "anyio.pytest_plugin",
+):
     try:
         importlib.import_module(name)
     except ImportError:
@@ -586,11 +598,29 @@ for line in sys.stdin:
             os.dup2(to, number)
         sys.path[0] = os.getcwd()
         sys.argv = ["pytest", *task["arguments"]]
-        sys.exit(importlib.import_module("pytest").main(task["arguments"]))
+        times = open(task["times"], "w")
+        class Times:
+            def pytest_runtest_logreport(self, report):
+                print(report.duration, report.nodeid, file=times, flush=True)
+        sys.exit(importlib.import_module("pytest").main(task["arguments"], plugins=[Times()]))
     print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 """Runs pytest in a fork of a process that has imported what takes long and no mutant changes."""
+
+PROBE = """
+import os
+_seen = set()
+
+def reached(key):
+    test = os.environ.get("PYTEST_CURRENT_TEST", "")
+    if (key, test) not in _seen:
+        _seen.add((key, test))
+        file = os.open({path!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(file, f"{{key}} {{test}}\\n".encode())
+        os.close(file)
+"""
+"""A module that notes which test reaches a statement, also in processes that the test starts."""
 
 
 class Tree:
@@ -609,10 +639,12 @@ class Tree:
                 (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, self.folder / name)
         self._stamp = int(time.time()) - 10**7
+        self._cache = folder / f"cache-{number}"
+        self._reached = folder / f"reached-{number}"
         self._server = subprocess.Popen(
             [sys.executable, "-c", SERVER],
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(self.folder)},
+            env={**os.environ, "PYTHONPATH": str(self.folder), "XDG_CACHE_HOME": str(self._cache)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -632,18 +664,30 @@ class Tree:
             line += read
         return line.decode()
 
-    def write(self, path: str, content: bytes) -> None:
-        """Put a file's content, with a time of its own: compiled code of what was there before must not be taken."""
+    @contextmanager
+    def changed(self, files: Mapping[str, bytes]) -> Iterator[None]:
+        """Other content in some files, with a date of its own: compiled code of what was there must not be taken."""
+        for path, content in files.items():
+            self._write(path, content)
+        try:
+            yield
+        finally:
+            for path in files:
+                self._write(path, (ROOT / path).read_bytes())
+
+    def _write(self, path: str, content: bytes) -> None:
         self._stamp += 10
         (self.folder / path).write_bytes(content)
         os.utime(self.folder / path, (self._stamp, self._stamp))
 
-    def pytest(self, tests: Sequence[str], limit_s: float) -> tuple[str, str, float]:
+    def pytest(self, tests: Sequence[str], limit_s: float, without: Iterable[str] = ()) -> tuple[str, str, float]:
         """Run test files until one test fails: `green`, `red`, `late` or `none`; which test; seconds."""
         begun = time.monotonic()
-        options = ("-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no")
+        options = ("-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no", "--show-capture=no")
+        away = [f"--deselect={test}" for test in without]
         log = self.folder.with_suffix(".log")
-        self._ask({"arguments": [*options, *tests], "log": str(log)})
+        times = str(self.folder.with_suffix(".times"))
+        self._ask({"arguments": [*options, *away, *tests], "log": str(log), "times": times})
         group = int(self._answer())
         assert self._server.stdout is not None
         late = not select.select([self._server.stdout], [], [], limit_s)[0]
@@ -661,73 +705,170 @@ class Tree:
         told = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", output, re.MULTILINE)
         return "red", told[1] if told else f"pytest ended with {code}", seconds
 
+    def probe(self, test: str, probed: Mapping[str, bytes]) -> tuple[str, str, float, dict[str, dict[str, float]]]:
+        """Run one test file on probed modules: what `pytest` says, and per key the tests that reach it, with seconds.
+
+        What is stored from earlier runs is deleted first, and a test run on its own knows no other file's caches.
+        """
+        shutil.rmtree(self._cache, ignore_errors=True)
+        self._reached.unlink(missing_ok=True)
+        (self.folder / "mutant_probe.py").write_text(PROBE.format(path=str(self._reached)), encoding="utf-8")
+        with self.changed(probed):
+            said, by, seconds = self.pytest([test], LONGEST_S)
+        took_s: Counter[str] = Counter()
+        for line in self.folder.with_suffix(".times").read_text(encoding="utf-8").splitlines():
+            duration, _, name = line.partition(" ")
+            took_s[name] += float(duration)  # type: ignore[assignment]
+        found: dict[str, dict[str, float]] = defaultdict(dict)
+        lines = self._reached.read_text(encoding="utf-8").splitlines() if self._reached.exists() else []
+        for line in lines:
+            key, _, told = line.partition(" ")
+            name = told.rpartition(" (")[0]
+            found[key] |= {name: round(float(took_s[name]), 2)} if name in took_s else {}
+        return said, by, seconds, dict(found)
+
+
+def probed(mutants: Iterable[Mutant]) -> dict[str, bytes]:
+    """Modules with a probe before each statement that a mutant changes, where it stands in a function."""
+    lines: dict[str, list[bytes]] = {}
+    places = {(mutant.path, place, mutant.key) for mutant in mutants if (place := _statement(mutant))}
+    for path, (number, column), key in sorted(places, reverse=True):
+        if path not in lines:
+            lines[path] = (ROOT / path).read_bytes().split(b"\n")
+        probe = f'import mutant_probe; mutant_probe.reached("{key}")'
+        lines[path].insert(number - 1, b" " * column + probe.encode())
+    return {path: b"\n".join(one) for path, one in lines.items()}
+
+
+@cache
+def _statements(path: str) -> list[tuple[int, int, int]]:
+    """Statements within functions before which a line can be put: first and last line, column."""
+    source = (ROOT / path).read_bytes()
+    lines, found = source.split(b"\n"), []
+
+    def visit(node: ast.AST, inside: bool) -> None:
+        for child in ast.iter_child_nodes(node):
+            if inside and isinstance(child, ast.stmt):
+                first = min([child.lineno, *(one.lineno for one in getattr(child, "decorator_list", ()))])
+                before, after = lines[first - 1][: child.col_offset], lines[first - 1][child.col_offset :]
+                if not before.strip() and not after.startswith(b"elif"):
+                    assert child.end_lineno is not None
+                    found.append((first, child.end_lineno, child.col_offset))
+            visit(child, inside or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
+
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for statement in node.body:
+                visit(ast.Module([statement], []), inside=True)
+    return sorted(set(found))
+
+
+def _statement(mutant: Mutant) -> tuple[int, int] | None:
+    """Line and column of the innermost statement that a mutant changes; None outside of functions."""
+    around = [(first, column) for first, last, column in _statements(mutant.path) if first <= mutant.line <= last]
+    return around[-1] if around else None
+
 
 class Runner:
     """Runs mutants on copies of the tree."""
 
-    def __init__(self, trees: Sequence[Tree], results: Results, keep_going: bool) -> None:
+    def __init__(self, trees: Sequence[Tree], results: Results, keep_going: bool, chosen: Sequence[Mutant]) -> None:
         self._free: Queue[Tree] = Queue()
         for tree in trees:
             self._free.put(tree)
-        self._results, self._keep_going = results, keep_going
+        self._results, self._keep_going, self._chosen = results, keep_going, chosen
         self._one: dict[str, Lock] = defaultdict(Lock)
-        self._code = digest_of(("dlojz/**/*.py", "tests/**/conftest.py"))
+        self._code = digest_of(("dlojz/**/*.py", "tests/**/*.py", "!tests/**/test_*.py"))
 
-    def _clean(self, tree: Tree, test: str) -> tuple[bool, float]:
-        """Whether a test file is green without a mutant, and how long it takes; measured when first asked."""
+    def _clean(self, tree: Tree, test: str) -> bool:
+        """Whether a test file is green without a mutant; its seconds are measured when first asked."""
         key = f"{self._code} {digest_of((test,))}"
+        known = self._results.baseline.get(test)
+        if known is None or known["of"] != key:
+            said, by, seconds = tree.pytest([test], LONGEST_S)
+            known = self._timed(test, said in ("green", "none"), by, seconds)
+        return bool(known["green"])
+
+    def _timed(self, test: str, green: bool, by: str, seconds: float) -> dict[str, float | bool | str]:
+        of = f"{self._code} {digest_of((test,))}"
+        known: dict[str, float | bool | str] = {"of": of, "green": green, "seconds": round(seconds, 1), "by": by}
+        self._results.baseline[test] = known
+        self._results.write()
+        if not green and not self._keep_going:
+            raise SystemExit(f"{test} is red without a mutant ({by}): mend it, or leave it out with --keep-going.")
+        return known
+
+    def _is_slow(self, test: str) -> bool:
+        """Whether a file takes long; of one that has not been timed, its length is a guess."""
+        known = self._results.baseline.get(test)
+        return (float(known["seconds"]) if known else _guess_s(test)) > SLOW_S
+
+    def _reaching(self, tree: Tree, mutant: Mutant, test: str) -> dict[str, float] | None:
+        """Tests of a file that reach what a mutant changes, with seconds; None if none can.
+
+        Without tests, but not None: the whole file may see it.
+        """
+        of, name = f"{self._code} {digest_of((test,))}", f"{mutant.room} {test}"
         with self._one[test]:
-            known = self._results.baseline.get(test)
-            if known is None or known["of"] != key:
-                said, by, seconds = tree.pytest([test], LONGEST_S)
-                known = {"of": key, "green": said in ("green", "none"), "seconds": round(seconds, 1), "by": by}
-                self._results.baseline[test] = known
+            known = self._results.reached.get(name)
+            if known is None or known["of"] != of or mutant.key not in known["keys"]:
+                mine = [one for one in self._chosen if one.room == mutant.room and _known(self._results, one) is None]
+                said, by, seconds, found = tree.probe(test, probed(mine))
+                if said in ("green", "none"):
+                    self._timed(test, True, by, seconds)
+                    keys = {one.key: found.get(one.key) if _statement(one) else {} for one in mine}
+                else:  # red with probes: it may be green without, and what it reaches is not known
+                    self._clean(tree, test)
+                    keys = {one.key: {} for one in mine}
+                known = self._results.reached[name] = {"of": of, "keys": keys}
                 self._results.write()
-                if not known["green"] and not self._keep_going:
-                    raise SystemExit(
-                        f"{test} is not green without a mutant ({by}): mend it, or leave it out with --keep-going."
-                    )
-        return bool(known["green"]), float(known["seconds"])
+        return dict(known["keys"][mutant.key]) if known["keys"][mutant.key] is not None else None
 
-    def _order(self, tests: Sequence[str]) -> list[str]:
-        """The fastest first; of a file that has not been timed, its length is a guess. Those known to be red go."""
-        known = self._results.baseline
-        green = [test for test in tests if test not in known or known[test]["green"]]
-        return sorted(green, key=lambda test: known[test]["seconds"] if test in known else _guess_s(test))
-
-    def _seen(self, tree: Tree, mutant: Mutant, tests: list[str]) -> str:
-        """Which test sees a mutant; empty if none does. What is red, or late, is first run without the mutant."""
-        original = (tree.folder / mutant.path).read_bytes()
-        changed = original[: mutant.start] + mutant.text.encode() + original[mutant.end :]
-        limit_s = FIRST_S
-        while tests := self._order(tests):
-            tree.write(mutant.path, changed)
-            try:
-                said, by, seconds = tree.pytest(tests, limit_s)
-            finally:
-                tree.write(mutant.path, original)
+    def _seen(self, tree: Tree, mutant: Mutant, tests: Mapping[str, float], chance: set[str]) -> str:
+        """Which test sees a mutant; empty if none does. What fails runs again, without the mutant and with it."""
+        original = (ROOT / mutant.path).read_bytes()
+        wrong = {mutant.path: original[: mutant.start] + mutant.text.encode() + original[mutant.end :]}
+        limit_s = 60 + 5 * sum(tests.values())
+        while True:
+            with tree.changed(wrong):
+                said, by, seconds = tree.pytest([*tests], limit_s, chance)
             if said in ("green", "none"):
                 return ""
-            file = by.partition("::")[0]
-            asked = [file] if file in tests else tests
-            clean = [self._clean(tree, test) for test in asked]
-            if all(green for green, _ in clean):
-                if said == "red":
-                    return by
+            if said == "late":
                 # Late counts as killed where the same tests are done in a fraction of the time.
-                needed_s = 60 + 5 * sum(taken for _, taken in clean)
+                needed_s = 60 + 5 * tree.pytest([*tests], LONGEST_S, chance)[2]
                 if seconds >= needed_s:
                     return by
                 limit_s = needed_s
-        return ""
+                continue
+            file = by.partition("::")[0]
+            known = (tree.folder / file).is_file()
+            for again in ([by], [file]) if known else ([*tests],):
+                with tree.changed(wrong):
+                    red = tree.pytest(again, LONGEST_S, chance)[0] == "red"
+                if red and (again == [by] or tree.pytest(again, LONGEST_S, chance)[0] in ("green", "none")):
+                    return by  # its file is green without
+            if not known or by == file:
+                return ""
+            chance.add(by)  # it fails without the mutant too, or passes with it
 
     def run(self, mutant: Mutant) -> Result:
-        """What becomes of one mutant."""
+        """What becomes of one mutant: first the tests that reach it, then their files; the slow files last."""
         tree, begun, by = self._free.get(), time.monotonic(), ""
         groups = [group for group in tests_of(mutant) if group]
+        parts = [[test for test in group if self._is_slow(test) == slow] for slow in (False, True) for group in groups]
         try:
-            for group in groups:
-                if by := self._seen(tree, mutant, group):
+            chance: set[str] = set()
+            for part in parts:
+                reach = {test: found for test in part if (found := self._reaching(tree, mutant, test)) is not None}
+                known = self._results.baseline
+                green = {test: float(known[test]["seconds"]) for test in reach if known[test]["green"]}
+                files = dict(sorted(green.items(), key=itemgetter(1)))
+                alone = {name: seconds for test in files for name, seconds in reach[test].items()}
+                first = dict(sorted(alone.items(), key=itemgetter(1))[:FIRST])
+                if (first and (by := self._seen(tree, mutant, first, chance))) or (
+                    files and (by := self._seen(tree, mutant, files, chance))
+                ):
                     break
         finally:
             self._free.put(tree)
@@ -738,7 +879,7 @@ class Runner:
 def _guess_s(test: str) -> float:
     """Seconds that a test file may take: more where it starts processes."""
     text = (ROOT / test).read_text(encoding="utf-8")
-    return len(text) / 2000 + 30 * len(re.findall(r"\b(spmd|Popen|subprocess\.run|run_here|dlojz\.run)\(", text))
+    return len(text) / 2000 + 10 * len(re.findall(r"\b(spmd|Popen|subprocess\.run|run_here|dlojz\.run)\(", text))
 
 
 def _tests_digest(mutant: Mutant) -> str:
@@ -820,7 +961,7 @@ def main(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     shown = Progress(*columns, console=console)
     with tempfile.TemporaryDirectory(prefix="dlojz-mutants-") as folder, shown as progress:
-        runner = Runner([Tree(Path(folder), number) for number in range(jobs)], results, keep_going)
+        runner = Runner([Tree(Path(folder), number) for number in range(jobs)], results, keep_going, chosen)
         task = progress.add_task("mutants", total=len(chosen))
 
         def one(mutant: Mutant) -> None:

@@ -52,6 +52,8 @@ def test_an_unknown_device_and_a_missing_file_are_refused(tmp_path: Path) -> Non
         ("NVIDIA A100-SXM4-80GB", 85, "a100-80"),
         ("NVIDIA A100-SXM4-40GB", 42, "a100-40"),
         ("NVIDIA GeForce RTX 3060", 12, "cpu"),
+        ("Tesla V100-SXM2-16GB", 17, "v100-16"),
+        ("Tesla V100 of a size that is not known", 24, "cpu"),
     ],
 )
 def test_a_gpu_is_known_by_its_drivers_title(title: str, gigabytes: int, name: str) -> None:

@@ -114,6 +114,15 @@ def test_what_was_measured_is_told_as_such(tmp_path: Path) -> None:
     assert found.measured and found.to_dict()["source"] == "measured"
 
 
+def test_of_several_ranks_the_fullest_is_told(tmp_path: Path) -> None:
+    record = _oom(2**30, measured=True)
+    small = record.footprints[0]
+    peak = small.memory.peak_bytes or 0
+    large = small.model_copy(update={"rank": 1, "memory": small.memory.model_copy(update={"peak_bytes": peak + 1})})
+    found = post_mortem(_kept(tmp_path, record.model_copy(update={"footprints": (small, large)})))
+    assert found.rank == 1 and found.memory.peak_bytes == peak + 1
+
+
 def test_a_run_that_completed_did_not_lack_memory(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     record = _oom(2**34, measured=True).model_copy(update={"status": "completed", "reason": ""})
     _kept(tmp_path, record)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from dlojz.base.errors import LabError
 from dlojz.by_hand.collectives.running import TimedMessage
@@ -35,6 +37,8 @@ from dlojz.cost_model.measuring import (
     ROWS,
     WIDER,
     Timed,
+    _neighbours,
+    _window_on_gpu_s,
     chained,
 )
 from dlojz.cost_model.workload import Product, product_s
@@ -72,6 +76,49 @@ def setup_of(ranks: int, slower: float = 1.0) -> Setup:
         if ranks > 1
     ]
     return Setup(ranks=ranks, timings=tuple(timings), points=tuple(points))
+
+
+def test_a_gpu_is_timed_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its events count milliseconds: here 2 for each call, and at least half a window of 100 is wanted."""
+    calls: list[None] = []
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = len(calls)
+
+        def elapsed_time(self, end: Event) -> float:
+            return 2.0 * (end.at - self.at)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert _window_on_gpu_s(lambda: calls.append(None), 0.1) == pytest.approx(2e-3)
+    assert len(calls) == 8 + 32
+
+
+def test_a_message_between_gpus_has_arrived_when_the_clock_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sends between GPUs return at once; the host of this test is rank 0 of two, and its tensors are on the CPU."""
+    done: list[str] = []
+
+    def on_cpu(make: Any) -> Any:
+        return lambda *given, device: make(*given)
+
+    for where, name, answer in (
+        (dist, "get_rank", 0),
+        (dist, "get_world_size", 2),
+        (dist, "barrier", None),
+        (dist, "send", None),
+        (dist, "all_reduce", None),
+        (torch.cuda, "synchronize", None),
+    ):
+        monkeypatch.setattr(where, name, lambda *_, name=name, answer=answer, **__: (done.append(name), answer)[1])
+    for name in ("zeros", "tensor"):
+        monkeypatch.setattr(torch, name, on_cpu(getattr(torch, name)))
+    points = _neighbours(torch.device("cuda"), repeats=1)
+    once = ["barrier", "send", "synchronize"]
+    assert done == ["get_rank", "get_world_size", *[*once * 3, "all_reduce"] * len(points)]
 
 
 @pytest.fixture(scope="module")

@@ -84,6 +84,16 @@ def test_a_row_shows_what_was_measured_and_the_hub_takes_the_largest(monkeypatch
     assert "with the optional Accelerate installed" in text
 
 
+def test_a_machine_that_had_other_work_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The load is laid over the cores of the largest machine: 2 or 4 of them here."""
+    plain = replace(read_durations()["00"], cores=2, load=8.0)
+    for last, told in ((4, False), (3, True)):
+        durations = {entry.number: plain for entry in LABS} | {"12": replace(plain, cores=last)}
+        monkeypatch.setattr(build, "read_durations", lambda made=durations: made)
+        text = instructors_labs_table()
+        assert f"elapsed seconds on {last} cores" in text and ("a load of up to 8" in text) == told
+
+
 def test_what_was_not_measured_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "read_rooms", dict)
     monkeypatch.setattr(build, "read_durations", dict)

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dlojz import labs
 from dlojz.base.errors import LabError
-from dlojz.base.language import use_language
-from dlojz.labs.kit.exercise import Prediction, Said, Verdict
+from dlojz.base.language import Language, use_language
+from dlojz.labs.kit.exercise import Prediction, Said, Verdict, Wrong
+from dlojz.labs.kit.judges import by_reference
 from dlojz.labs.kit.lab import notebook_language
 
 
@@ -186,6 +188,41 @@ def test_bytes_are_written_as_each_language_does() -> None:
     assert prediction.format(2 * 2**20) == "2.00 MiB (2,097,152 B)"
     use_language("fr")
     assert prediction.format(2 * 2**20) == "2,00 Mio (2\u202f097\u202f152 octets)"
+
+
+def test_a_large_count_is_written_short_and_in_full() -> None:
+    prediction = Prediction(id="x", question=Said("?", "?"), kind="count")
+    assert [prediction.format(value) for value in (9_999, 10_000, -25_000)] == [
+        "9999",
+        "10.0 k (10,000)",
+        "-25.0 k (-25,000)",
+    ]
+
+
+def test_a_notebook_is_given_its_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shell, given = object(), []
+    monkeypatch.setattr("dlojz.ranks.load_ipython_extension", given.append)
+    labs.start("00", root=tmp_path / "runs")
+    assert given == []
+    monkeypatch.setattr("IPython.core.getipython.get_ipython", lambda: shell)
+    labs.start("00", root=tmp_path / "runs")
+    assert given == [shell]
+
+
+@pytest.mark.parametrize(
+    ("language", "words"),
+    [
+        ("en", "but 50% of the values differ from the reference, by up to 3"),
+        ("fr", "mais 50 % des valeurs diffèrent de la référence, jusqu’à 3"),
+    ],
+)
+def test_a_tensor_that_differs_is_told_how_far(language: Language, words: str) -> None:
+    use_language(language)
+    expected = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    judge = by_reference(lambda x: expected, cases=lambda: [(0,)], mistakes=())
+    with pytest.raises(Wrong) as refused:
+        judge(lambda x: torch.tensor([1.0, 2.0, 0.0, 3.0]))
+    assert words in str(refused.value).replace("\u202f", " ").replace("\xa0", " ")
 
 
 def test_what_is_shown_is_escaped() -> None:

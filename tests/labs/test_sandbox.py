@@ -15,6 +15,7 @@ import torch
 
 from dlojz.base.language import use_language
 from dlojz.labs.kit.exercise import NotDone, judge
+from dlojz.labs.kit.quiet_deepspeed import _silent
 from dlojz.labs.kit.sandbox import OUTPUT_BYTES, run_limited
 from dlojz.labs.lab00_getting_started.exercises import GLOBAL_BATCH
 
@@ -46,6 +47,20 @@ def test_a_job_without_end_is_stopped_with_all_it_started(job: Any) -> None:
     assert run_limited(lambda: 1).answer == 1
 
 
+def test_a_job_that_is_not_yet_alone_in_its_session_is_stopped_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child is forked with this `setsid`: it has no group of its own, as in its first moment."""
+    monkeypatch.setattr(os, "setsid", lambda: None)
+    begun_s = time.monotonic()
+    assert run_limited(lambda: time.sleep(60), wall_s=0.5).end == "too_long"
+    assert time.monotonic() - begun_s < 45
+
+
+def test_a_check_gives_two_gibibytes() -> None:
+    """As the sentence says that refuses more; what is never written takes addresses and no memory."""
+    assert run_limited(lambda: len(bytearray(2_060_000_000))).answer == 2_060_000_000
+    assert run_limited(lambda: len(bytearray(2_400_000_000))).end == "died"
+
+
 def test_a_flood_is_cut() -> None:
     def flood() -> None:
         while True:
@@ -54,6 +69,17 @@ def test_a_flood_is_cut() -> None:
     outcome = run_limited(flood)
     assert outcome.end == "flood"
     assert len(outcome.printed) == OUTPUT_BYTES
+
+
+def test_what_deepspeed_and_its_children_print_is_not_shown_and_all_else_is(capfd: pytest.CaptureFixture[str]) -> None:
+    def write() -> None:
+        subprocess.run(["sh", "-c", "echo out; echo err >&2"], check=True)
+
+    with _silent():
+        write()
+    assert tuple(capfd.readouterr()) == ("", "")
+    write()
+    assert tuple(capfd.readouterr()) == ("out\n", "err\n")
 
 
 def test_a_sudden_exit_is_told() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,6 +85,21 @@ def test_a_damaged_file_is_said_once_traced_anew_and_replaced(
     assert trace_store.kept(key, never) == trace
     DAMAGE[name](path)
     assert trace_store.kept(key, lambda: trace) is trace and not capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_is_said_and_leaves_no_half_a_file(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key, trace, path = written(store)
+    path.unlink()
+
+    def full(source: str, target: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(trace_store.os, "replace", full)
+    assert trace_store.kept(key, lambda: trace) is trace
+    assert list(store.iterdir()) == []
+    assert f"could not be kept in {store} (No space left on device)" in capsys.readouterr().err
 
 
 def test_another_version_of_the_code_has_other_files(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,31 @@ def test_a_run_that_has_ended(config: RunConfig, make_folder: Callable[..., Path
     assert run.record is not None and run.losses == run.record.losses
     assert "has ended already (failed)" in run.cancel()
     assert not (run.folder / "cancel").exists()
+
+
+def test_ctrl_c_cancels_waits_for_the_record_and_says_what_is_kept(
+    config: RunConfig,
+    make_folder: Callable[..., Path],
+    told: Told,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The launcher, here a thread of the test, ends the run 0.5 s after it is asked to."""
+    run = Run(make_folder(config, {0: told(2), 1: told(2)}, alive=True))
+    ended = make_folder(config, {0: told(2), 1: told(2)}) / "launch.json"
+
+    def end() -> None:
+        (run.folder / "launch.json").write_bytes(ended.read_bytes())
+
+    def interrupted(bar: ProgressBar, state: str) -> None:
+        threading.Timer(0.5, end).start()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ProgressBar, "update", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.follow(progress=False)
+    assert (run.folder / "cancel").exists()
+    assert capsys.readouterr().err == f"{run.run_id}: cancelled after 2 steps; all that was measured is kept.\n"
 
 
 def test_html_is_escaped(config: RunConfig, make_folder: Callable[..., Path], told: Told) -> None:
@@ -79,6 +105,10 @@ def test_a_line_is_read_once_and_only_when_it_is_whole(tmp_path: Path) -> None:
         file.write('ep", "step": 1}\n')
         file.flush()
         assert tail.read() == [{"event": "step", "step": 1}]
+        file.write('{"event": "step", "step": 2}\n')
+        file.flush()
+        assert tail.read() == [{"event": "step", "step": 2}]
+        assert tail.read() == []
 
 
 def test_the_bar_tells_state_steps_loss_and_rate(

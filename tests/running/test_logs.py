@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlojz.running.folder import MAX_LOG_BYTES, last_line, read_tail, visible
+from dlojz.running.folder import MAX_LOG_BYTES, last_line, read_regular, read_tail, visible
 
 
 @settings(deadline=None)
@@ -35,6 +36,13 @@ def test_links_pipes_and_missing_files_are_empty(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "secret")
     os.mkfifo(tmp_path / "pipe")
     assert [read_tail(tmp_path / name) for name in ("link", "pipe", "missing")] == ["", "", ""]
+
+
+def test_a_file_that_is_longer_than_it_may_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    assert read_regular(tmp_path / "file", 5) == b"12345"
+    with pytest.raises(OSError, match="it has more than 4 bytes"):
+        read_regular(tmp_path / "file", 4)
 
 
 def test_last_line_is_short_and_says_something() -> None:

@@ -200,6 +200,16 @@ def test_many_threads_ask_once(fake: Any, says: Any, clock: Clock) -> None:
     assert found == ["running"] * 6 and len(fake.calls) == 1
 
 
+def test_after_an_answer_the_pauses_begin_anew() -> None:
+    """10 s between two questions, then 10, 20, 40 … 300 while there is no answer."""
+    known, waits = Cached(), []
+    for _ in range(2):
+        for failed in range(7):
+            known = known.unanswered(0.0, "?") if failed else known.answered(0.0, [])
+            waits.append(known.wait_s)
+    assert waits == [10, 10, 20, 40, 80, 160, 300] * 2
+
+
 def test_a_cache_that_is_damaged_or_not_ours_is_as_good_as_none(fake: Any, tmp_path: Path) -> None:
     path = cache_path()
     assert path is not None and path.is_relative_to(tmp_path / "cache")

@@ -229,6 +229,29 @@ def test_the_steps_of_0_1_adam() -> None:
     assert synchronises(13, 10, 14, scaler=2) and not synchronises(12, 10, 14, scaler=2)
 
 
+def test_0_1_adam_synchronises_what_it_has_gone_since_the_ranks_last_met() -> None:
+    """Lu et al. 2022, algorithm 1, on one rank and by hand: a step in full, by one bit, local, by one bit.
+
+    |g| = 1 in the first step, so that √v = 1; x = x′ − Σ γ m over all steps since x′, and m = Σ γ m / Σ γ.
+    """
+    weight, lr, beta = nn.Parameter(torch.tensor([1.0, 2.0])), 0.1, 0.5
+    with pytest.warns(UserWarning, match="does nothing but freeze"):
+        optimizer = ZeroOneAdam([weight], lr, warmup_steps=1, betas=(beta, 0.9), eps=0.0, local_scaler=1)
+    gradients = torch.tensor([[1.0, -1.0], [0.5, 2.0], [-3.0, 1.0], [2.0, 0.25]])
+    expected, momentum = torch.tensor([1.0, 2.0]), torch.zeros(2)
+    moved, rates = torch.zeros(2), 0.0
+    for step, gradient in enumerate(gradients):
+        weight.grad = gradient.clone()
+        optimizer.step()
+        rate = lr / (1 - beta ** (step + 1))
+        momentum = beta * momentum + (1 - beta) * gradient
+        expected -= rate * momentum
+        moved, rates = (moved + rate * momentum, rates + rate) if step > 1 else (moved, rates)
+    assert [synchronises(step, 1, scaler=1) for step in range(4)] == [True, True, False, True]
+    torch.testing.assert_close(weight.detach(), expected)
+    torch.testing.assert_close(optimizer.state[weight]["exp_avg"], moved / rates)
+
+
 def test_lamb_steps_by_the_norm_of_the_layer() -> None:
     """You et al. 2020, algorithm 2: a step of lr × ‖x‖, whatever the gradient's scale; without weights, of lr × ‖u‖."""
     layer, empty = nn.Parameter(torch.full((4,), 3.0)), nn.Parameter(torch.zeros(4))

@@ -235,5 +235,7 @@ def test_what_does_not_fit_is_refused() -> None:
         ring_attention(q[:, :, 1:], k[:, :, 1:], v[:, :, 1:], order="zigzag")
     with pytest.raises(LabError, match="GPT has no block of the Llama-like decoder"):
         ContextParallel(models.build("gpt_tiny", sequence_length=32))  # type: ignore[arg-type]
+    with pytest.raises(LabError, match="Linear has no block of the Llama-like decoder"):
+        ContextParallel(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
     with pytest.raises(LabError, match="call loss.backward"):
         ContextParallel(llama()).synchronize()

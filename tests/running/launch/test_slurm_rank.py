@@ -125,6 +125,28 @@ def test_the_rank_that_went_first_is_named(folder: Path) -> None:
     assert (ending.status, ending.reason[:36]) == ("failed", "rank 1 was killed by signal 9 (SIGKI")
 
 
+def test_who_fails_five_seconds_after_the_first_has_not_failed_first(folder: Path) -> None:
+    tell(folder, 0, STEP, code=1)
+    for later_s, failed in ((4.9, {0: 1, 1: 2}), (5.0, {0: 1})):
+        tell(folder, 1, STEP, code=2, at_s=later_s)
+        assert exits_of(folder, "7-0") == failed
+
+
+def test_a_rank_that_saved_waits_until_all_have_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            tell(folder, 1, SAVED, code=0)
+
+    monkeypatch.setattr(slurm_rank.time, "sleep", sleep)
+    tell(folder, 0, SAVED, code=0)
+    slurm_rank._wait_for_peers(folder, "7-0")
+    assert len(waits) == 3
+
+
 def test_memory_is_told_by_the_scheduler_s_words(folder: Path) -> None:
     tell(folder, 0, STEP, code=-signal.SIGKILL)
     tell(folder, 1, STEP)

@@ -16,6 +16,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.config.run_config import RunConfig
 from dlojz.results.record import read_record
+from dlojz.running import launch
 from dlojz.running.folder import Job, read_job
 from dlojz.running.launch import run, submit_many
 from dlojz.running.limits import explain_refusal, preview
@@ -168,6 +169,17 @@ def test_a_sweep_is_one_array_per_shape_and_sends_only_what_is_new(program: Prog
     assert len({(job.job_id, job.array_task) for job in jobs if job}) == 4
     assert submit_many([small, large, *others], on="slurm", machine="local") == runs
     assert len(list((tmp_path / "runs" / ".sweeps").iterdir())) == 2
+
+
+def test_a_sweep_longer_than_an_array_may_be_is_several(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "MAX_TASKS", 2)
+    program("sbatch", f'grep -h "^#SBATCH --array" job.sh >> {tmp_path}/sent; echo "$$"')
+    five = [RunConfig.of(model="vit_tiny", dp=2, device="cpu", seed=seed) for seed in range(5)]
+    runs = submit_many(five, on="slurm", machine="local", at_once=4)
+    assert (tmp_path / "sent").read_text().split() == ["#SBATCH", "--array=0-1%2"] * 2 + ["#SBATCH", "--array=0-0%1"]
+    assert all((job := read_job(one.folder)) is not None and job.job_id for one in runs)
 
 
 def test_runs_of_two_interpreters_are_two_arrays(
