@@ -5,6 +5,7 @@ the same key; anything else is traced anew. What the store holds can be deleted 
 
 One gzipped JSON file per trace, in `$XDG_CACHE_HOME/dlojz/traces` (`~/.cache/dlojz/traces` by default). Nothing is
 pickled. A damaged file, a folder that cannot be written, or a file of somebody else is reported once per process.
+A file that was not read for `UNREAD_DAYS` days, be it of this version or of another, is deleted at the next write.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import json
 import os
 import sys
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,6 +33,7 @@ FORMAT: Final = 1
 PHASES: Final = ("data", "forward", "backward")
 MAX_BYTES: Final = 64 * 2**20
 """No file of ours is larger: the largest model of the catalogue takes less than one MB."""
+UNREAD_DAYS: Final = 30
 SOURCES: Final = ("models", "by_hand/tensor", "by_hand/activation_offload.py", "prediction", "train/engines/base.py")
 """Parts of the package whose code decides what a trace holds."""
 Parsed = TypeVar("Parsed")
@@ -166,7 +170,10 @@ def read(key: Hashable, parse: Callable[[dict[str, Any]], Parsed]) -> Parsed | N
             data = json.load(file)
         if data["format"] != FORMAT or data["code"] != code_version() or data["key"] != repr(key):
             raise ValueError(path.name)
-        return parse(data["data"])
+        found = parse(data["data"])
+        with suppress(OSError):
+            os.utime(path)  # the time of the last reading, by which `_prune` goes
+        return found
     except FileNotFoundError:
         return None
     except (OSError, EOFError, zlib.error, ValueError, KeyError, IndexError, TypeError, AttributeError):
@@ -192,6 +199,7 @@ def write(key: Hashable, data: dict[str, Any]) -> None:
         with os.fdopen(handle, "wb") as raw, gzip.open(raw, "wt", compresslevel=1, encoding="utf-8") as file:
             json.dump(told, file, separators=(",", ":"))
         os.replace(temporary, path)
+        _prune(path.parent)
     except OSError as error:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
@@ -202,6 +210,15 @@ def write(key: Hashable, data: dict[str, Any]) -> None:
                 "prochaine fois.",
             )
         )
+
+
+def _prune(within: Path) -> None:
+    """Delete the files, unfinished ones included, that were not read for `UNREAD_DAYS` days."""
+    oldest_s = time.time() - UNREAD_DAYS * 86_400
+    for path in within.glob("*.json.gz*"):
+        with suppress(OSError):  # another process may have deleted it
+            if path.stat().st_mtime < oldest_s:
+                path.unlink()
 
 
 def _report(sentence: str) -> None:
