@@ -439,7 +439,7 @@ def _run(trial: Trial, answer: Callable[..., Any], size: int, seed: int) -> list
     def on_rank(rank: int, size: int) -> Any:
         import torch
 
-        from dlojz.processes.collective_wrapping import rebind
+        from dlojz.processes.guard import rebind
 
         rebind(getattr(answer, "__globals__", {}))
         result = trial(answer, rank, size, seed)
@@ -648,7 +648,7 @@ def _recognised(
     trial: Trial, answer: Callable[..., Any], expected: Values, faults: Sequence[TensorFault], size: int, seed: int
 ) -> Said | None:
     def on_rank(rank: int, size: int) -> Any:
-        from dlojz.processes.collective_wrapping import rebind
+        from dlojz.processes.guard import rebind
 
         rebind(getattr(answer, "__globals__", {}))
         result = trial(answer, rank, size, seed)
