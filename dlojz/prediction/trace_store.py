@@ -25,6 +25,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from dlojz.base.files import cache_folder
 from dlojz.base.language import say
 from dlojz.prediction.trace import Allocation, MemoryTrace, TraceMark
 
@@ -41,14 +42,9 @@ _reported: set[str] = set()
 
 
 def folder() -> Path | None:
-    """The store's folder, made on first use; None where this user has none that can be written."""
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    try:
-        found = (base if base.is_absolute() else Path("~/.cache").expanduser()) / "dlojz" / "traces"
-        found.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if found.is_symlink() or found.stat().st_uid != os.getuid() or not os.access(found, os.W_OK):
-            raise PermissionError(found)
-    except (OSError, RuntimeError):
+    """Return the store's folder, made on first use; None where this user has none that can be written."""
+    found = cache_folder("traces")
+    if found is None:
         _report(
             say(
                 en="the cache folder of traces cannot be written: every model is traced anew in each process (set "
@@ -57,7 +53,6 @@ def folder() -> Path | None:
                 "nouveau dans chaque processus (donnez à XDG_CACHE_HOME un dossier à vous).",
             )
         )
-        return None
     return found
 
 

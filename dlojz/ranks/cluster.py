@@ -41,7 +41,7 @@ from dlojz.base.machine import PARENT_VARIABLE, adopt_orphans, die_with_parent
 from dlojz.processes.forks import fork
 from dlojz.processes.status_board import StatusBoard
 from dlojz.ranks.rank_setup import connection_file
-from dlojz.running.supervisor import cores_available, prepare
+from dlojz.running.supervisor import cores_available, kill_descendants, prepare
 
 START_S = 120.0
 _ASK_ANEW_S = 10.0
@@ -225,6 +225,24 @@ class RankCluster(ABC):
         """The board of the present ranks: those before may still have theirs open."""
         return self.folder / f"board-{self._starts}"
 
+    def _problem(self) -> str | None:
+        """Return why the ranks cannot start any more; None as long as they may."""
+        raise NotImplementedError
+
+    def _until(self, true: Callable[[], bool], progress: Callable[[], None] = _NOTHING) -> None:
+        """Wait until something is true.
+
+        Raises:
+            LabError: if it cannot become so, or is not so after `START_S` seconds.
+        """
+        deadline_s = time.monotonic() + START_S
+        while not true():
+            progress()
+            problem = self._problem()
+            if problem is not None or time.monotonic() > deadline_s:
+                raise LabError(not_started(problem or last_report(self.folder / "log")))
+            time.sleep(0.01)
+
     def _connected(self) -> ControllerChannel:
         if self._channel is None:
             raise RuntimeError("the ranks have not been started")
@@ -238,7 +256,7 @@ class LocalCluster(RankCluster):
 
     def __init__(self) -> None:
         super().__init__()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._size = self._started = 0
         self._ready = False
         self._failure: str | None = None
@@ -261,7 +279,7 @@ class LocalCluster(RankCluster):
         self._until(lambda: self._ready, progress)
         if self._channel is None:
             self._channel = ControllerChannel(connection_file(self.folder, "client"), self.events)
-        with self._changed:
+        with self._lock:
             self._size = size
             self._starts += 1
         StatusBoard.create(self._board, size)
@@ -271,7 +289,7 @@ class LocalCluster(RankCluster):
     def names(self) -> dict[int, str]:
         """Return the process of each rank; see `RankCluster`."""
         self._until(self._complete)
-        with self._changed:
+        with self._lock:
             return dict(self._names)
 
     def signal(self, rank: int, name: str, number: int) -> None:
@@ -315,7 +333,7 @@ class LocalCluster(RankCluster):
         """Read the supervisor's reports, in a thread."""
         for line in self._supervisor.stdout or ():
             report = json.loads(line)
-            with self._changed:
+            with self._lock:
                 if report["event"] == "ready":
                     self._ready = True
                 elif report["event"] == "cleared":
@@ -327,23 +345,15 @@ class LocalCluster(RankCluster):
                     self.events.put(Event("died", name=report["name"], value=report["code"]))
                 elif report["event"] == "failed":
                     self._failure = report["why"]
-                self._changed.notify_all()
         self._fail("")
 
     def _fail(self, why: str) -> None:
-        with self._changed:
+        with self._lock:
             self._failure = self._failure or why
-            self.events.put(Event("failed", value=self._failure))
-            self._changed.notify_all()
+        self.events.put(Event("failed", value=self._failure))
 
-    def _until(self, true: Callable[[], bool], progress: Callable[[], None] = _NOTHING) -> None:
-        deadline_s = time.monotonic() + START_S
-        while not true():
-            progress()
-            if self._failure is not None or time.monotonic() > deadline_s:
-                raise LabError(not_started(self._failure or ""))
-            with self._changed:
-                self._changed.wait(0.02)
+    def _problem(self) -> str | None:
+        return self._failure
 
 
 def _end_strays(folder: Path) -> None:
@@ -433,7 +443,8 @@ class RankSupervisor:
         except BrokenPipeError:
             return
         finally:
-            end_all_descendants()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            kill_descendants()
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _open(self) -> None:
@@ -573,26 +584,6 @@ def _end(pid: int) -> None:
                 descendant.kill()
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-
-
-def end_all_descendants() -> None:
-    """Kill everything below this process, until nothing is left; orphans have become its children."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    deadline_s = time.monotonic() + _SUPERVISOR_END_S
-    while time.monotonic() < deadline_s:
-        children = psutil.Process().children(recursive=True)
-        if not children:
-            return
-        for child in children:
-            with suppress(psutil.Error):
-                child.kill()
-        while True:
-            try:
-                if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                    break
-            except ChildProcessError:
-                break
-        time.sleep(0.005)
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ from dlojz.ranks.show import (
 )
 
 GRACE_S = (1.0, 2.0)
-"""Seconds after the first interrupt (a late rank hears nothing yet) and after the second, times the load of the machine,
-after which the rank is killed."""
+"""Seconds after the first interrupt (a late rank hears nothing yet) and after the second, each times `patience()`; then
+the rank is killed."""
 _LOOK_EVERY_S = 0.2
 _SHORTEST_PAUSE_S = 0.0002
 _LONGEST_PAUSE_S = 0.005

@@ -14,7 +14,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -23,7 +22,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import say
 from dlojz.processes.status_board import StatusBoard
 from dlojz.ranks import rank_setup
-from dlojz.ranks.cluster import START_S, ControllerChannel, RankCluster, last_report, not_started
+from dlojz.ranks.cluster import ControllerChannel, RankCluster, last_report, not_started
 from dlojz.ranks.rank_setup import RanksRefused, connection_file
 
 _ANSWER_S = 60
@@ -151,14 +150,9 @@ class SlurmCluster(RankCluster):
         except Exception as error:
             raise LabError(not_started(f"{type(error).__name__}: {error}")) from None
 
-    def _until(self, true: Callable[[], bool], progress: Callable[[], None]) -> None:
-        deadline_s = time.monotonic() + START_S
-        while not true():
-            progress()
-            ended = [process for process in (self._controller, self._step) if process and process.poll() is not None]
-            if ended or time.monotonic() > deadline_s:
-                raise LabError(not_started(last_report(self.folder / "log")))
-            time.sleep(0.02)
+    def _problem(self) -> str | None:
+        ended = [process for process in (self._controller, self._step) if process and process.poll() is not None]
+        return last_report(self.folder / "log") if ended else None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
