@@ -1,7 +1,8 @@
-"""Path of the checkout: the folder that holds the package, its notebooks and its SLURM files."""
+"""Paths: the checkout, which holds the package, its notebooks and its SLURM files; the user's cache folder."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -9,3 +10,19 @@ CHECKOUT = Path(sys.modules["dlojz"].__file__ or "").parent.parent
 """Parent folder of the package; not resolved, so that a job names the path its user knows."""
 COURSE = Path(sys.modules["dlojz"].__file__ or "").resolve().parent.parent
 """The same where the package is reached through a link: the folder in which notebooks and machine files really lie."""
+
+
+def cache_folder(name: str = "") -> Path | None:
+    """Folder `$XDG_CACHE_HOME/dlojz/NAME` (`~/.cache/dlojz/NAME` by default), made on first use.
+
+    Returns:
+        None where this user has no such folder that can be written and belongs to nobody else.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        found = (base if base.is_absolute() else Path("~/.cache").expanduser()) / "dlojz" / name
+        found.mkdir(mode=0o700, parents=True, exist_ok=True)
+        ours = not found.is_symlink() and found.stat().st_uid == os.getuid()
+    except (OSError, RuntimeError):
+        return None
+    return found if ours and os.access(found, os.W_OK) else None

@@ -28,8 +28,8 @@ from dlojz.results.footprint import Footprint, Memory
 from dlojz.results.record import STATUSES, RunRecord
 from dlojz.running.folder import DEFAULT_WORKER, read_job, read_owner
 from dlojz.running.run import Run
+from dlojz.running.slurm.slurm_messages import explain_reason
 from dlojz.running.slurm.slurm_queue import view_of
-from dlojz.running.slurm.slurm_reasons import explain_reason
 from dlojz.running.store import REUSED, run_folder, run_ids
 
 Asked = Mapping[str, str]

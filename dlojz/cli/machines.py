@@ -46,7 +46,7 @@ from dlojz.running.folder import DEFAULT_WORKER
 from dlojz.running.limits import JobRequest, admit, preview_of
 from dlojz.running.run import Run, find
 from dlojz.running.slurm.slurm_job import job_script
-from dlojz.running.slurm.slurm_queue import Queue, View, views
+from dlojz.running.slurm.slurm_queue import JobView, QueueView, views
 from dlojz.running.state import is_final
 from dlojz.running.store import run_ids, runs_root
 from dlojz.running.watch import RunView, Tracker, explained, local_time, run_text, time_words
@@ -348,7 +348,7 @@ def _all(
     return texts, over
 
 
-def _queue_table(jobs: list[View], known: set[str]) -> Table:
+def _queue_table(jobs: list[JobView], known: set[str]) -> Table:
     titles = (
         say(en="job", fr="travail"),
         say(en="run", fr="exécution"),
@@ -364,14 +364,14 @@ def _queue_table(jobs: list[View], known: set[str]) -> Table:
     return Table(titles, tuple(rows), align="l", whole=1)
 
 
-def _state(job: View) -> str:
+def _state(job: JobView) -> str:
     if job.standing == "unknown":
         return say(en=f"unknown, last {job.state}", fr=f"inconnu, dernier : {job.state}")
     words = {"pending": status_label("queued"), "running": status_label("running")}
     return words.get(job.standing, job.state)
 
 
-def _why(job: View) -> str:
+def _why(job: JobView) -> str:
     """Why a job waits, in words; the scheduler's own word for one that has ended."""
     if job.standing == "ended":
         return job.reason
@@ -382,7 +382,7 @@ def _why(job: View) -> str:
     return explained(job.reason) + expected
 
 
-def _age(queue: Queue) -> list[str]:
+def _age(queue: QueueView) -> list[str]:
     """How old the answer is, where that matters."""
     if not queue.problem:
         return []

@@ -3,6 +3,7 @@
 A stored trace is read only if it was written by the same versions of this package's tracing code and of torch, under
 the same key; anything else is traced anew. The store can be deleted at any time. Nothing is pickled. A damaged file, a
 folder that cannot be written, or a file of another user is reported once per process.
+A file that was not read for `UNREAD_DAYS` days, be it of this version or of another, is deleted at the next write.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import json
 import os
 import sys
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from dlojz.base.files import cache_folder
 from dlojz.base.language import say
 from dlojz.prediction.trace import Allocation, MemoryTrace, TraceMark
 
@@ -28,6 +32,7 @@ FORMAT: Final = 1
 PHASES: Final = ("data", "forward", "backward")
 MAX_BYTES: Final = 64 * 2**20
 """Limit of a file: the largest model of the catalogue takes less than one MB."""
+UNREAD_DAYS: Final = 30
 SOURCES: Final = ("models", "by_hand/tensor", "by_hand/activation_offload.py", "prediction", "train/engines/base.py")
 """Parts of the package that decide the contents of a trace."""
 Parsed = TypeVar("Parsed")
@@ -35,14 +40,9 @@ _reported: set[str] = set()
 
 
 def folder() -> Path | None:
-    """Return the store's folder, made on first use; None where this user cannot write one."""
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    try:
-        found = (base if base.is_absolute() else Path("~/.cache").expanduser()) / "dlojz" / "traces"
-        found.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if found.is_symlink() or found.stat().st_uid != os.getuid() or not os.access(found, os.W_OK):
-            raise PermissionError(found)
-    except (OSError, RuntimeError):
+    """Return the store's folder, made on first use; None where this user has none that can be written."""
+    found = cache_folder("traces")
+    if found is None:
         _report(
             say(
                 en="the cache folder of traces cannot be written: every model is traced anew in each process (set "
@@ -51,7 +51,6 @@ def folder() -> Path | None:
                 "nouveau dans chaque processus (donnez à XDG_CACHE_HOME un dossier à vous).",
             )
         )
-        return None
     return found
 
 
@@ -159,7 +158,10 @@ def read(key: Hashable, parse: Callable[[dict[str, Any]], Parsed]) -> Parsed | N
             data = json.load(file)
         if data["format"] != FORMAT or data["code"] != code_version() or data["key"] != repr(key):
             raise ValueError(path.name)
-        return parse(data["data"])
+        found = parse(data["data"])
+        with suppress(OSError):
+            os.utime(path)  # the time of the last reading, by which `_prune` goes
+        return found
     except FileNotFoundError:
         return None
     except (OSError, EOFError, zlib.error, ValueError, KeyError, IndexError, TypeError, AttributeError):
@@ -185,6 +187,7 @@ def write(key: Hashable, data: dict[str, Any]) -> None:
         with os.fdopen(handle, "wb") as raw, gzip.open(raw, "wt", compresslevel=1, encoding="utf-8") as file:
             json.dump(told, file, separators=(",", ":"))
         os.replace(temporary, path)
+        _prune(path.parent)
     except OSError as error:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
@@ -195,6 +198,15 @@ def write(key: Hashable, data: dict[str, Any]) -> None:
                 "prochaine fois.",
             )
         )
+
+
+def _prune(within: Path) -> None:
+    """Delete the files, unfinished ones included, that were not read for `UNREAD_DAYS` days."""
+    oldest_s = time.time() - UNREAD_DAYS * 86_400
+    for path in within.glob("*.json.gz*"):
+        with suppress(OSError):  # another process may have deleted it
+            if path.stat().st_mtime < oldest_s:
+                path.unlink()
 
 
 def _report(sentence: str) -> None:

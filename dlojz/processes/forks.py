@@ -1,15 +1,10 @@
-"""Fork: one function for a child's whole life, and `spmd`, which runs one function on several ranks.
-
-Fork a process: the one place of the package that calls `os.fork`.
+"""Fork processes: `fork` for one child, and `spmd`, which runs one function on several ranks.
 
 The child never returns into the parent's code, and no signal is lost between the fork and the child's own handlers.
 
-Ranks for one function call: forked, joined by a gloo group, guarded, gone when the call has ended.
-
-The ranks are real processes that talk through real sockets; they start in a fraction of a second because they have the
-memory of the process that forks them, functions of a notebook included. Nothing they leave behind outlives the call.
-
-What a rank gives back is JSON and tensors (safetensors): nothing is unpickled.
+The ranks of `spmd` are processes joined by a gloo group and guarded. They start in a fraction of a second because they
+have the memory of the process that forks them, functions of a notebook included; nothing outlives the call. A rank
+returns JSON and tensors (safetensors): nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -42,19 +37,16 @@ if TYPE_CHECKING:
 
 
 def fork(child: Callable[[], object], *, reset: Iterable[signal.Signals] = ()) -> int:
-    """Fork, and let the child's whole life be one function.
+    """Fork a child that runs one function; return its process number.
 
     Args:
-        child: called in the child, which it is to end by `os._exit` or by becoming another program; whatever it raises
-            is written on stderr, and the child exits with code 1.
-        reset: signals whose handlers are the parent's business: the child begins with the system's own.
-
-    Returns:
-        The process number of the child.
+        child: ends the child by `os._exit` or by becoming another program; an exception is printed on stderr, and the
+            child then exits with code 1.
+        reset: signals for which the child begins with the system's default handler.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    # Signals wait: one that the child got with the parent's handlers would be lost.
+    # Blocked: a signal that the child got with the parent's handlers would be lost.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
@@ -85,13 +77,13 @@ LIMIT_S = 10.0
 
 @dataclass(frozen=True)
 class ForkedError:
-    """An exception that ended the function on one rank.
+    """Exception that ended the function on one rank.
 
     Args:
         name: class of the exception.
-        message: its text; for `lost` the exit code, for `time` the seconds that were given.
-        kind: for a `CollectiveFault` what was found between the ranks, else empty; `lost` where the process ended
-            without an answer, `time` where it was stopped.
+        message: its text; for `lost` the exit code, for `time` the limit in seconds.
+        kind: of a `CollectiveFault`; `lost` where the process ended without an answer, `time` where it was stopped;
+            else empty.
         line: number of the last line of the function's own file that was running; 0 where there is none.
         text: that line.
     """
@@ -105,7 +97,7 @@ class ForkedError:
 
 @dataclass(frozen=True)
 class RankAnswer:
-    """What the function gave on one rank.
+    """Result of the function on one rank.
 
     Args:
         rank: from 0.
@@ -130,7 +122,7 @@ def spmd(
     limit_s: float = LIMIT_S,
     blame: Sequence[str] = (),
 ) -> list[RankAnswer]:
-    """Run `function(rank, size)` on forked ranks that share a process group, and bring back what each returned.
+    """Run `function(rank, size)` on forked ranks that share a process group; return the answers by rank.
 
     Args:
         function: returns None, JSON data, a tensor, or a pair of JSON data and a dictionary of tensors.
@@ -140,7 +132,7 @@ def spmd(
         blame: files whose lines an error quotes; by default the one the function is written in.
 
     Raises:
-        LabError: if the number of ranks is not one.
+        LabError: if `size` is illegal.
     """
     if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORKS:
         raise LabError(
@@ -179,7 +171,7 @@ def spmd(
 
 
 def _collect(readers: list[int], deadline_s: float) -> tuple[list[bytes], set[int]]:
-    """Read each rank's answer until it closes its pipe; the ranks that were late."""
+    """Read each rank's answer until it closes its pipe; return the answers and the ranks that were late."""
     texts = [b""] * len(readers)
     with selectors.DefaultSelector() as selector:
         for rank, reader in enumerate(readers):
@@ -204,22 +196,16 @@ def _end(pid: int) -> int:
 
 
 def _answer(rank: int, text: bytes, late_s: float | None, exit_code: int) -> RankAnswer:
-    """What a rank sent; `late_s` are the seconds it was given and did not keep to."""
+    """Parse what a rank sent; `late_s` is the limit that it did not keep, in seconds."""
+    from safetensors.torch import load
+
     head, _, body = text.partition(b"\n")
-    none = ForkedError("", str(exit_code), kind="lost") if late_s is None else ForkedError("", f"{late_s:.0f}",
-        kind="time")
     try:
         answer = json.loads(head)
-    except ValueError:
-        return RankAnswer(rank, error=none)
-    tensors = {}
-    if body:
-        from safetensors.torch import load
-
-        try:
-            tensors = load(body)
-        except Exception:  # cut off at the deadline
-            return RankAnswer(rank, error=none)
+        tensors = load(body) if body else {}
+    except Exception:  # cut off, or nothing was sent
+        cause = ("lost", str(exit_code)) if late_s is None else ("time", f"{late_s:.0f}")
+        return RankAnswer(rank, error=ForkedError("", cause[1], kind=cause[0]))
     error = ForkedError(**answer["error"]) if answer["error"] else None
     return RankAnswer(rank, answer["value"], tensors, error, answer["calls"])
 
@@ -234,16 +220,16 @@ def _rank(
     files: tuple[str, ...],
     parent: int,
 ) -> NoReturn:
-    """In the child: join the others, call, answer, leave without a word."""
+    """Live as a rank, in the child: join the others, call the function, send the answer, exit."""
     code = 1
-    gc.freeze()  # what the forking process has thrown away is its own to collect: sockets, threads' locks
+    gc.freeze()  # garbage of the parent (sockets, threads' locks) is not to be collected here
     write, *readers = pipes
     for descriptor in readers:
         os.close(descriptor)
     try:
         os.environ[PARENT_VARIABLE] = str(parent)
         die_with_parent()
-        os.register_at_fork(after_in_child=_hold_on)
+        os.register_at_fork(after_in_child=_die_with_rank)
         board = StatusBoard(folder / "board", rank, size)
         value, tensors, error, calls = _called(function, board, f"file://{folder}/store", limit_s, files)
         _send(write, {"value": value, "error": error and vars(error), "calls": calls}, tensors)
@@ -286,13 +272,13 @@ def _called(
 
 
 def _stay(board: StatusBoard) -> None:
-    """A rank that has ended stays while another may still talk to it: its sockets close when it ends."""
+    """Wait until all have ended: another may still communicate with this rank, whose sockets close with it."""
     while not all(state.get("state") == "ended" or is_gone(state.get("pid")) for state in board.read_all()):
         time.sleep(0.002)
 
 
-def _hold_on() -> None:
-    """What a rank forks ends with it."""
+def _die_with_rank() -> None:
+    """End what a rank forks with the rank."""
     os.environ.pop(PARENT_VARIABLE, None)
     die_with_parent()
 
@@ -315,8 +301,6 @@ def _own_line(error: BaseException, files: tuple[str, ...]) -> tuple[int, str]:
 def _send(write: int, answer: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     from safetensors.torch import save
 
-    body = (
-        save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}) if tensors else b""
-    )
+    copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     with open(write, "wb") as pipe:
-        pipe.write(json.dumps(answer).encode() + b"\n" + body)
+        pipe.write(json.dumps(answer).encode() + b"\n" + (save(copies) if copies else b""))

@@ -1,21 +1,30 @@
-"""Watch over what a rank says to the others: a collective that cannot succeed is named at once, and nothing hangs.
+"""Guard of a rank's collectives and messages: a call that cannot succeed is named at once, and nothing hangs.
 
 A call that all ranks make alike gives what torch gives; a call that they do not make alike raises `CollectiveFault` on
 every rank that takes part, before it reaches the network or while it waits.
 
-The Python functions of `torch.distributed` are wrapped (`__wrapped__` is torch's own; see `wrapping`). Each call first
-goes on the board, where the others see it; gloo itself would wait for its timeout without a word, or let one rank
-return normally where shapes differ. What torch calls from C++ (DDP's reducer, FSDP) does not pass here: there the
-timeout of the process group holds. On NCCL, which does not wait on the host, only what differs at the entry is found.
+The Python functions of `torch.distributed` are wrapped (`__wrapped__` is torch's own; arguments and results are torch's
+too). Each call first goes on the board, where the others see it; gloo itself would wait for its timeout in silence, or
+let one rank return normally where shapes differ. Calls that torch makes from C++ (DDP's reducer, FSDP) are not seen:
+there the timeout of the process group holds. On NCCL, which does not wait on the host, only what differs at the entry
+is found.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from dlojz.processes.hang_diagnosis import (
     Kind,
@@ -37,23 +46,37 @@ KEPT_LOG = 10_000
 _LOOK_EVERY_S = 0.05
 _STUCK_AFTER_S = 0.15
 _GATHER_S = 0.3
+_EXPLAIN_S = 2.0
+# The argument whose elements must be as many on every rank; an all-to-all may split unevenly, a barrier has none.
+_ALIKE = {
+    "all_reduce": "tensor",
+    "broadcast": "tensor",
+    "reduce": "tensor",
+    "all_gather": "tensor",
+    "all_gather_into_tensor": "input_tensor",
+    "reduce_scatter": "output",
+    "reduce_scatter_tensor": "output",
+    "gather": "tensor",
+    "scatter": "tensor",
+    "all_to_all": "",
+    "all_to_all_single": "",
+    "barrier": "",
+}
+COLLECTIVES = tuple(_ALIKE)
+MESSAGES = ("send", "recv", "isend", "irecv")
 
 
 class CollectiveFault(RuntimeError):  # noqa: N818 - a fault between ranks, which no single one of them has made
-    """Ranks that did not call the same thing: the sentence names them.
-
-    Args:
-        fault: what was found.
-    """
+    """Error of ranks that did not call the same thing; the message names them."""
 
     def __init__(self, fault: RankFault) -> None:
         self.fault = fault
         self.kind: Kind = fault.kind
-        super().__init__(str(fault))
+        super().__init__(fault.message)
 
 
 class Guard:
-    """The guard of one rank.
+    """Guard of one rank.
 
     Args:
         board: this rank's view of the board.
@@ -73,25 +96,21 @@ class Guard:
         self._started: dict[str, int] = {}
         self._state: dict[str, Any] = {}
         self._threads: set[threading.Thread] = set()
-        self._give_back: Callable[[], None] | None = None
+        self._originals: dict[str, Callable[..., Any]] = {}
         self.reset()
-
-    # ---- life
 
     def install(self) -> None:
         """Wrap torch's functions in this process."""
-        from dlojz.processes.collective_wrapping import wrap_torch
-
-        self._give_back = wrap_torch(self)
+        self._originals = {name: getattr(distributed_c10d, name) for name in (*COLLECTIVES, *MESSAGES)}
+        wrapping = _Wrapping(self, self._originals)
+        _set({name: wrapping.wrapped(name) for name in self._originals})
 
     def remove(self) -> None:
-        """Give torch its functions back."""
-        if self._give_back is not None:
-            self._give_back()
-            self._give_back = None
+        """Restore torch's functions."""
+        _set(self._originals)
 
     def begin(self, cell: int | None = None) -> None:
-        """A cell begins; `cell` is its number, the same on every rank."""
+        """Begin a cell; `cell` is its number, the same on every rank."""
         self._cell = self._cell + 1 if cell is None else cell
         self.last, self.log = "", []
         self._threads = set(threading.enumerate())
@@ -99,7 +118,7 @@ class Guard:
         self._write(state="running", cell=self._cell, waiting=None, fault=None, error=None, last="", busy=False)
 
     def end(self, error: str | None = None) -> None:
-        """The cell has ended on this rank, by an exception of that name where there is one."""
+        """End the cell on this rank, by an exception of that name if one was raised."""
         self._write(state="ended", waiting=None, error=error)
 
     def reset(self) -> None:
@@ -110,7 +129,7 @@ class Guard:
         self._write(counts={}, calls={}, sends={}, receives={}, messages={}, last="", error=None, loose=False)
 
     def counts(self) -> dict[str, int]:
-        """How often each group's collectives were called: equal on all ranks once a cell has ended well."""
+        """Return how often each group's collectives were called: equal on all ranks once a cell has ended well."""
         return dict(self._state["counts"])
 
     def _write(self, **changes: Any) -> None:
@@ -120,10 +139,8 @@ class Guard:
         except ValueError:  # very many channels: what was said in each is forgotten, how often is kept
             self._board.write({**self._state, "calls": {}, "messages": {}})
 
-    # ---- entering a call
-
     def enter_collective(self, group: str, members: list[int], call: dict[str, Any]) -> dict[str, Any]:
-        """Put a collective on the board and look whether the others call the same; returns the call, numbered."""
+        """Put a collective on the board and compare it with the others' calls; return the call, numbered."""
         number = self._state["counts"].get(group, 0) + 1
         call |= {"group": group, "members": members, "number": number, "shown": number - self._started.get(group, 0)}
         self._state["counts"][group] = number
@@ -132,7 +149,7 @@ class Guard:
         return call
 
     def enter_message(self, channel: str, peer: int, call: dict[str, Any]) -> dict[str, Any]:
-        """Put a message on the board and look whether its other end is like it; returns the call, numbered."""
+        """Put a message on the board and compare it with its other end; return the call, numbered."""
         sends = call["op"] == "send"
         posted = self._state["sends" if sends else "receives"]
         number = posted[channel] = posted.get(channel, 0) + 1
@@ -143,7 +160,7 @@ class Guard:
         return call
 
     def receives_from_anyone(self) -> None:
-        """From now on nobody can tell which message of this rank meets which: messages are no longer compared."""
+        """Compare this rank's messages no longer: which one meets which is not known."""
         self._write(loose=True)
 
     def _enter(
@@ -178,31 +195,25 @@ class Guard:
         if fault is not None:
             self.fail(fault)
 
-    # ---- failing
-
     def _raise_fault_of(self, state: dict[str, Any]) -> None:
         if state.get("fault") and state.get("cell") == self._cell:
             self.fail(RankFault(*state["fault"]))
 
     def fail(self, fault: RankFault) -> None:
-        """Tell the others, then raise.
-
-        Raises:
-            CollectiveFault: always.
-        """
+        """Report a fault to the others, then raise `CollectiveFault`."""
         self.torn = True
         self._write(fault=list(fault), waiting=None, state="running")
         raise CollectiveFault(fault)
 
     def explain_failure(self, error: BaseException) -> None:
-        """Raise why a call failed: what the board tells of the others, else the library's own error.
+        """Raise why a call failed: the fault of another rank on the board, else the library's own error.
 
         Raises:
             CollectiveFault: if another rank has found a fault, was stopped, or is gone.
             BaseException: the error given, otherwise.
         """
         self.torn = True
-        deadline_s = time.monotonic() + _STUCK_AFTER_S
+        deadline_s = time.monotonic() + _EXPLAIN_S
         while True:  # a connection may close a moment before its rank has written why, or has quite ended
             states = self._states()
             for state in states:
@@ -217,10 +228,8 @@ class Guard:
                 raise error
             time.sleep(_LOOK_EVERY_S / 5)
 
-    # ---- waiting
-
     def wait(self, call: dict[str, Any], done: threading.Event, limit_s: float | None) -> None:
-        """Wait until a call is done, looking at the others meanwhile.
+        """Wait until a call is done, and watch the others meanwhile.
 
         Raises:
             CollectiveFault: if it never will be, or not within the limit.
@@ -288,3 +297,160 @@ def _keep(calls: list[dict[str, Any]], call: dict[str, Any], kept: int) -> None:
 
 def _numbered(calls: Iterable[dict[str, Any]], number: int) -> dict[str, Any] | None:
     return next((call for call in calls if call["number"] == number), None)
+
+
+def rebind(namespace: dict[str, Any]) -> None:
+    """Replace torch's functions under names bound before (`from torch.distributed import all_reduce`)."""
+    wrapped = {getattr(dist, name) for name in (*COLLECTIVES, *MESSAGES)}
+    of_torch = {function.__wrapped__: function for function in wrapped if hasattr(function, "__wrapped__")}
+    for name, value in list(namespace.items()):
+        if callable(value) and getattr(value, "__module__", None) == distributed_c10d.__name__:
+            namespace[name] = of_torch.get(value, value)
+
+
+def _set(functions: dict[str, Callable[..., Any]]) -> None:
+    for name, function in functions.items():
+        for module in (dist, distributed_c10d):
+            setattr(module, name, function)
+
+
+class _Wrapping:
+    def __init__(self, guard: Guard, originals: dict[str, Callable[..., Any]]) -> None:
+        self._guard, self._originals, self._inside = guard, originals, threading.local()
+
+    def wrapped(self, name: str) -> Callable[..., Any]:
+        original = self._originals[name]
+        signature = inspect.signature(original)
+        enter = self._message if name in MESSAGES else self._collective
+
+        @functools.wraps(original)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs)
+            given.apply_defaults()
+            group = given.arguments["group"] or dist.group.WORLD
+            if getattr(self._inside, "call", False) or group is None or dist.get_rank(group) < 0:
+                return original(*args, **kwargs)
+            # torch hands the works that it asks for to its own C++, which takes no other.
+            by_torch = str(sys._getframe(1).f_globals.get("__name__")).startswith("torch.")
+            self._inside.raw = by_torch and bool(given.arguments.get("async_op"))
+            self._inside.call = True  # what torch's function calls in turn is part of this call
+            try:
+                return enter(name, given.arguments, group)
+            finally:
+                self._inside.call = False
+
+        return guarded
+
+    def _collective(self, name: str, given: dict[str, Any], group: Any) -> Any:
+        described = {"op": name, "how": _how(given, group), **_described(given.get(_ALIKE[name]))}
+        call = self._guard.enter_collective(group.group_name, dist.get_process_group_ranks(group), described)
+        asynchronous = given["async_op"]
+        work = self._called(name, {**given, "async_op": True})
+        if work is None:
+            return None
+        guarded = GuardedWork(self._guard, work, call, _on_host(given))
+        if asynchronous:
+            return work if self._inside.raw else guarded
+        guarded.wait()
+        return None
+
+    def _message(self, name: str, given: dict[str, Any], group: Any) -> Any:
+        sends = name.endswith("send")
+        side = "dst" if sends else "src"
+        me, peer = self._guard.rank, given[side]
+        if given[f"group_{side}"] is not None:
+            peer = dist.get_global_rank(group, given[f"group_{side}"])
+        if peer is None and not sends:
+            # From anyone: whose message it is turns out later or, for irecv, never; nothing can be compared then.
+            self._guard.receives_from_anyone()
+            return self._called(name, given)
+        if peer == me or peer not in dist.get_process_group_ranks(group):
+            return self._called(name, given)  # a mistake that torch itself refuses
+        source, target = (me, peer) if sends else (peer, me)
+        channel = f"{group.group_name}|{source}>{target}|{given['tag']}"
+        described = {"op": "send" if sends else "recv", "how": "", **_described(given["tensor"])}
+        call = self._guard.enter_message(channel, peer, described)
+        work = GuardedWork(self._guard, self._called("isend" if sends else "irecv", given), call, _on_host(given))
+        if name in ("isend", "irecv"):
+            return work
+        work.wait()
+        return None if sends else peer
+
+    def _called(self, name: str, given: dict[str, Any]) -> Any:
+        try:
+            return self._originals[name](**given)
+        except Exception:
+            self._guard.torn = True  # the board says that this rank has called; torch has refused
+            raise
+
+
+class GuardedWork:
+    """Wrapper of torch's `Work` whose `wait` watches the other ranks."""
+
+    def __init__(self, guard: Guard, work: Any, call: dict[str, Any], on_host: bool) -> None:
+        self._guard, self._work, self._call, self._on_host = guard, work, call, on_host
+        self._finished = False
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Wait until the call is done; `timeout` (a timedelta) takes the place of the guard's limit.
+
+        Raises:
+            CollectiveFault: if it cannot come to its end.
+        """
+        if self._finished:
+            return True
+        if not self._on_host:
+            self._finished = True
+            return bool(self._work.wait())
+        done, errors = threading.Event(), list[BaseException]()
+
+        def wait() -> None:
+            try:
+                self._work.wait()
+            except BaseException as error:  # handed over to the rank's own thread
+                errors.append(error)
+            done.set()
+
+        # gloo's own wait cannot be interrupted: it waits in a thread, this one stays free to look and to stop.
+        threading.Thread(target=wait, daemon=True, name=WAITER).start()
+        self._guard.wait(self._call, done, timeout.total_seconds() if timeout else None)
+        if errors:
+            self._guard.explain_failure(errors[0])
+        self._finished = True
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._finished or bool(self._work.is_completed())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+def _how(given: dict[str, Any], group: Any) -> str:
+    """Root and operation of a call, in words; empty where it has none."""
+    words = []
+    for side in ("src", "dst"):
+        if side in given:
+            root = given[side]
+            if given.get(f"group_{side}") is not None:
+                root = dist.get_global_rank(group, given[f"group_{side}"])
+            words.append(f"{side}={0 if root is None else root}")
+    if "op" in given:
+        words.append(f"op={str(given['op']).rpartition('.')[2]}")
+    return ", ".join(words)
+
+
+def _described(tensor: Any) -> dict[str, Any]:
+    if not isinstance(tensor, Tensor):
+        return {"numel": 0, "shape": "", "dtype": ""}
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return {"numel": tensor.numel(), "shape": str(list(tensor.shape)), "dtype": dtype}
+
+
+def _on_host(given: dict[str, Any]) -> bool:
+    """Whether the call is over when the host has waited for it: not with NCCL, which waits on the device."""
+    lists = [value for value in given.values() if isinstance(value, list)]
+    tensors = [value for value in given.values() if isinstance(value, Tensor)]
+    tensors += [value for values in lists for value in values if isinstance(value, Tensor)]
+    return all(tensor.device.type == "cpu" for tensor in tensors) if tensors else not torch.cuda.is_initialized()

@@ -1,4 +1,4 @@
-"""Why ranks wait for ever: from what every rank is doing to one sentence.
+"""Diagnose ranks that hang: from what every rank is doing to one sentence.
 
 A fault is named only where no rank involved can go on any more, whatever the others do; a rank that still computes may
 yet arrive.
@@ -19,18 +19,14 @@ State = Mapping[str, Any]
 
 
 class RankFault(NamedTuple):
-    """What went wrong between ranks: its kind and the sentence in both languages."""
+    """Fault between ranks: its kind and the sentence that explains it."""
 
     kind: Kind
-    en: str
-    fr: str
-
-    def __str__(self) -> str:
-        return say(en=self.en, fr=self.fr)
+    message: str
 
 
 def listed(ranks: Iterable[int], *, french: bool) -> str:
-    """Ranks in words, runs of them shortened: `rank 3`, `ranks 0–2 and 5`."""
+    """Write ranks in words, runs of them shortened: `rank 3`, `ranks 0–2 and 5`."""
     numbers = sorted(set(ranks))
     runs: list[list[int]] = []
     for number in numbers:
@@ -46,48 +42,35 @@ def listed(ranks: Iterable[int], *, french: bool) -> str:
     return f"{noun} {last}"
 
 
+def with_article(french: str) -> str:
+    """Put the French article before ranks in words: `le rang 3`, `les rangs 0–2`."""
+    return ("les " if french.startswith("rangs") else "le ") + french
+
+
+def _both(ranks: Iterable[int]) -> tuple[str, str]:
+    """Ranks in English, and in French with the article."""
+    numbers = list(ranks)
+    return listed(numbers, french=False), with_article(listed(numbers, french=True))
+
+
 def call_words(call: Mapping[str, Any]) -> str:
-    """A collective in words, as the ranks' columns show it: `all_reduce #2 [4, 3] float32`."""
+    """Write a collective in words, as the ranks' columns show it: `all_reduce #2 [4, 3] float32`."""
     shape = f" {call['shape']} {call['dtype']}" if call.get("dtype") else ""
     return f"{call['op']} #{call['shown']}{shape}"
 
 
 def mismatch(calls: Mapping[int, Mapping[str, Any]]) -> RankFault | None:
-    """How the same call (the n-th of a group, or the two ends of a message) differs between ranks; None if it does not.
+    """Compare the same call (the n-th of a group, or the two ends of a message) between ranks; None if all agree.
 
     Args:
         calls: what each rank calls, by rank.
     """
-    if not any(map(_is_message, calls.values())):
-        fault = _differing("order", calls, lambda call: call["op"])
-        if fault is not None:
-            return fault
-    fault = _differing("shape", calls, lambda call: (call["numel"], call["dtype"]))
-    if fault is not None or any(map(_is_message, calls.values())):
-        return fault
-    return _differing("arguments", calls, lambda call: call["how"])
-
-
-_DIFFERENT: dict[str, tuple[str, str, str, str]] = {  # title and advice, in both languages
-    "order": (
-        "Different order",
-        "Every rank must call the same collectives in the same order.",
-        "Ordre différent",
-        "Tous les rangs doivent appeler les mêmes communications collectives dans le même ordre.",
-    ),
-    "shape": (
-        "Different shape",
-        "All must hold the same number of elements of the same type.",
-        "Forme différente",
-        "Il faut partout le même nombre d’éléments, du même type.",
-    ),
-    "arguments": (
-        "Different arguments",
-        "Root and operation must be the same on every rank.",
-        "Arguments différents",
-        "La racine et l’opération doivent être les mêmes sur tous les rangs.",
-    ),
-}
+    message = any(map(_is_message, calls.values()))
+    return (
+        (None if message else _differing("order", calls, lambda call: call["op"]))
+        or _differing("shape", calls, lambda call: (call["numel"], call["dtype"]))
+        or (None if message else _differing("arguments", calls, lambda call: call["how"]))
+    )
 
 
 def _differing(
@@ -95,25 +78,40 @@ def _differing(
     calls: Mapping[int, Mapping[str, Any]],
     key: Callable[[Mapping[str, Any]], object],
 ) -> RankFault | None:
-    """The fault if the calls are not alike under this key: the most numerous first, then those that differ from it."""
+    """Return the fault if the calls differ under this key: the most numerous first, then those that differ from it."""
     alike: dict[object, list[int]] = {}
     for rank in sorted(calls):
         alike.setdefault(key(calls[rank]), []).append(rank)
     if len(alike) < 2:
         return None
-    groups = sorted(alike.values(), key=lambda ranks: (-len(ranks), ranks))[:3]
-    en, fr = [], []
-    for ranks in groups:
-        call = calls[ranks[0]]
+    called = []
+    for ranks in sorted(alike.values(), key=lambda ranks: (-len(ranks), ranks))[:3]:
+        call, (en, fr) = calls[ranks[0]], _both(ranks)
         words = call_words(call) + (f" ({call['how']})" if kind == "arguments" else "")
-        en.append(f"{listed(ranks, french=False)} {'call' if len(ranks) > 1 else 'calls'} {words}")
-        fr.append(f"{with_article(listed(ranks, french=True))} {'appellent' if len(ranks) > 1 else 'appelle'} {words}")
-    title_en, advice_en, title_fr, advice_fr = _DIFFERENT[kind]
-    return RankFault(
-        kind,
-        f"{title_en}: {en[0]}, but {', '.join(en[1:])}. {advice_en}",
-        f"{title_fr} : {fr[0]}, mais {', '.join(fr[1:])}. {advice_fr}",
-    )
+        several = len(ranks) > 1
+        called.append(
+            say(
+                en=f"{en} {'call' if several else 'calls'} {words}",
+                fr=f"{fr} {'appellent' if several else 'appelle'} {words}",
+            )
+        )
+    title, advice = {
+        "order": say(
+            en="Different order: |Every rank must call the same collectives in the same order.",
+            fr="Ordre différent : |Tous les rangs doivent appeler les mêmes communications collectives dans le même "
+            "ordre.",
+        ),
+        "shape": say(
+            en="Different shape: |All must hold the same number of elements of the same type.",
+            fr="Forme différente : |Il faut partout le même nombre d’éléments, du même type.",
+        ),
+        "arguments": say(
+            en="Different arguments: |Root and operation must be the same on every rank.",
+            fr="Arguments différents : |La racine et l’opération doivent être les mêmes sur tous les rangs.",
+        ),
+    }[kind].split("|")
+    but = say(en="but", fr="mais")
+    return RankFault(kind, f"{title}{called[0]}, {but} {', '.join(called[1:])}. {advice}")
 
 
 def _is_message(call: Mapping[str, Any]) -> bool:
@@ -121,7 +119,7 @@ def _is_message(call: Mapping[str, Any]) -> bool:
 
 
 def awaited(states: Sequence[State], rank: int) -> set[int]:
-    """The ranks without which a waiting rank cannot go on; empty if all it needs has been posted."""
+    """Return the ranks that a waiting rank needs in order to go on; none if all it needs has been posted."""
     call = states[rank]["waiting"]
     if not _is_message(call):
         return {
@@ -135,7 +133,7 @@ def awaited(states: Sequence[State], rank: int) -> set[int]:
 
 
 def stuck_ranks(states: Sequence[State]) -> set[int]:
-    """The ranks that wait and can never go on, because all they wait for ends in an ended rank or in a cycle."""
+    """Return the ranks that can never go on: all they wait for ends in an ended rank or in a cycle."""
     free = {rank for rank, state in enumerate(states) if state.get("state") not in ("waiting", "ended")}
     needs = {rank: awaited(states, rank) for rank, state in enumerate(states) if state.get("state") == "waiting"}
     while True:
@@ -146,7 +144,7 @@ def stuck_ranks(states: Sequence[State]) -> set[int]:
 
 
 def explain_stuck(states: Sequence[State], rank: int) -> RankFault:
-    """The sentence for a rank that is stuck: who is missing, or which ranks wait for one another."""
+    """Explain why a rank is stuck: who is missing, or which ranks wait for one another."""
     chain = [rank]
     while True:
         needed = awaited(states, chain[-1])
@@ -159,75 +157,75 @@ def explain_stuck(states: Sequence[State], rank: int) -> RankFault:
         chain.append(following)
 
 
-def _waits(states: Sequence[State], rank: int) -> tuple[str, str]:
-    """What a waiting rank does, in both languages."""
+def _waits(states: Sequence[State], rank: int) -> str:
+    """Write what a waiting rank waits for, in words."""
     call = states[rank]["waiting"]
     peer = call.get("peer")
     if call["op"] == "recv":
-        return f"rank {rank} waits to receive from rank {peer}", f"le rang {rank} attend un message du rang {peer}"
+        return say(
+            en=f"rank {rank} waits to receive from rank {peer}", fr=f"le rang {rank} attend un message du rang {peer}"
+        )
     if call["op"] == "send":
-        return (
-            f"rank {rank} waits for rank {peer} to receive its message",
-            f"le rang {rank} attend que le rang {peer} reçoive son message",
+        return say(
+            en=f"rank {rank} waits for rank {peer} to receive its message",
+            fr=f"le rang {rank} attend que le rang {peer} reçoive son message",
         )
     needed, words = awaited(states, rank), call_words(call)
     if not needed:
-        return f"rank {rank} waits in {words}", f"le rang {rank} attend dans {words}"
-    en, fr = listed(needed, french=False), listed(needed, french=True)
-    return f"rank {rank} waits in {words} for {en}", f"le rang {rank} attend, dans {words}, {with_article(fr)}"
+        return say(en=f"rank {rank} waits in {words}", fr=f"le rang {rank} attend dans {words}")
+    en, fr = _both(needed)
+    return say(en=f"rank {rank} waits in {words} for {en}", fr=f"le rang {rank} attend, dans {words}, {fr}")
 
 
-def with_article(french: str) -> str:
-    """Ranks in French words, with their article: `le rang 3`, `les rangs 0–2`."""
-    return ("les " if french.startswith("rangs") else "le ") + french
-
-
-def _last(states: Sequence[State], rank: int) -> tuple[str, str]:
+def _last(states: Sequence[State], rank: int) -> str:
     error, last = states[rank].get("error"), states[rank].get("last")
     if error:
-        return f"it was stopped by {error}", f"le rang {rank} a été arrêté par {error}"
+        return say(en=f"it was stopped by {error}", fr=f"le rang {rank} a été arrêté par {error}")
     if last:
-        return f"its last one was {last}", f"dernier appel du rang {rank} : {last}"
-    return "it has called none", f"le rang {rank} n’en a appelé aucune"
+        return say(en=f"its last one was {last}", fr=f"dernier appel du rang {rank} : {last}")
+    return say(en="it has called none", fr=f"le rang {rank} n’en a appelé aucune")
 
 
 def _missing(states: Sequence[State], rank: int, gone: list[int]) -> RankFault:
-    call = states[rank]["waiting"]
-    why_en, why_fr = _last(states, gone[0])
-    kind: Kind = "peer" if states[gone[0]].get("error") else "missing"
+    call, first = states[rank]["waiting"], gone[0]
+    kind: Kind = "peer" if states[first].get("error") else "missing"
     if call["op"] == "recv":
         return RankFault(
             kind,
-            f"Missing message: rank {rank} waits to receive from rank {gone[0]}, but rank {gone[0]} has ended without "
-            "sending it.",
-            f"Message manquant : le rang {rank} attend un message du rang {gone[0]}, mais le rang {gone[0]} a terminé "
-            "sans l’envoyer.",
+            say(
+                en=f"Missing message: rank {rank} waits to receive from rank {first}, but rank {first} has ended "
+                "without sending it.",
+                fr=f"Message manquant : le rang {rank} attend un message du rang {first}, mais le rang {first} a "
+                "terminé sans l’envoyer.",
+            ),
         )
     if call["op"] == "send":
         return RankFault(
             kind,
-            f"Missing receiver: rank {rank} sends to rank {gone[0]}, but rank {gone[0]} has ended without receiving.",
-            f"Destinataire manquant : le rang {rank} envoie au rang {gone[0]}, mais le rang {gone[0]} a terminé sans "
-            "recevoir.",
+            say(
+                en=f"Missing receiver: rank {rank} sends to rank {first}, but rank {first} has ended without "
+                "receiving.",
+                fr=f"Destinataire manquant : le rang {rank} envoie au rang {first}, mais le rang {first} a terminé "
+                "sans recevoir.",
+            ),
         )
     waiting = [
         other
         for other, state in enumerate(states)
         if state.get("state") == "waiting" and _same_call(state["waiting"], call)
     ]
-    en, fr = listed(gone, french=False), listed(gone, french=True)
-    plural = len(gone) > 1
-    words = call_words(call)
+    (en, fr), (waiting_en, waiting_fr) = _both(gone), _both(waiting)
+    plural, words = len(gone) > 1, call_words(call)
+    why = "." if plural else f" ({_last(states, first)})."
     return RankFault(
         kind,
-        f"Missing rank: {en} ended without calling {words}, in which {listed(waiting, french=False)} "
-        f"{'wait' if len(waiting) > 1 else 'waits'}"
-        + ("." if plural else f" ({why_en}).")
-        + " A collective needs every rank of its group.",
-        f"Rang manquant : {with_article(fr)} {'ont' if plural else 'a'} terminé sans appeler {words}, où "
-        f"{with_article(listed(waiting, french=True))} {'attendent' if len(waiting) > 1 else 'attend'}"
-        + ("." if plural else f" ({why_fr}).")
-        + " Une communication collective a besoin de tous les rangs de son groupe.",
+        say(
+            en=f"Missing rank: {en} ended without calling {words}, in which {waiting_en} "
+            f"{'wait' if len(waiting) > 1 else 'waits'}{why} A collective needs every rank of its group.",
+            fr=f"Rang manquant : {fr} {'ont' if plural else 'a'} terminé sans appeler {words}, où {waiting_fr} "
+            f"{'attendent' if len(waiting) > 1 else 'attend'}{why} Une communication collective a besoin de tous les "
+            "rangs de son groupe.",
+        ),
     )
 
 
@@ -236,63 +234,66 @@ def _same_call(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _deadlock(states: Sequence[State], cycle: list[int]) -> RankFault:
+    en, fr = _both(cycle)
     waits = [_waits(states, rank) for rank in sorted(cycle)]
-    shown = waits[:4]
-    more = len(waits) - len(shown)
-    advice_en, advice_fr = "", ""
-    messages = [states[rank]["waiting"]["op"] for rank in cycle]
-    if all(op == "send" for op in messages) or all(op == "recv" for op in messages):
-        verb = ("send", "envoient") if messages[0] == "send" else ("receive", "reçoivent")
-        advice_en = f" All of them {verb[0]} first: use isend and irecv, then wait for both."
-        advice_fr = f" Tous {verb[1]} d’abord : utilisez isend et irecv, puis attendez la fin des deux."
-    return RankFault(
-        "deadlock",
-        f"Deadlock between {listed(cycle, french=False)}: "
-        + ", ".join(en for en, _ in shown)
-        + (f", and so on ({more} more)." if more else ".")
-        + advice_en,
-        f"Interblocage entre {with_article(listed(cycle, french=True))} : "
-        + ", ".join(fr for _, fr in shown)
-        + (f", et ainsi de suite (encore {more})." if more else ".")
-        + advice_fr,
-    )
+    shown, more = ", ".join(waits[:4]), len(waits) - 4
+    rest = say(en=f", and so on ({more} more)", fr=f", et ainsi de suite (encore {more})") if more > 0 else ""
+    advice = ""
+    messages = {states[rank]["waiting"]["op"] for rank in cycle}
+    if messages in ({"send"}, {"recv"}):
+        verbs = ("send", "envoient") if messages == {"send"} else ("receive", "reçoivent")
+        advice = say(
+            en=f" All of them {verbs[0]} first: use isend and irecv, then wait for both.",
+            fr=f" Tous {verbs[1]} d’abord : utilisez isend et irecv, puis attendez la fin des deux.",
+        )
+    between = say(en=f"Deadlock between {en}: ", fr=f"Interblocage entre {fr} : ")
+    return RankFault("deadlock", f"{between}{shown}{rest}.{advice}")
 
 
 def explain_timeout(states: Sequence[State], rank: int, limit_s: float) -> RankFault:
-    """The sentence for a rank that has waited too long for ranks that still compute."""
-    en, fr = _waits(states, rank)
+    """Explain that a rank has waited too long for ranks that still compute."""
+    waits = _waits(states, rank)
     busy = sorted(other for other in awaited(states, rank) if states[other].get("state") != "ended")
     if not busy:
         return RankFault(
             "timeout",
-            f"Time limit: {en} for more than {limit_s:g} s, although every rank has called it.",
-            f"Temps écoulé : {fr} depuis plus de {limit_s:g} s, alors que tous les rangs l’ont appelée.",
+            say(
+                en=f"Time limit: {waits} for more than {limit_s:g} s, although every rank has called it.",
+                fr=f"Temps écoulé : {waits} depuis plus de {limit_s:g} s, alors que tous les rangs l’ont appelée.",
+            ),
         )
-    last_en, last_fr = _last(states, busy[0])
+    (en, fr), plural = _both(busy), len(busy) > 1
+    last = "." if plural else f" ({_last(states, busy[0])})."
     return RankFault(
         "timeout",
-        f"Time limit: after {limit_s:g} s {en}; {listed(busy, french=False)} "
-        f"{'are' if len(busy) > 1 else 'is'} still computing" + (f" ({last_en})." if len(busy) == 1 else "."),
-        f"Temps écoulé : au bout de {limit_s:g} s, {fr} ; {with_article(listed(busy, french=True))} "
-        f"{'calculent' if len(busy) > 1 else 'calcule'} encore" + (f" ({last_fr})." if len(busy) == 1 else "."),
+        say(
+            en=f"Time limit: after {limit_s:g} s {waits}; {en} {'are' if plural else 'is'} still computing{last}",
+            fr=f"Temps écoulé : au bout de {limit_s:g} s, {waits} ; {fr} {'calculent' if plural else 'calcule'} "
+            f"encore{last}",
+        ),
     )
 
 
 def explain_lost(ranks: Iterable[int]) -> RankFault:
-    """The sentence for ranks whose process is gone."""
+    """Explain that the processes of ranks are gone."""
     gone = sorted(ranks)
+    several = len(gone) > 1
     return RankFault(
         "lost",
-        f"Lost: the process of {listed(gone, french=False)} ended while others were waiting for it.",
-        f"Perdu : {'les processus des' if len(gone) > 1 else 'le processus du'} {listed(gone, french=True)} "
-        f"{'se sont arrêtés' if len(gone) > 1 else 's’est arrêté'} en pleine attente des autres rangs.",
+        say(
+            en=f"Lost: the process of {listed(gone, french=False)} ended while others were waiting for it.",
+            fr=f"Perdu : {'les processus des' if several else 'le processus du'} {listed(gone, french=True)} "
+            f"{'se sont arrêtés' if several else 's’est arrêté'} en pleine attente des autres rangs.",
+        ),
     )
 
 
 def explain_stopped(rank: int, error: str) -> RankFault:
-    """The sentence for a rank that an exception stopped while others were talking to it."""
+    """Explain that an exception stopped a rank while others communicated with it."""
     return RankFault(
         "peer",
-        f"Missing rank: rank {rank} was stopped by {error} while others were talking to it.",
-        f"Rang manquant : le rang {rank} a été arrêté par {error} alors que d’autres communiquaient avec lui.",
+        say(
+            en=f"Missing rank: rank {rank} was stopped by {error} while others were talking to it.",
+            fr=f"Rang manquant : le rang {rank} a été arrêté par {error} alors que d’autres communiquaient avec lui.",
+        ),
     )

@@ -1,6 +1,4 @@
-"""What every rank does first: hold on to the launcher, send what it prints to its own log, then become the worker.
-
-Both streams of a rank go to one file, in the order printed.
+"""Start a rank: end with the launcher, redirect stdout and stderr to the rank's log, then become the worker.
 
 Forked by the launcher, or run as `python -m dlojz.processes.start_rank RUN_FOLDER MODULE`.
 """
@@ -34,7 +32,7 @@ def main(folder: str, module: str) -> None:
 
 
 def fork_main(folder: str, module: str) -> NoReturn:
-    """In a process that the launcher has forked: become the worker module, and end as an interpreter would."""
+    """Become the worker module in a forked process, and end as an interpreter would."""
     code = 1
     try:
         faulthandler.enable()  # a new interpreter reads $PYTHONFAULTHANDLER
@@ -48,12 +46,12 @@ def fork_main(folder: str, module: str) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
-        # Exit handlers are those of the launcher, whose memory this was.
+        # Exit handlers, inherited from the launcher, must not run.
         os._exit(code)
 
 
 def _exit_code(given: object) -> int:
-    """The exit code that `sys.exit` was given, in one of the ways it takes."""
+    """Return the exit code that `sys.exit` was given, in one of the ways it takes."""
     if given is None or isinstance(given, int):
         return (given or 0) & 0xFF
     print(given, file=sys.stderr)

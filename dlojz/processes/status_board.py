@@ -1,9 +1,7 @@
-"""The board on which every rank writes what it is doing, and where the others read it while they wait.
+"""Status board in shared memory: every rank writes what it is doing, and the others read it while they wait.
 
-A reader sees a whole state or the one before it, never a mixture; writing costs microseconds and needs no rank's help,
-so that a rank stuck in a collective can still be understood.
-
-One file, mapped by all ranks of one machine; each rank has a region of its own and writes nowhere else.
+One file, mapped by all ranks of one machine; each writes its own region only. A reader sees a whole state or the one
+before it, never a mixture; a write takes microseconds.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ class StatusBoard:
 
     @staticmethod
     def create(path: Path, size: int) -> None:
-        """Make the file, with nothing on it, readable by its owner alone."""
+        """Make the empty file, readable by its owner alone."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             os.ftruncate(descriptor, size * REGION_BYTES)
@@ -53,7 +51,7 @@ class StatusBoard:
             os.close(descriptor)
 
     def write(self, state: dict[str, Any]) -> None:
-        """Put this rank's state on the board, in place of the one before.
+        """Write this rank's state, in place of the one before.
 
         Raises:
             ValueError: if it does not fit in the region.
@@ -72,7 +70,7 @@ class StatusBoard:
         self._words[start // _WORD_BYTES] = writing + 1
 
     def read(self, rank: int) -> dict[str, Any]:
-        """A rank's last whole state, with its `version`; empty where it has written nothing yet."""
+        """Return a rank's last whole state, with its `version`; empty where it has written nothing yet."""
         start = rank * REGION_BYTES
         word = start // _WORD_BYTES
         for _ in range(_TRIES):
@@ -88,17 +86,12 @@ class StatusBoard:
         return {}  # killed in the middle of a write: what it did last is not known
 
     def read_all(self) -> list[dict[str, Any]]:
-        """Every rank's state, by rank."""
+        """Return every rank's state, by rank."""
         return [self.read(rank) for rank in range(self.size)]
-
-    def close(self) -> None:
-        """Give the mapping back."""
-        self._words.release()
-        self._map.close()
 
 
 def is_gone(pid: int | None) -> bool:
-    """Whether the process that wrote this number on the board has ended; a zombie has."""
+    """Return whether the process that wrote this number on the board has ended; a zombie has."""
     if pid is None:
         return False
     try:

@@ -1,26 +1,16 @@
-"""Cluster of live ranks: the channel to them, and the supervisor that forks them.
+"""Cluster of live ranks: the channel from the notebook's kernel to them, and the supervisor that forks them.
 
-How the notebook's kernel speaks with ranks, wherever they live.
+A rank is one process with a unique name. When it ends, an event reports it to whoever waits for its answer, who never
+gets the answer of the process that takes its place.
 
-A rank is one process with a name of its own; when it ends, whoever waits for its answer is told, and never gets the
-answer of the process that takes its place.
+`RankSupervisor` is the parent of the ranks of this machine: it replaces those that end, and when the kernel ends, by
+SIGKILL too, it ends all that was started for it or by its cells. It imports torch once, before any thread exists, so
+that a rank is a fork: a fraction of a second, with the libraries' memory shared.
 
-The ranks of this machine, as the notebook's kernel starts, interrupts and ends them.
-
-A rank is one process with a name of its own; when it ends, whoever waits for its answer is told at once, and never gets
-the answer of the process that takes its place.
-
-The parent of the ranks: starts them, starts anew those that end, and sees to it that none outlives the notebook.
-
-When the notebook's kernel ends, by SIGKILL too, nothing that was started for it or by its cells is left after a moment.
-While the keeper lives every orphan becomes its child; if it is killed itself, its children are.
-
-torch is imported here, once, before any thread exists: a rank is then a fork, which takes a fraction of a second and
-shares the libraries' memory. Run as `python -m dlojz.ranks.cluster FOLDER KERNEL_PID`; it speaks JSON lines.
-
-From the kernel: `{"do": "start", "size": 4, "number": 1}`, `{"do": "signal", "rank": 2, "name": "rank-2-7", "signal":
-2}`; the end of the input means stop. To the kernel: `ready`, `cleared` (number), `born` (rank, name, pid), `died`
-(rank, name, code), `failed` (why).
+Run as `python -m dlojz.ranks.cluster FOLDER KERNEL_PID`; it reads and writes JSON lines. From the kernel: `{"do":
+"start", "size": 4, "number": 1}`, `{"do": "signal", "rank": 2, "name": "rank-2-7", "signal": 2}`; the end of the input
+means stop. To the kernel: `ready`, `cleared` (number), `born` (rank, name, pid), `died` (rank, name, code), `failed`
+(why).
 """
 
 from __future__ import annotations
@@ -36,11 +26,12 @@ import sys
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -50,20 +41,20 @@ from dlojz.base.machine import PARENT_VARIABLE, adopt_orphans, die_with_parent
 from dlojz.processes.forks import fork
 from dlojz.processes.status_board import StatusBoard
 from dlojz.ranks.rank_setup import connection_file
-from dlojz.running.supervisor import cores_available, prepare
+from dlojz.running.supervisor import cores_available, kill_descendants, prepare
 
 START_S = 120.0
 _ASK_ANEW_S = 10.0
 _CLOSE_S = 5.0
-_LOST = "EngineError"  # ipyparallel's, for a question that a process has taken to its grave
+_LOST = "EngineError"  # ipyparallel's, for a call whose process has ended
 
 
 class Event(NamedTuple):
-    """Something that happened.
+    """Answer or end of a rank, or an interrupt.
 
     Args:
         kind: `answer`, `died`, `failed` (no rank can be reached any more) or `interrupt` (the student's).
-        ticket: of the question that is answered.
+        ticket: of the call that is answered.
         name: of the process that died.
         value: the answer, the exit code (negative: signal; None: unknown) of what died, or why all failed.
     """
@@ -74,41 +65,12 @@ class Event(NamedTuple):
     value: Any = None
 
 
-class RankCluster(Protocol):
-    """Where ranks live: on this machine (`LocalCluster`) or in a SLURM allocation (`slurm.SlurmCluster`)."""
-
-    events: queue.SimpleQueue[Event]
-    replaces_single_ranks: bool
-    """Whether a rank that ended is started anew alone; else all are."""
-
-    def start(self, size: int, progress: Callable[[], None]) -> None:
-        """Have `size` fresh ranks, in place of those there are."""
-
-    def names(self) -> dict[int, str]:
-        """The process of each rank, once those that died have been replaced."""
-
-    def ask(self, name: str, function: Callable[..., Any], *arguments: Any) -> int:
-        """Send a call to a process; its answer comes as an event with this ticket, or the event that it died."""
-
-    def signal(self, rank: int, name: str, number: int) -> None:
-        """Send a signal to a process; SIGKILL takes with it what the process has started."""
-
-    def meeting_point(self) -> tuple[str, str]:
-        """Where the ranks find one another: a fresh rendezvous of torch, and the guard's board (empty: none)."""
-
-    def place(self, rank: int) -> tuple[int, int]:
-        """A rank's number among those of its machine, and how many these are."""
-
-    def stop(self) -> None:
-        """End all ranks and what they have started."""
-
-
 class ControllerChannel:
-    """The connection to ipyparallel's controller.
+    """Connection to ipyparallel's controller.
 
     Args:
-        file: that tells how to reach it.
-        events: where answers go.
+        file: connection file that the controller has written.
+        events: queue for the answers.
     """
 
     def __init__(self, file: Path, events: queue.SimpleQueue[Event]) -> None:
@@ -117,7 +79,7 @@ class ControllerChannel:
         self.client = self._connected()
 
     def _connected(self) -> Any:
-        from ipyparallel import Client  # half a second, while the keeper imports torch
+        from ipyparallel import Client  # half a second, while the supervisor imports torch
 
         client = Client(str(self._file), timeout=START_S)
         client._registration_callbacks.append(self._changed)
@@ -128,16 +90,16 @@ class ControllerChannel:
         if self._losses and change["event"] == "unregister":
             self._events.put(Event("died", name=change["uuid"]))
 
-    def tell_of_losses(self) -> None:
-        """From now on, a process that the controller has lost is an event."""
+    def report_losses(self) -> None:
+        """Report from now on each process that the controller has lost as an event."""
         self._losses = True
 
     def reachable(self) -> dict[str, int]:
-        """The processes that the controller has announced, with its own numbers for them."""
+        """Return the processes that the controller has announced, with its own numbers for them."""
         return {name: number for number, name in dict(self.client._engines).items()}
 
     def wait_for(self, names: Set[str]) -> bool:
-        """Whether these are reachable; asks anew now and then, since an announcement may pass by unheard."""
+        """Return whether these are reachable; reconnect now and then, since an announcement may be missed."""
         if names <= self.reachable().keys():
             return True
         if time.monotonic() - self._connected_s > _ASK_ANEW_S:
@@ -146,11 +108,11 @@ class ControllerChannel:
         return False
 
     def ask(self, name: str, function: Callable[..., Any], *arguments: Any) -> int:
-        """Send a call to a process; its answer becomes an event with this ticket."""
+        """Send a call to a process; return the ticket that its answer, as an event, will have."""
         self._tickets += 1
         ticket, number = self._tickets, self.reachable().get(name)
         if number is None:
-            return ticket  # it has died: that is the event to come
+            return ticket  # it has died: another event reports that
 
         def arrived(answer: Any) -> None:
             try:
@@ -182,7 +144,7 @@ def _close(client: Any) -> threading.Thread:
 
 
 def not_started(why: str) -> str:
-    """The sentence for ranks that did not start."""
+    """Return the message for ranks that did not start."""
     cause = f" ({why})" if why else ""
     return say(
         en=f"the ranks did not start{cause}. Run the cell again; if that does not help, restart the kernel.",
@@ -191,7 +153,7 @@ def not_started(why: str) -> str:
 
 
 def last_report(log: Path) -> str:
-    """The last line of what the processes have reported outside of cells; empty where they have not."""
+    """Return the last line that the processes have logged outside of cells, at most 300 characters; or nothing."""
     try:
         lines = log.read_text(errors="replace").split("\n")
     except OSError:
@@ -204,22 +166,102 @@ _MARK = "DLOJZ_RANKS_FOLDER"
 _NOTHING: Callable[[], None] = lambda: None  # noqa: E731
 
 
-class LocalCluster:
-    """Ranks on this machine, below a keeper (see `keeper`)."""
+class RankCluster(ABC):
+    """Base of the places of ranks: this machine (`LocalCluster`) or a SLURM allocation (`SlurmCluster`)."""
 
-    replaces_single_ranks = True
+    replaces_single_ranks: bool
+    """Whether a rank that ended is started anew alone; else all are."""
 
     def __init__(self) -> None:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.folder = Path(tempfile.mkdtemp(prefix="dlojz-ranks-"))
-        self._changed = threading.Condition()
         self._names: dict[int, str] = {}
-        self._size = self._meetings = self._starts = self._started = 0
+        self._starts = self._meetings = 0
+        self._channel: ControllerChannel | None = None
+
+    @abstractmethod
+    def start(self, size: int, progress: Callable[[], None] = _NOTHING) -> None:
+        """Start `size` fresh ranks, in place of those there are.
+
+        Args:
+            size: number of ranks.
+            progress: called again and again meanwhile.
+
+        Raises:
+            LabError: if they do not start.
+        """
+
+    @abstractmethod
+    def names(self) -> dict[int, str]:
+        """Return the process of each rank, once those that died have been replaced.
+
+        Raises:
+            LabError: if they cannot be.
+        """
+
+    @abstractmethod
+    def signal(self, rank: int, name: str, number: int) -> None:
+        """Send a signal to a process; SIGKILL also ends what the process has started."""
+
+    @abstractmethod
+    def place(self, rank: int) -> tuple[int, int]:
+        """Return a rank's number among those of its machine, and how many these are."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End all ranks and what they have started."""
+
+    def ask(self, name: str, function: Callable[..., Any], *arguments: Any) -> int:
+        """Send a call to a process; return the ticket of the event that answers it, unless the process dies."""
+        return self._connected().ask(name, function, *arguments)
+
+    def meeting_point(self) -> tuple[str, str]:
+        """Return where the ranks meet: a fresh rendezvous of torch, and the guard's board (empty: none)."""
+        self._meetings += 1
+        return f"file://{self.folder}/meeting-{self._meetings}", str(self._board)
+
+    @property
+    def _board(self) -> Path:
+        """The board of the present ranks: those before may still have theirs open."""
+        return self.folder / f"board-{self._starts}"
+
+    def _problem(self) -> str | None:
+        """Return why the ranks cannot start any more; None as long as they may."""
+        raise NotImplementedError
+
+    def _until(self, true: Callable[[], bool], progress: Callable[[], None] = _NOTHING) -> None:
+        """Wait until something is true.
+
+        Raises:
+            LabError: if it cannot become so, or is not so after `START_S` seconds.
+        """
+        deadline_s = time.monotonic() + START_S
+        while not true():
+            progress()
+            problem = self._problem()
+            if problem is not None or time.monotonic() > deadline_s:
+                raise LabError(not_started(problem or last_report(self.folder / "log")))
+            time.sleep(0.01)
+
+    def _connected(self) -> ControllerChannel:
+        if self._channel is None:
+            raise RuntimeError("the ranks have not been started")
+        return self._channel
+
+
+class LocalCluster(RankCluster):
+    """Ranks of this machine, below a `RankSupervisor`."""
+
+    replaces_single_ranks = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._size = self._started = 0
         self._ready = False
         self._failure: str | None = None
-        self._line: ControllerChannel | None = None
         with (self.folder / "log").open("ab") as log:
-            self._keeper = subprocess.Popen(
+            self._supervisor = subprocess.Popen(
                 [sys.executable, "-P", "-m", "dlojz.ranks.cluster", str(self.folder), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -228,126 +270,94 @@ class LocalCluster:
                 # An interrupt of the kernel reaches its whole process group; a rank gets its own from `signal`.
                 start_new_session=True,
             )
-        threading.Thread(target=self._listen, daemon=True, name="keeper").start()
+        threading.Thread(target=self._listen, daemon=True, name="supervisor").start()
 
     def start(self, size: int, progress: Callable[[], None] = _NOTHING) -> None:
-        """Have `size` fresh ranks, in place of those there are.
-
-        Raises:
-            LabError: if they do not start.
-        """
-        import ipyparallel  # noqa: F401 - half a second, while the keeper imports torch
+        """Start `size` fresh ranks; see `RankCluster`."""
+        import ipyparallel  # noqa: F401 - half a second, while the supervisor imports torch
 
         self._until(lambda: self._ready, progress)
-        if self._line is None:
-            self._line = ControllerChannel(connection_file(self.folder, "client"), self.events)
-        with self._changed:
+        if self._channel is None:
+            self._channel = ControllerChannel(connection_file(self.folder, "client"), self.events)
+        with self._lock:
             self._size = size
             self._starts += 1
-        # A board of their own: those before may still have theirs open.
         StatusBoard.create(self._board, size)
-        self._tell(do="start", size=size, number=self._starts)
-        self._until(self._whole, progress)
+        self._send(do="start", size=size, number=self._starts)
+        self._until(self._complete, progress)
 
     def names(self) -> dict[int, str]:
-        """The process of each rank, once those that died have been replaced.
-
-        Raises:
-            LabError: if they cannot be.
-        """
-        self._until(self._whole)
-        with self._changed:
+        """Return the process of each rank; see `RankCluster`."""
+        self._until(self._complete)
+        with self._lock:
             return dict(self._names)
 
-    def ask(self, name: str, function: Callable[..., Any], *arguments: Any) -> int:
-        """Send a call to a process; its answer comes as an event with this ticket, or the event that it died."""
-        if self._line is None:
-            raise RuntimeError("the ranks have not been started")
-        return self._line.ask(name, function, *arguments)
-
     def signal(self, rank: int, name: str, number: int) -> None:
-        """Send a signal to a process; SIGKILL takes with it what the process has started."""
-        self._tell(do="signal", rank=rank, name=name, signal=number)
-
-    def meeting_point(self) -> tuple[str, str]:
-        """A file in the folder, never used before, and the board."""
-        self._meetings += 1
-        return f"file://{self.folder}/meeting-{self._meetings}", str(self._board)
+        """Send a signal to a process; see `RankCluster`."""
+        self._send(do="signal", rank=rank, name=name, signal=number)
 
     def place(self, rank: int) -> tuple[int, int]:
-        """A rank's number among those of this machine, and how many these are: all."""
+        """Return a rank's number among those of this machine, and how many these are: all."""
         return rank, self._size
 
     def stop(self) -> None:
-        """End all ranks, what they have started, and the keeper."""
-        ended_before_its_time = self._keeper.poll() is not None
-        if self._line is not None:
-            self._line.close()
+        """End all ranks, what they have started, and the supervisor."""
+        killed = self._supervisor.poll() is not None
+        if self._channel is not None:
+            self._channel.close()
         with suppress(OSError):
-            self._keeper.stdin.close()  # type: ignore[union-attr]
+            self._supervisor.stdin.close()  # type: ignore[union-attr]
         try:
-            self._keeper.wait(_CLUSTER_END_S)
+            self._supervisor.wait(_CLUSTER_END_S)
         except subprocess.TimeoutExpired:
-            self._keeper.kill()
-            self._keeper.wait()
-            ended_before_its_time = True
-        if ended_before_its_time:
+            self._supervisor.kill()
+            self._supervisor.wait()
+            killed = True
+        if killed:
             _end_strays(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    @property
-    def _board(self) -> Path:
-        return self.folder / f"board-{self._starts}"
-
-    def _whole(self) -> bool:
+    def _complete(self) -> bool:
         names = set(self._names.values())
         complete = self._started == self._starts and len(names) == self._size
-        return complete and self._line is not None and self._line.wait_for(names)
+        return complete and self._connected().wait_for(names)
 
-    def _tell(self, **wish: Any) -> None:
+    def _send(self, **request: Any) -> None:
         try:
-            self._keeper.stdin.write((json.dumps(wish) + "\n").encode())  # type: ignore[union-attr]
-            self._keeper.stdin.flush()  # type: ignore[union-attr]
+            self._supervisor.stdin.write((json.dumps(request) + "\n").encode())  # type: ignore[union-attr]
+            self._supervisor.stdin.flush()  # type: ignore[union-attr]
         except (OSError, ValueError):
             self._fail("")
 
     def _listen(self) -> None:
-        """In a thread: take note of what the keeper tells."""
-        for line in self._keeper.stdout or ():
-            told = json.loads(line)
-            with self._changed:
-                if told["event"] == "ready":
+        """Read the supervisor's reports, in a thread."""
+        for line in self._supervisor.stdout or ():
+            report = json.loads(line)
+            with self._lock:
+                if report["event"] == "ready":
                     self._ready = True
-                elif told["event"] == "cleared":
-                    self._names, self._started = {}, told["number"]
-                elif told["event"] == "born":
-                    self._names[told["rank"]] = told["name"]
-                elif told["event"] == "died" and self._names.get(told["rank"]) == told["name"]:
-                    del self._names[told["rank"]]
-                    self.events.put(Event("died", name=told["name"], value=told["code"]))
-                elif told["event"] == "failed":
-                    self._failure = told["why"]
-                self._changed.notify_all()
+                elif report["event"] == "cleared":
+                    self._names, self._started = {}, report["number"]
+                elif report["event"] == "born":
+                    self._names[report["rank"]] = report["name"]
+                elif report["event"] == "died" and self._names.get(report["rank"]) == report["name"]:
+                    del self._names[report["rank"]]
+                    self.events.put(Event("died", name=report["name"], value=report["code"]))
+                elif report["event"] == "failed":
+                    self._failure = report["why"]
         self._fail("")
 
     def _fail(self, why: str) -> None:
-        with self._changed:
+        with self._lock:
             self._failure = self._failure or why
-            self.events.put(Event("failed", value=self._failure))
-            self._changed.notify_all()
+        self.events.put(Event("failed", value=self._failure))
 
-    def _until(self, true: Callable[[], bool], progress: Callable[[], None] = _NOTHING) -> None:
-        deadline_s = time.monotonic() + START_S
-        while not true():
-            progress()
-            if self._failure is not None or time.monotonic() > deadline_s:
-                raise LabError(not_started(self._failure or ""))
-            with self._changed:
-                self._changed.wait(0.02)
+    def _problem(self) -> str | None:
+        return self._failure
 
 
 def _end_strays(folder: Path) -> None:
-    """End what a keeper that was killed has left: the system ends its children, but not what these have started."""
+    """End what a killed supervisor has left: the system ends its children, but not what these have started."""
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.environ().get(_MARK) == str(folder):
@@ -355,10 +365,10 @@ def _end_strays(folder: Path) -> None:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """What the keeper and the ranks inherit."""
+    """Return the environment of the supervisor and the ranks."""
     environment = dict(os.environ)
     prepare(environment, 1, "auto", cores_available())
-    # The keeper watches over the kernel itself; the ranks' parent is the keeper.
+    # The supervisor watches the kernel itself; it is the ranks' parent.
     del environment[PARENT_VARIABLE]
     environment[_MARK] = str(folder)
     environment["IPYTHONDIR"] = str(folder / "ipython")
@@ -371,19 +381,19 @@ def _environment(folder: Path) -> dict[str, str]:
 
 _LOOK_EVERY_S = 0.25
 _CONTROLLER_S = 60.0
-_KEEPER_END_S = 10.0
-# A rank that ends again and again as soon as it starts will not get better by being started again.
+_SUPERVISOR_END_S = 10.0
+# A rank that has ended so often soon after its start is not started again.
 _SHORT_LIFE_S = 3.0
 _SHORT_LIVES = 10
 
 
 @dataclass
 class Child:
-    """A process that is a rank.
+    """Process of a rank.
 
     Args:
         name: by which the kernel addresses it; used once.
-        pid: of the process, which is not reused before it is reaped.
+        pid: not reused before it is reaped.
         born_s: on the monotonic clock.
     """
 
@@ -393,7 +403,7 @@ class Child:
 
 
 class RankSupervisor:
-    """The ranks of one notebook.
+    """Supervisor of the ranks of one notebook.
 
     Args:
         folder: of connection files and meeting points; removed at the end.
@@ -409,7 +419,7 @@ class RankSupervisor:
         self._text = b""
 
     def run(self) -> None:
-        """Serve the kernel until it ends or wants no more."""
+        """Serve the kernel until it ends or closes the input."""
         adopt_orphans()
         waker, wakened = os.pipe()
         for descriptor in (waker, wakened):
@@ -433,7 +443,8 @@ class RankSupervisor:
         except BrokenPipeError:
             return
         finally:
-            end_all_descendants()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            kill_descendants()
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _open(self) -> None:
@@ -451,12 +462,12 @@ class RankSupervisor:
         deadline_s = time.monotonic() + _CONTROLLER_S
         while not self._reachable():
             if self._controller.poll() is not None or time.monotonic() > deadline_s:
-                self._tell(event="failed", why="the controller did not start")
+                self._report(event="failed", why="the controller did not start")
                 sys.exit(1)
             if os.getppid() != self._kernel:
                 sys.exit(1)
             time.sleep(0.02)
-        self._tell(event="ready")
+        self._report(event="ready")
 
     def _reachable(self) -> bool:
         """Whether both connection files are there, whole."""
@@ -467,23 +478,23 @@ class RankSupervisor:
             return False
         return True
 
-    def _tell(self, **event: Any) -> None:
+    def _report(self, **event: Any) -> None:
         text = (json.dumps(event) + "\n").encode()
         while text:
             text = text[os.write(1, text) :]
 
     def _obey(self) -> bool:
-        """Do what the kernel wants; False where it wants no more."""
+        """Do what the kernel requests; return False at the end of the input."""
         text = os.read(0, 2**16)
         if not text:
             return False
         *lines, self._text = (self._text + text).split(b"\n")
         for line in lines:
-            wish = json.loads(line)
-            if wish["do"] == "start":
-                self._start(wish["size"], wish["number"])
-            elif wish["do"] == "signal":
-                self._signal(wish["rank"], wish["name"], wish["signal"])
+            request = json.loads(line)
+            if request["do"] == "start":
+                self._start(request["size"], request["number"])
+            elif request["do"] == "signal":
+                self._signal(request["rank"], request["name"], request["signal"])
         return True
 
     def _start(self, size: int, number: int) -> None:
@@ -496,7 +507,7 @@ class RankSupervisor:
             with suppress(ChildProcessError):
                 os.waitpid(child.pid, 0)
         self._end_orphans()
-        self._tell(event="cleared", number=number)
+        self._report(event="cleared", number=number)
         for rank in range(size):
             self._fork(rank)
 
@@ -510,7 +521,7 @@ class RankSupervisor:
 
         pid = fork(be_a_rank, reset=(signal.SIGCHLD, signal.SIGTERM))
         self._children[rank] = Child(name, pid, time.monotonic())
-        self._tell(event="born", rank=rank, name=name, pid=pid)
+        self._report(event="born", rank=rank, name=name, pid=pid)
 
     def _signal(self, rank: int, name: str, number: int) -> None:
         child = self._children.get(rank)
@@ -523,7 +534,7 @@ class RankSupervisor:
                 os.kill(child.pid, number)
 
     def _reap(self) -> None:
-        """Take note of what has ended; a rank that has ended is started anew."""
+        """Collect processes that have ended; start a rank that has ended anew."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -532,29 +543,27 @@ class RankSupervisor:
             if pid == 0:
                 return
             if self._controller and pid == self._controller.pid:
-                self._tell(event="failed", why="the controller has ended")
+                self._report(event="failed", why="the controller has ended")
                 sys.exit(1)
             rank = next((rank for rank, child in self._children.items() if child.pid == pid), None)
             if rank is None:
                 continue  # an orphan
             child = self._children.pop(rank)
             self._end_orphans()
-            self._tell(event="died", rank=rank, name=child.name, code=os.waitstatus_to_exitcode(status))
+            self._report(event="died", rank=rank, name=child.name, code=os.waitstatus_to_exitcode(status))
             short = time.monotonic() - child.born_s < _SHORT_LIFE_S
             self._short_lives[rank] = self._short_lives.get(rank, 0) + 1 if short else 0
             if self._short_lives[rank] < _SHORT_LIVES:
                 self._fork(rank)
             else:
-                self._tell(event="failed", why=last_report(self.folder / "log"))
+                self._report(event="failed", why=last_report(self.folder / "log"))
 
     def _end_orphans(self) -> None:
-        """End what a rank that is gone has left behind: whatever is a child of the keeper and no rank."""
-        import psutil
-
+        """End what a rank that is gone has left behind: whatever is a child of the supervisor and no rank."""
         known = {child.pid for child in self._children.values()}
         if self._controller:
             known.add(self._controller.pid)
-        deadline_s = time.monotonic() + _KEEPER_END_S
+        deadline_s = time.monotonic() + _SUPERVISOR_END_S
         while time.monotonic() < deadline_s:
             left = [process for process in psutil.Process().children() if process.pid not in known]
             alive = [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
@@ -566,9 +575,7 @@ class RankSupervisor:
 
 
 def _end(pid: int) -> None:
-    """SIGKILL to a process and its descendants, parents first stopped so that they start no more."""
-    import psutil
-
+    """Kill a process and its descendants; it is stopped first so that it starts no more."""
     with suppress(psutil.Error):
         process = psutil.Process(pid)
         process.suspend()
@@ -577,28 +584,6 @@ def _end(pid: int) -> None:
                 descendant.kill()
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-
-
-def end_all_descendants() -> None:
-    """SIGKILL to everything below this process, until nothing is left; orphans have become its children."""
-    import psutil
-
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    deadline_s = time.monotonic() + _KEEPER_END_S
-    while time.monotonic() < deadline_s:
-        children = psutil.Process().children(recursive=True)
-        if not children:
-            return
-        for child in children:
-            with suppress(psutil.Error):
-                child.kill()
-        while True:
-            try:
-                if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                    break
-            except ChildProcessError:
-                break
-        time.sleep(0.005)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,10 @@
 """Pool of live ranks: start them, send them a cell with its values, collect their answers, time out.
 
-The ranks at work: seated, joined in one group, asked, and stopped when they take too long.
-
 A cell ends within its limit and a few seconds, whatever it does, and leaves ranks on which the next one can run; a rank
-that still lives keeps its variables.
+that still lives keeps its variables. All ranks end with the program.
 
-What goes along with a cell: `--with NAME` takes a function, a class or a value of the notebook to the ranks.
-
-The ranks get source text for what was written in the notebook, the name of a module for what can be imported, and a
-copy for any other value; nothing is sent that was not named, but what a named function needs to run: the functions,
-classes and modules it mentions.
-
-Ranks that live beside the notebook: cells run on all of them, variables stay there, values can be looked at.
-
-Nothing starts before it is asked for, and all that was started ends with the program.
+`payload` packs what `--with NAME` sends along: the source of what was written in the notebook, the module's name of
+what can be imported, a copy of any other value, and the functions, classes and modules that a named function mentions.
 """
 
 from __future__ import annotations
@@ -36,13 +27,24 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from dlojz.base.language import language, one_of, say
+from dlojz.base.machine import patience
 from dlojz.ranks import rank_setup
 from dlojz.ranks.cluster import Event, LocalCluster, RankCluster
 from dlojz.ranks.rank_setup import RanksRefused, number_of_ranks, refuse_too_many
-from dlojz.ranks.show import CellAnswer, Columns, RanksError, Status, Trouble, must_rejoin, still_to_do, unknown_names
+from dlojz.ranks.show import (
+    CellAnswer,
+    CellFailure,
+    CellOutput,
+    RanksError,
+    RankStatus,
+    must_rejoin,
+    still_to_do,
+    unknown_names,
+)
 
 GRACE_S = (1.0, 2.0)
-"""Patience after the first interrupt (a rank that is late hears nothing yet) and after the second; then it is ended."""
+"""Seconds after the first interrupt (a late rank hears nothing yet) and after the second, each times `patience()`; then
+the rank is killed."""
 _LOOK_EVERY_S = 0.2
 _SHORTEST_PAUSE_S = 0.0002
 _LONGEST_PAUSE_S = 0.005
@@ -50,8 +52,8 @@ _QUESTION_S = 60.0
 _KILLS = 5
 
 
-class Crew:
-    """A number of ranks in a cluster.
+class RankPool:
+    """Pool of ranks: initialise them, join them in one group, call them, interrupt them.
 
     Args:
         cluster: where they live; started.
@@ -61,57 +63,59 @@ class Crew:
     def __init__(self, cluster: RankCluster, size: int) -> None:
         self.size = size
         self._cluster = cluster
-        self._seated: dict[int, str] = {}
+        self._members: dict[int, str] = {}
         self._torn = False
         self._cells = 0
 
     def make_ready(self) -> None:
-        """See that every rank is there and that all are members of one whole group.
+        """Initialise ranks that are new, and join all in one group where it is not whole.
 
         Raises:
-            Refused: if that cannot be had.
+            RanksRefused: if a rank does not answer.
         """
         while (event := self._next_event(0)) is not None:  # old ones: who has died meanwhile has been replaced
             if event.kind == "failed":
                 raise RanksRefused(all_lost())
         names = self._cluster.names()
-        fresh = [rank for rank, name in names.items() if self._seated.get(rank) != name]
+        fresh = [rank for rank, name in names.items() if self._members.get(rank) != name]
         if not fresh and not self._torn:
             return
         self._torn = True
         places = {rank: (rank, self.size, *self._cluster.place(rank)) for rank in fresh}
-        self._ask({rank: (names[rank], rank_setup.sit, *places[rank]) for rank in fresh})
+        self._ask({rank: (names[rank], rank_setup.init_rank, *places[rank]) for rank in fresh})
         meeting = self._cluster.meeting_point()
-        self._ask({rank: (name, rank_setup.join, *meeting) for rank, name in names.items()})
-        self._seated, self._torn = names, False
+        self._ask({rank: (name, rank_setup.init_group, *meeting) for rank, name in names.items()})
+        self._members, self._torn = names, False
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """What every rank answers to a question, by rank.
+        """Call a function on every rank; return the answers, by rank.
 
         Raises:
-            Refused: if one does not answer.
+            RanksRefused: if one does not answer.
         """
         self.make_ready()
-        answers = self._ask({rank: (name, function, *arguments) for rank, name in self._seated.items()})
+        answers = self._ask({rank: (name, function, *arguments) for rank, name in self._members.items()})
         return [answers[rank] for rank in range(self.size)]
 
-    def run(self, code: str, limit_s: float, belongings: Mapping[str, Any]) -> list[CellAnswer]:
-        """Run a cell and return what each rank says, by rank, also where it did not end well.
+    def run(self, code: str, limit_s: float, packed: Mapping[str, Any]) -> list[CellAnswer]:
+        """Run a cell; return the answers of all ranks, by rank, failures included.
 
         Args:
             code: of the cell.
             limit_s: seconds after which ranks that still run are interrupted.
-            belongings: what goes along (see `carry`).
+            packed: what is sent along (see `payload`).
 
         Raises:
-            Refused: if no rank can be reached any more.
+            RanksRefused: if no rank can be reached any more.
         """
         self.make_ready()
         self._cells += 1
         self._torn = True  # until all have answered
-        arguments = (code, self._cells, limit_s, language(), dict(belongings))
+        arguments = (code, self._cells, limit_s, language(), dict(packed))
         with _interrupts_become_events(self._cluster.events):
-            tickets = {self._cluster.ask(name, rank_setup.run, *arguments): rank for rank, name in self._seated.items()}
+            tickets = {
+                self._cluster.ask(name, rank_setup.run, *arguments): rank for rank, name in self._members.items()
+            }
             answers = self._collect(tickets, limit_s)
         self._torn = must_rejoin(answers)
         if not self._cluster.replaces_single_ranks and not all(answer.kept for answer in answers):
@@ -120,9 +124,8 @@ class Crew:
 
     def _collect(self, tickets: Mapping[int, int], limit_s: float) -> list[CellAnswer]:
         answers: dict[int, CellAnswer] = {}
-        rank_of = {name: rank for rank, name in self._seated.items()}
-        # Why ranks are being stopped, once they are: a trouble that lacks only what each has to say.
-        why: Trouble | None = None
+        rank_of = {name: rank for rank, name in self._members.items()}
+        why: CellFailure | None = None  # of the ranks that are interrupted
         signals: list[int] = []
         deadline_s = time.monotonic() + limit_s
         while len(answers) < self.size:
@@ -138,22 +141,21 @@ class Crew:
             by_student = event is not None and event.kind == "interrupt"
             if by_student or time.monotonic() > deadline_s:
                 kind = "stopped" if by_student else "limit"
-                why = why or Trouble("KeyboardInterrupt", kind=kind, limit_s=0 if by_student else limit_s)
-                if signals.count(signal.SIGKILL) > _KILLS:  # who should tell of it is gone, or deaf
+                why = why or CellFailure("KeyboardInterrupt", kind=kind, limit_s=0 if by_student else limit_s)
+                if signals.count(signal.SIGKILL) > _KILLS:  # the supervisor that should report it is gone
                     raise RanksRefused(all_lost())
                 insists = by_student and bool(signals)
                 signals.append(signal.SIGKILL if insists or len(signals) == len(GRACE_S) else signal.SIGINT)
-                deadline_s = time.monotonic() + GRACE_S[min(len(signals), len(GRACE_S)) - 1]
-                for rank in self._seated.keys() - answers.keys():
-                    self._cluster.signal(rank, self._seated[rank], signals[-1])
+                deadline_s = time.monotonic() + GRACE_S[min(len(signals), len(GRACE_S)) - 1] * patience()
+                for rank in self._members.keys() - answers.keys():
+                    self._cluster.signal(rank, self._members[rank], signals[-1])
         return [answers[rank] for rank in range(self.size)]
 
     def _next_event(self, timeout_s: float) -> Event | None:
-        """What has happened meanwhile; None where nothing has after so long, or after a look's time.
+        """Return the next event; None if there is none within `timeout_s` and `_LOOK_EVERY_S` seconds.
 
-        Asked again and again rather than waited for: `SimpleQueue.get(timeout=…)` of CPython 3.11 waits for ever where
-        its time runs out between two of its steps (what is left, then negative, means no limit). No other queue can be
-        filled from a signal's handler.
+        It polls, since `SimpleQueue.get(timeout=…)` of CPython 3.11 waits for ever where its time runs out between two
+        of its steps (a negative rest means no limit), and no other queue can be filled from a signal's handler.
         """
         deadline_s = time.monotonic() + min(timeout_s, _LOOK_EVERY_S)
         pause_s = _SHORTEST_PAUSE_S
@@ -185,33 +187,31 @@ class Crew:
         return answers
 
 
-def _ended(rank: int, exit_code: int | None, why: Trouble | None) -> CellAnswer:
-    """The answer that stands for a process that ended; `why` if it was ended because it did not stop."""
-    trouble = Trouble("", kind="exit", exit_code=exit_code)
-    if why is not None:
-        trouble = replace(trouble, name=why.name, limit_s=why.limit_s)
-    return CellAnswer(rank, trouble=trouble, kept=False)
+def _ended(rank: int, exit_code: int | None, why: CellFailure | None) -> CellAnswer:
+    """Return the answer that stands for a process that ended; `why` if it was killed since it did not stop."""
+    why = why or CellFailure("")
+    failure = CellFailure(why.name, kind="exit", exit_code=exit_code, limit_s=why.limit_s)
+    return CellAnswer(rank, trouble=failure, kept=False)
 
 
-def _answer(rank: int, value: Mapping[str, Any], why: Trouble | None) -> CellAnswer:
-    """A rank's answer, as the notebook understands it."""
+def _answer(rank: int, value: Mapping[str, Any], why: CellFailure | None) -> CellAnswer:
+    """Return what a rank sent as its answer; an interrupt gets the reason `why` it was sent."""
     if "failure" in value:
-        return CellAnswer(rank, trouble=Trouble("", str(value["failure"])), torn=True)
+        return CellAnswer(rank, trouble=CellFailure("", str(value["failure"])), torn=True)
     trouble = None
     if value["error"] is not None:
         error = value["error"]
-        trouble = Trouble(
-            error["name"], error["message"], error["kind"], tuple((n, t, f) for n, t, f in error["lines"])
-        )
+        lines = tuple((number, text, function) for number, text, function in error["lines"])
+        trouble = CellFailure(error["name"], error["message"], error["kind"], lines)
         if why is not None and trouble.name == why.name:
-            trouble = Trouble(why.name, "", why.kind, trouble.lines, limit_s=why.limit_s)
+            trouble = replace(why, lines=lines)
     return CellAnswer(
         rank, tuple(value["parts"]), value["cut"], trouble, value["last"], value["torn"], dict(value["counts"])
     )
 
 
 def all_lost() -> str:
-    """The sentence for ranks whose keeper is gone."""
+    """Return the message for ranks whose supervisor is gone."""
     return say(
         en="the ranks have ended, all of them, with their variables: start them again, e.g. with %%ranks 4.",
         fr="les rangs se sont tous arrêtés, et leurs variables sont perdues : redémarrez-les, par exemple avec "
@@ -230,7 +230,7 @@ def _no_answer(rank: int, why: str) -> str:
 
 @contextmanager
 def _interrupts_become_events(events: queue.SimpleQueue[Event]) -> Iterator[None]:
-    """While ranks run, an interrupt of the notebook is one for them."""
+    """Turn an interrupt of the notebook into an event while ranks run."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -242,22 +242,18 @@ def _interrupts_become_events(events: queue.SimpleQueue[Event]) -> Iterator[None
             signal.signal(signal.SIGINT, former)
 
 
-# Every rank has its own.
+# Names that every rank defines itself.
 _OWN = frozenset({"rank", "world_size", "torch", "dist", "device", "ranks", "get_ipython"})
 
 
-def belongings(names: Iterable[str], namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """All that goes to the ranks with a cell.
-
-    Args:
-        names: of the notebook.
-        namespace: of the notebook.
+def payload(names: Iterable[str], namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """Pack variables of the notebook for the ranks.
 
     Returns:
         `modules` (name to module and attribute), `sources` (in the order in which they must run) and `values`.
 
     Raises:
-        Refused: if a name is unknown or cannot be sent.
+        RanksRefused: if a name is unknown or cannot be sent.
     """
     packed: dict[str, Any] = {"modules": {}, "sources": [], "values": {}}
     seen: set[str] = set()
@@ -304,7 +300,7 @@ def _importable(thing: Any) -> bool:
 
 
 def _mentioned(source: str) -> set[str]:
-    """Names a piece of source reads, those of its own arguments and of Python itself aside."""
+    """Return the names that a piece of source mentions, but for Python's and the ranks' own."""
     names = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
     return {name for name in names if not hasattr(builtins, name)} - _OWN
 
@@ -341,7 +337,7 @@ def _source(name: str, thing: Any) -> str:
 
 
 def _class_source(thing: type) -> str:
-    """The source of a class of a cell, which `inspect` looks for in a file: found through one of its methods."""
+    """Return the source of a class of a cell, found through one of its methods: `inspect` looks for a file."""
     # An `autograd.Function` has static methods only.
     methods = [getattr(value, "__func__", value) for value in vars(thing).values()]
     for method in (value for value in methods if isinstance(value, FunctionType)):
@@ -375,7 +371,7 @@ LIMIT_S = 60.0
 
 
 class Ranks:
-    """The ranks of a notebook or of a program.
+    """Live ranks of a notebook or of a program.
 
     Args:
         size: number of ranks to start at once; without it, `start` does.
@@ -392,7 +388,7 @@ class Ranks:
         self, size: int | None = None, *, force: bool = False, namespace: Mapping[str, Any] | None = None
     ) -> None:
         self._cluster: RankCluster | None = None
-        self._crew: Crew | None = None
+        self._pool: RankPool | None = None
         self._namespace: Mapping[str, Any] = {} if namespace is None else namespace
         if size is not None:
             self.start(size, force=force)
@@ -406,7 +402,7 @@ class Ranks:
             progress: called again and again meanwhile.
 
         Raises:
-            Refused: if the number is none, or more than the machine bears.
+            RanksRefused: if the number is illegal, or more than the machine bears.
             LabError: if they do not start.
         """
         size = number_of_ranks(size)
@@ -416,36 +412,36 @@ class Ranks:
             if self._cluster is None:
                 self._cluster = _cluster()
                 atexit.register(self.stop)
-            self._crew = None
+            self._pool = None
             self._cluster.start(size, progress)
-            crew = Crew(self._cluster, size)
-            crew.make_ready()
-            self._crew = crew
-        except BaseException:  # an interrupt too: half started is of no use
+            pool = RankPool(self._cluster, size)
+            pool.make_ready()
+            self._pool = pool
+        except BaseException:  # an interrupt too
             self.stop()
             raise
 
     def stop(self) -> None:
         """End all ranks and what they have started; their variables are lost."""
-        cluster, self._cluster, self._crew = self._cluster, None, None
+        cluster, self._cluster, self._pool = self._cluster, None, None
         atexit.unregister(self.stop)
         if cluster is not None:
             cluster.stop()
 
     def restart(self, *, progress: Callable[[], None] = lambda: None) -> None:
-        """As many fresh ranks as there are, without variables."""
+        """Replace all ranks by fresh ones, without variables."""
         self.start(self._running().size, force=True, progress=progress)
 
     @property
     def size(self) -> int:
         """Number of ranks; 0 where none is running."""
-        return self._crew.size if self._crew else 0
+        return self._pool.size if self._pool else 0
 
     def __len__(self) -> int:
         return self.size
 
     def __bool__(self) -> bool:
-        return self._crew is not None
+        return self._pool is not None
 
     def __enter__(self) -> Ranks:
         return self
@@ -458,20 +454,20 @@ class Ranks:
             return _none_running()
         return say(en=f"ranks 0 to {self.size - 1}", fr=f"rangs 0 à {self.size - 1}")
 
-    def run(self, code: str, *, limit_s: float = LIMIT_S, belongings: Mapping[str, Any] | None = None) -> None:
-        """Run code on every rank and show what they say.
+    def run(self, code: str, *, limit_s: float = LIMIT_S, packed: Mapping[str, Any] | None = None) -> None:
+        """Run code on every rank and show the output.
 
         Args:
             code: as in a cell.
             limit_s: seconds after which ranks that still run are interrupted.
-            belongings: what goes along (see `carry`).
+            packed: what is sent along (see `payload`).
 
         Raises:
-            Refused: if no ranks are running.
-            RanksError: if it did not end well on every rank.
+            RanksRefused: if no ranks are running.
+            RanksError: if it failed on a rank.
         """
-        answers = self.execute(code, limit_s=limit_s, belongings=belongings)
-        show(Columns(answers))
+        answers = self.execute(code, limit_s=limit_s, packed=packed)
+        show(CellOutput(answers))
         to_do = still_to_do(answers)
         if to_do:
             print(to_do)
@@ -479,16 +475,16 @@ class Ranks:
             raise RanksError(answers, self._hint(answers))
 
     def execute(
-        self, code: str, *, limit_s: float = LIMIT_S, belongings: Mapping[str, Any] | None = None
+        self, code: str, *, limit_s: float = LIMIT_S, packed: Mapping[str, Any] | None = None
     ) -> list[CellAnswer]:
-        """Run code on every rank and return what each says, by rank, also where it did not end well.
+        """Run code on every rank; return the answers, by rank, failures included.
 
         Raises:
-            Refused: if no ranks are running.
+            RanksRefused: if no ranks are running.
         """
-        crew = self._running()
+        pool = self._running()
         try:
-            return crew.run(code, limit_s, belongings or {})
+            return pool.run(code, limit_s, packed or {})
         except RanksRefused as refused:
             if str(refused) == all_lost():
                 self.stop()
@@ -498,32 +494,32 @@ class Ranks:
         return self.pull(name)[name]
 
     def pull(self, *names: str) -> dict[str, list[Any]]:
-        """The values of variables, one per rank; tensors come back in main memory, without their history.
+        """Fetch the values of variables, one per rank; tensors come back in main memory, without their history.
 
         Raises:
-            Refused: if a rank does not know the name, or the value cannot be brought back.
+            RanksRefused: if a rank does not know the name, or the value cannot be brought back.
         """
-        crew = self._running()
-        return {name: [_value(name, *item) for item in enumerate(crew.ask(rank_setup.fetch, name))] for name in names}
+        pool = self._running()
+        return {name: [_value(name, *item) for item in enumerate(pool.ask(rank_setup.fetch, name))] for name in names}
 
     def push(self, **values: Any) -> None:
-        """Give every rank a copy of these values (or functions, or classes), under these names.
+        """Send every rank a copy of these values (or functions, or classes), under these names.
 
         Raises:
-            Refused: if a value cannot be sent.
+            RanksRefused: if a value cannot be sent.
         """
-        answers = self.execute("", belongings=belongings(values, {**self._namespace, **values}))
+        answers = self.execute("", packed=payload(values, {**self._namespace, **values}))
         if any(answer.trouble for answer in answers):
             raise RanksError(answers)
 
-    def status(self) -> Status:
-        """What each rank is: its process, device, memory and number of variables, as a table."""
-        return Status(self._crew.ask(rank_setup.describe) if self._crew else [])
+    def status(self) -> RankStatus:
+        """Table of the ranks: process, device, memory and number of variables."""
+        return RankStatus(self._pool.ask(rank_setup.describe) if self._pool else [])
 
-    def _running(self) -> Crew:
-        if self._crew is None:
+    def _running(self) -> RankPool:
+        if self._pool is None:
             raise RanksRefused(_none_running())
-        return self._crew
+        return self._pool
 
     def _hint(self, answers: list[CellAnswer]) -> str:
         missing = sorted(name for name in unknown_names(answers) if name in self._namespace)
@@ -551,17 +547,13 @@ def _none_running() -> str:
     )
 
 
-def show(said: Columns | Status) -> None:
-    """Show it in the notebook, or print it where there is none; nothing where nothing was said."""
+def show(output: CellOutput | RankStatus) -> None:
+    """Show it in the notebook, or print it where there is none; nothing where it is empty."""
     from IPython.core.getipython import get_ipython
     from IPython.display import display
 
-    if not said:
-        return
-    if get_ipython() is None:
-        print(said)
-    else:
-        display(said)
+    if output:
+        (print if get_ipython() is None else display)(output)
 
 
 def _value(name: str, rank: int, answer: Mapping[str, Any]) -> Any:

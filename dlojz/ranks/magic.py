@@ -1,7 +1,7 @@
-"""`%%ranks` and `%ranks` in a notebook.
+"""Magics of the notebook: `%%ranks` and `%ranks`.
 
-A cell leaves in the notebook what its ranks said and nothing else, in particular no time and no word of progress; a
-mistake in the first line is answered by one sentence.
+A cell leaves its ranks' output in the notebook and nothing else, no time and no progress; a mistake in the first line
+is answered by one sentence.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from typing import Any
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, say
 from dlojz.base.progress_bars import QUIET
-from dlojz.ranks.live import LIMIT_S, Ranks, belongings, show
+from dlojz.ranks.live import LIMIT_S, Ranks, payload, show
 from dlojz.ranks.rank_setup import RanksRefused, number_of_ranks
 
 _COMMANDS = ("start", "stop", "status", "restart")
 _OPTIONS = ("--with", "--limit", "--force")
-_PATIENCE_S = 1.0
+_NOTE_AFTER_S = 1.0
 
 
 @dataclass
-class Wish:
-    """The first line of a cell.
+class RanksCommand:
+    """Parsed first line of a cell, or line of `%ranks`.
 
     Args:
         command: `run` for a cell; else `start`, `stop`, `status` or `restart`.
         size: number of ranks; None: as many as there are.
-        names: what goes along.
+        names: variables to send along.
         limit_s: of the cell.
         force: whether to start more ranks than the machine bears.
     """
@@ -44,48 +44,48 @@ class Wish:
     force: bool = False
 
 
-def parse(line: str, *, is_cell: bool) -> Wish:
-    """Understand what follows `%%ranks` or `%ranks`.
+def parse(line: str, *, is_cell: bool) -> RanksCommand:
+    """Parse what follows `%%ranks` or `%ranks`.
 
     Raises:
-        Refused: in one sentence, naming the word and what would work.
+        RanksRefused: in one sentence, naming the word and what would work.
     """
     try:
         words = shlex.split(line)
     except ValueError:
         words = line.split()
-    wish = Wish() if is_cell else Wish(command="status")
+    asked = RanksCommand() if is_cell else RanksCommand(command="status")
     if words and not is_cell and not words[0].startswith("-") and not words[0].isdecimal():
-        wish.command = words.pop(0)
-        if wish.command not in _COMMANDS:
-            raise RanksRefused(one_of(say(en="command", fr="commande"), wish.command, _COMMANDS))
+        asked.command = words.pop(0)
+        if asked.command not in _COMMANDS:
+            raise RanksRefused(one_of(say(en="command", fr="commande"), asked.command, _COMMANDS))
     elif words and not is_cell:
-        wish.command = "start"
+        asked.command = "start"
     while words:
         word, equals, value = words.pop(0).partition("=")
         if word == "--force":
-            wish.force = True
+            asked.force = True
         elif word in ("--with", "--limit"):
             if not equals:
                 value = words.pop(0) if words and not words[0].startswith("-") else ""
             if word == "--with":
                 while value.endswith(",") and words:  # `--with a, b`
                     value += words.pop(0)
-                wish.names += _names(value)
+                asked.names += _names(value)
             else:
-                wish.limit_s = _seconds(value)
+                asked.limit_s = _seconds(value)
         elif word.startswith("-"):
             raise RanksRefused(one_of("option", word, _OPTIONS))
-        elif wish.size is None:
-            wish.size = number_of_ranks(word)
+        elif asked.size is None:
+            asked.size = number_of_ranks(word)
         else:
             raise RanksRefused(
                 say(
-                    en=f"one number of ranks is enough, but {wish.size} and {word!r} were received.",
-                    fr=f"un seul nombre de rangs suffit, mais {wish.size} et {word!r} ont été reçus.",
+                    en=f"one number of ranks is enough, but {asked.size} and {word!r} were received.",
+                    fr=f"un seul nombre de rangs suffit, mais {asked.size} et {word!r} ont été reçus.",
                 )
             )
-    return wish
+    return asked
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -117,7 +117,7 @@ def _seconds(text: str) -> float:
 
 
 class RanksMagics:
-    """The magics of one notebook.
+    """Magics of one notebook.
 
     Args:
         shell: of IPython.
@@ -128,61 +128,61 @@ class RanksMagics:
         self._shell, self.ranks = shell, ranks
 
     def __call__(self, line: str, cell: str | None = None) -> None:
-        """Do what `%ranks line`, or `%%ranks line` and a cell, asks for.
+        """Run `%ranks line`, or `%%ranks line` and a cell.
 
         Raises:
-            Refused: for a line that is not understood.
-            RanksError: if the cell did not end well on every rank.
+            RanksRefused: for a line that is not understood.
+            RanksError: if the cell failed on a rank.
         """
-        wish = parse(line, is_cell=cell is not None)
-        carried = belongings(wish.names, self._shell.user_ns)
+        asked = parse(line, is_cell=cell is not None)
+        packed = payload(asked.names, self._shell.user_ns)
         try:
-            if wish.command == "stop":
+            if asked.command == "stop":
                 self.ranks.stop()
-            elif wish.command == "restart":
-                with Patience() as patience:
-                    self.ranks.restart(progress=patience)
-            elif wish.command == "start" or cell is not None:
-                self._have(wish)
+            elif asked.command == "restart":
+                with StartingNote() as note:
+                    self.ranks.restart(progress=note)
+            elif asked.command == "start" or cell is not None:
+                self._ensure(asked)
             if cell is not None:
-                self.ranks.run(cell, limit_s=wish.limit_s, belongings=carried)
-            elif wish.command == "status":
+                self.ranks.run(cell, limit_s=asked.limit_s, packed=packed)
+            elif asked.command == "status":
                 show(self.ranks.status())
         except LabError as refused:
             raise (refused if isinstance(refused, RanksRefused) else RanksRefused(str(refused))) from None
 
-    def _have(self, wish: Wish) -> None:
-        """See that as many ranks as wished are running."""
-        if wish.size is None or wish.size == self.ranks.size:
+    def _ensure(self, asked: RanksCommand) -> None:
+        """Start as many ranks as asked for, unless they run."""
+        if asked.size is None or asked.size == self.ranks.size:
             if not self.ranks:
                 raise RanksRefused(str(self.ranks))
             return
         former = self.ranks.size
-        with Patience() as patience:
-            self.ranks.start(wish.size, force=wish.force, progress=patience)
+        with StartingNote() as note:
+            self.ranks.start(asked.size, force=asked.force, progress=note)
         if former:
             print(
                 say(
-                    en=f"{wish.size} fresh ranks take the place of the {former} before, whose variables are gone.",
-                    fr=f"Nouveaux rangs : {wish.size}, à la place de {former} ; les variables des précédents sont "
+                    en=f"{asked.size} fresh ranks take the place of the {former} before, whose variables are gone.",
+                    fr=f"Nouveaux rangs : {asked.size}, à la place de {former} ; les variables des précédents sont "
                     "perdues.",
                 )
             )
 
 
-class Patience:
-    """A word to who waits for more than a second, taken back when the wait is over."""
+class StartingNote:
+    """Note that the ranks are starting, shown after a second and taken back at the end."""
 
     def __init__(self) -> None:
         self._begun_s = time.monotonic()
         self._said = False
 
     def __call__(self) -> None:
-        """Still waiting."""
-        if not self._said and time.monotonic() - self._begun_s > _PATIENCE_S and os.environ.get(QUIET) != "off":
+        """Show the note once a second has passed."""
+        if not self._said and time.monotonic() - self._begun_s > _NOTE_AFTER_S and os.environ.get(QUIET) != "off":
             self._said = True
             text = say(en="The ranks are starting (a few seconds) …", fr="Démarrage des rangs (quelques secondes)…")
-            self._write(text, end="")
+            print(text, end="", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Callable[[], None]:
         return self
@@ -190,22 +190,13 @@ class Patience:
     def __exit__(self, *_: object) -> None:
         if not self._said:
             return
+        from IPython.core.getipython import get_ipython
         from IPython.display import clear_output
 
-        if _in_notebook():
+        if hasattr(get_ipython(), "kernel"):
             clear_output()
         else:
-            self._write("\r\x1b[K", end="")
-
-    @staticmethod
-    def _write(text: str, end: str) -> None:
-        print(text, end=end, file=sys.stderr, flush=True)
-
-
-def _in_notebook() -> bool:
-    from IPython.core.getipython import get_ipython
-
-    return hasattr(get_ipython(), "kernel")
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def register(shell: Any) -> None:

@@ -1,8 +1,4 @@
-"""One rank: a process that the keeper forks, and in which the cells of the notebook run.
-
-It starts with torch already in memory, shares nothing with the other ranks but what it sends them, and ends with its
-keeper.
-"""
+"""Process of one rank: the supervisor forks it, with torch already in memory, and it ends with the supervisor."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch._dynamo  # the first optimizer of a process imports it, which takes seconds
-import torch.distributed  # noqa: F401 - imported once, in the keeper, for all ranks
+import torch.distributed  # noqa: F401 - imported once, in the supervisor, for all ranks
 from ipykernel.kernelbase import Kernel
 from ipyparallel.engine.app import IPEngine
 from traitlets.config import Config
@@ -35,7 +31,7 @@ class RankEngine(IPEngine):
 
 
 def be_a_rank(folder: Path, name: str) -> NoReturn:
-    """Serve the notebook until the keeper ends; never returns into the keeper's code.
+    """Serve the notebook until the supervisor ends; never return into the supervisor's code.
 
     Args:
         folder: of this set of ranks.
@@ -45,7 +41,7 @@ def be_a_rank(folder: Path, name: str) -> NoReturn:
     try:
         die_with_parent()
         os.setsid()  # what a cell starts can be ended together with it
-        # The keeper has no threads, and a child of a cell that forks has none of this process's: both may fork.
+        # The supervisor has no threads, and a child of a cell that forks has none of this process's: both may fork.
         os.register_at_fork(after_in_child=die_with_parent)
         _be_first_to_go()
         _let_cells_alone_be_interrupted()
@@ -53,8 +49,8 @@ def be_a_rank(folder: Path, name: str) -> NoReturn:
         config = Config()
         config.ProfileDir.location = str(profile(folder))
         config.IPEngine.url_file = str(connection_file(folder, "engine"))
-        config.IPEngine.enable_nanny = False  # the keeper is one
-        config.IPEngine.max_heartbeat_misses = 0  # a rank ends with its keeper, not when the machine is busy
+        config.IPEngine.enable_nanny = False  # the supervisor is one
+        config.IPEngine.max_heartbeat_misses = 0  # a rank ends with its supervisor, not when the machine is busy
         config.IPEngine.timeout = _REGISTRATION_S
         config.IPEngine.log_level = "ERROR"
         application = RankEngine.instance(config=config)
@@ -71,10 +67,9 @@ def be_a_rank(folder: Path, name: str) -> NoReturn:
 
 
 def _let_cells_alone_be_interrupted() -> None:
-    """Keep ipykernel from listening to SIGINT around every message: `cell` says when a rank may be interrupted.
+    """Keep ipykernel from listening to SIGINT around every message: `rank_setup.run` does, around the cell alone.
 
-    An interrupt that came between a message and the cell it brings would otherwise end neither well: the cell would
-    never start, and its answer be a failure.
+    An interrupt between a message and the cell it brings would otherwise make the answer a failure.
     """
     for hook in ("pre_handler_hook", "post_handler_hook"):
         setattr(Kernel, hook, lambda _: None)

@@ -1,28 +1,11 @@
-"""Set up a live rank: its process group, its streams, the cells that it runs, its limits.
+"""Set up a live rank: its process group, its streams, the cells that it runs; the limit of ranks; the controller.
 
-What a cell says on one rank: prints, figures and values in their order, up to a limit.
+Every call of the notebook is answered with plain data, and nothing is raised; between cells an interrupt changes
+nothing.
 
-Whatever is printed, by whichever way (print, os.write, a child process, a library in C), is read at once and kept up to
-`TEXT_BYTES` a cell; the rest is counted and thrown away, so that nothing fills up or blocks.
-
-The place of a process among the ranks: its number, its device, the group it shares, the variables it holds.
-
-Every question of the notebook is answered with plain data; nothing is raised.
-
-A cell on one rank: run it, and answer what it said and how it ended.
-
-Whatever a cell does, the answer is plain data; between cells an interrupt changes nothing.
-
-How many ranks a machine bears: what is refused, and what it would cost.
-
-A number that would stop the machine is refused before anything starts, with the figures.
-
-The process through which the notebook's messages reach the ranks: ipyparallel's controller.
-
-It takes messages signed with a key that lies in a folder of its owner alone, listens on the loopback interface unless
-told otherwise, and ends with the process that started it, as do the helpers it forks.
-
-Run as `python -m dlojz.ranks.rank_setup FOLDER [HOST]`.
+Run as `python -m dlojz.ranks.rank_setup FOLDER [HOST]`, it is ipyparallel's controller, through which the notebook's
+messages reach the ranks: it takes messages signed with a key in a folder of its owner alone, listens on the loopback
+interface by default, and ends with the process that started it, as do the helpers it forks.
 """
 
 from __future__ import annotations
@@ -56,20 +39,22 @@ from dlojz.running.supervisor import cores_available
 TEXT_BYTES = 64 * 2**10
 IMAGE_BYTES = 1024 * 2**10
 """Of all figures of a cell, as PNG."""
-_DRAIN_S = 0.3
-# gloo tells the world how many peers it has, each time a group is made.
+# gloo prints how many peers it has, each time a group is made.
 _CHATTER = ("[Gloo] Rank ",)
 
 
 class Streams:
-    """The streams of this process, from its start to its end.
+    """Capture of all that this process prints: by print, os.write, a child process or a library in C.
+
+    It is read at once and kept up to `TEXT_BYTES` a cell; the rest is thrown away, so that nothing fills up or blocks.
 
     Args:
-        log: file for what the process itself has to report outside of cells, errors of its start above all.
+        log: file for what the process itself reports outside of cells.
     """
 
     def __init__(self, log: Path | None = None) -> None:
         self._read, self._write = (_out_of_the_way(descriptor) for descriptor in os.pipe())
+        os.set_blocking(self._read, False)
         self._lock = threading.Lock()
         self._listening = False
         self._parts: list[dict[str, Any]] = []
@@ -89,7 +74,7 @@ class Streams:
         threading.Thread(target=self._listen, daemon=True, name="streams").start()
 
     def begin(self) -> None:
-        """A cell begins: forget what was said before, and mend streams that a cell has closed."""
+        """Begin a cell: forget the former output, and reopen streams that a cell has closed."""
         with self._lock:
             self._parts, self._kept_bytes, self._image_bytes, self._cut = [], 0, 0, False
             self._listening = True
@@ -98,7 +83,7 @@ class Streams:
         sys.stdout = sys.stderr = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
 
     def show(self, bundle: dict[str, Any]) -> None:
-        """Add a value or figure after what was printed before it.
+        """Add a displayed value or figure after what was printed before it.
 
         Args:
             bundle: representations by MIME type; its text and its PNG are kept, never its HTML.
@@ -118,7 +103,7 @@ class Streams:
             self._keep("value", text.encode("utf-8", "replace"))
 
     def end(self) -> tuple[list[dict[str, Any]], bool]:
-        """The cell has ended: its parts in order, and whether something had to be left out."""
+        """End the cell; return its output in order, and whether some was left out."""
         self._drain()
         with self._lock:
             self._listening = False
@@ -163,26 +148,27 @@ class Streams:
 
         while True:
             select.select([self._read], [], [])
-            with self._lock:  # held over reading and keeping: whoever has it and finds the pipe empty has all
-                text = os.read(self._read, 2**16)
-                if self._listening:
-                    self._keep("printed", text)
+            with self._lock:
+                self._read_pipe(2**16)
+
+    def _read_pipe(self, limit_bytes: int) -> None:
+        """Keep what waits in the pipe, which the other thread may have emptied; the lock is held."""
+        with suppress(BlockingIOError):
+            text = os.read(self._read, limit_bytes)
+            if self._listening:
+                self._keep("printed", text)
 
     def _drain(self) -> None:
-        """Wait until what was printed has been read; not for ever, since a child may print for ever."""
+        """Read all that has been printed until now; what a child prints meanwhile is not waited for."""
         with suppress(OSError, ValueError):
             sys.stdout.flush()
-        deadline_s = time.monotonic() + _DRAIN_S
-        while time.monotonic() < deadline_s:
-            with self._lock:
-                waiting = fcntl.ioctl(self._read, termios.FIONREAD, b"\0" * 4)
-            if not any(waiting):
-                return
-            time.sleep(0.001)
+        with self._lock:
+            waiting = fcntl.ioctl(self._read, termios.FIONREAD, b"\0" * 4)
+            self._read_pipe(int.from_bytes(waiting, sys.byteorder))
 
 
 def _out_of_the_way(descriptor: int) -> int:
-    """The same file under a number that no cell closes by accident, not inherited by what it starts."""
+    """Move a descriptor to a number that no cell closes by accident, not inherited by child processes."""
     moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 100)
     os.close(descriptor)
     return moved
@@ -192,8 +178,8 @@ GROUP_TIMEOUT_S = 30
 """How long a collective that torch starts from C++, where the guard does not look, may wait."""
 
 
-class Seat:
-    """The place of this process among the ranks.
+class RankContext:
+    """State of this process as a rank: its number, device, process group, guard and variables.
 
     Args:
         rank: from 0.
@@ -230,7 +216,7 @@ class Seat:
         )
         self.given = frozenset(self.shell.user_ns)
 
-    def join(self, meeting_point: str, board: str) -> None:
+    def init_group(self, meeting_point: str, board: str) -> None:
         """Make the process group anew; all ranks do so at the same time."""
         import torch.distributed as dist
 
@@ -260,7 +246,7 @@ class Seat:
         self._meet()
 
     def _meet(self) -> None:
-        """Wait until all are connected, unseen by the guard: a cell starts on all ranks or on none."""
+        """Wait until all are connected, without the guard: a cell starts on all ranks or on none."""
         import torch.distributed as dist
 
         barrier = getattr(dist.barrier, "__wrapped__", dist.barrier)
@@ -276,34 +262,34 @@ class Seat:
         return not whole or bool(self.guard and self.guard.torn)
 
 
-_seat: Seat | None = None
+_context: RankContext | None = None
 streams: Streams | None = None
 
 
-def sit(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, Any]:
-    """Become a rank: an empty answer, or `{"failure": …}`."""
-    global _seat, streams
+def init_rank(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, Any]:
+    """Become a rank; return an empty answer, or `{"failure": …}`."""
+    global _context, streams
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         if streams is None:
             streams = Streams()
-        _seat = Seat(rank, size, local_rank, local_size)
+        _context = RankContext(rank, size, local_rank, local_size)
     except Exception as error:
         return {"failure": f"{type(error).__name__}: {error}"}
     return {}
 
 
-def join(meeting_point: str, board: str) -> dict[str, Any]:
-    """Make the process group anew: an empty answer, or `{"failure": …}`."""
+def init_group(meeting_point: str, board: str) -> dict[str, Any]:
+    """Make the process group anew; return an empty answer, or `{"failure": …}`."""
     try:
-        seated().join(meeting_point, board)
+        this_rank().init_group(meeting_point, board)
     except Exception as error:
         return {"failure": f"{type(error).__name__}: {error}"}
     return {}
 
 
 def whereabouts() -> dict[str, Any]:
-    """Which rank idr_torch takes this process for: `rank`, `local_rank`, `local_size`, `host`, `master`."""
+    """Return which rank idr_torch takes this process for: `rank`, `local_rank`, `local_size`, `host`, `master`."""
     import idr_torch
 
     return {
@@ -316,30 +302,27 @@ def whereabouts() -> dict[str, Any]:
 
 
 def free_port() -> int:
-    """A port of this machine on which nobody listens."""
+    """Return a port of this machine on which nobody listens."""
     with socket.socket() as free:
         free.bind(("", 0))
         return int(free.getsockname()[1])
 
 
 def describe() -> dict[str, Any]:
-    """This rank's process: `pid`, `device`, `memory_bytes` (its own, not what it shares) and number of `variables`."""
-    import psutil
-
-    seat = seated()
+    """Return this rank's `pid`, `device`, `memory_bytes` (without what it shares) and number of `variables`."""
     return {
         "pid": os.getpid(),
-        "device": str(seat.device),
+        "device": str(this_rank().device),
         "memory_bytes": psutil.Process().memory_full_info().uss,
-        "variables": len(_own_variables(seat)),
+        "variables": len(_own_variables()),
     }
 
 
 def fetch(name: str) -> dict[str, Any]:
-    """The value of a variable: `{"value": …}`; else `problem`, with the `names` there are or the value's `type`."""
-    namespace = seated().shell.user_ns
+    """Return the `value` of a variable; else the `problem`, with the `names` there are or the value's `type`."""
+    namespace = this_rank().shell.user_ns
     if name not in namespace:
-        return {"problem": "unknown", "names": _own_variables(seated())}
+        return {"problem": "unknown", "names": _own_variables()}
     try:
         value = _on_the_host(namespace[name])
         if not _can_travel(value):
@@ -349,27 +332,28 @@ def fetch(name: str) -> dict[str, Any]:
     return {"value": value}
 
 
-def _own_variables(seat: Seat) -> list[str]:
-    return [name for name in seat.shell.user_ns if name not in seat.given and not name.startswith("_")]
+def _own_variables() -> list[str]:
+    context = this_rank()
+    return [name for name in context.shell.user_ns if name not in context.given and not name.startswith("_")]
 
 
-def seated() -> Seat:
-    """This process's place.
+def this_rank() -> RankContext:
+    """Return this process's context.
 
     Raises:
-        RuntimeError: if it has none yet.
+        RuntimeError: if it is no rank yet.
     """
-    if _seat is None:
+    if _context is None:
         raise RuntimeError("this process is not a rank yet")
-    return _seat
+    return _context
 
 
 def _on_the_host(value: Any) -> Any:
-    """The value with its tensors in main memory, without their history; what holds no tensor stays as it is."""
+    """Copy the tensors of a value into main memory, without their history; what holds no tensor stays as it is."""
     import torch
 
     if isinstance(value, torch.Tensor):
-        # A copy of what is seen of it: a view would bring its whole storage along.
+        # Cloned: a view would bring its whole storage along.
         return value.detach().cpu().clone()
     if type(value) in (list, tuple):
         return type(value)(_on_the_host(item) for item in value)
@@ -379,19 +363,18 @@ def _on_the_host(value: Any) -> Any:
 
 
 def _can_travel(value: Any) -> bool:
-    """Whether the notebook can make the value again from what is sent; raises where it cannot even be sent."""
+    """Return whether the notebook can rebuild the value; raise where it cannot even be serialized."""
     from ipyparallel.serialize import serialize_object
 
-    made_here = f"{type(value).__module__}" == "__main__"
     serialize_object(value)
-    return not made_here and not callable(value)
+    return type(value).__module__ != "__main__" and not callable(value)
 
 
 _LONGEST_WAIT_S = 25.0
 _MESSAGE_CHARACTERS = 2000
 
 
-def run(code: str, number: int, limit_s: float, language: str, belongings: dict[str, Any]) -> dict[str, Any]:
+def run(code: str, number: int, limit_s: float, language: str, payload: dict[str, Any]) -> dict[str, Any]:
     """Run a cell on this rank.
 
     Args:
@@ -399,30 +382,31 @@ def run(code: str, number: int, limit_s: float, language: str, belongings: dict[
         number: of the cell, the same on every rank.
         limit_s: seconds the whole cell may take; a collective waits at most half of it for ranks that still compute.
         language: of the reader.
-        belongings: what was sent along (see `carry`): `modules`, `sources` and `values`.
+        payload: what was sent along (see `live.payload`): `modules`, `sources` and `values`.
 
     Returns:
         `parts` and `cut` (see `Streams`), `error` (None or `name`, `message`, `kind`, `lines`), `last` (the collective
         last called), `torn`, and `counts` (collectives called per group).
     """
-    seat, said = seated(), streams
-    if said is None:
-        raise RuntimeError("sit() comes before run()")
+    context, output = this_rank(), streams
+    if output is None:
+        raise RuntimeError("init_rank() comes before run()")
     me = os.getpid()
     use_language(language)
     error: BaseException | None = None
-    number_of_cell = seat.shell.execution_count
-    said.begin()
+    shell, guard = context.shell, context.guard
+    number_of_cell = shell.execution_count
+    output.begin()
     try:
-        with _shown_by(seat.shell, said, code), _interruptible():
-            error = _unpack(seat.shell, belongings)
+        with _shown_by(shell, output, code), _interruptible():
+            error = _unpack(shell, payload)
             if error is None:
-                if seat.guard is not None:
-                    seat.guard.limit_s = min(_LONGEST_WAIT_S, limit_s / 2)
-                    seat.guard.begin(number)
-                result = seat.shell.run_cell(code, store_history=False)
+                if guard is not None:
+                    guard.limit_s = min(_LONGEST_WAIT_S, limit_s / 2)
+                    guard.begin(number)
+                result = shell.run_cell(code, store_history=False)
                 error = result.error_before_exec or result.error_in_exec
-                if error is None and seat.on_gpu:
+                if error is None and context.on_gpu:
                     import torch
 
                     torch.cuda.synchronize()
@@ -431,17 +415,17 @@ def run(code: str, number: int, limit_s: float, language: str, belongings: dict[
     finally:
         if os.getpid() != me:
             os._exit(0)  # a child that a cell has forked and that fell out of the cell: no second rank
-    seat.shell.execution_count = number_of_cell
-    if seat.guard is not None:
-        seat.guard.end(type(error).__name__ if error else None)
-    parts, cut = said.end()
+    shell.execution_count = number_of_cell
+    if guard is not None:
+        guard.end(type(error).__name__ if error else None)
+    parts, cut = output.end()
     return {
         "parts": parts,
         "cut": cut,
         "error": _described(error) if error else None,
-        "last": seat.guard.last if seat.guard else "",
-        "torn": seat.torn,
-        "counts": seat.guard.counts() if seat.guard else {},
+        "last": guard.last if guard else "",
+        "torn": context.torn,
+        "counts": guard.counts() if guard else {},
     }
 
 
@@ -455,13 +439,13 @@ def _interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def _shown_by(shell: Any, said: Streams, code: str) -> Iterator[None]:
-    """Lead what a cell displays, and the value of its last line, to the streams."""
+def _shown_by(shell: Any, output: Streams, code: str) -> Iterator[None]:
+    """Redirect what a cell displays, and the value of its last line, to the streams."""
     from IPython.core.displaypub import DisplayPublisher
 
     class Publisher(DisplayPublisher):
         def publish(self, data: dict[str, Any], *_: Any, **__: Any) -> None:
-            said.show(data)
+            output.show(data)
 
         def clear_output(self, *_: Any, **__: Any) -> None:
             pass
@@ -470,7 +454,7 @@ def _shown_by(shell: Any, said: Streams, code: str) -> Iterator[None]:
 
     def show_value(value: Any = None) -> None:
         if value is not None and not quiet:
-            said.show(shell.display_formatter.format(value)[0])
+            output.show(shell.display_formatter.format(value)[0])
 
     publisher, hook = shell.display_pub, shell.display_trap.hook
     shell.display_pub, shell.display_trap.hook = Publisher(), show_value
@@ -480,9 +464,9 @@ def _shown_by(shell: Any, said: Streams, code: str) -> Iterator[None]:
         shell.display_pub, shell.display_trap.hook = publisher, hook
 
 
-def _unpack(shell: Any, belongings: dict[str, Any]) -> BaseException | None:
-    """Make what the notebook has sent along known to the cell; the exception where a definition raises one."""
-    for name, (module, attribute) in belongings.get("modules", {}).items():
+def _unpack(shell: Any, payload: dict[str, Any]) -> BaseException | None:
+    """Define what the notebook has sent along; return the exception that a definition raises."""
+    for name, (module, attribute) in payload.get("modules", {}).items():
         try:
             imported = importlib.import_module(module)
             for part in attribute.split(".") if attribute else ():
@@ -490,8 +474,8 @@ def _unpack(shell: Any, belongings: dict[str, Any]) -> BaseException | None:
             shell.user_ns[name] = imported
         except (ImportError, AttributeError) as error:
             return error
-    shell.user_ns.update(belongings.get("values", {}))
-    for source in belongings.get("sources", ()):
+    shell.user_ns.update(payload.get("values", {}))
+    for source in payload.get("sources", ()):
         result = shell.run_cell(source, store_history=False)
         raised: BaseException | None = result.error_before_exec or result.error_in_exec
         if raised is not None:
@@ -516,7 +500,7 @@ def _described(error: BaseException) -> dict[str, Any]:
 
 
 def _own_lines(error: BaseException) -> list[tuple[int, str, str]]:
-    """The lines of the cell, and of functions of earlier ones, that led to the error: number, text, function."""
+    """Return the lines of this cell and of earlier ones that led to the error: number, text, function."""
     from ipykernel.compiler import get_tmp_directory
 
     if isinstance(error, SyntaxError):
@@ -532,22 +516,22 @@ def _own_lines(error: BaseException) -> list[tuple[int, str, str]]:
 
 MOST_RANKS = 256
 RANK_BYTES = 64 * 2**20
-"""What one more rank takes: 40 MiB of its own once it has run an all-reduce (`%ranks status`), and some variables."""
+"""Memory of one more rank: 40 MiB of its own once it has run an all-reduce (`%ranks status`), and some variables."""
 _RANKS_PER_CORE = 8
 
 
 class RanksRefused(LabError):  # noqa: N818 - a sentence for the student, not a fault
-    """A request about ranks that is refused; a notebook shows the sentence alone."""
+    """Refusal of a request about ranks; a notebook shows its sentence alone, without a traceback."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
 
 
 def number_of_ranks(text: object) -> int:
-    """A number of ranks, as written after `%%ranks`.
+    """Parse a number of ranks, as written after `%%ranks`.
 
     Raises:
-        Refused: if it is no whole number from 1 to `MOST_RANKS`.
+        RanksRefused: if it is no whole number from 1 to `MOST_RANKS`.
     """
     try:
         number = int(str(text)) if not isinstance(text, bool) else 0
@@ -574,7 +558,7 @@ def refuse_too_many(size: int, *, cores: int | None = None, available_bytes: int
         available_bytes: memory that is free; by default what the system says.
 
     Raises:
-        Refused: with the memory they would take, and how to insist.
+        RanksRefused: with the memory they would take, and how to insist.
     """
     cores = cores or cores_available()
     available_bytes = psutil.virtual_memory().available if available_bytes is None else available_bytes
@@ -593,22 +577,22 @@ def refuse_too_many(size: int, *, cores: int | None = None, available_bytes: int
 
 # A new rank is announced at its first heartbeat: at the default of 3 s, waiting for it would take most of the start.
 _HEARTBEAT_MS = 250
-# A rank is declared lost by its keeper, which is its parent; a missed heartbeat only means that the machine is busy.
+# The supervisor, its parent, declares a rank lost; a missed heartbeat only means that the machine is busy.
 _MISSES = 10_000
 
 
 def profile(folder: Path) -> Path:
-    """Where the controller keeps what concerns this set of ranks, in place of the user's own profile."""
+    """Return the folder of the controller's files, used in place of the user's own profile."""
     return folder / "profile"
 
 
 def connection_file(folder: Path, side: str) -> Path:
-    """How to reach the controller; `side` is `client` (the notebook) or `engine` (a rank)."""
+    """Return the file that tells how to reach the controller; `side` is `client` (notebook) or `engine` (rank)."""
     return profile(folder) / "security" / f"ipcontroller-{side}.json"
 
 
 def main(folder: Path, host: str = "127.0.0.1") -> None:
-    """Serve until the parent ends.
+    """Run ipyparallel's controller until the parent ends.
 
     Args:
         folder: of this set of ranks.

@@ -1,14 +1,7 @@
-"""Show the answers of the ranks under a cell.
+"""Show the answers of the ranks under a cell: their output side by side, and one error for all of them.
 
-How a cell ended on every rank, and the one error a notebook shows where it did not end well.
-
-What several ranks have in common is said once, with the ranks it concerns; what is only the consequence of another
-rank's error is not presented as an error of its own.
-
-What the ranks say, side by side: one column per rank, and the same as text.
-
-Every text is escaped; of what a cell displays only its text and its PNG are shown, never its HTML; box and text say the
-same.
+Ranks with the same output or error share it; an error that only follows from another rank's is left out. Every text is
+escaped; of what a cell displays, its text and its PNG are shown, never its HTML.
 """
 
 from __future__ import annotations
@@ -20,20 +13,20 @@ from signal import Signals
 from typing import Any
 
 from dlojz.base.language import format_bytes, language, say, shortest
-from dlojz.base.table import safe
+from dlojz.base.table import Table, safe
 from dlojz.display.style import BLUE
 from dlojz.processes.hang_diagnosis import listed
 from dlojz.ranks.rank_setup import TEXT_BYTES
 
 NOT_DONE = "NotDone"
-"""The class that stands for an exercise still to do; by name, since it belongs to a higher layer."""
+"""Class name of the exception of an exercise still to do; the class itself belongs to a room above."""
 _CONSEQUENCES = ("peer", "lost")
-_FIRST_LINE = 1  # of the cell is `%%ranks`; what the ranks get begins below
+_FIRST_LINE = 1  # the ranks get the cell without its first line, `%%ranks`
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """What ended a cell on one rank.
+class CellFailure:
+    """Exception, end of process or interrupt that ended a cell on one rank.
 
     Args:
         name: class of the exception; empty where the process ended.
@@ -55,12 +48,12 @@ class Trouble:
 
 @dataclass(frozen=True)
 class CellAnswer:
-    """What one rank says of a cell.
+    """Answer of one rank to a cell.
 
     Args:
         rank: from 0.
-        parts: what it printed and displayed, in order (see `streams`).
-        cut: whether it said more than is kept.
+        parts: what it printed and displayed, in order (see `Streams`).
+        cut: whether output beyond the limit was dropped.
         trouble: what ended the cell, or None.
         last: the collective it called last, e.g. `all_reduce #3 [4] float32`.
         torn: whether the process group must be made anew.
@@ -71,7 +64,7 @@ class CellAnswer:
     rank: int
     parts: tuple[Mapping[str, Any], ...] = ()
     cut: bool = False
-    trouble: Trouble | None = None
+    trouble: CellFailure | None = None
     last: str = ""
     torn: bool = False
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -79,7 +72,7 @@ class CellAnswer:
 
 
 class RanksError(RuntimeError):
-    """A cell that did not end well on every rank; the message names the ranks.
+    """Error of a cell that failed on some ranks; the message names them.
 
     Args:
         answers: of all ranks.
@@ -96,7 +89,7 @@ class RanksError(RuntimeError):
 
 
 def still_to_do(answers: Iterable[CellAnswer]) -> str:
-    """The sentence of an exercise that is still to do, where that is all that was raised; else empty."""
+    """Return the message of an exercise still to do, if nothing else was raised; else an empty text."""
     causes = _causes([answer.trouble for answer in answers if answer.trouble])
     if causes and all(trouble.name == NOT_DONE for trouble in causes):
         return causes[0].message
@@ -104,13 +97,13 @@ def still_to_do(answers: Iterable[CellAnswer]) -> str:
 
 
 def unknown_names(answers: Iterable[CellAnswer]) -> set[str]:
-    """Names that ranks did not know."""
+    """Return the names of which ranks raised a NameError."""
     troubles = [answer.trouble for answer in answers if answer.trouble and answer.trouble.name == "NameError"]
     return {trouble.message.split("'")[1] for trouble in troubles if trouble.message.count("'") >= 2}
 
 
 def must_rejoin(answers: Sequence[CellAnswer]) -> bool:
-    """Whether the ranks can no longer talk to one another as they are."""
+    """Return whether the process group must be made anew before the next cell."""
     counts: dict[str, int] = {}
     for answer in answers:
         kind = answer.trouble.kind if answer.trouble else ""
@@ -122,7 +115,7 @@ def must_rejoin(answers: Sequence[CellAnswer]) -> bool:
     return False
 
 
-def _causes(troubles: Sequence[Trouble]) -> list[Trouble]:
+def _causes(troubles: Sequence[CellFailure]) -> list[CellFailure]:
     causes = [trouble for trouble in troubles if trouble.kind not in _CONSEQUENCES]
     return causes or list(troubles)
 
@@ -137,7 +130,6 @@ def _sentences(answers: Sequence[CellAnswer]) -> list[str]:
     groups: dict[object, list[CellAnswer]] = {}
     for answer in answers:
         if answer.trouble in causes:
-            # A fault between ranks is told by each of them, each from its own line.
             key = answer.trouble.message if _between_ranks(answer.trouble) else answer.trouble
             groups.setdefault(key, []).append(answer)
     sentences = []
@@ -150,11 +142,12 @@ def _sentences(answers: Sequence[CellAnswer]) -> list[str]:
     return sentences + _what_now(answers)
 
 
-def _between_ranks(trouble: Trouble | None) -> bool:
+def _between_ranks(trouble: CellFailure | None) -> bool:
+    """Whether it is a fault between ranks, which each of them reports."""
     return trouble is not None and trouble.kind not in ("", "exit", "limit", "stopped")
 
 
-def _sentence(trouble: Trouble, ranks: list[int]) -> str:
+def _sentence(trouble: CellFailure, ranks: list[int]) -> str:
     who = _ranks(ranks)
     plural = len(ranks) > 1
     if trouble.kind == "exit":
@@ -171,15 +164,18 @@ def _sentence(trouble: Trouble, ranks: list[int]) -> str:
         return trouble.message
     if trouble.name == "SystemExit":
         return say(en=f"{who} called", fr=f"{who} : appel de") + f" sys.exit({trouble.message})."
-    colon = say(en=":", fr=" :")
-    return f"{who}{colon} " + ": ".join(part for part in (trouble.name, trouble.message) if part)
+    return f"{who}{_colon()} " + ": ".join(part for part in (trouble.name, trouble.message) if part)
 
 
-def _seconds(trouble: Trouble) -> str:
+def _colon() -> str:
+    return say(en=":", fr=" :")
+
+
+def _seconds(trouble: CellFailure) -> str:
     return f"{shortest(trouble.limit_s)} s"
 
 
-def _ended(trouble: Trouble, who: str, plural: bool) -> str:
+def _ended(trouble: CellFailure, who: str, plural: bool) -> str:
     code = trouble.exit_code
     stopped_fr = "les processus ont été arrêtés" if plural else "le processus a été arrêté"
     if trouble.limit_s:
@@ -215,13 +211,13 @@ def _ended(trouble: Trouble, who: str, plural: bool) -> str:
     )
 
 
-def _own_lines(trouble: Trouble) -> list[str]:
+def _own_lines(trouble: CellFailure) -> list[str]:
     word = say(en="line", fr="ligne")
     lines = []
     for number, text, function in trouble.lines:
         place = f"{word} {number + _FIRST_LINE}" if number else ""
         place += (", " if place and function else "") + (f"{function}()" if function else "")
-        lines.append(f"    {place or '·'}{say(en=':', fr=' :')} {text}")
+        lines.append(f"    {place or '·'}{_colon()} {text}")
     return lines
 
 
@@ -231,8 +227,7 @@ def _last_calls(answers: Sequence[CellAnswer]) -> list[str]:
     for answer in answers:
         groups.setdefault(answer.last or none, []).append(answer.rank)
     heading = say(en="Last call in this cell:", fr="Dernier appel dans cette cellule :")
-    colon = say(en=":", fr=" :")
-    return [heading, *(f"    {_ranks(ranks).lower()}{colon} {last}" for last, ranks in groups.items())]
+    return [heading, *(f"    {_ranks(ranks).lower()}{_colon()} {last}" for last, ranks in groups.items())]
 
 
 def _what_now(answers: Sequence[CellAnswer]) -> list[str]:
@@ -263,8 +258,8 @@ _SHOWN_LINES = 500
 Column = tuple[str, Sequence[Mapping[str, Any]], bool]
 
 
-class Columns:
-    """What a cell said on the ranks.
+class CellOutput:
+    """Output of a cell, one column per rank.
 
     Args:
         answers: of all ranks.
@@ -287,23 +282,17 @@ class Columns:
 
 
 def _merged(answers: Iterable[CellAnswer]) -> Iterable[Column]:
-    """Columns with their headings; ranks that said the same share one."""
-    said: list[tuple[CellAnswer, list[int]]] = []
+    """Return columns with their headings; ranks with the same output share one."""
+    said: dict[str, tuple[CellAnswer, list[int]]] = {}
     for answer in answers:
-        if not answer.parts:
-            continue
-        for first, ranks in said:
-            if (first.parts, first.cut) == (answer.parts, answer.cut):
-                ranks.append(answer.rank)
-                break
-        else:
-            said.append((answer, [answer.rank]))
-    for first, ranks in said:
+        if answer.parts:
+            said.setdefault(repr((answer.parts, answer.cut)), (answer, []))[1].append(answer.rank)
+    for first, ranks in said.values():
         yield listed(ranks, french=language() == "fr"), first.parts, first.cut
 
 
 def lines_of(text: str) -> list[str]:
-    """Printed text as lines one can show: no colours, no bell, and of a progress bar its last state."""
+    """Split printed text into lines to show: no colours, no bell, and only the last state of a progress bar."""
     lines = _ESCAPES.sub("", text).split("\n")
     last_states = [line.rstrip("\r").rpartition("\r")[2].expandtabs(8) for line in lines]
     if last_states and not last_states[-1]:
@@ -324,13 +313,12 @@ def _cut_note() -> str:
 
 def _as_text(column: Column) -> list[str]:
     heading, parts, cut = column
-    colon = say(en=":", fr=" :")
     lines = [line for part in parts for line in lines_of(part["text"])]
     if cut:
         lines.append(_cut_note())
     if len(lines) == 1:
-        return [f"{heading}{colon} {lines[0]}"]
-    return [f"{heading}{colon}", *(f"    {line}".rstrip() for line in lines)]
+        return [f"{heading}{_colon()} {lines[0]}"]
+    return [f"{heading}{_colon()}", *(f"    {line}".rstrip() for line in lines)]
 
 
 def _as_html(column: Column) -> str:
@@ -352,8 +340,8 @@ def _preformatted(lines: Iterable[str]) -> str:
     return f'<pre style="margin:0;text-align:left">{text}</pre>'
 
 
-class Status:
-    """The ranks as a table.
+class RankStatus:
+    """Table of the ranks' processes.
 
     Args:
         rows: by rank: `pid`, `device`, `memory_bytes` and `variables`.
@@ -362,31 +350,20 @@ class Status:
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.rows = list(rows)
 
-    def _table(self) -> list[list[str]]:
-        heading = say(
+    def _table(self) -> Table:
+        head = say(
             en="rank|process|device|own memory|variables", fr="rang|processus|périphérique|mémoire propre|variables"
         )
-        return [
-            heading.split("|"),
-            *(
-                [str(rank), str(row["pid"]), row["device"], format_bytes(row["memory_bytes"]), str(row["variables"])]
-                for rank, row in enumerate(self.rows)
-            ),
+        rows = [
+            (str(rank), str(row["pid"]), row["device"], format_bytes(row["memory_bytes"]), str(row["variables"]))
+            for rank, row in enumerate(self.rows)
         ]
+        return Table(tuple(head.split("|")), tuple(rows), align="r")
 
     def __str__(self) -> str:
-        if not self.rows:
-            return say(en="no ranks are running", fr="aucun rang n’est en cours")
-        table = self._table()
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table)
+        return str(self._table()) if self.rows else say(en="no ranks are running", fr="aucun rang n’est en cours")
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        if not self.rows:
-            return f"<p>{safe(str(self))}</p>"
-        heading, *rows = self._table()
-        head = "".join(f'<th scope="col">{safe(text)}</th>' for text in heading)
-        body = "".join("<tr>" + "".join(f"<td>{safe(text)}</td>" for text in row) + "</tr>" for row in rows)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return self._table()._repr_html_() if self.rows else f"<p>{safe(str(self))}</p>"

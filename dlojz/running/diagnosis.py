@@ -1,30 +1,16 @@
-"""Diagnose a run that failed or hung: symptoms from its files, and the rules that name the cause.
+"""Diagnose a run that failed or hung: symptoms from its logs, events and record, and the rules that name the cause.
 
-Which collective each rank had come to, as the ranks told when the run failed (`dlojz.worker`). Pure.
+A finding names a cause with its evidence (rank, collective, module, step), never a consequence. Where no rule applies,
+the first error of each rank is shown, and no guess.
 
-A rank is said to be missing from a collective only if its own recorder, or that of another rank of the same group,
-shows it: the ranks of a group number their collectives alike.
-
-The rules of a diagnosis: what each kind of end looks like, and what to do about it. Pure.
-
-A rule answers only where its evidence is there in full, and names who, what and where from it.
+A collective hangs because of the rank that did something else, not of those that waited for it. NCCL's watchdog numbers
+the collectives of each rank (`SeqNum`), and so does torch's flight recorder, whose last entries each rank writes when
+it fails (`dlojz.worker`): the ranks of a group number their collectives alike. So the rank with a smaller number,
+another operation or another size, or without a time-out at all, is the one the others waited for.
 
 Sources of the texts looked for: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp ("Watchdog caught collective operation
 timeout"), ProcessGroupWrapper.cpp ("Detected mismatch between collectives on ranks"), ProcessGroupGloo.cpp ("failed to
 pass monitoredBarrier"), gloo/transport/tcp ("Timed out waiting"), and the sentences of `dlojz.running.ending`.
-
-Collectives that hung: which rank did not come, to which collective. Pure.
-
-The rank that is named is the one that did something else, not those that waited for it.
-
-Who waits is known from the time-outs: NCCL's watchdog numbers the collectives of each rank (`SeqNum`), so a rank with a
-smaller number, another operation or another size, or without a time-out at all, is the one the others waited for.
-torch's flight recorder numbers them too: each rank tells its last ones when it fails (`recorded_calls`).
-
-What went wrong with a run, and what to do about it: a diagnosis from its logs, its events and its end. Pure.
-
-A finding names a cause with its evidence (rank, collective, module, step), never a consequence; what no rule knows is
-told with the first error of each rank and no guess.
 """
 
 from __future__ import annotations
@@ -36,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_seconds, say
-from dlojz.base.table import safe
+from dlojz.base.table import Table, safe
 from dlojz.base.table import visible as table_visible
 from dlojz.display.style import BLUE, VERMILION
 from dlojz.display.tables import status_label
@@ -44,7 +30,7 @@ from dlojz.running.ending import PORT, FirstError, first_error, read_log
 from dlojz.running.folder import visible
 from dlojz.running.out_of_memory import memory_lines
 from dlojz.running.state import LOGS, RunFolder, read_all_events
-from dlojz.running.watch import NO_FORMULAS
+from dlojz.running.watch import panel_html
 
 if TYPE_CHECKING:
     from dlojz.running.out_of_memory import PostMortem
@@ -60,7 +46,7 @@ Calls = Mapping[str, Mapping[int, tuple[str, ...]]]
 
 
 class Missing(NamedTuple):
-    """Ranks that others of their group waited for, and in which collective."""
+    """Ranks for which others of their group waited, and in which collective."""
 
     ranks: tuple[int, ...]
     waiting: tuple[int, ...]
@@ -77,7 +63,7 @@ class Clash(NamedTuple):
 
 
 def calls_of(events: Sequence[Mapping[str, Any]]) -> Calls:
-    """The last collectives that a rank told of in its last attempt; what is damaged is left out."""
+    """Read the last collectives that a rank recorded in its last attempt; what is damaged is left out."""
     for event in reversed(events):
         if event["event"] == "start":
             break
@@ -96,31 +82,28 @@ def _legal(calls: object) -> dict[int, tuple[str, ...]]:
 
 
 def worded(call: tuple[str, ...]) -> str:
-    """`all_reduce Float [10]`."""
+    """Write a call in words: `all_reduce Float [10]`."""
     return " ".join(word for word in call if word)
 
 
 def clash_of(calls: Mapping[int, Calls]) -> Clash | None:
-    """The first collective that two ranks of a group called differently; None where they agree as far as is known."""
+    """Find the first collective that two ranks of a group called differently; None where none is known."""
     for group in sorted({group for told in calls.values() for group in told}):
         members = {rank: told[group] for rank, told in sorted(calls.items()) if group in told}
         for number in sorted({number for known in members.values() for number in known}):
             came = [(rank, known[number]) for rank, known in members.items() if number in known]
             for rank, call in came[1:]:
-                if not _alike(came[0][1], call):
+                first = came[0][1]
+                if call[0] != first[0] or (call != first and first[0] in SAME_SHAPE):
                     return Clash(*came[0], rank, call)
     return None
 
 
-def _alike(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
-    return one == other if one[0] in SAME_SHAPE else one[0] == other[0]
-
-
 def missing_in(calls: Mapping[int, Calls]) -> list[Missing]:
-    """For each group in which some ranks are behind the others: who, and the first collective they did not come to."""
+    """Find, for each group, the ranks behind the others and the first collective that they did not call."""
     found = []
     for group in sorted({group for told in calls.values() for group in told}):
-        # Of a smaller group, who never came cannot be told from who is no member.
+        # In a smaller group, a rank that never came looks like one that is no member.
         last = {rank: max(told[group], default=0) for rank, told in sorted(calls.items()) if group in told}
         if group == ALL_RANKS:
             last = dict.fromkeys(calls, 0) | last
@@ -133,7 +116,7 @@ def missing_in(calls: Mapping[int, Calls]) -> list[Missing]:
 
 
 def first_missing(missing: Sequence[Missing]) -> Missing | None:
-    """What held all the others up: ranks that others waited for and that waited for nobody; None if there are none."""
+    """Find the ranks that others waited for and that waited for nobody; None if there are none."""
     stuck = {rank for each in missing for rank in each.waiting}
     for each in missing:
         free = tuple(rank for rank in each.ranks if rank not in stuck)
@@ -164,7 +147,7 @@ _SIGNAL = re.compile(r"rank (?P<rank>\d+) was killed by (?:signal (?P<number>\d+
 
 
 class Finding(NamedTuple):
-    """One cause: what happened, what to do about it, and on which ranks."""
+    """Cause of a failure: what happened, what to do about it, and on which ranks."""
 
     kind: Kind
     what: str
@@ -174,15 +157,15 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Symptoms:
-    """All that the rules look at.
+    """Evidence for the rules.
 
     Args:
         status, reason: how the run ended, and the sentence of its record.
-        steps: finished ones.
+        steps: number of finished steps.
         losses: of those.
-        logs: what was printed, by rank; None is the launcher and the scheduler's job.
-        started: ranks that told anything at all.
-        calls: by rank, the collectives that it told of when it failed.
+        logs: printed text, by rank; None is the launcher and the scheduler's job.
+        started: ranks that wrote any event.
+        calls: by rank, the collectives that it recorded when it failed.
     """
 
     status: str
@@ -196,14 +179,14 @@ class Symptoms:
     calls: Mapping[int, Calls] = field(default_factory=dict)
 
     def matches(self, pattern: re.Pattern[str]) -> list[tuple[int | None, re.Match[str]]]:
-        """Where a pattern is found first in each log, and, of the record's reason, under the job."""
+        """Search each log, and the record's reason (as the job's), for the first match of a pattern."""
         found = [(rank, match) for rank, text in self.logs.items() if (match := pattern.search(text))]
         told = pattern.search(self.reason)
         return [*found, (None, told)] if told else found
 
 
 def out_of_memory(symptoms: Symptoms) -> Finding | None:
-    """Memory ran out; what filled it is told beside the finding."""
+    """Find that memory ran out."""
     if symptoms.status != "oom":
         return None
     return Finding(
@@ -220,7 +203,7 @@ def out_of_memory(symptoms: Symptoms) -> Finding | None:
 
 
 def time_limit(symptoms: Symptoms) -> Finding | None:
-    """The time was over."""
+    """Find that the time limit was reached."""
     if symptoms.status != "timeout":
         return None
     return Finding(
@@ -237,7 +220,7 @@ def time_limit(symptoms: Symptoms) -> Finding | None:
 
 
 def diverged(symptoms: Symptoms) -> Finding | None:
-    """A loss that is not finite."""
+    """Find that the loss became infinite or NaN."""
     if symptoms.status != "diverged":
         return None
     found = _DIVERGED.search(symptoms.reason)
@@ -261,57 +244,50 @@ def diverged(symptoms: Symptoms) -> Finding | None:
 
 
 def missing_module(symptoms: Symptoms) -> Finding | None:
-    """Something that is imported is not there."""
-    for rank, found in symptoms.matches(_MODULE):
-        module = found["module"]
-        return Finding(
-            "import",
-            say(
-                en=f"{_place(rank)} could not import the module {module}: it is not installed in this environment.",
-                fr=f"{_place(rank)} n’a pas pu importer le module {module} : il n’est pas installé dans cet "
-                "environnement.",
-            ),
-            say(
-                en=f"Load the module that provides it on the cluster (`module avail`), or `pip install "
-                f"{module.partition('.')[0]}` in the environment that the machine file activates.",
-                fr=f"Chargez sur le calculateur le module qui le fournit (`module avail`), ou `pip install "
-                f"{module.partition('.')[0]}` dans l’environnement que le fichier de machine active.",
-            ),
-            _ranks(rank),
+    """Find that a module, a name of it, or a shared library is missing."""
+    matches = [match for pattern in (_MODULE, _NAME, _LIBRARY) for match in symptoms.matches(pattern)]
+    if not matches:
+        return None
+    rank, found = matches[0]
+    where, words = _place(rank), found.groupdict()
+    if found.re is _MODULE:
+        package = words["module"].partition(".")[0]
+        what = say(
+            en=f"{where} could not import the module {words['module']}: it is not installed in this environment.",
+            fr=f"{where} n’a pas pu importer le module {words['module']} : il n’est pas installé dans cet "
+            "environnement.",
         )
-    for rank, found in symptoms.matches(_NAME):
-        return Finding(
-            "import",
-            say(
-                en=f"{_place(rank)} found the module {found['module']}, but not {found['name']} in it.",
-                fr=f"{_place(rank)} a trouvé le module {found['module']}, mais pas {found['name']} dedans.",
-            ),
-            say(
-                en="Its version differs from the one that the labs were written with: see `dlojz doctor`.",
-                fr="Sa version n’est pas celle avec laquelle les TP ont été écrits : voir `dlojz doctor`.",
-            ),
-            _ranks(rank),
+        advice = say(
+            en=f"Load the module that provides it on the cluster (`module avail`), or `pip install {package}` in the "
+            "environment that the machine file activates.",
+            fr=f"Chargez sur le calculateur le module qui le fournit (`module avail`), ou `pip install {package}` dans "
+            "l’environnement que le fichier de machine active.",
         )
-    for rank, found in symptoms.matches(_LIBRARY):
-        library = found["library"] or found["other"]
-        return Finding(
-            "import",
-            say(
-                en=f"{_place(rank)} could not load the library {library}.",
-                fr=f"{_place(rank)} n’a pas pu charger la bibliothèque {library}.",
-            ),
-            say(
-                en="Load the modules of the machine file (CUDA, compiler) before Python starts, and no others.",
-                fr="Chargez les modules du fichier de machine (CUDA, compilateur) avant Python, et eux seuls.",
-            ),
-            _ranks(rank),
+    elif found.re is _NAME:
+        what = say(
+            en=f"{where} found the module {words['module']}, but not {words['name']} in it.",
+            fr=f"{where} a trouvé le module {words['module']}, mais pas {words['name']} dedans.",
         )
-    return None
+        advice = say(
+            en="Its version differs from the one that the labs were written with: see `dlojz doctor`.",
+            fr="Sa version n’est pas celle avec laquelle les TP ont été écrits : voir `dlojz doctor`.",
+        )
+    else:
+        library = words["library"] or words["other"]
+        what = say(
+            en=f"{where} could not load the library {library}.",
+            fr=f"{where} n’a pas pu charger la bibliothèque {library}.",
+        )
+        advice = say(
+            en="Load the modules of the machine file (CUDA, compiler) before Python starts, and no others.",
+            fr="Chargez les modules du fichier de machine (CUDA, compilateur) avant Python, et eux seuls.",
+        )
+    return Finding("import", what, advice, _ranks(rank))
 
 
 def port_taken(symptoms: Symptoms) -> Finding | None:
-    """Another program uses the port."""
-    # The ports of peers that have gone are no cause: only who says it first is believed.
+    """Find that another program uses the port."""
+    # Only the first error of a log counts: the port of a peer that has gone is no cause.
     errors = [(rank, first_error(text, rank)) for rank, text in symptoms.logs.items()]
     taken = [rank for rank, error in errors if error and PORT.search(error.text)]
     if not taken and "EADDRINUSE" not in symptoms.reason:
@@ -332,18 +308,21 @@ def port_taken(symptoms: Symptoms) -> Finding | None:
 
 
 def killed(symptoms: Symptoms) -> Finding | None:
-    """A rank that a signal ended."""
+    """Find a rank that a signal ended."""
     found = _SIGNAL.search(symptoms.reason)
     if not found or symptoms.status == "oom":
         return None
     rank, name = int(found["rank"]), found["name"] or "SIGKILL"
-    advice = say(
-        en="If nobody stopped it, the memory of the node ran out: look at the memory of the job, and at its limit.",
-        fr="Si personne ne l’a arrêté, la mémoire du nœud a manqué : regardez la mémoire du travail et sa limite.",
-    )
-    crash = say(
-        en=f"A crash in compiled code: the log of rank {rank} ends with its last words.",
-        fr=f"Un plantage dans du code compilé : le journal du rang {rank} se termine par ses derniers mots.",
+    advice = (
+        say(
+            en="If nobody stopped it, the memory of the node ran out: look at the memory of the job, and at its limit.",
+            fr="Si personne ne l’a arrêté, la mémoire du nœud a manqué : regardez la mémoire du travail et sa limite.",
+        )
+        if name in ("SIGKILL", "SIGTERM")
+        else say(
+            en=f"A crash in compiled code: the log of rank {rank} ends with its last words.",
+            fr=f"Un plantage dans du code compilé : le journal du rang {rank} se termine par ses derniers mots.",
+        )
     )
     return Finding(
         "killed",
@@ -351,13 +330,13 @@ def killed(symptoms: Symptoms) -> Finding | None:
             en=f"Rank {rank} was killed ({name}) {_after(symptoms)}; the other ranks only lost it.",
             fr=f"Le rang {rank} a été tué ({name}) {_after(symptoms)} ; les autres rangs n’ont fait que le perdre.",
         ),
-        advice if name in ("SIGKILL", "SIGTERM") else crash,
+        advice,
         (rank,),
     )
 
 
 def lost_node(symptoms: Symptoms) -> Finding | None:
-    """The machine failed, or was given to somebody else."""
+    """Find that a node failed, or that the job was preempted."""
     for words in ("NODE_FAIL", "BOOT_FAIL", "PREEMPTED"):
         if words in symptoms.reason:
             return Finding(
@@ -390,18 +369,15 @@ def _ranks(rank: int | None) -> tuple[int, ...]:
 
 
 def hung_collective(symptoms: Symptoms) -> Finding | None:
-    """A collective that not all ranks came to, by whatever told of it."""
+    """Find a collective that not all ranks called."""
     if symptoms.status not in ("failed", "timeout", "cancelled"):
         return None
-    for rule in (_mismatch, _barrier, _watchdog, _recorded, _gloo):
-        found = rule(symptoms)
-        if found:
-            return found
-    return None
+    found = (rule(symptoms) for rule in (_mismatch, _barrier, _watchdog, _recorded, _gloo))
+    return next((finding for finding in found if finding), None)
 
 
 def _mismatch(symptoms: Symptoms) -> Finding | None:
-    """TORCH_DISTRIBUTED_DEBUG=DETAIL compares what the ranks ask for before they do it."""
+    """Find ranks that TORCH_DISTRIBUTED_DEBUG=DETAIL compared before the call."""
     for _, found in symptoms.matches(MISMATCH):
         first, second = (_fingerprint(found[name]) for name in ("first", "second"))
         return _different(int(found["one"]), first, int(found["other"]), second)
@@ -421,14 +397,14 @@ def _different(one: int, first: str, other: int, second: str) -> Finding:
 
 
 def _fingerprint(text: str) -> str:
-    """`OpType=ALLREDUCE, TensorShape=[10]` out of a finger print."""
+    """Shorten a finger print to `OpType=ALLREDUCE, TensorShape=[10]`."""
     parts = visible(text).split(", ")
     kept = [part.strip() for part in parts if part.strip().startswith(("OpType", "TensorShape", "TensorDtypes"))]
     return ", ".join(kept)[:120] or visible(text)[:120]
 
 
 def _barrier(symptoms: Symptoms) -> Finding | None:
-    """`monitored_barrier` names who is missing."""
+    """Find the ranks that `monitored_barrier` misses."""
     for _, found in symptoms.matches(BARRIER):
         ranks = tuple(int(rank) for rank in found["ranks"].split(","))
         return _absent(ranks, "monitored_barrier", int(found["ms"]), "")
@@ -436,7 +412,7 @@ def _barrier(symptoms: Symptoms) -> Finding | None:
 
 
 def _watchdog(symptoms: Symptoms) -> Finding | None:
-    """NCCL's watchdog, one line per rank that waited."""
+    """Compare the lines of NCCL's watchdog, one per rank that waited."""
     waited: dict[int, tuple[int, str, str]] = {}
     limit_ms = 0
     for owner, text in symptoms.logs.items():
@@ -476,7 +452,7 @@ def _watchdog(symptoms: Symptoms) -> Finding | None:
 
 
 def _recorded(symptoms: Symptoms) -> Finding | None:
-    """The ranks' own flight recorders: who called what as the same collective, and who was behind when time was up."""
+    """Compare the ranks' flight recorders: which call differs, or which rank was behind when time was up."""
     clash = clash_of(symptoms.calls)
     if clash:
         return _different(clash.one, worded(clash.first), clash.other, worded(clash.second))
@@ -487,13 +463,13 @@ def _recorded(symptoms: Symptoms) -> Finding | None:
     cause = first_missing(missing)
     if cause:
         return _absent(cause.ranks, worded(cause.call), int(waited["ms"]), "")
-    one = missing[0]  # a circle: whom it waited for waits itself, in the collective of another group
+    one = missing[0]  # a cycle: each waits for another, in the collective of another group
     other = next((each for each in missing if one.ranks[0] in each.waiting), one)
     return _different(one.waiting[0], worded(one.call), one.ranks[0], worded(other.call))
 
 
 def _gloo(symptoms: Symptoms) -> Finding | None:
-    """gloo tells who waited and how long; the traceback tells for what."""
+    """Find who waited and how long, by gloo's message, and for what, by the traceback."""
     waited = {rank: found for rank, found in symptoms.matches(GLOO) if rank is not None}
     if not waited:
         return None
@@ -542,28 +518,19 @@ def _same_order() -> str:
     )
 
 
-RULES = (
-    out_of_memory,
-    time_limit,
-    diverged,
-    missing_module,
-    lost_node,
-    killed,
-    port_taken,
-    hung_collective,
-)
-"""From what is certain to what is read out of several logs."""
+RULES = (out_of_memory, time_limit, diverged, missing_module, lost_node, killed, port_taken, hung_collective)
+"""The most certain first; the first that applies counts, since what the later ones see may follow from it."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is known of how a run went; shows itself in a notebook and in a terminal.
+    """Diagnosis of a run, for a notebook or a terminal.
 
     Args:
         run_id, title, state, reason: of the run.
-        findings: the cause; empty if nothing is wrong, or nothing is known.
+        findings: the cause; empty if nothing is wrong, or no rule applies.
         errors: the first error of each rank that printed one, then of the launcher and of the job.
-        memory: for a run out of memory, what filled it and the cheapest levers; None otherwise.
+        memory: of a run out of memory; None otherwise.
     """
 
     run_id: str
@@ -590,8 +557,8 @@ class Diagnosis:
         if self.reason:
             lines.append(table_visible(self.reason))
         for finding in self.findings:
-            lines += ["", f"✗ {table_visible(finding.what)}",
-                *([f"  → {table_visible(finding.advice)}"] if finding.advice else [])]
+            lines += ["", f"✗ {table_visible(finding.what)}"]
+            lines += [f"  → {table_visible(finding.advice)}"] if finding.advice else []
         if not self.findings:
             lines += ["", self._nothing()]
         if self.memory:
@@ -601,11 +568,8 @@ class Diagnosis:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        color = VERMILION if self.findings else BLUE
-        parts = [
-            f'<div class="{NO_FORMULAS}" style="border-left:4px solid {color};padding:0.3em 0.9em;max-width:62em"><div>'
-            f"<b>{safe(status_label(self.state))}</b> · {safe(self.title)} · <code>{safe(self.run_id)}</code></div>"
-        ]
+        state = safe(status_label(self.state))
+        parts = [f"<div><b>{state}</b> · {safe(self.title)} · <code>{safe(self.run_id)}</code></div>"]
         parts += [f"<p>{safe(self.reason)}</p>"] if self.reason else []
         for finding in self.findings:
             advice = f"<br>→ {safe(finding.advice)}" if finding.advice else ""
@@ -615,16 +579,9 @@ class Diagnosis:
             told = "<br>".join(safe(line) for line in memory_lines(self.memory))
             parts.append(f'<div style="font-family:monospace;white-space:pre-wrap">{told}</div>')
         if self.errors:
-            rows = "".join(
-                f'<tr><th scope="row" style="text-align:left;font-weight:normal;white-space:nowrap;vertical-align:top">'
-                f'{safe(where(error))}</th><td style="text-align:left"><code>{safe(error.text)}</code></td></tr>'
-                for error in self.errors
-            )
-            parts.append(
-                f'<table><caption style="text-align:left">{safe(self._heading())}</caption>'
-                f"<tbody>{rows}</tbody></table>"
-            )
-        return "".join(parts) + "</div>"
+            rows = tuple((where(error), error.text) for error in self.errors)
+            parts.append(Table(("", ""), rows, caption=self._heading())._repr_html_())
+        return panel_html(VERMILION if self.findings else BLUE, "".join(parts))
 
     def _nothing(self) -> str:
         if self.state in ("running", "queued") and self.errors:
@@ -645,20 +602,20 @@ class Diagnosis:
 
 
 def where(error: FirstError) -> str:
-    """In which log, and at which line of it."""
+    """Write the log and the line of an error."""
     if error.rank is None:
         return say(en=f"job or launcher, line {error.line}", fr=f"travail ou lanceur, ligne {error.line}")
     return say(en=f"rank {error.rank}, line {error.line}", fr=f"rang {error.rank}, ligne {error.line}")
 
 
 def find_causes(symptoms: Symptoms) -> tuple[Finding, ...]:
-    """The cause that the first rule recognises: what the later ones see may follow from it."""
+    """Return the finding of the first rule that applies; none where no rule does."""
     found = (rule(symptoms) for rule in RULES)
     return tuple(finding for finding in found if finding is not None)[:1]
 
 
 def symptoms_of(run: RunFolder) -> Symptoms:
-    """All that the folder of a run tells of how it went.
+    """Collect the evidence of a run's folder.
 
     Raises:
         LabError: if the folder cannot be read.
@@ -683,7 +640,7 @@ def symptoms_of(run: RunFolder) -> Symptoms:
 
 
 def diagnose(run: RunFolder) -> Diagnosis:
-    """What went wrong with a run, and what to do about it.
+    """Diagnose a run: what went wrong, and what to do about it.
 
     Raises:
         LabError: if the folder of the run cannot be read.
@@ -706,5 +663,5 @@ def _memory(run: RunFolder) -> PostMortem | None:
 
     try:
         return post_mortem(run)
-    except LabError:  # no rule predicts this layout, and nothing was measured
+    except LabError:  # this layout is not predicted, and nothing was measured
         return None

@@ -1,14 +1,7 @@
-"""Classify how a run ended, from exit codes, events and the first error of its logs.
+"""Classify how a run ended, from exit codes, events and the first error of its logs, into a status and one sentence.
 
-How did it end, and why: from exit codes, events and log tails to a status and one sentence. Pure.
-
-What is reported is the cause, never a consequence: when one rank dies, its peers lose the connection and fail too, but
-only the rank that went first is named.
-
-The first error that a rank printed, and not what followed from it. Pure, but for reading the file.
-
-The loss of a peer is never taken for an error where there is another one; a log of any size is read in bounded time,
-its beginning and its end.
+The cause is reported, never a consequence: when one rank dies, its peers lose the connection and fail too, but only the
+rank that failed first is named.
 """
 
 from __future__ import annotations
@@ -28,7 +21,7 @@ from dlojz.running.folder import last_line, open_regular, visible
 _OOM = re.compile(
     r"MemoryError|OutOfMemoryError|DefaultCPUAllocator: (?:can't|not enough)|CUDA out of memory|Cannot allocate memory"
 )
-# What Slurm writes into a job's output; a job over `--mem` is FAILED with 137 where there are no cgroups.
+# What SLURM writes into a job's output; a job over `--mem` is FAILED with 137 where there are no cgroups.
 _JOB_OOM = re.compile(r"exceeded memory limit|oom[-_ ]kill|Out Of Memory", re.IGNORECASE)
 _JOB_LATE = re.compile(r"DUE TO TIME LIMIT")
 _JOB_NODE = re.compile(r"DUE TO NODE FAILURE")
@@ -46,7 +39,7 @@ _FATAL = re.compile(r"^(?: *what\(\): .*|Fatal Python error: .*)$", re.MULTILINE
 
 @dataclass(frozen=True)
 class Ending:
-    """A status and the sentence that explains it (empty for a run that simply completed)."""
+    """Status of a run and the sentence that explains it (empty for a run that completed)."""
 
     status: Status
     reason: str = ""
@@ -54,7 +47,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class JobEnd:
-    """The end of a run's job, as its scheduler tells it.
+    """End of a run's job, as reported by its scheduler.
 
     Args:
         number: of the job; empty where it never had one.
@@ -75,18 +68,18 @@ class JobEnd:
 
 @dataclass(frozen=True)
 class EndEvidence:
-    """All that is known about the end of a run.
+    """Evidence of the end of a run.
 
     Args:
         world_size: number of ranks.
-        stopped_by: what the launcher stopped it for, if it did.
+        stopped_by: why the launcher stopped it, if it did.
         exit_codes: by rank, negative for a signal; only of ranks that ended by themselves, and only non-zero ones.
         ends: status and sentence of the `end` event, by rank.
         steps: finished steps, by rank.
         log_tails: last part of the printed output, by rank.
         kernel_oom: the kernel killed a process for memory while the run lasted.
-        launcher: what went wrong in the launcher itself; `vanished` where it is gone.
-        job: what the scheduler says of the run's job, where it had one.
+        launcher: error of the launcher itself; `vanished` where it is gone.
+        job: end of the run's job, where it had one.
     """
 
     world_size: int
@@ -102,7 +95,7 @@ class EndEvidence:
 
 
 def end_of(events: list[dict[str, Any]]) -> tuple[Status, str] | None:
-    """Status and sentence of the `end` event of the last start of a rank, or of a job, if it wrote one."""
+    """Read status and sentence of the `end` event of the last start of a rank, or of a job, if it wrote one."""
     for event in reversed(events):
         if event["event"] in ("start", "started"):  # a run that was resumed has ended only once
             return None
@@ -113,12 +106,10 @@ def end_of(events: list[dict[str, Any]]) -> tuple[Status, str] | None:
 
 
 def classify(evidence: EndEvidence) -> Ending:
-    """The status of a run and why, the first rule that applies."""
-    for rule in (_completed, _measured, _stopped, _job_stopped, _out_of_memory, _killed, _failed, _job_left, _launcher):
-        ending = rule(evidence)
-        if ending:
-            return ending
-    return _leftover(evidence)
+    """Classify the end of a run by the first rule that applies."""
+    rules = (_completed, _measured, _stopped, _job_stopped, _out_of_memory, _killed, _failed, _job_left, _launcher)
+    endings = (rule(evidence) for rule in rules)
+    return next((ending for ending in endings if ending), None) or _leftover(evidence)
 
 
 def _completed(evidence: EndEvidence) -> Ending | None:
@@ -128,7 +119,7 @@ def _completed(evidence: EndEvidence) -> Ending | None:
 
 
 def _measured(evidence: EndEvidence) -> Ending | None:
-    """Divergence, lack of memory, and a stop that all ranks agreed on: the rank that met them tells itself."""
+    """Divergence, lack of memory, or a stop that all ranks agreed on, as a rank's own `end` event says."""
     for wanted in ("diverged", "oom", "timeout"):
         for rank, (status, said) in sorted(evidence.ends.items()):
             if status == wanted:
@@ -157,12 +148,12 @@ def _stopped(evidence: EndEvidence) -> Ending | None:
 
 
 def _job_stopped(evidence: EndEvidence) -> Ending | None:
-    """What ended the job from outside; what its own ranks did wrong is told by the rules that follow."""
+    """Time limit, node failure, preemption, lack of memory or cancellation of the job; ranks' errors come later."""
     job = evidence.job
     if job is None:
         return None
     after, kept = _after(_most_steps(evidence)), "what had been measured is kept"
-    # A requeued job appends to its log: where the state is clear, the log of an earlier start is not asked.
+    # A requeued job appends to its log: where the state is clear, the log of an earlier start does not count.
     log = job.log if job.state in ("", "FAILED", "CANCELLED") else ""
     short = job.state == "OUT_OF_MEMORY" or job.exit_code in ("137:0", "0:9", "9:0") or _JOB_OOM.search(log)
     said = next((line.strip() for line in job.log.splitlines() if _JOB_OOM.search(line)), "")[:300]
@@ -194,7 +185,7 @@ def _job_stopped(evidence: EndEvidence) -> Ending | None:
 
 
 def _job_left(evidence: EndEvidence) -> Ending | None:
-    """Of a job that failed, all that is left to say when none of its ranks named a cause."""
+    """A job that failed, where none of its ranks named a cause."""
     job = evidence.job
     if job is None:
         return None
@@ -237,7 +228,7 @@ def _killed(evidence: EndEvidence) -> Ending | None:
 
 
 def _follows(evidence: EndEvidence, rank: int) -> bool:
-    """Whether the signal that ended a rank came of the loss of its peers."""
+    """Return whether the signal that ended a rank followed from the loss of its peers."""
     code = evidence.exit_codes[rank]
     if code == -signal.SIGTERM:  # what the launcher sends to the peers of a rank that failed
         return True
@@ -257,7 +248,7 @@ def _signalled(evidence: EndEvidence, rank: int) -> str:
 
 
 def _failed(evidence: EndEvidence) -> Ending | None:
-    """The first rank whose own words are a cause and not the loss of a peer."""
+    """The first rank whose message is a cause and not the loss of a peer."""
     for rank in range(evidence.world_size):
         status, said = evidence.ends.get(rank, (None, ""))
         code = evidence.exit_codes.get(rank, 0)
@@ -280,7 +271,7 @@ def _failed(evidence: EndEvidence) -> Ending | None:
 
 
 def _leftover(evidence: EndEvidence) -> Ending:
-    """No rank named a cause: say what there is, the ranks that lost their peers included."""
+    """No cause is known: report the first rank that did not complete, even if it only lost a peer."""
     for rank, (status, said) in sorted(evidence.ends.items()):
         if status != "completed":
             return Ending(status, _by(rank, said or f"it ended as {status}"))
@@ -326,14 +317,14 @@ _CALL = re.compile(
 
 @dataclass(frozen=True)
 class FirstError:
-    """The first error in one log.
+    """First error of one log.
 
     Args:
         rank: whose log; None for the launcher's or the job's.
         text: its line, at most 300 characters, control characters made visible.
         line: its number, from 1, counted from the beginning of what was read.
         lost_peer: it only says that another rank has gone.
-        call: the collective that the rank was in, by its traceback; empty where it tells none.
+        call: the collective that the rank was in, by its traceback; empty where none is named.
     """
 
     rank: int | None
@@ -344,7 +335,7 @@ class FirstError:
 
 
 def first_error(text: str, rank: int | None = None) -> FirstError | None:
-    """The first error of a log that is a cause; else the first that tells of a lost peer; None if there is none."""
+    """Find the first error of a log that is a cause; else the first that tells of a lost peer; None if none."""
     found: list[FirstError] = []
     in_traceback, call = False, ""
     for number, raw in enumerate(text.splitlines(), start=1):
@@ -372,7 +363,7 @@ def _error(rank: int | None, line: str, number: int, call: str) -> FirstError:
 
 
 def read_log(path: Path) -> str:
-    """A log from its beginning, the middle of a very long one left out; empty where there is none, or only a link."""
+    """Read a log, without the middle of a very long one; empty where there is none, or only a link."""
     file = open_regular(path)
     if file is None:
         return ""

@@ -1,18 +1,8 @@
-"""Files of a run's folder: its owner, its job, its logs.
+"""Files of a run's folder: its owner (`launch.json`), its job (`job.json`), its logs.
 
-What the processes printed, safe to show: the tail of a file, its control characters made visible.
-
-Text from a log never moves a cursor, hides a character or fills a notebook.
-
-Who drives a run, and whether that process is still there: `launch.json`.
-
-From its birth a run folder names a process; a run whose process is gone is not running, and a process number used again
-by another program is not taken for it.
-
-The scheduler's job behind a run: `job.json`.
-
-A run that goes through a scheduler names its job before the job exists (its name is the run's), so that a crash between
-the submission and the writing of its number loses nothing.
+The owner is the process that the run depends on: once it is gone the run is not running, and another program with the
+same process number is not taken for it. The job is named before it exists, so that after a crash it is found by name.
+Text of a log never moves a cursor, hides a character or fills a notebook.
 """
 
 from __future__ import annotations
@@ -22,7 +12,6 @@ import os
 import socket
 import stat
 import unicodedata
-from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal, Self
 
@@ -40,7 +29,7 @@ _MAX_LINE_CHARS = 300
 
 
 def visible(text: str) -> str:
-    """The text with every control or direction-changing character written as an escape.
+    """Escape every control or direction-changing character of a text, but for line ends and tabs.
 
     Example:
         >>> visible("50%\\r100%\\x1b[0m")
@@ -56,7 +45,7 @@ def visible(text: str) -> str:
 
 
 def open_regular(path: Path) -> BinaryIO | None:
-    """A regular file, open for reading; None where there is none, or only a link, a folder or a pipe."""
+    """Open a regular file for reading; None where there is none, or only a link, a folder or a pipe."""
     try:
         return _opened(path)
     except OSError:
@@ -64,7 +53,7 @@ def open_regular(path: Path) -> BinaryIO | None:
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """The whole content of a regular file; who waits for a pipe, or reads a file without end, waits for ever.
+    """Read a whole regular file; a pipe or an endless file would be waited for without end.
 
     Raises:
         OSError: if there is none, it is a link, a folder or a pipe, or has more than `most_bytes` bytes.
@@ -85,10 +74,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def read_tail(path: Path, limit_bytes: int = MAX_LOG_BYTES) -> str:
-    """The end of a regular file, visible and at most `limit_bytes` long; empty where there is none.
-
-    Symbolic links are not followed.
-    """
+    """Read the end of a regular file, escaped and at most `limit_bytes` long; empty where there is none, or a link."""
     file = open_regular(path)
     if file is None:
         return ""
@@ -100,21 +86,9 @@ def read_tail(path: Path, limit_bytes: int = MAX_LOG_BYTES) -> str:
 
 
 def last_line(text: str) -> str:
-    """The last line that says something, shortened to 300 characters."""
+    """Return the last line that is not blank, shortened to 300 characters."""
     line = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
     return line if len(line) <= _MAX_LINE_CHARS else f"{line[:_MAX_LINE_CHARS]}…"
-
-
-def read_tails(folder: Path, names: Sequence[str]) -> str:
-    """The ends of several logs under their names, one after the other, which share `MAX_LOG_BYTES` out.
-
-    Args:
-        folder: of the logs.
-        names: without `.log`; one that is empty or not there is left out.
-    """
-    share = MAX_LOG_BYTES // len(names) - 32
-    tails = {name: read_tail(folder / f"{name}.log", share) for name in names}
-    return "\n".join(f"── {name} ──\n{tail.rstrip()}" for name, tail in tails.items() if tail)
 
 
 OWNER_FILE = "launch.json"
@@ -126,7 +100,7 @@ _CLOCK_TOLERANCE_S = 2.0
 
 
 class Owner(Contract):
-    """The process that a run depends on: first the one that submits it, then its launcher."""
+    """Process that a run depends on: first the one that submits it, then its launcher."""
 
     schema_version: Literal[1] = 1
     pid: int = Field(ge=1)
@@ -139,30 +113,24 @@ class Owner(Contract):
     @field_validator("worker_module", mode="before")
     @classmethod
     def _of_older_runs(cls, value: object) -> object:
-        """Runs that were launched before `dlojz.worker` bore this name are runs of the same worker."""
+        """Accept the former name of the worker, of runs that were launched with it."""
         return DEFAULT_WORKER if value == _FORMER_WORKER else value
 
     def handed_to(self, pid: int) -> Self:
-        """The same request, driven by another process of this machine.
+        """Return the same request, driven by another process of this machine.
 
         Raises:
             psutil.NoSuchProcess: if there is no such process.
         """
-        return type(self)(
-            **{
-                **self.to_dict(),
-                "pid": pid,
-                "process_start_s": psutil.Process(pid).create_time(),
-                "host": socket.gethostname(),
-            }
-        )
+        start_s = psutil.Process(pid).create_time()
+        return self.model_copy(update={"pid": pid, "process_start_s": start_s, "host": socket.gethostname()})
 
     def write(self, folder: Path) -> None:
         """Write `launch.json`, whole or not at all."""
         write_atomic(folder / OWNER_FILE, self.to_json())
 
     def is_alive(self, folder: Path) -> bool:
-        """Whether the process that drives the run of this folder is still there; elsewhere it is believed to be."""
+        """Return whether the process of this folder's run still exists; on another machine it is assumed to."""
         if self.host != socket.gethostname():
             return True
         try:
@@ -179,7 +147,7 @@ class Owner(Contract):
 
 
 def this_process(worker_module: str, time_limit_s: float | None, submitted_utc: str) -> Owner:
-    """The present process as owner of a run that it is about to submit."""
+    """Return the present process as owner of a run that it is about to submit."""
     return Owner(
         pid=os.getpid(),
         process_start_s=psutil.Process().create_time(),
@@ -191,7 +159,7 @@ def this_process(worker_module: str, time_limit_s: float | None, submitted_utc: 
 
 
 def read_owner(folder: Path) -> Owner | None:
-    """The owner that the run folder names; None where it names none that can be read."""
+    """Read `launch.json`; None where it cannot be read."""
     try:
         return Owner.from_json(read_regular(folder / OWNER_FILE, MAX_FILE_BYTES))
     except (OSError, LabError):
@@ -202,9 +170,9 @@ JOB_FILE = "job.json"
 
 
 class Job(Contract):
-    """One run's place in a queue.
+    """Job of a run.
 
-    The job's name and its comment are the run's id: unique, and without a character that a shell would read.
+    Its name and its comment are the run's id: unique, and without a character that a shell would interpret.
     """
 
     schema_version: Literal[1] = 1
@@ -216,7 +184,7 @@ class Job(Contract):
 
     @property
     def number(self) -> str:
-        """The job as the scheduler writes it: `12`, or `12_3` for a task of an array."""
+        """Number as the scheduler writes it: `12`, or `12_3` for a task of an array."""
         return f"{self.job_id}_{self.array_task}" if self.job_id and self.array_task is not None else self.job_id
 
     def write(self, folder: Path) -> None:
@@ -225,7 +193,7 @@ class Job(Contract):
 
 
 def read_job(folder: Path) -> Job | None:
-    """The job that the run folder names; None where it names none that can be read."""
+    """Read `job.json`; None where it cannot be read."""
     try:
         return Job.from_json(read_regular(folder / JOB_FILE, MAX_FILE_BYTES))
     except (OSError, LabError):

@@ -1,23 +1,13 @@
-"""Launch runs: `run`, `preview`, sweeps, and replays of runs that were measured elsewhere.
+"""Launch runs: `run` on this machine or a cluster, sweeps, and replays of runs that were measured elsewhere.
 
-The local backend: a launcher of its own session, which outlives the notebook that asked for it.
+A run that was started before is found again, so that nothing is submitted twice by accident. The launcher of a local
+run has its own session and outlives the notebook.
 
-The launcher holds nothing of its caller's: no terminal, no pipe, no variable.
+A sweep is one job array on a cluster, for runs that ask for the same nodes, time and interpreter; elsewhere its runs
+follow one another. Each run has its own folder, as it would alone.
 
-`on="replay"`: a record of a real run that is shipped with the package, shown as a run of one's own.
-
-A replayed record is never taken for a measurement made here: it carries `replayed_from` in its environment, its folder
-names another worker (so that `on="local"` does not find it again), and its times are those of the machine that it
-names.
-
-Several runs at once: one job array on a cluster, one after the other on this machine.
-
-Each run has its own folder and stays what it would be alone; only those that are new are sent, and what one array
-cannot hold (other nodes, another number of ranks, another interpreter) goes into another.
-
-`run`: start a training on several processes, or find the one that was started before.
-
-Nothing is submitted twice by accident, and what was started needs no process of the caller's.
+A replay (`on="replay"`) shows a record that is shipped with the package. It is never taken for a measurement made here:
+its environment has `replayed_from`, and its folder names another worker, so that `on="local"` does not find it again.
 """
 
 from __future__ import annotations
@@ -31,6 +21,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -47,10 +38,11 @@ from dlojz.libraries.library_catalogue import check_checkpoints, own_python
 from dlojz.results.record import RunRecord, read_record, write_atomic, write_record
 from dlojz.runnable import check_runnable
 from dlojz.running.folder import DEFAULT_WORKER, JOB_FILE, Job, read_owner
-from dlojz.running.limits import JobRequest, NodeRequest, admit, chosen, explain_refusal
+from dlojz.running.limits import JobRequest, NodeRequest, admit, chosen
 from dlojz.running.run import Run
 from dlojz.running.slurm import slurm_job
 from dlojz.running.slurm.slurm_job import SCRIPT, Array, array_script, job_script, prepare, recorded, send
+from dlojz.running.slurm.slurm_messages import explain_refusal
 from dlojz.running.state import LOGS, RECORD
 from dlojz.running.store import claim, record_refusal, runs_root
 from dlojz.running.supervisor import cores_available
@@ -58,10 +50,7 @@ from dlojz.train.checkpoint_files import CheckpointPolicy
 
 
 def start(folder: Path) -> int:
-    """Start the launcher of a run folder, detached.
-
-    Returns:
-        its process number.
+    """Start the launcher of a run folder, detached; return its process number.
 
     Raises:
         LabError: if it cannot be started; the run is recorded as failed then.
@@ -82,48 +71,47 @@ def start(folder: Path) -> int:
             en=f"the launcher of {folder.name} cannot be started: {error.strerror or error}.",
             fr=f"le lanceur de {folder.name} ne peut pas être démarré : {error.strerror or error}.",
         )
-        record_refusal(folder, why)  # or it would seem to wait for as long as this process lives
+        record_refusal(folder, why)  # or the run would seem to wait as long as this process lives
         raise LabError(why) from None
     owner = read_owner(folder)
-    # The launcher names itself, too: this only saves the time until then.
+    # The launcher writes this too, some time later.
     with contextlib.suppress(psutil.NoSuchProcess, OSError):
         if owner is not None:
             owner.handed_to(process.pid).write(folder)
-    # Somebody has to ask for the exit status, or the launcher stays a zombie as long as the notebook lives.
+    # Without a wait the launcher stays a zombie as long as the notebook lives.
     threading.Thread(target=process.wait, daemon=True).start()
     return process.pid
 
 
 def _environment() -> dict[str, str]:
-    """The caller's environment, in which this very package is found although it may not be installed."""
-    package = str(CHECKOUT)
-    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    """Return the caller's environment, in which this package is found although it may not be installed."""
+    paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
 
 
 FOLDER = Path(__file__).with_name("replays")
 WORKER = "dlojz.running.launch"
-"""Named in launch.json in place of the worker: no run that is really made has this one."""
+"""Named in launch.json in place of the worker: no measured run has this one."""
 REPLAYED_FROM = "replayed_from"
 """Key of the environment of a replayed record."""
 LISTED = 3
 
 
 def shipped() -> dict[str, Path]:
-    """The shipped records: the hash of what was run → the file."""
+    """Return the shipped records: the hash of the configuration → the file."""
     return {path.stem: path for path in sorted(FOLDER.glob("*.json"))}
 
 
 def is_replayed(record: RunRecord) -> bool:
-    """Whether a record was replayed, not measured where it lies."""
+    """Return whether a record was replayed, not measured."""
     return REPLAYED_FROM in record.environment
 
 
 def find(config: RunConfig) -> RunRecord:
-    """The shipped record of a configuration, as it was measured.
+    """Find the shipped record of a configuration.
 
     Raises:
-        LabError: if none is shipped; the nearest configurations that are, with what differs.
+        LabError: if none is shipped; it lists the nearest configurations that are, with what differs.
     """
     path = shipped().get(config.hash)
     record = read_record(path) if path else None
@@ -133,11 +121,7 @@ def find(config: RunConfig) -> RunRecord:
 
 
 def replayed_run(config: RunConfig, root: str | os.PathLike[str] | None = None) -> Run:
-    """A run folder with the shipped record of a configuration, marked as replayed; an earlier one is found again.
-
-    Args:
-        config: what was run.
-        root: folder of the runs; by default as for any run.
+    """Make a run folder with the shipped record of a configuration, marked as replayed, or find an earlier one.
 
     Raises:
         LabError: if no such record is shipped, or the root cannot be written.
@@ -159,7 +143,7 @@ def replayed_run(config: RunConfig, root: str | os.PathLike[str] | None = None) 
 
 
 def _marked(record: RunRecord, run_id: str) -> RunRecord:
-    """The record under the name of its new folder, with what it is a replay of."""
+    """Rename the record after its new folder, and say what it is a replay of."""
     where = record.environment.get("device") or f"CPU, {record.environment.get('cores', '?')} cores"
     told = f"{record.run_id}, measured {record.started_utc[:10]} on {where}, shipped with dlojz"
     return record.model_copy(update={"run_id": run_id, "environment": {**record.environment, REPLAYED_FROM: told}})
@@ -171,7 +155,7 @@ def _flat(config: RunConfig) -> dict[str, object]:
 
 
 def _none_of(config: RunConfig) -> str:
-    """The sentence for a configuration without record."""
+    """Write the message for a configuration without record."""
     asked = _flat(config)
     near: list[tuple[bool, int, str]] = []
     for path in shipped().values():
@@ -206,7 +190,7 @@ New = tuple[Path, RunConfig, NodeRequest]
 def submit_array(
     new: Sequence[New], root: Path, machine: Machine, request: JobRequest, worker_module: str, at_once: int
 ) -> None:
-    """Send runs that have just been claimed, as one job array per shape.
+    """Submit runs that have just been claimed, as one job array per shape.
 
     Args:
         new: folder, configuration and allocation of each.
@@ -224,7 +208,7 @@ def submit_array(
 
 
 def _shape(run: New) -> tuple[int, int, int, str, str]:
-    """What the runs of one array have in common: nodes, time, and the interpreter."""
+    """Return what the runs of one array have in common: nodes, time, and the interpreter."""
     _, config, asked = run
     return asked.nodes, asked.ranks_per_node, asked.minutes, asked.qos, str(own_python(config) or "")
 
@@ -246,7 +230,7 @@ def _submit_one(
         write_atomic(folder / SCRIPT, text)
         (folder / SCRIPT).chmod(0o755)
         for (run, one, its), (_, its_job) in zip(runs, jobs, strict=True):
-            # Its own script beside the sweep's: with it, this run alone can be sent again.
+            # With its own script, this run alone can be sent again.
             alone = job_script(machine, one, its, run, worker_module=worker_module, requeues=request.requeues)
             prepare(run, alone, its_job)
     send(folder, jobs)
@@ -309,29 +293,24 @@ def run(  # noqa: PLR0913 - one call is all that a student has to know
         wanted.layout.check_processes(processes)
     backend = _backend(on, wanted)
     _check_time_limit(time_limit_s)
-    policy = CheckpointPolicy(every_steps=checkpoint_every) if checkpoint_every is not None else None
     base = runs_root(root)
     if backend == "replay":
         return replayed_run(wanted, base)
-    check_runnable(wanted)
-    check_checkpoints(wanted, checkpoint_every)
-    check_available(wanted.data_name, wanted.data_root, global_batch=wanted.layout.global_batch)
-    request = JobRequest(account=account, qos=qos, reservation=reservation, time_limit_s=time_limit_s)
+    _check(wanted, checkpoint_every)
+    claimed = partial(_claim, base, again=again, worker_module=worker_module, checkpoint_every=checkpoint_every)
     if backend == "slurm":
         _check_sender()
+        request = JobRequest(account=account, qos=qos, reservation=reservation, time_limit_s=time_limit_s)
         site = chosen(wanted, machine, request)
         asked = admit(site, wanted, request)
-        limit_s = asked.minutes * 60.0
-        folder, new = claim(wanted, base, again=again, worker_module=worker_module, time_limit_s=limit_s, policy=policy)
+        folder, new = claimed(wanted, asked.minutes * 60.0)
         if new:
             slurm_job.submit(folder, site, wanted, asked, request, worker_module)
         else:
-            slurm_job.recover(folder)  # who sent it may have died before the number was written down
+            slurm_job.recover(folder)  # the process that sent it may have died before it recorded the number
     else:
         _check_processes(wanted.layout.world_size)
-        folder, new = claim(
-            wanted, base, again=again, worker_module=worker_module, time_limit_s=time_limit_s, policy=policy
-        )
+        folder, new = claimed(wanted, time_limit_s)
         if new:
             # A run that goes on here after a job of it has ended is no job any more.
             (folder / JOB_FILE).unlink(missing_ok=True)
@@ -379,25 +358,40 @@ def submit_many(  # noqa: PLR0913 - as `run`
     _check_sender()
     _check_time_limit(time_limit_s)
     request = JobRequest(account=account, qos=qos, reservation=reservation, time_limit_s=time_limit_s)
-    policy = CheckpointPolicy(every_steps=checkpoint_every) if checkpoint_every is not None else None
     site = chosen(configs[0], machine, request)
     asked = []
     for config in configs:
-        check_runnable(config)
-        check_checkpoints(config, checkpoint_every)
-        check_available(config.data_name, config.data_root, global_batch=config.layout.global_batch)
+        _check(config, checkpoint_every)
         asked.append(admit(site, config, request))
     base, folders, new = runs_root(root), [], []
+    claimed = partial(_claim, base, again=again, worker_module=worker_module, checkpoint_every=checkpoint_every)
     for config, one in zip(configs, asked, strict=True):
-        limit_s = one.minutes * 60.0
-        folder, fresh = claim(
-            config, base, again=again, worker_module=worker_module, time_limit_s=limit_s, policy=policy
-        )
+        folder, fresh = claimed(config, one.minutes * 60.0)
         folders.append(folder)
         if fresh:
             new.append((folder, config, one))
     submit_array(new, base, site, request, worker_module, at_once)
     return [Run(folder) for folder in folders]
+
+
+def _check(config: RunConfig, checkpoint_every: int | None) -> None:
+    """Refuse what cannot be run, whose library keeps no checkpoints, or whose data are not there."""
+    check_runnable(config)
+    check_checkpoints(config, checkpoint_every)
+    check_available(config.data_name, config.data_root, global_batch=config.layout.global_batch)
+
+
+def _claim(
+    root: Path,
+    config: RunConfig,
+    time_limit_s: float | None,
+    *,
+    again: bool,
+    worker_module: str,
+    checkpoint_every: int | None,
+) -> tuple[Path, bool]:
+    policy = CheckpointPolicy(every_steps=checkpoint_every) if checkpoint_every is not None else None
+    return claim(config, root, again=again, worker_module=worker_module, time_limit_s=time_limit_s, policy=policy)
 
 
 def _merge(config: RunConfig | None, fields: dict[str, Any]) -> RunConfig:
@@ -409,7 +403,7 @@ def _merge(config: RunConfig | None, fields: dict[str, Any]) -> RunConfig:
 
 
 def _check_processes(processes: int) -> None:
-    """A slip of the keyboard must not start a thousand processes on a machine that others use."""
+    """Refuse more processes than this machine bears: a typing error must not start a thousand."""
     most = MAX_RANKS_PER_CORE * cores_available()
     if processes > most:
         raise LabError(

@@ -1,25 +1,13 @@
-"""Limits of a job: time, nodes, GPU-hours, and what SLURM refuses.
+"""Limits of a job: time, nodes, GPU-hours, account and QoS, checked and shown before anything is sent.
 
-What a run will take of a cluster, and what the cluster would refuse: known before anything is sent.
-
-Pure; every refusal is one sentence with what would work, and a job that would wait for ever (more time than the
-partition gives, more nodes than it has: the scheduler accepts both) is refused here.
-
-The cost of a run on a cluster, shown before it is sent.
-
-Nothing is asked of the scheduler and nothing is written; a preview shows refusals, and raises none.
-
-What sbatch refuses, explained: its own words, then ours.
-
-The scheduler's words are always told, whatever is made of them; they differ between versions, so that an explanation is
-looked for by the few words which do not.
+Every refusal is one sentence with what would work. A job that would wait for ever (more time than the partition gives,
+more nodes than it has: the scheduler accepts both) is refused here.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +17,7 @@ from pydantic import Field
 from dlojz.base.contract import Contract
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, say, shortest, significant
+from dlojz.base.table import Table
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware.clusters import NAME_PATTERN, Machine, Qos, choose, machine_files
 from dlojz.hardware.clusters import machine as named
@@ -39,7 +28,7 @@ LONGEST_WARNING_S = 120
 
 
 class JobRequest(Contract):
-    """What may be asked of the scheduler besides the run itself."""
+    """Options of the scheduler besides the run itself."""
 
     account: str = Field("", pattern=rf"^$|{NAME_PATTERN}", description="whose hours are billed")
     qos: str = Field("", pattern=rf"^$|{NAME_PATTERN}", description="by default the first that fits")
@@ -50,13 +39,13 @@ class JobRequest(Contract):
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """What is asked for.
+    """Nodes, time and account that a job asks for.
 
     Args:
-        nodes, ranks_per_node: which multiply to the ranks.
+        nodes, ranks_per_node: their product is the number of ranks.
         gpus: billed, those of whole nodes where nodes are not shared.
         minutes: time limit, which the scheduler counts in whole minutes.
-        warning_s: seconds before the limit at which the ranks are told.
+        warning_s: seconds before the limit at which the ranks are warned.
         qos, account, reservation: empty where none is asked for.
     """
 
@@ -78,7 +67,7 @@ class NodeRequest:
 def allocate(
     machine: Machine, config: RunConfig, request: JobRequest, environment: Mapping[str, str] | None = None
 ) -> tuple[NodeRequest, list[str]]:
-    """What the run takes on this machine, and why it would be refused: one sentence each, none if it is taken."""
+    """Compute what the run takes on this machine, and why it would be refused: one sentence each."""
     environment = os.environ if environment is None else environment
     ranks, full = config.layout.world_size, machine.gpus_per_node
     nodes = math.ceil(ranks / full)
@@ -104,10 +93,10 @@ def allocate(
 def admit(
     machine: Machine, config: RunConfig, request: JobRequest, environment: Mapping[str, str] | None = None
 ) -> NodeRequest:
-    """What the run takes on this machine.
+    """Compute what the run takes on this machine.
 
     Raises:
-        LabError: if the machine would refuse it, or let it wait for ever; all reasons are told.
+        LabError: if the machine would refuse it, or let it wait for ever, with all reasons.
     """
     allocation, refusals = allocate(machine, config, request, environment)
     if refusals:
@@ -116,7 +105,7 @@ def admit(
 
 
 def fitting_qos(machine: Machine, minutes: int, gpus: int) -> list[Qos]:
-    """The qualities of service whose limits a job keeps, in the order of the machine file."""
+    """Return the QoS whose limits a job keeps, in the order of the machine file."""
     return [one for one in machine.qos if minutes <= one.max_hours * 60 and gpus <= (one.max_gpus or gpus)]
 
 
@@ -164,7 +153,7 @@ def _device(machine: Machine, config: RunConfig) -> str:
 
 
 def _account(machine: Machine, request: JobRequest, environment: Mapping[str, str]) -> tuple[str, str]:
-    """The account that is billed, and why it would be refused."""
+    """Return the account that is billed, and why it would be refused."""
     suffix = machine.account_suffix
     given = request.account or environment.get(ACCOUNT_VARIABLE, "")
     if not given and machine.account_variable and environment.get(machine.account_variable):
@@ -193,7 +182,7 @@ def _account(machine: Machine, request: JobRequest, environment: Mapping[str, st
 
 
 def _qos(machine: Machine, request: JobRequest, minutes: int, gpus: int) -> tuple[str, str]:
-    """The quality of service asked for, and why the time or the size would be refused."""
+    """Return the QoS asked for, and why the time or the size would be refused."""
     hours = minutes / 60
     names = {one.name: one for one in machine.qos}
     fitting = [one.name for one in fitting_qos(machine, minutes, gpus)]
@@ -227,7 +216,7 @@ def _qos(machine: Machine, request: JobRequest, minutes: int, gpus: int) -> tupl
 
 @dataclass(frozen=True)
 class Preview:
-    """What a run would take and cost, and why it would be refused (nothing, where `refusals` is empty)."""
+    """Nodes, time and cost of a run on a machine, and the refusals it would get."""
 
     machine: Machine
     config: RunConfig
@@ -243,25 +232,19 @@ class Preview:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
-        asked = self.allocation
+        asked = {name: value for name, value in vars(self.allocation).items() if name != "warning_s"}
         return {
             "machine": self.machine.name,
             "run": self.config.title,
-            "nodes": asked.nodes,
-            "ranks_per_node": asked.ranks_per_node,
-            "gpus": asked.gpus,
-            "minutes": asked.minutes,
-            "gpu_hours": asked.gpu_hours,
+            **asked,
+            "gpu_hours": self.allocation.gpu_hours,
             "normalised_hours": self.normalised_hours,
-            "qos": asked.qos,
             "fitting_qos": list(self.fitting),
-            "account": asked.account,
-            "reservation": asked.reservation,
             "refusals": list(self.refusals),
         }
 
     def lines(self) -> list[tuple[str, str]]:
-        """What there is to say, as pairs of name and value."""
+        """Return what is shown, as pairs of name and value."""
         asked, site = self.allocation, self.machine
         gpus = say(en="GPUs", fr="GPU") if site.device != "cpu" else say(en="places", fr="places")
         lines = [
@@ -297,13 +280,7 @@ class Preview:
         return "\n".join(f"{name}: {value}" for name, value in self.lines())
 
     def _repr_html_(self) -> str:
-        from dlojz.base.table import safe
-
-        rows = "".join(
-            f"<tr><th style='text-align:left'>{safe(name)}</th><td style='text-align:left'>{safe(value)}</td></tr>"
-            for name, value in self.lines()
-        )
-        return f"<table>{rows}</table>"
+        return Table(("", ""), tuple(self.lines()))._repr_html_()
 
 
 def preview(
@@ -315,7 +292,7 @@ def preview(
     reservation: str = "",
     time_limit_s: float | None = None,
 ) -> Preview:
-    """What a run would take and cost on a machine; nothing is sent.
+    """Preview what a run would take and cost on a machine; nothing is sent, and refusals are shown, not raised.
 
     Args:
         machine: name of a machine file; by default chosen as `dlojz.run` does.
@@ -330,14 +307,14 @@ def preview(
 
 
 def preview_of(site: Machine, config: RunConfig, request: JobRequest) -> Preview:
-    """The preview of a request on a machine."""
+    """Preview a request on a machine."""
     allocation, refusals = allocate(site, config, request)
     fitting = tuple(one.name for one in fitting_qos(site, allocation.minutes, allocation.gpus))
     return Preview(site, config, allocation, fitting, tuple(refusals))
 
 
 def chosen(config: RunConfig, name: str | None, request: JobRequest) -> Machine:
-    """The machine named, or the one that `machines.choose` finds, among those that would take the run.
+    """Return the machine named, or the one that `clusters.choose` finds among those that would take the run.
 
     Raises:
         LabError: if none is named and several could be meant, or the one named is unknown.
@@ -350,116 +327,3 @@ def chosen(config: RunConfig, name: str | None, request: JobRequest) -> Machine:
             return False
 
     return choose(name, (one for one in machine_files() if takes(one)))
-
-
-UNCERTAIN = re.compile(r"[Ss]ocket timed out|[Zz]ero [Bb]ytes were transmitted|did not answer")
-"""Words after which nobody knows whether the job was taken."""
-
-
-def explain_refusal(words: str) -> str:
-    """One sentence that says what a refusal of sbatch means and what to do; empty where it is not known."""
-    for pattern, (english, french) in _EXPLAINED:
-        if re.search(pattern, words, re.IGNORECASE):
-            return say(en=english, fr=french)
-    return ""
-
-
-_EXPLAINED: tuple[tuple[str, tuple[str, str]], ...] = (
-    (
-        "unable to contact slurm controller|connection refused",
-        (
-            "the scheduler is down or cannot be reached: nothing was sent; try again in some minutes.",
-            "l’ordonnanceur est arrêté ou injoignable : rien n’a été envoyé ; réessayez dans quelques minutes.",
-        ),
-    ),
-    (
-        "invalid account|account.*(?:not|invalid)|invalid account or account/partition",
-        (
-            "the account is unknown to this cluster, or has no hours for this partition: check account= "
-            "and its ending.",
-            "le compte est inconnu de ce calculateur, ou n’a pas d’heures sur cette partition : vérifiez account= "
-            "et sa terminaison.",
-        ),
-    ),
-    (
-        "invalid qos",
-        (
-            "the account may not use this QoS: leave qos= out, or use one that `dlojz machines NAME` lists.",
-            "le compte n’a pas droit à cette QoS : retirez qos=, ou prenez-en une que `dlojz machines NOM` liste.",
-        ),
-    ),
-    (
-        "invalid partition",
-        (
-            "the machine file names a partition that this cluster does not have: `sinfo -s` lists those it has.",
-            "le fichier de machine nomme une partition que ce calculateur n’a pas : `sinfo -s` liste les siennes.",
-        ),
-    ),
-    (
-        "invalid feature|feature specification",
-        (
-            "no node of this cluster has the constraint of the machine file: `sinfo -o '%f'` lists what they have.",
-            "aucun nœud de ce calculateur n’a la contrainte du fichier de machine : `sinfo -o '%f'` liste les leurs.",
-        ),
-    ),
-    (
-        "gres|generic resource",
-        (
-            "the nodes do not have the GPUs that the machine file asks for: `sinfo -o '%G'` lists what they have.",
-            "les nœuds n’ont pas les GPU demandés par le fichier de machine : `sinfo -o '%G'` liste les leurs.",
-        ),
-    ),
-    (
-        "memory specification",
-        (
-            "a node has less memory than the machine file says: lower memory_gib_per_node.",
-            "un nœud a moins de mémoire que ne le dit le fichier de machine : baissez memory_gib_per_node.",
-        ),
-    ),
-    (
-        "reservation",
-        (
-            "the reservation is unknown, over, or not for this account: leave reservation= out.",
-            "la réservation est inconnue, terminée, ou pas pour ce compte : retirez reservation=.",
-        ),
-    ),
-    (
-        "more processors requested|node configuration is not available|node count specification",
-        (
-            "no node has as many cores or GPUs as are asked for: check cpus_per_gpu and gpus_per_node of the machine "
-            "file.",
-            "aucun nœud n’a autant de cœurs ou de GPU que demandé : vérifiez cpus_per_gpu et gpus_per_node dans le "
-            "fichier de machine.",
-        ),
-    ),
-    (
-        "time limit|timelimit",
-        (
-            "the time limit is beyond what the partition or the QoS gives: ask for less.",
-            "la limite de temps dépasse celle de la partition ou de la QoS : demandez moins.",
-        ),
-    ),
-    (
-        "job violates accounting/qos policy|submit limit|MaxSubmit",
-        (
-            "a limit of your account is reached, most often the number of jobs sent: wait for some to end.",
-            "une limite de votre compte est atteinte, le plus souvent le nombre de travaux envoyés : attendez que "
-            "certains finissent.",
-        ),
-    ),
-    (
-        "no such file or directory: 'sbatch'|sbatch: no such file|not found",
-        (
-            "this computer has no sbatch and sends no jobs: use on='local', or log in to the cluster.",
-            "cet ordinateur n’a pas sbatch et n’envoie pas de travaux : prenez on='local', ou connectez-vous au "
-            "calculateur.",
-        ),
-    ),
-    (
-        "no space left|disk quota",
-        (
-            "the disk or your quota is full: make room, then send it again.",
-            "le disque ou votre quota est plein : faites de la place, puis renvoyez.",
-        ),
-    ),
-)

@@ -1,25 +1,15 @@
-"""Measure by runs: libraries side by side, a machine's calibration, the layouts that were planned for it.
+"""Measure by runs: libraries side by side, the calibration of this machine, layouts side by side.
 
-The same training with each library, one after the other and round after round, on real processes.
-
-Within a round the libraries follow each other, so that what slows the machine down meets all of them; a library that is
-not installed, or whose program has no such layout, stops none of the others.
-
-Measuring this machine: one process, two, four, each time all of them at work.
-
-The processes are gone when a measurement ends; on CPUs they are forked and have one thread each, as the launcher's
-ranks have; on GPUs each has its own.
-
-Layouts run side by side on this machine, so that a planner's choice can be held against its neighbours.
-
-All layouts live on the same forked ranks and take turns, in alternating order, so that whatever else the machine does
-falls on all alike; a step is over when its slowest rank is; the ranks are gone when it ends.
+What is compared takes turns, round after round, so that other work of the machine slows all of them down alike. The
+processes are gone when a measurement ends. On CPUs they are forked and have one thread each, as the launcher's ranks
+have; on GPUs each has its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -27,11 +17,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
@@ -43,18 +33,20 @@ from dlojz.config.run_config import RunConfig
 from dlojz.cost_model.measured_machine import Measured, Setup, default_path, read_measured, write_measured
 from dlojz.cost_model.measuring import WINDOW_S, WINDOWS, measure_rank
 from dlojz.hardware import GPUS
-from dlojz.libraries.library_catalogue import LIBRARIES as LIBRARY_CATALOGUE_LIBRARIES
-from dlojz.libraries.library_catalogue import library, require
+from dlojz.libraries.library_catalogue import LIBRARIES, library, require
 from dlojz.libraries.side_by_side import LibraryRow, rows
 from dlojz.results.record import RunRecord
 from dlojz.running.launch import run
 
-Told = Callable[[str, int], object]
-"""Is called with the name of the library, and the number of the round, before each run."""
+if TYPE_CHECKING:
+    from dlojz.processes.forks import RankAnswer
+
+OnRun = Callable[[str, int], object]
+"""Called with the name of the library and the number of the round before each run."""
 
 
 def configurations(names: Sequence[str] | None = None, **fields: Any) -> tuple[dict[str, RunConfig], dict[str, str]]:
-    """What each library is asked for, and why those that are not asked cannot be.
+    """Make each library's configuration, and list why the others cannot run.
 
     Args:
         names: libraries of the catalogue; by default all.
@@ -66,7 +58,7 @@ def configurations(names: Sequence[str] | None = None, **fields: Any) -> tuple[d
     asked: dict[str, RunConfig] = {}
     refused: dict[str, str] = {}
     RunConfig.of(**{name: value for name, value in fields.items() if name not in ("engine", "zero")})
-    for name in names or tuple(LIBRARY_CATALOGUE_LIBRARIES):
+    for name in names or tuple(LIBRARIES):
         library(name)
         try:
             require(name)
@@ -86,17 +78,17 @@ def run_libraries(
     rounds: int = 1,
     again: bool = False,
     root: str | os.PathLike[str] | None = None,
-    on_run: Told = lambda name, number: None,
+    on_run: OnRun = lambda name, number: None,
     **fields: Any,
 ) -> list[LibraryRow]:
-    """Run the same training with every library that is there; returns them side by side.
+    """Run the same training with every library that is installed and has such a layout; return them side by side.
 
     Args:
         names: libraries of the catalogue; by default all.
-        rounds: how often, at least 1; the ratios of step times are taken within a round.
+        rounds: at least 1; the ratios of step times are taken within a round.
         again: make new runs in the first round too; the later rounds are new in any case.
         root: folder of the runs.
-        on_run: told before each run.
+        on_run: called before each run.
         **fields: of `RunConfig` and `Layout`, given flat, but for the library.
 
     Raises:
@@ -114,24 +106,20 @@ def run_libraries(
         )
     asked, refused = configurations(names, **fields)
     records: dict[str, list[RunRecord | None]] = {name: [] for name in asked}
-    for number, name in _libraries_turns(asked, rounds):
+    for number, name in itertools.product(range(rounds), asked):
         on_run(name, number)
         made = run(asked[name], on="local", again=again or number > 0, root=root, progress=False)
         records[name].append(made.record)
     return rows(records, names=names, refused=refused)
 
 
-def _libraries_turns(asked: Mapping[str, RunConfig], rounds: int) -> Iterator[tuple[int, str]]:
-    return ((number, name) for number in range(rounds) for name in asked)
-
-
 Tell = Callable[[int, int], None]
 Watch = Callable[[int], AbstractContextManager[Tell]]
-LIBRARIES = ("torch", "numpy", "dlojz")
+VERSIONS_OF = ("torch", "numpy", "dlojz")
 CALIBRATING_WALL_S = 180.0
 CALIBRATING_LIMIT_S = 30.0
 ATTEMPTS = 2
-"""A message that was lost on a busy machine is no reason to measure nothing."""
+"""How often the ranks are started: on a busy machine a message may be lost."""
 QUICK = {"windows": 1, "window_s": 0.01}
 FULL = {"windows": WINDOWS, "window_s": WINDOW_S}
 
@@ -139,13 +127,13 @@ FULL = {"windows": WINDOWS, "window_s": WINDOW_S}
 def measure_machine(
     ranks: Sequence[int] = (1, 2, 4), *, quick: bool = False, device: str = "auto", watch: Watch | None = None
 ) -> Measured:
-    """Measure with each number of ranks at once.
+    """Calibrate this machine with several numbers of ranks, all of them at work.
 
     Args:
-        ranks: growing, from 1 on; on GPUs at most as many as there are.
-        quick: less than a quarter of the time, and less exact.
+        ranks: numbers that grow from 1 on; on GPUs at most as many as there are.
+        quick: measure in less than a quarter of the time, less exactly.
         device: auto, cpu or cuda.
-        watch: told of each number of ranks, gives what is told how far it has come.
+        watch: called with each number of ranks, gives a context whose function is called with the progress.
 
     Raises:
         LabError: if a rank fails, or there is no such device.
@@ -183,7 +171,7 @@ def measure_machine(
 
 
 def gpu_name(title: str, memory_bytes: int) -> str:
-    """The GPU in `dlojz.hardware` that a driver's title names; `cpu`, whose peaks are measured, where there is none."""
+    """Find the GPU of `dlojz.hardware` that a driver's title names; `cpu`, whose peaks are measured, if none."""
     gigabytes = memory_bytes / 1e9
     words = title.lower().replace("-", " ").split()
     for name in GPUS:
@@ -195,7 +183,7 @@ def gpu_name(title: str, memory_bytes: int) -> str:
 
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
-    for name in LIBRARIES:
+    for name in VERSIONS_OF:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
@@ -210,7 +198,7 @@ def _processor() -> str:
 
 
 def _on_cores(number: int, pace: dict[str, Any], watch: Watch | None) -> Any:
-    """On forked ranks, the first of which is watched."""
+    """Measure on forked ranks, the first of which reports its progress."""
     from dlojz.processes.forks import spmd
 
     def measured(rank: int, size: int) -> Any:
@@ -221,23 +209,26 @@ def _on_cores(number: int, pace: dict[str, Any], watch: Watch | None) -> Any:
 
     for _ in range(ATTEMPTS):
         answers = spmd(measured, number, wall_s=CALIBRATING_WALL_S, limit_s=CALIBRATING_LIMIT_S)
-        failed = next((one for one in answers if one.error is not None), None)
+        failed = _first_failure(answers)
         if failed is None:
-            break
-    if failed is not None and failed.error is not None:
-        why = failed.error.message or failed.error.name or failed.error.kind
-        raise LabError(
-            say(
-                en=f"rank {failed.rank} of {number} could not measure: {why} (`dlojz doctor` examines this machine).",
-                fr=f"le rang {failed.rank} sur {number} n’a pas pu mesurer : {why} (`dlojz doctor` examine cette "
-                "machine).",
-            )
+            return answers[0].value
+    rank, why = failed
+    raise LabError(
+        say(
+            en=f"rank {rank} of {number} could not measure: {why} (`dlojz doctor` examines this machine).",
+            fr=f"le rang {rank} sur {number} n’a pas pu mesurer : {why} (`dlojz doctor` examine cette machine).",
         )
-    return answers[0].value
+    )
+
+
+def _first_failure(answers: Sequence[RankAnswer]) -> tuple[int, str] | None:
+    """Return the first rank that failed, and why."""
+    failed = ((one.rank, one.error) for one in answers if one.error is not None)
+    return next(((rank, error.message or error.name or error.kind) for rank, error in failed), None)
 
 
 def _on_gpus(number: int, pace: dict[str, Any]) -> Any:
-    """On spawned processes, one GPU each, joined by NCCL; a single one needs no other process."""
+    """Measure on spawned processes, one GPU each, joined by NCCL; a single one needs no other process."""
     if number == 1:
         return [list(part) for part in measure_rank(**pace)]
     from torch.multiprocessing.spawn import spawn
@@ -271,13 +262,13 @@ MOST_ROUNDS: Final = 1000
 def calibrated(
     ranks: Sequence[int] = (1, 2), *, path: Path | None = None, quick: bool = True, fresh: bool = False
 ) -> Measured:
-    """The user's calibration if it covers so many ranks, else one measured now and kept.
+    """Read the user's calibration if it covers so many ranks, else measure and keep one.
 
     Args:
         ranks: numbers of processes that will run.
         path: of the file; by default the user's.
-        quick: measure in some ten seconds if it must be measured, instead of a minute.
-        fresh: measure in any case; on a machine with other work, what was measured an hour ago says little.
+        quick: measure in some ten seconds instead of a minute.
+        fresh: measure in any case: on a machine with other work, former figures may be wrong.
 
     Raises:
         LabError: if a rank cannot measure, or the file cannot be written.
@@ -287,7 +278,7 @@ def calibrated(
         found = read_measured(path)
         if not fresh and found.gpu == "cpu" and {*ranks} <= {one.ranks for one in found.setups}:
             return found
-    except LabError:  # none, an old or a damaged one: measured anew
+    except LabError:  # there is none, or an old or damaged one
         pass
     asked = sorted({1, *ranks})
     if wanted(None):
@@ -305,15 +296,15 @@ def calibrated(
 
 
 def measure_rounds(configs: Sequence[RunConfig], rounds: int = 8) -> list[tuple[float, ...]]:
-    """Seconds of a step of each layout in every round, all layouts in turns on the same ranks.
+    """Measure the seconds of a step of each layout in every round, on the slowest rank; all run on the same ranks.
 
     Args:
         configs: layouts with the same number of ranks.
         rounds: steps of each that count, 1 to 1000.
 
     Returns:
-        For each layout its rounds; the n-th rounds of two layouts were run one after the other, so that their
-        difference is a paired one.
+        For each layout its rounds; the n-th rounds of two layouts follow each other, so that their difference is
+        paired.
 
     Raises:
         LabError: without a layout, for different numbers of ranks, or if a rank fails.
@@ -330,21 +321,20 @@ def measure_rounds(configs: Sequence[RunConfig], rounds: int = 8) -> list[tuple[
                 f"{len(configs)} configuration(s) sur {sorted(sizes)} rangs en {rounds} tours ont été reçues.",
             )
         )
-    answers = spmd(_choosing_turns(configs, rounds), sizes.pop(), wall_s=CHOOSING_WALL_S, limit_s=CHOOSING_LIMIT_S)
-    failed = next((one for one in answers if one.error is not None), None)
-    if failed is not None and failed.error is not None:
-        why = failed.error.message or failed.error.name or failed.error.kind
+    answers = spmd(_turns(configs, rounds), sizes.pop(), wall_s=CHOOSING_WALL_S, limit_s=CHOOSING_LIMIT_S)
+    failed = _first_failure(answers)
+    if failed is not None:
         raise LabError(
             say(
-                en=f"rank {failed.rank} could not run the layouts: {why}.",
-                fr=f"le rang {failed.rank} n’a pas pu exécuter les configurations : {why}.",
+                en=f"rank {failed[0]} could not run the layouts: {failed[1]}.",
+                fr=f"le rang {failed[0]} n’a pas pu exécuter les configurations : {failed[1]}.",
             )
         )
     return [tuple(one) for one in answers[0].value]
 
 
 def measure_steps(configs: Sequence[RunConfig], rounds: int = 8) -> list[float]:
-    """Median seconds of a step of each layout; see `measure_rounds`.
+    """Measure the median seconds of a step of each layout; see `measure_rounds`.
 
     Raises:
         LabError: as `measure_rounds`.
@@ -352,8 +342,8 @@ def measure_steps(configs: Sequence[RunConfig], rounds: int = 8) -> list[float]:
     return [statistics.median(one) for one in measure_rounds(configs, rounds)]
 
 
-def _choosing_turns(configs: Sequence[RunConfig], rounds: int) -> Callable[[int, int], list[list[float]]]:
-    """What each rank runs."""
+def _turns(configs: Sequence[RunConfig], rounds: int) -> Callable[[int, int], list[list[float]]]:
+    """Return the function of each rank: the layouts take turns, in alternating order."""
 
     def run(rank: int, ranks: int) -> list[list[float]]:
         import torch
@@ -372,7 +362,7 @@ def _choosing_turns(configs: Sequence[RunConfig], rounds: int) -> Callable[[int,
             for place in order if number % 2 else reversed(order):
                 engine, batches, micro_batches = made[place]
                 if ranks > 1:
-                    # Who: all ranks. What: nothing but that each is there. How much: a few bytes.
+                    # Who: all ranks. What: a barrier. How much: a few bytes.
                     dist.barrier()
                 start_s = time.perf_counter()
                 loop.accumulate(engine, batches, micro_batches, None)

@@ -1,13 +1,7 @@
-"""Explain a run out of memory: what was held, what was asked for, what would fit.
+"""Explain a run out of memory: what filled it, the limit, and the cheapest levers.
 
-What filled the memory of a run and what to do about it, in words: for a terminal and for a diagnosis.
-
-Every figure is read from the findings; which were measured and which predicted is said.
-
-What a run held when it ended: for one that ran out of memory, what filled it and what to do about it.
-
-It is said which figures were measured and which are predicted; a lever is only proposed with its effect on this very
-run and the command that tries it.
+The text says which figures were measured and which are predicted; a lever is proposed with its effect on this run and
+the command that tries it.
 """
 
 from __future__ import annotations
@@ -31,14 +25,15 @@ if TYPE_CHECKING:
 
 
 def cost(name: str) -> str:
-    """What a lever costs, in words; empty for one that is not known."""
+    """Return the price of a lever, in words; empty for one that is not known."""
+    as_ddp = say(en="as many bytes on the network as DDP", fr="autant d’octets sur le réseau que DDP")
     return {
         "micro-batch": say(
             en="the same work in smaller pieces; BatchNorm sees fewer samples at once",
             fr="le même travail en plus petits morceaux ; BatchNorm voit moins d’exemples à la fois",
         ),
-        "zero-1": say(en="as many bytes on the network as DDP", fr="autant d’octets sur le réseau que DDP"),
-        "zero-2": say(en="as many bytes on the network as DDP", fr="autant d’octets sur le réseau que DDP"),
+        "zero-1": as_ddp,
+        "zero-2": as_ddp,
         "zero-3": say(en="1.5 times the bytes on the network of DDP", fr="1,5 fois les octets de DDP sur le réseau"),
         "selective": say(
             en="cheap operations are computed twice", fr="les opérations peu coûteuses sont calculées deux fois"
@@ -65,12 +60,12 @@ def cost(name: str) -> str:
 
 
 def command(lever: Lever) -> str:
-    """What to type: the run, or its prediction where no engine runs it yet."""
+    """Write the command that tries a lever: the run, or its prediction where no engine runs it yet."""
     return command_of(lever.config, "run" if lever.runnable else "memory")
 
 
 def memory_lines(found: PostMortem) -> list[str]:
-    """What was held by category, the limit, and the cheapest levers with their effect, line by line."""
+    """Write the memory by category, the limit, and the cheapest levers with their effect, line by line."""
     memory = found.memory
     lines = [in_one_line(found)]
     lines += [
@@ -92,7 +87,7 @@ def memory_lines(found: PostMortem) -> list[str]:
 
 
 def in_one_line(found: PostMortem) -> str:
-    """What the fullest rank holds at its peak, and how much of the limit that is."""
+    """Write what the fullest rank holds at its peak, and how much of the limit that is."""
     memory, phase = found.memory, phase_label(visible(found.memory.peak_moment or ""))
     source = (
         say(en="measured in an earlier step", fr="mesuré à un pas précédent")
@@ -154,7 +149,7 @@ LEVERS_SHOWN = 3
 WORTH = 0.02
 """Share of what is taken that a lever has to save to be proposed."""
 NEAR = 0.7
-"""Share of the limit from which on a peak explains that memory ran out: the process itself and caches take the rest."""
+"""Share of the limit from which a peak explains that memory ran out; the process itself and caches take the rest."""
 CHEAPEST_FIRST = (
     "micro-batch",
     "zero-1",
@@ -172,15 +167,15 @@ CHEAPEST_FIRST = (
 
 @dataclass(frozen=True)
 class PostMortem:
-    """What is known of a run's memory.
+    """Memory of the fullest rank of a run, its limit and the levers.
 
     Args:
         record: of the run.
-        out_of_memory: whether it ended for want of memory.
+        out_of_memory: whether it ended for lack of memory.
         measured: whether `memory` was measured; it is predicted otherwise.
         rank: the fullest one known.
         memory: of that rank.
-        limit_bytes, limit_of: what the rank could take, and whose limit that is; None where it is not known.
+        limit_bytes, limit_of: limit of a rank, and whose limit that is; None where it is not known.
         levers: the cheapest that help, those that can be run first; only for a run out of memory.
     """
 
@@ -195,16 +190,16 @@ class PostMortem:
 
     @property
     def taken_bytes(self) -> int:
-        """What the rank takes of its device, at its peak."""
+        """Bytes that the rank takes of its device, at its peak."""
         return self.memory.device_bytes or self.memory.peak_bytes or 0
 
     @property
     def limit_explains(self) -> bool:
-        """Whether the rank's peak comes near the limit known; memory was refused by something else otherwise."""
+        """Whether the rank's peak comes near the known limit; else something else refused the memory."""
         return self.limit_bytes is not None and self.taken_bytes >= NEAR * self.limit_bytes
 
     def fits(self, lever: Lever) -> bool | None:
-        """Whether the run would fit with a lever alone; None where what limited it is not known."""
+        """Return whether the run would fit with one lever alone; None where the limit is not known."""
         return lever.taken_bytes <= (self.limit_bytes or 0) if self.limit_explains else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -237,7 +232,7 @@ class PostMortem:
 
 
 def post_mortem(run: RunFolder) -> PostMortem:
-    """Find out what filled the memory of a run that has ended.
+    """Analyse the memory of a run that has ended.
 
     Raises:
         LabError: if the run has not ended yet, or can be neither read nor predicted.
@@ -278,7 +273,7 @@ def post_mortem(run: RunFolder) -> PostMortem:
 
 
 def _cheapest(diagnosis: PostMortem, gpu: Device | None) -> tuple[Lever, ...]:
-    """Levers worth their price: what can be run first, then what suffices alone, then the cheapest."""
+    """Choose the levers worth their price: those that can be run, then those that suffice alone, then the cheapest."""
     from dlojz.planner.levers import levers
 
     helping = [

@@ -1,16 +1,7 @@
-"""Run: the handle of one run, and the list of all of them.
+"""Handle of one run, and the list of all of them.
 
-`Run`: what a student holds of a run, now, after a kernel restart, or next week.
-
-A `Run` keeps nothing that its folder does not tell; any number of them may stand for one run.
-
-Runs: the folder of each, what state it is in, and the handle a student holds.
-
-The folders are the only truth; a listing is never hindered by one that is damaged.
-
-Who shows a student's code beside the solution: the labs, which say so when one is opened.
-
-What stands above the runs is not imported here; it registers what answers.
+A `Run` keeps nothing that its folder does not hold: it can be made again after a kernel restart. A damaged folder never
+hinders the listing of the others.
 """
 
 from __future__ import annotations
@@ -27,8 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_seconds, say
 from dlojz.base.progress_bars import wanted
+from dlojz.base.table import Table
 from dlojz.results.footprint import Footprint
-from dlojz.running.folder import read_job, read_tail, read_tails
+from dlojz.running.folder import MAX_LOG_BYTES, read_job, read_tail
 from dlojz.running.slurm.slurm_queue import cancel
 from dlojz.running.state import CANCEL, LOGS, RunFolder, is_final
 from dlojz.running.store import run_folder, run_ids, runs_root
@@ -64,13 +56,13 @@ class Run(RunFolder):
         return footprint
 
     def compare(self) -> Comparison:
-        """The measurement laid over the prediction."""
+        """Compare the measurement with the prediction."""
         from dlojz.compare import compare
 
         return compare([self])
 
     def overlay(self, path: str | Path | None = None, step: int | None = None) -> LabFigure:
-        """A pipeline's measured step under its simulation, as a figure; `dlojz.compare.overlay_of` gives the figures.
+        """Draw a pipeline's measured step under its simulation; `dlojz.compare.overlay_of` gives the figures.
 
         Args:
             path: picture to write, if any.
@@ -103,14 +95,14 @@ class Run(RunFolder):
 
     @property
     def _poll_s(self) -> float:
-        """Seconds between two looks: what a scheduler says does not change five times a second."""
+        """Seconds between two looks, longer for a job of a scheduler."""
         return _POLL_S if read_job(self.folder) is None else _JOB_POLL_S
 
     def watch(self) -> RunWatch:
         """Watch the run while the kernel stays free: state, why it waits, progress, loss, memory, estimated end.
 
         Returns:
-            what shows itself: a widget that follows the run in a notebook, the run as it is now elsewhere.
+            a widget that follows the run in a notebook, the run as it is now elsewhere.
         """
         from dlojz.running.watch import RunWatch
 
@@ -141,7 +133,7 @@ class Run(RunFolder):
             raise
 
     def _settle(self) -> None:
-        """Wait for a cancelled run to write its record, then say what is kept."""
+        """Wait for a cancelled run to write its record, then print what is kept."""
         try:
             self.wait(_SETTLE_S)
         except LabError as error:
@@ -157,10 +149,10 @@ class Run(RunFolder):
         )
 
     def cancel(self) -> str:
-        """Ask the launcher, or the scheduler, to stop the run; on a run that has ended this changes nothing.
+        """Ask the launcher, or the scheduler, to stop the run; a run that has ended stays as it is.
 
         Returns:
-            one sentence that says what was done.
+            one sentence on what was done.
 
         Raises:
             LabError: if the request cannot be written, or the scheduler refuses it.
@@ -184,7 +176,7 @@ class Run(RunFolder):
         )
 
     def logs(self, rank: int | None = None) -> str:
-        """The end of what was printed, at most 64 KB, control characters made visible.
+        """Read the end of the logs, at most 64 KB, control characters made visible.
 
         Args:
             rank: one rank; by default the launcher, the scheduler's job and all ranks, one after the other.
@@ -197,23 +189,26 @@ class Run(RunFolder):
             if not 0 <= rank < world_size:
                 raise LabError(f"the run {self.run_id} has ranks 0 to {world_size - 1}, but rank {rank} was received.")
             return read_tail(self.folder / LOGS / f"rank-{rank}.log")
-        return read_tails(self.folder / LOGS, ["launcher", "slurm", *(f"rank-{rank}" for rank in range(world_size))])
+        names = ["launcher", "slurm", *(f"rank-{rank}" for rank in range(world_size))]
+        share = MAX_LOG_BYTES // len(names) - 32  # of each, with its name
+        tails = {name: read_tail(self.folder / LOGS / f"{name}.log", share) for name in names}
+        return "\n".join(f"── {name} ──\n{tail.rstrip()}" for name, tail in tails.items() if tail)
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
-        """The checkpoints that it can go on from, the newest first."""
+        """Checkpoints from which the run can go on, the newest first."""
         from dlojz.train.checkpoint_files import listing
 
         return listing(self.folder)
 
     def diagnosis(self) -> Diagnosis:
-        """What went wrong, rank by rank, and what to do about it; of a run that goes well, that it does."""
+        """Diagnose what went wrong, rank by rank, and what to do about it."""
         from dlojz.running.diagnosis import diagnose
 
         return diagnose(self)
 
     def diff(self, exercise: str | None = None) -> object:
-        """The student's code beside the solution, for one exercise of the lab that is open.
+        """Show the student's code beside the solution, for one exercise of the lab that is open.
 
         Args:
             exercise: id, as in `lab.check("attention", …)`; by default the last one checked before this run was asked
@@ -222,10 +217,18 @@ class Run(RunFolder):
         Raises:
             LabError: if no lab is open, none of its exercises has been checked yet, or there is none of this name.
         """
-        return beside_the_solution(self, exercise)
+        if not _ANSWERS:
+            raise LabError(
+                say(
+                    en="no lab is open here, so that there is no code of yours to show: open one with "
+                    'labs.start("01"), or write `dlojz diff NOTEBOOK EXERCISE` in a terminal.',
+                    fr="aucun TP n’est ouvert ici, il n’y a donc pas de code à montrer : ouvrez-en un avec "
+                    'labs.start("01"), ou écrivez `dlojz diff NOTEBOOK EXERCICE` dans un terminal.',
+                )
+            )
+        return _ANSWERS[0](self, exercise)
 
     def _lines(self) -> list[tuple[str, str]]:
-        """What there is to say of this run, as pairs of name and value."""
         state, losses = self.state, self.losses
         lines = [
             ("run", self.run_id),
@@ -244,13 +247,7 @@ class Run(RunFolder):
         return "\n".join(f"{name}: {value}" for name, value in self._lines())
 
     def _repr_html_(self) -> str:
-        from dlojz.base.table import safe
-
-        rows = "".join(
-            f"<tr><th style='text-align:left'>{safe(name)}</th><td style='text-align:left'>{safe(value)}</td></tr>"
-            for name, value in self._lines()
-        )
-        return f"<table>{rows}</table>"
+        return Table(("", ""), tuple(self._lines()))._repr_html_()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and self.folder == other.folder
@@ -260,14 +257,14 @@ class Run(RunFolder):
 
 
 class Survey(NamedTuple):
-    """All runs of a root: those that can be read, newest first, and by name why the others cannot."""
+    """Runs of a root: those that can be read, newest first, and by name why the others cannot."""
 
     good: list[Run]
     bad: dict[str, str]
 
 
 def survey(root: str | os.PathLike[str] | None = None) -> Survey:
-    """Read every run folder; a damaged one is named with its reason and hinders no other.
+    """Read every run folder; list the damaged ones with their reasons.
 
     Raises:
         LabError: if the root itself cannot be read.
@@ -277,7 +274,7 @@ def survey(root: str | os.PathLike[str] | None = None) -> Survey:
     for run_id in run_ids(base):
         try:
             run = Run(run_folder(base, run_id))
-            _ = run.state  # a damaged record is found, set aside and rebuilt here
+            _ = run.state  # which sets a damaged record aside and rebuilds it
             good.append(run)
         except (LabError, OSError) as error:
             bad[run_id] = str(error)
@@ -285,7 +282,7 @@ def survey(root: str | os.PathLike[str] | None = None) -> Survey:
 
 
 def runs(root: str | os.PathLike[str] | None = None) -> list[Run]:
-    """All runs that can be read, newest first; the others are named on stderr.
+    """List all runs that can be read, newest first; name the others on stderr.
 
     Raises:
         LabError: if the root itself cannot be read.
@@ -297,10 +294,10 @@ def runs(root: str | os.PathLike[str] | None = None) -> list[Run]:
 
 
 def find(run_id: str, root: str | os.PathLike[str] | None = None) -> Run:
-    """The run of this name, or whose name alone begins so.
+    """Find a run by its name, or by the beginning of its name.
 
     Raises:
-        LabError: if there is none, or more than one; the nearest names are listed.
+        LabError: if there is none, or more than one, with the nearest names.
     """
     base = runs_root(root)
     names = run_ids(base)
@@ -337,34 +334,16 @@ _ANSWERS: list[Answer] = []
 
 
 def answer_with(answer: Answer | None) -> None:
-    """Let this answer from now on; with None, nobody.
+    """Register what `Run.diff` shows, or nothing; the labs, which stand above this room, do so when one is opened.
 
     Args:
-        answer: given a run and the id of an exercise, or None for the one that the run belongs to, what shows both.
+        answer: called with a run and the id of an exercise, or None for the exercise that the run belongs to.
     """
     _ANSWERS[:] = [answer] if answer is not None else []
 
 
-def beside_the_solution(run: Run, exercise: str | None) -> object:
-    """The student's code beside the solution.
-
-    Raises:
-        LabError: if no lab is open, or the one that is cannot tell.
-    """
-    if not _ANSWERS:
-        raise LabError(
-            say(
-                en='no lab is open here, so that there is no code of yours to show: open one with labs.start("01"), or '
-                "write `dlojz diff NOTEBOOK EXERCISE` in a terminal.",
-                fr="aucun TP n’est ouvert ici, il n’y a donc pas de code à montrer : ouvrez-en un avec "
-                'labs.start("01"), ou écrivez `dlojz diff NOTEBOOK EXERCICE` dans un terminal.',
-            )
-        )
-    return _ANSWERS[0](run, exercise)
-
-
 def launched_utc(run_id: str) -> datetime | None:
-    """When a run was asked for first, as its name tells it; None where it tells none."""
+    """Parse the time at which a run was first asked for from its name; None where it has none."""
     try:
         return datetime.strptime(run_id[:15], "%Y%m%d-%H%M%S").replace(tzinfo=UTC)
     except ValueError:

@@ -1,28 +1,11 @@
-"""State of a run: what its events say, and the record assembled from them.
+"""State of a run, read from its folder, and the record assembled from its events.
 
-From what every rank has told of its experts to the loads of the whole run. Pure.
+The record decides. Without one, a run whose process or job is alive is queued or running; a run whose process or job is
+gone has ended, and its record is rebuilt from the events and, of a job, from what the scheduler says. A damaged record
+is set aside, never deleted; damaged events are left out, never guessed.
 
-A load is the sum over all ranks that tell any; a step of which one of them tells nothing is left out, as is what is
-damaged.
-
-From what every rank wrote to the one record of the run. Pure.
-
-What is damaged is left out, never guessed: losses stop at the first step that no rank tells of.
-
-Where the run of a scheduler's job stands: from what the scheduler says and what the folder shows.
-
-The scheduler's word is a hint, the folder's is the truth: a run whose ranks have all told their end has ended whatever
-the queue says, and one whose folder was written to just now has not, because files may arrive late.
-
-What state a run is in, told from its folder alone.
-
-The record wins; without one, a run whose process or job is alive is queued or running, and a run whose process or job
-is gone has ended: its record is rebuilt from the events and, of a job, from what its scheduler says. A damaged record
-is set aside, never deleted.
-
-Read a run from its folder: configuration, state, losses, record.
-
-Nothing is kept that the folder does not tell, and nothing is written.
+The folder counts for more than the scheduler: a run whose ranks have all written their end has ended whatever the queue
+says, and one whose folder was written to just now has not, because files may arrive late.
 """
 
 from __future__ import annotations
@@ -47,6 +30,7 @@ from dlojz.results.footprint import Footprint
 from dlojz.results.record import (
     STATUSES,
     DamagedRecordError,
+    EventLog,
     ExpertLoad,
     MemorySample,
     RunRecord,
@@ -58,17 +42,19 @@ from dlojz.results.record import (
 )
 from dlojz.running.ending import EndEvidence, Ending, JobEnd, classify, end_of
 from dlojz.running.folder import MAX_FILE_BYTES, Job, Owner, read_job, read_owner, read_regular, read_tail, visible
-from dlojz.running.slurm.slurm_queue import View, view_of
+from dlojz.running.slurm.slurm_queue import JobView, view_of
 
 Event = Mapping[str, Any]
 
 
 def loads_of(events: Mapping[int, Sequence[Event]]) -> tuple[ExpertLoad, ...]:
-    """The loads step by step, and within a step mixture by mixture in the order of the model.
+    """Sum the experts' loads over the ranks: step by step, and in a step mixture by mixture in the model's order.
+
+    A step of which one of the ranks with experts wrote nothing is left out.
 
     Args:
-        events: by rank, in the order written; a step that was done twice, before and after a checkpoint, is as it was
-            done last.
+        events: by rank, in the order written; of a step that was done twice, before and after a checkpoint, the last
+            one counts.
     """
     told: dict[tuple[int, str], dict[int, ExpertLoad]] = defaultdict(dict)
     for rank, events_of_rank in sorted(events.items()):
@@ -92,7 +78,7 @@ def _loads(event: Event) -> list[ExpertLoad]:
 
 
 def _sum(loads: list[ExpertLoad]) -> ExpertLoad | None:
-    """Of one mixture in one step, over the ranks; None where they do not tell of the same experts."""
+    """Sum the loads of one mixture in one step over the ranks; None where their numbers of experts differ."""
     first = loads[0]
     if len({len(load.tokens) for load in loads}) > 1:
         return None
@@ -108,30 +94,20 @@ def _sum(loads: list[ExpertLoad]) -> ExpertLoad | None:
 Part = TypeVar("Part", bound=Contract)
 Number = TypeVar("Number", int, float)
 MOST = sys.float_info.max
-"""What is greater, or no number, is damaged."""
+"""Greater values, and NaN, are damaged."""
 
 
 def losses_of(events: Mapping[int, Sequence[Event]]) -> tuple[float, ...]:
-    """Finite losses from the first step on; each is the same on all ranks, so any rank that tells it is believed."""
+    """Read the finite losses from the first step on, from any rank: all ranks have the same."""
     return tuple(told[0] for told in _of_steps(events, "loss", float))
-
-
-def tokens_of(events: Mapping[int, Sequence[Event]]) -> tuple[int, ...]:
-    """Tokens of each step's global batch, as any rank tells them; none of images, or of runs that told none."""
-    return tuple(told[0] for told in _of_steps(events, "tokens", int, least=1))
-
-
-def step_seconds_of(events: Mapping[int, Sequence[Event]]) -> tuple[float, ...]:
-    """Seconds of each step on the rank that took longest."""
-    return tuple(max(told) for told in _of_steps(events, "step_s", float, least=0.0))
 
 
 def _of_steps(
     events: Mapping[int, Sequence[Event]], key: str, kind: type[Number], least: float = -MOST
 ) -> list[list[Number]]:
-    """What the ranks told of each step, rank 0 first, up to the first step that none tells of.
+    """Read what the ranks wrote of each step, rank 0 first, up to the first step of which none wrote.
 
-    A step that was done twice, before and after a checkpoint, is as it was done last.
+    Of a step that was done twice, before and after a checkpoint, the last one counts.
     """
     by_step: dict[int, dict[int, Number]] = defaultdict(dict)
     for rank, told in sorted(events.items()):
@@ -147,7 +123,7 @@ def _of_steps(
 
 
 def finished_steps(events: Sequence[Event]) -> int:
-    """Steps that one rank has finished."""
+    """Count the steps that one rank has finished."""
     return max(
         (event["step"] + 1 for event in events if event["event"] == "step" and type(event.get("step")) is int),
         default=0,
@@ -155,13 +131,13 @@ def finished_steps(events: Sequence[Event]) -> int:
 
 
 DEVICE_TEXTS = ("device", "library", "wrapped_in")
-"""What a rank tells of where it trains, once it knows: its device; a library, and what it put the model in."""
+"""Keys of a rank's `device` event: its device; the library, and the class that it wrapped the model in."""
 
 
 def assemble(
     run_id: str, config: RunConfig, events: Mapping[int, Sequence[Event]], ending: Ending, elapsed_s: float
 ) -> RunRecord:
-    """The record of a run: its losses, the last footprint of each rank, its timeline, its environment and its end.
+    """Assemble a run's record: losses, the last footprint of each rank, timeline, environment and end.
 
     Args:
         events: by rank, in the order written.
@@ -175,8 +151,8 @@ def assemble(
         status=ending.status,
         reason=ending.reason,
         losses=losses_of(events),
-        step_tokens=tokens_of(events),
-        step_s=step_seconds_of(events),
+        step_tokens=tuple(told[0] for told in _of_steps(events, "tokens", int, least=1)),
+        step_s=tuple(max(told) for told in _of_steps(events, "step_s", float, least=0.0)),
         weights_sha256=_text(_event(events.get(0, ()), "weights").get("sha256")) or None,
         footprints=tuple(footprint for footprint in footprints if footprint is not None),
         spans=tuple(span for rank in sorted(events) for span in _parts(Span, _latest(events[rank]), "spans", "spans")),
@@ -189,13 +165,13 @@ def assemble(
 
 
 def _latest(events: Sequence[Event]) -> Sequence[Event]:
-    """Those of the last attempt: each attempt's timeline counts from its own first step."""
+    """Return the events of the last attempt: each attempt's timeline counts from its own first step."""
     starts = [index for index, event in enumerate(events) if event["event"] == "start"]
     return events[starts[-1] :] if starts else events
 
 
 def _event(events: Sequence[Event], name: str) -> Event:
-    """The last event of that name, or an empty one."""
+    """Return the last event of that name, or an empty one."""
     return next((event for event in reversed(events) if event["event"] == name), {})
 
 
@@ -204,7 +180,7 @@ def _text(value: object) -> str:
 
 
 def _texts(value: object, only: Sequence[str] | None = None) -> dict[str, str]:
-    """A mapping as texts; of some keys only, where they are given."""
+    """Convert a mapping to texts; of some keys only, where they are given."""
     if not isinstance(value, Mapping):
         return {}
     return {visible(str(key)): visible(str(item)) for key, item in value.items() if only is None or key in only}
@@ -218,13 +194,13 @@ def _legal(contract: type[Part], data: object) -> Part | None:
 
 
 def _last(contract: type[Part], events: Sequence[Event], name: str, key: str) -> Part | None:
-    """The last event of that name whose content is legal."""
+    """Return the content of the last event of that name that is legal."""
     found = (_legal(contract, event.get(key)) for event in reversed(events) if event["event"] == name)
     return next((part for part in found if part is not None), None)
 
 
 def _parts(contract: type[Part], events: Sequence[Event], name: str, key: str) -> list[Part]:
-    """All legal parts that the events of that name list."""
+    """Return all legal parts that the events of that name list."""
     lists = (event.get(key) for event in events if event["event"] == name)
     parts = (_legal(contract, data) for listed in lists if isinstance(listed, list) for data in listed)
     return [part for part in parts if part is not None]
@@ -241,11 +217,11 @@ _LOG_BYTES = 8192
 def job_state(
     folder: Path, job: Job, owner: Owner | None, events: Mapping[int, list[dict[str, Any]]], world_size: int
 ) -> Literal["queued", "running"] | JobEnd:
-    """How the run of a job stands that has no record: queued, running, or how the scheduler says it ended.
+    """Determine the state of a job's run without record: queued, running, or how the scheduler says it ended.
 
     Args:
         owner: who submits it; as long as that process lives, a job just sent that has no number is about to get one.
-        events: of every rank that has told any.
+        events: of every rank that has written any.
         world_size: number of ranks.
     """
     believed: Literal["queued", "running"] = "running" if any(events.values()) else "queued"
@@ -271,7 +247,7 @@ def job_state(
 
 
 def _just_sent(job: Job) -> bool:
-    """Whether the submission may still be under way; its process may live on, though it was interrupted."""
+    """Return whether the submission may still be under way; its process may live on, though it was interrupted."""
     try:
         sent_s = datetime.fromisoformat(job.submitted_utc).timestamp()
     except ValueError:
@@ -280,7 +256,7 @@ def _just_sent(job: Job) -> bool:
 
 
 def quiet_s(folder: Path) -> float:
-    """Seconds since a rank, the launcher or the scheduler last wrote into the folder of a run."""
+    """Return the seconds since a rank, the launcher or the scheduler last wrote into the folder of a run."""
     written = [folder / "events", folder / "logs", *(folder / "events").glob("*.jsonl"), *(folder / "logs").glob("*")]
     times = []
     for path in written:
@@ -291,31 +267,25 @@ def quiet_s(folder: Path) -> float:
     return max(0.0, time.time() - max(times, default=0.0))
 
 
-def _never_ran(view: View, events: Mapping[int, list[dict[str, Any]]]) -> bool:
-    """Whether the job was cancelled while it waited: nobody will write anything."""
-    # Slurm gives such a job its end as its start.
+def _never_ran(view: JobView, events: Mapping[int, list[dict[str, Any]]]) -> bool:
+    """Return whether the job was cancelled while it waited: nobody will write anything."""
+    # SLURM gives such a job its end as its start.
     return view.state == "CANCELLED" and view.start_utc in ("", view.end_utc) and not any(events.values())
 
 
 State = Literal["queued", "running"] | Status
-CONFIG, RECORD, EVENTS, LOGS, CANCEL, QUARANTINE = (
-    "config.json",
-    "record.json",
-    "events",
-    "logs",
-    "cancel",
-    "quarantine",
-)
+CONFIG, RECORD, EVENTS, LOGS, CANCEL = "config.json", "record.json", "events", "logs", "cancel"
+QUARANTINE = "quarantine"
 LAUNCHER_EVENTS = "launcher.jsonl"
 UNHEARD_S = 120.0
-"""Seconds after which a launcher on another machine that was asked to stop, and has not, is taken for gone."""
+"""Seconds after which a launcher on another machine that was asked to stop, and has not, is considered gone."""
 _RANK_EVENTS = re.compile(r"rank-(\d{1,6})\.jsonl")
 
 Events = dict[int, list[dict[str, Any]]]
 
 
 def read_config(folder: Path) -> RunConfig:
-    """What was asked of a run.
+    """Read a run's configuration.
 
     Raises:
         LabError: if config.json is missing, damaged or illegal.
@@ -339,7 +309,7 @@ def read_config(folder: Path) -> RunConfig:
 
 
 def read_all_events(folder: Path) -> Events:
-    """The events of every rank that wrote any; files that cannot be read have none."""
+    """Read the events of every rank that wrote any; files that cannot be read have none."""
     found: Events = {}
     for path in sorted((folder / EVENTS).glob("rank-*.jsonl")):
         name = _RANK_EVENTS.fullmatch(path.name)
@@ -350,7 +320,7 @@ def read_all_events(folder: Path) -> Events:
 
 
 def evidence_of(events: Mapping[int, list[dict[str, Any]]], folder: Path, world_size: int, **known: Any) -> EndEvidence:
-    """What the folder tells of the end of a run, beside what the launcher knows."""
+    """Collect the evidence of a run's end from its folder, beside what the launcher knows."""
     ends = {rank: end for rank, told in events.items() if (end := end_of(told))}
     return EndEvidence(
         world_size=world_size,
@@ -361,21 +331,34 @@ def evidence_of(events: Mapping[int, list[dict[str, Any]]], folder: Path, world_
     )
 
 
+def record_end(folder: Path, config: RunConfig, events: Events, ending: Ending, elapsed_s: float) -> None:
+    """Write the end of a run into its events, which outlive a damaged record, and its record.
+
+    Raises:
+        OSError: if the record cannot be written.
+    """
+    with contextlib.suppress(OSError):
+        log = EventLog(folder / EVENTS / LAUNCHER_EVENTS)
+        log.write("end", status=ending.status, reason=ending.reason)
+        log.close()
+    write_record(folder / RECORD, assemble(folder.name, config, events, ending, elapsed_s))
+
+
 def look(folder: Path) -> tuple[State, RunRecord | None]:
-    """State of a run, and its record once it has ended.
+    """Determine the state of a run, and its record once it has ended.
 
     Raises:
         LabError: if neither its record nor its configuration can be read, or a newer dlojz wrote its record.
     """
     path = folder / RECORD
-    # Asked before the record is looked for: a launcher that ends in between has written its record by then.
+    # Before the record is looked for: a launcher that ends in between has written its record by then.
     standing = None if os.path.lexists(path) else _standing(folder)
     damage = ""
     if os.path.lexists(path):
         try:
             record = _own_record(path, folder.name)
             return record.status, record
-        except DamagedRecordError as error:  # one that a newer dlojz wrote is not damaged, only unknown here
+        except DamagedRecordError as error:  # a record of a newer dlojz is not damaged, and raises another error
             damage = error.why
             _set_aside(path)
     else:
@@ -383,13 +366,13 @@ def look(folder: Path) -> tuple[State, RunRecord | None]:
         if standing == "queued" or standing == "running":  # noqa: PLR1714 - mypy narrows these
             return standing, None
     record = rebuild(folder, damage, standing if isinstance(standing, JobEnd) else None)
-    with contextlib.suppress(OSError):  # a folder that is read-only or full still tells what it holds
+    with contextlib.suppress(OSError):  # a folder that is read-only or full can still be read
         write_record(path, record)
     return record.status, record
 
 
 def _standing(folder: Path) -> Literal["queued", "running", "gone"] | JobEnd:
-    """Where a run without a record stands: by its job where it has one, else by the process that drives it."""
+    """Determine the state of a run without a record, by its job, else by the process that drives it."""
     owner, job = read_owner(folder), read_job(folder)
     if job is not None:
         return job_state(folder, job, owner, read_all_events(folder), read_config(folder).layout.world_size)
@@ -400,10 +383,10 @@ def _standing(folder: Path) -> Literal["queued", "running", "gone"] | JobEnd:
 
 
 def _unheard(folder: Path, owner: Owner) -> bool:
-    """Whether a launcher on another machine, which cannot be looked at, was asked to stop and does nothing any more.
+    """Return whether a launcher on another machine was asked to stop and has written nothing for long.
 
-    One that lives ends within seconds of the request, and writes so. Without this, a run whose machine is gone for good
-    would be running for ever.
+    One that lives ends within seconds of the request. Without this, a run whose machine is gone for good would be
+    running for ever.
     """
     if owner.host == socket.gethostname():
         return False
@@ -415,11 +398,11 @@ def _unheard(folder: Path, owner: Owner) -> bool:
 
 
 def rebuild(folder: Path, damage: str = "", job: JobEnd | None = None) -> RunRecord:
-    """The record of a run whose launcher wrote none, or whose record was damaged, from its events.
+    """Rebuild the record of a run from its events.
 
     Args:
         damage: what was wrong with its record, if it had one.
-        job: how its scheduler says that its job ended, if it had one.
+        job: end of its job by the scheduler, if it had one.
 
     Raises:
         LabError: if its configuration cannot be read.
@@ -472,7 +455,7 @@ def _set_aside(path: Path) -> None:
 
 
 def _lasted_s(folder: Path) -> float:
-    """Seconds from the submission to the last event."""
+    """Return the seconds from the submission to the last event."""
     owner = read_owner(folder)
     written = [path.stat().st_mtime for path in (folder / EVENTS).glob("*.jsonl") if path.is_file()]
     try:
@@ -483,12 +466,12 @@ def _lasted_s(folder: Path) -> float:
 
 
 def is_final(state: str) -> bool:
-    """Whether nothing more will happen in this state."""
+    """Return whether this state is an end."""
     return state in STATUSES
 
 
 class RunFolder:
-    """A run as its folder tells of it: what was asked, how it stands, what was measured.
+    """Run read from its folder: configuration, state, losses, record.
 
     Args:
         folder: run folder.
@@ -515,12 +498,12 @@ class RunFolder:
 
     @property
     def config(self) -> RunConfig:
-        """What was asked."""
+        """Configuration of the run."""
         return self._config
 
     @property
     def title(self) -> str:
-        """What was asked, as tables name it; a replayed run says that it is one."""
+        """Configuration in words, as tables name it; a replayed run says that it is one."""
         return self.record.title if self.record else self._config.title
 
     @property
@@ -533,7 +516,7 @@ class RunFolder:
 
     @property
     def record(self) -> RunRecord | None:
-        """What was measured; None until the run has ended."""
+        """Record of the measurements; None until the run has ended."""
         return self._record if is_final(self.state) else None
 
     @property
@@ -543,5 +526,5 @@ class RunFolder:
 
     @property
     def expert_loads(self) -> tuple[ExpertLoad, ...]:
-        """What each mixture of experts did with the tokens of every finished step so far; empty without experts."""
+        """Loads of each mixture of experts in every finished step so far; empty without experts."""
         return self.record.expert_loads if self.record else loads_of(read_all_events(self.folder))

@@ -1,16 +1,11 @@
-"""Store of the runs: claim a folder, list them, find one; and the folder of a job.
+"""Store of the runs: claim a folder, list them, reopen one.
 
-Where runs live: one folder each, found again by what was asked.
+A run folder appears whole: it is filled under a hidden name, then renamed. Its name is unique, and every listing is
+read from the folders. A run that goes on keeps its folder: what its former attempt has left is set aside in it, the
+record last, so that it has ended until all is ready.
 
-A run folder appears whole (it is filled under a hidden name, then renamed), its name is unique, and there is no index
-to damage: every listing is read from the folders. A run that goes on keeps its folder: what its first attempt has left
-is set aside in it, the record last, so that it has ended until all is ready.
-
-The run folder of a job script that is written by hand.
-
-One folder per job: a job that is put back into the queue finds the one that it began with.
-
-Run in a job as `python -m dlojz.running.store model=coatnet_tiny dp=4 steps=20`; prints the folder's path.
+A job script that is written by hand runs `python -m dlojz.running.store model=coatnet_tiny dp=4 steps=20`, which prints
+the path of the folder; a job that is requeued finds the folder that it began with.
 """
 
 from __future__ import annotations
@@ -34,7 +29,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.fault_injection import faultpoint
 from dlojz.base.language import say
 from dlojz.config.run_config import RunConfig
-from dlojz.results.record import EventLog, write_atomic, write_record
+from dlojz.results.record import write_atomic
 from dlojz.runnable import check_runnable
 from dlojz.running.ending import Ending
 from dlojz.running.folder import DEFAULT_WORKER, Job, Owner, read_job, read_owner, this_process
@@ -47,26 +42,26 @@ from dlojz.running.state import (
     LOGS,
     RECORD,
     State,
-    assemble,
     look,
     read_all_events,
     read_config,
+    record_end,
 )
 from dlojz.train.checkpoint_files import CheckpointPolicy, listing
 
 REUSED = frozenset({"queued", "running", "completed", "diverged", "oom"})
 REOPENED = frozenset({"timeout", "failed", "cancelled"})
-"""Ends after which a run goes on, where it has a checkpoint."""
+"""States after which a run goes on, where it has a checkpoint."""
 ATTEMPTS = "attempts"
 _OF_AN_ATTEMPT = (CANCEL, "store", JOB, "job.sh", f"{EVENTS}/{LAUNCHER_EVENTS}", LOGS, RECORD)
-"""What one attempt leaves that the next one must not find, in the order in which it is set aside."""
+"""Files of one attempt that the next one must not find, in the order in which they are set aside."""
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 _RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{12}-[0-9a-f]{4}")
 _LOCK_S = 120
 
 
 def runs_root(root: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of all runs.
+    """Return the folder of all runs.
 
     It is the one given, else `$DLOJZ_RUNS`, else `runs/` of the checkout one is in, else `$WORK/dlojz-runs`, else
     `./runs`.
@@ -83,10 +78,10 @@ def runs_root(root: str | os.PathLike[str] | None = None) -> Path:
 
 
 def run_folder(root: Path, run_id: str) -> Path:
-    """The folder of a run, refused where it would lead out of the root.
+    """Return the folder of a run.
 
     Raises:
-        LabError: if the name is no run's name, or the folder is a symbolic link.
+        LabError: if the name is illegal, or the folder is a symbolic link or outside the root.
     """
     if not _SAFE_NAME.fullmatch(run_id):
         raise LabError(
@@ -109,7 +104,7 @@ def run_folder(root: Path, run_id: str) -> Path:
 
 
 def run_ids(root: Path, containing: str = "") -> list[str]:
-    """Names of the run folders that contain a text, newest first; empty where the root does not exist.
+    """List the names of run folders that contain a text, newest first; empty where the root does not exist.
 
     Raises:
         LabError: if the root exists and cannot be read.
@@ -150,10 +145,10 @@ def claim(
     time_limit_s: float | None = None,
     policy: CheckpointPolicy | None = None,
 ) -> tuple[Path, bool]:
-    """The folder of the run of this configuration: an earlier one that still serves, else a new one.
+    """Claim the folder of the run of a configuration: an earlier one that can be used again, else a new one.
 
-    Of any number of processes that ask for the same configuration at once, one makes the folder and the others find it.
-    An earlier run that was cut off (timeout, failed, cancelled) and has a checkpoint is opened again, to go on from it.
+    Of several processes that ask for the same configuration at once, one makes the folder and the others find it. An
+    earlier run that was cut off (timeout, failed, cancelled) and has a checkpoint is reopened, to go on from it.
 
     Args:
         policy: when the run keeps checkpoints; given, it replaces that of a run which goes on.
@@ -204,7 +199,7 @@ def claim(
 
 
 def _same(config: RunConfig, root: Path, worker_module: str) -> Iterator[tuple[Path, State]]:
-    """Runs of this configuration that can be read, and their states, newest first."""
+    """Find the runs of this configuration that can be read, and their states, newest first."""
     for run_id in run_ids(root, config.hash):
         folder = root / run_id
         owner = read_owner(folder)
@@ -218,7 +213,7 @@ def _same(config: RunConfig, root: Path, worker_module: str) -> Iterator[tuple[P
 
 
 def _reopen(folder: Path, owner: Owner, policy: CheckpointPolicy | None) -> None:
-    """Make a run that has ended ready to go on; a crash leaves it ended, or queued, with nothing lost."""
+    """Reopen a run that has ended; a crash meanwhile leaves it ended, or queued, with nothing lost."""
     faultpoint("store.reopen:1")
     shelf = folder / ATTEMPTS
     shelf.mkdir(exist_ok=True)
@@ -254,7 +249,7 @@ def _create(config: RunConfig, root: Path, owner: Owner, policy: CheckpointPolic
         while True:
             folder = root / f"{now:%Y%m%d-%H%M%S}-{config.hash}-{secrets.token_hex(2)}"
             try:
-                # A folder that holds files is never replaced, so that a name taken in the meantime is refused here.
+                # A folder with files is never replaced: a name that was taken in the meantime is refused.
                 draft.rename(folder)
                 return folder
             except OSError:
@@ -266,17 +261,13 @@ def _create(config: RunConfig, root: Path, owner: Owner, policy: CheckpointPolic
 
 
 def record_refusal(folder: Path, why: str) -> None:
-    """Write down that a run never started, so that nobody waits for it."""
+    """Record that a run never started, so that nobody waits for it."""
     with contextlib.suppress(OSError, LabError):
-        config, events = read_config(folder), read_all_events(folder)
-        log = EventLog(folder / EVENTS / LAUNCHER_EVENTS)
-        log.write("end", status="failed", reason=why)
-        log.close()
-        write_record(folder / RECORD, assemble(folder.name, config, events, Ending("failed", why), 0.0))
+        record_end(folder, read_config(folder), read_all_events(folder), Ending("failed", why), 0.0)
 
 
 def folder_of_job(words: Sequence[str], root: Path) -> Path:
-    """The folder of the run that this job makes, new unless the job has begun it before.
+    """Return the folder of the run of this job, new unless the job has begun it before.
 
     Args:
         words: fields of `RunConfig` and `Layout`, each as NAME=VALUE.

@@ -1,20 +1,14 @@
-"""Supervise a run: start its ranks, wait for them, end them, write its record.
+"""Supervise a run on this machine: start its ranks, wait for them, end them, write its record.
 
-The ranks of a run on this machine: started, watched, and stopped together.
+The ranks meet through a file of the run folder, have no more threads than cores, and no variable of an enclosing SLURM
+step that would give them another identity. On CPUs the launcher imports once what every rank needs, and forks, while it
+has one thread and no process group: a rank then starts in milliseconds. Where there may be a GPU every rank is a new
+Python process, since a CUDA driver does not survive a fork.
 
-No port (the ranks meet through a file of the run folder), no restart, no more threads than cores, and no variable of an
-enclosing SLURM step that would give the ranks another identity.
+However the launcher ends, short of SIGKILL, a record is written and no process of the run is left; after a SIGKILL no
+rank is left either, and the record is rebuilt from the events.
 
-On CPUs the launcher imports once what every rank needs, and forks: a rank then starts in milliseconds. It forks while
-it has one thread and no process group. Where there may be a GPU every rank is a Python of its own, since a CUDA driver
-does not survive a fork.
-
-The launcher of one run: starts the ranks, stops them when asked or too late, and writes the record.
-
-However it ends, short of SIGKILL, a record is written and no process of the run is left; after a SIGKILL no rank is
-left either, and the events tell the rest.
-
-Run as `python -m dlojz.running.supervisor RUN_FOLDER`, in a session of its own.
+Run as `python -m dlojz.running.supervisor RUN_FOLDER`, in a new session.
 """
 
 from __future__ import annotations
@@ -31,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, NoReturn
@@ -41,18 +36,16 @@ from dlojz.base.machine import PARENT_VARIABLE, adopt_orphans
 from dlojz.config.run_config import RunConfig
 from dlojz.processes import start_rank as rank_process
 from dlojz.processes.forks import fork
-from dlojz.results.record import EventLog, write_record
 from dlojz.running.ending import Ending, classify
 from dlojz.running.folder import DEFAULT_WORKER, Owner, last_line, read_owner, visible
 from dlojz.running.state import (
     CANCEL,
     EVENTS,
     LAUNCHER_EVENTS,
-    RECORD,
-    assemble,
     evidence_of,
     read_all_events,
     read_config,
+    record_end,
 )
 
 STOP_GRACE_S = 6
@@ -73,7 +66,7 @@ _OF_ZERO = ("deepspeed.runtime.zero.muon.muon_optimizer",)
 
 @dataclass(frozen=True)
 class LaunchOutcome:
-    """Exit codes of the ranks that failed first (negative: signal), and whether the launcher was told to stop."""
+    """Exit codes of the ranks that failed first (negative: signal), and whether the launcher was asked to stop."""
 
     exit_codes: Mapping[int, int] = field(default_factory=dict)
     stopped: bool = False
@@ -82,12 +75,12 @@ class LaunchOutcome:
 def prepare(
     environment: MutableMapping[str, str], processes: int, device: Literal["auto", "cpu", "cuda"], cores: int
 ) -> None:
-    """Set what the ranks inherit, in place; before torch is imported, which reads some of it once."""
+    """Set the environment of the ranks, in place; before torch is imported, which reads some of it once."""
     for name in list(environment):
         if name.startswith(_FOREIGN) or name in _IDENTITY:
             del environment[name]
-    # One core stands for one device: one rank on one core is then what the throughput of several is compared with. Who
-    # asks for more threads gets them, as far as there are cores.
+    # One core stands for one device, so that the throughput of several ranks compares with one rank on one core; more
+    # threads are given where they are asked for and there are cores.
     share = max(1, cores // processes)
     given = environment.get("OMP_NUM_THREADS", "")
     environment["OMP_NUM_THREADS"] = str(min(share, int(given)) if given.isdecimal() and int(given) else 1)
@@ -103,12 +96,12 @@ def prepare(
 
 
 def cores_available() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def on_cpu(device: Literal["auto", "cpu", "cuda"], devices: Path = Path("/dev")) -> bool:
-    """Whether the ranks surely compute on CPUs; told without torch, which might wake a driver.
+    """Return whether the ranks surely compute on CPUs, without torch, which might start a driver.
 
     Args:
         device: as the configuration asks.
@@ -124,9 +117,9 @@ def run_ranks(folder: Path, config: RunConfig, worker_module: str, stop: Callabl
 
     Args:
         folder: the run's.
-        config: what is run.
-        worker_module: what every rank runs.
-        stop: asked again and again whether somebody wants the run to end.
+        config: the run's.
+        worker_module: module that every rank runs.
+        stop: polled; whether the run is to end.
 
     Raises:
         OSError: if a process cannot be started; those before it are left to the caller.
@@ -138,13 +131,14 @@ def run_ranks(folder: Path, config: RunConfig, worker_module: str, stop: Callabl
     if forked and worker_module == DEFAULT_WORKER:
         load(config, stop)
     (folder / _STORE).unlink(missing_ok=True)
-    gc.freeze()  # the ranks collect their own garbage only, and do not copy the pages of what they never change
+    gc.freeze()  # the ranks collect their own garbage only, and do not copy unchanged pages
     pids: dict[int, int] = {}
     try:
         for rank in range(processes):
             if stop():
                 break
-            pids[rank] = _start(folder, worker_module, rank, processes, forked, python or sys.executable)
+            become = partial(_become, folder, worker_module, rank, processes, forked, python or sys.executable)
+            pids[rank] = fork(become, reset=(signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT))
         return watch(pids, stop)
     finally:
         with contextlib.suppress(OSError):
@@ -152,11 +146,11 @@ def run_ranks(folder: Path, config: RunConfig, worker_module: str, stop: Callabl
 
 
 def load(config: RunConfig, stop: Callable[[], bool] = lambda: False) -> None:
-    """Import what would take each rank seconds; none of it starts a thread or asks for a GPU.
+    """Import what would take each rank seconds; none of it starts a thread or looks for a GPU.
 
     Args:
-        config: what is run.
-        stop: whether somebody wants it to end; asked before every import.
+        config: the run's.
+        stop: polled before every import.
     """
     names = [*_COMMON, *_OF_DATA.get(config.data_name, ())]
     if config.layout.engine == "deepspeed":
@@ -168,31 +162,23 @@ def load(config: RunConfig, stop: Callable[[], bool] = lambda: False) -> None:
     for name in names:
         if stop():
             return
-        # What cannot be imported is for the ranks to tell, in their logs.
+        # The ranks report in their logs what cannot be imported.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
 
 
 def _own_python(config: RunConfig) -> str | None:
-    """The interpreter of a library that has an environment of its own; None where this one is meant."""
+    """Return the interpreter of a library that has its own environment; None for this one."""
     if config.library == "none":
-        return None  # the catalogue of libraries is not read for nothing
+        return None  # without reading the catalogue of libraries
     from dlojz.libraries.library_catalogue import own_python
 
     python = own_python(config)
     return str(python) if python is not None else None
 
 
-def _start(folder: Path, worker_module: str, rank: int, processes: int, forked: bool, python: str) -> int:
-    """Start one rank; returns its process number."""
-    return fork(
-        lambda: _become(folder, worker_module, rank, processes, forked, python),
-        reset=(signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT),
-    )
-
-
 def _become(folder: Path, worker_module: str, rank: int, processes: int, forked: bool, python: str) -> NoReturn:
-    """In the child: nothing of the launcher's but what it has imported."""
+    """Become the rank, in the child."""
     try:
         os.environ.update(
             RANK=str(rank),
@@ -213,11 +199,11 @@ def _become(folder: Path, worker_module: str, rank: int, processes: int, forked:
 
 
 def watch(pids: Mapping[int, int], stop: Callable[[], bool]) -> LaunchOutcome:
-    """Wait for the ranks; once one has failed, or somebody wants it, end all: SIGTERM, SIGKILL after `STOP_GRACE_S`.
+    """Wait for the ranks; once one has failed, or on request, end all: SIGTERM, SIGKILL after `STOP_GRACE_S` seconds.
 
     Args:
         pids: process number of each rank, children of this process.
-        stop: whether somebody wants the run to end.
+        stop: polled; whether the run is to end.
     """
     left, codes = dict(pids), dict[int, int]()
     stopped, term_s, killed = False, 0.0, False
@@ -239,12 +225,12 @@ def watch(pids: Mapping[int, int], stop: Callable[[], bool]) -> LaunchOutcome:
             _send(left, signal.SIGKILL)
         if left:
             time.sleep(_POLL_S)
-    # Whom the launcher stopped did not fail.
+    # A rank that the launcher stopped did not fail.
     return LaunchOutcome(stopped=True) if stopped or not pids else LaunchOutcome(codes)
 
 
 def _send(pids: Mapping[int, int], number: signal.Signals) -> None:
-    """To ranks that have not been waited for, whose numbers are therefore still theirs."""
+    """Send a signal to ranks that have not been waited for, so that their numbers are still theirs."""
     for pid in pids.values():
         os.kill(pid, number)
 
@@ -255,9 +241,9 @@ _log = logging.getLogger("dlojz.launcher")
 
 
 class Stop:
-    """Whether somebody wants the run to end: a signal that a person sends, a cancel request, or the time limit.
+    """Stop request of a run: a signal, a cancel request, or the time limit.
 
-    Nothing is raised, since an exception within an import may be swallowed: the reason is noted, and asked for.
+    It is polled and never raised, since an exception within an import may be swallowed.
 
     Args:
         folder: the run's.
@@ -269,15 +255,15 @@ class Stop:
         self._deadline_s = math.inf
 
     def limit(self, time_limit_s: float | None) -> None:
-        """Let the time end after so many seconds from now on; None for never."""
+        """Set the time limit, counted from now; None for none."""
         self._deadline_s = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """A signal has come."""
+        """Note a signal, as its handler."""
         self.cause = self.cause or "cancelled"
 
     def __call__(self) -> bool:
-        """Look for a reason, until there is one."""
+        """Return whether the run is to end."""
         # Unlike Path.exists it is False where a file system does not answer.
         if self.cause is None and os.path.exists(self._request):  # noqa: PTH110
             self.cause = "cancelled"
@@ -292,7 +278,7 @@ def _on_signals(handler: Callable[[int, FrameType | None], object] | signal.Hand
 
 
 def supervise(folder: Path) -> Ending:
-    """Drive a run to its end and write its record."""
+    """Run the ranks to their end and write the record."""
     started_s = time.monotonic()
     stop = Stop(folder)
     _on_signals(stop.note)
@@ -300,7 +286,7 @@ def supervise(folder: Path) -> Ending:
     owner = _take_over(folder)
     stop.limit(owner.time_limit_s)
     config = read_config(folder)
-    events = EventLog(folder / EVENTS / LAUNCHER_EVENTS)
+    (folder / EVENTS / LAUNCHER_EVENTS).touch()
     kills_before = _kernel_oom_kills()
     known = _drive(folder, config, owner, stop)
     told = read_all_events(folder)
@@ -316,19 +302,15 @@ def supervise(folder: Path) -> Ending:
     )
     elapsed_s = time.monotonic() - started_s
     _log.info("%s %s", ending.status, ending.reason)
-    # Kept beside the record: should that be damaged one day, the cause is still known.
-    with contextlib.suppress(OSError):
-        events.write("end", status=ending.status, reason=ending.reason)
-        events.close()
     try:
-        write_record(folder / RECORD, assemble(folder.name, config, told, ending, elapsed_s))
+        record_end(folder, config, told, ending, elapsed_s)
     except OSError as error:
         _log.error("the record cannot be written: %s", error)
     return ending
 
 
 def _drive(folder: Path, config: RunConfig, owner: Owner, stop: Stop) -> dict[str, Any]:
-    """Run the ranks until they end or are stopped; returns what the launcher knows of their end."""
+    """Run the ranks until they end or are stopped; return the launcher's evidence of their end."""
     outcome, problem = LaunchOutcome(), ""
     try:
         outcome = run_ranks(folder, config, owner.worker_module, stop)
@@ -356,7 +338,7 @@ def _take_over(folder: Path) -> Owner:
 
 
 def kill_descendants() -> None:
-    """Kill every process that descends from this one, helpers of dead ranks included."""
+    """Kill every process that descends from this one, which has adopted the helpers of dead ranks."""
     me = psutil.Process()
     for _ in range(50):  # a process may start another while it is being killed
         left = [child for child in me.children(recursive=True) if _runs(child)]
@@ -376,7 +358,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def _kernel_oom_kills() -> int:
-    """Processes that this machine's kernel has killed for memory since it started; 0 where it does not tell."""
+    """Count the processes that the kernel has killed for memory since it started; 0 where that is not known."""
     try:
         found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(encoding="ascii"), re.MULTILINE)
     except OSError:

@@ -1,23 +1,10 @@
-"""Watch a run: its progress, its panel in a notebook, its snapshot in a terminal.
+"""Watch a run: its progress bar, its panel in a notebook, its snapshot in a terminal.
 
-The progress bar of a run, fed by the events of rank 0.
+All of it is read from the run's folder, each event once, and the run does not depend on it. The HTML and the text say
+the same: state, why it waits, progress, loss, memory, step time, estimated end; what is not known yet is left out.
 
-It only reads, never blocks, and writes to stderr or a notebook widget, never to stdout.
-
-One run as it goes, as HTML and as text: state, why it waits, progress, loss, memory, step time, estimated end.
-
-Two pure functions of one `RunView`; every text is escaped, both say the same, and what is not known yet is left out
-rather than guessed.
-
-What a run looks like just now, read from its folder piece by piece.
-
-It only reads, and reads every event once, however often it looks.
-
-`run.watch()`: the run as it goes, in a notebook, while the kernel stays free.
-
-Making one returns at once; a daemon thread looks, and it ends with the run, with the widget, or with the kernel. The
-run does not depend on it. Once it has ended, what a notebook holds is the static twin: a widget is of its kernel, and a
-notebook that is opened without it would show an error in its place.
+The panel of `run.watch()` is fed by a daemon thread, while the kernel stays free. Once the run has ended, static HTML
+takes the place of the widget, which a notebook opened without its kernel would show as an error.
 """
 
 from __future__ import annotations
@@ -50,29 +37,29 @@ from dlojz.results.footprint import Memory
 from dlojz.results.record import RunRecord
 from dlojz.running.ending import Ending
 from dlojz.running.folder import Job, read_job
-from dlojz.running.slurm.slurm_queue import View, view_of
-from dlojz.running.slurm.slurm_reasons import explain_reason
+from dlojz.running.slurm.slurm_messages import explain_reason
+from dlojz.running.slurm.slurm_queue import JobView, view_of
 from dlojz.running.state import EVENTS, RunFolder, assemble, is_final
 
 _MOST_BYTES = 16 * 2**20
 
 
 class EventTail:
-    """New events of one file, each read once, a line only when it is whole."""
+    """Reader of the new events of one file: each once, a line only when it is complete."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def read(self) -> list[dict[str, Any]]:
-        """The events written since the last call."""
+        """Read the events written since the last call."""
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._offset)
                 data = file.read(_MOST_BYTES)
         except OSError:
             return []
-        # A piece that is full and has no end of a line belongs to no event of ours: it is passed over.
+        # A full piece without the end of a line is none of our events: it is skipped.
         whole = data[: data.rfind(b"\n") + 1] or data[: len(data) // _MOST_BYTES * _MOST_BYTES]
         self._offset += len(whole)
         events = []
@@ -87,7 +74,7 @@ class EventTail:
 
 
 class ProgressBar:
-    """A bar over the steps of one run; does nothing where none is wanted."""
+    """Progress bar over the steps of one run, on stderr or as a widget; does nothing where none is wanted."""
 
     def __init__(self, folder: Path, config: RunConfig, *, shown: bool) -> None:
         self._tail = EventTail(folder / EVENTS / "rank-0.jsonl")
@@ -108,7 +95,7 @@ class ProgressBar:
             self._bar.close()
 
     def update(self, state: str) -> None:
-        """Draw what has happened since the last call."""
+        """Draw the steps finished since the last call."""
         if self._bar is None:
             return
         steps = [event for event in self._tail.read() if event["event"] == "step" and type(event.get("loss")) is float]
@@ -141,7 +128,7 @@ RANKS_SHOWN = 8
 CURVE_POINTS = 200
 BAR_CHARACTERS = 24
 NO_FORMULAS = "mathjax_ignore tex2jax_ignore"
-"""Classes of what JupyterLab may not read for formulas: `$HOME` and `$PATH` of a log are none."""
+"""Classes of text in which JupyterLab is not to look for formulas: `$HOME` and `$PATH` of a log are none."""
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 420, 130, 46, 18
 # A mark beside the colour: told apart without seeing colours.
 _LOOK = {
@@ -156,7 +143,7 @@ _FAULT = ("✗", VERMILION)
 
 @dataclass(frozen=True)
 class RunView:
-    """What there is to show of a run at one moment.
+    """State of a run at one moment, as it is shown.
 
     Args:
         run_id, title: of the run.
@@ -164,14 +151,14 @@ class RunView:
         reason: why it ended so, in a sentence; empty otherwise.
         waiting: why it waits, in words; empty otherwise.
         job: the scheduler's job and where it runs, in words; empty for a run of this machine.
-        last_known: that the scheduler does not answer, and how old what it said is; empty otherwise.
-        steps, losses: asked, and the loss of each finished step.
-        peaks_bytes: by rank, what it took of its device at its peak so far.
-        limit_bytes, limit_of: what a rank may take, and whose limit that is; None where it is not known.
+        last_known: that the scheduler does not answer, and the age of its last answer; empty otherwise.
+        steps, losses: number of steps asked for, and the loss of each finished step.
+        peaks_bytes: by rank, its peak on its device so far.
+        limit_bytes, limit_of: limit of a rank, and whose limit that is; None where it is not known.
         step_s: median of the last steps; None before the first.
         samples_per_s: rate of the whole run at that step time.
         remaining_s: until the last step, at that step time; None where it is not known or nothing remains.
-        starts, job_left: when the job is expected to start, and what is left of its time limit; empty if not known.
+        starts, job_left: expected start of the job, and rest of its time limit; empty if not known.
     """
 
     run_id: str
@@ -193,16 +180,24 @@ class RunView:
     job_left: str = ""
 
 
+def panel_html(color: str, content: str) -> str:
+    """Put HTML into a panel with a coloured border on its left."""
+    return (
+        f'<div class="{NO_FORMULAS}" style="border-left:4px solid {color};padding:0.3em 0.9em;max-width:62em">'
+        f"{content}</div>"
+    )
+
+
 def run_html(view: RunView) -> str:
-    """The run as one `<div>`, every text escaped."""
+    """Show the run as one `<div>`, every text escaped."""
     mark, color = _LOOK.get(view.state, _FAULT)
     rows = "".join(
         f'<tr><th scope="row" style="text-align:left;font-weight:normal;padding-right:1em;vertical-align:top;'
         f'white-space:nowrap;color:{STYLE_QUIET}">{safe(name)}</th><td style="text-align:left">{safe(value)}</td></tr>'
         for name, value in facts(view)
     )
-    return (
-        f'<div class="{NO_FORMULAS}" style="border-left:4px solid {color};padding:0.3em 0.9em;max-width:62em">'
+    return panel_html(
+        color,
         f'<div><b style="color:{color}"><span aria-hidden="true">{mark}</span> {safe(status_label(view.state))}</b>'
         f" · <b>{safe(view.title)}</b> · <code>{safe(view.run_id)}</code></div>"
         + _bar_html(view)
@@ -210,12 +205,12 @@ def run_html(view: RunView) -> str:
         + f'<table style="margin:0">{rows}</table>'
         + _curve_svg(view.losses, view.steps)
         + _memory_html(view)
-        + "</div></div>"
+        + "</div>",
     )
 
 
 def run_text(view: RunView) -> str:
-    """The run as lines of text, for a terminal."""
+    """Show the run as lines of text, for a terminal."""
     mark, _ = _LOOK.get(view.state, _FAULT)
     done = min(len(view.losses), view.steps)
     full = round(BAR_CHARACTERS * done / max(1, view.steps))
@@ -235,7 +230,7 @@ def run_text(view: RunView) -> str:
 
 
 def facts(view: RunView) -> list[tuple[str, str]]:
-    """What is said in words, as pairs of name and value; only what is known."""
+    """List what is known in words, as pairs of name and value."""
     told = [
         (say(en="why", fr="raison"), view.reason),
         (say(en="waiting", fr="attente"), view.waiting),
@@ -282,7 +277,7 @@ def _bar_html(view: RunView) -> str:
 
 
 def _curve_svg(losses: Sequence[float], steps: int) -> str:
-    """The loss against the step, with its ends written; nothing before the second step."""
+    """Draw the loss against the step; nothing before the second step."""
     if len(losses) < 2:
         return ""
     points = _thinned(losses)
@@ -315,7 +310,7 @@ def _curve_svg(losses: Sequence[float], steps: int) -> str:
 
 
 def _thinned(losses: Sequence[float]) -> list[tuple[int, float]]:
-    """At most `CURVE_POINTS` of them, the first and the last among them."""
+    """Choose at most `CURVE_POINTS` steps, the first and the last among them."""
     stride = max(1, math.ceil(len(losses) / CURVE_POINTS))
     steps = [*range(0, len(losses) - 1, stride), len(losses) - 1]
     return [(step, losses[step]) for step in steps]
@@ -351,7 +346,7 @@ def _memory_html(view: RunView) -> str:
 
 
 def _fullest(view: RunView) -> list[tuple[int, int]]:
-    """The ranks shown: the fullest ones, in the order of ranks."""
+    """Return the peaks that are shown: of the fullest ranks, in the order of ranks."""
     return sorted(sorted(view.peaks_bytes, key=lambda pair: (-pair[1], pair[0]))[:RANKS_SHOWN])
 
 
@@ -374,7 +369,7 @@ def _peak_words(view: RunView, peak: int) -> str:
 
 
 def _sparks(losses: Sequence[float]) -> str:
-    """A curve of one line, at most 24 signs wide."""
+    """Draw a curve in one line of text, at most 24 characters wide."""
     stride = max(1, math.ceil(len(losses) / BAR_CHARACTERS))
     chosen = [*losses[:-1:stride], losses[-1]]
     low, high = min(losses), max(losses)
@@ -389,10 +384,10 @@ _DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 
 class Tracker:
-    """A run, looked at again and again.
+    """Incremental reader of a run's state.
 
     Args:
-        run: which.
+        run: whose folder is read.
     """
 
     def __init__(self, run: RunFolder) -> None:
@@ -407,7 +402,7 @@ class Tracker:
         self._limit: tuple[int, str] | None = None
 
     def look(self) -> RunView:
-        """The run as it is now.
+        """Read the run as it is now.
 
         Raises:
             LabError: if its folder can no longer be read.
@@ -469,7 +464,7 @@ class Tracker:
         return tuple(losses)
 
     def _limit_of(self, record: RunRecord | None) -> tuple[int, str] | None:
-        """What a rank may take where the run runs; found out once."""
+        """Find the limit of a rank where the run runs, once."""
         if self._limit is None and self._starts and self._peaks:
             from dlojz.compare import limit_of
 
@@ -478,8 +473,8 @@ class Tracker:
         return self._limit
 
 
-def job_words(job: Job, view: View | None) -> dict[str, str]:
-    """What is said of a run's job: which it is, why it waits, when it starts, and whether that is still known.
+def job_words(job: Job, view: JobView | None) -> dict[str, str]:
+    """Describe a run's job: number, why it waits, when it starts, and whether the scheduler still answers.
 
     Args:
         job: of the run.
@@ -500,13 +495,13 @@ def job_words(job: Job, view: View | None) -> dict[str, str]:
 
 
 def explained(reason: str) -> str:
-    """A reason of the scheduler in words, with its own word behind."""
+    """Explain a reason of the scheduler, with its own word in parentheses."""
     words = explain_reason(reason)
     return words if not reason or reason in words else f"{words} ({reason})"
 
 
-def unknown_words(view: View) -> str:
-    """That the scheduler does not answer, since when, what it last said, and what it says instead."""
+def unknown_words(view: JobView) -> str:
+    """Write that the scheduler does not answer: its last state of the job, how old that is, and its error."""
     if view.age_s is None:
         known = say(en="it has not answered yet", fr="il n’a pas encore répondu")
     else:
@@ -517,7 +512,7 @@ def unknown_words(view: View) -> str:
 
 
 def local_time(time_utc: str) -> str:
-    """A time of the scheduler on the clock of this machine; empty where it is none."""
+    """Convert a time of the scheduler to the clock of this machine; empty where it is none."""
     try:
         return datetime.fromisoformat(time_utc).astimezone().strftime("%Y-%m-%d %H:%M")
     except ValueError:
@@ -525,7 +520,7 @@ def local_time(time_utc: str) -> str:
 
 
 def time_words(text: str) -> str:
-    """A duration of the scheduler (`1-02:03:04`, `59:58`) as people read it; as it is where it is none."""
+    """Convert a duration of the scheduler (`1-02:03:04`, `59:58`) to words; unchanged where it is none."""
     found = _DURATION.fullmatch(text)
     if not found:
         return text
@@ -534,23 +529,14 @@ def time_words(text: str) -> str:
     return f"{hours} h {minutes:02d} min" if hours else format_seconds(60 * minutes + seconds)
 
 
-def snapshot(run: RunFolder) -> RunView:
-    """A run as it is now, looked at once.
-
-    Raises:
-        LabError: if its folder cannot be read.
-    """
-    return Tracker(run).look()
-
-
 EVERY_S = 1.0
 
 
 class RunWatch:
-    """A run that is being watched; shows itself as a widget, as HTML where there is none, as text in a terminal.
+    """Panel of a run: a widget in a notebook, HTML where there is none, text in a terminal.
 
     Args:
-        run: which.
+        run: the run to watch.
         live: draw a widget that follows the run; by default in a notebook that somebody looks at.
         every_s: seconds between two looks, > 0.
     """
@@ -579,15 +565,15 @@ class RunWatch:
 
     @property
     def alive(self) -> bool:
-        """Whether it still looks."""
+        """Whether it still follows the run."""
         return self._thread is not None and self._thread.is_alive()
 
     def stop(self) -> None:
-        """Look no more; the run goes on, and what was shown last stays."""
+        """Stop following; the run goes on, and what was shown last stays."""
         self._over.set()
 
     def html(self) -> str:
-        """The run as it is now, as HTML, every text escaped."""
+        """Show the run as it is now, as HTML, every text escaped."""
         view = self._looked()
         shown = run_html(view) if view is not None else ""
         return shown + (f'<p role="status"><b>{safe(self._problem)}</b></p>' if self._problem else "")
@@ -611,7 +597,7 @@ class RunWatch:
             self._over.wait(self._every_s)
 
     def _settle(self) -> None:
-        """Put the static twin in the place of every widget that was shown."""
+        """Replace every widget that was shown by static HTML."""
         with self._placing:
             self._at_end = True
             for place in self._places:
@@ -645,14 +631,14 @@ class RunWatch:
 
 
 def _display(bundle: dict[str, Any], place: str, *, update: bool = False) -> None:
-    """Show a bundle in a place of the notebook that can be found again, or in that place what it held before."""
+    """Show a bundle under a display id, or update what was shown under it."""
     from IPython.display import display
 
     display(bundle, raw=True, display_id=place, update=update)  # type: ignore[no-untyped-call]
 
 
 def _html_widget() -> Any:
-    """An empty widget of HTML; None where ipywidgets is not installed."""
+    """Make an empty widget of HTML; None where ipywidgets is not installed."""
     try:
         import ipywidgets
     except ImportError:

@@ -24,7 +24,7 @@ from traitlets import Unicode
 
 from dlojz.base.language import LANGUAGES
 from dlojz.hardware.clusters import here, machine
-from dlojz.running.limits import explain_refusal
+from dlojz.running.slurm.slurm_messages import explain_refusal
 from dlojz.running.slurm.slurm_queue import standing_of
 
 SINGLEUSER = Path(__file__).resolve().parent / "singleuser.py"

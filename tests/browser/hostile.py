@@ -23,7 +23,7 @@ from dlojz.display.widgets.pipeline_panel import still_panel
 from dlojz.display.widgets.planner_panel import still_planner
 from dlojz.labs.kit.exercise import Verdict
 from dlojz.prediction import predict
-from dlojz.ranks.show import CellAnswer, Columns, Status
+from dlojz.ranks.show import CellAnswer, CellOutput, RankStatus
 from dlojz.results.record import RunRecord, write_record
 from dlojz.running.diagnosis import Diagnosis, Finding
 from dlojz.running.ending import FirstError
@@ -65,7 +65,7 @@ def pieces(attack: str) -> dict[str, str]:
     )
     image = {"kind": "image", "png": 'x" onerror="window.__x=1', "text": attack}
     said = CellAnswer(rank=0, parts=({"kind": "text", "text": attack}, image))
-    status = Status([{"pid": attack, "device": attack, "memory_bytes": 1, "variables": attack}])
+    status = RankStatus([{"pid": attack, "device": attack, "memory_bytes": 1, "variables": attack}])
     with tempfile.TemporaryDirectory() as folder:
         run = hostile_run(Path(folder), attack)._repr_html_()
     what = Finding("failed", attack, attack)
@@ -87,7 +87,7 @@ def pieces(attack: str) -> dict[str, str]:
         "run": run,
         "comparison": compare([record])._repr_html_(),
         "verdict": Verdict("wrong", attack, attack)._repr_html_(),
-        "ranks": Columns([said])._repr_html_(),
+        "ranks": CellOutput([said])._repr_html_(),
         "status of ranks": status._repr_html_(),
         "lab table": Table((attack,), ((attack, attack),))._repr_html_(),
         "table with bars": Table(

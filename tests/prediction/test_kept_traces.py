@@ -6,6 +6,7 @@ import errno
 import gzip
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,6 +108,19 @@ def test_another_version_of_the_code_has_other_files(store: Path, monkeypatch: p
     monkeypatch.setattr(trace_store, "code_version", lambda: "another")
     assert not trace_store.is_kept(key)
     assert trace_store.kept(key, lambda: trace) is trace and len(list(store.iterdir())) == 2 and path.exists()
+
+
+def test_what_was_not_read_for_a_month_is_deleted_at_the_next_write(store: Path) -> None:
+    key, trace, path = written(store)
+    old_s = time.time() - (trace_store.UNREAD_DAYS + 1) * 86_400
+    former, unfinished = store / "0.json.gz", store / "0.json.gzabc"  # of another version, and of a process that died
+    for file in (path, former, unfinished):
+        file.touch()
+        os.utime(file, (old_s, old_s))
+    assert trace_store.kept(key, never) == trace, "it is read: from now on it is young"
+    assert former.exists(), "reading deletes nothing"
+    trace_store.kept("another key", lambda: trace)
+    assert path.exists() and not former.exists() and not unfinished.exists() and len(list(store.iterdir())) == 2
 
 
 def test_a_folder_that_cannot_be_written_is_said_once_and_loses_nothing(

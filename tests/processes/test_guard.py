@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 
 from dlojz.base.language import use_language
-from dlojz.processes.collective_wrapping import COLLECTIVES, MESSAGES
 from dlojz.processes.forks import RankAnswer, spmd
-from dlojz.processes.guard import Guard
+from dlojz.processes.guard import COLLECTIVES, MESSAGES, Guard
 from dlojz.processes.status_board import StatusBoard
 
 
@@ -27,6 +26,12 @@ def all_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def faults(function: Callable[[int, int], Any], size: int = 4, **limits: float) -> list[tuple[str, str] | None]:
     return [one.error and (one.error.kind, one.error.message) for one in spmd(function, size, **limits)]
+
+
+def wait_for(board: StatusBoard, rank: int, true: Callable[[dict[str, Any]], bool]) -> None:
+    """Wait until the board tells this of a rank."""
+    while not true(board.read(rank)):
+        time.sleep(0.01)
 
 
 def only(found: list[tuple[str, str] | None]) -> tuple[str, str]:
@@ -42,7 +47,7 @@ def test_a_rank_that_never_comes_is_missed_at_once() -> None:
         if rank != 3:
             dist.all_reduce(torch.ones(4))
 
-    *others, last = faults(job, limit_s=300)
+    *others, last = faults(job)
     assert last is None
     assert only(others) == (
         "missing",
@@ -100,7 +105,7 @@ def test_ranks_that_wait_for_one_another_are_named_with_what_to_do() -> None:
         dist.recv(torch.ones(2), 1 - rank)
         dist.send(torch.ones(2), 1 - rank)
 
-    assert only(faults(job, 2, limit_s=300)) == (
+    assert only(faults(job, 2)) == (
         "deadlock",
         "Deadlock between ranks 0 and 1: rank 0 waits to receive from rank 1, rank 1 waits to receive from rank 0. All "
         "of them receive first: use isend and irecv, then wait for both.",
@@ -113,7 +118,7 @@ def test_a_message_and_a_collective_can_wait_for_each_other() -> None:
             dist.recv(torch.ones(2), 1)
         dist.all_reduce(torch.ones(2))
 
-    kind, sentence = only(faults(job, 3, limit_s=300))
+    kind, sentence = only(faults(job, 3))
     assert kind == "deadlock"
     assert "rank 0 waits to receive from rank 1, rank 1 waits in all_reduce #1 [2] float32 for rank 0" in sentence
 
@@ -148,13 +153,18 @@ def test_a_message_of_another_length_is_refused_at_both_ends() -> None:
 
 
 def test_a_rank_that_computes_is_waited_for_as_long_as_the_limit_says() -> None:
-    def job(rank: int, size: int) -> None:
+    def patient(rank: int, size: int) -> None:
         if rank == 1:
-            time.sleep(1.5)
+            wait_for(_guard_of(dist.barrier)._board, 0, lambda state: state.get("state") == "waiting")
         dist.barrier()
 
-    assert faults(job, 2, limit_s=60) == [None, None]
-    assert only(faults(job, 2, limit_s=0.5)) == (
+    def impatient(rank: int, size: int) -> None:
+        if rank == 1:
+            wait_for(_guard_of(dist.barrier)._board, 0, lambda state: bool(state.get("fault")))
+        dist.barrier()
+
+    assert faults(patient, 2) == [None, None]
+    assert only(faults(impatient, 2, limit_s=0.5)) == (
         "timeout",
         "Time limit: after 0.5 s rank 0 waits in barrier #1 for rank 1; rank 1 is still computing (it has called "
         "none).",

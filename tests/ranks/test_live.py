@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import tempfile
@@ -14,9 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dlojz.base.machine import patience
 from dlojz.ranks import Ranks, RanksError
 from dlojz.ranks.rank_setup import RanksRefused
-from dlojz.ranks.show import CellAnswer, Trouble
+from dlojz.ranks.show import CellAnswer, CellFailure
 
 SIZE = 3
 
@@ -31,7 +33,7 @@ def said(answers: list[CellAnswer]) -> list[str]:
     return ["".join(part["text"] for part in answer.parts) for answer in answers]
 
 
-def troubles(answers: list[CellAnswer]) -> list[Trouble | None]:
+def troubles(answers: list[CellAnswer]) -> list[CellFailure | None]:
     return [answer.trouble for answer in answers]
 
 
@@ -42,9 +44,9 @@ def still_work(ranks: Ranks) -> bool:
 
 
 def processes_below(ranks: Ranks) -> list[psutil.Process]:
-    keeper = psutil.Process(ranks.status().rows[0]["pid"]).parent()
-    assert keeper is not None
-    return [keeper, *keeper.children(recursive=True)]
+    supervisor = psutil.Process(ranks.status().rows[0]["pid"]).parent()
+    assert supervisor is not None
+    return [supervisor, *supervisor.children(recursive=True)]
 
 
 def alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
@@ -61,6 +63,11 @@ def wait_until(true: Callable[[], bool], within_s: float = 120) -> bool:
     while not true() and time.monotonic() < deadline_s:
         time.sleep(0.05)
     return true()
+
+
+def short_limit_s() -> int:
+    """A limit within which a cell that does next to nothing ends on a busy machine too."""
+    return 3 * math.ceil(patience())
 
 
 def test_each_rank_has_its_number_and_they_share_a_group(ranks: Ranks) -> None:
@@ -125,7 +132,6 @@ def test_an_exception_names_its_rank_and_its_line(ranks: Ranks) -> None:
 
 
 def test_a_missing_rank_is_named_and_the_next_cell_works(ranks: Ranks) -> None:
-    started_s = time.monotonic()
     with pytest.raises(RanksError) as error:
         ranks.run("z = torch.ones(1)\nif rank != 2:\n    dist.all_reduce(z)")
     lines = str(error.value).splitlines()
@@ -133,7 +139,6 @@ def test_a_missing_rank_is_named_and_the_next_cell_works(ranks: Ranks) -> None:
     assert "    ranks 0 and 1: all_reduce #1 [1] float32" in lines
     assert "    rank 2: no collective" in lines
     assert lines[-1] == "The process group is made anew before the next cell."
-    assert time.monotonic() - started_s < 55, "it was the time limit that ended the wait, not the guard"
     assert still_work(ranks)
     assert [value.tolist() for value in ranks["z"]] == [[1.0]] * SIZE
 
@@ -191,11 +196,12 @@ def test_sys_exit_ends_the_cell_and_not_the_rank(ranks: Ranks) -> None:
 
 
 def test_a_loop_ends_at_its_limit_and_only_that_rank_is_stopped(ranks: Ranks) -> None:
+    limit_s = short_limit_s()
     ranks.execute("mine = rank")
     with pytest.raises(RanksError) as error:
-        ranks.run("if rank == 2:\n    while True:\n        pass", limit_s=3)
+        ranks.run("if rank == 2:\n    while True:\n        pass", limit_s=limit_s)
     first, second, *_ = str(error.value).splitlines()
-    assert first == "Rank 2: still running after 3 s, the limit of this cell (--limit); interrupted."
+    assert first == f"Rank 2: still running after {limit_s} s, the limit of this cell (--limit); interrupted."
     assert second.startswith("    line ")
     assert ranks["mine"] == [0, 1, 2]
     assert still_work(ranks)
@@ -204,15 +210,18 @@ def test_a_loop_ends_at_its_limit_and_only_that_rank_is_stopped(ranks: Ranks) ->
 def test_a_cell_that_is_deaf_to_the_interrupt_loses_its_process(ranks: Ranks) -> None:
     answers = ranks.execute(
         "import signal\nif rank == 1:\n    signal.signal(signal.SIGINT, signal.SIG_IGN)\n    while True: pass",
-        limit_s=3,
+        limit_s=short_limit_s(),
     )
     assert [trouble and trouble.kind for trouble in troubles(answers)] == [None, "exit", None]
     assert still_work(ranks)
 
 
 def test_an_interrupt_stops_the_ranks_at_once(ranks: Ranks) -> None:
-    code = f"import os, signal, time\nif rank == 0:\n    os.kill({os.getpid()}, signal.SIGINT)\ntime.sleep(300)"
-    answers = ranks.execute(code, limit_s=200)
+    code = (
+        "import os, signal, time\ndist.barrier()\n"  # a rank that has not begun the cell hears no interrupt
+        f"if rank == 0:\n    os.kill({os.getpid()}, signal.SIGINT)\ntime.sleep(3000)"
+    )
+    answers = ranks.execute(code, limit_s=2000)
     assert [trouble and trouble.kind for trouble in troubles(answers)] == ["stopped"] * SIZE
     assert still_work(ranks)
 
@@ -242,10 +251,18 @@ def test_an_interrupt_may_come_at_any_moment_of_a_cell(ranks: Ranks) -> None:
 
 
 def test_a_flood_is_cut_and_harms_nobody(ranks: Ranks) -> None:
-    answers = ranks.execute("while True:\n    print('flood' * 100)", limit_s=1)
-    for answer in answers:
+    answers = ranks.execute("for _ in range(1000):\n    print('flood' * 100)")
+    assert not any(troubles(answers))
+    for answer, text in zip(answers, said(answers), strict=True):
         assert answer.cut
-        assert len("".join(part["text"] for part in answer.parts)) <= 64 * 2**10
+        assert 60 * 2**10 < len(text) <= 64 * 2**10
+    assert still_work(ranks)
+
+
+def test_a_flood_without_end_is_ended_by_the_limit(ranks: Ranks) -> None:
+    answers = ranks.execute("while True:\n    print('flood' * 100)", limit_s=1)
+    # On a busy machine a rank may hear the interrupt too late, and is replaced.
+    assert {trouble and trouble.kind for trouble in troubles(answers)} <= {"limit", "exit"}
     assert still_work(ranks)
 
 
@@ -325,12 +342,12 @@ def test_another_number_means_other_ranks(ranks: Ranks) -> None:
     assert still_work(ranks)
 
 
-def test_without_a_keeper_all_is_lost_and_can_be_started_again() -> None:
+def test_without_a_supervisor_all_is_lost_and_can_be_started_again() -> None:
     with Ranks(1) as ranks:
         ranks.execute("import subprocess\nsubprocess.Popen(['sleep', '1000'], start_new_session=True)")
-        keeper, *others = processes_below(ranks)
-        keeper.kill()
-        assert keeper.wait(20) is not None
+        supervisor, *others = processes_below(ranks)
+        supervisor.kill()
+        assert supervisor.wait(20) is not None
         with pytest.raises(RanksRefused, match="the ranks have ended, all of them"):
             ranks.execute("1")
         assert wait_until(lambda: not alive(others))

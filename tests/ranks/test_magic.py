@@ -12,40 +12,40 @@ import psutil
 import pytest
 from jupyter_client.manager import KernelManager
 
-from dlojz.ranks.magic import Wish, parse
+from dlojz.ranks.magic import RanksCommand, parse
 from dlojz.ranks.rank_setup import RanksRefused
 
 WAIT_S = 90
 
 
 @pytest.mark.parametrize(
-    ("line", "wish"),
+    ("line", "asked"),
     [
-        ("", Wish()),
-        ("4", Wish(size=4)),
-        ("--with f,g 2 --limit 1.5 --force", Wish(size=2, names=("f", "g"), limit_s=1.5, force=True)),
-        ("4 --with=f --limit=3", Wish(size=4, names=("f",), limit_s=3)),
-        ("--with f, g", Wish(names=("f", "g"))),
-        ("--with f --with g", Wish(names=("f", "g"))),
+        ("", RanksCommand()),
+        ("4", RanksCommand(size=4)),
+        ("--with f,g 2 --limit 1.5 --force", RanksCommand(size=2, names=("f", "g"), limit_s=1.5, force=True)),
+        ("4 --with=f --limit=3", RanksCommand(size=4, names=("f",), limit_s=3)),
+        ("--with f, g", RanksCommand(names=("f", "g"))),
+        ("--with f --with g", RanksCommand(names=("f", "g"))),
     ],
 )
-def test_the_first_line_of_a_cell_is_understood(line: str, wish: Wish) -> None:
-    assert parse(line, is_cell=True) == wish
+def test_the_first_line_of_a_cell_is_understood(line: str, asked: RanksCommand) -> None:
+    assert parse(line, is_cell=True) == asked
 
 
 @pytest.mark.parametrize(
-    ("line", "wish"),
+    ("line", "asked"),
     [
-        ("", Wish("status")),
-        ("status", Wish("status")),
-        ("start 4 --force", Wish("start", size=4, force=True)),
-        ("4", Wish("start", size=4)),
-        ("stop", Wish("stop")),
-        ("restart", Wish("restart")),
+        ("", RanksCommand("status")),
+        ("status", RanksCommand("status")),
+        ("start 4 --force", RanksCommand("start", size=4, force=True)),
+        ("4", RanksCommand("start", size=4)),
+        ("stop", RanksCommand("stop")),
+        ("restart", RanksCommand("restart")),
     ],
 )
-def test_commands_are_understood(line: str, wish: Wish) -> None:
-    assert parse(line, is_cell=False) == wish
+def test_commands_are_understood(line: str, asked: RanksCommand) -> None:
+    assert parse(line, is_cell=False) == asked
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from dlojz.base.language import use_language
-from dlojz.ranks.show import CellAnswer, RanksError, Trouble, must_rejoin, still_to_do, unknown_names
+from dlojz.ranks.show import CellAnswer, CellFailure, RanksError, must_rejoin, still_to_do, unknown_names
 
-ZERO = Trouble("ZeroDivisionError", "division by zero", lines=((2, "1 / 0", "f"),))
-MISSING = Trouble("CollectiveFault", "Missing rank: rank 1 ended.", "missing", ((1, "dist.barrier()", ""),))
-PEER = Trouble("CollectiveFault", "Missing rank: rank 0 was stopped.", "peer", ((1, "dist.barrier()", ""),))
-TO_DO = Trouble("NotDone", "still to do", lines=((0, "raise NotDone('x')", "f"),))
+ZERO = CellFailure("ZeroDivisionError", "division by zero", lines=((2, "1 / 0", "f"),))
+MISSING = CellFailure("CollectiveFault", "Missing rank: rank 1 ended.", "missing", ((1, "dist.barrier()", ""),))
+PEER = CellFailure("CollectiveFault", "Missing rank: rank 0 was stopped.", "peer", ((1, "dist.barrier()", ""),))
+TO_DO = CellFailure("NotDone", "still to do", lines=((0, "raise NotDone('x')", "f"),))
 
 
 def text(*answers: CellAnswer) -> str:
@@ -23,7 +23,7 @@ def test_the_same_error_is_told_once() -> None:
 
 
 def test_different_errors_are_told_each_with_its_line() -> None:
-    other = Trouble("ZeroDivisionError", "float division by zero", lines=ZERO.lines)
+    other = CellFailure("ZeroDivisionError", "float division by zero", lines=ZERO.lines)
     lines = text(CellAnswer(0, trouble=ZERO), CellAnswer(1, trouble=other)).splitlines()
     assert lines == [
         "Rank 0: ZeroDivisionError: division by zero",
@@ -57,7 +57,7 @@ def test_work_still_to_do_is_recognised_behind_its_consequences() -> None:
 
 
 def test_names_that_ranks_do_not_know_are_found() -> None:
-    trouble = Trouble("NameError", "name 'model' is not defined. Did you mean: 'mode'?")
+    trouble = CellFailure("NameError", "name 'model' is not defined. Did you mean: 'mode'?")
     assert unknown_names([CellAnswer(0, trouble=trouble), CellAnswer(1, trouble=ZERO)]) == {"model"}
 
 
@@ -67,8 +67,8 @@ def test_names_that_ranks_do_not_know_are_found() -> None:
         ([CellAnswer(0), CellAnswer(1)], False),
         ([CellAnswer(0, trouble=ZERO), CellAnswer(1)], False),
         ([CellAnswer(0, torn=True), CellAnswer(1)], True),
-        ([CellAnswer(0, trouble=Trouble("", kind="exit")), CellAnswer(1)], True),
-        ([CellAnswer(0, trouble=Trouble("KeyboardInterrupt", kind="limit")), CellAnswer(1)], True),
+        ([CellAnswer(0, trouble=CellFailure("", kind="exit")), CellAnswer(1)], True),
+        ([CellAnswer(0, trouble=CellFailure("KeyboardInterrupt", kind="limit")), CellAnswer(1)], True),
         ([CellAnswer(0, counts={"0": 1}), CellAnswer(1, counts={"0": 2})], True),
         ([CellAnswer(0, counts={"0": 1, "1": 5}), CellAnswer(1, counts={"0": 1})], False),
     ],
@@ -79,14 +79,14 @@ def test_the_group_is_made_anew_only_where_it_must(answers: list[CellAnswer], ex
 
 def test_every_way_to_end_has_its_sentence_in_french() -> None:
     ways = [
-        Trouble("", kind="exit", exit_code=3),
-        Trouble("", kind="exit", exit_code=-9),
-        Trouble("", kind="exit", exit_code=None),
-        Trouble("KeyboardInterrupt", kind="exit", exit_code=-9),
-        Trouble("KeyboardInterrupt", kind="exit", exit_code=-9, limit_s=1.5),
-        Trouble("KeyboardInterrupt", kind="limit", limit_s=1.5),
-        Trouble("KeyboardInterrupt", kind="stopped"),
-        Trouble("SystemExit", "2"),
+        CellFailure("", kind="exit", exit_code=3),
+        CellFailure("", kind="exit", exit_code=-9),
+        CellFailure("", kind="exit", exit_code=None),
+        CellFailure("KeyboardInterrupt", kind="exit", exit_code=-9),
+        CellFailure("KeyboardInterrupt", kind="exit", exit_code=-9, limit_s=1.5),
+        CellFailure("KeyboardInterrupt", kind="limit", limit_s=1.5),
+        CellFailure("KeyboardInterrupt", kind="stopped"),
+        CellFailure("SystemExit", "2"),
     ]
     use_language("fr")
     try:

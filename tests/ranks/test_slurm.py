@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from dlojz.base.errors import LabError
+from dlojz.base.machine import patience
 from dlojz.ranks import Ranks
 from dlojz.ranks.rank_setup import RanksRefused
 from dlojz.ranks.slurm_ranks import inside_allocation
@@ -95,7 +96,7 @@ def test_the_tasks_of_a_step_are_the_ranks(ranks: Ranks) -> None:
     assert answers[1].trouble is not None
     assert answers[1].trouble.kind == "missing"
 
-    answers = ranks.execute("if rank:\n    while True: pass", limit_s=3)
+    answers = ranks.execute("if rank:\n    while True: pass", limit_s=3 * patience())
     assert [answer.trouble and answer.trouble.kind for answer in answers] == [None, "limit"]
     assert ranks["rank"] == [0, 1]
 

@@ -17,7 +17,7 @@ from dlojz.base.errors import LabError
 from dlojz.running.folder import Job
 from dlojz.running.slurm import slurm_queue
 from dlojz.running.slurm.slurm_queue import (
-    Cached,
+    QueueCache,
     cache_path,
     cancel,
     parse_squeue,
@@ -213,7 +213,7 @@ def test_after_an_answer_the_pauses_begin_anew() -> None:
 def test_a_cache_that_is_damaged_or_not_ours_is_as_good_as_none(fake: Any, tmp_path: Path) -> None:
     path = cache_path()
     assert path is not None and path.is_relative_to(tmp_path / "cache")
-    known = Cached(asked_s=5.0).answered(7.0, parse_squeue("1\x1fRUNNING" + "\x1f" * 10 + "\x1e\n"))
+    known = QueueCache(asked_s=5.0).answered(7.0, parse_squeue("1\x1fRUNNING" + "\x1f" * 10 + "\x1e\n"))
     write_cache(path, known)
     assert read_cache(path) == known and path.stat().st_mode & 0o777 == 0o600
     whole = json.loads(path.read_text())
@@ -228,13 +228,13 @@ def test_a_cache_that_is_damaged_or_not_ours_is_as_good_as_none(fake: Any, tmp_p
         json.dumps({**whole, "x": 1}),
     ):
         path.write_text(damage)
-        assert read_cache(path) == Cached()
+        assert read_cache(path) == QueueCache()
     write_cache(path, known)
     path.chmod(0o666)  # anybody could have written it
-    assert read_cache(path) == Cached()
+    assert read_cache(path) == QueueCache()
     path.rename(path.with_suffix(".moved"))
     path.symlink_to(path.with_suffix(".moved"))
-    assert read_cache(path) == Cached()
+    assert read_cache(path) == QueueCache()
 
 
 def test_a_cache_folder_that_cannot_be_made_is_done_without(
@@ -242,7 +242,7 @@ def test_a_cache_folder_that_cannot_be_made_is_done_without(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(slurm_queue, "_kept", Cached())
+    monkeypatch.setattr(slurm_queue, "_kept", QueueCache())
     fake.plays(says.squeue(says.line("12", "RUNNING")))
     assert [view_of(JOB, now_s=clock).standing for _ in range(2)] == ["running"] * 2
     assert len(fake.calls) == 1

@@ -13,8 +13,8 @@ from dlojz.base.errors import LabError
 from dlojz.running.slurm.slurm_queue import (
     FIELD_END,
     RECORD_END,
-    Listed,
-    Unreadable,
+    QueueLine,
+    UnreadableAnswer,
     parse_number,
     parse_sacct,
     parse_squeue,
@@ -47,7 +47,7 @@ def test_a_real_answer() -> None:
 
 @pytest.mark.parametrize("cut", [1, 40, len(REAL) // 2, len(REAL) - 3])
 def test_an_answer_cut_short_says_nothing(cut: int) -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableAnswer):
         parse_squeue(REAL[:cut])
 
 
@@ -55,7 +55,7 @@ def test_an_answer_cut_short_says_nothing(cut: int) -> None:
     "text", ["garbage", "garbage\n", "1 RUNNING\x1e\n", "\x1e\n", "x\x1fRUNNING" + "\x1f" * 10 + "\x1e"]
 )
 def test_something_else_is_no_answer(text: str) -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableAnswer):
         parse_squeue(text)
 
 
@@ -64,8 +64,8 @@ def test_something_else_is_no_answer(text: str) -> None:
 @example("1" + FIELD_END * 11 + RECORD_END)
 @example("1_[" + "9" * 4000 + "]" + FIELD_END + "RUNNING" + FIELD_END * 10 + RECORD_END)
 def test_any_text_is_read_or_refused(text: str) -> None:
-    with contextlib.suppress(Unreadable):
-        assert all(isinstance(job, Listed) for job in parse_squeue(text))
+    with contextlib.suppress(UnreadableAnswer):
+        assert all(isinstance(job, QueueLine) for job in parse_squeue(text))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_numbers(text: str, expected: Any) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "12_", "12_[a]", "12_[1-999999999]", "12 13", "-1", "12_[1;2]"])
 def test_what_is_no_number(text: str) -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableAnswer):
         parse_number(text)
 
 
@@ -112,7 +112,7 @@ def test_commands_are_lists_of_words() -> None:
 
 def test_lines_are_kept_and_read_back() -> None:
     for job in parse_squeue(REAL):
-        assert Listed.from_dict(job.to_dict()) == job
+        assert QueueLine.from_dict(job.to_dict()) == job
     for damage in ({}, {"tasks": "x"}, {**parse_squeue(REAL)[0].to_dict(), "state": 7}):
         with pytest.raises((LabError, KeyError)):
-            Listed.from_dict(damage)
+            QueueLine.from_dict(damage)

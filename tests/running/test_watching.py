@@ -15,7 +15,7 @@ from dlojz.results.record import write_record
 from dlojz.running.ending import Ending
 from dlojz.running.folder import Job
 from dlojz.running.run import Run
-from dlojz.running.slurm.slurm_queue import View
+from dlojz.running.slurm.slurm_queue import JobView
 from dlojz.running.state import assemble, read_all_events
 from dlojz.running.watch import RunWatch, Tracker, explained, job_words, time_words, unknown_words
 
@@ -114,13 +114,13 @@ def test_it_ends_with_the_widget_and_not_with_the_run(going: Path) -> None:
 def test_what_is_said_of_a_job() -> None:
     job = Job(machine="local", name="r", job_id="12", array_task=3)
     assert job_words(job, None) == {"job": "12_3 on local"}
-    waiting = job_words(job, View("pending", "PENDING", "PartitionTimeLimit"))
+    waiting = job_words(job, JobView("pending", "PENDING", "PartitionTimeLimit"))
     assert waiting["waiting"].endswith("(PartitionTimeLimit)") and len(waiting["waiting"]) > 40
-    assert job_words(job, View("running", "RUNNING", left="1-02:03:04"))["job_left"] == "26 h 03 min"
-    silent = View("unknown", "RUNNING", age_s=95, problem="Unable to contact slurm controller")
+    assert job_words(job, JobView("running", "RUNNING", left="1-02:03:04"))["job_left"] == "26 h 03 min"
+    silent = JobView("unknown", "RUNNING", age_s=95, problem="Unable to contact slurm controller")
     assert job_words(job, silent)["last_known"] == (
         "last known, 95.0 s ago: RUNNING — Unable to contact slurm controller"
     )
-    assert "has not answered yet" in unknown_words(View("unknown"))
+    assert "has not answered yet" in unknown_words(JobView("unknown"))
     assert (time_words("59:58"), time_words("UNLIMITED")) == ("59 min 58 s", "UNLIMITED")
     assert explained("") == ""

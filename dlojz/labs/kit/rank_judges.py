@@ -406,7 +406,7 @@ def run_on_ranks(trial: Trial, answer: Callable[..., Any], size: int, seed: int)
     def on_rank(rank: int, size: int) -> Any:
         import torch
 
-        from dlojz.processes.collective_wrapping import rebind
+        from dlojz.processes.guard import rebind
 
         rebind(getattr(answer, "__globals__", {}))
         result = trial(answer, rank, size, seed)

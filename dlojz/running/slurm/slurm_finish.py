@@ -1,10 +1,7 @@
-"""The end of a job: what its ranks did becomes the record of the run.
-
-As with the local launcher, what is reported is the cause; a job that ends without a record (its node was lost, say)
-leaves the events, from which the same is told later.
+"""Finish a job: write the record of the run.
 
 Run by the job script as `python -m dlojz.running.slurm.slurm_finish RUN_FOLDER EXIT_CODE [--stopped 0|1] [--ran-s
-SECONDS]`.
+SECONDS]`. If it is not (the node was lost, say), the record is rebuilt later from the events.
 """
 
 from __future__ import annotations
@@ -21,32 +18,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dlojz.base.errors import LabError
-from dlojz.results.record import EventLog, read_events, write_record
+from dlojz.results.record import read_events
 from dlojz.running.ending import Ending, classify
 from dlojz.running.folder import last_line, read_owner, read_tail
 from dlojz.running.slurm.slurm_job import LOG, STOPPED_IN_TIME
 from dlojz.running.slurm.slurm_rank import meeting_file, start_name
-from dlojz.running.state import (
-    CANCEL,
-    EVENTS,
-    LAUNCHER_EVENTS,
-    RECORD,
-    assemble,
-    evidence_of,
-    read_all_events,
-    read_config,
-)
+from dlojz.running.state import CANCEL, EVENTS, evidence_of, read_all_events, read_config, record_end
 
 Cause = Literal["cancelled", "timeout"]
 _SAME_MOMENT_S = 5.0
-# Without cgroups the scheduler says so only in the log, and the exit code is that of SIGKILL.
+# Without cgroups only the log says so, and the exit code is that of SIGKILL.
 _MEMORY = re.compile(r"exceeded (?:job |step )?memory limit|oom[-_ ]kill|Out Of Memory", re.IGNORECASE)
 _TIME = re.compile(r"CANCELLED AT \S+ DUE TO TIME LIMIT")
 _KILLED = 128 + signal.SIGKILL
 
 
 def exits_of(folder: Path, start: str) -> dict[int, int]:
-    """Exit codes, by rank, of those that failed first in this start of the job (negative: signal)."""
+    """Read the exit codes, by rank, of the ranks that failed first in this start of the job (negative: signal)."""
     found: dict[int, tuple[int, float]] = {}
     for path in sorted((folder / EVENTS).glob("task-*.jsonl")):
         for event in read_events(path):
@@ -57,14 +45,14 @@ def exits_of(folder: Path, start: str) -> dict[int, int]:
 
 
 def cause_of(folder: Path, code: int, *, stopped: bool, ran_s: float, limit_s: float | None, log: str) -> Cause | None:
-    """What stopped the job from outside, if anything did."""
+    """Find what stopped the job from outside, if anything did."""
     if code == STOPPED_IN_TIME or _TIME.search(log):
         return "timeout"
     if (folder / CANCEL).exists():
         return "cancelled"
     if not stopped:
         return None
-    # The text above is not there yet where the shell is told first; a minute is what the scheduler counts in.
+    # The shell may get the signal before the log has the text; the scheduler counts in minutes.
     return "timeout" if limit_s is not None and ran_s > limit_s - 30 else "cancelled"
 
 
@@ -93,18 +81,14 @@ def finish(folder: Path, code: int, *, stopped: bool = False, ran_s: float = 0.0
         "launcher": f"srun ended with exit code {code}: {last_line(log)}" if code and not exits else "",
     }
     ending = classify(evidence_of(told, folder, world_size, **known))
-    with contextlib.suppress(OSError):
-        events = EventLog(folder / EVENTS / LAUNCHER_EVENTS)
-        events.write("end", status=ending.status, reason=ending.reason)
-        events.close()
-    write_record(folder / RECORD, assemble(folder.name, config, told, ending, _elapsed_s(told)))
+    record_end(folder, config, told, ending, _elapsed_s(told))
     with contextlib.suppress(OSError):
         meeting_file(folder, start).unlink(missing_ok=True)
     return ending
 
 
 def _whole_tasks_killed(code: int, told: Mapping[int, Any], world_size: int) -> dict[int, int]:
-    """Where even the keepers were killed: the ranks that started and said nothing of their end."""
+    """Return the ranks without an `end` event as killed, where srun's exit code is that of SIGKILL."""
     if code != _KILLED:
         return {}
     silent = [rank for rank in range(world_size) if not any(event["event"] == "end" for event in told.get(rank, ()))]
@@ -112,7 +96,7 @@ def _whole_tasks_killed(code: int, told: Mapping[int, Any], world_size: int) -> 
 
 
 def _elapsed_s(told: Mapping[int, Any]) -> float:
-    """Seconds from the first start of rank 0 until now."""
+    """Return the seconds from the first start of rank 0 until now."""
     for event in told.get(0, ()):
         if event["event"] == "start":
             with contextlib.suppress(ValueError, TypeError):
@@ -122,8 +106,8 @@ def _elapsed_s(told: Mapping[int, Any]) -> float:
 
 
 def main(words: list[str]) -> int:
-    """Write the record; returns 0, or 1 if it could not be written (the events tell the rest)."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the record is worth the seconds until SIGKILL
+    """Write the record; return 0, or 1 if it could not be written."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the seconds until SIGKILL are enough
     parser = argparse.ArgumentParser(prog="python -m dlojz.running.slurm.slurm_finish")
     parser.add_argument("folder", type=Path)
     parser.add_argument("code", type=int)

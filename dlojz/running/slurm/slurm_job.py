@@ -1,18 +1,13 @@
 """Write a job script and submit it.
 
-The job script: what a student would write by hand for this run on this machine.
+Every value in the script is a number, matches a pattern, or is quoted, so that no name, path or machine file can add a
+line or a command. The script is complete: `sbatch job.sh`, from its folder, sends the same run again.
 
-Pure; every value is a number, matches a pattern, or is quoted, so that no name, path or machine file can add a line or
-a command; the script is complete: `sbatch job.sh`, from its folder, sends the same run again.
+The run's folder names its job before the job exists, so that after a crash the job is found by that name. A submission
+that was refused leaves a run that has failed and says why, never one that seems to wait.
 
 Sources: sbatch(1), srun(1) and scontrol(1) of Slurm 22.05. `--signal` without `B:` reaches the tasks and not this
 shell; since 22.05 srun no longer takes `--cpus-per-task` from the job; `scontrol requeue` keeps the job's number.
-
-The SLURM backend: a run's folder becomes a job.
-
-The folder names its job before the job exists, so that a crash at any moment is recovered by that name; a number is
-written only if the scheduler gave one; a submission that was refused leaves a run that has failed and says why, never
-one that seems to wait.
 """
 
 from __future__ import annotations
@@ -21,7 +16,6 @@ import contextlib
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,9 +29,10 @@ from dlojz.config.run_config import RunConfig
 from dlojz.hardware.clusters import Machine
 from dlojz.libraries.library_catalogue import own_python
 from dlojz.results.record import write_atomic
-from dlojz.running.folder import MODULE_PATTERN, Job, read_job, visible
-from dlojz.running.limits import UNCERTAIN, JobRequest, NodeRequest, explain_refusal
-from dlojz.running.slurm.slurm_queue import clean_environment
+from dlojz.running.folder import MODULE_PATTERN, Job, read_job
+from dlojz.running.limits import JobRequest, NodeRequest
+from dlojz.running.slurm.slurm_messages import UNCERTAIN, explain_refusal
+from dlojz.running.slurm.slurm_queue import ask, words_of
 from dlojz.running.state import CANCEL, LOGS
 from dlojz.running.store import record_refusal
 
@@ -50,7 +45,7 @@ _WORD_WITH_VARIABLE = re.compile(r"(\$[A-Za-z_][A-Za-z0-9_]*)(.*)")
 
 @dataclass(frozen=True)
 class Array:
-    """A sweep as one job array: its folder, how many runs it has, how many of them may run at once."""
+    """Sweep as one job array: its folder, its number of runs, and how many of them may run at once."""
 
     folder: Path
     size: int
@@ -60,10 +55,10 @@ class Array:
 def job_script(
     machine: Machine, config: RunConfig, asked: NodeRequest, folder: Path, *, worker_module: str, requeues: int
 ) -> str:
-    """The text of `job.sh` of one run.
+    """Write the text of `job.sh` of one run.
 
     Raises:
-        LabError: if the folder's path holds a sign that the scheduler would read, or a name is no name.
+        LabError: if the folder's path holds a character that the scheduler would interpret, or a name is illegal.
     """
     head = say(
         en=f"# One run: {config.title}. Read it, change it, send it again from this folder: sbatch job.sh",
@@ -77,7 +72,7 @@ def job_script(
 def array_script(
     machine: Machine, config: RunConfig, asked: NodeRequest, array: Array, *, worker_module: str, requeues: int
 ) -> str:
-    """The text of the job script of a sweep, whose tasks each take their run's folder from `folders.txt`.
+    """Write the text of the job script of a sweep, whose tasks each take their run's folder from `folders.txt`.
 
     Args:
         config: one of the sweep, all of which ask for the same nodes.
@@ -134,24 +129,23 @@ def _directives(machine: Machine, asked: NodeRequest, name: str, folder: Path, l
 
 
 def _preparation(machine: Machine, config: RunConfig) -> list[str]:
-    """Modules, environments and variables, and the interpreter."""
+    """Write the lines of modules, environments, variables and the interpreter."""
     lines = [" ".join(_word(word) for word in line) for line in machine.setup]
     variables = dict(machine.environment)
     if config.device == "cpu" or machine.device == "cpu":
         variables.setdefault("DS_ACCELERATOR", "cpu")
     lines += [f"export {name}={_word(value)}" for name, value in variables.items()]
-    package = CHECKOUT
     return [
         *lines,
         "set -u",
-        f"export PYTHONPATH={_quoted(package)}${{PYTHONPATH:+:$PYTHONPATH}}",
+        f"export PYTHONPATH={_quoted(CHECKOUT)}${{PYTHONPATH:+:$PYTHONPATH}}",
         "export PYTHONUNBUFFERED=1",
         f"PYTHON={_python(machine, config)}",
     ]
 
 
 def _python(machine: Machine, config: RunConfig) -> str:
-    """The interpreter: of the environment that the run's library has of its own, else of the machine, else this one."""
+    """Return the interpreter: of the library's own environment, else of the machine file, else this one."""
     own = own_python(config)
     if own is None and machine.python:
         return _word(machine.python)
@@ -193,7 +187,7 @@ def _run(asked: NodeRequest, config: RunConfig, worker_module: str, requeues: in
 
 
 def _word(word: str) -> str:
-    """A checked word of a machine file: quoted, but for a variable at its beginning."""
+    """Quote a checked word of a machine file, but for a variable at its beginning."""
     found = _WORD_WITH_VARIABLE.fullmatch(word)
     return f'"{found[1]}"{shlex.quote(found[2]) if found[2] else ""}' if found else shlex.quote(word)
 
@@ -203,7 +197,7 @@ def _quoted(path: Path) -> str:
 
 
 def _in_directive(path: Path) -> str:
-    """A path as sbatch reads it: between double quotes, wherein it must hold neither these nor a backslash."""
+    """Quote a path for sbatch: between double quotes, so that it must hold neither these nor a backslash."""
     text = _printable(path)
     if '"' in text or "\\" in text or "%" in text:
         raise LabError(_refused(text))
@@ -235,25 +229,21 @@ TIMEOUT_S = 60.0
 _NUMBER = re.compile(r"(\d{1,18})(?:;.*)?")
 # How far this computer's clock and the scheduler's may be apart.
 _CLOCKS_S = 120.0
-_MOST_WORDS = 2000
 
 
 class _UncertainError(Exception):
-    """The scheduler did not say whether it took the job."""
+    """The scheduler did not answer whether it took the job."""
 
 
 def available() -> bool:
-    """Whether jobs can be sent from this computer."""
+    """Return whether jobs can be submitted from this computer."""
     return shutil.which("sbatch") is not None
 
 
 def submit(
     folder: Path, machine: Machine, config: RunConfig, asked: NodeRequest, request: JobRequest, worker_module: str
 ) -> Job:
-    """Send the run of a folder, which has just been claimed.
-
-    Returns:
-        the job, as it stands in `job.json`.
+    """Submit the run of a folder, which has just been claimed; return the job, as written in `job.json`.
 
     Raises:
         LabError: if the scheduler refuses (the run is recorded as failed, with its words), if it does not say
@@ -268,10 +258,10 @@ def submit(
 
 @contextlib.contextmanager
 def recorded(folders: Sequence[Path]) -> Iterator[None]:
-    """What goes wrong before anything is sent becomes the end of these runs.
+    """Record an error before the submission as the end of these runs.
 
     Raises:
-        LabError: that sentence.
+        LabError: with the error's message.
     """
     try:
         yield
@@ -286,7 +276,7 @@ def recorded(folders: Sequence[Path]) -> Iterator[None]:
 
 
 def prepare(folder: Path, script: str, job: Job) -> None:
-    """Write all that the job needs: its script, its log folder, and its name in `job.json`."""
+    """Write the job's files: its script, its log folder, and its name in `job.json`."""
     (folder / LOGS).mkdir(exist_ok=True)  # sbatch takes a job whose log folder is missing, and its end leaves no word
     (folder / CANCEL).unlink(missing_ok=True)
     write_atomic(folder / SCRIPT, script)
@@ -295,7 +285,7 @@ def prepare(folder: Path, script: str, job: Job) -> None:
 
 
 def send(folder: Path, runs: Sequence[tuple[Path, Job]]) -> list[Job]:
-    """Send the script of a folder, which serves one run or all those of a sweep, and write down its number.
+    """Submit the script of a folder, which serves one run or all those of a sweep, and record its number.
 
     Raises:
         LabError: as `submit`.
@@ -329,46 +319,33 @@ def _numbered(folder: Path, job: Job, number: str) -> Job:
 
 
 def _sbatch(folder: Path) -> str:
-    """The number of the job that the folder's script has become."""
-    try:
-        done = subprocess.run(
-            ["sbatch", "--parsable", SCRIPT],
-            cwd=folder,
-            env=clean_environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise _UncertainError(f"sbatch did not answer within {TIMEOUT_S:g} s") from None
-    except OSError as error:
-        words = f"{error.strerror}: 'sbatch'"
-        raise LabError(refusal(words)) from None
-    out, err = (stream.decode("utf-8", "replace").strip() for stream in (done.stdout, done.stderr))
+    """Submit the folder's script; return the number of the job."""
+    # Without `variables`, which sbatch would pass on to the job.
+    answer = ask(["sbatch", "--parsable", SCRIPT], TIMEOUT_S, folder=folder, variables={})
+    out = answer.out.strip()
     # A site's wrapper may greet first: the number is on the last line.
     found = _NUMBER.fullmatch(out.splitlines()[-1].strip()) if out else None
-    if done.returncode == 0 and found:
+    if answer.code == 0 and found:
         return found[1]
-    words = _one_line(err or out) or f"exit code {done.returncode}, without a word"
-    if done.returncode == 0 or UNCERTAIN.search(words):
+    words = words_of(answer).replace("sbatch: error: ", "")
+    if answer.code == 0 or UNCERTAIN.search(words):
         raise _UncertainError(words)
     raise LabError(refusal(words))
 
 
 def refusal(words: str) -> str:
-    """What the student reads when sbatch refuses: its own words, then what they mean where we know."""
+    """Write the message of a refusal: sbatch's own words, then their explanation where there is one."""
     meaning = explain_refusal(words)
     said = say(en=f"the scheduler refused the job: {words}", fr=f"l’ordonnanceur a refusé le travail : {words}")
     return f"{said.rstrip('.')}. {meaning[:1].upper()}{meaning[1:]}".strip()
 
 
 def recover(folder: Path) -> Job | None:
-    """Find the number of a job that was sent by a process which died before writing it down, and write it.
+    """Find and record the number of a job whose submitting process died before it did.
 
     Returns:
         the job with its number; None where the scheduler knows no job of this name, does not answer, or the folder
-        names no job. A job that has started writes its number itself (`slurm_rank`).
+        names no job. A job that has started records its number itself (`slurm_rank`).
     """
     job = read_job(folder)
     if job is None or job.job_id:
@@ -378,7 +355,7 @@ def recover(folder: Path) -> Job | None:
 
 
 def _number_by_name(job: Job) -> str | None:
-    """The newest job of this name that was sent when `job.json` says; asked of the queue, then of the accounting."""
+    """Find the newest job of this name that was sent when `job.json` says, in the queue, then in the accounting."""
     try:
         sent_s = datetime.fromisoformat(job.submitted_utc).timestamp() - _CLOCKS_S
     except ValueError:
@@ -396,28 +373,14 @@ def _number_by_name(job: Job) -> str | None:
 
 
 def _answers(question: list[str]) -> list[tuple[int, float]]:
-    """Numbers and times of submission, from whichever lines are whole."""
-    try:
-        done = subprocess.run(
-            question,
-            env={**clean_environment(), "TZ": "UTC0", "SLURM_TIME_FORMAT": "standard"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
+    """Return numbers and times of submission, from the lines that are complete."""
+    answer = ask(question, TIMEOUT_S)
     found = []
-    for line in done.stdout.decode("utf-8", "replace").splitlines() if done.returncode == 0 else []:
+    for line in answer.out.splitlines() if answer.code == 0 else []:
         number, _, at = line.strip().partition("|")
         with contextlib.suppress(ValueError):
             found.append((int(number), datetime.fromisoformat(f"{at}+00:00").timestamp()))
     return found
-
-
-def _one_line(words: str) -> str:
-    return visible(" ".join(words.replace("sbatch: error: ", "").split()))[:_MOST_WORDS]
 
 
 def _now() -> str:

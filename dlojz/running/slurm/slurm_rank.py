@@ -1,13 +1,11 @@
-"""One task of a job: who this rank is, where the ranks meet, then the rank itself, whose end is written down.
+"""Run one task of a job: find the other ranks, fork the rank, record its exit code.
 
-Ranks, size and address come from idr_torch; the ports tried lie between 10,000 and 32,767, below those that systems
-give to clients; a rank's exit code is kept even if it was killed, since a keeper waits for it.
+Ranks, size and address come from idr_torch. The task of rank 0 takes a free port between 10,000 and 32,767, below those
+that systems give to clients, and writes address and port into the run folder, once per start of the job (less than 100
+bytes); the others read them there. Each task forks its rank before torch is imported, so that it can record an end by
+SIGKILL too.
 
-Who says what: rank 0's keeper takes a port that is free and writes address and port into the run folder, once per start
-of the job; the others read it there. Less than 100 bytes, by one writer.
-
-Run by srun as `python -m dlojz.running.slurm.slurm_rank RUN_FOLDER MODULE`. The keeper stays light: it forks before
-torch is imported, and it alone sees an end by SIGKILL.
+Run by srun as `python -m dlojz.running.slurm.slurm_rank RUN_FOLDER MODULE`.
 """
 
 from __future__ import annotations
@@ -41,13 +39,13 @@ TOGETHER_S = 10.0
 
 
 def ports_of(job_id: int) -> list[int]:
-    """The ports that the ranks of a job may meet at, in the order in which they are tried."""
+    """Return the ports of a job's rendezvous, in the order in which they are tried."""
     first = FIRST_PORT + PORT_TRIES * (job_id % JOBS_APART)
     return list(range(first, first + PORT_TRIES))
 
 
 def free_port(ports: list[int]) -> int:
-    """The first of these ports that no program listens on.
+    """Return the first of these ports on which no program listens.
 
     Raises:
         OSError: EADDRINUSE, if all are taken.
@@ -66,7 +64,7 @@ def free_port(ports: list[int]) -> int:
 
 
 def address_of(node: str) -> str:
-    """How the other ranks reach this computer: by its node's name, where that leads somewhere, else its own name."""
+    """Return the name by which the other ranks reach this computer: the node's if it resolves, else its own."""
     for name in (node, socket.gethostname()):
         with contextlib.suppress(OSError):
             socket.getaddrinfo(name, None)
@@ -75,15 +73,15 @@ def address_of(node: str) -> str:
 
 
 def meeting_file(folder: Path, start: str) -> Path:
-    """Where rank 0 says how it is reached, in this start of the job."""
+    """Return the file with rank 0's address and port in this start of the job."""
     return folder / f".meeting-{start}.json"
 
 
 def meet(folder: Path, start: str, rank: int, node: str, job_id: int) -> tuple[str, int]:
-    """Address and port of rank 0.
+    """Return address and port of rank 0.
 
     Raises:
-        LabError: if rank 0 has not told within five minutes.
+        LabError: if rank 0 has not written them within five minutes.
         OSError: on rank 0, if it finds no free port or cannot write.
     """
     path = meeting_file(folder, start)
@@ -96,7 +94,7 @@ def meet(folder: Path, start: str, rank: int, node: str, job_id: int) -> tuple[s
         with contextlib.suppress(OSError, LabError, TypeError, ValueError):
             address, port = parse_json(path.read_bytes())
             return str(address), int(port)
-        # A network file system may keep the old listing for a while: asking for it anew refreshes that.
+        # A network file system may keep the old listing for a while; reading it refreshes it.
         with contextlib.suppress(OSError):
             os.scandir(folder).close()
         time.sleep(0.1)
@@ -104,7 +102,7 @@ def meet(folder: Path, start: str, rank: int, node: str, job_id: int) -> tuple[s
 
 
 def open_anew(folder: Path, start: str, nodes: str) -> None:
-    """What rank 0 does before any rank starts: a job sent again by hand replaces the record, and the job is named."""
+    """Set a former record aside and name the job, on rank 0, since a job may be sent again by hand."""
     with contextlib.suppress(OSError):
         if (folder / RECORD).is_file() and not (folder / RECORD).is_symlink():
             shelf = folder / "attempts"
@@ -123,7 +121,7 @@ def open_anew(folder: Path, start: str, nodes: str) -> None:
 
 
 def start_name() -> str:
-    """Name of this start of the job: its number, and how often it has been put back into the queue."""
+    """Return the name of this start of the job: its number, and how often it was requeued."""
     return f"{int(os.environ['SLURM_JOB_ID'])}-{int(os.environ.get('SLURM_RESTART_COUNT') or 0)}"
 
 
@@ -132,8 +130,8 @@ def _job_number() -> str:
 
 
 def keep(folder: Path, module: str) -> int:
-    """Fork the rank, wait for its end and write that down; returns the exit code that srun is to see."""
-    # Meant for the rank, and sent to every process of the task: the first to save, the second to end.
+    """Fork the rank, wait for its end and record it; return the exit code for srun."""
+    # These signals are meant for the rank, and sent to every process of the task: the first to save, the second to end.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: None)
     rank, start = int(os.environ["SLURM_PROCID"]), start_name()
@@ -151,7 +149,7 @@ def keep(folder: Path, module: str) -> int:
 
 
 def _wait_for_peers(folder: Path, start: str) -> None:
-    """Let ranks that saved end together: srun stops the peers of the first, and one killed hides the others' code."""
+    """Let ranks that saved end together: srun kills the peers of the first, which would hide their exit code."""
     ranks = range(int(os.environ["SLURM_STEP_NUM_TASKS"]))
     deadline_s = time.monotonic() + TOGETHER_S
     while time.monotonic() < deadline_s:
@@ -168,7 +166,7 @@ def _has_ended(path: Path, start: str) -> bool:
 
 
 def _wait(pid: int, request: Path | None) -> int:
-    """Exit code of the rank (negative: signal); a cancel request that appears ends it, and srun the others."""
+    """Wait for the rank's exit code (negative: signal); a cancel request ends it, and srun then ends the others."""
     asked = False
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -181,7 +179,7 @@ def _wait(pid: int, request: Path | None) -> int:
 
 
 def _be_rank(folder: Path, module: str, rank: int, start: str, keeper: int) -> NoReturn:
-    """In the forked process: find the other ranks, then become the worker."""
+    """Find the other ranks, in the forked process, then become the worker."""
     os.environ[PARENT_VARIABLE] = str(keeper)
     try:
         die_with_parent()
@@ -194,7 +192,7 @@ def _be_rank(folder: Path, module: str, rank: int, start: str, keeper: int) -> N
 
 
 def _find_peers(folder: Path, rank: int, start: str) -> None:
-    """Set in the environment what a rank is told by every launcher."""
+    """Set a rank's environment variables."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ["TORCH_FR_BUFFER_SIZE"] = "20000"
     os.environ["PYTHONFAULTHANDLER"] = "1"
@@ -203,7 +201,7 @@ def _find_peers(folder: Path, rank: int, start: str) -> None:
         open_anew(folder, start, os.environ.get("SLURM_STEP_NODELIST", ""))
     import idr_torch  # which imports torch: seconds
 
-    # At its first question idr_torch sets these variables itself; what is set after that stays.
+    # idr_torch sets these variables itself when first asked; what is set after that stays.
     node = str(idr_torch.master_addr)
     address, port = meet(folder, start, rank, node, int(os.environ["SLURM_JOB_ID"]))
     os.environ["RANK"] = str(idr_torch.rank)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,10 +18,10 @@ from dlojz.results.record import read_record
 from dlojz.running import launch
 from dlojz.running.folder import Job, read_job
 from dlojz.running.launch import run, submit_many
-from dlojz.running.limits import explain_refusal, preview
+from dlojz.running.limits import preview
 from dlojz.running.run import Run
 from dlojz.running.slurm import slurm_job
-from dlojz.running.slurm.slurm_reasons import explain_reason
+from dlojz.running.slurm.slurm_messages import explain_reason, explain_refusal
 
 Program = Callable[[str, str], None]
 CONFIG = RunConfig.of(model="vit_tiny", dp=2, device="cpu")
@@ -241,12 +240,10 @@ def test_a_gpu_is_looked_for_on_the_cluster(program: Program) -> None:
 
 
 def test_sbatch_that_hangs(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    program("sbatch", "exec sleep 60")
+    program("sbatch", "exec sleep 3600")
     monkeypatch.setattr(slurm_job, "TIMEOUT_S", 0.2)
-    began = time.monotonic()
     with pytest.raises(LabError, match="did not answer within"):
         send()
-    assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize(
@@ -260,7 +257,7 @@ def test_sbatch_that_hangs(program: Program, monkeypatch: pytest.MonkeyPatch) ->
         ("AssocGrpGRESMinutes", "used up", "épuisées"),
         ("QOSMaxJobsPerUserLimit", "the QoS has reached its limit of jobs at once", "travaux simultanés de la QoS"),
         ("QOSGrpNodeLimit", "limit of nodes together", "de nœuds de la QoS"),
-        ("QOSMaxWallDurationPerJobLimit", "for ever", "sans fin"),
+        ("QOSMaxWallDurationPerJobLimit", "so many hours: it waits for ever", "d’heures à un seul travail"),
         ("QOSMaxGRESPerUser", "limit of GPUs", "de GPU"),
         ("BeginTime", "by itself", "de lui-même"),
         ("ReqNodeNotAvail, UnavailableNodes:n[0-1]", "maintained", "maintenance"),

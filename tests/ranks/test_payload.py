@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dlojz.ranks.live import belongings
+from dlojz.ranks.live import payload
 from dlojz.ranks.rank_setup import RanksRefused
 
 _CELLS = count()
@@ -39,7 +39,7 @@ def rebuilt(packed: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_value_is_copied() -> None:
-    assert belongings(["a"], {"a": [1], "b": 2}) == {"modules": {}, "sources": [], "values": {"a": [1]}}
+    assert payload(["a"], {"a": [1], "b": 2}) == {"modules": {}, "sources": [], "values": {"a": [1]}}
 
 
 def test_a_function_goes_with_the_functions_classes_and_modules_it_mentions() -> None:
@@ -49,7 +49,7 @@ def test_a_function_goes_with_the_functions_classes_and_modules_it_mentions() ->
         "class Box:\n    def __init__(self, x):\n        self.x = helper(x)",
         "def f(x):\n    return Box(x).x + Many('aab')['a']",
     )
-    packed = belongings(["f"], variables)
+    packed = payload(["f"], variables)
     assert packed["modules"] == {"math": ("math", ""), "Many": ("collections", "Counter")}
     assert packed["values"] == {}
     assert rebuilt(packed)["f"](4.7) == 6
@@ -57,38 +57,38 @@ def test_a_function_goes_with_the_functions_classes_and_modules_it_mentions() ->
 
 def test_a_class_of_static_methods_goes_too() -> None:
     variables = notebook("class Twice:\n    @staticmethod\n    def forward(x):\n        return 2 * x")
-    assert rebuilt(belongings(["Twice"], variables))["Twice"].forward(3) == 6
+    assert rebuilt(payload(["Twice"], variables))["Twice"].forward(3) == 6
 
 
 def test_a_function_under_another_name_has_both() -> None:
     variables = notebook("def f():\n    return 1\ng = f", "h = lambda: 2")
-    assert rebuilt(belongings(["g", "h"], variables))["g"]() == 1
-    assert rebuilt(belongings(["g", "h"], variables))["h"]() == 2
+    assert rebuilt(payload(["g", "h"], variables))["g"]() == 1
+    assert rebuilt(payload(["g", "h"], variables))["h"]() == 2
 
 
 def test_functions_that_call_each_other_are_sent_once() -> None:
     variables = notebook(
         "def even(n):\n    return n == 0 or odd(n - 1)\ndef odd(n):\n    return n != 0 and even(n - 1)"
     )
-    packed = belongings(["even"], variables)
+    packed = payload(["even"], variables)
     assert len(packed["sources"]) == 2
     assert rebuilt(packed)["even"](10)
 
 
 def test_values_that_were_not_named_stay_in_the_notebook() -> None:
     variables = notebook("STEPS = 3\ndef f():\n    return STEPS")
-    assert belongings(["f"], variables)["values"] == {}
-    assert rebuilt(belongings(["f", "STEPS"], variables))["f"]() == 3
+    assert payload(["f"], variables)["values"] == {}
+    assert rebuilt(payload(["f", "STEPS"], variables))["f"]() == 3
 
 
 def test_what_every_rank_has_of_its_own_is_not_sent() -> None:
     variables = notebook("import torch\nrank = 7\ndef f():\n    return torch.ones(rank)")
-    assert belongings(["f"], variables)["modules"] == {}
+    assert payload(["f"], variables)["modules"] == {}
 
 
 def test_an_unknown_name_is_refused_and_the_closest_named() -> None:
     with pytest.raises(RanksRefused, match="unknown name 'modle': did you mean 'model'"):
-        belongings(["modle"], {"model": 1})
+        payload(["modle"], {"model": 1})
 
 
 @pytest.mark.parametrize(
@@ -108,4 +108,4 @@ def test_what_cannot_be_sent_is_refused_in_one_sentence(name: str, sentence: str
     )
     variables["lock"] = threading.Lock()
     with pytest.raises(RanksRefused, match=sentence):
-        belongings([name], variables)
+        payload([name], variables)

@@ -1,4 +1,4 @@
-"""What the crew hears from its ranks."""
+"""What the pool hears from its ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dlojz.ranks.cluster import Event
-from dlojz.ranks.live import Crew
+from dlojz.ranks.live import RankPool
 
 
 def test_looking_for_what_has_happened_never_waits_for_ever() -> None:
@@ -21,7 +21,7 @@ def test_looking_for_what_has_happened_never_waits_for_ever() -> None:
     signal.alarm(10)
     try:
         for _ in range(10_000):
-            assert Crew(SimpleNamespace(events=queue.SimpleQueue()), 1)._next_event(0) is None  # type: ignore[arg-type]
+            assert RankPool(SimpleNamespace(events=queue.SimpleQueue()), 1)._next_event(0) is None  # type: ignore[arg-type]
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, former)
@@ -29,8 +29,8 @@ def test_looking_for_what_has_happened_never_waits_for_ever() -> None:
 
 def test_events_come_in_their_order() -> None:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    crew = Crew(SimpleNamespace(events=events), 1)  # type: ignore[arg-type]
+    pool = RankPool(SimpleNamespace(events=events), 1)  # type: ignore[arg-type]
     for name in ("first", "second"):
         events.put(Event("died", name=name))
-    heard = [crew._next_event(0.1) for _ in range(3)]
+    heard = [pool._next_event(0.1) for _ in range(3)]
     assert [event.name for event in heard if event is not None] == ["first", "second"]
