@@ -17,7 +17,7 @@ from typing import NamedTuple
 from dlojz import hardware
 from dlojz.planner.planned_memory import columns_of, layout_memories
 from dlojz.planner.planned_model import subject
-from dlojz.planner.space import Candidate, Space, run_config_of, space_of
+from dlojz.planner.space import PlannedLayout, Space, run_config_of, space_of
 from dlojz.prediction.forecast import heaviest
 
 MODELS = {"coatnet_7": {"image_size": 512}, "vit_l_16": {}, "gpt2_xl": {}, "llama_3_8b": {}}
@@ -44,7 +44,7 @@ class Compared(NamedTuple):
     """
 
     model: str
-    candidate: Candidate
+    candidate: PlannedLayout
     planned: tuple[float, ...]
     forecast: tuple[float, ...]
     limits: tuple[int, ...]
@@ -62,7 +62,7 @@ class Compared(NamedTuple):
         return first, second
 
 
-def candidates(model: str) -> Iterator[Candidate]:
+def candidates(model: str) -> Iterator[PlannedLayout]:
     """The layouts of one model on eight GPUs."""
     tensor = 5 if model == "gpt2_xl" else 2  # its 25 heads
     for checkpointing in ("none", "selective", "full"):
@@ -75,10 +75,12 @@ def candidates(model: str) -> Iterator[Candidate]:
             yield _candidate(GPUS // 2, 1, 2, 1, checkpointing, "deepspeed")
 
 
-def _candidate(dp: int, tp: int, pp: int, zero: int, checkpointing: str, engine: str) -> Candidate:
+def _candidate(dp: int, tp: int, pp: int, zero: int, checkpointing: str, engine: str) -> PlannedLayout:
     number = BATCH // (dp * MICRO_BATCH) or 1
-    gpus, order = dp * tp * pp, ("1f1b", 1)
-    return Candidate(gpus, dp, tp, pp, zero, MICRO_BATCH, number, *order, checkpointing, False, "none", engine)
+    return PlannedLayout(
+        dp=dp, tp=tp, pp=pp, zero=zero, micro_batch=MICRO_BATCH, micro_batches=number, checkpointing=checkpointing,
+        engine=engine,
+    )  # fmt: skip
 
 
 def compared(model: str) -> list[Compared]:
@@ -102,7 +104,7 @@ def compared(model: str) -> list[Compared]:
     return made
 
 
-def _outside(device: hardware.Device, one: Candidate) -> int:
+def _outside(device: hardware.Device, one: PlannedLayout) -> int:
     return device.memory_bytes - device.allocatable_bytes(one.gpus) + 2 * device.cublas_workspace_bytes
 
 

@@ -1,14 +1,7 @@
-"""Campaign: what is to be measured, and the runs that follow from it.
+"""Campaign: a TOML file of base fields, axes and exclusions, and the runs that follow from it.
 
-A campaign as it is written down: a TOML file of base fields, axes and exclusions.
-
-A campaign that exists names only fields that a run has, so that a slip of the keyboard is refused before any point is
-made. Nothing here asks whether a point is possible: `dlojz.campaign.campaign` does.
-
-From a campaign to its points, in order; every impossible one is found before anything is run.
-
-Pure: the same campaign gives the same points in the same order, whatever has been run; a plan that exists holds only
-points that some engine runs, and no run twice.
+A campaign names only fields that a run has. `expand` gives its points in order and refuses those that no engine runs,
+before anything is started; the same campaign gives the same points in the same order.
 """
 
 from __future__ import annotations
@@ -45,7 +38,7 @@ Table = dict[str, Value]
 
 
 class Exclusion(Contract):
-    """Points that are left out, and why.
+    """Exclusion of points from a campaign, with the reason.
 
     Args:
         match: field → value, or a list of values any of which matches; a point must match all of them.
@@ -70,7 +63,7 @@ def _same(value: object, wanted: object) -> bool:
 
 
 class Campaign(Contract):
-    """What is to be measured: every combination of the axes' values, over the base fields.
+    """Campaign: every combination of the axes' values, over the base fields.
 
     An axis is a list of values of the field of its name, or a list of tables of fields; then its name is free, and a
     table's own `name` is how it is called in figures. The first axis varies slowest.
@@ -149,12 +142,12 @@ def _check_field(key: str, place: str) -> None:
 
 
 def campaigns_folder() -> Path:
-    """Where the campaigns of the course are: `slurm/campaigns` beside the package."""
+    """Folder of the course's campaigns: `slurm/campaigns` beside the package."""
     return COURSE / "slurm" / "campaigns"
 
 
 def find_campaign(word: str) -> Path:
-    """The file of a campaign: a path to a TOML file, or the name of one of the course's.
+    """Find the file of a campaign: a path to a TOML file, or the name of one of the course's.
 
     Raises:
         LabError: if there is none; the campaigns of the course are listed.
@@ -172,7 +165,7 @@ def find_campaign(word: str) -> Path:
 
 
 def read_campaign(path: Path) -> Campaign:
-    """A campaign from its file.
+    """Read a campaign from its file.
 
     Raises:
         LabError: if the file cannot be read, is no TOML, has an unfit name, or holds no legal campaign; one sentence
@@ -239,7 +232,7 @@ class CampaignPoint:
 
     @property
     def label(self) -> str:
-        """The point in words: what the axes say of it, or its title where there is no axis."""
+        """Point in words: its values on the axes, or its title where there is no axis."""
         again = [f"#{self.repeat}"] if self.repeat > 1 else []
         return ", ".join([*(self.labels.values() or [self.config.title]), *again])
 
@@ -253,7 +246,7 @@ class CampaignPlan:
 
 
 def expand(campaign: Campaign, machine: str | None = None) -> CampaignPlan:
-    """Every point of a campaign, the first axis varying slowest and the repeats fastest.
+    """Expand a campaign to its points, the first axis varying slowest and the repeats fastest.
 
     Args:
         machine: name of a machine that takes the place of those of the campaign.
@@ -278,7 +271,15 @@ def expand(campaign: Campaign, machine: str | None = None) -> CampaignPlan:
         except LabError as error:
             impossible.append(named + say(en=": ", fr=" : ") + str(error))
     if impossible:
-        raise LabError(_impossible(impossible))
+        listed = "\n".join(f"  - {sentence}" for sentence in impossible)
+        raise LabError(
+            say(
+                en=f"nothing was submitted: {len(impossible)} of the campaign's points cannot be run. Change them, or "
+                f"leave them out with [[exclude]]:\n{listed}",
+                fr=f"rien n’a été soumis : {len(impossible)} points de la campagne ne peuvent pas être exécutés. "
+                f"Changez-les, ou écartez-les avec [[exclude]] :\n{listed}",
+            )
+        )
     _check(campaign, points, unused if machine is None else [])
     return CampaignPlan(tuple(points), tuple(excluded))
 
@@ -286,13 +287,14 @@ def expand(campaign: Campaign, machine: str | None = None) -> CampaignPlan:
 def _combinations(campaign: Campaign, machine: str | None) -> Iterator[tuple[dict[str, str], Table]]:
     """The labels and the fields of every combination."""
     axes = {name: values for name, values in campaign.axes.items() if machine is None or name != MACHINE}
-    if any(not NAME.fullmatch(str(name)) for name in _machines(campaign, machine)):
+    machines = _machines(campaign, machine)
+    if any(not NAME.fullmatch(str(name)) for name in machines):
         raise LabError(
             say(
                 en="a machine is named with at most 40 letters, digits, '-', '_' and '.', but "
-                f"{_machines(campaign, machine)!r} was received.",
+                f"{machines!r} was received.",
                 fr="une machine se nomme par au plus 40 lettres, chiffres, « - », « _ » et « . », mais "
-                f"{_machines(campaign, machine)!r} a été reçu.",
+                f"{machines!r} a été reçu.",
             )
         )
     count = len(list(itertools.islice(itertools.product(*axes.values()), MAX_POINTS + 1))) * campaign.repeats
@@ -331,17 +333,12 @@ def _in_words(axis: str, value: Value | Table) -> str:
     if isinstance(value, dict):
         if TITLE not in value:
             return ", ".join(
-                f"{key} {own if isinstance(own, str) else _number_in_words(own)}" for key, own in value.items()
+                f"{key} {own if isinstance(own, str) else localized(str(own).lower())}" for key, own in value.items()
             )
         value = value[TITLE]
     if isinstance(value, str):
         return f"{axis} {value.lower()}" if value.replace(".", "").isdigit() else value
-    return f"{axis} {_number_in_words(value)}"
-
-
-def _number_in_words(value: bool | int | float) -> str:
-    """A number as the reader's language writes it, or `true` or `false`."""
-    return localized(str(value).lower())
+    return f"{axis} {localized(str(value).lower())}"
 
 
 def _points(campaign: Campaign, labels: dict[str, str], fields: Table, before: int) -> list[CampaignPoint]:
@@ -355,17 +352,6 @@ def _points(campaign: Campaign, labels: dict[str, str], fields: Table, before: i
         )
         for repeat in range(1, campaign.repeats + 1)
     ]
-
-
-def _impossible(sentences: list[str]) -> str:
-    """Every impossible point, one a line."""
-    listed = "\n".join(f"  - {sentence}" for sentence in sentences)
-    return say(
-        en=f"nothing was submitted: {len(sentences)} of the campaign's points cannot be run. Change them, or leave "
-        f"them out with [[exclude]]:\n{listed}",
-        fr=f"rien n’a été soumis : {len(sentences)} points de la campagne ne peuvent pas être exécutés. Changez-les, "
-        f"ou écartez-les avec [[exclude]] :\n{listed}",
-    )
 
 
 def _check(campaign: Campaign, points: list[CampaignPoint], unused: list[Exclusion]) -> None:

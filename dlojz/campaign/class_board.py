@@ -1,14 +1,7 @@
-"""Class board: the runs of all students under pseudonyms.
+"""Class board: exercises, runs and hours of all students, from their folders, under pseudonyms.
 
-The class at a glance: what each student's folder tells of exercises, runs and hours.
-
-The folders are somebody else's: they are only read, no link in them is followed, nothing but regular files of a bounded
-size is opened, and what cannot be read is one sentence that hinders nothing. No sentence holds a name, so that
-pseudonyms hide them.
-
-Pseudonyms of students: a keyed hash of the name.
-
-The same name and the same key give the same pseudonym.
+The folders are somebody else's: they are only read, no link in them is followed, only regular files of a bounded size
+are opened, and what cannot be read becomes one sentence. No sentence holds a name, so that pseudonyms hide them.
 """
 
 from __future__ import annotations
@@ -40,7 +33,7 @@ _EXERCISE = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 
 @dataclass(frozen=True)
 class Best:
-    """The highest throughput of a student with one model."""
+    """Highest throughput of a student with one model."""
 
     model: str
     title: str
@@ -78,7 +71,7 @@ class Student:
 
 
 def read_class(folder: Path, call: Callable[[str], str] = str) -> list[Student]:
-    """All students of a folder, each from the folder of that name, by name.
+    """Read the folders of all students, by name.
 
     Args:
         folder: holds one folder per student; what is hidden or no folder is no student.
@@ -200,7 +193,7 @@ def _count(record: RunRecord, student: Student) -> None:
 
 
 def _plain(path: Path, most_bytes: int, student: Student) -> bool:
-    """Whether a file may be opened: no link, no pipe, not beyond its size. What may not is told."""
+    """Whether a file may be opened: no link, no pipe, not beyond its size; else a problem is noted."""
     try:
         state = path.lstat()
     except OSError as error:
@@ -255,7 +248,7 @@ def _unreadable(error: OSError) -> str:
 
 
 def told_problems(student: Student) -> list[str]:
-    """Each sentence once, with how often it holds; the first few."""
+    """List the first few problems, each once with its count."""
     counts = {sentence: student.problems.count(sentence) for sentence in dict.fromkeys(student.problems)}
     told = [sentence if count == 1 else f"{count} × {sentence}" for sentence, count in counts.items()]
     return told[:MAX_PROBLEMS] + (["…"] if len(told) > MAX_PROBLEMS else [])
@@ -267,7 +260,7 @@ DIGITS = 10
 
 
 def key_file() -> Path:
-    """Where the key is kept by default: the user's configuration, not the folder of the class."""
+    """Default path of the key: in the user's configuration, not in the folder of the class."""
     base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(base, "dlojz", "board.key")
 

@@ -1,7 +1,7 @@
-"""Running a campaign: point after point here, or as job arrays through a scheduler.
+"""Run a campaign: point after point here, or as job arrays through a scheduler.
 
-It can be interrupted at any moment and called again: what was run is found by its configuration, what is queued or
-running is waited for, and only what failed or was never started is started.
+It can be interrupted and called again: a finished run is found by its configuration, a queued or running one is waited
+for, and only what failed or was never started is started.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _note(results: list[Result], index: int, run: Run, told: Told) -> None:
 
 
 def unfit_backend(plan: CampaignPlan, on: Backend) -> str:
-    """Why a plan cannot be run so; empty where it can."""
+    """Say why a plan cannot be run on a backend; empty where it can."""
     from dlojz.running.launch import MAX_RANKS_PER_CORE
     from dlojz.running.supervisor import cores_available
 

@@ -1,13 +1,7 @@
-"""Report of a campaign: tables, figures, a page.
-
-From the results of a campaign to its four figures.
-
-Points are joined in a figure when they differ in nothing but what its axis counts.
-
-The report of a campaign: Markdown, HTML with its figures in it, CSV, in one folder.
+"""Report of a campaign: Markdown, HTML with its figures in it, CSV, in one folder.
 
 Written from the run folders at any time, also of a campaign that is not finished; every text is escaped; each file is
-whole or not there; the HTML refers to nothing outside itself.
+written whole; the HTML refers to nothing outside itself.
 """
 
 from __future__ import annotations
@@ -58,7 +52,7 @@ def campaign_figures(campaign: Campaign, results: Sequence[Result], folder: Path
 
 
 def marks_of(campaign: Campaign, results: Sequence[Result]) -> list[CampaignMark]:
-    """The results as the figures draw them."""
+    """Convert results to marks of the figures."""
     fields, _ = _batch_axis([result.point for result in results])
     batch_axes = _axes_that_set(campaign, BATCH)
     rank_axes = _axes_that_set(campaign, RANKS)
@@ -129,7 +123,7 @@ STYLE = (
 
 
 def report_folder(root: Path, name: str) -> Path:
-    """Where the report of a campaign is written."""
+    """Folder of a campaign's report."""
     return root / CAMPAIGNS / name
 
 
@@ -163,7 +157,7 @@ def write_report(campaign: Campaign, plan: CampaignPlan, results: Sequence[Resul
 
 
 def findings(results: Sequence[Result]) -> list[str]:
-    """What the campaign says, in sentences computed from its results."""
+    """Findings of a campaign, in sentences computed from its results."""
     done = [result for result in results if result.state == "completed"]
     over = [result for result in results if result.state == "oom"]
     told = [
@@ -228,73 +222,55 @@ def findings(results: Sequence[Result]) -> list[str]:
     return told
 
 
-def _reasons(results: Sequence[Result]) -> list[tuple[str, str]]:
-    """The points that have something to say for themselves."""
-    return [
+def _sections(plan: CampaignPlan, results: Sequence[Result]) -> list[tuple[str, Sequence[tuple[str, str]]]]:
+    """Headings, each with points and what is said of them; only those with any."""
+    reasons = [
         (f"{result.point.number}. {result.point.label} ({state_label(result)})", result.reason or result.outlook.note)
         for result in results
         if (result.reason and not result.waits_for) or result.outlook.note
     ]
+    failures = say(en="What did not go well, and what is not predicted", fr="Échecs et absences de prédiction")
+    left_out = say(en="Left out", fr="Points écartés")
+    return [(heading, points) for heading, points in ((failures, reasons), (left_out, plan.excluded)) if points]
+
+
+def _table(results: Sequence[Result]) -> Table:
+    titles, rows = measured(results)
+    return Table(tuple(titles), tuple(tuple(cell or DASH for cell in row) for row in rows), align="lllr")
 
 
 def markdown(campaign: Campaign, plan: CampaignPlan, results: Sequence[Result], figures: dict[str, LabFigure]) -> str:
-    """The report as Markdown; the figures lie beside it."""
-    titles, rows = measured(results)
+    """Write the report as Markdown, with the figures as files."""
     lines = [f"# {markdown_safe(campaign.title)}", ""]
     lines += [markdown_safe(line) for line in campaign.description.strip().splitlines()]
-    lines += ["", *(f"- {markdown_safe(sentence)}" for sentence in findings(results)), ""]
-    lines.append(Table(tuple(titles), tuple(map(tuple, rows)), align="lllr").markdown())
+    lines += ["", *(f"- {markdown_safe(sentence)}" for sentence in findings(results)), "", _table(results).markdown()]
     for name, figure in figures.items():
         lines += ["", f"![{markdown_safe(figure.alt)}]({name})"]
-    for heading, told in (
-        (
-            say(en="What did not go well, and what is not predicted", fr="Échecs et absences de prédiction"),
-            _reasons(results),
-        ),
-        (say(en="Left out", fr="Points écartés"), plan.excluded),
-    ):
-        if told:
-            lines += ["", f"## {markdown_safe(heading)}", ""]
-            lines += [f"- {markdown_safe(point)}{colon()}{markdown_safe(why)}" for point, why in told]
+    for heading, told in _sections(plan, results):
+        lines += ["", f"## {markdown_safe(heading)}", ""]
+        lines += [f"- {markdown_safe(point)}{colon()}{markdown_safe(why)}" for point, why in told]
     return "\n".join(lines) + "\n"
 
 
 def html(
     campaign: Campaign, plan: CampaignPlan, results: Sequence[Result], folder: Path, figures: dict[str, LabFigure]
 ) -> str:
-    """The report as one HTML page, with its figures in it."""
-    titles, rows = measured(results)
+    """Write the report as one HTML page, with its figures in it."""
+    description = "\n".join(safe(line) for line in campaign.description.strip().splitlines())
     parts = [
         f'<!DOCTYPE html><html lang="{language()}"><head><meta charset="utf-8">',
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
         "style-src 'unsafe-inline'\">",
         f"<title>{safe(campaign.title)}</title><style>{STYLE}</style></head><body>",
-        f"<h1>{safe(campaign.title)}</h1><pre>{safe_lines(campaign.description.strip())}</pre><ul>",
+        f"<h1>{safe(campaign.title)}</h1><pre>{description}</pre><ul>",
         *(f"<li>{safe(sentence)}</li>" for sentence in findings(results)),
-        "</ul><table><thead><tr>",
-        *(f'<th scope="col">{safe(title)}</th>' for title in titles),
-        "</tr></thead><tbody>",
+        "</ul>",
+        _table(results)._repr_html_().replace("<th>", '<th scope="col">'),
     ]
-    for row in rows:
-        parts.append("<tr>" + "".join(f"<td>{safe(cell or DASH)}</td>" for cell in row) + "</tr>")
-    parts.append("</tbody></table>")
     for name, figure in figures.items():
         picture = base64.b64encode((folder / name).read_bytes()).decode("ascii")
         parts.append(f'<p><img alt="{safe(figure.alt)}" src="data:image/png;base64,{picture}"></p>')
-    for heading, told in (
-        (
-            say(en="What did not go well, and what is not predicted", fr="Échecs et absences de prédiction"),
-            _reasons(results),
-        ),
-        (say(en="Left out", fr="Points écartés"), plan.excluded),
-    ):
-        if told:
-            parts.append(f"<h2>{safe(heading)}</h2><ul>")
-            parts += [f"<li>{safe(point)}{colon()}{safe(why)}</li>" for point, why in told]
-            parts.append("</ul>")
+    for heading, told in _sections(plan, results):
+        items = "".join(f"<li>{safe(point)}{colon()}{safe(why)}</li>" for point, why in told)
+        parts.append(f"<h2>{safe(heading)}</h2><ul>{items}</ul>")
     return "".join(parts) + "</body></html>\n"
-
-
-def safe_lines(text: str) -> str:
-    """Text of several lines, each shown letter by letter."""
-    return "\n".join(safe(line) for line in text.splitlines())

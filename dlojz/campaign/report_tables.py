@@ -1,6 +1,6 @@
-"""The rows of a campaign: for people as short texts, for a spreadsheet with every field.
+"""Tables of a campaign: for people as short texts, for a spreadsheet with every field.
 
-Both are of all points, whatever became of them, and no cell can be taken for a formula.
+Both hold all points, whatever became of them, and no cell can be taken for a formula.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")
 
 
 def state_label(result: Result) -> str:
-    """How a point stands, in the reader's language; of one that waits also why, in the scheduler's word."""
+    """State of a point in the reader's language; of one that waits also the scheduler's reason."""
     label = {
         WAITING: say(en="not run yet", fr="pas encore exécuté"),
         REFUSED: say(en="refused", fr="refusé"),
@@ -30,13 +30,8 @@ def state_label(result: Result) -> str:
     return f"{label} ({result.waits_for})" if result.waits_for else label
 
 
-def fits_label(result: Result) -> str:
-    """Whether a point is predicted to fit."""
-    return {True: say(en="yes", fr="oui"), False: say(en="NO", fr="NON"), None: DASH}[result.outlook.fits]
-
-
 def foreseen(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
-    """Titles and rows of what is predicted: what a dry run shows."""
+    """Table of the predictions, as titles and rows: what a dry run shows."""
     titles = [
         "#",
         say(en="point", fr="point"),
@@ -57,7 +52,7 @@ def foreseen(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
             str(result.point.config.layout.world_size),
             format_bytes(result.outlook.taken_bytes),
             format_bytes(result.outlook.limit_bytes),
-            fits_label(result),
+            {True: say(en="yes", fr="oui"), False: say(en="NO", fr="NON"), None: DASH}[result.outlook.fits],
             format_bytes(result.outlook.communication_bytes),
             hours(result.outlook.most_hours),
             state_label(result),
@@ -68,7 +63,7 @@ def foreseen(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
 
 
 def measured(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
-    """Titles and rows of what was measured, beside what was predicted."""
+    """Table of the measurements with their predictions, as titles and rows."""
     titles = [
         "#",
         say(en="point", fr="point"),
@@ -106,7 +101,7 @@ def measured(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
 
 
 def brief(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
-    """Titles and rows of what is measured, for a terminal: predicted and measured in one cell."""
+    """Table of the measurements for a terminal: predicted and measured in one cell."""
     _, rows = measured(results)
     titles = [
         "#",
@@ -122,17 +117,17 @@ def brief(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
 
 
 def hours(value: float | None) -> str:
-    """A number of hours, with three digits or all before the decimal mark; a missing one is a dash."""
+    """Format a number of hours, with three digits or all before the decimal mark; a missing one is a dash."""
     return DASH if value is None else rounded(value)
 
 
 def colon() -> str:
-    """What stands between a name and what is said of it."""
+    """Colon of the reader's language."""
     return say(en=": ", fr=" : ")
 
 
 def row_of(result: Result) -> dict[str, Any]:
-    """Every figure of a point, with units in the names; None where it is not known."""
+    """Export every figure of a point, with units in the names; None where it is not known."""
     config = result.point.config
     own = {**config.to_dict(), **config.layout.to_dict()}
     predicted_bytes, measured_bytes = result.memory_bytes
@@ -165,7 +160,7 @@ def row_of(result: Result) -> dict[str, Any]:
 
 
 def csv_text(results: Sequence[Result]) -> str:
-    """One line per point, with every field of its configuration; a text that a spreadsheet would run is quoted by '."""
+    """Write CSV, one line per point, with every field; a text that a spreadsheet would run is quoted by '."""
     text = io.StringIO()
     rows = [row_of(result) for result in results]
     writer = csv.writer(text, lineterminator="\n")
@@ -175,7 +170,7 @@ def csv_text(results: Sequence[Result]) -> str:
 
 
 def harmless(value: object) -> object:
-    """A cell as a spreadsheet shows it, and never runs it."""
+    """Quote a cell that a spreadsheet would run as a formula."""
     if not isinstance(value, str):
         return value
     shown = visible(value)

@@ -1,13 +1,7 @@
-"""Results of a campaign, and what the missing runs should cost.
+"""Results of a campaign: what was predicted of each point, which run stands for it, what that run measured.
 
-What is predicted of a point before it is run: memory, messages, cost, and why its machine would not take it.
-
-Nothing is started, nobody is asked; what is told is of the heaviest rank.
-
-What a campaign knows of each point: what was predicted, which run stands for it, what that run measured.
-
-The run folders are the only truth; a point's run is found by its configuration, and neither a replayed record nor a run
-made on another machine stands for it. What is compared is of one rank: the heaviest.
+A point's run is found in the run folders by its configuration; neither a replayed record nor a run made on another
+machine stands for it. Memory is compared on one rank, the heaviest.
 """
 
 from __future__ import annotations
@@ -41,7 +35,7 @@ MAX_SHOWN = 80
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is predicted of a point.
+    """Prediction for a point.
 
     Args:
         rank: the one that takes most memory.
@@ -69,7 +63,7 @@ class Outlook:
     @property
     def taken_bytes(self) -> int | None:
         """What the rank takes: of a GPU as nvidia-smi shows it, of a CPU the largest sum of its tensors."""
-        return taken_of(self.memory)
+        return None if self.memory is None else self.memory.needed_bytes
 
     @property
     def fits(self) -> bool | None:
@@ -79,13 +73,8 @@ class Outlook:
         return self.taken_bytes <= self.limit_bytes
 
 
-def taken_of(memory: Memory | None) -> int | None:
-    """What a rank needs of its device; None where nothing is known."""
-    return None if memory is None else memory.needed_bytes
-
-
 def outlook(point: CampaignPoint, time_limit_s: float | None, asked: Asked = NOTHING) -> Outlook:
-    """Predict one point; what cannot be predicted is told in the note.
+    """Predict one point; what cannot be predicted is said in the note.
 
     Args:
         time_limit_s: of its run, > 0.
@@ -137,7 +126,7 @@ def _place(point: CampaignPoint, time_limit_s: float | None, asked: Asked) -> tu
 
 
 def account_of(machine_name: str, asked: Asked) -> str:
-    """Whose hours a machine bills: a project without an ending gets that of the machine, so that one serves them all.
+    """Account that a machine bills; a project without an ending gets that of the machine.
 
     Args:
         asked: its `account`, else `$DLOJZ_ACCOUNT`; empty where neither tells one.
@@ -173,7 +162,7 @@ def _named(option: str, name: str, ending: str = "") -> str:
 
 
 def root_of(root: Path, machine: str) -> Path:
-    """Where the runs of a machine are kept: a folder of its own, as the same run elsewhere measures something else."""
+    """Folder of the runs of a machine; each has one, as the same run elsewhere measures something else."""
     return root / f"on-{machine}" if machine else root
 
 
@@ -183,7 +172,7 @@ WAITING, REFUSED = "waiting", "refused"
 
 @dataclass(frozen=True)
 class Result:
-    """A point, what was predicted of it, and what its run measured so far.
+    """Result of a point: what was predicted, and what its run measured so far.
 
     Args:
         state: of the run; `waiting` or `refused` where there is none.
@@ -236,7 +225,7 @@ class Result:
     def communication_bytes(self) -> int | None:
         """Messages of rank 0 in one step, measured; the lab's own control traffic is left out."""
         first = self.record.footprint() if self.record else None
-        return message_bytes(first) if first else None
+        return sum(one.message_bytes for one in first.communication if one.group != "control") if first else None
 
     @property
     def rank_hours(self) -> float:
@@ -244,13 +233,8 @@ class Result:
         return self.point.config.layout.world_size * self.record.elapsed_s / 3600 if self.record else 0.0
 
 
-def message_bytes(footprint: Footprint) -> int:
-    """All messages of one step but the lab's own."""
-    return sum(traffic.message_bytes for traffic in footprint.communication if traffic.group != "control")
-
-
 def find_run(point: CampaignPoint, root: Path) -> Run | None:
-    """The newest run that stands for a point: one that needs not be made again, else any other.
+    """Find the newest run of a point: one that needs not be repeated, else any other.
 
     Raises:
         LabError: if the folder of the runs cannot be read.
@@ -273,7 +257,7 @@ def find_run(point: CampaignPoint, root: Path) -> Run | None:
 
 
 def result_of(point: CampaignPoint, predicted: Outlook, run: Run | None) -> Result:
-    """A point with its run, as it stands now."""
+    """Read the result of a point from its run."""
     if run is None:
         return Result(point, predicted)
     state = run.state
@@ -303,7 +287,7 @@ def _does_not_fit(predicted: Outlook, reason: str) -> str:
 
 
 def judged(results: Sequence[Result]) -> list[Result]:
-    """The results with what only their neighbours tell: throughput predicted from one process, scaling efficiency."""
+    """Complete results by their neighbours: throughput predicted from one process, scaling efficiency."""
     predicted = _predicted_rates(results)
     return [
         replace(result, predicted_samples_per_s=predicted.get(result.run_id), efficiency=_efficiency(result, results))

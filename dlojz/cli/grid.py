@@ -19,11 +19,11 @@ from typing import Any
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, say
 from dlojz.base.table import Table
-from dlojz.by_hand.collectives.cost import Link
 from dlojz.cli import main
 from dlojz.cli.options import Flag, answering, config_flags, json_flag, number, parse, tell, typed
 from dlojz.config.layout import AXES, DEFAULT_GPUS_PER_NODE, DEFAULT_ORDER, ORDERS, Layout, RankGrid, complete
 from dlojz.config.run_config import RunConfig
+from dlojz.hardware.links import Link
 from dlojz.prediction.link_traffic import Crossing, link_traffic, placements
 
 MOST_TOLD = 64
@@ -296,7 +296,7 @@ def _links(given: dict[str, Any]) -> tuple[Link, Link] | None:
         return None
     speeds = _pair("--bandwidths", given["bandwidths"], "300,25", zero=False)
     waits = _pair("--latencies", given.get("latencies", "0,0"), "2,10", zero=True)
-    inside, between = (Link(wait * 1e-6, 1e-9 / speed) for wait, speed in zip(waits, speeds, strict=True))
+    inside, between = (Link(wait * 1e-6, 1e9 * speed) for wait, speed in zip(waits, speeds, strict=True))
     return inside, between
 
 

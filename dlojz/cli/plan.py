@@ -253,7 +253,7 @@ def _script(best: Any, given: dict[str, Any]) -> str:
         LabError: if no machine file belongs to the cluster, or the machine would refuse the job.
     """
     from dlojz.hardware.clusters import machine
-    from dlojz.planner.export import JobSite, batch_script
+    from dlojz.planner.export import batch_script
 
     name = best.question.cluster.machine
     if not name:
@@ -266,7 +266,7 @@ def _script(best: Any, given: dict[str, Any]) -> str:
         )
     site, hours = machine(name), number(given, "hours", float) or 1.0
     if not best.is_run:
-        return batch_script(best, JobSite.of(site), hours=hours, account=given.get("account", ""))
+        return batch_script(best, site, hours=hours, account=given.get("account", ""))
     from dlojz.running.folder import DEFAULT_WORKER
     from dlojz.running.limits import JobRequest, allocate
     from dlojz.running.slurm.slurm_job import job_script

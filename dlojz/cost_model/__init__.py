@@ -1,12 +1,10 @@
-"""The cost model: seconds and bytes of a training step of many layouts on a cluster, from shapes and from published
-constants.
+"""Cost model: seconds and bytes of a training step of many layouts on a cluster, from shapes and published constants.
 
 Physics first: operators with their shapes, messages with their bytes, a pipeline with its bubble; then at most a dozen
 parameters within physical bounds, fitted on a named half of published rows. Nothing is measured.
 
-Read in this order: `workload` and `decoder` (what is computed), `operators` (how long one operator takes),
-`communication` (how long a message takes), `passes` (a layer), `stages` and `step` (a step), `memory` (bytes),
-`estimate` (many layouts at once), `simulate` (one, played out), `training` (days, energy, carbon).
+Read in this order: `workload` (operators and how long each takes), `passes` (a layer, its messages, the stages), `step`
+(a step, many layouts at once, one simulated, a whole training), `layout_memory` (bytes), `calibration`, `validation`.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from dlojz.cost_model.step import (
     memories,
     simulate,
     step_parts,
-    train,
     training_s,
 )
 from dlojz.cost_model.workload import Cut, Kind, Workload, workload
@@ -53,7 +50,6 @@ __all__ = [
     "profile",
     "simulate",
     "step_parts",
-    "train",
     "training_s",
     "workload",
     "write_profile",

@@ -1,7 +1,7 @@
-"""What a generation of GPUs and its software reach of their peaks: a dozen numbers, each with physical bounds.
+"""Calibration: how much of its peaks a generation of GPUs reaches with its software, in a dozen bounded parameters.
 
-Every parameter lies within its bounds, and a profile says on which rows it was fitted; the other half of the rows is
-where errors are reported. Nothing here is specific to one model, table or cluster.
+A profile says on which rows it was fitted; errors are reported on the other half. Nothing here is specific to one
+model, table or cluster.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ class Bound(NamedTuple):
     unit: str
     meaning: str
 
+    def clip(self, value: float) -> float:
+        """The nearest value within the range."""
+        return min(max(value, self.low), self.high)
+
 
 BOUNDS: Final[dict[str, Bound]] = {
     "product_efficiency": Bound(0.4, 0.98, "", "of the dense peak, large aligned product with full waves"),
@@ -53,7 +57,7 @@ BOUNDS: Final[dict[str, Bound]] = {
 
 @dataclass(frozen=True)
 class Calibration:
-    """How far from the peaks one generation of GPUs stays.
+    """Efficiencies and overheads of one generation of GPUs with its software.
 
     Attributes:
         name: of the profile, e.g. `a100`.
@@ -99,7 +103,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Profile:
-    """A calibration with its provenance, as its file keeps it.
+    """Calibration with its provenance, as its file keeps it.
 
     Attributes:
         calibration: the parameters.
@@ -118,7 +122,7 @@ class Profile:
 
 
 def calibration(name: str) -> Calibration:
-    """The parameters of a shipped profile (`v100`, `a100`, `h100`), or of a file of one's own.
+    """Read the parameters of a shipped profile (`v100`, `a100`, `h100`), or of a file.
 
     Raises:
         LabError: if there is none of this name, or the file is not legal.
@@ -128,7 +132,7 @@ def calibration(name: str) -> Calibration:
 
 @cache
 def profile(name: str) -> Profile:
-    """A shipped profile, or one from a file, with its provenance.
+    """Read a shipped profile, or one from a file, with its provenance.
 
     Raises:
         LabError: if there is none of this name, or the file is not legal.
@@ -166,7 +170,7 @@ def profile(name: str) -> Profile:
 
 
 def write_profile(path: Path, made: Profile) -> None:
-    """Keep a profile as JSON, one row's name per line."""
+    """Write a profile as JSON, one row's name per line."""
     raw = asdict(made) | {"name": made.calibration.name, "parameters": made.calibration.values}
     del raw["calibration"]
     path.parent.mkdir(parents=True, exist_ok=True)

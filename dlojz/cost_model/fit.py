@@ -1,18 +1,8 @@
-"""Fit the cost model to published rows, within physical bounds, and fill in what a row leaves open.
+"""Fit the cost model's calibration to published rows, and complete what a row does not print.
 
-Fitting a calibration on a named half of published rows.
-
-Which half a row belongs to follows from its name alone, so that nobody can choose; the fit sees only the first half,
-within physical bounds, and writes down which rows those were.
-
-What a published row does not print, completed: its micro-batch and its chunks.
-
-The rule is the same for every row, and never looks at what was measured: authors are taken to have chosen what the
-model finds fastest among what fits.
-
-The shipped profiles: on which tables each was fitted, from where, which parameters those tables tell.
-
-Invariant: `fit_profile(name)` makes the shipped file again; nobody writes a parameter by hand.
+Which half of a table a row belongs to follows from its name alone; the fit sees the first half, and the profile lists
+its rows. What a row does not print (micro-batch, chunks) is what the model finds fastest among what fits, whatever was
+measured. `fit_profile(name)` makes a shipped profile again.
 """
 
 from __future__ import annotations
@@ -64,7 +54,7 @@ def is_fitted(row: Measurement) -> bool:
 
 
 def usable(rows: Iterable[Measurement]) -> list[Measurement]:
-    """Rows with a time that nothing excludes, of a whole model; not those taken on days of a slow network."""
+    """Select rows with a time that nothing excludes, of a whole model, without those of a slow network."""
     return [
         row for row in rows if row.usable and row.seconds is not None and row.size.layers > 1 and row.series != SLOW
     ]
@@ -73,7 +63,7 @@ def usable(rows: Iterable[Measurement]) -> list[Measurement]:
 def predicted_s(
     rows: Sequence[Measurement], calibration: Calibration, where: dict[str, Cluster] | None = None
 ) -> Reals:
-    """Seconds of a step of every row, those of one size and cluster together."""
+    """Predict the seconds of a step of every row."""
     found = np.zeros(len(rows))
     groups: dict[object, list[int]] = {}
     for place, row in enumerate(rows):
@@ -94,7 +84,7 @@ def fitted(
     weights: Callable[[Measurement], float] = lambda row: 1.0,
     evaluations: int = 60,
 ) -> Calibration:
-    """The calibration that predicts these rows best, in the sum of absolute logarithms of predicted over measured.
+    """Fit the calibration that predicts these rows best: least sum of |log(predicted / measured)|.
 
     Absolute and not squared, because some published rows are off by what no layout explains (a slow node).
 
@@ -139,9 +129,9 @@ def is_complete(row: Measurement) -> bool:
 
 
 def completed(row: Measurement, calibration: Calibration) -> Measurement:
-    """The row itself, or with the micro-batch and chunks that are fastest among those that fit its GPUs.
+    """Fill in the micro-batch and chunks of a row: the fastest among those that fit its GPUs.
 
-    torchtitan makes as many micro-batches as there are stages unless it is told otherwise.
+    torchtitan makes as many micro-batches as there are stages unless configured otherwise.
 
     Source: torchtitan, `job_config.py`, `pipeline_parallel_microbatches`, as of the paper.
     """
@@ -173,7 +163,7 @@ def _candidates(row: Measurement) -> Iterator[Measurement]:
 
 
 class Recipe(NamedTuple):
-    """How a profile is made.
+    """Recipe of a profile: tables, start and free parameters of its fit.
 
     Attributes:
         tables: whose first halves it is fitted on; each table weighs the same.
@@ -202,19 +192,7 @@ RECIPES: Final[dict[str, Recipe]] = {
     "a100": Recipe(
         ("korthikanti-5", "sc21-1", "sc21-2", "jean-zay-a100", "vtrain-multi"),
         Calibration(
-            "a100",
-            0.82,
-            0.3,
-            0.88,
-            0.15,
-            32.0,
-            1.0,
-            0.8,
-            _LAUNCH_S,
-            serial_s=5e-5,
-            micro_batch_s=5e-4,
-            step_s=0.03,
-            overlap=0.5,
+            "a100", 0.82, 0.3, 0.88, 0.15, 32.0, 1.0, 0.8, _LAUNCH_S, 5e-5, micro_batch_s=5e-4, step_s=0.03, overlap=0.5
         ),
         (*_ALWAYS, "unaligned", "product_start", "serial_s"),
         {"launch_s": _LAUNCH},
@@ -230,19 +208,7 @@ RECIPES: Final[dict[str, Recipe]] = {
     "v100": Recipe(
         ("jean-zay-v100",),
         Calibration(
-            "v100",
-            0.75,
-            0.3,
-            0.88,
-            0.5,
-            0.0,
-            1.0,
-            0.8,
-            _LAUNCH_S,
-            serial_s=5e-5,
-            micro_batch_s=5e-4,
-            step_s=0.03,
-            overlap=0.5,
+            "v100", 0.75, 0.3, 0.88, 0.5, 0.0, 1.0, 0.8, _LAUNCH_S, 5e-5, micro_batch_s=5e-4, step_s=0.03, overlap=0.5
         ),
         ("product_efficiency", "inter_efficiency", "micro_batch_s", "overlap", "unaligned"),
         {
@@ -309,12 +275,12 @@ def fit_profile(name: str, *, without: str = "", rounds: int = 2, evaluations: i
 
 
 def model_of(row: Measurement) -> str:
-    """The model of a row, by its width and depth: what is left out whole when one model is."""
+    """Name a row's model by its width and depth."""
     return f"{row.size.hidden}x{row.size.layers}"
 
 
 def leave_one_out(name: str, *, evaluations: int = 15) -> dict[str, float]:
-    """Mean absolute error on all rows of each model, of a fit that saw none of them.
+    """Cross-validate: mean absolute error on the rows of each model, by a fit without that model.
 
     Args:
         name: of the profile.

@@ -1,8 +1,7 @@
-"""Bytes on the fullest rank of a layout, by what they are.
+"""Bytes on the fullest rank of a layout, by category, in closed form.
 
-Closed forms only, those of `dlojz.prediction.rules_of_thumb` and `dlojz.prediction.rules_of_thumb`, taken for many
-layouts at once (the tests hold them against each other). "Allocated" is what tensors hold; "nvidia-smi" adds the
-reserve: CUDA's context, NCCL's buffers, and what the allocator keeps in pieces that nobody can use.
+The formulas of `dlojz.prediction.rules_of_thumb` for many layouts at once (the tests compare both). "Allocated" is what
+tensors hold; "nvidia-smi" adds the reserve: CUDA's context, NCCL's buffers, and fragments of the allocator.
 
 Symbols: s, b, h, a, t, p, m as in `dlojz.prediction.rules_of_thumb`; w width of the MLP; k width of keys.
 """
@@ -66,18 +65,14 @@ class Memories:
     host: Reals
 
     @property
-    def allocated_bytes(self) -> Reals:
-        """What tensors hold."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.edges + self.live
-
-    @property
     def total_bytes(self) -> Reals:
         """What `nvidia-smi` shows."""
-        return self.allocated_bytes + self.reserve
+        states = self.weights + self.gradients + self.optimizer
+        return states + self.activations + self.edges + self.live + self.reserve
 
 
 def in_flight(layouts: Layouts, stage: int) -> Reals:
-    """Micro-batches' worth of a stage's layers that it keeps at most.
+    """Micro-batches in flight on a stage, in units of all its layers.
 
     1F1B and ZB-H1: min(p − i, m); GPipe: m; interleaved: ((v − 1)p + 2(p − i) − 1)/v, at most m.
 
@@ -124,9 +119,8 @@ def states_of(weights: Reals, layouts: Layouts, spread: Reals | float = 1.0) -> 
     it keeps the 16-bit gradients too.
 
     Args:
-        weights: on one rank, before ZeRO shares them out.
-        spread: over how many times as many the share of a rank is taken: experts that ep ranks have shared out already
-            are sharded over so many ranks fewer.
+        weights: on one rank, before ZeRO shards them.
+        spread: factor of `spread_of`: experts split over ep ranks are sharded over so many ranks fewer.
 
     Source: Rajbhandari et al. 2020, §5; DeepSpeed, `stage_1_and_2.py` and `bf16_optimizer.py`; offload as in
     `dlojz.prediction.rules_of_thumb.bytes_per_parameter`.
@@ -142,21 +136,21 @@ def states_of(weights: Reals, layouts: Layouts, spread: Reals | float = 1.0) -> 
     of_adam = states / np.where(zero >= 1, d, 1) + np.where(is_deepspeed & (zero >= 1), 4 / d, 0.0)
     offloaded = moved != OFFLOAD.index("none")
     host = np.where(offloaded, 16 / np.where(zero >= 1, d, 1), 0.0)
-    host = host + np.where(moved == OFFLOAD.index("all"), of_weight, 0.0)
+    host = host + np.where(moved == OFFLOAD.index("parameters"), of_weight, 0.0)
     of_adam = np.where(offloaded, 0.0, of_adam)
     of_gradient = np.where(offloaded & (zero >= 2), 0.0, of_gradient)
-    of_weight = np.where(moved == OFFLOAD.index("all"), 0.0, of_weight)
+    of_weight = np.where(moved == OFFLOAD.index("parameters"), 0.0, of_weight)
     return weights * of_weight, weights * of_gradient, weights * of_adam, weights * host
 
 
 def spread_of(workload: Workload, layouts: Layouts, counts: Reals, weights: Reals) -> Reals | float:
-    """By how much what ZeRO shares out over dp · cp ranks exceeds what one rank of a stage holds; 1 without experts."""
+    """Ratio of the weights that ZeRO shards over dp · cp ranks to those of one rank of a stage; 1 without experts."""
     experts = float(counts @ np.array([kind.expert_parameters for kind in workload.kinds], float))
     return 1.0 + experts * (1 - 1 / layouts.ep) / weights if experts else 1.0
 
 
 def memories_of(workload: Workload, layouts: Layouts, stages: StageCosts, weights: Reals) -> Memories:
-    """The fullest rank of layouts that share one list of stages.
+    """Memory of the fullest rank of layouts that share one list of stages.
 
     Args:
         weights: of each distinct stage (rows) and layout (columns), on one rank.
@@ -175,7 +169,7 @@ def memories_of(workload: Workload, layouts: Layouts, stages: StageCosts, weight
 
 
 def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, held: Reals, weights: Reals) -> Memories:
-    """What one rank of a stage holds.
+    """Memory of one rank of a stage.
 
     Args:
         counts: layers of each kind in the stage.
@@ -207,10 +201,10 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, held: Real
 
 
 def _image_activations(workload: Workload, layouts: Layouts, counts: Reals) -> tuple[Reals, Reals]:
-    """What blocks keep of one micro-batch: what their operators read, in 16 bit; with full checkpointing their input;
-    with selective checkpointing that and what their products give, which is not more than all of it.
+    """Activations that the blocks of an image model keep of one micro-batch, and the largest block recomputed.
 
-    The other figure is the largest block computed again, less what of it is kept.
+    Kept are the inputs of all operators, in 16 bit; with full checkpointing the block's input; with selective
+    checkpointing that and the results of products, not more than all of it.
 
     Source: `dlojz.models.blocks.run_checkpointed`.
     """
@@ -231,8 +225,7 @@ def _image_activations(workload: Workload, layouts: Layouts, counts: Reals) -> t
 
 @lru_cache(maxsize=1024)
 def kept_bytes(workload: Workload, kind: str) -> tuple[float, float]:
-    """Bytes that one sample keeps in a block: half of what its operators move forward, which is what they read; and of
-    the results of its products alone.
+    """Bytes that one sample keeps in a block (what its operators read), and those of its products' results alone.
     """
     found = next(one for one in workload.kinds if one.name == kind)
     operators = found.operators(Cut(1))

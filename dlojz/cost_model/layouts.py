@@ -1,13 +1,7 @@
-"""Layouts as columns, many at once, and the habits of the libraries that run them.
+"""Layouts as columns, many at once, for the cost model; and what the libraries that run them do by habit.
 
-Many layouts at once, as a struct of arrays: what the fast path of the cost model takes.
-
-All columns have one length; words are kept as their place in the lists here, so that a hundred thousand layouts are
+All columns have one length. Words are kept as their places in the lists here, so that a hundred thousand layouts are
 compared without looking at a string.
-
-What a training library does that its layout does not say.
-
-Facts of the software, each with its source, not fitted numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +23,7 @@ Reals = NDArray[np.float64]
 
 CHECKPOINTING: Final = ("none", "selective", "full")
 SCHEDULES: Final = ("1f1b", "interleaved", "gpipe", "zb-h1")
-OFFLOAD: Final = ("none", "optimizer", "all")
+OFFLOAD: Final = ("none", "optimizer", "parameters")
 ENGINES: Final = ("megatron", "megatron-deepspeed", "deepspeed", "megatron-core", "torchtitan", "nemo", "llama")
 WORDS: Final[dict[str, tuple[str, ...]]] = {
     "checkpointing": CHECKPOINTING,
@@ -54,21 +48,21 @@ _DEFAULTS: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, eq=False)
 class Layouts:
-    """Layouts, one per place of every column; build it with `Layouts.of`.
+    """Many layouts as columns, one layout per place; build it with `Layouts.of`.
 
     Attributes:
         dp, tp, pp, cp: degrees; their product is the number of GPUs.
-        ep: so many of the dp · cp ranks share the experts of a mixture out.
+        ep: expert-parallel ranks: so many of the dp · cp ranks share the experts of a mixture.
         zero: stage, 0 to 3.
         zero_shards: ranks that states are sharded over (0: dp · cp).
         micro_batch, micro_batches: samples of one forward; forwards of one replica in a step.
         chunks: stages of one rank, with interleaving.
         sequence_parallel, fused_attention, overlap: 0 or 1, as in `dlojz.hardware.evidence.Measurement`.
-        embedding_slots: 1 where embedding and logits count as a layer each when layers are shared out.
+        embedding_slots: 1 where embedding and logits count as a layer each when stages are cut.
         gradient_bytes: of an element of the accumulated gradients, 2 or 4.
         fused_accumulation: 1 where the product of a weight's gradient adds to what is there (Megatron since 2022).
         blocking: 1 where the host waits for each kernel (`CUDA_LAUNCH_BLOCKING=1`).
-        eager: 1 where each operation on a tensor is a kernel of its own, not fused by hand or by a compiler.
+        eager: 1 where each operation on a tensor is a separate kernel, not fused by hand or by a compiler.
         asynchronous: 1 where tensor-parallel messages run in pieces beside the products (async TP).
         checkpointing, schedule, offload, engine: places in `CHECKPOINTING`, `SCHEDULES`, `OFFLOAD`, `ENGINES`.
         precision: of the products, one for all.
@@ -101,7 +95,7 @@ class Layouts:
 
     @classmethod
     def of(cls, precision: Precision = "fp16", **columns: ArrayLike) -> Layouts:
-        """Layouts from columns: arrays or single values, words or their places; what is not given is the plainest.
+        """Build layouts from columns: arrays or single values, words or their places, by default the plainest.
 
         Raises:
             LabError: for a column or word that is not known, lengths that differ, or a degree below 1.
@@ -150,7 +144,7 @@ class Layouts:
             asynchronous=[int(row.series == "asynchronous tensor parallelism") for row in rows],
             checkpointing=[row.checkpointing for row in rows],
             schedule=[row.schedule if row.schedule in SCHEDULES else "1f1b" for row in rows],
-            offload=[row.offload if row.offload in OFFLOAD else "none" for row in rows],
+            offload=[row.offload for row in rows],
             engine=[row.engine for row in rows],
         )
 
@@ -158,13 +152,13 @@ class Layouts:
         return int(self.dp.size)
 
     def __getitem__(self, index: Any) -> Layouts:
-        """Some of them, by an index that numpy takes; always an array of layouts."""
+        """Select layouts by an index that numpy takes."""
         own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "precision"}
         return Layouts(**{name: np.atleast_1d(one[index]) for name, one in own.items()}, precision=self.precision)
 
     @property
     def gpus(self) -> Integers:
-        """GPUs of each."""
+        """Number of GPUs."""
         return self.dp * self.tp * self.pp * self.cp
 
     @property
@@ -176,10 +170,6 @@ class Layouts:
     def element_bytes(self) -> int:
         """Bytes of an activation and of a weight: 4 in fp32 and tf32, else 2 (products in fp8 keep both in 16 bit)."""
         return element_bytes(self.precision)
-
-    def word(self, name: str, place: int) -> str:
-        """The word in a column that keeps places."""
-        return WORDS[name][int(getattr(self, name)[place])]
 
 
 def element_bytes(precision: Precision) -> int:
@@ -199,79 +189,61 @@ def _codes(name: str, values: ArrayLike) -> NDArray[Any]:
         raise LabError(one_of(name, error.args[0], legal)) from None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LibraryHabits:
-    """A library's habits.
+    """What a training library does that its layout does not say: facts of the software, not fitted numbers.
 
     Attributes:
         sliced: whether tensor-parallel ranks send a pipeline boundary in parts (scatter/gather).
         hidden_tensor: share of the tensor-parallel messages that run beside products.
-        gather_interfaces: network interfaces of a node that gathering weights (ZeRO-3) can use; 0: all.
+        gather_interfaces: network interfaces of a node that gathering weights (ZeRO-3) can use.
         blocking: whether a stage waits for its neighbour's message before it computes.
-        reduces_each: whether gradients are reduced after every micro-batch with ZeRO-2, and weights gathered again for
-            each micro-batch of a pipeline with ZeRO-3.
         selective_share: with selective checkpointing, share of the layer's forward that is computed again; 0:
             attention's core alone.
+        reduces_each: whether gradients are reduced after every micro-batch with ZeRO-2, and weights gathered again for
+            each micro-batch of a pipeline with ZeRO-3.
         source: where it says so.
     """
 
-    sliced: bool
-    hidden_tensor: float
-    gather_interfaces: int
-    blocking: bool
-    selective_share: float
-    reduces_each: bool
+    sliced: bool = True
+    hidden_tensor: float = 0.0
+    gather_interfaces: float = np.inf
+    blocking: bool = True
+    selective_share: float = 0.0
+    reduces_each: bool = False
     source: str
 
 
 HABITS: Final[dict[str, LibraryHabits]] = {
-    "megatron": LibraryHabits(
-        True, 0.0, 0, True, 0.0, False, "Narayanan et al. 2021, §4.1: scatter/gather; collectives not overlapped"
-    ),
+    "megatron": LibraryHabits(source="Narayanan et al. 2021, §4.1: scatter/gather; collectives not overlapped"),
     "megatron-deepspeed": LibraryHabits(
-        True,
-        0.0,
-        1,
-        True,
-        0.0,
-        True,
-        "deepspeed/runtime/pipe/engine.py: is_pipe_partitioned = is_model_parallel; with a pipeline it refuses ZeRO-2 "
-        "and 3, so that how it gathers and reduces then is deepspeed's",
+        gather_interfaces=1,
+        reduces_each=True,
+        source="deepspeed/runtime/pipe/engine.py: is_pipe_partitioned = is_model_parallel; with a pipeline it refuses "
+        "ZeRO-2 and 3, so that how it gathers and reduces then is deepspeed's",
     ),
     "deepspeed": LibraryHabits(
-        True,
-        0.0,
-        1,
-        True,
-        0.0,
-        True,
-        "ZeRO-3 gathers one parameter at a time over all ranks: one ring, one interface per node",
+        gather_interfaces=1,
+        reduces_each=True,
+        source="ZeRO-3 gathers one parameter at a time over all ranks: one ring, one interface per node",
     ),
     "megatron-core": LibraryHabits(
-        True, 0.5, 0, False, 0.0, False, "Megatron-LM README: --tp-comm-overlap, --overlap-p2p-communication"
+        hidden_tensor=0.5,
+        blocking=False,
+        source="Megatron-LM README: --tp-comm-overlap, --overlap-p2p-communication",
     ),
     "torchtitan": LibraryHabits(
-        True,
-        0.0,
-        0,
-        True,
-        0.5,
-        False,
-        "Liang et al. 2024 (arXiv 2410.06511), §2.1 vanilla TP, §2.3 every second product kept",
+        selective_share=0.5,
+        source="Liang et al. 2024 (arXiv 2410.06511), §2.1 vanilla TP, §2.3 every second product kept",
     ),
-    "nemo": LibraryHabits(True, 0.5, 0, False, 0.0, False, "as megatron-core"),
+    "nemo": LibraryHabits(hidden_tensor=0.5, blocking=False, source="as megatron-core"),
     "llama": LibraryHabits(
-        True, 0.0, 0, False, 0.0, False, "Llama 3 (arXiv 2407.21783), §3.3.2: asynchronous point-to-point"
+        blocking=False, source="Llama 3 (arXiv 2407.21783), §3.3.2: asynchronous point-to-point"
     ),
 }
 
 
 def habit(layouts: Layouts, name: str) -> Reals:
-    """One habit of each layout's engine, as a number."""
+    """Look up one habit of each layout's engine, as a number."""
     of_engine = np.array([float(getattr(HABITS[engine], name)) for engine in ENGINES])
     return of_engine[layouts.engine]
-
-
-def unlimited(interfaces: Reals) -> Reals:
-    """Interfaces, where 0 stands for all."""
-    return np.where(interfaces > 0, interfaces, np.inf)

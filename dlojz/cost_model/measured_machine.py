@@ -1,26 +1,13 @@
-"""Machine as measured: its calibration file, and the seconds of a step that follow from it.
+"""Machine as measured (`dlojz calibrate`): its file, and the seconds of a step that follow from it.
 
-What this machine was measured at, as a file: raw measurements with where, when and with which libraries.
+The file keeps raw measurements, so that a later version reads more out of them, and a checksum of its content. Each
+number of ranks has its own processor, because ranks that share cores are slower; every parameter comes from
+measurements of what it stands for, none from the time of a model, and `residuals` compares each measurement with what
+the parameters say of it. Each is a median, so that one disturbed measurement does not count.
 
-The file keeps measurements, not what was made of them, so that a later version reads more out of them; it carries a
-checksum of its content, and a file that was altered or cut short is refused.
-
-A calibration from a machine's own measurements, in a minute: products, passes over memory, launches.
-
-Each parameter is the median of what its own measurements say, so that one disturbed measurement does not count; nothing
-is fitted to the time of a model.
-
-From a machine's measurements to what the cost model takes: a cluster, a calibration, the cost of an update.
-
-Each number of ranks has its own processor, because ranks that share cores are each slower; every parameter comes from
-measurements of what it stands for, none from the time of a model, and `residuals` tells how far each measurement lies
-from what the parameters say of it.
-
-The step of a run on the measured machine: the cost model, with what a CPU's host adds to it.
-
-The parts are those of `dlojz.cost_model.step`; here an operation is over before the next is launched, the update
-counts its tensors, the engines' own code costs what it cost on blocks that compute nothing, and a message between two
-computations waits for the ranks to wake up: all from measurements, none of them of a model.
+The parts of a step are those of `dlojz.cost_model.step`, with what a CPU's host adds: an operation is over before the
+next is launched, the update counts its tensors, the engines' code costs what it cost on blocks that compute nothing,
+and a message between two computations waits for the ranks to wake up.
 """
 
 from __future__ import annotations
@@ -30,7 +17,7 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -51,7 +38,7 @@ from dlojz.cost_model.measuring import Timed, chained
 from dlojz.cost_model.step import Parts, step_parts
 from dlojz.cost_model.workload import Product, product_s, workload
 from dlojz.hardware import Cluster, Gpu, Precision, cluster, gpu
-from dlojz.hardware.links import Collective, Interconnect, bus_factor
+from dlojz.hardware.links import Collective, Interconnect, bus_factor, fit_line
 from dlojz.results.record import write_atomic
 
 MOST_BYTES: Final = 4_000_000
@@ -64,7 +51,7 @@ NEEDED: Final = ("product", "pass", "launch", "update")
 
 
 class Setup(Contract):
-    """What so many ranks measured at once.
+    """Measurements of one number of ranks.
 
     Raises:
         LabError: if a measurement is missing, or not above 0 s.
@@ -143,7 +130,7 @@ class Measured(Contract):
         return self
 
     def setup(self, ranks: int) -> Setup:
-        """The measurements of so many ranks, or of the next larger number that was measured.
+        """Look up the measurements of a number of ranks, or of the next larger one.
 
         Raises:
             LabError: if fewer ranks were measured.
@@ -162,7 +149,7 @@ class Measured(Contract):
 
 
 def default_path() -> Path:
-    """Where a user's calibration lies: `$XDG_CONFIG_HOME/dlojz/calibration.json`, else under `~/.config`."""
+    """Path of the user's calibration: `$XDG_CONFIG_HOME/dlojz/calibration.json`, else under `~/.config`."""
     base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(base) / "dlojz" / "calibration.json"
 
@@ -173,7 +160,7 @@ def _checksum(content: dict[str, Any]) -> str:
 
 
 def write_measured(path: Path, measured: Measured) -> None:
-    """Write the file at once, with the checksum of its content under the key `sha256`.
+    """Write the file atomically, with the checksum of its content under the key `sha256`.
 
     Raises:
         LabError: if the folder cannot be written.
@@ -250,7 +237,7 @@ def from_measurements(
     precision: Precision = "fp32",
     start: Calibration | None = None,
 ) -> Calibration:
-    """The calibration that a machine's measurements come to.
+    """Derive a calibration from a machine's measurements.
 
     Args:
         name: of the profile.
@@ -297,7 +284,7 @@ def from_measurements(
     }
     if launches_s:
         found["launch_s"] = statistics.median(launches_s)
-    within: dict[str, Any] = {key: min(max(value, BOUNDS[key].low), BOUNDS[key].high) for key, value in found.items()}
+    within: dict[str, Any] = {key: BOUNDS[key].clip(value) for key, value in found.items()}
     return replace(perfect, **within)
 
 
@@ -317,7 +304,7 @@ ENGINES: Final = ("checkpoint", "ddp", "fsdp2", "fsdp3", "dtensor")
 
 
 class FittedLine(NamedTuple):
-    """Seconds of something from two numbers: start · a + slope · b.
+    """Seconds as a linear function of two numbers: start · a + slope · b.
 
     Attributes:
         start: seconds per message, per tensor, or per block.
@@ -329,7 +316,7 @@ class FittedLine(NamedTuple):
 
 
 class Residual(NamedTuple):
-    """A measurement beside what the parameters say of it.
+    """Residual: a measurement, and what the parameters say of it.
 
     Attributes:
         what, label: of the measurement.
@@ -345,7 +332,7 @@ class Residual(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Relative: 0.1 means that the parameters say 10 % more than was measured."""
+        """Relative error: 0.1 means that the parameters say 10 % more than was measured."""
         return self.fitted_s / self.measured_s - 1
 
 
@@ -387,26 +374,12 @@ class MeasuredSite:
 
 
 def line(rows: Sequence[tuple[float, float, float]]) -> FittedLine:
-    """Start and slope by least squares of relative errors, both at least 0.
-
-    Args:
-        rows: (a, b, seconds) of each measurement; at least one.
-
-    Source: as `dlojz.by_hand.collectives.alpha_beta_fit` fits α and β (normal equations; Lawson & Hanson 1974, ch. 23).
-    """
-    table = np.array([(a / seconds, b / seconds) for a, b, seconds in rows])
-    ones = np.ones(len(rows))
-    start, slope = np.linalg.lstsq(table, ones, rcond=None)[0]
-    squares = (table**2).sum(axis=0)
-    if start < 0 or squares[0] == 0:
-        return FittedLine(0.0, float(table[:, 1].sum() / squares[1]))
-    if slope < 0 or squares[1] == 0:
-        return FittedLine(float(table[:, 0].sum() / squares[0]), 0.0)
-    return FittedLine(float(start), float(slope))
+    """Fit start and slope by least squares of relative errors: `dlojz.hardware.links.fit_line`."""
+    return FittedLine(*fit_line(rows))
 
 
 def link_of(measured: Measured) -> Interconnect:
-    """The link between this machine's ranks: α and bus bandwidth of each collective by number of ranks.
+    """Derive the link between this machine's ranks: α and bus bandwidth of each collective by number of ranks.
 
     A collective that was not measured is taken as slow as an all-reduce; one rank alone has no messages.
     """
@@ -428,7 +401,7 @@ def link_of(measured: Measured) -> Interconnect:
 
 
 def site(measured: Measured, ranks: int = 1, *, image: bool = True, precision: Precision = "fp32") -> MeasuredSite:
-    """The machine while so many ranks share it.
+    """Describe the machine while so many ranks share it.
 
     Args:
         measured: its measurements.
@@ -457,11 +430,9 @@ def site(measured: Measured, ranks: int = 1, *, image: bool = True, precision: P
         from_measurements("measured", chip, products=products, passes=passes, precision=precision), chip, products,
         precision,
     )  # fmt: skip
-    within = BOUNDS["serial_s"]
     found = replace(
         found,
-        launch_s=min(max(launch_s, BOUNDS["launch_s"].low), BOUNDS["launch_s"].high),
-        serial_s=min(max(launch_s, within.low), within.high),
+        launch_s=BOUNDS["launch_s"].clip(launch_s), serial_s=BOUNDS["serial_s"].clip(launch_s),
         intra_efficiency=1.0, inter_efficiency=1.0, micro_batch_s=0.0, step_s=0.0, overlap=0.0,
     )  # fmt: skip
     connection = link_of(measured)
@@ -475,9 +446,7 @@ def site(measured: Measured, ranks: int = 1, *, image: bool = True, precision: P
     meeting_s = statistics.median([one.seconds for one in setup.timings if one.what == "meeting"] or [0.0])
     residuals = (
         *(_of_product(one, fair, chip, found, launch_s) for one, fair in zip(some, products, strict=True)),
-        *_of_passes(setup, chip, found),
-        *_of_updates(setup, update),
-        *_of_messages(setup, connection),
+        *_residuals(setup, chip, found, update, connection),
     )
     beyond = min(max(chained(setup.timings) or 1.0, 1 / MOST_CHAINED), MOST_CHAINED)
     return MeasuredSite(setup.ranks, here, found, update, sharded, engines, meeting_s, beyond, residuals)
@@ -519,8 +488,7 @@ def _with_start(
             own = [one for one in products if one[0].attention == attention]
             if own:
                 shift = statistics.median(product_s(one, chip, made, precision) / seconds for one, seconds in own)
-                bound = BOUNDS[name]
-                changed: dict[str, Any] = {name: min(max(getattr(made, name) * shift, bound.low), bound.high)}
+                changed: dict[str, Any] = {name: BOUNDS[name].clip(getattr(made, name) * shift)}
                 made = replace(made, **changed)
         errors = [abs(np.log(product_s(product, chip, made, precision) / seconds)) for product, seconds in products]
         return float(np.mean(errors)), made
@@ -538,39 +506,28 @@ def _engine(setup: Setup, kind: str) -> FittedLine:
     return line([(float(size[0]), float(size[1]) if len(size) > 1 else 0.0, seconds) for size, seconds in rows])
 
 
+def _residuals(
+    setup: Setup, chip: Gpu, found: Calibration, update: FittedLine, connection: Interconnect
+) -> Iterator[Residual]:
+    """Residuals of passes, updates and messages; those of products are `_of_product`'s."""
+    speed = chip.memory_bytes_per_s * found.memory_efficiency
+    for one in setup.timings:
+        if one.what == "pass":
+            yield Residual("pass", one.label, one.size[0], one.seconds, one.size[0] / speed)
+    for one in setup.timings:
+        if one.what == "update":
+            elements = one.size[0] * one.size[1]
+            fitted_s = one.size[0] * update.start + elements * update.slope
+            yield Residual("update", one.label, elements, one.seconds, fitted_s)
+    for point in setup.points:
+        fitted_s = float(connection.time_s(cast(Collective, point.collective), point.size, point.message_bytes))
+        yield Residual(point.collective, point.collective, point.message_bytes, point.time_s, fitted_s)
+
+
 def _of_product(one: Timed, fair: tuple[Product, float], chip: Gpu, found: Calibration, launch_s: float) -> Residual:
     own = one.seconds - fair[1] if fair[1] > LEAST_LEFT * one.seconds else launch_s
     fitted_s = product_s(fair[0], chip, found, one.precision) + own
     return Residual(one.what, one.label, fair[0].flops, one.seconds, fitted_s)
-
-
-def _of_passes(setup: Setup, chip: Gpu, found: Calibration) -> list[Residual]:
-    speed = chip.memory_bytes_per_s * found.memory_efficiency
-    return [
-        Residual("pass", one.label, one.size[0], one.seconds, one.size[0] / speed)
-        for one in setup.timings
-        if one.what == "pass"
-    ]
-
-
-def _of_updates(setup: Setup, update: FittedLine) -> list[Residual]:
-    return [
-        Residual(
-            "update", one.label, one.size[0] * one.size[1], one.seconds,
-            one.size[0] * update.start + one.size[0] * one.size[1] * update.slope,
-        )
-        for one in setup.timings
-        if one.what == "update"
-    ]  # fmt: skip
-
-
-def _of_messages(setup: Setup, connection: Interconnect) -> list[Residual]:
-    found = []
-    for point in setup.points:
-        name = cast(Collective, point.collective)
-        fitted_s = float(connection.time_s(name, point.size, point.message_bytes))
-        found.append(Residual(point.collective, point.collective, point.message_bytes, point.time_s, fitted_s))
-    return found
 
 
 ENGINE = "megatron"
@@ -597,7 +554,7 @@ class Tensors(NamedTuple):
 
 @lru_cache(maxsize=32)
 def tensors_of(model: str, image_size: int | None, sequence_length: int | None, num_classes: int) -> Tensors:
-    """Counted on the meta device."""
+    """Count a model's parameters on the meta device."""
     from dlojz.prediction.shapes import build_on_meta
 
     built = build_on_meta(model, image_size, sequence_length, num_classes)
@@ -606,7 +563,7 @@ def tensors_of(model: str, image_size: int | None, sequence_length: int | None, 
 
 
 def local_parts(machine: Measured, config: RunConfig) -> Parts:
-    """Seconds of the parts of one step of a run on the measured machine; each an array of one.
+    """Predict the seconds of a step of a run on the measured machine, by part; each an array of one.
 
     Args:
         machine: its measurements, with as many ranks as the run has, or more.
@@ -645,7 +602,7 @@ def local_parts(machine: Measured, config: RunConfig) -> Parts:
 
 
 def local_step_s(machine: Measured, config: RunConfig) -> float:
-    """Seconds of one step of a run on the measured machine: the sum of `local_parts`."""
+    """Predict the seconds of a step of a run on the measured machine: the sum of `local_parts`."""
     return float(local_parts(machine, config).step_s[0])
 
 
@@ -694,7 +651,7 @@ def update_s(here: MeasuredSite, config: RunConfig, held: Tensors) -> float:
     """Seconds of AdamW on one rank: per tensor, and per element of its share.
 
     Tensors are counted whole on each rank of ZeRO and tensor parallelism, where every rank has a part of each, and
-    shared out by a pipeline. Where torch keeps the parts together (DTensor), each operation costs the host more.
+    split by a pipeline. Where torch keeps the parts together (DTensor), each operation costs the host more.
     """
     layout = config.layout
     parts = layout.tp * layout.pp * (layout.dp if layout.zero else 1)

@@ -1,24 +1,11 @@
-"""Measure a machine for the cost model: products, chains of layers, engines.
+"""Measure a machine for the cost model, about a minute: products, passes, launches, updates, messages, engines.
 
-One minute of measurements on the ranks that are here: products, convolutions, passes, launches, updates, messages, and
-what the engines cost (`measuring_engines`).
+Every rank makes the same calls in the same order, and all are busy while one is timed, so that ranks which share cores,
+or the memory's bandwidth, are measured sharing them. A short call is repeated for a window of time, and the median of
+the windows' means counts: a single call of a rank that takes turns on a core would mostly fall between two turns.
 
-Every rank makes the same calls in the same order, and all of them are busy while one is timed, so that ranks which
-share cores, or the memory's bandwidth, are measured sharing them.
-
-What is short is called over and over for a window of time, and counts by the mean of the window: a single call of a
-rank that takes turns with others on a core would mostly fall between two turns. The median of the windows counts.
-
-What a chain of operations takes beyond the sum of its parts: what is kept for backward, memory that is asked for anew,
-caches that others have filled.
-
-The chain is no model of the lab but a perceptron, and each of its parts is among what is timed alone: products, a norm
-and a GELU of its very sizes.
-
-What the engines themselves cost, beside what they compute: measured on blocks that compute next to nothing.
-
-A wrapped model minus the same model bare, both on the same ranks one after the other, so that what is left is the
-engine's own code and its messages' starts; every rank makes the same calls in the same order.
+A chain (norm, linear, GELU, linear) is timed whole, to compare with the sum of its parts as timed alone. An engine's
+cost is that of a wrapped model minus the same model bare, on blocks that compute next to nothing:
 
     kind        what is measured                                                         size
     checkpoint  a block whose forward is done again in backward                          blocks, tensors
@@ -28,8 +15,6 @@ engine's own code and its messages' starts; every rank makes the same calls in t
     dtensor     a pair of layers split by columns and rows: two messages                 messages
     meeting     an all-reduce between two computations: ranks that waited for a message  nothing
                 wake up, and none begins before the last has come
-
-Before them the chain of `measuring_chain`.
 """
 
 from __future__ import annotations
@@ -92,7 +77,7 @@ class Timed(NamedTuple):
 def measure_rank(
     *, windows: int = WINDOWS, window_s: float = WINDOW_S, tell: Callable[[int, int], None] | None = None
 ) -> tuple[list[Timed], list[TimedMessage]]:
-    """Measure on this rank, together with all others of its process group.
+    """Measure computation and messages on this rank, together with all others of its process group.
 
     Args:
         windows: how often each computation is timed, at least 1.
@@ -103,10 +88,8 @@ def measure_rank(
         What this rank measured of computation, and the messages' points, the same on every rank.
     """
     import torch
-    import torch.distributed as dist
 
-
-    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    ranks = _ranks()
     device = torch.device("cuda", torch.cuda.current_device()) if _on_gpu() else torch.device("cpu")
     work = list(_computations(device, ranks))
     engines = 0 if device.type == "cuda" else count_engines(ranks)  # a GPU's host runs ahead of it
@@ -134,6 +117,12 @@ def measure_rank(
     return found, points
 
 
+def _ranks() -> int:
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
 def _on_gpu() -> bool:
     import torch
     import torch.distributed as dist
@@ -148,7 +137,7 @@ def _window_s(call: Callable[[], Any], window_s: float, device: Any) -> float:
     import torch.distributed as dist
 
     call()
-    if dist.is_initialized() and dist.get_world_size() > 1:
+    if _ranks() > 1:
         # Who: all ranks. What: nothing but that each is there. How much: a few bytes.
         dist.barrier()
     if device.type == "cuda":
@@ -328,7 +317,7 @@ CHAIN_LENGTHS: Final = Timed("chain", (ROWS, CHAIN_WIDTH, LAYERS), 0.0, f"{LAYER
 
 
 def chain() -> Callable[[], Any]:
-    """A step of the chain: forward and backward, with gradients made anew."""
+    """Make a step of the chain: forward and backward, with new gradients."""
     import torch
     from torch import nn
 
@@ -353,7 +342,7 @@ def chain() -> Callable[[], Any]:
 
 
 def chained(timings: Sequence[Timed]) -> float | None:
-    """The measured chain over the sum of its parts as they were measured alone; None where one of them was not.
+    """Ratio of the measured chain to the sum of its parts as measured alone; None where one was not measured.
 
     A product has two more in its backward; a norm and a GELU were timed forward and backward.
     """
@@ -390,15 +379,13 @@ Call = Callable[[], Any]
 
 
 def measure_engines(*, windows: int, window_s: float, tell: Call | None = None) -> list[Timed]:
-    """Measure on this rank, together with all others of its process group; on CPUs.
+    """Measure the engines on this rank, together with all others of its process group; on CPUs.
 
     Args:
         windows: how often each is timed, at least 1; the median counts.
         window_s: seconds of each, about.
         tell: called before each measurement.
     """
-    import torch.distributed as dist
-
     found = []
     if tell:
         tell()
@@ -411,7 +398,7 @@ def measure_engines(*, windows: int, window_s: float, tell: Call | None = None) 
         both = [(_call_s(wrapped, window_s), _call_s(bare, window_s)) for _ in range(windows)]
         extra_s = statistics.median(one - other for one, other in both)
         found.append(timed._replace(seconds=max(extra_s, LEAST_S)))
-    if dist.is_initialized() and dist.get_world_size() > 1:
+    if _ranks() > 1:
         if tell:
             tell()
         found.append(Timed("meeting", (), _meeting_s(4 * windows * window_s), "meeting"))
@@ -419,7 +406,7 @@ def measure_engines(*, windows: int, window_s: float, tell: Call | None = None) 
 
 
 def count_engines(ranks: int) -> int:
-    """How many measurements `measure_engines` makes with so many ranks."""
+    """Count the measurements of `measure_engines` with so many ranks."""
     return 1 + (len(TOYS) if ranks == 1 else 4 * len(TOYS) + len(PAIRS) + 1)
 
 
@@ -428,7 +415,7 @@ def _call_s(call: Call, window_s: float) -> float:
     import torch
     import torch.distributed as dist
 
-    several = dist.is_initialized() and dist.get_world_size() > 1
+    several = _ranks() > 1
 
     def slowest(seconds: float) -> float:
         if not several:
@@ -451,30 +438,27 @@ def _call_s(call: Call, window_s: float) -> float:
     return slowest((time.perf_counter() - start_s) / calls)
 
 
-def _block(layers: int) -> Any:
-    from torch import nn
-
-    return nn.Sequential(*(part for _ in range(layers)
-        for part in (nn.Linear(ENGINES_WIDTH, ENGINES_WIDTH), nn.LayerNorm(ENGINES_WIDTH))))
-
-
 def _toy(blocks: int, layers: int) -> Any:
+    """Blocks of linear layers, each with a norm."""
     from torch import nn
 
-    return nn.Sequential(*(_block(layers) for _ in range(blocks)))
+    def block() -> Any:
+        parts = [(nn.Linear(ENGINES_WIDTH, ENGINES_WIDTH), nn.LayerNorm(ENGINES_WIDTH)) for _ in range(layers)]
+        return nn.Sequential(*(part for pair in parts for part in pair))
+
+    return nn.Sequential(*(block() for _ in range(blocks)))
 
 
 def _pairs() -> Iterator[tuple[Timed, Call, Call]]:
     """What is timed, the bare call, and the call with the engine."""
     import torch
-    import torch.distributed as dist
 
     x = torch.randn(4, ENGINES_WIDTH, requires_grad=True)
 
     def step(model: Any) -> Call:
         return lambda: model(x).sum().backward()
 
-    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    ranks = _ranks()
     for blocks, layers in TOYS:
         size = (blocks, blocks * layers * TENSORS_PER_LAYER)
         model = _toy(blocks, layers)
@@ -537,16 +521,17 @@ class _Checkpointed:
 def _layers(pairs: int) -> Any:
     from torch import nn
 
-    return nn.Sequential(*(nn.Sequential(nn.Linear(ENGINES_WIDTH, ENGINES_WIDTH),
-        nn.Linear(ENGINES_WIDTH, ENGINES_WIDTH)) for _ in range(pairs)))
+    def linear() -> Any:
+        return nn.Linear(ENGINES_WIDTH, ENGINES_WIDTH)
+
+    return nn.Sequential(*(nn.Sequential(linear(), linear()) for _ in range(pairs)))
 
 
 def _split(pairs: int) -> Any:
-    import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh("cpu", (_ranks(),))
     model = _layers(pairs)
     for pair in model:
         parallelize_module(pair, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})

@@ -1,22 +1,13 @@
-"""Seconds of a layer's passes: computation, messages, and the stages that layers are dealt to.
+"""Seconds of a layer's passes: computation and messages, and the stages that layers are assigned to.
 
-Which layers a pipeline stage holds, for a whole model at once.
-
-Every layer lies in exactly one stage. Stages that hold the same layers are computed once; the first of them stands for
-all, because it keeps the most micro-batches.
-
-Seconds of the messages of a layout: who shares a node's links with whom.
+Stages that hold the same layers are computed once; the first of them stands for all, because it keeps the most
+micro-batches. A layer's seconds are computed once per distinct cut (micro-batch, tensor and context parallelism, …) and
+then looked up: stages, replicas and ZeRO do not change them.
 
 Ranks are placed tensor-parallel innermost, then context, then data, and pipeline stages outermost, as Megatron and
-DeepSpeed place them; so a group's members per node follow from the degrees, and what crosses nodes shares the node's
-network interfaces with all groups that cross at the same time.
-
-Every function takes numbers or numpy arrays. Symbols: L members of a group in one node, G nodes of a group, n = L·G.
-
-Seconds of one forward and backward of each layer kind, for the few cuts that many layouts share.
-
-Computed once per distinct (micro-batch, tensor and context parallelism, …) with plain Python, then looked up; the
-columns that a layout adds (stages, replicas, ZeRO) do not change them.
+DeepSpeed place them; so a group's members per node follow from the degrees, and a group that crosses nodes shares the
+node's network interfaces with all groups that cross at the same time. Symbols: L members of a group in one node, G
+nodes of a group, n = L·G.
 """
 
 from __future__ import annotations
@@ -32,13 +23,13 @@ from numpy.typing import ArrayLike
 from dlojz.cost_model.calibration import Calibration
 from dlojz.cost_model.layouts import CHECKPOINTING, Integers, Layouts, Reals, element_bytes, habit
 from dlojz.cost_model.workload import Cut, Kind, Workload, operators_s
-from dlojz.hardware import Cluster, Collective, Precision
+from dlojz.hardware import Cluster, Collective, Link, Precision, bus_factor
 from dlojz.pipeline.partition import exact
 
 
 @dataclass(frozen=True, eq=False)
 class StageCosts:
-    """The stages of a pipeline, those that hold the same layers taken together.
+    """Stages of a pipeline, those that hold the same layers merged.
 
     Attributes:
         counts: layers of each kind (columns) in each distinct stage (rows).
@@ -55,10 +46,10 @@ class StageCosts:
 
 @lru_cache(maxsize=4096)
 def stages_of(workload: Workload, pp: int, embedding_slots: bool = False) -> StageCosts:
-    """The stages that libraries make.
+    """Cut a model into stages as libraries do.
 
-    A decoder's layers are shared out evenly; if they do not divide, the first stages hold one more, as many as it
-    takes (78 layers on 12 stages: 7 on eleven and 1 on the last, as DeepSpeed dealt them). With `embedding_slots`
+    A decoder's layers are split evenly; if they do not divide, the first stages hold one more, as many as it takes
+    (78 layers on 12 stages: 7 on eleven and 1 on the last, as DeepSpeed cuts them). With `embedding_slots`
     embedding and logits count as a layer each. Blocks of an image model are cut so that the heaviest stage is as light
     as can be, by operations.
 
@@ -94,19 +85,12 @@ def _balanced_bounds(workload: Workload, pp: int) -> list[int]:
     return list(exact(weights, pp).bounds)
 
 
-VOLUME: Final[dict[str, float]] = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
-"""What each rank sends in a ring, over (n − 1)/n of the whole message.
-
-Source: Patarasuk and Yuan 2009 (J. Parallel Distrib. Comput. 69), §4; the bus bandwidth of nccl-tests.
-"""
-
-
 WIRE: Final = 0.8
 """Of a network card's rate as sold, what one ring over it carries; the shipped InfiniBand links take the same."""
 
 
 def members(cluster: Cluster, ranks: ArrayLike, stride: ArrayLike) -> tuple[Reals, Reals]:
-    """L and G of a group of `ranks` that are `stride` apart in the order of placement.
+    """Members per node (L) and nodes (G) of a group of `ranks` that are `stride` apart in the order of placement.
 
     Source: the order is Megatron's (Narayanan et al. 2021, §3): tensor within a node first.
     """
@@ -139,14 +123,13 @@ def collective_s(
     """
     ranks, message = np.asarray(ranks, float), np.asarray(message_bytes, float)
     inside, nodes = members(cluster, ranks, stride)
-    volume = VOLUME[collective] * (ranks - 1) / np.maximum(ranks, 1) * message
     link = cluster.intra.time_s(collective, np.maximum(inside, 2), message) / calibration.intra_efficiency
     local = np.where(inside > 1, link, 0.0)
     groups = cluster.gpus_per_node / inside
     node = cluster.inter.bytes_per_s(collective, np.maximum(nodes, 2))
     share = np.minimum(node / groups, np.asarray(interfaces, float) * WIRE * cluster.nic_bytes_per_s)
-    alpha = cluster.inter.alpha_s(collective, np.maximum(nodes, 2))
-    across = alpha + volume / (share * calibration.inter_efficiency)
+    between = Link(cluster.inter.alpha_s(collective, np.maximum(nodes, 2)), share * calibration.inter_efficiency)
+    across = between.seconds(bus_factor(collective, ranks) * message)
     return np.where(ranks <= 1, 0.0, np.where(nodes > 1, np.maximum(across, local), local))
 
 
@@ -171,8 +154,7 @@ def all_to_all_s(
     local = np.where(inside > 1, link, 0.0)
     far = message * (ranks - inside) / np.maximum(ranks, 1)
     node = cluster.inter.bytes_per_s("all_gather", np.maximum(nodes, 2)) * calibration.inter_efficiency
-    alpha = cluster.inter.alpha_s("all_gather", np.maximum(nodes, 2))
-    across = alpha + cluster.gpus_per_node * far / node
+    across = Link(cluster.inter.alpha_s("all_gather", np.maximum(nodes, 2)), node).seconds(cluster.gpus_per_node * far)
     return np.where(ranks <= 1, 0.0, np.where(nodes > 1, np.maximum(across, local), local))
 
 
@@ -203,7 +185,7 @@ def neighbour_s(
     sent = message / parts
     inside = np.asarray(rank_group) * 2 <= cluster.gpus_per_node
     share = cluster.inter.bytes_per_s("all_gather", 2) / cluster.gpus_per_node * calibration.inter_efficiency
-    across = cluster.inter.alpha_s("p2p", 2) + sent / share
+    across = Link(cluster.inter.alpha_s("p2p", 2), share).seconds(sent)
     within = cluster.intra.time_s("p2p", 2, sent) / calibration.intra_efficiency
     gathered = np.where(parts > 1, collective_s("all_gather", cluster, calibration, message, np.maximum(parts, 2)), 0.0)
     return np.where(np.asarray(pp) > 1, np.where(inside, within, across) + gathered, 0.0)
@@ -216,7 +198,7 @@ of which about a fifth is such messages (Liang et al. 2024, 70 B)."""
 
 @dataclass(frozen=True, eq=False)
 class Passes:
-    """Per layer kind (rows) and layout (columns), seconds of one micro-batch in one layer.
+    """Seconds of one micro-batch in one layer, per layer kind (rows) and layout (columns).
 
     Attributes:
         forward, backward: computation.
@@ -233,7 +215,7 @@ class Passes:
 
 
 def cuts_of(layouts: Layouts) -> tuple[list[Cut], Integers]:
-    """The distinct cuts of many layouts, and which one each layout has."""
+    """Find the distinct cuts of many layouts, and the index of each layout's cut."""
     names = (
         "micro_batch", "tp", "cp", "sequence_parallel", "fused_attention", "gradient_bytes", "fused_accumulation",
         "blocking", "eager", "ep",
@@ -255,7 +237,7 @@ def cuts_of(layouts: Layouts) -> tuple[list[Cut], Integers]:
 def kind_times(
     kind: Kind, cut: Cut, cluster: Cluster, calibration: Calibration, precision: Precision, decoder: bool = True
 ) -> tuple[float, float, float]:
-    """Forward, backward and the forward of what selective checkpointing computes again, in seconds, of one layer.
+    """Seconds of one layer: forward, backward, and the forward that selective checkpointing computes again.
 
     That is attention's core in a decoder, and in a block of an image model all that is no product.
 
@@ -299,7 +281,7 @@ def message_times(
 
 
 def passes_of(workload: Workload, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Passes:
-    """The seconds of every layer kind for every layout.
+    """Seconds of every layer kind for every layout.
 
     Selective checkpointing computes attention's core again (of image models all but products; see `kind_times`), full
     checkpointing all of a layer, with its messages.

@@ -1,31 +1,17 @@
 """Seconds of a step and of a training: many layouts at once, or one simulated action by action.
 
-The time of a step from the times of its parts: pipeline, data parallelism, optimizer.
-
 The parts add up to the step; each is seconds on the stage that takes longest, and what that stage waits for is the
-bubble. Every function takes arrays, one place per layout.
+bubble. Every function takes arrays, one place per layout: a layout gets the same numbers alone and among a hundred
+thousand. The simulation takes the same seconds per layer, message and update, and plays only the pipeline action by
+action, where the fast path has a closed form; on equal stages both give the same step.
 
 Symbols: p stages, m micro-batches, v chunks, F and B a stage's forward and backward of one micro-batch.
-
-The fast path: seconds and bytes of many layouts at once.
-
-One layout gets the same numbers alone and among a hundred thousand; nothing is a loop over layouts.
-
-One layout by event simulation of its pipeline: stages as uneven as they are, memory rank by rank.
-
-The same seconds per layer, message and update as the fast path; only the pipeline is played out, action by action,
-where the fast path uses a closed form. On equal stages both give the same step.
-
-What a whole training takes: days, GPU-hours, energy, carbon.
-
-Plain arithmetic on the time of a step; what is counted on top of the GPUs (idle power, the site) is said, and the
-published account of BLOOM is reproduced by it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,14 +19,14 @@ from numpy.typing import NDArray
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
 from dlojz.cost_model.calibration import Calibration
-from dlojz.cost_model.layout_memory import CONTEXT_BYTES, Memories, memories_of, stage_memory
-from dlojz.cost_model.layouts import OFFLOAD, SCHEDULES, Integers, Layouts, Reals, habit, unlimited
+from dlojz.cost_model.layout_memory import CONTEXT_BYTES, Memories, memories_of
+from dlojz.cost_model.layouts import OFFLOAD, SCHEDULES, Integers, Layouts, Reals, habit
 from dlojz.cost_model.passes import Passes, StageCosts, collective_s, neighbour_s, passes_of, stages_of
 from dlojz.cost_model.workload import Workload
 from dlojz.hardware import Cluster, Collective
 from dlojz.pipeline.schedule import Costs
 from dlojz.pipeline.schedule_catalogue import build
-from dlojz.pipeline.simulator import Timeline, peak_activations
+from dlojz.pipeline.simulator import Timeline
 from dlojz.pipeline.simulator import simulate as play
 
 ADAM_BYTES = 34
@@ -50,7 +36,7 @@ ADAM_BYTES = 34
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """Seconds of a step, by what they go into; their sum is the step.
+    """Seconds of a step by part; their sum is the step.
 
     Attributes:
         forward, backward, recompute: computation of the slowest stage, all micro-batches.
@@ -80,7 +66,7 @@ class Parts:
 
 
 def ramp(layouts: Layouts, forward: Reals, backward: Reals) -> Reals:
-    """How much of the other stages' F + B a stage waits for: 1, with chunks 1/v, with a split backward less.
+    """Share of the other stages' F + B that a stage waits for: 1, with chunks 1/v, with a split backward less.
 
     1F1B and GPipe: (p − 1)(F + B) in all; interleaved: (p − 1)(F + B)/v; ZB-H1: (p − 1)(F + B_input − B_weight), where
     the parts of the backward are taken as equal, so that (p − 1)·F is left.
@@ -117,7 +103,7 @@ def gathered_s(
 
     Args:
         weights: of the stage, on one rank.
-        ep: ranks that have shared these weights out already, neighbours on the data axis: only the others hold them.
+        ep: expert-parallel ranks, neighbours on the data axis, over which these weights are split already.
 
     Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §7; ZeRO-2 under accumulation: DeepSpeed, `stage_1_and_2.py`.
     """
@@ -127,7 +113,7 @@ def gathered_s(
     def of(collective: Collective, message: Reals, interfaces: Reals | float = np.inf) -> Reals:
         return collective_s(collective, cluster, calibration, message, ranks, stride, interfaces)
 
-    interfaces = unlimited(habit(layouts, "gather_interfaces"))
+    interfaces = habit(layouts, "gather_interfaces")
     reduce_all = of("all_reduce", gradients)
     scatter = of("reduce_scatter", gradients)
     gather = of("all_gather", halves)
@@ -183,7 +169,7 @@ def fetched_s(weights: Reals, layouts: Layouts) -> Reals:
     computation and gathers, of which we take the latter only.
     """
     down = 2 * layouts.element_bytes * weights / layouts.zero_shards / HOST_LINK_BYTES_PER_S
-    return np.where(layouts.offload == OFFLOAD.index("all"), down, 0.0)
+    return np.where(layouts.offload == OFFLOAD.index("parameters"), down, 0.0)
 
 
 HOST_LINK_BYTES_PER_S = 20e9
@@ -224,7 +210,7 @@ def parts_of(
     if experts.any():
         of_experts = gathered_s(experts, cluster, layouts, calibration, layouts.ep)
         once, every, last = (one + other for one, other in zip((once, every, last), of_experts, strict=True))
-    # What ZeRO shares out is shared over fewer ranks for experts: as if a rank held those of all ep ranks.
+    # ZeRO shards experts over fewer ranks, as if a rank held those of all ep ranks.
     updated = weights + np.where(layouts.zero > 0, experts * (layouts.ep - 1), 0.0)
     every = every + fetched_s(weights, layouts)
     overlap = np.where((layouts.overlap > 0) | (layouts.zero == 3), calibration.overlap, 0.0)
@@ -253,10 +239,10 @@ def parts_of(
 
 @dataclass(frozen=True, eq=False)
 class Estimates:
-    """What the cost model says of layouts, one place per layout.
+    """Estimated seconds and bytes of layouts, one place per layout.
 
     Attributes:
-        parts: seconds of a step by what they go into.
+        parts: seconds of a step by part.
         memory: bytes on the fullest rank by category.
         fits: whether the fullest rank's bytes are within the GPU's memory.
     """
@@ -277,7 +263,7 @@ class Estimates:
 
 
 def by_stages(layouts: Layouts) -> tuple[Layouts, Integers, list[tuple[int, bool, slice]]]:
-    """Layouts in an order in which those that share one list of stages stand together.
+    """Group layouts by their list of stages.
 
     Returns:
         The layouts in that order, the place of each before, and for every list of stages its pp, whether embedding and
@@ -294,7 +280,7 @@ def by_stages(layouts: Layouts) -> tuple[Layouts, Integers, list[tuple[int, bool
 def weights_of(workload: Workload, layouts: Layouts, stages: StageCosts) -> Reals:
     """Weights that one rank of each distinct stage (rows) holds; a tied matrix is on both its stages.
 
-    Experts are shared out over the ep ranks, all else over the tensor-parallel ones.
+    Experts are split over the ep ranks, all else over the tensor-parallel ones.
 
     Source: Narayanan et al. 2021, §2.3: the embedding's copy on the last stage.
     """
@@ -353,25 +339,19 @@ def memories(workload: Workload, layouts: Layouts) -> Memories:
 
 @dataclass(frozen=True, eq=False)
 class StepSimulation:
-    """A step, played out.
+    """Simulated step.
 
     Attributes:
         step_s: seconds of the step.
-        parts: of the fast path, for comparison; their bubble is the closed form's.
-        pipeline_s: seconds of the pipeline alone, from the first forward to the last backward.
         timeline: of every action on every stage's rank.
-        rank_bytes: bytes of each stage's rank, as `nvidia-smi` shows them.
     """
 
     step_s: float
-    parts: Parts
-    pipeline_s: float
     timeline: Timeline
-    rank_bytes: tuple[float, ...]
 
 
 def simulate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> StepSimulation:
-    """One layout, played out with the pipeline simulator.
+    """Simulate one layout with the pipeline simulator.
 
     Args:
         workload: what is trained.
@@ -380,7 +360,7 @@ def simulate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration
         calibration: of the cluster's GPUs.
 
     Raises:
-        LabError: if there is not exactly one layout, its layers cannot be dealt out to all chunks, or its schedule
+        LabError: if there is not exactly one layout, its layers cannot be split evenly over all chunks, or its schedule
             refuses its numbers.
     """
     if len(layouts) != 1:
@@ -391,37 +371,6 @@ def simulate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration
             )
         )
     p, v, m = (int(column[0]) for column in (layouts.pp, layouts.chunks, layouts.micro_batches))
-    name = SCHEDULES[int(layouts.schedule[0])]
-    schedule = build("interleaved" if v > 1 else "1f1b" if name == "interleaved" else name, p, m, **_chunks(v))
-    chunks = _chunk_stages(workload, p, v, bool(layouts.embedding_slots[0]))
-    passes = passes_of(workload, cluster, layouts, calibration)
-    boundary = float(boundary_s(workload, cluster, layouts, calibration)[0]) / v
-    forward, backward = _times(chunks, passes)
-    costs = Costs(
-        forward=tuple(float(one) + boundary for one in forward),
-        backward=tuple(float(one) + boundary for one in backward),
-        backward_input=tuple((float(one) + boundary) / 2 for one in backward),
-        backward_weight=tuple((float(one) + boundary) / 2 for one in backward),
-    )
-    timeline = play(schedule, costs)
-    parts = step_parts(workload, cluster, layouts, calibration)
-    beside = float((parts.data + parts.optimizer + parts.constant)[0])
-    kept = tuple(peak_activations(schedule))
-    return StepSimulation(
-        timeline.makespan + beside,
-        parts,
-        timeline.makespan,
-        timeline,
-        _rank_bytes(workload, layouts, p, v, kept, chunks),
-    )
-
-
-def _chunks(v: int) -> dict[str, Any]:
-    return {"chunks": v} if v > 1 else {}
-
-
-def _chunk_stages(workload: Workload, p: int, v: int, embedding_slots: bool) -> StageCosts:
-    """The p·v stages in the order in which a sample passes them."""
     if v > 1 and workload.size is not None and workload.size.layers % (p * v):
         layers = workload.size.layers
         raise LabError(
@@ -430,27 +379,26 @@ def _chunk_stages(workload: Workload, p: int, v: int, embedding_slots: bool) -> 
                 fr=f"{layers} couches ne se répartissent pas sur {p} étages de {v} chunks : {p * v} doit les diviser.",
             )
         )
-    return stages_of(workload, p * v, embedding_slots)
-
-
-def _times(chunks: StageCosts, passes: Passes) -> tuple[Reals, Reals]:
-    """Seconds of the forward and of the backward, with what is computed again, of every chunk in order."""
-    forward = chunks.counts @ (passes.forward + passes.tensor_forward)
-    backward = chunks.counts @ (passes.backward + passes.again + passes.tensor_backward)
-    return forward[chunks.order, 0], backward[chunks.order, 0]
-
-
-def _rank_bytes(
-    workload: Workload, layouts: Layouts, p: int, v: int, kept: tuple[float, ...], chunks: StageCosts
-) -> tuple[float, ...]:
-    """Bytes of every rank: its chunks' states, and as many of their micro-batches as the schedule keeps at most."""
-    weights = weights_of(workload, layouts, chunks)[:, 0]
-    found = []
-    for rank in range(p):
-        own = chunks.order[rank::p]
-        counts, held = chunks.counts[own].sum(axis=0), np.array([kept[rank] / v])
-        found.append(stage_memory(workload, layouts, counts, held, np.array([weights[own].sum()])).total_bytes[0])
-    return tuple(float(one) for one in found)
+    name = SCHEDULES[int(layouts.schedule[0])]
+    if v > 1:
+        schedule = build("interleaved", p, m, chunks=v)
+    else:
+        schedule = build("1f1b" if name == "interleaved" else name, p, m)
+    stages = stages_of(workload, p * v, bool(layouts.embedding_slots[0]))  # in the order in which a sample passes them
+    passes = passes_of(workload, cluster, layouts, calibration)
+    boundary = float(boundary_s(workload, cluster, layouts, calibration)[0]) / v
+    forward, backward = (
+        [float(one) + boundary for one in (stages.counts @ each)[stages.order, 0]]
+        for each in (
+            passes.forward + passes.tensor_forward,
+            passes.backward + passes.again + passes.tensor_backward,
+        )
+    )
+    half = tuple(one / 2 for one in backward)
+    costs = Costs(forward=tuple(forward), backward=tuple(backward), backward_input=half, backward_weight=half)
+    timeline = play(schedule, costs)
+    parts = step_parts(workload, cluster, layouts, calibration)
+    return StepSimulation(timeline.makespan + float((parts.data + parts.optimizer + parts.constant)[0]), timeline)
 
 
 SECONDS_PER_DAY: Final = 86_400
@@ -463,7 +411,7 @@ Source: Luccioni, Viguier and Ligozat 2023 (JMLR 24), table 3: 256,646 kWh besid
 
 @dataclass(frozen=True)
 class Bill:
-    """What a training takes.
+    """Time, energy and carbon of a training.
 
     Attributes:
         seconds: from the first to the last step, without failures and restarts.
@@ -507,7 +455,7 @@ def training_s(flops_per_token: float, tokens: float, gpus: int, flops_per_s: fl
 
 
 def bill(cluster: Cluster, gpus: int, seconds: float, *, load: float = 1.0) -> Bill:
-    """Energy and carbon of so many GPUs for so long.
+    """Compute energy and carbon of so many GPUs for so long.
 
     The GPUs draw idle power and `load` of the rest: E = n·t·(idle + load·(TDP − idle)). With load 1 it is the account
     of BLOOM, which takes the thermal design power: 1,082,990 GPU-hours of 400 W, 433,196 kWh, 24.7 t.
@@ -536,18 +484,3 @@ def bill(cluster: Cluster, gpus: int, seconds: float, *, load: float = 1.0) -> B
     idle = energy * IDLE_OVER_DYNAMIC
     grams = cluster.carbon_g_per_kwh / 1000
     return Bill(seconds, hours, energy, idle, energy * grams, (energy + idle) * cluster.pue * grams)
-
-
-def train(workload: Workload, cluster: Cluster, layouts: Layouts, step_s: Reals, tokens: float) -> list[Bill]:
-    """The bill of a whole training for every layout.
-
-    Args:
-        tokens: to train on; samples, of an image model.
-        step_s: seconds of a step of every layout.
-    """
-    per_sample = workload.size.sequence_length if workload.size is not None else 1
-    steps = tokens / (layouts.global_batch * per_sample)
-    return [
-        bill(cluster, gpus, seconds)
-        for gpus, seconds in zip(layouts.gpus.tolist(), (steps * step_s).tolist(), strict=True)
-    ]

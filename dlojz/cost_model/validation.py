@@ -1,14 +1,8 @@
 """Validate the cost model against published measurements: seconds and memory, row by row.
 
-The cost model against published measurements: its error, the trivial model's, the best published tool's.
-
-An error that is reported as held out comes from rows that no parameter was fitted on; the trivial model gets the same
-half to fit its one number. Rows that nothing can explain are in the figures all the same.
-
-The memory model against published readings: Jean Zay's, those that ran out, and Korthikanti's activations.
-
-The reserve and what one layer takes were fitted on the first half of Jean Zay's readings only; an out-of-memory row is
-found if the prediction is above what the GPU has.
+An error called held out comes from rows that no parameter was fitted on; the trivial model, a constant rate per GPU,
+gets the same half to fit its one number. Of memory, the reserve and what one layer takes were fitted on the first half
+of Jean Zay's readings; an out-of-memory row is found if the prediction is above what the GPU has.
 """
 
 from __future__ import annotations
@@ -26,7 +20,7 @@ import numpy as np
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of
 from dlojz.cost_model.calibration import FOLDER, calibration
-from dlojz.cost_model.fit import RECIPES, completed, is_fitted, predicted_s, rows_of, usable
+from dlojz.cost_model.fit import RECIPES, completed, is_fitted, model_of, predicted_s, rows_of, usable
 from dlojz.cost_model.layout_memory import Memories
 from dlojz.cost_model.layouts import Layouts
 from dlojz.cost_model.step import memories
@@ -42,7 +36,7 @@ PROFILE_OF: Final = {name: key for key, one in RECIPES.items() for name in one.t
 
 
 class Tool(NamedTuple):
-    """What a published tool reports on a table.
+    """Error that a published tool reports on a table.
 
     Attributes:
         name: of the tool.
@@ -63,7 +57,7 @@ TOOLS: Final = {
 
 
 class Goal(NamedTuple):
-    """What the cost model is to reach on rows not used in the fit.
+    """Target error of the cost model on rows not used in the fit.
 
     Attributes:
         mean: mean absolute error, as a share.
@@ -88,7 +82,7 @@ GOALS: Final = {
 
 @dataclass(frozen=True)
 class RowResult:
-    """One row: measured, predicted.
+    """Validation of one row.
 
     Attributes:
         row: as published, completed where it leaves something out.
@@ -111,7 +105,7 @@ class RowResult:
 
 @dataclass(frozen=True)
 class TableResult:
-    """One table.
+    """Validation of one table.
 
     Attributes:
         name: of the table.
@@ -127,7 +121,7 @@ class TableResult:
 
     @property
     def held(self) -> tuple[RowResult, ...]:
-        """The rows that nothing was fitted on."""
+        """Rows that nothing was fitted on."""
         return tuple(one for one in self.rows if one.held_out)
 
     @property
@@ -167,19 +161,19 @@ class TableResult:
     @property
     def left_out_mean(self) -> float | None:
         """Mean over all rows of the error of fits without their model; None if those fits were not made."""
-        known = [one for one in self.rows if _model(one.row) in self.left_out]
+        known = [one for one in self.rows if model_of(one.row) in self.left_out]
         if not known:
             return None
-        return statistics.fmean(self.left_out[_model(one.row)] for one in known)
+        return statistics.fmean(self.left_out[model_of(one.row)] for one in known)
 
     @property
     def goal(self) -> Goal | None:
-        """What is to be reached; None where nothing was set."""
+        """Target error; None where none was set."""
         return GOALS.get(self.name)
 
     @property
     def reached(self) -> bool | None:
-        """Whether the goal is; None without one."""
+        """Whether the goal is reached; None without one."""
         goal = self.goal
         if goal is None:
             return None
@@ -221,7 +215,7 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def validate(name: str) -> TableResult:
-    """One table: every usable row predicted.
+    """Validate one table: predict every usable row.
 
     Raises:
         LabError: for a table that prints no times, or that there is not.
@@ -261,10 +255,6 @@ def _flops(row: Measurement) -> float:
     """Operations of a step, those of recomputation among them where the row recomputes."""
     counted = flops_per_sequence(row.size, "recompute" if row.checkpointing == "full" else "model")
     return float(row.global_batch * counted)
-
-
-def _model(row: Measurement) -> str:
-    return f"{row.size.hidden}x{row.size.layers}"
 
 
 @cache
@@ -311,7 +301,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class MemoryResult:
-    """All readings.
+    """Validation of the memory model.
 
     Attributes:
         readings: those with a figure, of Jean Zay.
@@ -367,7 +357,7 @@ class MemoryResult:
 
 
 def validate_memory() -> MemoryResult:
-    """All published memory that the cost model is held against."""
+    """Validate the memory model against all published readings."""
     rows = [row for row in table(READINGS) if row.usable and row.micro_batch]
     readings: list[Reading] = []
     ran_out: list[Reading] = []

@@ -1,33 +1,19 @@
-"""Workload of a model: its operators with their shapes, for decoders and for models of the catalogue.
+"""Workload of a model: its operators with their shapes on one rank, and how long each takes on one GPU.
 
-How long one operator of a layer takes on one GPU: a matrix product, or a pass over memory.
+A workload is a list of layer kinds in order; embedding and logits are layers of their own, because a pipeline's first
+and last stages carry them. A decoder's operators follow from its size; an image model's are read off its forward pass
+on the meta device, where a convolution is the product that it comes to.
 
-Times come from shapes and from the `Calibration`, never from the name of a model. A product is computed in tiles, one
-per multiprocessor at a time, so that its time is a whole number of waves; what is not a product takes the time to move
-its bytes.
-
-Symbols: a product multiplies [m, k] by [k, n], `batch` times.
-
-The operators of a decoder: its layer, its embedding, its logits.
-
-Every product and every pass over memory is written once, with its bytes per element; 16-bit activations, dropout masks
-of 1 byte, reductions in fp32.
+Times come from shapes and from the `Calibration`, never from the name of a model. A product [m, k] × [k, n], `batch`
+times, is computed in tiles, one per multiprocessor at a time, so its time is a whole number of waves; any other
+operator takes the time to move its bytes. Passes over a tensor are written as bytes per element (read 2, written 2):
+16-bit activations, dropout masks of 1 byte, reductions in fp32.
 
 Symbols: T tokens of one rank's micro-batch (b·s/cp), h hidden, a heads, d head size, w width of the MLP, V vocabulary,
-t tensor-parallel ranks. Passes of a tensor of n elements are written as bytes per element: read 2, written 2.
+t tensor-parallel ranks.
 
 Source: the operators are those of Megatron-LM's layer (Narayanan et al. 2021, arXiv 2104.04473, §4.2; Korthikanti et
 al. 2022, arXiv 2205.05198, §4.1, figure 2), fused as §4.2 there says; bytes counted by hand.
-
-What a model computes, layer by layer, as operators with their shapes on one rank.
-
-A workload is a list of layer kinds in order; embedding and logits are layers of their own, because a pipeline's first
-and last stages carry them. Shapes are those of one rank after tensor and context parallelism.
-
-Workloads of the catalogue's models: decoders by their size, image models block by block from the meta device.
-
-An image model's operators are read off its own forward, with shapes and without memory; a convolution is the product
-that it comes to. Blocks that follow each other and do the same are one kind.
 """
 
 from __future__ import annotations
@@ -48,7 +34,7 @@ from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.models.sizes import GPTSize, LlamaSize
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 TILES: Final = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.8), (64, 64, 0.65))
 """Rows and columns of the tiles of a product's result, and how far from the peak each one stays at best.
@@ -87,7 +73,7 @@ class Product(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Two per multiply-add."""
+        """Floating-point operations, two per multiply-add."""
         return 2.0 * self.batch * self.m * self.n * self.k * self.work
 
     @property
@@ -103,7 +89,7 @@ class Product(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerOperator:
-    """What a layer does between two synchronisations, forward and backward apart.
+    """Operator of a layer, forward and backward.
 
     Attributes:
         name: as a table shows it.
@@ -149,13 +135,6 @@ def wave_efficiency(product: Product, num_sms: int) -> float:
     return best
 
 
-def alignment_efficiency(product: Product, calibration: Calibration) -> float:
-    """Loss of a product whose sizes are not multiples of what tensor cores read at once."""
-    if product.n % ALIGNED or product.k % ALIGNED:  # rows of the three matrices are k and n long
-        return calibration.unaligned
-    return 1.0
-
-
 def product_s(product: Product, gpu: Gpu, calibration: Calibration, precision: Precision) -> float:
     """Seconds of a product: the slower of computing and of moving its matrices once (roofline).
 
@@ -164,7 +143,9 @@ def product_s(product: Product, gpu: Gpu, calibration: Calibration, precision: P
     Source: Williams, Waterman, Patterson 2009, "Roofline" (CACM 52), with the peak multiplied by the efficiencies.
     """
     reach = calibration.attention_efficiency if product.attention else calibration.product_efficiency
-    efficiency = reach * wave_efficiency(product, gpu.num_sms) * alignment_efficiency(product, calibration)
+    efficiency = reach * wave_efficiency(product, gpu.num_sms)
+    if product.n % ALIGNED or product.k % ALIGNED:  # rows of the three matrices are k and n long
+        efficiency *= calibration.unaligned
     efficiency *= product.k / (product.k + calibration.product_start)
     peak = gpu.peak_flops["bf16" if product.attention and precision == "fp8" else precision]
     memory = gpu.memory_bytes_per_s * calibration.memory_efficiency
@@ -216,7 +197,7 @@ EAGER_GATE_BYTES: Final = (10, 18)
 """Per element of one of the two halves: both read, one written."""
 SOFTMAX_BYTES: Final = (4, 6)
 DROPOUT_BYTES: Final = (5, 5)
-"""Of the scores, in a kernel of its own."""
+"""Of the scores, in a separate kernel."""
 TRANSPOSE_BYTES: Final = (4, 4)
 ROW_BYTES: Final = (8, 8)
 """Rows set to zero and filled, or read and added up with their weights: written twice, or read twice; counted."""
@@ -247,7 +228,7 @@ def _pass(
 
 
 def accumulation(parameters: float, cut: Cut) -> LayerOperator:
-    """Adding a micro-batch's 16-bit gradients to those that are there: both read, one written; nothing where fused."""
+    """Gradient accumulation in 16 bit: both read, one written; nothing where it is fused."""
     moved = 0.0 if cut.fused_accumulation else parameters * (2 + 2 * cut.gradient_bytes)
     return LayerOperator("gradient accumulation", backward_bytes=moved, kernels=0)
 
@@ -278,7 +259,7 @@ def routed_rows(size: DecoderSize) -> float:
 
 
 def mixture_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
-    """What stands in the place of an MLP: gate, rows laid out for the experts and back, and the experts' products.
+    """Operators of a mixture of experts: gate, dispatch, the experts' products, combine.
 
     A rank holds E/ep experts, each with the rows of ep ranks. Where not each layer has a mixture, the MLP of the others
     is here too, each with its share of the layers.
@@ -306,7 +287,7 @@ def mixture_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
 
 
 def layer_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
-    """One layer: norm, attention, residual, norm, MLP, residual."""
+    """Operators of one layer: norm, attention, residual, norm, MLP, residual."""
     n, h, w = tokens(size, cut), size.hidden, math.ceil(size.mlp_width / cut.tp)
     keys = math.ceil(size.kv_heads / cut.tp) * size.head_size
     queries = math.ceil(size.heads / cut.tp) * size.head_size
@@ -342,7 +323,7 @@ def layer_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
 
 
 def embedding_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
-    """Looking tokens up; backward adds into a whole gradient matrix, which is then accumulated."""
+    """Operators of the embedding; backward adds into a whole gradient matrix, which is then accumulated."""
     elements = tokens(size, cut) * size.hidden
     matrix = size.vocabulary * size.hidden / cut.tp
     return (
@@ -361,7 +342,7 @@ def padded_vocabulary(size: DecoderSize, tp: int) -> int:
 
 
 def logit_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
-    """Last norm, logits and cross-entropy over the rank's part of the vocabulary."""
+    """Operators of the last norm, the logits and the cross-entropy over the rank's part of the vocabulary."""
     n, v = tokens(size, cut), padded_vocabulary(size, cut.tp)
     whole = n * size.hidden / (cut.tp if cut.sequence_parallel else 1)
     return (
@@ -373,7 +354,7 @@ def logit_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
 
 
 class Cut(NamedTuple):
-    """What of a layer one rank computes at a time.
+    """Part of a layer that one rank computes at a time.
 
     Attributes:
         micro_batch: samples.
@@ -381,10 +362,10 @@ class Cut(NamedTuple):
         sequence_parallel: norms and dropouts split over the tensor-parallel ranks too.
         fused_attention: attention is one kernel that never writes the scores.
         gradient_bytes: of an element of the accumulated gradients, 2 or 4.
-        fused_accumulation: the product of the weights' gradient adds to what is there, without a pass of its own.
+        fused_accumulation: the product of the weights' gradient adds to what is there, without a separate pass.
         blocking: the host waits for each kernel (`CUDA_LAUNCH_BLOCKING=1`).
         eager: norms, rotations and gates are many kernels, in fp32.
-        ep: ranks that share the experts of a mixture out.
+        ep: ranks that share the experts of a mixture.
     """
 
     micro_batch: int
@@ -413,7 +394,7 @@ class Kind:
         ring_elements: keys and values of one sample, which context-parallel ranks hand on.
         sums: all-reduces of such a tensor per forward and per backward, with tensor parallelism.
         recomputed: whether full checkpointing computes it again.
-        expert_parameters: those of its parameters that expert parallelism shares out.
+        expert_parameters: those of its parameters that expert parallelism splits.
         exchange_elements: of the buffer of rows that one sample hands to each all-to-all of its experts.
     """
 
@@ -427,10 +408,6 @@ class Kind:
     recomputed: bool = True
     expert_parameters: int = 0
     exchange_elements: float = 0.0
-
-    def repeated(self) -> Kind:
-        """The same with one more."""
-        return replace(self, count=self.count + 1)
 
 
 @dataclass(frozen=True)
@@ -464,7 +441,7 @@ class Workload:
 def decoder_workload(size: DecoderSize) -> Workload:
     """The workload of a decoder: embedding, layers, logits.
 
-    The matrix of the logits is a parameter of its own only if it is not tied; with a pipeline, the last stage holds a
+    The matrix of the logits is a separate parameter only if it is not tied; with a pipeline, the last stage holds a
     copy of a tied one (`dlojz.cost_model.layout_memory` counts it).
     """
     elements = size.sequence_length * size.hidden
@@ -492,7 +469,7 @@ def decoder_workload(size: DecoderSize) -> Workload:
 
 
 def workload(model: DecoderSize | str, image_size: int | None = None, sequence_length: int | None = None) -> Workload:
-    """What a model computes.
+    """Build the workload of a model.
 
     Args:
         model: a decoder's size, or a name of the catalogue (`dlojz models`).
@@ -511,8 +488,12 @@ def workload(model: DecoderSize | str, image_size: int | None = None, sequence_l
                 fr=f"model doit être un DecoderSize ou un nom du catalogue, mais {model!r} a été reçu.",
             )
         )
-
-    return catalogue_workload(model, image_size, sequence_length)
+    spec = models.spec(model)
+    models.check_input(model, image_size=image_size, sequence_length=sequence_length)
+    size = spec.size
+    if isinstance(size, GPTSize | LlamaSize):
+        return decoder_workload(_decoder_size(size, spec.num_classes, sequence_length or spec.sequence_length or 1))
+    return _image_workload(model, image_size or spec.image_size or 1, spec.num_classes)
 
 
 PASS_BACKWARD: Final = 2.0
@@ -550,48 +531,15 @@ class BlockWork(NamedTuple):
     traced: tuple[Traced, ...]
 
 
-def catalogue_workload(model: str, image_size: int | None = None, sequence_length: int | None = None) -> Workload:
-    """What a model of the catalogue computes.
-
-    Args:
-        model: its name.
-        image_size: pixels of a side; by default the catalogue's.
-        sequence_length: tokens; by default the catalogue's.
-
-    Raises:
-        LabError: if there is no such model, or the size does not fit it.
-    """
-    spec = models.spec(model)
-    models.check_input(model, image_size=image_size, sequence_length=sequence_length)
-    size = spec.size
-    if isinstance(size, GPTSize | LlamaSize):
-        tokens = sequence_length or spec.sequence_length or 1
-        return decoder_workload(_decoder_size(size, spec.num_classes, tokens))
-    return _image_workload(model, image_size or spec.image_size or 1, spec.num_classes)
-
-
 def _decoder_size(size: GPTSize | LlamaSize, vocabulary: int, tokens: int) -> DecoderSize:
-    common: dict[str, Any] = {
-        "layers": size.depth,
-        "hidden": size.width,
-        "heads": size.num_heads,
-        "vocabulary": vocabulary,
-    }
+    known: dict[str, Any] = {"layers": size.depth, "hidden": size.width, "heads": size.num_heads, "tied": False}
     if size.experts is not None:
-        common |= {"experts": size.experts.num_experts, "top_k": size.experts.top_k, "every": size.experts.every}
-        common["capacity_factor"] = size.experts.capacity_factor
-    if isinstance(size, GPTSize):
-        return DecoderSize(**common, sequence_length=tokens, tied=False)
-    return DecoderSize(
-        **common,
-        sequence_length=tokens,
-        mlp_width=size.mlp_width,
-        kv_heads=size.num_kv_heads,
-        gated=True,
-        tied=False,
-        biased=False,
-        positions="none",
-    )
+        known |= {"experts": size.experts.num_experts, "top_k": size.experts.top_k, "every": size.experts.every}
+        known["capacity_factor"] = size.experts.capacity_factor
+    if isinstance(size, LlamaSize):
+        known |= {"mlp_width": size.mlp_width, "kv_heads": size.num_kv_heads, "gated": True}
+        known |= {"biased": False, "positions": "none"}
+    return DecoderSize(**known, vocabulary=vocabulary, sequence_length=tokens)
 
 
 @lru_cache(maxsize=32)
@@ -600,7 +548,7 @@ def _image_workload(model: str, image_size: int, num_classes: int) -> Workload:
     former: BlockWork | None = None
     for block in traced_blocks(model, image_size, num_classes):
         if former is not None and former == block:
-            kinds[-1] = kinds[-1].repeated()
+            kinds[-1] = replace(kinds[-1], count=kinds[-1].count + 1)
             continue
         former = block
         has_attention = any(one.per_sample for one in block.traced)
@@ -619,7 +567,7 @@ def _operators(block: BlockWork) -> Callable[[Cut], tuple[LayerOperator, ...]]:
 
 
 def _operator(one: Traced, cut: Cut) -> LayerOperator:
-    """An operation for a micro-batch; tensor-parallel ranks share heads, columns and elements out."""
+    """Scale an operation to a micro-batch; tensor-parallel ranks split heads, columns and elements."""
     if one.product is None:
         moved = one.num_bytes * cut.micro_batch / cut.tp
         return LayerOperator("pass", forward_bytes=moved, backward_bytes=PASS_BACKWARD * moved)
@@ -639,22 +587,16 @@ def traced_blocks(model: str, image_size: int, num_classes: int) -> tuple[BlockW
 
     from dlojz.prediction.shapes import build_on_meta
 
-    built = build_on_meta(model, image_size, None, num_classes).eval()
+    built: Any = build_on_meta(model, image_size, None, num_classes).eval()
     x = torch.empty(1, 3, image_size, image_size, device="meta")
     found = []
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        for block in _children(built):
-            recorder = _recorder()
-            with recorder:
+        for block in built.blocks:
+            with _recorder() as recorder:
                 x = block(x)
             parameters = sum(one.numel() for one in block.parameters())
             found.append(BlockWork(type(block).__name__, parameters, x.numel(), tuple(recorder.traced)))
     return tuple(found)
-
-
-def _children(built: nn.Module) -> Iterator[Any]:
-    blocks: Any = built.blocks
-    yield from blocks
 
 
 def _recorder() -> Any:
@@ -678,7 +620,7 @@ def _recorder() -> Any:
 
 
 def traced_operation(name: str, args: Any, result: Any) -> Traced | None:
-    """What one operator of PyTorch comes to; None for a view, which does nothing.
+    """Translate one operator of PyTorch; None for a view, which does nothing.
 
     Args:
         name: of the operator, e.g. `addmm`.

@@ -1,4 +1,4 @@
-"""The hardware of the course: memory of the GPUs, their speed, the links between them, and the clusters made of them.
+"""Hardware of the course: GPUs, their memory and speed, the links between them, clusters, published measurements.
 
 Every figure says where it comes from and how far it is to be trusted; nothing here imports torch.
 """
@@ -21,7 +21,7 @@ from dlojz.hardware.gpus import (
     device,
     gpu,
 )
-from dlojz.hardware.links import COLLECTIVES, LINKS, Collective, Interconnect, bus_factor, link
+from dlojz.hardware.links import COLLECTIVES, LINKS, Collective, Interconnect, Link, bus_factor, link
 
 __all__ = [
     "ALIASES",
@@ -41,6 +41,7 @@ __all__ = [
     "Device",
     "Gpu",
     "Interconnect",
+    "Link",
     "Precision",
     "bus_factor",
     "cluster",

@@ -1,14 +1,8 @@
-"""Read the clusters of the course: their nodes, GPUs and links, and the machine files that say how jobs are sent.
-
-Clusters: which GPU, how many on a node, which links inside and between nodes, what an hour of it draws.
+"""Read the clusters of the course: their nodes, GPUs and links, and the machine files by which jobs are sent there.
 
 A cluster's file names its GPU and its links, and repeats none of their figures unless its own GPU differs (memory,
-power), which it then says.
-
-Machine files: what a cluster's scheduler must be told, one TOML file per cluster and kind of node.
-
-A machine that exists has been checked word by word, so that nothing in its file can become another line of a job
-script; whatever is particular to a site stands in its file, and nothing of it in the code.
+power). A machine file, one per cluster and kind of node, holds what its scheduler must be told; it is checked word by
+word, so that nothing in it can become another line of a job script.
 """
 
 from __future__ import annotations
@@ -37,12 +31,10 @@ CLUSTERS_TEMPLATE: Final = "template"
 CLUSTERS: Final = tuple(sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != CLUSTERS_TEMPLATE))
 """Names of all clusters."""
 _SCALARS: Final = {"nic_bandwidth": "B/s", "host_memory": "B", "pue": "1", "carbon": "g/kWh"}
-_OF_GPU: Final = {
-    "memory": "B",
-    "memory_bandwidth": "B/s",
-    "thermal_design_power": "W",
-    "idle_power": "W",
-}
+_OF_GPU: Final = {"memory": "B", "memory_bandwidth": "B/s", "thermal_design_power": "W", "idle_power": "W"}
+_GPU_FIELDS: Final = {
+    "memory_bandwidth": "memory_bytes_per_s", "thermal_design_power": "tdp_w", "idle_power": "idle_w",
+}  # fmt: skip
 _KEYS: Final = (
     "title", "gpu", "gpus_per_node", "num_nodes", "intra", "inter", "nics_per_node", "machine", "own_gpu", *_SCALARS,
 )  # fmt: skip
@@ -50,7 +42,7 @@ _KEYS: Final = (
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster as the planner sees it.
+    """Cluster: its GPUs, nodes and links, and its power.
 
     Args:
         name: of its file.
@@ -101,19 +93,13 @@ def _own_gpu(file: ConstantsFile) -> tuple[Gpu, dict[str, Constant]]:
     device = found.device
     if "memory" in own:
         device = replace(device, memory_bytes=int(own["memory"].value), source=own["memory"].source)
-    changed = replace(
-        found,
-        device=device,
-        memory_bytes_per_s=own["memory_bandwidth"].value if "memory_bandwidth" in own else found.memory_bytes_per_s,
-        tdp_w=own["thermal_design_power"].value if "thermal_design_power" in own else found.tdp_w,
-        idle_w=own["idle_power"].value if "idle_power" in own else found.idle_w,
-        constants={**found.constants, **own},
-    )
+    others: dict[str, Any] = {_GPU_FIELDS[key]: one.value for key, one in own.items() if key in _GPU_FIELDS}
+    changed = replace(found, device=device, constants={**found.constants, **own}, **others)
     return changed, {f"own_gpu.{key}": constant for key, constant in own.items()}
 
 
 def read_cluster(path: Path) -> Cluster:
-    """The cluster that a file describes.
+    """Read the cluster that a file describes.
 
     Raises:
         LabError: if the file lacks a constant (named with the file), holds an illegal one, or names an unknown GPU or
@@ -153,7 +139,7 @@ def _shipped(name: str) -> Cluster:
 
 
 def cluster(name: str | Path) -> Cluster:
-    """A cluster by its name, or by the path of a file of one's own (ending in `.toml`).
+    """Look up a cluster by its name, or read it from the path of a `.toml` file.
 
     Raises:
         LabError: if there is none of this name (those there are get listed), or the file is not legal.
@@ -185,7 +171,7 @@ MACHINES_TEMPLATE = "template"
 
 
 class Qos(Contract):
-    """A quality of service: a queue with limits of its own."""
+    """A quality of service: a queue with limits."""
 
     name: str = Field(pattern=NAME_PATTERN, description="as the scheduler knows it")
     max_hours: float = Field(gt=0, description="longest job")
@@ -257,13 +243,13 @@ class Machine(Contract):
 
 
 def folders() -> list[Path]:
-    """Where machine files are looked for: the folders of `$DLOJZ_MACHINES`, then those of the checkout."""
+    """List the folders of machine files: those of `$DLOJZ_MACHINES`, then those of the checkout."""
     named = [Path(part).expanduser() for part in os.environ.get("DLOJZ_MACHINES", "").split(os.pathsep) if part]
     return [*named, COURSE / "slurm" / "machines"]
 
 
 def machine_files() -> dict[str, Path]:
-    """All machine files by name, the template left out; of two of one name the first folder's counts."""
+    """List all machine files by name, without the template; of two of one name the first folder's counts."""
     found: dict[str, Path] = {}
     for folder in folders():
         for path in sorted(folder.glob("*.toml")):
@@ -273,7 +259,7 @@ def machine_files() -> dict[str, Path]:
 
 
 def machine(name: str) -> Machine:
-    """The machine of this name.
+    """Read the machine file of this name.
 
     Raises:
         LabError: if no file has this name (those there are get listed), or the file is not legal.
@@ -285,7 +271,7 @@ def machine(name: str) -> Machine:
 
 
 def read_machine(path: Path) -> Machine:
-    """The machine that a file describes.
+    """Read the machine that a file describes.
 
     Raises:
         LabError: if it cannot be read, is no TOML, or holds an unknown key or an illegal value.
@@ -324,7 +310,7 @@ def _from_toml(name: str, data: dict[str, Any]) -> Machine:
 
 
 def here() -> list[str]:
-    """Names of the machines of the cluster that this computer belongs to, by `ClusterName` of slurm.conf."""
+    """List the machines of the cluster that this computer belongs to, by `ClusterName` of slurm.conf."""
     cluster = cluster_name()
     return [] if not cluster else [name for name in machine_files() if _cluster_of(name) == cluster]
 
@@ -337,7 +323,7 @@ def _cluster_of(name: str) -> str:
 
 
 def cluster_name() -> str:
-    """`ClusterName` of this computer's slurm.conf; empty where there is none to read."""
+    """Read `ClusterName` from this computer's slurm.conf; empty where there is none."""
     for path in filter(None, [os.environ.get("SLURM_CONF"), "/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf"]):
         try:
             text = Path(path).read_text(encoding="utf-8", errors="replace")
@@ -350,7 +336,7 @@ def cluster_name() -> str:
 
 
 def choose(name: str | None, fits: Iterable[str] | None = None) -> Machine:
-    """The machine to send to: the one named, else `$DLOJZ_MACHINE`, else this cluster's, else the only one there is.
+    """Choose the machine to submit to: the one named, else `$DLOJZ_MACHINE`, else this cluster's, else the only one.
 
     Args:
         fits: names that the run fits on, where several are of this cluster; the first is taken.

@@ -1,7 +1,7 @@
-"""Constants of the hardware as files: each figure with its unit, where it is from, when, and how far one may trust it.
+"""Read constants from TOML files: each figure with its unit, source, date, and how far it is to be trusted.
 
-A constant that was read has the unit that is due, is positive, and says of itself whether it was measured, published,
-derived from such figures, or is unconfirmed; nothing is filled in for one that is missing.
+A constant that was read has the unit that is due, is positive, and is measured, published, derived from such figures,
+or unconfirmed; a missing one is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PARTS: Final = ("value", "unit", "source", "date", "standing")
 
 
 class Constant(NamedTuple):
-    """A figure, and what is known of it: `standing` is one of `STANDINGS`, `date` is when it was looked up."""
+    """Figure with its unit and source; `standing` is one of `STANDINGS`, `date` is when it was looked up."""
 
     value: float
     unit: str
@@ -40,14 +40,14 @@ def _are_counts(ranks: object) -> TypeGuard[list[int]]:
 
 @dataclass(frozen=True)
 class ConstantsFile:
-    """The constants of one file, read one by one, so that a fault names the file and the key."""
+    """Reader of the constants of one file; a fault names the file and the key."""
 
     path: Path
     content: Mapping[str, Any]
 
     @classmethod
     def read(cls, path: Path) -> ConstantsFile:
-        """The file at this path.
+        """Read the TOML file at this path.
 
         Raises:
             LabError: if it cannot be read or is no TOML.
@@ -62,11 +62,11 @@ class ConstantsFile:
             raise LabError(sentence) from None
 
     def refuse(self, english: str, french: str) -> LabError:
-        """The refusal of this file, in one sentence."""
+        """Make the error of this file, in one sentence."""
         return LabError(say(en=f"{self.path.name}: {english}", fr=f"{self.path.name} : {french}"))
 
     def keys(self, legal: Iterable[str], table: Mapping[str, Any] | None = None) -> None:
-        """Refuses a key that nobody reads.
+        """Refuse unknown keys.
 
         Raises:
             LabError: naming the file and the keys there are.
@@ -78,64 +78,54 @@ class ConstantsFile:
                 raise self.refuse(sentence, sentence)
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A string of the file.
+        """Read a string.
 
         Raises:
             LabError: if it is missing and has no default, or is no string.
         """
         value = self.content.get(key, default)
-        if not isinstance(value, str):
-            raise (
-                self.missing(key)
-                if value is None
-                else self.refuse(
-                    f"{key} must be a text, but {value!r} was received.",
-                    f"{key} doit être un texte, mais {value!r} a été reçu.",
-                )
-            )
-        return value
+        return str(self._fitting(key, value, isinstance(value, str), "a text", "un texte"))
 
     def count(self, key: str) -> int:
-        """A whole number of the file, at least 1.
+        """Read a whole number of at least 1.
 
         Raises:
             LabError: if it is missing, or none.
         """
         value = self.content.get(key)
-        if value is None:
-            raise self.missing(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.refuse(
-                f"{key} must be a whole number of at least 1, but {value!r} was received.",
-                f"{key} doit être un nombre entier au moins égal à 1, mais {value!r} a été reçu.",
-            )
-        return value
-
-    def missing(self, key: str) -> LabError:
-        """The refusal of a file that lacks something."""
-        return self.refuse(
-            f"the constant {key} is missing: give it a value, a unit, a source, a date and a standing.",
-            f"la constante {key} manque : donnez-lui une valeur, une unité, une source, une date et un statut.",
-        )
+        fits = type(value) is int and value >= 1
+        words = "a whole number of at least 1", "un nombre entier au moins égal à 1"
+        return int(self._fitting(key, value, fits, *words))
 
     def table(self, key: str, within: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """A table of the file.
+        """Read a table.
 
         Raises:
             LabError: if it is missing, or none.
         """
         value = (self.content if within is None else within).get(key)
+        found: Mapping[str, Any] = self._fitting(key, value, isinstance(value, Mapping), "a table", "une table")
+        return found
+
+    def _fitting(self, key: str, value: Any, fits: bool, english: str, french: str) -> Any:
         if value is None:
             raise self.missing(key)
-        if not isinstance(value, Mapping):
+        if not fits:
             raise self.refuse(
-                f"{key} must be a table, but {value!r} was received.",
-                f"{key} doit être une table, mais {value!r} a été reçu.",
+                f"{key} must be {english}, but {value!r} was received.",
+                f"{key} doit être {french}, mais {value!r} a été reçu.",
             )
         return value
 
+    def missing(self, key: str) -> LabError:
+        """Make the error of a missing constant."""
+        return self.refuse(
+            f"the constant {key} is missing: give it a value, a unit, a source, a date and a standing.",
+            f"la constante {key} manque : donnez-lui une valeur, une unité, une source, une date et un statut.",
+        )
+
     def constant(self, key: str, unit: str, within: Mapping[str, Any] | None = None, name: str = "") -> Constant:
-        """A constant of the file.
+        """Read a constant.
 
         Args:
             key: of the constant.
@@ -152,7 +142,7 @@ class ConstantsFile:
         return Constant(self._positive(given, name), *(str(table[part]) for part in _PARTS[1:]))
 
     def curve(self, key: str, unit: str, within: Mapping[str, Any], name: str) -> dict[int, Constant]:
-        """A constant that is known for several numbers of ranks: `ranks` and `values` beside each other.
+        """Read a constant that is known for several numbers of ranks, as lists `ranks` and `values`.
 
         Raises:
             LabError: as `constant`, or if the two are not of one length, or the ranks do not grow from 2 on.
@@ -186,9 +176,5 @@ class ConstantsFile:
         return table[values]
 
     def _positive(self, value: object, name: str) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-            raise self.refuse(
-                f"{name} must be greater than 0, but {value!r} was received.",
-                f"{name} doit être plus grand que 0, mais {value!r} a été reçu.",
-            )
-        return float(value)
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+        return float(self._fitting(name, value, fits, "greater than 0", "plus grand que 0"))

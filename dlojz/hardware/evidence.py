@@ -1,17 +1,9 @@
-"""Read published measurements: what real machines did with real models, each number with its source.
+"""Read published measurements: what ran where, how it was laid out, and what came out.
 
-One published measurement: what ran where, how it was laid out, and what came out.
-
-Only what the source prints, or what follows from it by arithmetic alone; what is not printed is None, and what is taken
-from elsewhere says so in `note`.
-
-Tables of measurements as files: one CSV per table beside this module, and one strict reader for all.
-
-A row that is read is whole: every word of the file was understood, its GPUs are the product of its degrees, and its
-batch can be dealt out; else it carries the reason for which it is excluded.
-
-A file begins with lines `#: key = value`, which hold for each of its rows; then a line of names, then the rows. An
-empty cell takes the value of the head of the file; `-` is none at all.
+A row holds what its source prints, or what follows from it by arithmetic alone; what is not printed is None, and what
+is taken from elsewhere says so in `note`. One CSV per table: lines `#: key = value` hold for each row, then a line of
+names, then the rows; an empty cell takes the value of the head, `-` is none. The reader refuses a row whose GPUs are
+not the product of its degrees, or whose batch cannot be divided, unless it says why it is excluded.
 """
 
 from __future__ import annotations
@@ -36,7 +28,7 @@ Outcome = Literal["ran", "oom"]
 
 @dataclass(frozen=True)
 class Measurement:
-    """A row of a published table.
+    """Published measurement: a row of a table.
 
     Args:
         table: it is of, one of `TABLES`.
@@ -55,13 +47,13 @@ class Measurement:
         global_batch: sequences of one step.
         schedule: `gpipe`, `1f1b`, `interleaved`, …; empty without a pipeline.
         chunks: stages of one rank (interleaving), at least 1.
-        partition: `layers`: layers shared out evenly, embedding and logits besides; `embedding`: embedding and logits
+        partition: `layers`: layers split evenly, embedding and logits besides; `embedding`: embedding and logits
             count as a layer each.
         checkpointing: what the forward does not keep.
         sequence_parallel: whether norms and dropouts are split along the sequence.
         precision: of the matrix products.
         gradient_precision: that gradients are accumulated in.
-        offload: what lies in the host's memory: `optimizer`, `all`, or nothing.
+        offload: what lies in the host's memory: `none`, `optimizer` or `parameters`.
         engine: what ran it.
         fused_attention: whether attention is one kernel that never writes the scores (FlashAttention).
         overlap: whether data-parallel communication runs beside the backward.
@@ -137,17 +129,6 @@ class Measurement:
         flops = self.global_batch * flops_per_sequence(self.size, self.formula)
         return flops / (self.tflops_per_gpu * 1e12 * self.gpus)
 
-    def counted_tflops_per_gpu(self, formula: Formula | None = None) -> float | None:
-        """TFLOP/s of each GPU that the step's time comes to, in 10¹²/s; None without a time.
-
-        Args:
-            formula: to count by; the table's own without it.
-        """
-        formula = self.formula if formula is None else formula
-        if self.seconds is None or not formula:
-            return None
-        return self.global_batch * flops_per_sequence(self.size, formula) / (self.seconds * self.gpus * 1e12)
-
 
 FOLDER: Final = Path(__file__).with_name("data") / "evidence"
 TABLES: Final = tuple(sorted(path.stem.removeprefix("table-") for path in FOLDER.glob("table-*.csv")))
@@ -155,10 +136,10 @@ TABLES: Final = tuple(sorted(path.stem.removeprefix("table-") for path in FOLDER
 NONE = "-"
 _DEFAULTS: Final[dict[str, str]] = {
     "dp": "1", "tp": "1", "pp": "1", "cp": "1", "zero": "0", "schedule": "", "chunks": "1", "partition": "layers",
-    "sequence_parallel": "no", "gradient_precision": "fp32", "offload": "", "fused_attention": "no", "overlap": "no",
-    "micro_batch": NONE, "step_s": NONE, "forward_s": NONE, "backward_s": NONE, "tflops_per_gpu": NONE, "formula": "",
-    "memory_bytes": NONE, "memory_reading": "", "memory_share": NONE, "outcome": "ran", "series": "", "excluded": "",
-    "note": "",
+    "sequence_parallel": "no", "gradient_precision": "fp32", "offload": "none", "fused_attention": "no",
+    "overlap": "no", "micro_batch": NONE, "step_s": NONE, "forward_s": NONE, "backward_s": NONE, "tflops_per_gpu": NONE,
+    "formula": "", "memory_bytes": NONE, "memory_reading": "", "memory_share": NONE, "outcome": "ran", "series": "",
+    "excluded": "", "note": "",
 }  # fmt: skip
 _LEGAL: Final[dict[str, tuple[str, ...]]] = {
     "checkpointing": get_args(Checkpointing),
@@ -169,7 +150,7 @@ _LEGAL: Final[dict[str, tuple[str, ...]]] = {
     "memory_reading": get_args(MemoryReading),
     "outcome": get_args(Outcome),
     "partition": ("layers", "embedding"),
-    "offload": ("", "optimizer", "all"),
+    "offload": ("none", "optimizer", "parameters"),
 }
 _OF_SIZE: Final = tuple(field.name for field in fields(DecoderSize))
 _OF_ROW: Final = tuple(field.name for field in fields(Measurement) if field.name not in ("table", "size"))
@@ -286,7 +267,7 @@ def _measurement(path: Path, name: str, line: int, cells: Mapping[str, str]) -> 
 
 
 def read_table(path: Path) -> tuple[Measurement, ...]:
-    """All rows of a file, those that are excluded too.
+    """Read all rows of a file, also excluded ones.
 
     Raises:
         LabError: if the file cannot be read, or a line of it is not legal; the sentence names file and line.
@@ -301,13 +282,13 @@ def read_table(path: Path) -> tuple[Measurement, ...]:
     common, skipped = _head(path, lines)
     rows: dict[str, Measurement] = {}
     reader = csv.reader(lines[skipped:], strict=True)
-    names: list[str] | None = None
     try:
+        names = next(reader, [])
+        for cell in names:
+            if cell not in KEYS:
+                raise _refuse(path, skipped + reader.line_num, one_of("column", cell, KEYS))
         for cells in reader:
             line = skipped + reader.line_num
-            if names is None:
-                names = _names(path, line, cells)
-                continue
             row = _row(path, name, line, names, cells, common)
             if row.row in rows:
                 twice = say(en=f"the row {row.row} was there before.", fr=f"la ligne {row.row} y était déjà.")
@@ -318,13 +299,6 @@ def read_table(path: Path) -> tuple[Measurement, ...]:
     if not rows:
         raise LabError(say(en=f"{path.name} holds no row.", fr=f"{path.name} ne contient aucune ligne."))
     return tuple(rows.values())
-
-
-def _names(path: Path, line: int, cells: list[str]) -> list[str]:
-    for cell in cells:
-        if cell not in KEYS:
-            raise _refuse(path, line, one_of("column", cell, KEYS))
-    return cells
 
 
 def _row(
@@ -349,7 +323,7 @@ def _row(
 
 @cache
 def table(name: str) -> tuple[Measurement, ...]:
-    """All rows of a table in the order of their source, those that are excluded too (`row.usable` tells).
+    """Read all rows of a table in the order of their source, also excluded ones (see `row.usable`).
 
     Raises:
         LabError: if there is no such table (those there are get listed), or its file is not legal.
@@ -360,5 +334,5 @@ def table(name: str) -> tuple[Measurement, ...]:
 
 
 def measurements() -> tuple[Measurement, ...]:
-    """All rows of all tables."""
+    """Read all rows of all tables."""
     return tuple(row for name in TABLES for row in table(name))

@@ -1,11 +1,4 @@
-"""GPUs: memory and what a process takes of it, peak speeds, bandwidth.
-
-The GPUs of the course, and what each takes for itself before a model gets anything.
-
-Every figure says where it comes from, and whether it was read off the device or is approximate; nothing here imports
-torch.
-
-The GPUs' speed: peaks by precision, memory bandwidth, multiprocessors and power, read from files.
+"""GPUs: memory and what a process takes of it, peak speeds, bandwidth, power.
 
 A peak that a GPU does not have is absent, never zero; peaks are those of dense matrices (without structured sparsity),
 per second, decimal.
@@ -42,7 +35,7 @@ HOPPER_CUBLAS_BYTES: Final = 8 * 4096 * 1024
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU model.
+    """Memory of a GPU model.
 
     Args:
         name: as it is asked for, e.g. `v100-32`.
@@ -63,18 +56,13 @@ class Device:
     cublas_workspace_bytes: int
     source: str
 
-    @property
-    def usable_bytes(self) -> int:
-        """What the allocator of a process that never communicates can reserve: the memory without the context."""
-        return self.memory_bytes - self.context_bytes
-
     def allocatable_bytes(self, processes: int = 1) -> int:
-        """What the allocator of each of so many processes, one per GPU, can reserve: NCCL takes its part from two on.
+        """Bytes that the allocator of each of so many processes, one per GPU, can reserve; with NCCL from two on.
 
         Args:
             processes: at least 1.
         """
-        return self.usable_bytes - (self.nccl_bytes if processes > 1 else 0)
+        return self.memory_bytes - self.context_bytes - (self.nccl_bytes if processes > 1 else 0)
 
 
 def _device(name: str, title: str, memory_mib: int, cublas_bytes: int, source: str) -> Device:
@@ -112,7 +100,7 @@ ALIASES: Final[dict[str, str]] = {"h100-80": "h100", "h200-141": "h200"}
 
 
 def device(name: str) -> Device:
-    """The GPU model of this name, in capitals or not.
+    """Look up the memory of a GPU model by its name, in any case.
 
     Raises:
         LabError: if there is none; the sentence lists those there are.
@@ -143,7 +131,7 @@ _KEYS: Final = ("title", "peak", *SCALARS, *_OPTIONAL)
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as the cost model sees it.
+    """Speed, power and memory of a GPU.
 
     Args:
         name: as it is asked for, e.g. `a100-80`.
@@ -151,7 +139,7 @@ class Gpu:
         device: its memory, and what is taken of it before a model gets anything.
         peak_flops: dense peak of the matrix units by precision, in FLOP/s; absent where the GPU has none.
         memory_bytes_per_s: bandwidth of its memory.
-        num_sms: multiprocessors, over which the tiles of a product are dealt out.
+        num_sms: multiprocessors, over which the tiles of a product are distributed.
         tdp_w: thermal design power.
         idle_w: power without work.
         constants: each figure with its source.
@@ -169,7 +157,7 @@ class Gpu:
 
 
 def read_gpu(path: Path) -> Gpu:
-    """The GPU that a file describes; its memory is that of the device of the same name, or stands in the file.
+    """Read the GPU that a file describes; its memory is that of the `Device` of the same name, or in the file.
 
     Raises:
         LabError: if the file lacks a constant, or holds an illegal one.
@@ -204,7 +192,7 @@ def _shipped(name: str) -> Gpu:
 
 
 def gpu(name: str) -> Gpu:
-    """The GPU of this name, in capitals or not.
+    """Look up a GPU by its name, in any case.
 
     Raises:
         LabError: if there is none; the sentence lists those there are.

@@ -1,8 +1,10 @@
-"""Links between GPUs: seconds of a collective from a latency and a bandwidth, which depend on the number of ranks.
+"""Links between GPUs: the α–β model of a message, and seconds of a collective by its number of ranks.
 
-Bandwidths are *bus* bandwidths in the convention of nccl-tests, so that they can be compared with the wire and with
-published logs; all-reduce stands apart from all-gather and reduce-scatter, because a switch that adds up itself (NVLink
-SHARP) makes the first faster than the two others together.
+`Link` is the one α–β model of the course: by-hand collectives, the pipeline simulator, the planner and the labs all ask
+it. An `Interconnect` is a real link as measured: for each collective and number of ranks a `Link` with the latency of
+the whole collective and its *bus* bandwidth, in the convention of nccl-tests, so that it can be compared with the wire
+and with published logs. All-reduce stands apart from all-gather and reduce-scatter, because a switch that adds up
+itself (NVLink SHARP) makes the first faster than the two others together.
 
 `ranks` is how many GPUs of one node take part on a link inside the node. On a link between nodes it is how many *nodes*
 take part, and the bandwidth is that of all the network cards of one node together: r rings that run at once, one for
@@ -12,11 +14,11 @@ each GPU of the node, have 1/r of it each. Point to point is between two GPUs, s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, say
@@ -29,26 +31,73 @@ LINKS: Final = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 """Names of all links."""
 
 
-def bus_factor(collective: Collective, ranks: int) -> float:
-    """Bytes that cross the wire of one rank for each byte of the message.
+class Link(NamedTuple):
+    """A link in the α–β model: a message of n bytes takes α + n/B seconds.
+
+    Args:
+        latency_s: α, seconds before the first byte of a message, at least 0.
+        bytes_per_s: B = 1/β, bandwidth in one direction, above 0; infinite where bytes take no time.
+
+    Source: Hockney 1994, "The communication challenge for MPP".
+    """
+
+    latency_s: Any
+    bytes_per_s: Any
+
+    def seconds(self, num_bytes: Any, messages: Any = 1) -> Any:
+        """Seconds of messages that wait for each other; of numbers or numpy arrays.
+
+        Args:
+            num_bytes: of all messages together.
+            messages: how many.
+        """
+        return messages * self.latency_s + num_bytes / self.bytes_per_s
+
+
+def bus_factor(collective: Collective, ranks: Any) -> Any:
+    """Bytes that cross the wire of one rank for each byte of the message; 0 for one rank alone.
 
     Args:
         collective: its name; the message is the whole tensor that is reduced, gathered, scattered or held.
-        ranks: at least 1.
+        ranks: a number or a numpy array of them, at least 1.
 
     Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md: 2 (n − 1)/n for all-reduce, (n − 1)/n for all-gather, reduce-scatter
-    and all-to-all, 1 for broadcast and point to point.
+    and all-to-all, 1 for broadcast and point to point; what a ring sends (Patarasuk and Yuan 2009, J. Parallel Distrib.
+    Comput. 69, §4).
     """
-    if ranks < 2:
-        return 0.0
     if collective in ("broadcast", "p2p"):
-        return 1.0
+        return 1.0 * (ranks > 1)
     return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
+
+
+def fit_line(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """Fit seconds = start · a + slope · b by least squares of relative errors, both at least 0.
+
+    So a message of 1 KiB weighs as much as one of 16 MiB. With a = 1 message and b its bytes, start is α and slope β.
+
+    Args:
+        rows: (a, b, seconds) of each measurement; at least one.
+
+    Source: the normal equations of two unknowns; where one comes out negative the least of the legal ones lies on the
+    border (Lawson & Hanson 1974, "Solving least squares problems", ch. 23).
+    """
+    scaled = [(a / seconds, b / seconds) for a, b, seconds in rows]
+    aa, bb, ab = (sum(one[i] * one[j] for one in scaled) for i, j in ((0, 0), (1, 1), (0, 1)))
+    a1, b1 = (sum(one[i] for one in scaled) for i in (0, 1))
+    determinant = aa * bb - ab * ab
+    if bb == 0 or (aa > 0 and determinant <= 1e-14 * aa * bb):  # nothing, or nothing else, that grows with b
+        return a1 / aa, 0.0
+    if aa == 0:
+        return 0.0, b1 / bb
+    start, slope = (a1 * bb - b1 * ab) / determinant, (b1 * aa - a1 * ab) / determinant
+    if start < 0:
+        return 0.0, b1 / bb
+    return (a1 / aa, 0.0) if slope < 0 else (start, slope)
 
 
 @dataclass(frozen=True)
 class Interconnect:
-    """A link, measured: latency α and bus bandwidth of each collective by number of ranks.
+    """A link as measured: latency α and bus bandwidth of each collective by number of ranks.
 
     Args:
         name: of its file.
@@ -75,14 +124,11 @@ class Interconnect:
         Raises:
             LabError: for an unknown collective, or less than one rank.
         """
-        alpha = self.alpha_s(collective, ranks)
-        return alpha + _each(partial(self._slope, collective), ranks) * message_bytes
-
-    def _slope(self, collective: Collective, ranks: int) -> float:
-        return bus_factor(collective, ranks) / float(self.bytes_per_s(collective, ranks))
+        link = Link(self.alpha_s(collective, ranks), self.bytes_per_s(collective, ranks))
+        return link.seconds(bus_factor(collective, ranks) * message_bytes)
 
     def alpha_s(self, collective: Collective, ranks: Any) -> Any:
-        """Seconds of an empty message; between two known numbers of ranks, straight in log₂ n, and so beyond the last.
+        """Latency of the whole collective; between and beyond known numbers of ranks, linear in log₂ n.
 
         Args:
             collective: its name.
@@ -95,7 +141,7 @@ class Interconnect:
         return _each(lambda one: _between(curve, one, further=True) if one > 1 else 0.0, ranks)
 
     def bytes_per_s(self, collective: Collective, ranks: Any) -> Any:
-        """Bus bandwidth; between two known numbers of ranks, straight in log₂ n; beyond the last, that of the last.
+        """Bus bandwidth; between known numbers of ranks linear in log₂ n, beyond the last that of the last.
 
         Args:
             collective: its name.
@@ -161,7 +207,7 @@ def _between(curve: Mapping[int, float], ranks: int, further: bool) -> float:
 
 
 def read_link(path: Path) -> Interconnect:
-    """The link that a file describes: one table per collective, with `alpha` and `bandwidth`.
+    """Read the link that a file describes: one table per collective, with `alpha` and `bandwidth`.
 
     Raises:
         LabError: if the file lacks a constant, or holds an illegal one.
@@ -186,7 +232,7 @@ def _shipped(name: str) -> Interconnect:
 
 
 def link(name: str) -> Interconnect:
-    """The link of this name.
+    """Look up a link by its name.
 
     Raises:
         LabError: if there is none; the sentence lists those there are.

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, say
+from dlojz.hardware.links import Link
 
 FORWARD = "F"
 BACKWARD = "B"
@@ -562,9 +563,10 @@ class Costs:
         """Time between the end of a producer and the moment its consumer on another rank may start."""
         if source == destination:
             return 0.0
-        delay = _of_link("latency", self.latency, source, destination)
+        latency, bandwidth = _of_link("latency", self.latency, source, destination), math.inf
         if self.bandwidth is not None and self.message_bytes:
-            delay += self.message_bytes / _of_link("bandwidth", self.bandwidth, source, destination)
+            bandwidth = _of_link("bandwidth", self.bandwidth, source, destination)
+        delay: float = Link(latency, bandwidth).seconds(self.message_bytes)
         return delay
 
     def with_(self, **changes: object) -> Costs:

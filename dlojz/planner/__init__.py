@@ -1,9 +1,9 @@
-"""The planner: which layout of a model on a cluster is the best compromise, and why the others are not.
+"""Planner: which layout of a model on a cluster is the best compromise, and why the others are not.
 
-Nothing is run and nothing is measured; `alpa` is the version to read of a planner that searches operator by operator.
+Nothing is run and nothing is measured; `alpa` is a readable version of a planner that searches operator by operator.
 
-Read in this order: `subject` and `engines` (what is planned for), `space` (all layouts), `search` (bytes, seconds, the
-front), `explain` and `why` (refusals), `tree` (which strategy when), `emission` (files), `ask` (the front door).
+Read in this order: `planned_model` and `question` (what is planned for), `space` (all layouts), `search` (bytes,
+seconds, the front), `explain` (refusals), `tree` (which strategy when), `export` (files), `ask` (`plan` itself).
 """
 
 from __future__ import annotations

@@ -1,25 +1,7 @@
-"""Answer of the planner: chosen layouts, their error bars, the measurements nearest to them, refused ones.
+"""Answer of the planner: the best layouts with error bars and the nearest measurement, and the refused ones.
 
-The published measurement that is closest to a planned layout: evidence to hold the figure against.
-
-Closeness counts doublings (of parameters, GPUs, degrees, tokens of a step) and unlike choices; the distance is shown,
-so that nobody takes a far row for proof.
-
-How far a predicted step may be from a measured one: an interval from rows that no parameter was fitted on.
-
-Empirical, from `dlojz.cost_model.validation`: of the held-out rows of a profile, four in five had a measured time
-within the interval's factors of the predicted one. Nothing is assumed normal, and a model or machine unlike those rows
-may be further off, which is said.
-
-An admitted layout with its figures: seconds by part, bytes by rank, GPU-hours, energy, evidence, and an interval.
-
-The step is the simulated one where it was simulated, the closed form's else, and it says which; no figure stands
-without its interval where held-out errors are known.
-
-The answer to a question: the best layout, those that compete with it, and all that are refused with the reason.
-
-Every layout of the space is either admitted or refused for one reason of the closed list; asking for any one of them by
-name tells which.
+The step of a layout is the simulated one where it was simulated, else the closed form's, and it says which. Every
+layout of the space is either admitted or refused for one reason of the closed list.
 """
 
 from __future__ import annotations
@@ -43,7 +25,7 @@ from dlojz.cost_model.fit import completed
 from dlojz.cost_model.validation import PROFILE_OF, validate, validated
 from dlojz.hardware import cluster
 from dlojz.hardware.evidence import Measurement, measurements
-from dlojz.planner.explain import LayoutVerdict, matching, refused, unlikeness, verdict_of
+from dlojz.planner.explain import LayoutVerdict, changes_from_fastest, matching, refused, verdict_of
 from dlojz.planner.export import ChosenLayout, documents, run_config
 from dlojz.planner.planned_memory import RankMemory
 from dlojz.planner.question import Question
@@ -51,11 +33,12 @@ from dlojz.planner.search import PARTS, SearchResult, front_of, rank_memories
 from dlojz.planner.space import (
     CODE,
     REASONS,
-    Candidate,
+    PlannedLayout,
     candidates_of,
     gigabytes,
     more_percent,
     part_words,
+    reason_counts,
     reason_words,
 )
 from dlojz.planner.tree import Tree, tree_of
@@ -72,7 +55,7 @@ FAR = 6.0
 
 @dataclass(frozen=True)
 class NearestMeasurement:
-    """A measured row beside a planned layout.
+    """Published measurement that is closest to a planned layout.
 
     Attributes:
         row: as published.
@@ -88,7 +71,7 @@ class NearestMeasurement:
 
     @property
     def words(self) -> str:
-        """In one line."""
+        """Row and error of the prediction, in one line."""
         one, billions = self.row, decimal(self.row.size.num_parameters / 1e9, 1)
         error = 100 * (self.predicted_s / self.measured_s - 1)
         told = decimal(abs(error), 1)
@@ -120,12 +103,12 @@ def _known() -> tuple[Measurement, ...]:
 
 
 def generation(cluster_name: str) -> str:
-    """Of a cluster's GPUs: `a100`, `h100`, …"""
+    """Generation of a cluster's GPUs: `a100`, `h100`, …"""
     return cluster(cluster_name).gpu.name.split("-")[0]
 
 
-def distance(question: Question, one: Candidate, row: Measurement) -> float:
-    """How unlike a row is: doublings apart, and choices that differ."""
+def distance(question: Question, one: PlannedLayout, row: Measurement) -> float:
+    """Distance of a row: doublings apart, and choices that differ."""
     own, size = question.subject.size, row.size
     assert own is not None
     apart = 0.0
@@ -147,8 +130,8 @@ def distance(question: Question, one: Candidate, row: Measurement) -> float:
     return apart
 
 
-def closest(question: Question, one: Candidate) -> NearestMeasurement | None:
-    """The closest measured row; None for an image model, of which none is published."""
+def closest(question: Question, one: PlannedLayout) -> NearestMeasurement | None:
+    """Find the closest measured row; None for an image model, of which none is published."""
     if question.subject.size is None:
         return None
     apart, row = min(((distance(question, one, row), row) for row in _known()), key=lambda pair: pair[0])
@@ -164,7 +147,7 @@ SHARE: Final = 0.8
 
 
 class HeldOutErrors(NamedTuple):
-    """Errors of a profile on rows that it was not fitted on.
+    """Held-out errors of a profile: on rows that it was not fitted on.
 
     Attributes:
         rows: how many.
@@ -179,7 +162,7 @@ class HeldOutErrors(NamedTuple):
 
 
 def measured_held_out(profile: str) -> HeldOutErrors:
-    """The errors of a profile, from all its held-out rows; takes a second."""
+    """Compute the held-out errors of a profile; takes a second."""
     rows = [row for name in validated() if PROFILE_OF[name] == profile for row in validate(name).held]
     ratios = np.array([row.measured_s / row.predicted_s for row in rows])
     low, high = np.quantile(ratios, [(1 - SHARE) / 2, (1 + SHARE) / 2])
@@ -189,14 +172,14 @@ def measured_held_out(profile: str) -> HeldOutErrors:
 
 @cache
 def held_out(profile: str) -> HeldOutErrors | None:
-    """The errors of a shipped profile, as kept in a file; None for another calibration, which nothing is known of."""
+    """Look up the held-out errors of a shipped profile; None for another calibration."""
     kept: dict[str, list[float]] = json.loads(FILE.read_text(encoding="utf-8"))
     found = kept.get(profile)
     return None if found is None else HeldOutErrors(int(found[0]), *found[1:])
 
 
 def write_held_out() -> None:
-    """Make the file again, after a profile was fitted anew."""
+    """Write the file of held-out errors again, after a profile was fitted."""
     made = {name: list(measured_held_out(name)) for name in sorted(set(PROFILE_OF.values()))}
     FILE.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
@@ -208,7 +191,7 @@ MARGINAL = 0.94
 
 @dataclass(frozen=True, eq=False)
 class Choice(ChosenLayout):
-    """An admitted layout.
+    """Admitted layout with its seconds, bytes and energy.
 
     Attributes:
         candidate: the layout.
@@ -218,7 +201,7 @@ class Choice(ChosenLayout):
         parts: seconds by part, which add up to it.
         memory: bytes on the fullest GPU by category.
         energy_j: of a step, all GPUs, in joules.
-        simulation: the step played out; None if it was not.
+        simulation: the simulated step; None without one.
         found: the search.
     """
 
@@ -248,12 +231,12 @@ class Choice(ChosenLayout):
 
     @property
     def memory_bytes(self) -> float:
-        """On the fullest GPU."""
+        """Bytes on the fullest GPU."""
         return sum(self.memory.values())
 
     @property
     def margin_bytes(self) -> float:
-        """Memory of the GPU that stays free."""
+        """Bytes of the GPU that stay free."""
         return self.question.device_bytes - self.memory_bytes
 
     @property
@@ -263,7 +246,7 @@ class Choice(ChosenLayout):
 
     @property
     def energy_kwh(self) -> float:
-        """Of a step, all GPUs."""
+        """kWh of a step, all GPUs."""
         return self.energy_j / JOULES_PER_KWH
 
     @property
@@ -290,12 +273,12 @@ class Choice(ChosenLayout):
 
     @property
     def bill(self) -> Bill | None:
-        """What the whole training takes, without failures and restarts; None where its steps are not known."""
+        """Bill of the whole training, without failures and restarts; None where its steps are not known."""
         steps = self.question.steps
         return None if steps is None else bill(self.question.cluster, self.candidate.gpus, steps * self.step_s)
 
     def advice(self) -> list[str]:
-        """What is no refusal, but what one should know."""
+        """Warnings about this layout."""
         one, told = self.candidate, []
         full = self.question.cluster.gpus_per_node
         if one.tp > full:
@@ -343,7 +326,7 @@ class Choice(ChosenLayout):
         return documents(self)
 
     def lines(self) -> list[tuple[str, str]]:
-        """What there is to say, as pairs of name and value."""
+        """Summary, as pairs of name and value."""
         largest = sorted(self.parts, key=lambda name: -self.parts[name])[:4]
         shares = ", ".join(f"{part_words(name)} {100 * self.parts[name] / self.estimated_s:.0f} %" for name in largest)
         how = say(en="closed form", fr="forme close") if self.simulation is None else say(en="simulated", fr="simulée")
@@ -427,7 +410,7 @@ def seconds(value: float) -> str:
 
 @dataclass(frozen=True, eq=False)
 class RefusedLayouts(Sequence[LayoutVerdict]):
-    """All refused layouts; each verdict is made when it is looked at.
+    """Refused layouts; each verdict is made when it is indexed.
 
     Attributes:
         question: that was asked.
@@ -441,12 +424,11 @@ class RefusedLayouts(Sequence[LayoutVerdict]):
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many layouts each reason refuses; only reasons that occur."""
-        found = np.bincount(self.found.codes.reshape(-1)[self.places], minlength=len(REASONS))
-        return {name: int(found[code]) for name, code in CODE.items() if found[code]}
+        """Count the layouts that each reason refuses; only reasons that occur."""
+        return reason_counts(self.found.codes.reshape(-1)[self.places])
 
     def by(self, reason: str) -> RefusedLayouts:
-        """Those that one reason refuses.
+        """Select those that one reason refuses.
 
         Raises:
             LabError: for an unknown reason.
@@ -457,7 +439,7 @@ class RefusedLayouts(Sequence[LayoutVerdict]):
         return RefusedLayouts(self.question, self.found, self.places[codes == CODE[reason]])
 
     def nearest(self) -> LayoutVerdict:
-        """The one that is most like the fastest admitted layout.
+        """Find the one that is most like the fastest admitted layout.
 
         Raises:
             LabError: if there is none.
@@ -469,7 +451,7 @@ class RefusedLayouts(Sequence[LayoutVerdict]):
                     fr="aucune configuration n’est refusée pour cette raison.",
                 )
             )
-        return self[int(np.argmin(unlikeness(self.found, self.places)))]
+        return self[int(np.argmin(changes_from_fastest(self.found, self.places)))]
 
     def __len__(self) -> int:
         return int(self.places.size)
@@ -494,7 +476,7 @@ class RefusedLayouts(Sequence[LayoutVerdict]):
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What `dlojz.plan` answers.
+    """Answer of `dlojz.plan`.
 
     Attributes:
         question: that was asked.
@@ -523,7 +505,7 @@ class Plan:
 
     @cached_property
     def top(self) -> tuple[Choice, ...]:
-        """The layouts that were played out, fastest first."""
+        """Simulated layouts, fastest first."""
         return tuple(sorted((self.choice(place) for place in self.simulations), key=lambda one: one.step_s))
 
     @property
@@ -547,10 +529,10 @@ class Plan:
         return tree_of(self.question, self.found)
 
     def why(self, **fields: Any) -> LayoutVerdict:
-        """Why a layout is refused, or how far it is from the best.
+        """Explain why a layout is refused, or how far it is from the best.
 
         Args:
-            **fields: of `Candidate`: dp, tp, pp, cp, zero, micro_batch, schedule, chunks, checkpointing,
+            **fields: of `PlannedLayout`: dp, tp, pp, cp, zero, micro_batch, schedule, chunks, checkpointing,
                 sequence_parallel, offload, engine, gpus. What is left out is chosen as well as can be.
 
         Raises:
@@ -573,7 +555,7 @@ class Plan:
         return self.choice(int(places[0]))
 
     def lines(self) -> list[tuple[str, str]]:
-        """What there is to say, as pairs of name and value."""
+        """Summary, as pairs of name and value."""
         question, found = self.question, self.found
         gpus = say(en=" or ", fr=" ou ").join(map(str, question.gpus))
         size = f"{decimal(question.subject.num_parameters / 1e9, 2)} × 10⁹"
@@ -609,7 +591,7 @@ class Plan:
         return html_of(self)
 
     def table(self, most: int = 12) -> RenderableType:
-        """The best layouts, the Pareto front and the refusals, for a terminal.
+        """Lay out the best layouts, the Pareto front and the refusals for a terminal.
 
         Args:
             most: lines of each part.
@@ -617,7 +599,7 @@ class Plan:
         return table_of(self, most)
 
     def figure(self, path: str | Path | None = None) -> Figure:
-        """Pareto front, memory of every rank, waterfall of the step, refusals by reason.
+        """Draw the Pareto front, memory of every rank, waterfall of the step, refusals by reason.
 
         Raises:
             LabError: if the picture cannot be written.

@@ -1,13 +1,7 @@
-"""Ask the planner: `plan`, and the smallest cluster where a model fits.
+"""Ask the planner for the best layout: `plan`; and find the smallest cluster where a model fits.
 
-Where a model that fits nowhere would fit: what is missing, and the smallest cluster that works.
-
-Invariant: "smallest" is the fewest GPUs, and of clusters that need as many the one with the least memory; found by
-searching bytes alone, in the same space as any other question.
-
-`plan`: ask for the best layout of a model on a cluster.
-
-The whole answer is arithmetic on this machine, about a second; nothing is run, nothing is sent.
+The whole answer is arithmetic on this machine, about a second. "Smallest" is the fewest GPUs, and of clusters that need
+as many the one with the least memory; it is found by searching bytes alone, in the same space as any other question.
 """
 
 from __future__ import annotations
@@ -24,21 +18,22 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, say, shortest
 from dlojz.cost_model import Calibration
 from dlojz.cost_model import calibration as calibration_named
+from dlojz.cost_model.layouts import Integers
 from dlojz.hardware import CLUSTERS, Cluster, cluster
 from dlojz.hardware import cluster as cluster_named
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.planner.answer import Plan
-from dlojz.planner.planned_memory import columns_of, layout_memories, searched_memories
+from dlojz.planner.planned_memory import layout_memories, searched_memories
 from dlojz.planner.planned_model import chosen, subject
 from dlojz.planner.question import FLASH_FROM, MOST_BATCH, Question, batch_refusal, check_gpus, check_precision, whole
-from dlojz.planner.search import MOST_SIMULATED, SearchResult, played_out, search
-from dlojz.planner.space import Candidate, Integers, candidates_of, gigabytes, reason_words
+from dlojz.planner.search import MOST_SIMULATED, SearchResult, search, simulate_fastest
+from dlojz.planner.space import PlannedLayout, candidates_of, columns_of, gigabytes, reason_counts, reason_words
 
 NOT_CLUSTERS: Final = ("local",)
 
 
 class FittingCluster(NamedTuple):
-    """Where it fits.
+    """Cluster, and how many of its GPUs a model fits on.
 
     Attributes:
         cluster: which.
@@ -49,7 +44,7 @@ class FittingCluster(NamedTuple):
     gpus: int
 
 
-def lightest(question: Question, found: SearchResult) -> tuple[Candidate, float] | None:
+def lightest(question: Question, found: SearchResult) -> tuple[PlannedLayout, float] | None:
     """The refused layout that needs least memory, and its bytes; None if none got so far."""
     if not found.heavy.size:
         return None
@@ -75,7 +70,7 @@ def fits_on(question: Question, place: Cluster, gpus: int) -> bool:
 
 
 def frugal(columns: dict[str, Integers]) -> dict[str, Integers]:
-    """Of layouts that differ in micro-batch and recomputation alone, those that need least memory.
+    """Keep, of layouts that differ in micro-batch and recomputation alone, those that need least memory.
 
     Memory never falls with a larger micro-batch, nor with less that is computed again.
     """
@@ -99,12 +94,12 @@ def _places(question: Question) -> Iterator[FittingCluster]:
 
 
 def smallest_place(question: Question) -> FittingCluster | None:
-    """The smallest cluster on which the model fits with this batch; None if there is none."""
+    """Find the smallest cluster on which the model fits with this batch; None if there is none."""
     return next((place for place in _places(question) if fits_on(question, place.cluster, place.gpus)), None)
 
 
 def fits_nowhere(question: Question, found: SearchResult) -> str:
-    """The sentence: what is missing, and the smallest cluster that works."""
+    """Say what is missing, and the smallest cluster that works."""
     name, gpus = question.cluster.name, say(en=" or ", fr=" ou ").join(map(str, question.gpus))
     if found.fastest_s < np.inf and question.steps is not None and question.hours is not None:
         took = decimal(found.fastest_s * question.steps / 3600)
@@ -117,7 +112,7 @@ def fits_nowhere(question: Question, found: SearchResult) -> str:
         )
     light = lightest(question, found)
     if light is None:
-        counts = found.counts()
+        counts = reason_counts(found.codes)
         worst = max(counts, key=lambda one: counts[one])
         return say(
             en=f"no layout of {question.subject.name} is possible on {gpus} GPUs of {name} with a batch of "
@@ -176,7 +171,7 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
     calibration: str | Calibration | None = None,
     simulate: int = MOST_SIMULATED,
 ) -> Plan:
-    """The best layout of a model on a cluster, what competes with it, and why all others are refused.
+    """Plan: the best layout of a model on a cluster, its competitors, and why all others are refused.
 
     Args:
         model: a name of the catalogue (`coatnet_7`), a published decoder (`megatron-1t`), or a `DecoderSize`.
@@ -190,7 +185,7 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
         steps, hours: of the training, and within which time it must end; layouts that take longer are refused.
         limit: name of that limit, e.g. of a QoS.
         calibration: profile or file; by default that of the GPU's generation.
-        simulate: how many of the fastest layouts are played out at most; 0 leaves the closed form.
+        simulate: how many of the fastest layouts are simulated at most; 0 leaves the closed form.
 
     Raises:
         LabError: if the question is illegal, or the model fits in no layout: the sentence says what is missing and
@@ -224,7 +219,7 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
     found = search(question.space(), site, question.calibration, step_limit_s=question.step_limit_s)
     if not found.admitted.size:
         raise LabError(fits_nowhere(question, found))
-    return Plan(question, found, played_out(found, site, question.calibration, max(0, simulate)))
+    return Plan(question, found, simulate_fastest(found, site, question.calibration, max(0, simulate)))
 
 
 def _check_hours(steps: int | None, hours: float | None) -> None:

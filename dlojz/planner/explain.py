@@ -1,26 +1,8 @@
 """Explain a layout: why it is refused or slower, and the smallest change that helps.
 
-From one layout to another: what one changes, and what that does to bytes and seconds.
-
-The smallest change is looked for among *all* admitted layouts: the fewest choices changed, then the shortest step; it
-is never a guess.
-
-Why a layout is refused before its bytes are known, in one sentence with its numbers.
-
-One sentence per reason of the closed list, and it names what is wrong, not only that it is.
-
-Why bytes or seconds refuse a layout, with the stage and the category that weigh most.
-
-The figures of a sentence add up to those of the search.
-
-Why a layout is refused or slower, and the smallest change that would admit it.
-
-A verdict is made of the figures of the search and of one more estimate; it never runs another search.
-
-A layout asked for by name: which one is meant, and what the planner says of it.
-
-What is left out is chosen as well as can be: the fastest admitted layout with the values given; if none is admitted, of
-the refused ones the one that got furthest.
+A verdict is made of the figures of the search and of one more estimate. The smallest change is looked for among *all*
+admitted layouts: the fewest choices changed, then the shortest step. What a question leaves out is completed: by the
+fastest admitted layout with the values given, else by the refused one that got furthest.
 """
 
 from __future__ import annotations
@@ -35,8 +17,9 @@ import numpy as np
 from dlojz.base.display_hook import html_of
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, one_of, say, shortest
-from dlojz.cost_model import CHECKPOINTING, OFFLOAD, SCHEDULES, Parts, step_parts
-from dlojz.planner.planned_memory import columns_of, layout_memories
+from dlojz.cost_model import CHECKPOINTING, Parts, step_parts
+from dlojz.cost_model.layouts import WORDS, Integers
+from dlojz.planner.planned_memory import layout_memories
 from dlojz.planner.planned_model import OFFERS
 from dlojz.planner.question import MOST_BATCH, MOST_GPUS, Question, whole
 from dlojz.planner.search import SearchResult, fullest, rank_memories, search
@@ -44,10 +27,10 @@ from dlojz.planner.space import (
     CODE,
     FREE,
     REASONS,
-    Candidate,
-    Integers,
+    PlannedLayout,
     Space,
     candidates_of,
+    columns_of,
     contexts_of,
     gigabytes,
     layouts_of,
@@ -59,7 +42,7 @@ from dlojz.planner.space import (
 
 @dataclass(frozen=True)
 class LayoutChange:
-    """Another layout, by what one changes to get there.
+    """Change from one layout to another, with its effect.
 
     Attributes:
         to: the other layout.
@@ -70,8 +53,8 @@ class LayoutChange:
         fits: whether it is admitted.
     """
 
-    to: Candidate
-    changed: Mapping[str, tuple[Any, Any]]
+    to: PlannedLayout
+    changed: dict[str, tuple[Any, Any]]
     memory_delta_bytes: float
     step_ratio: float
     step_s: float
@@ -79,7 +62,7 @@ class LayoutChange:
 
     @property
     def words(self) -> str:
-        """In one line: what changes, and what it does."""
+        """Change and effect, in one line."""
         listed = ", ".join(f"{name} {before} → {after}" for name, (before, after) in self.changed.items())
         if math.isnan(self.step_ratio):
             return listed
@@ -91,31 +74,24 @@ class LayoutChange:
         )
 
 
-def differences(space: Space, places: Integers, one: Candidate) -> Integers:
-    """In how many choices each of some layouts differs from one; schedule and chunks are one choice."""
-    columns = space.columns(places)
-    legal = {"schedule": SCHEDULES, "checkpointing": CHECKPOINTING, "offload": OFFLOAD, "engine": space.names}
-    unlike, order = np.zeros(len(places), np.int64), np.zeros(len(places), bool)
-    for name in ("gpus", *FREE):
-        value = getattr(one, name)
-        here = (legal[name].index(value) if value in legal[name] else -1) if name in legal else value
-        other = columns[name] != here
-        if name in ("schedule", "chunks"):
-            order |= other
-        else:
-            unlike += other
-    return unlike + order
+def differences(space: Space, places: Integers, one: PlannedLayout) -> Integers:
+    """Count the choices in which each of some layouts differs from one; schedule and chunks are one choice."""
+    columns, own = space.columns(places), columns_of([one], space)
+    unlike = {name: columns[name] != own[name] for name in ("gpus", *FREE)}
+    unlike["schedule"] |= unlike.pop("chunks")
+    counted: Integers = np.sum(list(unlike.values()), axis=0)
+    return counted
 
 
-def unlikeness(found: SearchResult, places: Integers) -> Integers:
-    """In how many choices each of some layouts differs from the fastest admitted one."""
+def changes_from_fastest(found: SearchResult, places: Integers) -> Integers:
+    """Count the choices in which each of some layouts differs from the fastest admitted one."""
     return differences(found.space, places, candidates_of(found.space, found.admitted[0])[0])
 
 
 def smallest_change(
-    question: Question, found: SearchResult, candidate: Candidate, meaningful: bool
+    question: Question, found: SearchResult, candidate: PlannedLayout, meaningful: bool
 ) -> LayoutChange | None:
-    """The admitted layout that differs in the fewest choices; of these the fastest. None if nothing is admitted."""
+    """Find the admitted layout that differs in the fewest choices; of these the fastest."""
     if not found.admitted.size:
         return None
     place = int(np.argmin(differences(found.space, found.admitted, candidate)))
@@ -124,9 +100,9 @@ def smallest_change(
 
 
 def changes(
-    question: Question, found: SearchResult, candidate: Candidate, others: Sequence[Candidate], meaningful: bool
+    question: Question, found: SearchResult, candidate: PlannedLayout, others: Sequence[PlannedLayout], meaningful: bool
 ) -> list[LayoutChange]:
-    """What each of some layouts would change."""
+    """Compare a layout with others."""
     if not others:
         return []
     compared = [candidate if meaningful else others[0], *others]
@@ -150,61 +126,51 @@ def changes(
     ]
 
 
-def lighter_neighbours(question: Question, one: Candidate) -> Iterator[Candidate]:
-    """Layouts that differ in one choice which saves memory."""
+def lighter_neighbours(question: Question, one: PlannedLayout) -> Iterator[PlannedLayout]:
+    """Yield layouts that differ in one choice which saves memory."""
     for kind in CHECKPOINTING[CHECKPOINTING.index(one.checkpointing) + 1 :]:
-        yield replace(one, checkpointing=kind)
+        yield one.changed(checkpointing=kind)
     if one.tp > 1 and not one.sequence_parallel:
-        yield replace(one, sequence_parallel=True)
+        yield one.changed(sequence_parallel=True)
     for zero in range(one.zero + 1, 4):
-        yield replace(one, zero=zero)
+        yield one.changed(zero=zero)
     if one.micro_batch > 1:
         half = one.micro_batch // 2
-        yield replace(one, micro_batch=half, micro_batches=question.batch // (one.dp * half))
+        yield one.changed(micro_batch=half, micro_batches=question.batch // (one.dp * half))
     if one.dp % 2 == 0:
-        number = question.batch // (one.dp // 2 * one.micro_batch)
-        yield replace(one, tp=2 * one.tp, dp=one.dp // 2, micro_batches=number)
-        yield replace(one, pp=2 * one.pp, dp=one.dp // 2, micro_batches=number)
+        fewer = one.changed(dp=one.dp // 2, micro_batches=question.batch // (one.dp // 2 * one.micro_batch))
+        yield fewer.changed(tp=2 * one.tp)
+        yield fewer.changed(pp=2 * one.pp)
         if one.dp % (2 * one.ep) == 0 and max(1, question.subject.num_experts) % (2 * one.ep) == 0:
-            yield replace(one, ep=2 * one.ep)
+            yield one.changed(ep=2 * one.ep)
         if 2 * one.cp in contexts_of(question.subject, 2 * one.cp):
-            yield replace(one, cp=2 * one.cp, dp=one.dp // 2, micro_batches=number)
+            yield fewer.changed(cp=2 * one.cp)
     if one.offload == "none":
-        yield replace(one, offload="optimizer")
+        yield one.changed(offload="optimizer")
 
 
-def code_of(question: Question, one: Candidate) -> str:
-    """The reason that is known of a layout without its bytes; empty if none."""
-    names = {name: place for place, name in enumerate(question.engines)}
-    given = {
-        "tp": (one.tp,), "pp": (one.pp,), "cp": (one.cp,), "ep": (one.ep,),
-        "micro_batch": (one.micro_batch,), "zero": (one.zero,),
-        "engine": (names[one.engine],), "schedule": (SCHEDULES.index(one.schedule),), "chunks": (one.chunks,),
-        "checkpointing": (CHECKPOINTING.index(one.checkpointing),), "offload": (OFFLOAD.index(one.offload),),
-        "sequence_parallel": (int(one.sequence_parallel),),
-    }  # fmt: skip
+def code_of(question: Question, space: Space, one: PlannedLayout) -> str:
+    """Find the reason against a layout that is known without its bytes; empty if none.
+
+    Args:
+        space: that has its engine.
+    """
+    given = {name: column.tolist() for name, column in columns_of([one], space).items() if name in FREE}
     codes = question.space(given, gpus=(one.gpus,)).codes
     return REASONS[int(codes.reshape(-1)[0])] if codes.size else "gpus"
 
 
-def reason_sentence(reason: str, question: Question, one: Candidate) -> str:
-    """The sentence; empty for reasons that need bytes or seconds (`dlojz.planner.explain`)."""
-    sentence = _SENTENCES.get(reason)
-    return "" if sentence is None else sentence(question, one)
-
-
-def _gpus(question: Question, one: Candidate) -> str:
-    product = one.dp * one.tp * one.pp * one.cp
+def _wrong_product(one: PlannedLayout, gpus: int) -> str:
     names, numbers = "dp × tp × pp", f"{one.dp} × {one.tp} × {one.pp}"
     if one.cp > 1:
         names, numbers = f"{names} × cp", f"{numbers} × {one.cp}"
     return say(
-        en=f"{names} = {numbers} = {product} is not the {one.gpus} GPUs.",
-        fr=f"{names} = {numbers} = {product} n’est pas le nombre de GPU, {one.gpus}.",
+        en=f"{names} = {numbers} = {one.gpus} is not the {gpus} GPUs.",
+        fr=f"{names} = {numbers} = {one.gpus} n’est pas le nombre de GPU, {gpus}.",
     )
 
 
-def _same(question: Question, one: Candidate) -> str:
+def _same(question: Question, one: PlannedLayout) -> str:
     return say(
         en="one of its options changes nothing here (nothing to share, cut or shard): the plainer layout is meant.",
         fr="une de ses options ne change rien ici (rien à partager, couper ou découper) : prenez la configuration "
@@ -212,7 +178,7 @@ def _same(question: Question, one: Candidate) -> str:
     )
 
 
-def _split(question: Question, one: Candidate) -> str:
+def _split(question: Question, one: PlannedLayout) -> str:
     experts = question.subject.num_experts
     if max(1, experts) % one.ep:
         return say(
@@ -228,10 +194,10 @@ def _split(question: Question, one: Candidate) -> str:
             en=f"the replicas share the experts out, but ep={one.ep} does not divide dp={one.dp}.",
             fr=f"ce sont les répliques qui se partagent les experts, mais ep={one.ep} ne divise pas dp={one.dp}.",
         )
-    return question.subject.misfit(one.tp)
+    return question.subject.split_conflict(one.tp)
 
 
-def _sequence(question: Question, one: Candidate) -> str:
+def _sequence(question: Question, one: PlannedLayout) -> str:
     tokens = question.subject.sequence_length
     if one.cp > 1:
         parts = int(sequence_parts(one.tp, one.cp, one.sequence_parallel))
@@ -248,7 +214,7 @@ def _sequence(question: Question, one: Candidate) -> str:
     )
 
 
-def _stages(question: Question, one: Candidate) -> str:
+def _stages(question: Question, one: PlannedLayout) -> str:
     layers = question.subject.num_layers
     each = -(-layers // one.pp)
     filled = -(-layers // each)
@@ -263,7 +229,7 @@ def _stages(question: Question, one: Candidate) -> str:
     )
 
 
-def _chunks(question: Question, one: Candidate) -> str:
+def _chunks(question: Question, one: PlannedLayout) -> str:
     layers, number = question.subject.num_layers, one.pp * one.chunks
     parts = f"pp × chunks = {one.pp} × {one.chunks} = {number}"
     return say(
@@ -272,7 +238,7 @@ def _chunks(question: Question, one: Candidate) -> str:
     )
 
 
-def _batch(question: Question, one: Candidate) -> str:
+def _batch(question: Question, one: PlannedLayout) -> str:
     product = f"dp × micro-batch = {one.dp} × {one.micro_batch} = {one.dp * one.micro_batch}"
     return say(
         en=f"a batch of {question.batch} is no multiple of {product}.",
@@ -280,7 +246,7 @@ def _batch(question: Question, one: Candidate) -> str:
     )
 
 
-def _schedule(question: Question, one: Candidate) -> str:
+def _schedule(question: Question, one: PlannedLayout) -> str:
     least = say(en=f"at least pp = {one.pp}", fr=f"au moins pp = {one.pp}")
     multiple = say(en=f"a multiple of pp = {one.pp}", fr=f"un multiple de pp = {one.pp}")
     need = least if one.chunks == 1 else multiple
@@ -290,7 +256,7 @@ def _schedule(question: Question, one: Candidate) -> str:
     )
 
 
-def _not_offered(question: Question, one: Candidate) -> str:
+def _not_offered(question: Question, one: PlannedLayout) -> str:
     """What of a layout its library does not offer."""
     offer, name = OFFERS[one.engine], one.engine
     zero = offer.zero_pipeline if one.pp > 1 else offer.zero
@@ -330,7 +296,7 @@ def _not_offered(question: Question, one: Candidate) -> str:
     return say(en=f"{name} does not offer {lacks}.", fr=f"{name} ne propose pas : {lacks}.")
 
 
-def _no_context(question: Question, one: Candidate) -> str:
+def _no_context(question: Question, one: PlannedLayout) -> str:
     """What of context parallelism is missing."""
     stages = OFFERS[one.engine].context
     if question.subject.is_image:
@@ -348,8 +314,7 @@ def _no_context(question: Question, one: Candidate) -> str:
     )
 
 
-_SENTENCES: Final[dict[str, Callable[[Question, Candidate], str]]] = {
-    "gpus": _gpus,
+_SENTENCES: Final[dict[str, Callable[[Question, PlannedLayout], str]]] = {
     "same": _same,
     "engine": _not_offered,
     "split": _split,
@@ -362,9 +327,9 @@ _SENTENCES: Final[dict[str, Callable[[Question, Candidate], str]]] = {
 
 
 def cost_sentence(
-    question: Question, found: SearchResult, one: Candidate, reason: str, step_s: float, host_bytes: float
+    question: Question, found: SearchResult, one: PlannedLayout, reason: str, step_s: float, host_bytes: float
 ) -> str:
-    """Why bytes or seconds refuse a layout, with the stage and the category that weigh most."""
+    """Say why bytes or seconds refuse a layout, with the stage and the category that weigh most."""
     if reason == "hours":
         assert question.steps is not None and question.hours is not None
         took, limit = decimal(step_s * question.steps / 3600), shortest(question.hours)
@@ -389,9 +354,9 @@ def cost_sentence(
 
 
 def weight_words(
-    question: Question, one: Candidate, parts: Mapping[str, float], name: str, held: float, layers: int
+    question: Question, one: PlannedLayout, parts: Mapping[str, float], name: str, held: float, layers: int
 ) -> str:
-    """What fills the fullest rank: its largest category with how it comes about, and the rest."""
+    """Say what fills the fullest rank: its largest category with its factors, and the rest."""
     states = sum(parts[key] for key in ("weights", "gradients", "optimizer"))
     if name == "activations":
         each = parts[name] / held if held else 0.0
@@ -419,7 +384,7 @@ def weight_words(
 
 @dataclass(frozen=True)
 class LayoutVerdict:
-    """What the planner says of one layout.
+    """Verdict on one layout.
 
     Attributes:
         candidate: the layout.
@@ -431,7 +396,7 @@ class LayoutVerdict:
         step_s, memory_bytes: as estimated; nan where the layout has no meaning.
     """
 
-    candidate: Candidate
+    candidate: PlannedLayout
     reason: str
     sentence: str
     change: LayoutChange | None
@@ -485,32 +450,37 @@ def _fits(yes: bool) -> str:
 
 
 def refused(
-    question: Question, found: SearchResult, candidate: Candidate, reason: str, *, levers: bool = True
+    question: Question, found: SearchResult, candidate: PlannedLayout, reason: str, *, gpus: int = 0
 ) -> LayoutVerdict:
-    """The verdict on a refused layout.
+    """Judge a refused layout; where memory is missing, single changes are tried, which takes milliseconds.
 
     Args:
-        levers: whether single changes are tried too, which takes some milliseconds.
+        gpus: that its degrees do not multiply to, for the reason `gpus`.
     """
     meaningful = reason in ("memory", "host", "hours")
     step = memory = math.nan
-    sentence = reason_sentence(reason, question, candidate)
     if meaningful:
         layout = layouts_of([candidate], found.space)
         parts = step_parts(question.subject.workload, question.cluster, layout, question.calibration)
         held = layout_memories(found.space, columns_of([candidate], found.space), question.cluster.gpu.device)
         step, memory = float(parts.step_s[0]), float(held.total_bytes[0])
         sentence = cost_sentence(question, found, candidate, reason, step, float(held.host[0]))
+    elif reason == "gpus":
+        sentence = _wrong_product(candidate, gpus)
+    else:
+        sentence = _SENTENCES[reason](question, candidate)
     change = smallest_change(question, found, candidate, meaningful)
+    if change is not None and reason == "gpus":
+        change.changed.pop("gpus", None)
     tried: list[LayoutChange] = []
-    if levers and reason == "memory":
-        legal = [one for one in lighter_neighbours(question, candidate) if code_of(question, one) == ""]
+    if reason == "memory":
+        legal = [one for one in lighter_neighbours(question, candidate) if not code_of(question, found.space, one)]
         tried = sorted(changes(question, found, candidate, legal, True), key=lambda one: (not one.fits, one.step_s))
     return LayoutVerdict(candidate, reason, sentence, change, tuple(tried), 0, step, memory)
 
 
 def admitted(question: Question, found: SearchResult, place: int) -> LayoutVerdict:
-    """The verdict on an admitted layout: its rank, and what makes it slower than the first."""
+    """Judge an admitted layout: its rank, and what makes it slower than the first."""
     candidate = candidates_of(found.space, found.admitted[place])[0]
     step = float(found.step_s[place])
     if place == 0:
@@ -533,7 +503,7 @@ def admitted(question: Question, found: SearchResult, place: int) -> LayoutVerdi
 
 
 def beside(found: SearchResult, made: SearchResult) -> LayoutVerdict:
-    """The verdict on a layout that fits but has a value which the search does not try.
+    """Judge a layout that fits but has a value which the search does not try.
 
     Args:
         found: the search.
@@ -553,111 +523,87 @@ def beside(found: SearchResult, made: SearchResult) -> LayoutVerdict:
     return LayoutVerdict(candidate, "", sentence, None, (), rank, step, float(made.memory.total_bytes[0]))
 
 
-_WORDS: Final = {"schedule": SCHEDULES, "checkpointing": CHECKPOINTING, "offload": OFFLOAD}
-_MOST: Final = {
-    "gpus": MOST_GPUS,
-    "dp": MOST_GPUS,
-    "tp": MOST_GPUS,
-    "pp": MOST_GPUS,
-    "cp": MOST_GPUS,
-    "ep": MOST_GPUS,
-    "micro_batch": MOST_BATCH,
-    "chunks": 1024,
-}
 FIELDS: Final = ("gpus", "dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "schedule", "chunks", "checkpointing",
                  "sequence_parallel", "offload", "engine")  # fmt: skip
 """By which a layout is asked for."""
 
 
-def checked(fields: Mapping[str, Any], names: Sequence[str]) -> dict[str, int]:
-    """Fields as the columns of a space have them.
-
-    Args:
-        names: of the engines of that space.
+def checked(fields: Mapping[str, Any], space: Space) -> dict[str, int]:
+    """Check fields, and convert them to columns of a space.
 
     Raises:
         LabError: for an unknown field, word or number.
     """
+    legal: dict[str, tuple[Any, ...]] = {**space.words, "sequence_parallel": (False, True), "zero": (0, 1, 2, 3)}
     found: dict[str, int] = {}
     for name, value in fields.items():
         if name not in FIELDS:
             raise LabError(one_of("field", name, FIELDS))
-        if name in _WORDS or name == "engine":
-            legal = names if name == "engine" else _WORDS[name]
-            if value not in legal:
-                raise LabError(one_of(name, value, legal))
-            found[name] = legal.index(value)
-        elif name == "sequence_parallel":
-            if value not in (True, False):
-                raise LabError(one_of(name, value, ("True", "False")))
-            found[name] = int(value)
-        elif name == "zero":
-            if isinstance(value, bool) or value not in (0, 1, 2, 3):
-                raise LabError(one_of(name, value, ("0", "1", "2", "3")))
-            found[name] = int(value)
+        if name not in legal:
+            found[name] = whole(name, value, {"micro_batch": MOST_BATCH, "chunks": 1024}.get(name, MOST_GPUS))
+        elif value not in legal[name] or (name == "zero" and isinstance(value, bool)):
+            raise LabError(one_of(name, value, tuple(map(str, legal[name]))))
         else:
-            found[name] = whole(name, value, _MOST[name])
+            found[name] = legal[name].index(value)
     return found
 
 
 def matching(found: SearchResult, places: Integers, fields: Mapping[str, Any]) -> Integers:
-    """Which of some layouts have these values: their places in `places`, in order."""
-    wanted = checked(fields, found.space.names)
+    """Select the layouts that have these values: their places in `places`, in order."""
     columns = found.space.columns(places)
-    same = np.ones(places.size, bool)
-    for name, value in wanted.items():
-        same &= columns[name] == value
-    return np.flatnonzero(same)
+    wanted = checked(fields, found.space)
+    return np.flatnonzero(np.all([columns[name] == value for name, value in wanted.items()] or [places >= 0], axis=0))
 
 
 def verdict_of(question: Question, found: SearchResult, fields: Mapping[str, Any]) -> LayoutVerdict:
-    """What the planner says of the layout that some fields ask for.
+    """Judge the layout that some fields ask for.
 
     Raises:
         LabError: for an unknown field or an illegal value.
     """
     if fields.get("engine") in OFFERS and fields["engine"] not in question.engines:
         question = replace(question, engines=(*question.engines, fields["engine"]))
-    wanted = checked(fields, question.engines)
-    mismatch = _no_such_degrees(question, wanted)
-    if mismatch is not None:
-        return refused(question, found, mismatch, "gpus", levers=False)
-    places = matching(found, found.admitted, fields) if question.engines == found.space.names else np.array([], int)
+        found = replace(found, space=replace(found.space, names=question.engines))
+    wanted = checked(fields, found.space)
+    numbers = [wanted["gpus"]] if "gpus" in wanted else list(question.gpus)
+    if not _some_degrees(question, wanted, numbers):
+        return refused(question, found, _asked(question, wanted), "gpus", gpus=numbers[0])
+    places = matching(found, found.admitted, fields)
     if places.size:
         return admitted(question, found, int(places[0]))
     given = {name: (value,) for name, value in wanted.items() if name != "gpus"}
-    space = question.space(given, gpus=(wanted["gpus"],) if "gpus" in wanted else None)
-    made = search(space, question.cluster, question.calibration, step_limit_s=question.step_limit_s)
+    made = search(
+        question.space(given, gpus=numbers), question.cluster, question.calibration, step_limit_s=question.step_limit_s
+    )
     if made.admitted.size:  # with a value that the search does not try, a micro-batch of 5 say
         return beside(found, made)
     one, reason = _furthest(made, found)
     return refused(question, found, one, reason)
 
 
-def _no_such_degrees(question: Question, wanted: Mapping[str, int]) -> Candidate | None:
-    """The layout asked for, if its degrees do not come to the GPUs of the question; None if they do."""
+def _some_degrees(question: Question, wanted: Mapping[str, int], numbers: Sequence[int]) -> bool:
+    """Whether the degrees asked for can multiply to one of these numbers of GPUs."""
     degrees = {name: wanted[name] for name in ("dp", "tp", "pp", "cp") if name in wanted}
-    product = int(np.prod([*degrees.values(), 1]))
-    numbers = [wanted["gpus"]] if "gpus" in wanted else list(question.gpus)
+    product = math.prod(degrees.values())
     over = [number // product for number in numbers if number % product == 0]
     if {"dp", "tp", "pp"} <= set(degrees):  # what is left over is cp, where that was not given and is searched
         over = [one for one in over if one in ([1] if "cp" in degrees else contexts_of(question.subject, one))]
-    if over:
-        return None
-    dp, tp, pp, cp = (degrees.get(name, 1) for name in ("dp", "tp", "pp", "cp"))
-    size = wanted.get("micro_batch", 1)
-    return Candidate(
-        numbers[0], dp, tp, pp, wanted.get("zero", 0), size,
-        question.batch // (dp * size), SCHEDULES[wanted.get("schedule", 0)], wanted.get("chunks", 1),
-        CHECKPOINTING[wanted.get("checkpointing", 0)], bool(wanted.get("sequence_parallel", 0)),
-        OFFLOAD[wanted.get("offload", 0)], question.engines[wanted.get("engine", 0)], cp,
-        wanted.get("ep", 1),
-    )  # fmt: skip
+    return bool(over)
 
 
-def _furthest(made: SearchResult, found: SearchResult) -> tuple[Candidate, str]:
-    """Of layouts of which none is admitted, one whose reason comes last: for bytes the lightest, else the most like the
-    fastest admitted layout.
+def _asked(question: Question, wanted: Mapping[str, int]) -> PlannedLayout:
+    """The layout asked for, with the plainest values for what was left out."""
+    words = {**WORDS, "engine": question.engines}
+    fields: dict[str, Any] = {"engine": question.engines[0], "micro_batch": 1}
+    fields |= {name: words[name][value] if name in words else value for name, value in wanted.items() if name != "gpus"}
+    number = question.batch // (fields.get("dp", 1) * fields["micro_batch"])
+    return PlannedLayout(**fields, micro_batches=number)
+
+
+def _furthest(made: SearchResult, found: SearchResult) -> tuple[PlannedLayout, str]:
+    """Of layouts of which none is admitted, one whose reason comes last, and that reason.
+
+    For bytes it is the lightest, else the one most like the fastest admitted layout.
     """
     codes, space = made.codes.reshape(-1), made.space
     if not codes.size:

@@ -1,17 +1,10 @@
 """Export a chosen layout: RunConfig, DeepSpeed's JSON, arguments of Megatron-LM, torchtitan and torchrun, a job script.
 
-A layout as the arguments of the programs that train: Megatron-LM, torchtitan, torchrun.
-
-What is written here the tests read back with a parser that knows the programs' own flags, to the layout that it was
-written from; every word is one word of a command line, never a piece of shell.
+The tests read each document back, with a parser that knows the programs' own flags, to the layout that it was written
+from. Every word is one word of a command line, never a piece of shell.
 
 Source: NVIDIA/Megatron-LM, megatron/training/arguments.py; pytorch/torchtitan, torchtitan/config/job_config.py; torch,
 torch/distributed/run.py.
-
-A chosen layout as what one runs: `RunConfig`, DeepSpeed's JSON, argument lists, a job script.
-
-Each document says the same layout, and is read back by the parser of the program that takes it (the tests do); a
-document that a layout's engine does not take is not written.
 """
 
 from __future__ import annotations
@@ -19,25 +12,27 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import say, shortest
 from dlojz.config.deepspeed_json import deepspeed_json
 from dlojz.config.run_config import RunConfig
+from dlojz.hardware.clusters import Machine
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.planner.planned_model import OF_THE_LAB, OFFERS
 from dlojz.planner.question import Question
-from dlojz.planner.space import Candidate, run_config_of
+from dlojz.planner.space import PlannedLayout, run_config_of
 
 _TITAN_SCHEDULES: Final = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
 
 
-def megatron_arguments(one: Candidate, size: DecoderSize, precision: str, flash: bool, steps: int | None) -> list[str]:
-    """What `pretrain_gpt.py` is called with, for engines megatron-core and megatron-deepspeed; data and tokenizer are
-    the user's.
+def megatron_arguments(
+    one: PlannedLayout, size: DecoderSize, precision: str, flash: bool, steps: int | None
+) -> list[str]:
+    """Arguments of `pretrain_gpt.py` for engines megatron-core and megatron-deepspeed, without data and tokenizer.
 
     Args:
         one: the layout.
@@ -78,14 +73,10 @@ def megatron_arguments(one: Candidate, size: DecoderSize, precision: str, flash:
     return [str(word) for word in words]
 
 
-def torchtitan_arguments(one: Candidate, sequence_length: int | None, layers: int) -> list[str]:
-    """What torchtitan is called with beside the file of the model; a schedule that torch has no class for is read from
-    the file that `dlojz pipeline` exports.
+def torchtitan_arguments(one: PlannedLayout, sequence_length: int | None, layers: int) -> list[str]:
+    """Arguments of torchtitan, beside the file of the model.
 
-    Args:
-        one: the layout.
-        sequence_length: tokens.
-        layers: of the model.
+    A schedule that torch has no class for is read from the file that `dlojz pipeline` exports.
     """
     sharded = one.zero > 0
     words: list[Any] = ["--parallelism.data_parallel_shard_degree", one.dp if sharded else 1]
@@ -111,10 +102,7 @@ def torchtitan_arguments(one: Candidate, sequence_length: int | None, layers: in
 
 
 def torchrun_arguments(gpus: int, gpus_per_node: int) -> list[str]:
-    """What `torchrun` is called with before the program; the first node's address is the job's `$HEAD`.
-
-    Source: torch/distributed/run.py.
-    """
+    """Arguments of `torchrun` before the program; the first node's address is the job's `$HEAD`."""
     nodes = -(-gpus // gpus_per_node)
     here = min(gpus, gpus_per_node)
     words = ["--nnodes", str(nodes), "--nproc-per-node", str(here)]
@@ -128,53 +116,25 @@ DEEPSPEED: Final = ("deepspeed", "megatron-deepspeed")
 
 @dataclass(frozen=True, eq=False)
 class ChosenLayout:
-    """A layout and the question that it answers."""
+    """Layout with the question that it answers."""
 
-    candidate: Candidate
+    candidate: PlannedLayout
     question: Question
 
     @property
     def is_run(self) -> bool:
-        """Whether `dlojz.run` runs it: a model of the catalogue, an engine of the lab, no context parallelism, and
-        experts shared out without ZeRO alone."""
+        """Whether `dlojz.run` runs it.
+
+        That takes a model of the catalogue, an engine of the lab, no context parallelism, and expert parallelism
+        without ZeRO and pipeline.
+        """
         one = self.candidate
         runs = bool(self.question.subject.catalogue) and one.engine in OF_THE_LAB and one.cp == 1
         return runs and (one.ep == 1 or (one.zero == 0 and one.pp == 1))
 
 
-@dataclass(frozen=True)
-class JobSite:
-    """What a job script needs of a machine file; fields as those of `dlojz.hardware.clusters.Machine`.
-
-    Attributes:
-        name: of the machine file.
-        partition, constraint, account_suffix, gres: for the scheduler; empty where it needs none.
-        qos: qualities of service, each with `name`, `max_hours` and `max_gpus`.
-        cpus_per_gpu: cores that go with a GPU.
-        nomultithread: one thread per physical core.
-        setup: commands before the program starts, as lists of words.
-        environment: variables.
-    """
-
-    name: str
-    partition: str
-    constraint: str
-    account_suffix: str
-    qos: tuple[Any, ...]
-    gres: str
-    cpus_per_gpu: int
-    nomultithread: bool
-    setup: tuple[tuple[str, ...], ...]
-    environment: Mapping[str, str]
-
-    @classmethod
-    def of(cls, machine: Any) -> JobSite:
-        """Of a machine file that was read."""
-        return cls(**{field.name: getattr(machine, field.name) for field in fields(cls)})
-
-
 def run_config(choice: ChosenLayout, **others: Any) -> RunConfig:
-    """The layout as a `RunConfig`.
+    """Convert a layout to a `RunConfig`.
 
     Args:
         **others: fields of `RunConfig`, e.g. steps.
@@ -205,7 +165,7 @@ def run_config(choice: ChosenLayout, **others: Any) -> RunConfig:
 
 
 def deepspeed_document(choice: ChosenLayout) -> dict[str, Any]:
-    """DeepSpeed's configuration of a layout whose engine is DeepSpeed's.
+    """Write DeepSpeed's configuration of a layout whose engine is DeepSpeed's.
 
     Source: deepspeed.ai, "DeepSpeed Configuration JSON".
     """
@@ -216,7 +176,7 @@ def deepspeed_document(choice: ChosenLayout) -> dict[str, Any]:
     place = {"device": "cpu", "pin_memory": True}
     if one.offload != "none":
         zero["offload_optimizer"] = place
-    if one.offload == "all":
+    if one.offload == "parameters":
         zero["offload_param"] = place
     settings: dict[str, Any] = {
         "train_batch_size": one.global_batch,
@@ -235,7 +195,7 @@ def deepspeed_document(choice: ChosenLayout) -> dict[str, Any]:
 
 
 def program(choice: ChosenLayout) -> list[str]:
-    """The program and its arguments, as words: after torchrun's own.
+    """Program and its arguments, as words, after torchrun's own.
 
     Raises:
         LabError: for what `dlojz.run` runs.
@@ -261,7 +221,7 @@ def program(choice: ChosenLayout) -> list[str]:
 
 
 def documents(choice: ChosenLayout) -> dict[str, str]:
-    """The files that a layout needs, by name.
+    """Write the files that a layout needs, by name.
 
     `run_config.json` (what `dlojz.run` runs), `ds_config.json` (DeepSpeed), `arguments.txt` (words of the program,
     one a line), `torchrun.txt`.
@@ -278,8 +238,8 @@ def documents(choice: ChosenLayout) -> dict[str, str]:
     return made
 
 
-def batch_script(choice: ChosenLayout, site: JobSite, *, hours: float = 1.0, account: str = "") -> str:
-    """The job script of a layout on a machine, for `sbatch`.
+def batch_script(choice: ChosenLayout, site: Machine, *, hours: float = 1.0, account: str = "") -> str:
+    """Write the job script of a layout on a machine, for `sbatch`.
 
     Args:
         choice: the layout.
@@ -329,8 +289,8 @@ def _command(launcher: Sequence[str], words: Sequence[str]) -> str:
     return " \\\n  ".join([*lines, " ".join(line)])
 
 
-def fitting_qos(site: JobSite, gpus: int, hours: float) -> str:
-    """The first quality of service whose limits the job keeps; empty where the machine has none.
+def fitting_qos(site: Machine, gpus: int, hours: float) -> str:
+    """Choose the first quality of service whose limits the job keeps; empty where the machine has none.
 
     Raises:
         LabError: if there are some and none fits; the sentence lists them.

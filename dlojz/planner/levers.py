@@ -1,4 +1,4 @@
-"""What to do about memory: the largest batch that fits, and what each lever would save.
+"""Reduce memory: the largest batch that fits, and what each single change of a run would save.
 
 Every figure is a forecast of a whole configuration, the one that `run` would take.
 """
@@ -15,7 +15,7 @@ from dlojz.prediction.forecast import Forecast, heaviest
 
 MAX_MICRO_BATCH = 2**20
 MAX_TP = 8
-"""Ranks that share a layer are on one node."""
+"""Tensor-parallel ranks are on one node."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Lever:
 
 
 def taken_bytes(forecast: Forecast) -> int:
-    """What a rank needs of its device: `Memory.needed_bytes`."""
+    """Bytes that a rank needs of its device: `Memory.needed_bytes`."""
     return forecast.memory.needed_bytes or 0
 
 
@@ -59,10 +59,10 @@ def with_micro_batch(config: RunConfig, micro_batch: int) -> RunConfig:
 
 
 def largest_batch(config: RunConfig, device: Device, *, limit_bytes: int | None = None) -> Fit:
-    """The largest micro-batch whose heaviest rank fits into a device.
+    """Find the largest micro-batch whose heaviest rank fits into a device.
 
-    Memory grows with the micro-batch along a line, almost: two forecasts give the line, and those around where it
-    crosses the limit decide.
+    Memory is almost linear in the micro-batch: two forecasts give the line, and those around where it crosses the limit
+    decide.
 
     Args:
         config: the run; its own micro-batch does not matter.
@@ -99,75 +99,41 @@ def largest_batch(config: RunConfig, device: Device, *, limit_bytes: int | None 
 
 
 def changes(config: RunConfig) -> list[tuple[str, str, dict[str, object]]]:
-    """The levers that a configuration has left: name, in words, fields that change."""
+    """List the levers that a configuration has left: name, in words, fields that change."""
     layout = config.layout
     found: list[tuple[str, str, dict[str, object]]] = []
+
+    def lever(name: str, english: str, french: str, **fields: object) -> None:
+        found.append((name, say(en=english, fr=french), fields))
+
     if layout.checkpointing != "full":
-        found.append(
-            (
-                "checkpointing",
-                say(en="checkpoint every block", fr="points de contrôle à chaque bloc"),
-                {"checkpointing": "full"},
-            )
-        )
+        lever("checkpointing", "checkpoint every block", "points de contrôle à chaque bloc", checkpointing="full")
     if layout.checkpointing == "none":
-        found.append(
-            (
-                "selective",
-                say(en="selective checkpointing", fr="points de contrôle sélectifs"),
-                {"checkpointing": "selective"},
-            )
-        )
-    if layout.micro_batch > 1:
-        half: dict[str, object] = {"micro_batch": layout.micro_batch // 2, "micro_batches": layout.micro_batches * 2}
-        if layout.micro_batch % 2 == 0:
-            found.append(
-                (
-                    "micro-batch",
-                    say(
-                        en="half the micro-batch, twice as many",
-                        fr="micro-batch deux fois plus petit, deux fois plus nombreux",
-                    ),
-                    half,
-                )
-            )
+        lever("selective", "selective checkpointing", "points de contrôle sélectifs", checkpointing="selective")
+    if layout.micro_batch % 2 == 0:
+        half = {"micro_batch": layout.micro_batch // 2, "micro_batches": layout.micro_batches * 2}
+        words = "half the micro-batch, twice as many", "micro-batch deux fois plus petit, deux fois plus nombreux"
+        lever("micro-batch", *words, **half)
     if config.precision == "fp32":
-        found.append(("precision", "bf16", {"precision": "bf16"}))
-    if layout.dp > 1 and layout.pp == 1:
-        for stage in (1, 2, 3):
-            if stage > layout.zero:
-                found.append(
-                    (
-                        f"zero-{stage}",
-                        f"ZeRO-{stage} (DeepSpeed)",
-                        {"zero": stage, "engine": "deepspeed", "bucket_mib": None, "gradient_as_bucket_view": False},
-                    )
-                )
+        lever("precision", "bf16", "bf16", precision="bf16")
+    for stage in range(layout.zero + 1, 4) if layout.dp > 1 and layout.pp == 1 else ():
+        title, plain = f"ZeRO-{stage} (DeepSpeed)", {"bucket_mib": None, "gradient_as_bucket_view": False}
+        lever(f"zero-{stage}", title, title, zero=stage, engine="deepspeed", **plain)
     if layout.offload == "none":
-        found.append(
-            (
-                "offload-activations",
-                say(en="activations to host memory", fr="activations en mémoire hôte"),
-                {"offload": "activations"},
-            )
-        )
+        words = "activations to host memory", "activations en mémoire hôte"
+        lever("offload-activations", *words, offload="activations")
         if layout.engine == "deepspeed" and layout.zero >= 1:
-            found.append(
-                (
-                    "offload-optimizer",
-                    say(en="optimizer states to host memory", fr="états de l’optimiseur en mémoire hôte"),
-                    {"offload": "optimizer"},
-                )
-            )
+            words = "optimizer states to host memory", "états de l’optimiseur en mémoire hôte"
+            lever("offload-optimizer", *words, offload="optimizer")
     if layout.tp == 1 and (degree := _smallest_tp(config)):
-        found.append(("tp", f"tp={degree}", {"tp": degree}))
+        lever("tp", f"tp={degree}", f"tp={degree}", tp=degree)
     if layout.pp == 1 and layout.zero <= 1:
-        found.append(("pp", "pp=2", {"pp": 2}))
+        lever("pp", "pp=2", "pp=2", pp=2)
     return found
 
 
 def _smallest_tp(config: RunConfig) -> int | None:
-    """The smallest number of ranks that can share the model's heads and widths; None if there is none."""
+    """The smallest tensor-parallel degree that divides the model's heads and widths; None if there is none."""
     for degree in range(2, MAX_TP + 1):
         try:
             RunConfig.of(**{**config.to_dict(), "layout": {**config.layout.to_dict(), "tp": degree}})
@@ -178,7 +144,7 @@ def _smallest_tp(config: RunConfig) -> int | None:
 
 
 def levers(config: RunConfig, device: Device | None = None) -> tuple[Lever, ...]:
-    """What each single change would save on the heaviest rank, the largest saving first.
+    """Forecast what each single change would save on the heaviest rank, the largest saving first.
 
     The global batch stays; `tp` and `pp` take as many more devices.
     """

@@ -8,7 +8,7 @@ are those of software that this lab does not run: Megatron's, or models known by
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Final
@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from dlojz.base.language import say
 from dlojz.base.progress_bars import wanted
 from dlojz.config.run_config import RunConfig
-from dlojz.cost_model import CHECKPOINTING, OFFLOAD, SCHEDULES, Memories, memories
+from dlojz.cost_model import Memories, memories
+from dlojz.cost_model.layouts import Integers
 from dlojz.hardware import Device
 from dlojz.planner.planned_model import OF_THE_LAB
-from dlojz.planner.space import DEGREES, OPTIONS, Candidate, Integers, Space, candidates_from, run_config_of
+from dlojz.planner.space import PlannedLayout, Space, candidates_from, columns_of, run_config_of
 from dlojz.results.footprint import CATEGORIES
 
 _KEY: Final = (
@@ -31,24 +32,9 @@ _KEY: Final = (
 """What makes layouts share their traces and their engine's states; the micro-batch and their number vary among them."""
 
 
-def columns_of(candidates: Sequence[Candidate], space: Space) -> dict[str, Integers]:
-    """Candidates as the columns of a space."""
-    words = {"schedule": SCHEDULES, "checkpointing": CHECKPOINTING, "offload": OFFLOAD, "engine": space.names}
-    return {
-        name: np.array(
-            [
-                words[name].index(getattr(one, name)) if name in words else int(getattr(one, name))
-                for one in candidates
-            ],
-            np.int64,
-        )
-        for name in (*DEGREES, *OPTIONS)
-    }
-
-
 def is_forecast(space: Space, columns: Mapping[str, Integers]) -> NDArray[np.bool_]:
-    """Which layouts are runs of this lab: a model of the catalogue, one of its engines, no context parallelism, and
-    experts shared out without ZeRO and without a pipeline alone.
+    """Tell which layouts are runs of this lab: a model of the catalogue, one of its engines, no context parallelism,
+    and expert parallelism without ZeRO and without a pipeline.
 
     Precisions that only published measurements have (fp8, tf32) are none of the lab's either.
     """
@@ -121,7 +107,7 @@ def _trace_missing(space: Space, configs: list[RunConfig]) -> None:
 
 @dataclass(frozen=True)
 class RankMemory:
-    """One rank of a pipeline stage.
+    """Memory of one rank of a pipeline stage.
 
     Attributes:
         stage: its number, from 0.
@@ -143,7 +129,7 @@ class RankMemory:
         return sum(self.parts.values())
 
 
-def forecast_ranks(space: Space, one: Candidate, device: Device) -> list[RankMemory] | None:
+def forecast_ranks(space: Space, one: PlannedLayout, device: Device) -> list[RankMemory] | None:
     """Memory of the first rank of every stage of a run of this lab; None for another layout."""
     columns = columns_of([one], space)
     if not is_forecast(space, columns)[0]:

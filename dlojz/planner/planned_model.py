@@ -1,20 +1,14 @@
-"""Models to plan for, and what each engine offers.
+"""Models to plan for (of the catalogue, published, or given by sizes), and what each training library offers.
 
-The model that is planned for: of the catalogue, by its sizes, or one that was published.
-
-A subject knows what tensor parallelism shares out whole, and how many layers a pipeline can cut; it computes nothing.
-
-What each training library offers, so that no layout is searched that nothing can run.
-
-Facts of the software, each with its source; how fast a library is, the cost model says (`dlojz.cost_model.layouts`).
+What a library offers are facts of the software, each with its source; how fast it is, `dlojz.cost_model.layouts` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Final
 
 from dlojz import models
 from dlojz.base.errors import LabError
@@ -48,7 +42,7 @@ _ROWS: Final[dict[str, str]] = {
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to plan for.
+    """Model to plan for.
 
     Attributes:
         name: as it is shown.
@@ -85,20 +79,11 @@ class Subject:
         """Experts of each mixture; 0 of a dense model."""
         return 0 if self.size is None else self.size.experts
 
-    def shared_out(self) -> Mapping[str, int]:
-        """What tensor parallelism shares out whole: its name, and how many; empty for an image model.
+    def split_conflict(self, tp: int) -> str:
+        """Say why tensor parallelism cannot split this model over so many ranks; empty where it can.
 
-        Source: Shoeybi et al. 2019 (arXiv 1909.08053), §3.
+        Source: Shoeybi et al. 2019 (arXiv 1909.08053), §3, for what is split whole.
         """
-        if self.size is None:
-            return {}
-        heads = say(en="attention heads", fr="têtes d’attention")
-        keys = say(en="key-value heads", fr="têtes de clés et valeurs")
-        hidden = say(en="hidden features of the MLP", fr="neurones cachés du MLP")
-        return {heads: self.size.heads, keys: self.size.kv_heads, hidden: self.size.mlp_width}
-
-    def misfit(self, tp: int) -> str:
-        """Why this model cannot be split over so many tensor-parallel ranks; empty where it can."""
         if tp == 1:
             return ""
         if self.num_experts:
@@ -109,8 +94,15 @@ class Subject:
                 "c’est ep qui partage ses experts.",
             )
         if self.catalogue:
-            return _catalogue_misfit(self.catalogue, tp, language())
-        for what, number in self.shared_out().items():
+            return _catalogue_conflict(self.catalogue, tp, language())
+        split = {}
+        if self.size is not None:
+            split = {
+                say(en="attention heads", fr="têtes d’attention"): self.size.heads,
+                say(en="key-value heads", fr="têtes de clés et valeurs"): self.size.kv_heads,
+                say(en="hidden features of the MLP", fr="neurones cachés du MLP"): self.size.mlp_width,
+            }
+        for what, number in split.items():
             if number % tp:
                 return say(
                     en=f"tp={tp} does not divide the {number} {what}.", fr=f"tp={tp} ne divise pas {number} {what}."
@@ -119,7 +111,7 @@ class Subject:
 
 
 @cache
-def _catalogue_misfit(model: str, tp: int, _language: Language) -> str:
+def _catalogue_conflict(model: str, tp: int, _language: Language) -> str:
     """The refusal in the language of the reader, who is therefore part of what is remembered."""
     try:
         RunConfig.of(model=model, tp=tp)
@@ -191,58 +183,44 @@ def _of_catalogue(model: str, image_size: int | None, sequence_length: int | Non
     )
 
 
-class Offload(NamedTuple):
-    """What a library can keep in the host's memory.
-
-    Attributes:
-        what: `optimizer` or `all`.
-        zero: least ZeRO stage.
-    """
-
-    what: str
-    zero: int
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Offer:
-    """What one library runs.
+    """Capabilities of one library.
 
     Attributes:
         costed: its name in the cost model, without and with a pipeline.
         zero: stages without a pipeline.
         zero_pipeline: stages with one.
         schedules: of a pipeline.
-        checkpointing: kinds; those that go with a split backward (zb-h1) are `none` alone.
+        checkpointing: kinds; with a split backward (zb-h1) `none` alone.
         tensor: tensor parallelism for decoders, for image models.
         sequence: sequence parallelism.
-        offload: what may lie in the host's memory, without a pipeline or tensor parallelism.
+        offload: what may lie in the host's memory, without a pipeline or tensor parallelism, and its least ZeRO stage.
         uneven: whether stages may hold different numbers of layers.
         overlap: whether gradients are reduced beside the backward.
         fp32_gradients: precisions in which gradients are accumulated in fp32.
-        context: ZeRO stages with which a sequence may be shared out (context parallelism of decoders whose attention
-            is one kernel); none where it is not offered.
-        experts: ZeRO stages with which experts may be shared out (expert parallelism), without and with a pipeline;
-            none where it is not offered.
+        context: ZeRO stages with context parallelism (of decoders whose attention is one kernel).
+        experts: ZeRO stages with expert parallelism, without and with a pipeline.
         source: where it says so.
     """
 
     costed: tuple[str, str]
     zero: tuple[int, ...]
     zero_pipeline: tuple[int, ...]
-    schedules: tuple[str, ...]
-    checkpointing: tuple[str, ...]
-    tensor: tuple[bool, bool]
-    sequence: bool
-    offload: tuple[Offload, ...]
-    uneven: bool
-    overlap: bool
-    fp32_gradients: tuple[Precision, ...]
-    context: tuple[int, ...]
-    experts: tuple[tuple[int, ...], tuple[int, ...]]
+    schedules: tuple[str, ...] = ("1f1b",)
+    checkpointing: tuple[str, ...] = ("none", "selective", "full")
+    tensor: tuple[bool, bool] = (True, False)
+    sequence: bool = True
+    offload: Mapping[str, int] = field(default_factory=dict)
+    uneven: bool = True
+    overlap: bool = True
+    fp32_gradients: tuple[Precision, ...] = ("fp16", "bf16", "fp8")
+    context: tuple[int, ...] = ()
+    experts: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     source: str
 
     def gradient_bytes(self, precision: Precision) -> int:
-        """Of an element of the accumulated gradients."""
+        """Bytes of an element of the accumulated gradients."""
         return 4 if precision in self.fp32_gradients or precision in ("fp32", "tf32") else 2
 
     def place(self, pipeline: bool) -> int:
@@ -250,97 +228,67 @@ class Offer:
         return COSTED.index(self.costed[pipeline])
 
 
-_ALL_PRECISIONS: Final[tuple[Precision, ...]] = ("fp16", "bf16", "fp8")
+_TORCH_SCHEDULES: Final = ("1f1b", "gpipe", "interleaved", "zb-h1")
 OFFERS: Final[dict[str, Offer]] = {
     "megatron-core": Offer(
-        ("megatron-core", "megatron-core"),
-        (0, 1),
-        (0, 1),
-        ("1f1b", "interleaved"),
-        ("none", "selective", "full"),
-        (True, False),
-        True,
-        (),
-        False,
-        True,
-        _ALL_PRECISIONS,
-        (0, 1),
-        ((0, 1), (0, 1)),
-        "Megatron-LM, megatron/training/arguments.py: --use-distributed-optimizer is ZeRO-1; fp32 main gradients; "
-        "--context-parallel-size, which Transformer Engine has for fused attention alone",
+        costed=("megatron-core", "megatron-core"),
+        zero=(0, 1),
+        zero_pipeline=(0, 1),
+        schedules=("1f1b", "interleaved"),
+        uneven=False,
+        context=(0, 1),
+        experts=((0, 1), (0, 1)),
+        source="Megatron-LM, megatron/training/arguments.py: --use-distributed-optimizer is ZeRO-1; fp32 main "
+        "gradients; --context-parallel-size, which Transformer Engine has for fused attention alone",
     ),
     "megatron-deepspeed": Offer(
-        ("deepspeed", "megatron-deepspeed"),  # without a pipeline it is DeepSpeed's own ZeRO
-        (0, 1, 2, 3),
-        (0, 1),
-        ("1f1b",),
-        ("none", "full"),
-        (True, False),
-        False,
-        (),
-        True,
-        False,
-        ("bf16",),
-        (),
-        ((), ()),
-        "bigscience-workshop/Megatron-DeepSpeed; DeepSpeed's pipeline engine refuses ZeRO-2 and 3",
+        costed=("deepspeed", "megatron-deepspeed"),  # without a pipeline it is DeepSpeed's own ZeRO
+        zero=(0, 1, 2, 3),
+        zero_pipeline=(0, 1),
+        checkpointing=("none", "full"),
+        sequence=False,
+        overlap=False,
+        fp32_gradients=("bf16",),
+        source="bigscience-workshop/Megatron-DeepSpeed; DeepSpeed's pipeline engine refuses ZeRO-2 and 3",
     ),
     "deepspeed": Offer(
-        ("deepspeed", "megatron-deepspeed"),
-        zero_stages("deepspeed"),
-        pipeline_stages("deepspeed"),
-        ("1f1b",),
-        ("none", "full"),
-        (False, False),
-        False,
-        (Offload("optimizer", 1), Offload("all", 3)),
-        True,
-        False,
-        (),
-        (),
-        ((0, 1, 2), ()),
-        "deepspeed.ai, configuration JSON: zero_optimization, offload_optimizer, offload_param; pipeline engine; "
-        "tutorial on mixtures of experts: ZeRO-2 with expert parallelism; its ZeRO-3 refuses deepspeed.moe layers",
+        costed=("deepspeed", "megatron-deepspeed"),
+        zero=zero_stages("deepspeed"),
+        zero_pipeline=pipeline_stages("deepspeed"),
+        checkpointing=("none", "full"),
+        tensor=(False, False),
+        sequence=False,
+        offload={"optimizer": 1, "parameters": 3},
+        overlap=False,
+        fp32_gradients=(),
+        experts=((0, 1, 2), ()),
+        source="deepspeed.ai, configuration JSON: zero_optimization, offload_optimizer, offload_param; pipeline "
+        "engine; tutorial on mixtures of experts: ZeRO-2 with expert parallelism; its ZeRO-3 refuses deepspeed.moe",
     ),
     "torch": Offer(
-        ("torchtitan", "torchtitan"),
-        zero_stages("torch"),
-        pipeline_stages("torch"),
-        ("1f1b", "gpipe", "interleaved", "zb-h1"),
-        ("none", "selective", "full"),
-        (True, False),
-        True,
-        (),
-        True,
-        True,
-        _ALL_PRECISIONS,
-        (2, 3),
-        ((), ()),
-        "torch.distributed: DDP, fully_shard (FSDP2), tensor.parallel, pipelining; as torchtitan puts them together; "
-        "its parallel_dims.py: fsdp_enabled = dp_shard_enabled or cp_enabled, so that states are sharded over cp too",
+        costed=("torchtitan", "torchtitan"),
+        zero=zero_stages("torch"),
+        zero_pipeline=pipeline_stages("torch"),
+        schedules=_TORCH_SCHEDULES,
+        context=(2, 3),
+        source="torch.distributed: DDP, fully_shard (FSDP2), tensor.parallel, pipelining; as torchtitan puts them "
+        "together; its parallel_dims.py: fsdp_enabled = dp_shard_enabled or cp_enabled: states are sharded over cp too",
     ),
     "by_hand": Offer(
-        ("megatron", "megatron"),
-        zero_stages("by_hand"),
-        pipeline_stages("by_hand"),
-        ("1f1b", "gpipe", "interleaved", "zb-h1"),
-        ("none", "selective", "full"),
-        (True, True),
-        True,
-        (),
-        True,
-        True,
-        _ALL_PRECISIONS,
-        (),
-        ((0,), ()),
-        "this package: tensor parallelism of convolutions too",
+        costed=("megatron", "megatron"),
+        zero=zero_stages("by_hand"),
+        zero_pipeline=pipeline_stages("by_hand"),
+        schedules=_TORCH_SCHEDULES,
+        tensor=(True, True),
+        experts=((0,), ()),
+        source="this package: tensor parallelism of convolutions too",
     ),
 }
 """Libraries by the name under which they are asked for."""
 OF_THE_LAB: Final = ("torch", "by_hand", "deepspeed")
 """Those that `dlojz.run` runs: searched for the catalogue's models."""
 OF_MIXTURES: Final = (*OF_THE_LAB, "megatron-core")
-"""Those searched for the catalogue's models with experts, which Megatron Core alone shares out in a pipeline too."""
+"""Those searched for the catalogue's models with experts, which only Megatron Core splits in a pipeline too."""
 OF_GIANTS: Final = ("megatron-core", "megatron-deepspeed", "torch", "deepspeed")
 """Those searched for decoders given by their sizes."""
 
@@ -348,7 +296,7 @@ OF_GIANTS: Final = ("megatron-core", "megatron-deepspeed", "torch", "deepspeed")
 def chosen(
     engines: str | tuple[str, ...] | list[str] | None, *, catalogue: bool, experts: bool = False
 ) -> tuple[str, ...]:
-    """The libraries to search, in the order of `OFFERS`.
+    """Choose the libraries to search, in the order of `OFFERS`.
 
     Args:
         engines: names, one or several; without them, those that suit the model.

@@ -1,7 +1,6 @@
-"""What is asked of the planner, checked: a model, a cluster, GPUs, a batch.
+"""Question to the planner, checked: a model, a cluster, GPUs, a batch.
 
-A question that exists can be searched; what no layout could ever satisfy is refused here, in one sentence with what
-would work.
+What no layout could ever satisfy is refused here, in one sentence with what would work.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ FLASH_FROM: Final = ("a100", "h100", "h200")
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """What to plan.
+    """Question to the planner.
 
     Attributes:
         subject: the model.
@@ -79,7 +78,7 @@ class Question:
 
 
 def whole(name: str, value: object, most: int) -> int:
-    """A whole number of at least 1.
+    """Check a whole number of at least 1.
 
     Raises:
         LabError: if it is none, or beyond reason.
@@ -95,7 +94,7 @@ def whole(name: str, value: object, most: int) -> int:
 
 
 def check_gpus(cluster: Cluster, number: object) -> int:
-    """A number of GPUs that a cluster can give.
+    """Check a number of GPUs against a cluster.
 
     Raises:
         LabError: if it does not fill whole nodes, or there are not so many.
@@ -124,7 +123,7 @@ def check_gpus(cluster: Cluster, number: object) -> int:
 
 
 def check_precision(cluster: Cluster, precision: str | None) -> Precision:
-    """A precision that the cluster's GPU has; by default bf16 where it has it, else fp16, else fp32.
+    """Check a precision against the cluster's GPU; by default bf16 where it has it, else fp16, else fp32.
 
     Raises:
         LabError: if the GPU has it not; the sentence lists those it has.
@@ -148,7 +147,7 @@ def check_precision(cluster: Cluster, precision: str | None) -> Precision:
 
 
 def batch_refusal(question: Question) -> str:
-    """That nobody can divide the batch, with the nearest ones that work; empty if somebody can."""
+    """Say that no layout divides the batch, with the nearest ones that work; empty if one does."""
     replicas = {number: _replicas(question, number) for number in question.gpus}
     if any(question.batch % dp == 0 for each in replicas.values() for dp in each):
         return ""

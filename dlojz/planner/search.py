@@ -1,14 +1,7 @@
-"""Search the layouts: bytes and seconds of all of them, the front, memory of each stage.
+"""Search the layouts: bytes and seconds of all of them, the Pareto front, each stage's memory, the best ones simulated.
 
-The search: bytes and seconds of every layout that a run can have, the Pareto front, and the best ones played out.
-
-Nothing is guessed away: a layout is timed unless its space, its bytes or the time allowed refuse it, and the order of
-what is left is the cost model's; pruning saves time, never a layout (the tests compare with a search that prunes
-nothing).
-
-Memory rank by rank: one bar per pipeline stage, and what a refusal for want of memory says of the fullest.
-
-The same figures as the search, stage by stage; the fullest stage's sum is the search's.
+A layout is timed unless its space, its bytes or the time allowed refuse it; the order of what is left is the cost
+model's. Pruning saves time, never a layout: the tests compare with a search that prunes nothing.
 """
 
 from __future__ import annotations
@@ -22,12 +15,12 @@ from numpy.typing import NDArray
 from dlojz.base.errors import LabError
 from dlojz.cost_model import Calibration, Memories, Parts, StepSimulation, simulate, step_parts
 from dlojz.cost_model.layout_memory import in_flight, stage_memory
-from dlojz.cost_model.layouts import Reals
+from dlojz.cost_model.layouts import Integers, Reals
 from dlojz.cost_model.passes import stages_of
 from dlojz.cost_model.step import weights_of
 from dlojz.hardware import Cluster, Device
 from dlojz.planner.planned_memory import RankMemory, forecast_ranks, searched_memories
-from dlojz.planner.space import CODE, REASONS, Candidate, Integers, Space, layouts_of
+from dlojz.planner.space import CODE, PlannedLayout, Space, layouts_of
 
 MOST_ACTIONS: Final = 200_000
 """Of all simulated schedules together: forwards and backwards of micro-batches on all stages; about a second."""
@@ -36,7 +29,7 @@ MOST_SIMULATED: Final = 12
 
 @dataclass(frozen=True, eq=False)
 class SearchResult:
-    """What a search found.
+    """Result of a search.
 
     Attributes:
         space: that was searched.
@@ -70,11 +63,6 @@ class SearchResult:
         gpus: Integers = self.space.degrees["gpus"][self.admitted // self.codes.shape[1]]
         return gpus
 
-    def counts(self) -> dict[str, int]:
-        """How many layouts each reason refuses."""
-        found = np.bincount(self.codes.reshape(-1), minlength=len(REASONS))
-        return {name: int(found[code]) for name, code in CODE.items() if code > CODE["same"]}
-
     @property
     def num_layouts(self) -> int:
         """Layouts of the space, those that say the same as a plainer one not counted."""
@@ -82,7 +70,7 @@ class SearchResult:
 
 
 def search(space: Space, cluster: Cluster, calibration: Calibration, *, step_limit_s: float = np.inf) -> SearchResult:
-    """Bytes and seconds of a whole space.
+    """Search a whole space: bytes and seconds of every layout.
 
     Args:
         space: what may be.
@@ -118,7 +106,7 @@ def search(space: Space, cluster: Cluster, calibration: Calibration, *, step_lim
 
 
 def energy_j(cluster: Cluster, gpus: Integers, parts: Parts) -> Reals:
-    """Joules that the GPUs draw in a step: idle power throughout, the rest while they compute.
+    """Energy of a step: idle power throughout, the rest while the GPUs compute.
 
     E = n·(t·idle + t_computing·(TDP − idle)). That GPUs which wait for messages draw idle power is our choice of a
     lower bound; with t_computing = t it is BLOOM's account (`dlojz.cost_model.bill`).
@@ -128,7 +116,7 @@ def energy_j(cluster: Cluster, gpus: Integers, parts: Parts) -> Reals:
 
 
 def pareto(costs: NDArray[np.float64]) -> Integers:
-    """Rows that no other one beats: as good in everything and better in something; in order of the first column.
+    """Pareto front: rows that no other one dominates, in order of the first column.
 
     Args:
         costs: rows × objectives, the less the better. Of equal rows the first stays.
@@ -143,17 +131,17 @@ def pareto(costs: NDArray[np.float64]) -> Integers:
 
 
 def front_of(found: SearchResult, device_bytes: float) -> Integers:
-    """Admitted layouts (their places in `admitted`) on the front of step time, GPU-hours, energy and free memory."""
+    """Pareto front of step time, GPU-hours, energy and free memory, as places in `admitted`."""
     gpus = found.gpus.astype(float)
     free = device_bytes - found.memory.total_bytes
     costs = np.stack([found.step_s, gpus * found.step_s, found.energy_j, -free], axis=1)
     return pareto(costs)
 
 
-def played_out(
+def simulate_fastest(
     found: SearchResult, cluster: Cluster, calibration: Calibration, most: int = MOST_SIMULATED
 ) -> dict[int, StepSimulation]:
-    """The fastest admitted layouts by event simulation, as many as a second allows, the first in any case.
+    """Simulate the fastest admitted layouts, as many as a second allows, the first in any case.
 
     Returns:
         by place in `admitted`.
@@ -167,7 +155,7 @@ def played_out(
         if spent > MOST_ACTIONS and made:
             break
         try:
-            layout = found.space.layouts(found.admitted[place : place + 1])
+            layout = found.space.cost_layouts({name: column[place : place + 1] for name, column in columns.items()})
             made[place] = simulate(found.space.subject.workload, cluster, layout, calibration)
         except LabError:  # a schedule that refuses these numbers stays with its closed form
             continue
@@ -178,7 +166,7 @@ PARTS: Final = tuple(field.name for field in fields(Memories) if field.name != "
 """Categories on the device, in the order in which they are stacked."""
 
 
-def rank_memories(space: Space, one: Candidate, device: Device) -> list[RankMemory]:
+def rank_memories(space: Space, one: PlannedLayout, device: Device) -> list[RankMemory]:
     """Memory of a rank of every stage of one layout.
 
     Args:
@@ -205,5 +193,5 @@ def rank_memories(space: Space, one: Candidate, device: Device) -> list[RankMemo
 
 
 def fullest(ranks: list[RankMemory]) -> RankMemory:
-    """The rank with the most bytes; of equal ones the first."""
+    """Find the rank with the most bytes; of equal ones the first."""
     return max(ranks, key=lambda one: one.total_bytes)

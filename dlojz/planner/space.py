@@ -1,24 +1,14 @@
-"""Space of all layouts of a question: degrees, options, and the reasons that exclude a layout.
-
-All layouts of a question, and why those that no run can have are out: degrees on one side, options on the other.
+"""Space of all layouts of a question: degrees × options, with the reason that excludes each.
 
 Every combination has one code: 0 where nothing speaks against it before its bytes are known, else its place in
-`REASONS`; a combination that says the same as a plainer one (sequence parallelism with tp = 1) is not a layout of its
-own. Degrees × options is a matrix, so that a rule is one operation on all of them.
-
-One layout in words and numbers, as a person reads it.
-
-A candidate says all that decides its bytes and seconds; two that are equal run alike.
-
-The closed list of reasons for which a layout is refused, in the words of a table.
-
-Every refusal is one of these; what merely makes a layout slow is advice, never a reason.
+`REASONS`. A combination that says the same as a plainer one (sequence parallelism with tp = 1) is no layout. Degrees ×
+options is a matrix, so that a rule is one operation on all of them; outside the search a layout is a `PlannedLayout`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
 
@@ -26,23 +16,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlojz.base.language import decimal, minus, say
+from dlojz.config.fields import LayoutFields, PipelineSchedule
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import CHECKPOINTING, OFFLOAD, SCHEDULES, Layouts
+from dlojz.cost_model.layouts import WORDS, Integers
 from dlojz.hardware import Precision
 from dlojz.planner.planned_model import OFFERS, Offer, Subject
 
 REASONS: Final = (
     "", "same", "engine", "split", "sequence", "stages", "chunks", "batch", "schedule", "memory", "host", "hours",
 )  # fmt: skip
-"""The closed list; `dlojz.planner.space` says each in words. `same` is no refusal: a plainer layout stands for it."""
+"""The closed list of refusals, in the order in which they are looked at; `same`: a plainer layout stands for it.
+
+What merely makes a layout slow is advice, never a reason.
+"""
+NAMES: Final = ("gpus", *REASONS[2:])
+"""All reasons that are shown; `gpus` is met only where a layout is asked for by name."""
 CODE: Final = {name: code for code, name in enumerate(REASONS)}
 DEGREES: Final = ("gpus", "dp", "tp", "pp", "cp", "micro_batch", "micro_batches", "ep")
 OPTIONS: Final = ("engine", "zero", "schedule", "chunks", "checkpointing", "sequence_parallel", "offload")
+FREE: Final = ("tp", "pp", "cp", "ep", "zero", "micro_batch", *OPTIONS[2:], "engine")
+"""What one chooses; dp and the number of micro-batches follow."""
 MOST_TENSOR: Final = 64
 LEAST_CONTEXT: Final = 8192
 """Tokens that a context-parallel rank keeps at least where it is searched; so samples of 16384 tokens are the first.
 
-Source: our choice of a limit: Llama 3 shared 131072 tokens out over 16 ranks and 8192 over none, torchtitan began with
+Source: our choice of a limit: Llama 3 split 131072 tokens over 16 ranks and 8192 over none, torchtitan began with
 65536 over 2, and Megatron Core's guide ("Parallelism Strategies Guide") speaks of 8 K tokens and more; NeMo's rows have
 8192 tokens both over 2 ranks and over 1, with more tokens/s over 1.
 """
@@ -50,7 +49,69 @@ CHUNKS: Final = (2, 3, 4, 6, 8)
 TEXT_MICRO_BATCHES: Final = (1, 2, 3, 4, 6, 8, 12, 16)
 IMAGE_MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
-Integers = NDArray[np.int64]
+
+class PlannedLayout(LayoutFields):
+    """Describe a layout of a question: the fields of a `Layout`, not judged, and what only the planner knows.
+
+    Attributes:
+        engine: of `dlojz.planner.planned_model.OFFERS`.
+        cp: context-parallel ranks, which split each sample's tokens.
+        micro_batches: 0 where the replicas do not divide the batch.
+        schedule, chunks: of the pipeline; `1f1b` and 1 without one.
+    """
+
+    engine: str = "torch"  # type: ignore[assignment]  # also of software that the lab does not run
+    cp: int = 1
+    micro_batches: int = 1
+    schedule: PipelineSchedule = "1f1b"
+    chunks: int = 1
+
+    @property
+    def world_size(self) -> int:
+        """GPUs: the product of the degrees."""
+        return super().world_size * self.cp
+
+    @property
+    def gpus(self) -> int:
+        """The same, under its name in a question."""
+        return self.world_size
+
+    @property
+    def degrees(self) -> str:
+        """The degrees in a few words; cp and ep where they exceed 1."""
+        more = (f" · cp {self.cp}" if self.cp > 1 else "") + (f" · ep {self.ep}" if self.ep > 1 else "")
+        return f"dp {self.dp} · tp {self.tp} · pp {self.pp}{more}"
+
+    @property
+    def title(self) -> str:
+        """The whole layout in one line."""
+        parts = [self.engine, self.degrees]
+        if self.zero:
+            parts.append(f"ZeRO-{self.zero}")
+        number = f" × {self.micro_batches}" if self.micro_batches else ""
+        parts.append(f"micro-batch {self.micro_batch}{number}")
+        if self.pp > 1:
+            parts.append(self.schedule + (f" × {self.chunks}" if self.chunks > 1 else ""))
+        if self.checkpointing != "none":
+            parts.append(checkpointing_words(self.checkpointing))
+        if self.sequence_parallel:
+            parts.append("SP")
+        if self.offload != "none":
+            parts.append(f"offload {self.offload}")
+        return ", ".join(parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data: what the search varies."""
+        return {name: getattr(self, name) for name in (*DEGREES, *OPTIONS)}
+
+    def changed(self, **fields: Any) -> PlannedLayout:
+        """The same layout with other values."""
+        return self.model_copy(update=fields)
+
+    def changed_to(self, other: PlannedLayout) -> dict[str, tuple[Any, Any]]:
+        """What one would change to get another layout: name → (here, there), without what follows from it."""
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in ("gpus", *FREE)}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +121,7 @@ class Space:
     Attributes:
         subject: the model.
         degrees: columns of `DEGREES`, one row each.
-        options: columns of `OPTIONS`, one row each; words are places in the cost model's lists, engines in `names`.
+        options: columns of `OPTIONS`, one row each; words are their places in `words`.
         names: of the engines searched.
         codes: why each combination is out, degrees × options; 0 where its bytes decide.
         precision: of the products.
@@ -75,6 +136,11 @@ class Space:
     precision: Precision
     fused_attention: bool
 
+    @property
+    def words(self) -> dict[str, tuple[str, ...]]:
+        """The words of the columns that hold places."""
+        return WORDS | {"engine": self.names}
+
     def columns(self, places: Integers) -> dict[str, Integers]:
         """The columns of some layouts by their flat places."""
         rows, columns = np.divmod(places, self.codes.shape[1])
@@ -82,47 +148,97 @@ class Space:
             name: column[columns] for name, column in self.options.items()
         }
 
-    def layouts(self, places: Integers) -> Layouts:
-        """Some layouts as the cost model takes them."""
-        return self.cost_layouts(self.columns(places))
-
     def cost_layouts(self, found: Mapping[str, Integers]) -> Layouts:
-        """Columns as the cost model takes them."""
-        pipeline, engine = (found["pp"] > 1).astype(int), found["engine"]
+        """Convert columns for the cost model, with its engines and what they offer."""
+        engine = found["engine"]
         offers = [OFFERS[name] for name in self.names]
         costed = np.array([[one.place(False), one.place(True)] for one in offers])
         taken = {name: found[name] for name in (*DEGREES[1:], *OPTIONS[1:])}
         return Layouts.of(
             precision=self.precision,
             **taken,
-            engine=costed[engine, pipeline],
+            engine=costed[engine, (found["pp"] > 1).astype(int)],
             overlap=np.array([int(one.overlap) for one in offers])[engine],
             gradient_bytes=np.array([one.gradient_bytes(self.precision) for one in offers])[engine],
             fused_attention=np.full(engine.size, int(self.fused_attention)),
         )
 
-    def counts(self) -> dict[str, int]:
-        """How many layouts each reason refuses, before bytes are known; `same` is none."""
-        found = np.bincount(self.codes.reshape(-1), minlength=len(REASONS))
-        return {name: int(found[code]) for name, code in CODE.items() if code > CODE["same"]}
+
+def columns_of(layouts: Sequence[PlannedLayout], space: Space) -> dict[str, Integers]:
+    """Convert layouts to columns of a space."""
+    words = space.words
+    return {
+        name: np.array(
+            [words[name].index(getattr(one, name)) if name in words else int(getattr(one, name)) for one in layouts],
+            np.int64,
+        )
+        for name in (*DEGREES, *OPTIONS)
+    }
+
+
+def candidates_from(columns: Mapping[str, Any], space: Space) -> list[PlannedLayout]:
+    """Convert columns of a space to layouts."""
+    words = space.words
+    lists = {
+        name: [words[name][place] for place in columns[name].tolist()] if name in words else columns[name].tolist()
+        for name in (*DEGREES[1:], *OPTIONS)
+    }
+    return [PlannedLayout(**dict(zip(lists, row, strict=True))) for row in zip(*lists.values(), strict=True)]
+
+
+def candidates_of(space: Space, places: Any) -> list[PlannedLayout]:
+    """Look up layouts of a space by their flat places."""
+    return candidates_from(space.columns(np.atleast_1d(places)), space)
+
+
+def layouts_of(layouts: Sequence[PlannedLayout], space: Space) -> Layouts:
+    """Convert layouts for the cost model, with the precision and attention of a space."""
+    return space.cost_layouts(columns_of(layouts, space))
+
+
+def reason_counts(codes: NDArray[np.uint8]) -> dict[str, int]:
+    """Count the layouts that each reason refuses; only reasons that occur."""
+    found = np.bincount(codes.reshape(-1), minlength=len(REASONS))
+    return {name: int(found[CODE[name]]) for name in REASONS[2:] if found[CODE[name]]}
+
+
+def run_config_of(subject: Subject, precision: Precision, one: PlannedLayout, **others: Any) -> RunConfig:
+    """Convert a layout of a model of the catalogue to a `RunConfig`.
+
+    Args:
+        subject: the model.
+        precision: of the products.
+        one: the layout; its engine is one of the lab's, its cp is 1.
+        **others: other fields of `RunConfig`, or other values.
+
+    Raises:
+        LabError: if no run can have it.
+    """
+    layout: dict[str, Any] = {name: getattr(one, name) for name in LayoutFields.model_fields}
+    layout["schedule"] = one.schedule if one.pp > 1 else None
+    layout["chunks"] = one.chunks if one.pp > 1 and one.chunks > 1 else None
+    sample = {"image_size": subject.image_size} if subject.is_image else {"sequence_length": subject.sequence_length}
+    return RunConfig.of(
+        **{"model": subject.catalogue, **sample, "precision": precision, "device": "cuda", **layout, **others}
+    )
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, ascending."""
+    """List all divisors, ascending."""
     small = [one for one in range(1, int(number**0.5) + 1) if number % one == 0]
     return sorted({*small, *(number // one for one in small)})
 
 
 def contexts_of(subject: Subject, ranks: int) -> list[int]:
-    """Context-parallel degrees that are searched among so many ranks: 1 alone for images and ordinary sequences."""
+    """List the context-parallel degrees to search: 1 alone for images and ordinary sequences."""
     most = max(1, (subject.sequence_length or 0) // LEAST_CONTEXT)
     return [one for one in divisors(ranks) if one <= most]
 
 
 def experts_of(subject: Subject, dp: int) -> list[int]:
-    """Expert-parallel degrees that are searched among so many replicas: 1 alone for a dense model.
+    """List the expert-parallel degrees to search: 1 alone for a dense model.
 
-    They divide the experts, so that each rank holds as many, and the replicas, among which they are found.
+    They divide the experts, so that each rank holds as many, and the replicas.
     """
     return [one for one in divisors(dp) if max(1, subject.num_experts) % one == 0]
 
@@ -130,7 +246,7 @@ def experts_of(subject: Subject, dp: int) -> list[int]:
 def degrees_of(
     subject: Subject, gpus: Iterable[int], batch: int, given: Mapping[str, Sequence[int]]
 ) -> dict[str, Integers]:
-    """Every way to deal GPUs out to replicas, tensor- and context-parallel ranks and stages, with every micro-batch.
+    """Enumerate the degrees: replicas, tensor- and context-parallel ranks, stages, and micro-batches.
 
     Args:
         given: values to take of `tp`, `pp`, `cp`, `ep`, `micro_batch` instead of all; of `dp`, those to keep.
@@ -158,7 +274,7 @@ def degrees_of(
 
 
 def options_of(names: Sequence[str], given: Mapping[str, Sequence[int]]) -> dict[str, Integers]:
-    """Every combination of options that each engine offers at all.
+    """Enumerate the combinations of options that each engine offers.
 
     Args:
         names: of the engines, of `OFFERS`.
@@ -174,7 +290,7 @@ def options_of(names: Sequence[str], given: Mapping[str, Sequence[int]]) -> dict
             _orders(offer, given),
             given.get("checkpointing") or [CHECKPOINTING.index(one) for one in offer.checkpointing],
             given.get("sequence_parallel") or range(1 + offer.sequence),
-            given.get("offload") or [0, *(OFFLOAD.index(one.what) for one in offer.offload)],
+            given.get("offload") or [0, *map(OFFLOAD.index, offer.offload)],
         ]
         rows += [
             (engine, zero, *order, kept, sequence, offload) for zero, order, kept, sequence, offload in product(*lists)
@@ -202,7 +318,7 @@ def space_of(
     fused_attention: bool,
     given: Mapping[str, Sequence[int]] | None = None,
 ) -> Space:
-    """All layouts of a question with the reasons that are known without computing bytes or seconds.
+    """Build the space of a question, with the reasons that are known without bytes or seconds.
 
     Args:
         subject: what is trained.
@@ -230,7 +346,7 @@ def _rules(
     batch: int,
     fused_attention: bool,
 ) -> Iterable[tuple[str, NDArray[np.bool_]]]:
-    """Reason and whom it refuses, in order: the first that applies is told."""
+    """Yield each reason and whom it refuses; the first that applies is kept."""
     dp, tp, pp, cp, size, number, ep = (degrees[name][:, None] for name in DEGREES[1:])
     engine, zero, schedule, chunks, _, sequence, offload = (options[name][None, :] for name in OPTIONS)
     first = SCHEDULES.index("1f1b")
@@ -241,7 +357,7 @@ def _rules(
     if OFFERS["torch"] in offers:
         yield "same", by_hand & (ep == 1) & ((tp == 1) | (not subject.is_image))  # what torch runs too
     yield "engine", _not_offered(subject, degrees, options, offers, fused_attention)
-    fits = {int(one): not subject.misfit(int(one)) for one in np.unique(tp)}
+    fits = {int(one): not subject.split_conflict(int(one)) for one in np.unique(tp)}
     yield "split", (max(1, subject.num_experts) % ep > 0) | (dp % ep > 0)
     yield "split", ~np.vectorize(fits.__getitem__, otypes=[bool])(tp) if tp.size else tp > 0
     tokens = subject.sequence_length
@@ -259,7 +375,7 @@ def _rules(
 
 
 def sequence_parts(tp: Any, cp: Any, sequence_parallel: Any) -> Any:
-    """Equal parts that a sample's tokens must come to: one per tensor-parallel rank with sequence parallelism, two per
+    """Count the equal parts of a sample's tokens: one per tensor-parallel rank with sequence parallelism, two per
     context-parallel rank, an early and a late one, so that the causal mask leaves all of them as much work.
 
     Args:
@@ -296,7 +412,7 @@ def _not_offered(
     lies = np.ones_like(stages)
     for place, what in enumerate(OFFLOAD[1:], start=1):
         never = 9
-        least = np.array([next((each.zero for each in one.offload if each.what == what), never) for one in offers])
+        least = np.array([one.offload.get(what, never) for one in offers])
         lies &= (offload != place) | (zero >= least[engine])
     split_backward = (schedule == SCHEDULES.index("zb-h1")) & (kept > 0)
     refused: NDArray[np.bool_] = (
@@ -308,98 +424,6 @@ def _not_offered(
     return refused
 
 
-FREE = (
-    "tp",
-    "pp",
-    "cp",
-    "ep",
-    "zero",
-    "micro_batch",
-    "schedule",
-    "chunks",
-    "checkpointing",
-    "sequence_parallel",
-    "offload",
-    "engine",
-)
-"""What one chooses; dp and the number of micro-batches follow."""
-_OFFLOAD: Final = {"none": "none", "optimizer": "optimizer", "all": "parameters"}
-"""What the planner calls an offload, and what a `Layout` calls it."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A layout of a question.
-
-    Attributes:
-        gpus: in all, dp × tp × pp × cp.
-        dp, tp, pp: replicas, tensor-parallel ranks, pipeline stages.
-        zero: stage, 0 to 3.
-        micro_batch, micro_batches: samples of one forward; forwards of one replica in a step.
-        schedule, chunks: of the pipeline; `1f1b` and 1 without one.
-        checkpointing: none, selective or full.
-        sequence_parallel: whether tensor-parallel ranks share norms and dropouts out along the sequence.
-        offload: what lies in the host's memory: none, optimizer or all.
-        engine: of `dlojz.planner.planned_model.OFFERS`.
-        cp: context-parallel ranks, which share each sample's tokens out.
-        ep: replicas that share the experts of a mixture out.
-    """
-
-    gpus: int
-    dp: int
-    tp: int
-    pp: int
-    zero: int
-    micro_batch: int
-    micro_batches: int
-    schedule: str
-    chunks: int
-    checkpointing: str
-    sequence_parallel: bool
-    offload: str
-    engine: str
-    cp: int = 1
-    ep: int = 1
-
-    @property
-    def global_batch(self) -> int:
-        """Samples of one step."""
-        return self.dp * self.micro_batch * self.micro_batches
-
-    @property
-    def degrees(self) -> str:
-        """Its degrees in a few words; cp and ep where there are any."""
-        more = (f" · cp {self.cp}" if self.cp > 1 else "") + (f" · ep {self.ep}" if self.ep > 1 else "")
-        return f"dp {self.dp} · tp {self.tp} · pp {self.pp}{more}"
-
-    @property
-    def title(self) -> str:
-        """In one line."""
-        parts = [self.engine, self.degrees]
-        if self.zero:
-            parts.append(f"ZeRO-{self.zero}")
-        number = f" × {self.micro_batches}" if self.micro_batches else ""  # none where the batch cannot be dealt out
-        parts.append(f"micro-batch {self.micro_batch}{number}")
-        if self.pp > 1:
-            parts.append(self.schedule + (f" × {self.chunks}" if self.chunks > 1 else ""))
-        if self.checkpointing != "none":
-            parts.append(checkpointing_words(self.checkpointing))
-        if self.sequence_parallel:
-            parts.append("SP")
-        if self.offload != "none":
-            parts.append(say(en=f"offload {self.offload}", fr=f"offload {self.offload}"))
-        return ", ".join(parts)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
-
-    def changed_to(self, other: Candidate) -> dict[str, tuple[Any, Any]]:
-        """What one would change to get another one: name → (here, there); what follows from it is left out."""
-        pairs = {name: (getattr(self, name), getattr(other, name)) for name in ("gpus", *FREE)}
-        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
-
 def checkpointing_words(kind: str) -> str:
     """A kind of checkpointing in the reader's language."""
     return {
@@ -407,83 +431,6 @@ def checkpointing_words(kind: str) -> str:
         "selective": say(en="selective recomputation", fr="recalcul sélectif"),
         "full": say(en="full recomputation", fr="recalcul complet"),
     }[kind]
-
-
-def candidates_of(space: Space, places: Any) -> list[Candidate]:
-    """Layouts of a space by their flat places."""
-    return candidates_from(space.columns(np.atleast_1d(places)), space)
-
-
-def candidates_from(given: Mapping[str, Any], space: Space) -> list[Candidate]:
-    """Layouts by the columns of a space."""
-    columns = {name: column.tolist() for name, column in given.items()}
-    words = {"schedule": SCHEDULES, "checkpointing": CHECKPOINTING, "offload": OFFLOAD, "engine": space.names}
-    made = []
-    for place in range(len(columns["dp"])):
-        one: dict[str, Any] = {
-            field.name: columns[field.name][place] for field in fields(Candidate) if field.name in columns
-        }
-        one |= {name: legal[one[name]] for name, legal in words.items()}
-        made.append(Candidate(**{**one, "sequence_parallel": bool(one["sequence_parallel"])}))
-    return made
-
-
-def run_config_of(subject: Subject, precision: Precision, one: Candidate, **others: Any) -> RunConfig:
-    """A layout of a model of the catalogue as a `RunConfig`.
-
-    Args:
-        subject: the model.
-        precision: of the products.
-        one: the layout; its engine is one of the lab's.
-        **others: other fields of `RunConfig`, or other values.
-
-    Raises:
-        LabError: if no run can have it.
-    """
-    layout: dict[str, Any] = {
-        "dp": one.dp, "tp": one.tp, "pp": one.pp, "ep": one.ep, "zero": one.zero, "engine": one.engine,
-        "micro_batch": one.micro_batch, "micro_batches": one.micro_batches, "checkpointing": one.checkpointing,
-        "offload": _OFFLOAD[one.offload], "sequence_parallel": one.sequence_parallel,
-    }  # fmt: skip
-    if one.pp > 1:
-        layout["schedule"] = one.schedule
-        layout |= {"chunks": one.chunks} if one.chunks > 1 else {}
-    sample = {"image_size": subject.image_size} if subject.is_image else {"sequence_length": subject.sequence_length}
-    return RunConfig.of(
-        **{"model": subject.catalogue, **sample, "precision": precision, "device": "cuda", **layout, **others}
-    )
-
-
-def layouts_of(candidates: list[Candidate], space: Space) -> Layouts:
-    """Candidates as the cost model takes them, with the precision and attention of a space."""
-    offers = [OFFERS[one.engine] for one in candidates]
-    taken = (*DEGREES[1:], "zero", "chunks", "schedule", "checkpointing", "offload")
-    columns: Mapping[str, Any] = {name: [getattr(one, name) for one in candidates] for name in taken}
-    return Layouts.of(
-        precision=space.precision,
-        **columns,
-        sequence_parallel=[int(one.sequence_parallel) for one in candidates],
-        engine=[offer.place(one.pp > 1) for offer, one in zip(offers, candidates, strict=True)],
-        overlap=[int(offer.overlap) for offer in offers],
-        gradient_bytes=[offer.gradient_bytes(space.precision) for offer in offers],
-        fused_attention=[int(space.fused_attention)] * len(candidates),
-    )
-
-
-NAMES: Final = (
-    "gpus",
-    "engine",
-    "split",
-    "sequence",
-    "stages",
-    "chunks",
-    "batch",
-    "schedule",
-    "memory",
-    "host",
-    "hours",
-)
-"""All reasons, in the order in which they are looked at; `gpus` is met only where a layout is asked for by name."""
 
 
 def reason_words(name: str) -> str:

@@ -1,7 +1,7 @@
-"""Planning for this machine: every layout that its processes can really run, timed from `dlojz calibrate`.
+"""Plan for this machine: every layout that its processes can run, timed from `dlojz calibrate`.
 
-Each row is a `RunConfig` that `dlojz.run` takes as it is; its seconds come from measurements of parts, never of the
-model, and its bytes from the exact forecast, so that a run can contradict both.
+Each row is a `RunConfig` that `dlojz.run` takes; its seconds come from measurements of parts, never of the model, and
+its bytes from the exact forecast, so that a run can contradict both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dlojz.base.display_hook import figure_of, html_of
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, say
 from dlojz.config.run_config import RunConfig
-from dlojz.cost_model import Parts
+from dlojz.cost_model import SCHEDULES, Parts
 from dlojz.cost_model.measured_machine import Measured, local_parts, read_measured
 from dlojz.planner.answer import seconds
 from dlojz.planner.question import MOST_BATCH, whole
@@ -31,12 +31,11 @@ if TYPE_CHECKING:
 MOST_MICRO_BATCHES: Final = 8
 STATE_BYTES: Final = 16
 """Per parameter in fp32 with AdamW: weight, gradient, two moments."""
-SCHEDULES: Final = ("1f1b", "gpipe", "interleaved", "zb-h1")
 
 
 @dataclass(frozen=True, eq=False)
 class LocalChoice:
-    """A layout that this machine can run.
+    """Layout that this machine can run, with its predicted step.
 
     Attributes:
         config: the run.
@@ -68,7 +67,7 @@ class LocalChoice:
         return max(forecast(self.config, rank).memory.peak_bytes or 0 for rank in stages)
 
     def lines(self) -> list[tuple[str, str]]:
-        """What there is to say, as pairs of name and value."""
+        """Summary, as pairs of name and value."""
         shares = ", ".join(
             f"{part_words(name)} {100 * value / self.step_s:.0f} %"
             for name, value in sorted(self.parts.items(), key=lambda one: -one[1])[:4]
@@ -87,7 +86,7 @@ class LocalChoice:
 
 @dataclass(frozen=True, eq=False)
 class Here:
-    """The answer for this machine.
+    """Plan for this machine.
 
     Attributes:
         model: name in the catalogue.
@@ -120,7 +119,7 @@ class Here:
         return tuple(found.values())
 
     def lines(self) -> list[tuple[str, str]]:
-        """What there is to say, as pairs of name and value."""
+        """Summary, as pairs of name and value."""
         return [
             (
                 say(en="question", fr="question"),
@@ -160,7 +159,7 @@ class Here:
     def figure(
         self, measured_s: Mapping[str, float] | Sequence[float] | None = None, path: str | Path | None = None
     ) -> Figure:
-        """Predicted seconds by part of the best layout of each kind, beside the measured ones where they are given.
+        """Draw the predicted seconds by part of the best layout of each kind, with the measured ones where given.
 
         Args:
             measured_s: measured seconds of a step by title, or in the order of `kinds()`.
@@ -202,7 +201,7 @@ class Here:
 
 
 def plan_here(model: str, ranks: int = 2, batch: int = 16, *, measured: Measured | None = None) -> Here:
-    """Every layout of a model that this machine's processes can run, with its predicted step.
+    """Plan for this machine: every layout that its processes can run, with its predicted step.
 
     Args:
         model: name in the catalogue.

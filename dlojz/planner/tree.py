@@ -1,7 +1,7 @@
-"""Which strategy when: the decision tree of the course, walked with the figures of one question.
+"""Decision tree of the course, which strategy when, walked with the figures of one question.
 
-Every branch shows the figures that decide it, all from the cost model or counted; the leaf is held against what the
-search found, and where they differ it is said.
+Every branch shows the figures that decide it, all from the cost model or counted; the leaf is compared with what the
+search found.
 
 Source of the order of the questions: the course (states, activations, links, batch), which is that of Narayanan et al.
 2021, §3.3 ("Takeaways"): data parallelism first, tensor parallelism within a node, then the pipeline.
@@ -15,10 +15,11 @@ from typing import Any, Final
 import numpy as np
 
 from dlojz.base.language import decimal, say
-from dlojz.planner.planned_memory import columns_of, layout_memories
+from dlojz.cost_model.layouts import Integers
+from dlojz.planner.planned_memory import layout_memories
 from dlojz.planner.question import Question
 from dlojz.planner.search import SearchResult
-from dlojz.planner.space import LEAST_CONTEXT, Candidate, Integers, candidates_of, gigabytes
+from dlojz.planner.space import LEAST_CONTEXT, PlannedLayout, candidates_of, columns_of, gigabytes
 
 FAMILIES: Final = ("data", "zero", "tensor", "pipeline", "hybrid", "context", "offload")
 MOST_EXPOSED: Final = 0.25
@@ -42,7 +43,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Family:
-    """What the search found of one way to split.
+    """Family of layouts: what the search found of one way to split.
 
     Attributes:
         name: of `FAMILIES`.
@@ -54,14 +55,14 @@ class Family:
 
     name: str
     admitted: int
-    best: Candidate | None
+    best: PlannedLayout | None
     step_s: float
     exposed: float
 
 
 @dataclass(frozen=True)
 class Tree:
-    """The way down the tree, and where it ends.
+    """Path down the decision tree, and its leaf.
 
     Attributes:
         branches: in order.
@@ -146,7 +147,7 @@ def family_of(columns: dict[str, Integers]) -> Integers:
 
 
 def families_of(found: SearchResult) -> dict[str, Family]:
-    """What the search found of each family."""
+    """Summarise the search by family."""
     belongs = family_of(found.space.columns(found.admitted))
     made = {}
     for place, name in enumerate(FAMILIES):
@@ -164,14 +165,14 @@ def families_of(found: SearchResult) -> dict[str, Family]:
 def _alone(question: Question, found: SearchResult, zero: int = 0, checkpointing: str = "none") -> float:
     """Bytes of a rank of plain data parallelism with micro-batches of one sample."""
     gpus, engine = max(question.gpus), question.engines[0]
-    one = Candidate(gpus, gpus, 1, 1, zero, 1, 1, "1f1b", 1, checkpointing, False, "none", engine)
+    one = PlannedLayout(dp=gpus, zero=zero, micro_batch=1, checkpointing=checkpointing, engine=engine)
     return float(
         layout_memories(found.space, columns_of([one], found.space), question.cluster.gpu.device).total_bytes[0]
     )
 
 
 def tree_of(question: Question, found: SearchResult) -> Tree:
-    """The tree, walked for a question.
+    """Walk the decision tree for a question.
 
     Args:
         question: model, cluster, GPUs, batch.

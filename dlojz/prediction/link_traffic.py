@@ -33,11 +33,11 @@ from typing import Any, Final, NamedTuple
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
-from dlojz.by_hand.collectives.cost import Link
 from dlojz.by_hand.optimizers import sent_bytes as stages
 from dlojz.config.layout import AXES, ORDERS, RankGrid
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import LOCAL, meets, powersgd_start
+from dlojz.hardware.links import Link
 from dlojz.prediction.communication import boundary_bytes, communication_by_place, predict_communication
 from dlojz.prediction.shapes import FP32_BYTES, ModelShapes, bounds_of, model_shapes
 from dlojz.results.footprint import Traffic
@@ -215,8 +215,7 @@ class Crossing:
         for flow in self.flows:
             link = between if self.crosses(flow) else inside
             key = (flow.group, flow.collective, flow.source)
-            took_s = float(flow.messages) * link.alpha_s + float(flow.num_bytes) * link.beta_s_per_byte
-            busy[key] = busy.get(key, 0.0) + took_s
+            busy[key] = busy.get(key, 0.0) + link.seconds(float(flow.num_bytes), float(flow.messages))
         worst: dict[tuple[str, str], float] = {}
         for (group, collective, _), took_s in busy.items():
             worst[group, collective] = max(took_s, worst.get((group, collective), 0.0))
@@ -384,8 +383,14 @@ class Reduction:
         return self.name == self.against
 
     def link_s(self, latency_s: float, bytes_per_s: float) -> float:
-        """Seconds of a step's messages over a link without overlap: α (`latency_s`) per round, and the bytes."""
-        return self.rounds * latency_s + self.sent_bytes / bytes_per_s
+        """Seconds of a step's messages over a link without overlap: α rounds + β bytes.
+
+        Args:
+            latency_s: α, before the first byte of a message.
+            bytes_per_s: 1/β, in one direction.
+        """
+        took_s: float = Link(latency_s, bytes_per_s).seconds(self.sent_bytes, self.rounds)
+        return took_s
 
 
 def gaps_percent(way: Reduction, against: Reduction) -> tuple[float, ...]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from dlojz import models
 from dlojz.base.errors import LabError
-from dlojz.cost_model import Layouts, bill, calibration, estimate, train, training_s, workload
+from dlojz.cost_model import Layouts, bill, calibration, estimate, training_s, workload
 from dlojz.cost_model.step import SECONDS_PER_DAY
 from dlojz.hardware import cluster
 
@@ -51,14 +50,6 @@ def test_bad_numbers_are_refused() -> None:
         training_s(1e9, 0, 8, 1e12)
     with pytest.raises(LabError, match="load"):
         bill(cluster("selene"), 8, 60, load=1.5)
-
-
-def test_a_training_is_as_many_steps_as_its_tokens() -> None:
-    model, layouts = workload("gpt2"), Layouts.of(dp=[8, 16], micro_batch=4)
-    bills = train(model, cluster("selene"), layouts, np.array([0.5, 0.5]), 1e9)
-    assert bills[0].seconds == pytest.approx(1e9 / (8 * 4 * 1024) * 0.5)
-    assert bills[1].seconds == pytest.approx(bills[0].seconds / 2)
-    assert bills[1].gpu_hours == pytest.approx(bills[0].gpu_hours)
 
 
 @pytest.mark.parametrize("name", ["coatnet_tiny", "vit_tiny", "alexnet_tiny"])

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dlojz.base.errors import LabError
-from dlojz.hardware import COLLECTIVES, LINKS, bus_factor, link
+from dlojz.by_hand.collectives.cost import cost_s
+from dlojz.config.layout import RankGrid
+from dlojz.cost_model.calibration import Calibration
+from dlojz.cost_model.passes import collective_s
+from dlojz.hardware import COLLECTIVES, LINKS, Interconnect, Link, bus_factor, cluster, link
+from dlojz.hardware.links import fit_line
+from dlojz.labs.kit.example_links import NETWORK
+from dlojz.labs.lab03_data_parallel.exercises_ring import ring_seconds
+from dlojz.labs.lab04_zero.exercises_cost import zero_3_seconds
+from dlojz.labs.lab06_tensor.exercises_plan import layer_seconds
+from dlojz.pipeline.schedule import Costs
+from dlojz.planner.alpa.mesh import DeviceMesh
+from dlojz.prediction.link_traffic import Reduction, crossing
+from dlojz.results.footprint import Traffic
 
 
 def test_factors_are_those_of_nccl_tests() -> None:
@@ -77,3 +91,46 @@ def test_what_cannot_be_is_refused() -> None:
             link("nvlink3").time_s("all_reduce", ranks, 1)
     with pytest.raises(LabError, match="unknown link 'nvlink5'"):
         link("nvlink5")
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_every_room_gives_an_all_reduce_the_same_seconds(ranks: int) -> None:
+    """What students see side by side: by hand, as measured, Alpa's mesh, the cost model, flows, labs 03, 04, 06."""
+    num_bytes, one = 3_000_000, NETWORK
+    alpha_s, beta_s_per_byte = one.latency_s, 1 / one.bytes_per_s
+    expected = cost_s("ring_all_reduce", num_bytes, ranks, alpha_s=alpha_s, beta_s_per_byte=beta_s_per_byte)
+    whole = Link(2 * (ranks - 1) * alpha_s, one.bytes_per_s)  # of all rounds
+    alpha, bandwidth = ({name: {ranks: value} for name in COLLECTIVES} for value in whole)
+    interconnect = Interconnect("one", "one", alpha, bandwidth, {})
+    site = replace(cluster("local"), intra=interconnect, inter=interconnect, gpus_per_node=ranks)
+    exact = Calibration("exact", intra_efficiency=1.0, inter_efficiency=1.0)
+    traffic = Traffic(collective="all_reduce", group="dp", group_size=ranks, count=1, message_bytes=num_bytes)
+    flows = crossing([[traffic]] * ranks, RankGrid(dp=ranks, gpus_per_node=ranks))
+    figures = {
+        "measured": interconnect.time_s("all_reduce", ranks, num_bytes),
+        "mesh": DeviceMesh((1, ranks), (one, whole), tie_break=0.0).all_reduce(num_bytes, [1]),
+        "cost model": float(collective_s("all_reduce", site, exact, num_bytes, ranks)),
+        "flows": flows.seconds(one, one)["dp"],
+        "lab 03": ring_seconds(num_bytes, ranks, alpha_s, beta_s_per_byte),
+        "lab 04": zero_3_seconds([num_bytes], ranks, alpha_s, beta_s_per_byte) * 2 / 3,  # three passes, not two
+        "lab 06": layer_seconds(1, 1, num_bytes // 4, ranks, 4, one) / 4,
+    }
+    assert figures == pytest.approx(dict.fromkeys(figures, expected), rel=1e-12)
+
+
+def test_a_message_takes_the_same_in_the_pipeline_and_in_the_comparison_of_optimizers() -> None:
+    one, num_bytes = Link(1e-5, 25e9), 4e6
+    assert one.seconds(num_bytes) == pytest.approx(1e-5 + 1.6e-4, rel=1e-12)
+    costs = Costs(latency=one.latency_s, bandwidth=one.bytes_per_s, message_bytes=num_bytes)
+    assert costs.delay(0, 1) == one.seconds(num_bytes) and costs.delay(1, 1) == 0
+    way = Reduction("adamw", "adamw", num_bytes, num_bytes, 3.0)
+    assert way.link_s(*one) == one.seconds(num_bytes, 3.0)
+
+
+def test_a_line_is_fitted_with_relative_errors_and_nothing_below_zero() -> None:
+    rows = [(1.0, size, 2e-5 + 1e-9 * size) for size in (1e3, 1e5, 1e7)]
+    assert fit_line(rows) == pytest.approx((2e-5, 1e-9), rel=1e-9)
+    assert fit_line([(1.0, size, 1e-9 * size) for size in (1e3, 1e5, 1e7)]) == pytest.approx((0.0, 1e-9), abs=1e-12)
+    assert fit_line([(1.0, size, 3e-5) for size in (1e3, 1e5)]) == pytest.approx((3e-5, 0.0), abs=1e-15)
+    assert fit_line([(4.0, 0.0, 1e-3), (2.0, 0.0, 5e-4)]) == pytest.approx((2.5e-4, 0.0))
+    assert fit_line([(0.0, 4.0, 1e-3)]) == (0.0, pytest.approx(2.5e-4))

@@ -12,11 +12,11 @@ import pytest
 from dlojz.base.errors import LabError
 from dlojz.config.deepspeed_json import read_deepspeed_json
 from dlojz.config.run_config import RunConfig
-from dlojz.hardware.clusters import machine
+from dlojz.hardware.clusters import Machine, machine
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.planner.answer import Choice, Plan
 from dlojz.planner.ask import plan
-from dlojz.planner.export import JobSite, batch_script, deepspeed_document, documents, program, torchrun_arguments
+from dlojz.planner.export import batch_script, deepspeed_document, documents, program, torchrun_arguments
 from dlojz.runnable import check_runnable
 
 from .trainers_arguments import read_megatron, read_torchtitan
@@ -32,9 +32,9 @@ def llama() -> Plan:
 
 
 @pytest.fixture(scope="module")
-def site() -> JobSite:
+def site() -> Machine:
     """Jean Zay's A100 nodes."""
-    return JobSite.of(machine("jean_zay_a100"))
+    return machine("jean_zay_a100")
 
 
 def test_every_admitted_layout_of_a_catalogue_model_is_a_legal_run() -> None:
@@ -61,7 +61,8 @@ def test_every_admitted_layout_of_a_catalogue_model_is_a_legal_run() -> None:
 
 def test_the_run_of_an_image_model_and_its_json(tmp_path: Any) -> None:
     made = plan("coatnet_tiny", "jean_zay_a100", gpus=4, batch=16, precision="bf16", simulate=1)
-    for fields in ({"tp": 2}, {"engine": "deepspeed", "zero": 3, "offload": "all"}, {"engine": "torch", "zero": 3}):
+    offloaded = {"engine": "deepspeed", "zero": 3, "offload": "parameters"}
+    for fields in ({"tp": 2}, offloaded, {"engine": "torch", "zero": 3}):
         choice = made.choose(**fields)
         files = documents(choice)
         config = RunConfig.from_json(files["run_config.json"])
@@ -77,7 +78,7 @@ def test_the_run_of_an_image_model_and_its_json(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"engine": "deepspeed", "zero": 3, "offload": "all"},
+        {"engine": "deepspeed", "zero": 3, "offload": "parameters"},
         {"engine": "deepspeed", "zero": 1, "offload": "optimizer"},
         {"engine": "megatron-deepspeed", "zero": 1, "pp": 2, "checkpointing": "full"},
         {"engine": "deepspeed", "zero": 2},
@@ -96,7 +97,7 @@ def test_deepspeed_reads_its_own_configuration(llama: Plan, fields: dict[str, An
     assert read.zero_optimization_stage == one.zero and read.bfloat16_config.enabled
     zero = read.zero_config
     assert (zero.offload_optimizer is not None) == (one.offload != "none")
-    assert (zero.offload_param is not None) == (one.offload == "all")
+    assert (zero.offload_param is not None) == (one.offload == "parameters")
     if one.pp > 1:
         assert read.pipeline["activation_checkpoint_interval"] == 1 and read.grad_accum_dtype == "fp32"
 
@@ -174,7 +175,7 @@ def test_context_parallelism_is_read_back_and_is_no_run_of_the_lab() -> None:
         shared.config()
     assert set(documents(shared)) == {"arguments.txt", "torchrun.txt"} and not shared.is_run
     assert "run_config.json" in documents(whole) and whole.is_run
-    assert "torchtitan.train" in batch_script(shared, JobSite.of(machine("jean_zay_h100")), hours=1)
+    assert "torchtitan.train" in batch_script(shared, machine("jean_zay_h100"), hours=1)
 
 
 def test_one_node_needs_no_rendezvous() -> None:
@@ -189,7 +190,7 @@ def _checked(text: str) -> dict[str, str]:
     return dict(line.partition("=")[::2] for line in lines)
 
 
-def test_the_job_script_asks_for_the_right_nodes(llama: Plan, site: JobSite) -> None:
+def test_the_job_script_asks_for_the_right_nodes(llama: Plan, site: Machine) -> None:
     text = batch_script(llama.best, site, hours=2.5, account="abc")
     told = _checked(text)
     assert told["nodes"] == "2" and told["gres"] == "gpu:8" and told["constraint"] == "a100"
@@ -200,7 +201,7 @@ def test_the_job_script_asks_for_the_right_nodes(llama: Plan, site: JobSite) -> 
     assert batch_script(llama.best, site, account="abc@a100") == batch_script(llama.best, site, account="abc")
 
 
-def test_nothing_foreign_gets_into_the_script(llama: Plan, site: JobSite) -> None:
+def test_nothing_foreign_gets_into_the_script(llama: Plan, site: Machine) -> None:
     for account in ("a\nrm -rf ~", "$(id)", "a b", "'"):
         with pytest.raises(LabError, match="no name of an account"):
             batch_script(llama.best, site, account=account)
@@ -210,14 +211,14 @@ def test_nothing_foreign_gets_into_the_script(llama: Plan, site: JobSite) -> Non
     _checked(text)
 
 
-def test_a_queue_that_is_too_short_or_too_small_is_named(llama: Plan, bloom: Plan, site: JobSite) -> None:
+def test_a_queue_that_is_too_short_or_too_small_is_named(llama: Plan, bloom: Plan, site: Machine) -> None:
     with pytest.raises(LabError, match=r"16 GPUs for 30 h fit no QoS of jean_zay_a100.*qos_gpu_a100-t3 \(20 h"):
         batch_script(llama.best, site, hours=30)
     with pytest.raises(LabError, match="384 GPUs for 1 h fit no QoS"):
         batch_script(bloom.best, site)
 
 
-def test_what_the_lab_does_not_run_is_no_run(llama: Plan, gpt2: Plan, site: JobSite) -> None:
+def test_what_the_lab_does_not_run_is_no_run(llama: Plan, gpt2: Plan, site: Machine) -> None:
     with pytest.raises(LabError, match="no run of this lab"):
         llama.best.config()
     with pytest.raises(LabError, match="dlojz plan --script"):

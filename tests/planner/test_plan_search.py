@@ -12,7 +12,7 @@ from dlojz.planner.answer import Plan
 from dlojz.planner.ask import plan
 from dlojz.planner.planned_model import OF_GIANTS, subject
 from dlojz.planner.search import MOST_ACTIONS, energy_j, front_of, fullest, pareto, search
-from dlojz.planner.space import CODE, candidates_of, gigabytes, layouts_of, space_of
+from dlojz.planner.space import CODE, candidates_of, gigabytes, layouts_of, reason_counts, space_of
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def test_exhaustive_and_pruned_are_the_same(small: Cluster) -> None:
     space = space_of(subject(size), (4,), 8, ("megatron-core", "deepspeed", "torch"), "fp16", False)
     parameters = calibration("v100")
     pruned = search(space, small, parameters)
-    assert pruned.counts()["memory"] > 10 and pruned.admitted.size > 10
+    assert reason_counts(pruned.codes)["memory"] > 10 and pruned.admitted.size > 10
     alone = {}
     for place in np.flatnonzero(space.codes.reshape(-1) == 0).tolist():
         layout = layouts_of(candidates_of(space, place), space)

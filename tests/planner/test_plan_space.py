@@ -17,16 +17,17 @@ from dlojz.planner.space import (
     CODE,
     LEAST_CONTEXT,
     REASONS,
-    Candidate,
+    PlannedLayout,
     candidates_of,
     degrees_of,
     divisors,
     layouts_of,
+    reason_counts,
     space_of,
 )
 
 
-def _plainly(one: Candidate, size: DecoderSize, batch: int, fused: bool) -> str:  # noqa: PLR0911 - one rule a line
+def _plainly(one: PlannedLayout, size: DecoderSize, batch: int, fused: bool) -> str:  # noqa: PLR0911 - one rule a line
     """The same rules, one layout at a time and without arrays."""
     offer = OFFERS[one.engine]
     if one.sequence_parallel and one.tp == 1:
@@ -44,7 +45,7 @@ def _plainly(one: Candidate, size: DecoderSize, batch: int, fused: bool) -> str:
         one.sequence_parallel and not offer.sequence,
         one.cp > 1 and not (fused and one.zero in offer.context),
         one.offload != "none" and (one.tp > 1 or one.pp > 1),
-        one.offload != "none" and not any(each.what == one.offload and one.zero >= each.zero for each in offer.offload),
+        one.offload != "none" and one.zero < offer.offload.get(one.offload, 9),
     ]
     if any(wrong):
         return "engine"
@@ -93,13 +94,13 @@ def test_every_code_is_that_of_the_rules_read_plainly(
     assert len(set(everything)) == len(everything), "no layout is there twice"
     assert {"", "engine", "batch"} <= set(found)
     counted = Counter(reason for reason in plainly if reason not in ("", "same"))
-    assert {name: number for name, number in space.counts().items() if number} == counted
+    assert reason_counts(space.codes) == counted
 
 
 def test_what_is_given_to_the_cost_model_is_what_the_candidate_says(tiny: Plan) -> None:
     places = tiny.found.admitted[::7]
     by_space, by_words = (
-        tiny.found.space.layouts(places),
+        tiny.found.space.cost_layouts(tiny.found.space.columns(places)),
         layouts_of(candidates_of(tiny.found.space, places), tiny.found.space),
     )
     names = [field.name for field in fields(by_space) if field.name != "precision"]
@@ -148,19 +149,20 @@ def test_published_models_have_their_published_sizes() -> None:
 
 def test_an_image_model_is_split_by_what_the_catalogue_says() -> None:
     image = subject("coatnet_tiny")
-    assert image.is_image and image.misfit(1) == "" and image.misfit(2) == "" and "tp=7" in image.misfit(7)
+    assert image.is_image and [image.split_conflict(tp) for tp in (1, 2)] == ["", ""]
+    assert "tp=7" in image.split_conflict(7)
     space = space_of(image, (4,), 8, ("torch", "by_hand", "deepspeed"), "bf16", True)
     ones = [one for one in candidates_of(space, np.flatnonzero(space.codes.reshape(-1) == 0)) if one.tp > 1]
     assert {one.engine for one in ones} == {"by_hand"}, "convolutions are split by hand alone"
     assert CODE["same"] == 1
 
 
-def test_a_misfit_is_told_in_the_language_of_who_asks() -> None:
+def test_a_conflict_is_told_in_the_language_of_who_asks() -> None:
     """One after the other: what is remembered of one reader is not given to the next."""
     image = subject("coatnet_tiny")
     told = []
     for name in ("en", "fr", "en"):
         use_language(name)
-        told.append(image.misfit(7))
+        told.append(image.split_conflict(7))
     assert told[0] == told[2] != told[1]
     assert "ne divise pas" in told[1]

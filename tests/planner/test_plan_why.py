@@ -20,7 +20,7 @@ from dlojz.planner.space import (
     LEAST_CONTEXT,
     NAMES,
     REASONS,
-    Candidate,
+    PlannedLayout,
     candidates_of,
     gigabytes,
     more_percent,
@@ -70,7 +70,7 @@ def test_no_admitted_layout_differs_in_fewer_choices_than_the_smallest_change(gp
         verdict = own[index]
         assert verdict.reason == reason and verdict.change is not None and verdict.sentence.endswith(".")
 
-        def unlike(other: Candidate, one: Candidate = verdict.candidate) -> int:
+        def unlike(other: PlannedLayout, one: PlannedLayout = verdict.candidate) -> int:
             names = [name for name in ("gpus", *FREE) if name not in ("chunks", "schedule")]
             order = (one.chunks, one.schedule) != (other.chunks, other.schedule)
             return int(order) + sum(int(getattr(one, name) != getattr(other, name)) for name in names)
@@ -79,7 +79,7 @@ def test_no_admitted_layout_differs_in_fewer_choices_than_the_smallest_change(gp
         assert unlike(verdict.change.to) == least
         fastest = next(other for other in admitted if unlike(other) == least)  # they come in order of their step
         assert verdict.change.to == fastest
-        assert code_of(gpt2.question, verdict.candidate) == ("" if reason == "memory" else reason)
+        assert code_of(gpt2.question, gpt2.found.space, verdict.candidate) == ("" if reason == "memory" else reason)
 
 
 def test_asking_for_a_layout_by_all_its_fields_gives_the_reason_of_the_search(gpt2: Plan) -> None:
@@ -103,7 +103,7 @@ def test_asking_for_a_layout_by_all_its_fields_gives_the_reason_of_the_search(gp
         ({"pp": 2, "schedule": "interleaved", "chunks": 2}, "chunks", "pp × chunks = 2 × 2 = 4"),
         ({"micro_batch": 5}, "batch", "a batch of 12 is no multiple of dp × micro-batch"),
         ({"pp": 2, "schedule": "zb-h1", "micro_batch": 12}, "schedule", "at least pp = 2 micro-batches"),
-        ({"offload": "all", "zero": 1}, "engine", "offload=all"),
+        ({"offload": "parameters", "zero": 1}, "engine", "offload=parameters"),
     ],
 )
 def test_each_reason_is_told_with_its_numbers(tiny: Plan, fields: dict[str, object], reason: str, words: str) -> None:
@@ -239,7 +239,7 @@ def test_offloading_more_than_the_host_holds_is_refused_with_both_figures() -> N
     """30 B on one node of 512 GB: 16 bytes of states and 2 of weights for each parameter are 533 GB."""
     size = DecoderSize(layers=48, hidden=7168, heads=56, vocabulary=50000, sequence_length=1024)
     made = plan(size, "jean_zay_a100", gpus=8, batch=64, simulate=1)
-    verdict = made.why(engine="deepspeed", zero=3, offload="all", dp=8)
+    verdict = made.why(engine="deepspeed", zero=3, offload="parameters", dp=8)
     assert verdict.reason == "host" and "8 ranks of a node would offload" in verdict.sentence
     assert gigabytes(18 * size.num_parameters) in verdict.sentence and gigabytes(512e9) in verdict.sentence
 

@@ -7,9 +7,10 @@ from fractions import Fraction
 import pytest
 
 from dlojz.base.errors import LabError
-from dlojz.by_hand.collectives.cost import Link, cost_s
+from dlojz.by_hand.collectives.cost import cost_s
 from dlojz.config.layout import ORDERS, RankGrid
 from dlojz.config.run_config import RunConfig
+from dlojz.hardware.links import Link
 from dlojz.prediction.communication import predict_communication
 from dlojz.prediction.link_traffic import Crossing, crossing, link_traffic
 from dlojz.prediction.shapes import model_shapes
@@ -150,7 +151,7 @@ def test_what_the_data_axis_sends_over_the_network_depends_on_the_order_alone() 
 
 def test_seconds_are_those_of_the_cost_model() -> None:
     """A ring of one kind of link takes the closed form; one that crosses takes that of its slowest link."""
-    link, slow = Link(ALPHA_S, BETA), Link(10 * ALPHA_S, 10 * BETA)
+    link, slow = Link(ALPHA_S, 1 / BETA), Link(10 * ALPHA_S, 0.1 / BETA)
     inside: Crossing = crossing([[told("all_reduce", "dp", 4)]] * 4, RankGrid(dp=4, gpus_per_node=4))
     across: Crossing = crossing([[told("all_reduce", "dp", 4)]] * 4, RankGrid(dp=4, gpus_per_node=2))
     expected_s = cost_s("ring_all_reduce", MESSAGE, 4, alpha_s=ALPHA_S, beta_s_per_byte=BETA)
@@ -160,7 +161,7 @@ def test_seconds_are_those_of_the_cost_model() -> None:
 
 def test_what_a_rank_sends_to_several_others_adds_up() -> None:
     """The middle rank of three sends to both sides, 2 messages and 300 bytes each; an all-to-all to 3 others."""
-    link, slow = Link(ALPHA_S, BETA), Link(10 * ALPHA_S, 10 * BETA)
+    link, slow = Link(ALPHA_S, 1 / BETA), Link(10 * ALPHA_S, 0.1 / BETA)
     ends, middle = ([told("send", "pp", 3, 300 * sides, 2 * sides)] for sides in (1, 2))
     piped = [ends, middle, ends]
     inside_s = 4 * ALPHA_S + 600 * BETA

@@ -16,8 +16,9 @@ from pydantic import Field
 from dlojz.base.contract import Contract
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
-from dlojz.by_hand.collectives.cost import Terms, cost_s, terms
+from dlojz.by_hand.collectives.cost import cost_s, terms
 from dlojz.by_hand.collectives.running import TimedMessage, algorithm_of
+from dlojz.hardware.links import fit_line
 
 MIN_POINTS = 3
 
@@ -109,7 +110,10 @@ def fit(points: Iterable[Sequence[object]]) -> AlphaBetaFit:
         )
     size, collective = kinds[0]
     name = algorithm_of(collective)
-    alpha_s, beta_s_per_byte = _least_squares(measured, terms(name, size))
+    line = terms(name, size)
+    alpha_s, beta_s_per_byte = fit_line(
+        [(line.rounds, float(line.moved) * point.message_bytes, point.time_s) for point in measured]
+    )
     return AlphaBetaFit(
         points=measured,
         collective=collective,
@@ -143,19 +147,3 @@ def _point(each: Sequence[object]) -> TimedMessage:
             )
         )
     return point
-
-
-def _least_squares(points: Sequence[TimedMessage], of: Terms) -> tuple[float, float]:
-    """Minimise Σ (α·a + β·b − 1)² with a = rounds/t and b = moved·n/t: every point's error counts relative to its time.
-
-    Source: the normal equations of two unknowns; where one comes out negative the least of the legal ones lies on the
-    border (Lawson & Hanson 1974, "Solving least squares problems", ch. 23).
-    """
-    rows = [(of.rounds / point.time_s, float(of.moved) * point.message_bytes / point.time_s) for point in points]
-    aa, bb = sum(a * a for a, _ in rows), sum(b * b for _, b in rows)
-    ab, a1, b1 = sum(a * b for a, b in rows), sum(a for a, _ in rows), sum(b for _, b in rows)
-    determinant = aa * bb - ab * ab
-    alpha_s, beta_s_per_byte = (a1 * bb - b1 * ab) / determinant, (b1 * aa - a1 * ab) / determinant
-    if alpha_s < 0:
-        return 0.0, b1 / bb
-    return (a1 / aa, 0.0) if beta_s_per_byte < 0 else (alpha_s, beta_s_per_byte)

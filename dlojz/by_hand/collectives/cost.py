@@ -31,6 +31,7 @@ from dlojz.base.language import say
 from dlojz.by_hand.collectives import algorithms
 from dlojz.by_hand.collectives.algorithm_catalogue import algorithm, node_size
 from dlojz.by_hand.collectives.algorithms import largest_power
+from dlojz.hardware.links import Link
 
 
 class Terms(NamedTuple):
@@ -51,25 +52,10 @@ class Terms(NamedTuple):
             return NotImplemented
         return Terms(self.rounds + other.rounds, self.moved + other.moved, self.added + other.added)
 
-    def seconds(self, message_bytes: float, link: Link) -> float:
-        """Compute the time over links of one kind."""
-        return link.alpha_s * self.rounds + message_bytes * (
-            link.beta_s_per_byte * float(self.moved) + link.gamma_s_per_byte * float(self.added)
-        )
-
-
-class Link(NamedTuple):
-    """Link between two ranks.
-
-    Args:
-        alpha_s: seconds before the first byte of a message, at least 0.
-        beta_s_per_byte: seconds per byte: the inverse of the bandwidth, at least 0.
-        gamma_s_per_byte: seconds to add one byte, where it is not counted in β.
-    """
-
-    alpha_s: float
-    beta_s_per_byte: float
-    gamma_s_per_byte: float = 0.0
+    def seconds(self, message_bytes: float, link: Link, gamma_s_per_byte: float = 0.0) -> float:
+        """Compute the time over links of one kind; γ seconds to add one byte, where it is not counted in β."""
+        sent_s: float = link.seconds(message_bytes * float(self.moved), self.rounds)
+        return sent_s + message_bytes * gamma_s_per_byte * float(self.added)
 
 
 NONE = Terms(0, Fraction(0), Fraction(0))
@@ -180,9 +166,10 @@ def cost_s(
                     fr=f"{what} doit être un nombre d’au moins 0, mais {value!r} a été reçu.",
                 )
             )
-    link = Link(alpha_s, beta_s_per_byte, gamma_s_per_byte)
+    link = Link(alpha_s, 1 / beta_s_per_byte if beta_s_per_byte else float("inf"))
     within, across = _levels(name, size, per_node)
-    return within.seconds(message_bytes, inside or link) + across.seconds(message_bytes, link)
+    within_s = within.seconds(message_bytes, inside or link, gamma_s_per_byte)
+    return within_s + across.seconds(message_bytes, link, gamma_s_per_byte)
 
 
 def crossover_bytes(one: str, other: str, size: int, *, alpha_s: float, beta_s_per_byte: float) -> float | None:

@@ -26,7 +26,7 @@ from dlojz.planner.answer import seconds
 from dlojz.planner.ask import NOT_CLUSTERS, plan
 from dlojz.planner.planned_model import OFFERS, published
 from dlojz.planner.question import MOST_BATCH, MOST_GPUS, whole
-from dlojz.planner.search import fullest, played_out, rank_memories
+from dlojz.planner.search import fullest, rank_memories, simulate_fastest
 from dlojz.planner.space import checkpointing_words, gigabytes, layouts_of, part_words
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def played(model: str, cluster: str, gpus: int, batch: int) -> Plan:
     """
     first = searched(model, cluster, gpus, batch)
     question = first.question
-    return replace(first, simulations=played_out(first.found, question.cluster, question.calibration))
+    return replace(first, simulations=simulate_fastest(first.found, question.cluster, question.calibration))
 
 
 def takes_long(first: Plan) -> bool:

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+
+from dlojz.hardware.links import Link
 
 Pair = tuple[float, float]
 
 
-class ExampleLink(NamedTuple):
-    """A link: latency of a message, and bytes per second in each direction."""
-
-    alpha_s: float
-    bytes_per_s: float
-
-
-NVLINK = ExampleLink(5e-6, 300e9)
+NVLINK = Link(5e-6, 300e9)
 """A100: 600 GB/s in both directions together (NVIDIA A100 datasheet), so 300 each way; the latency is an assumption."""
-NETWORK = ExampleLink(10e-6, 25e9)
+NETWORK = Link(10e-6, 25e9)
 """The network of labs 03 and 04: 200 Gbit/s, shared by the GPUs of a node or not; here each has it to itself."""
 
 

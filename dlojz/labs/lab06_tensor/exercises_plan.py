@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import say
 from dlojz.by_hand.collectives.cost import cost_s
-from dlojz.labs.kit.example_links import ExampleLink
+from dlojz.hardware.links import Link
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
 from dlojz.labs.kit.judges import Judge
 from dlojz.labs.kit.rank_judges import (
@@ -366,11 +366,10 @@ def layer_bytes(samples: int, tokens: int, width: int, ranks: int, number_bytes:
     return 4 * samples * tokens * width * number_bytes * 2 * (ranks - 1) / ranks
 
 
-def layer_seconds(samples: int, tokens: int, width: int, ranks: int, number_bytes: int, link: ExampleLink) -> float:
+def layer_seconds(samples: int, tokens: int, width: int, ranks: int, number_bytes: int, link: Link) -> float:
     """Time of the same four ring all-reduces over links of one kind; nothing hides them, as each is waited for."""
-    message_bytes = samples * tokens * width * number_bytes
-    one_s = cost_s("ring_all_reduce", message_bytes, ranks, alpha_s=link.alpha_s, beta_s_per_byte=1 / link.bytes_per_s)
-    return 4 * one_s
+    message_bytes, beta = samples * tokens * width * number_bytes, 1 / link.bytes_per_s
+    return 4 * cost_s("ring_all_reduce", message_bytes, ranks, alpha_s=link.latency_s, beta_s_per_byte=beta)
 
 
 def compute_seconds(samples: int, tokens: int, width: int, ranks: int, flops_per_s: float) -> float:

@@ -217,7 +217,7 @@ def links(layer_bytes: LayerBytes, *, samples: int, tokens: int, width: int, ran
         rows.append(
             (
                 name,
-                f"{significant(1e6 * link.alpha_s, 4)} µs",
+                f"{significant(1e6 * link.latency_s, 4)} µs",
                 say(en=f"{rate} GB/s", fr=f"{rate} Go/s"),
                 f"{significant(1e3 * seconds)} ms",
             )

@@ -10,24 +10,15 @@ import operator
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from dlojz.base.language import say, significant
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
 from dlojz.labs.kit.judges import Case, Judge, Numbers, part_by_part, refuse_nothing, shown
+from dlojz.planner.space import PlannedLayout
 
 WEIGHT_BYTES, MEMORY_GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 4, 12
 """Per parameter: bf16; fp32, in which gradients are accumulated; fp32 master copy and Adam's two moments."""
-
-
-class Degrees(NamedTuple):
-    """Layout of a check, with some fields of the planner's."""
-
-    dp: int
-    tp: int
-    pp: int
-    zero: int
-    micro_batches: int
 
 
 def rank_bytes(layout: Any, stage: int, parameters: float, micro_batch_bytes: float) -> Numbers:
@@ -58,7 +49,8 @@ def _cases() -> Iterator[Case]:
     ):  # fmt: skip
         for stage in {0, 1, pp // 2, pp - 1}:
             own = dice.randrange(10**8, 10**10)
-            yield Degrees(dp, tp, pp, zero, micro_batches), stage, own, dice.randrange(10**8, 10**9)
+            layout = PlannedLayout(dp=dp, tp=tp, pp=pp, zero=zero, micro_batches=micro_batches)
+            yield layout, stage, own, dice.randrange(10**8, 10**9)
 
 
 def _memory_told(case: Case) -> str:

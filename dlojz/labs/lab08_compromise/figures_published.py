@@ -485,8 +485,8 @@ def splits(
     site, asked = cluster_named(cluster), subject(model)
     gpus = check_gpus(site, gpus)
     tp = _tensor_ranks(asked, site.gpus_per_node, gpus) if tp is None else tp
-    if tp < 1 or gpus % tp or asked.misfit(tp):
-        raise LabError(asked.misfit(tp) if tp > 0 and asked.misfit(tp) else _no_split(gpus, batch, tp))
+    if tp < 1 or gpus % tp or asked.split_conflict(tp):
+        raise LabError(asked.split_conflict(tp) if tp > 0 and asked.split_conflict(tp) else _no_split(gpus, batch, tp))
     degrees = [
         (pp, gpus // tp // pp)
         for pp in range(1, gpus // tp + 1)
@@ -518,7 +518,7 @@ def _tensor_ranks(asked: Subject, per_node: int, gpus: int) -> int:
     """The most that a node has and the model allows; 1 for an image model, whose blocks are few."""
     if asked.is_image:
         return 1
-    return max(tp for tp in range(1, per_node + 1) if gpus % tp == 0 and not asked.misfit(tp))
+    return max(tp for tp in range(1, per_node + 1) if gpus % tp == 0 and not asked.split_conflict(tp))
 
 
 def _fills(asked: Subject, pp: int) -> bool:

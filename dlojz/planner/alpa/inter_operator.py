@@ -1,19 +1,4 @@
-"""Inter-operator planning: stages and submeshes by dynamic programming.
-
-A pipeline of stages on submeshes: its step time, its memory, and how it shows itself.
-
-Stages are in the order of the layers and hold every layer once. No torch.
-
-Source: Zheng et al. 2022 (Alpa, OSDI 22), §5.2, equation 2, for the step time.
-
-The dynamic programme over stages: F(s, k, d) of the outer level, for one t_max after the other.
-
-S counts stages from the end of the pipeline, so it is also the number of micro-batches that the stage keeps in flight
-under 1F1B, unless the step has fewer. No torch.
-
-Source: Zheng et al. 2022 (Alpa, OSDI 22), §5.2, equations 3 to 5; its code counts stages from the end for this reason.
-
-The outer level: which layers make a pipeline stage, and which submesh runs it.
+"""Inter-operator planning: which layers make a pipeline stage, and which submesh runs it, by dynamic programming.
 
 A step of B micro-batches on stages that take t₁ … t_S for one of them lasts T = Σ t_i + (B − 1)·max t_j. The maximum
 couples all stages. So it is fixed: for each t_max that could be the slowest stage, dynamic programming finds the least
@@ -22,12 +7,10 @@ sum of stages that are none slower,
     F(s, k, d) = min over i and submesh n × m of t(k … i, n × m, s) + F(s − 1, i + 1, d − n·m)
 
 with s stages left, layers k and following, d devices left. T*(t_max) = min over s of F(s, 1, N·M) + (B − 1)·t_max, and
-the smallest of these is T*. The s-th stage from the end keeps s micro-batches in flight (1F1B), which decides what
-fits.
+the smallest of these is T*. The s-th stage from the end keeps s micro-batches in flight (1F1B), unless the step has
+fewer, which decides what fits. The plan uses all devices and every layer once.
 
-The plan uses all devices and every layer once; pruned or not, the optimum is the same. No torch.
-
-Source: Zheng et al. 2022 (Alpa, OSDI 22), §5.2, equations 2 to 5.
+Source: Zheng et al. 2022 (Alpa, OSDI 22), §5.2, equations 2 to 5; its code counts stages from the end for this reason.
 """
 
 from __future__ import annotations
@@ -48,7 +31,7 @@ from dlojz.planner.alpa.mesh import Submesh, submeshes, tiled
 
 
 class PlannedStage(NamedTuple):
-    """One stage.
+    """Stage of a pipeline plan.
 
     Args:
         first: its first layer.
@@ -71,7 +54,7 @@ class PlannedStage(NamedTuple):
 
 @dataclass(frozen=True)
 class PipelinePlan(ShownAsTable):
-    """All stages.
+    """Pipeline plan: all stages.
 
     Args:
         stages: from the first layer to the last.
@@ -79,8 +62,7 @@ class PipelinePlan(ShownAsTable):
         nodes: of the cluster.
         gpus_per_node: of the cluster.
         memory_bytes: of one device; infinite if there is no limit.
-        tried: candidates of t_max for which the dynamic programme was run.
-        candidates: all of them.
+        tried: candidates of t_max for which the dynamic programme was run, of so many `candidates`.
     """
 
     stages: tuple[PlannedStage, ...]
@@ -168,7 +150,7 @@ class StageOption(NamedTuple):
     label: str = ""
 
     def bytes_in_flight(self, micro_batches: int) -> float:
-        """Bytes of one device with so many micro-batches under way."""
+        """Bytes of one device with so many micro-batches in flight."""
         return self.state_bytes + micro_batches * self.activation_bytes
 
 
@@ -185,30 +167,22 @@ class StageTable:
         micro_batches: B.
         shapes: submeshes that a stage may have.
         devices: of the cluster.
-        stages: how many, if that is not free.
     """
 
     def __init__(
-        self,
-        options: StageOptions,
-        layers: int,
-        micro_batches: int,
-        shapes: Sequence[Submesh],
-        devices: int,
-        stages: int | None,
+        self, options: StageOptions, layers: int, micro_batches: int, shapes: Sequence[Submesh], devices: int
     ) -> None:
         self.layers, self.shapes, self.devices, self.micro_batches = layers, shapes, devices, micro_batches
-        self.most, self.exactly = stages or min(layers, devices), stages
+        self.most = min(layers, devices)
         self.options = {
             (first, last, number): tuple(options(first, last, shape))
             for first in range(layers)
             for last in range(first, layers)
             for number, shape in enumerate(shapes)
         }
-        self._least_max: float | None = None
 
     def in_flight(self, stages_left: int) -> int:
-        """Micro-batches that the s-th stage from the end keeps under way (1F1B)."""
+        """Micro-batches that the s-th stage from the end keeps in flight (1F1B)."""
         return min(stages_left, self.micro_batches)
 
     def stage_times(self, memory_bytes: float) -> Array:
@@ -224,11 +198,8 @@ class StageTable:
 
     def least_max(self, times: Array) -> float:
         """No plan's slowest stage is faster: each layer is in some stage, none in one faster than its fastest."""
-        if self._least_max is None:
-            fastest = times.min(axis=(0, 3))
-            of_layer = [fastest[: layer + 1, layer:].min() for layer in range(self.layers)]
-            self._least_max = float(max(of_layer))
-        return self._least_max
+        fastest = times.min(axis=(0, 3))
+        return max(float(fastest[: layer + 1, layer:].min()) for layer in range(self.layers))
 
     def least_sum(self, times: Array, t_max: float) -> tuple[float, int, Array]:
         """Least sum of stages none slower than t_max, for how many stages, and F."""
@@ -242,7 +213,7 @@ class StageTable:
                 rest = f[:left, first + 1 :, : self.devices + 1 - n] + allowed[:left, first, first:, number, None]
                 f[1 : left + 1, first, n:] = np.minimum(f[1 : left + 1, first, n:], rest.min(axis=1))
         ends = f[:, 0, self.devices]
-        left = self.exactly or int(np.argmin(ends))
+        left = int(np.argmin(ends))
         return float(ends[left]), left, f
 
     def total(self, times: Array, t_max: float) -> float:
@@ -250,7 +221,7 @@ class StageTable:
         return self.least_sum(times, t_max)[0] + (self.micro_batches - 1) * t_max
 
     def plan(self, times: Array, t_max: float) -> list[PlannedStage]:
-        """The stages that F came from, from the first layer on."""
+        """Trace back the stages of F, from the first layer on."""
         _, left, f = self.least_sum(times, t_max)
         first, devices, found = 0, self.devices, []
         while left:
@@ -292,7 +263,7 @@ class StageTable:
         return needs[low] if low < len(needs) else math.inf
 
 
-def pipeline(  # noqa: PLR0913 - a cluster, a step, and how to search
+def pipeline(
     options: StageOptions,
     layers: int,
     micro_batches: int,
@@ -300,9 +271,6 @@ def pipeline(  # noqa: PLR0913 - a cluster, a step, and how to search
     gpus_per_node: int = 1,
     *,
     memory_bytes: float = math.inf,
-    stages: int | None = None,
-    epsilon: float = 0.0,
-    prune: bool = True,
 ) -> PipelinePlan:
     """Cut layers into stages and give each a submesh, so that a step is shortest.
 
@@ -313,46 +281,40 @@ def pipeline(  # noqa: PLR0913 - a cluster, a step, and how to search
         nodes: N.
         gpus_per_node: M, a power of two.
         memory_bytes: of one device.
-        stages: how many, if that is not free; at most `layers`.
-        epsilon: of candidates of t_max nearer than this to each other only the largest is tried (Alpa: 1e-6 s); the
-            plan is then at most B·ε from the optimum.
-        prune: leave out candidates of t_max that cannot be better than the best plan known.
 
     Returns:
-        The plan. O(K³ · submeshes · N·M) per candidate, of which there are at most K² · submeshes.
+        The plan. O(K³ · submeshes · N·M) per candidate of t_max, of which there are at most K² · submeshes.
 
     Raises:
-        LabError: no layer, no micro-batch, more stages than layers or devices, or a model that fits nowhere; the
-            sentence says how much memory is missing.
+        LabError: no layer, no micro-batch, or a model that fits nowhere; the sentence says how much memory is missing.
     """
-    _check(layers, micro_batches, stages, nodes * gpus_per_node)
+    if layers < 1 or micro_batches < 1:
+        raise LabError(
+            say(
+                en=f"a pipeline has at least one layer and one micro-batch, but layers={layers!r} and "
+                f"micro_batches={micro_batches!r} were received: use 1 or more of each.",
+                fr=f"un pipeline a au moins une couche et un micro-batch, mais layers={layers!r} et "
+                f"micro_batches={micro_batches!r} ont été reçus : prenez-en 1 ou plus.",
+            )
+        )
     shapes = submeshes(nodes, gpus_per_node)
-    table = StageTable(options, layers, micro_batches, shapes, nodes * gpus_per_node, stages)
+    table = StageTable(options, layers, micro_batches, shapes, nodes * gpus_per_node)
     times = table.stage_times(memory_bytes)
     candidates = np.unique(times[np.isfinite(times)])
-    num_candidates = len(candidates)
-    if not num_candidates or math.isinf(table.least_sum(times, math.inf)[0]):
+    if not len(candidates) or math.isinf(table.least_sum(times, math.inf)[0]):
         raise LabError(_nothing_fits(table, memory_bytes))
-    candidates = _spread(candidates[candidates >= table.least_max(times)] if prune else candidates, epsilon)
-    t_max, tried = _search(table, times, candidates) if prune else _try_all(table, times, candidates)
+    t_max, tried = _search(table, times, _distinct(candidates[candidates >= table.least_max(times)]))
     found = table.plan(times, t_max)
-    return PipelinePlan(tuple(found), micro_batches, nodes, gpus_per_node, memory_bytes, tried, num_candidates)
+    return PipelinePlan(tuple(found), micro_batches, nodes, gpus_per_node, memory_bytes, tried, len(candidates))
 
 
-def _spread(candidates: Array, epsilon: float) -> Array:
-    """Of candidates that lie within ε of each other, the largest: what is feasible for the others is for it."""
+def _distinct(candidates: Array) -> Array:
+    """Of candidates that differ by rounding, the largest: what is feasible for the others is for it."""
     kept: list[float] = []
-    start = math.inf
-    for candidate in candidates[::-1]:
-        if start - candidate > max(epsilon, 1e-12 * start) or not kept:  # sums that differ by rounding are one
-            start = float(candidate)
-            kept.append(start)
+    for candidate in candidates[::-1].tolist():
+        if not kept or kept[-1] - candidate > 1e-12 * kept[-1]:
+            kept.append(candidate)
     return np.array(kept[::-1])
-
-
-def _try_all(table: StageTable, times: Array, candidates: Array) -> tuple[float, int]:
-    totals = [table.total(times, float(t_max)) for t_max in candidates]
-    return float(candidates[int(np.argmin(totals))]), len(totals)
 
 
 def _search(table: StageTable, times: Array, candidates: Array) -> tuple[float, int]:
@@ -407,25 +369,3 @@ def _nothing_fits(table: StageTable, memory_bytes: float) -> str:
         f"besoin d’au moins {total} et en a {has}, il manque donc {lacking} : prenez plus de périphériques, un "
         "micro-batch plus petit, ou le recalcul.",
     )
-
-
-def _check(layers: int, micro_batches: int, stages: int | None, devices: int) -> None:
-    if layers < 1 or micro_batches < 1:
-        raise LabError(
-            say(
-                en=f"a pipeline has at least one layer and one micro-batch, but layers={layers!r} and "
-                f"micro_batches={micro_batches!r} were received: use 1 or more of each.",
-                fr=f"un pipeline a au moins une couche et un micro-batch, mais layers={layers!r} et "
-                f"micro_batches={micro_batches!r} ont été reçus : prenez-en 1 ou plus.",
-            )
-        )
-    most = min(layers, max(devices, 1))
-    if stages is not None and not 1 <= stages <= most:
-        raise LabError(
-            say(
-                en=f"{layers} layers on {devices} devices make 1 to {most} stages, but stages={stages} was received: "
-                f"use {most} at most.",
-                fr=f"{layers} couches sur {devices} périphériques font de 1 à {most} étages, mais stages={stages} a "
-                f"été reçu : prenez {most} au plus.",
-            )
-        )

@@ -1,36 +1,23 @@
 """Device meshes: shardings on them, the cost of resharding, and submeshes.
 
-A two-dimensional mesh of devices, and what a collective along one of its axes costs.
+A cost is that of `dlojz.hardware.links.Link` with the bytes of a ring; all costs of one mesh are in one unit (seconds,
+or the unit-free figures of Alpa's own tests).
 
-A cost is α + β × bytes with the factors of a ring; all costs of one mesh are in one unit (seconds, or the unit-free
-figures of Alpa's own tests). No torch.
+A sharding spec says which dimension of a tensor is cut along which axis of the mesh. An axis cuts at most one
+dimension; what no axis cuts is held whole by all devices along it. A dimension cut along both axes is cut along axis 0
+first, so its parts lie in the order of the devices. A matrix on a 2-D mesh has the nine specs RR, S0R, S1R, RS0, RS1,
+S0S1, S1S0, S01R and RS01.
 
-Sources: Zheng et al. 2022, "Alpa: Automating Inter- and Intra-Operator Parallelism for Distributed Deep Learning" (OSDI
-22, arXiv 2201.12023), §4.1, for the mesh; Alpa's `LogicalDeviceMesh` for the factors and for `tie_break`; Thakur,
-Rabenseifner & Gropp 2005 for the ring's bytes.
-
-How one tensor lies on a mesh: which of its dimensions is cut along which axis of the mesh.
-
-An axis cuts at most one dimension; what no axis cuts is held whole by all devices along it. A dimension cut along both
-axes is cut along axis 0 first, so its parts lie in the order of the devices. No torch.
-
-Source: Zheng et al. 2022 (Alpa, OSDI 22), §4.1 and table 1: a matrix on a 2-D mesh has the nine specs RR, S0R, S1R,
-RS0, RS1, S0S1, S1S0, S01R and RS01.
-
-What it costs to lay a tensor differently: the cheapest way from one sharding spec to another.
-
-A way is made of three moves: to slice (free: each device keeps part of what it holds), to all-gather along an axis, to
-all-to-all along an axis from one dimension to another; only the innermost cut of a dimension moves, as otherwise parts
-would not be neighbours. An axis goes nowhere but to its final place. No torch.
-
-Source: Zheng et al. 2022 (Alpa, OSDI 22), §4.1, table 2.
-
-The shapes of submesh that a pipeline stage may have, and how they tile a cluster.
+Resharding is made of three moves: to slice (free: each device keeps part of what it holds), to all-gather along an
+axis, to all-to-all along an axis from one dimension to another. Only the innermost cut of a dimension moves, as
+otherwise parts would not be neighbours, and an axis goes nowhere but to its final place.
 
 A submesh is a power of two of GPUs of one node, or whole nodes; whatever such shapes have together as many GPUs as the
-cluster tile it. No torch.
+cluster tile it.
 
-Source: Zheng et al. 2022 (Alpa, OSDI 22), §5.2 and appendix A, which proves that they always tile it.
+Sources: Zheng et al. 2022, "Alpa: Automating Inter- and Intra-Operator Parallelism for Distributed Deep Learning" (OSDI
+22, arXiv 2201.12023), §4.1 with tables 1 and 2, §5.2 and appendix A (tiling); Alpa's `LogicalDeviceMesh` for the
+factors and for `tie_break`; Thakur, Rabenseifner & Gropp 2005 for the ring's bytes.
 """
 
 from __future__ import annotations
@@ -39,40 +26,39 @@ import heapq
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
+from dlojz.hardware.links import Collective, Link, bus_factor
+
+UNIT: Final = Link(1.0, 1.0)
+"""The link of Alpa's own tests, without a unit."""
 
 
 @dataclass(frozen=True)
 class DeviceMesh:
-    """n₀ × n₁ devices; all those in one row along an axis are joined by links of the same kind.
+    """Mesh of n₀ × n₁ devices; those along an axis are joined by links of the same kind.
 
     Args:
-        shape: (n₀, n₁), each at least 1. An axis of one device shares nothing out.
-        alpha: latency of a collective along each axis, in the unit of cost.
-        beta: cost of one byte along each axis (1 ÷ bandwidth).
+        shape: (n₀, n₁), each at least 1. An axis of one device shards nothing.
+        links: along each axis, with the latency of a whole collective, in the unit of cost.
         tie_break: Alpa adds 0.1 to an all-gather, 0.01 to an all-reduce and 0.001 to the two others, so that of two
             plans that cost the same one is always preferred; this multiplies them. 0 where costs are seconds.
-        hierarchical: an all-reduce over both axes goes by stages (reduce-scatter along one, all-reduce of the part
-            along the other, all-gather). Alpa's is one ring over all devices, as fast as its slowest link.
 
     Raises:
         LabError: no device along an axis, or a negative cost.
     """
 
     shape: tuple[int, int]
-    alpha: tuple[float, float] = (1.0, 1.0)
-    beta: tuple[float, float] = (1.0, 1.0)
+    links: tuple[Link, Link] = (UNIT, UNIT)
     tie_break: float = 1.0
-    hierarchical: bool = False
 
     def __post_init__(self) -> None:
         if len(self.shape) != 2 or any(not isinstance(size, int) or size < 1 for size in self.shape):
@@ -84,14 +70,13 @@ class DeviceMesh:
                     "été reçu : prenez par exemple (1, 4), ou (2, 4).",
                 )
             )
-        costs = (*self.alpha, *self.beta, self.tie_break)
-        if any(not math.isfinite(cost) or cost < 0 for cost in costs):
+        if any(not (0 <= link.latency_s < math.inf and link.bytes_per_s > 0) for link in self.links):
             raise LabError(
                 say(
-                    en=f"alpha and beta of a mesh are at least 0, but {self.alpha!r} and {self.beta!r} were received: "
-                    "give latency and 1 ÷ bandwidth of each axis.",
-                    fr=f"les alpha et bêta d’un maillage valent au moins 0, mais {self.alpha!r} et {self.beta!r} ont "
-                    "été reçus : donnez la latence et 1 ÷ débit de chaque axe.",
+                    en="a link of a mesh has a latency of at least 0 and a bandwidth above 0, but "
+                    f"{self.links!r} was received.",
+                    fr="un lien d’un maillage a une latence d’au moins 0 et un débit de plus de 0, mais "
+                    f"{self.links!r} a été reçu.",
                 )
             )
 
@@ -102,7 +87,7 @@ class DeviceMesh:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """The axes that can share something out: those with more than one device."""
+        """The axes that can shard something: those with more than one device."""
         return tuple(axis for axis in (0, 1) if self.shape[axis] > 1)
 
     def size(self, axes: Sequence[int]) -> int:
@@ -111,33 +96,29 @@ class DeviceMesh:
 
     def all_gather(self, gathered_bytes: float, axis: int) -> float:
         """Every device of a group ends with all `gathered_bytes`, of which it held one n-th."""
-        n = self.shape[axis]
-        return self.alpha[axis] + self.beta[axis] * (n - 1) / n * gathered_bytes + 0.1 * self.tie_break
+        return self._seconds("all_gather", gathered_bytes, [axis]) + 0.1 * self.tie_break
 
     def reduce_scatter(self, summed_bytes: float, axis: int) -> float:
         """Every device of a group ends with one n-th of the sum of what all held, `summed_bytes` each."""
-        n = self.shape[axis]
-        return self.alpha[axis] + self.beta[axis] * (n - 1) / n * summed_bytes + 0.001 * self.tie_break
+        return self._seconds("reduce_scatter", summed_bytes, [axis]) + 0.001 * self.tie_break
 
     def all_to_all(self, held_bytes: float, axis: int) -> float:
-        """The tensor of `held_bytes` that a group shares is shared out along another of its dimensions.
+        """A tensor of `held_bytes`, sharded over a group along one dimension, is sharded along another.
 
         Each device sends (n − 1) ÷ n of its n-th. Alpa multiplies by n ÷ 2, as pairwise exchanges use the links badly.
         """
-        n = self.shape[axis]
-        return self.alpha[axis] + self.beta[axis] * (n - 1) / n**2 * held_bytes * n / 2 + 0.001 * self.tie_break
+        return self._seconds("all_to_all", held_bytes / 2, [axis]) + 0.001 * self.tie_break
 
     def all_reduce(self, message_bytes: float, axes: Sequence[int]) -> float:
         """Every device of a group along `axes` (one or both) ends with the sum of what all held."""
-        if len(axes) == 2 and self.hierarchical:
-            return min(self._by_stages(message_bytes, first, 1 - first) for first in (0, 1))
-        n = self.size(axes)
-        alpha, beta = max(self.alpha[axis] for axis in axes), max(self.beta[axis] for axis in axes)
-        return alpha + beta * 2 * (n - 1) / n * message_bytes + 0.01 * self.tie_break
+        return self._seconds("all_reduce", message_bytes, axes) + 0.01 * self.tie_break
 
-    def _by_stages(self, message_bytes: float, first: int, then: int) -> float:
-        ends = self.reduce_scatter(message_bytes, first) + self.all_gather(message_bytes, first)
-        return ends + self.all_reduce(message_bytes / self.shape[first], [then])
+    def _seconds(self, collective: Collective, message_bytes: float, axes: Sequence[int]) -> float:
+        """The cost of one ring over all devices of a group, as slow as its slowest link."""
+        links = [self.links[axis] for axis in axes]
+        slowest = Link(max(one.latency_s for one in links), min(one.bytes_per_s for one in links))
+        seconds: float = slowest.seconds(bus_factor(collective, self.size(axes)) * message_bytes)
+        return seconds
 
 
 _NAME = re.compile(r"(?:R|S01|S0|S1)+")
@@ -146,7 +127,7 @@ _PART = re.compile(r"R|S01|S0|S1")
 
 @dataclass(frozen=True)
 class ShardingSpec:
-    """For each dimension of a tensor the mesh axes that cut it: ((0,), ()) is S0R.
+    """Sharding spec: for each dimension of a tensor the mesh axes that cut it; ((0,), ()) is S0R.
 
     Example:
         >>> spec = ShardingSpec.named("S0R")
@@ -193,50 +174,21 @@ class ShardingSpec:
         return all(size % mesh.size(axes) == 0 for size, axes in zip(shape, self.cuts, strict=True))
 
     def tile_bytes(self, tensor_bytes: float, mesh: DeviceMesh) -> float:
-        """What one device holds of a tensor of `tensor_bytes`."""
+        """Bytes that one device holds of a tensor of `tensor_bytes`."""
         return tensor_bytes / mesh.size(self.axes)
 
-    def part_of(self, device: tuple[int, int], mesh: DeviceMesh) -> tuple[tuple[float, float], ...]:
-        """What the device at (row, column) of the mesh holds: from where to where of each dimension, 0 to 1."""
-        part = []
-        for axes in self.cuts:
-            number, count = 0, 1
-            for axis in axes:
-                number, count = number * mesh.shape[axis] + device[axis], count * mesh.shape[axis]
-            part.append((number / count, (number + 1) / count))
-        return tuple(part)
 
 
-def all_specs(
-    shape: Sequence[int], mesh: DeviceMesh, splittable: Iterable[int] | None = None, *, mixed: bool = True
-) -> tuple[ShardingSpec, ...]:
-    """Every spec that a tensor of this shape can have on a mesh, the replicated one first.
-
-    Args:
-        shape: elements along each dimension.
-        mesh: axes of one device are left out.
-        splittable: dimensions that may be cut; by default all.
-        mixed: whether both axes may cut the same dimension.
-    """
-    dims = range(len(shape)) if splittable is None else sorted(splittable)
-    specs = (_assigned(len(shape), dict(places)) for places in _places(mesh.axes, dims))
-    allowed = (spec for spec in specs if mixed or all(len(axes) < 2 for axes in spec.cuts))
-    return tuple(spec for spec in allowed if spec.fits(shape, mesh))
-
-
-def _places(axes: Sequence[int], dims: Iterable[int]) -> Iterator[tuple[tuple[int, int | None], ...]]:
-    options: list[int | None] = [None, *dims]
-    for places in itertools.product(options, repeat=len(axes)):
-        yield tuple(zip(axes, places, strict=True))
+def all_specs(shape: Sequence[int], mesh: DeviceMesh) -> tuple[ShardingSpec, ...]:
+    """List the specs that a tensor of this shape can have on a mesh, the replicated one first, without axes of 1."""
+    dims: list[int | None] = [None, *range(len(shape))]
+    places = itertools.product(dims, repeat=len(mesh.axes))
+    specs = (_assigned(len(shape), dict(zip(mesh.axes, one, strict=True))) for one in places)
+    return tuple(spec for spec in specs if spec.fits(shape, mesh))
 
 
 def _assigned(dims: int, place: dict[int, int | None]) -> ShardingSpec:
     return ShardingSpec(tuple(tuple(axis for axis in sorted(place) if place[axis] == dim) for dim in range(dims)))
-
-
-def tensor_bytes(shape: Sequence[int], element_bytes: int) -> int:
-    """Bytes of a whole tensor."""
-    return math.prod(shape) * element_bytes
 
 
 class Move(NamedTuple):
@@ -247,7 +199,7 @@ class Move(NamedTuple):
         axis: of the mesh, along which groups of devices exchange.
         message_bytes: what one such group holds together, once.
         cost: in the unit of the mesh.
-        result: how the tensor lies afterwards.
+        result: the spec afterwards.
     """
 
     collective: str
@@ -260,7 +212,7 @@ class Move(NamedTuple):
 def resharding_moves(
     before: ShardingSpec, after: ShardingSpec, tensor_bytes: float, mesh: DeviceMesh
 ) -> tuple[Move, ...]:
-    """The cheapest sequence of moves from one spec to another; empty if they are the same.
+    """Find the cheapest sequence of moves from one spec to another; empty if they are the same.
 
     Found by Dijkstra's shortest path over the specs. Of S0R → RR it is an all-gather of M bytes along axis 0, of
     S0S1 → S0R one of M ÷ n₀ along axis 1, of S0R → RS0 an all-to-all, of RR → anything slices (table 2 of the paper).
@@ -361,7 +313,7 @@ class Submesh(NamedTuple):
 
 
 def submeshes(nodes: int, gpus_per_node: int) -> tuple[Submesh, ...]:
-    """(1, 1), (1, 2), (1, 4) … (1, M), (2, M) … (N, M) for N nodes of M GPUs.
+    """List the submeshes of N nodes of M GPUs: (1, 1), (1, 2), (1, 4) … (1, M), (2, M) … (N, M).
 
     Raises:
         LabError: no node, or a number of GPUs per node that is no power of two.
@@ -389,7 +341,7 @@ def submeshes(nodes: int, gpus_per_node: int) -> tuple[Submesh, ...]:
 
 
 def tiled(shapes: Sequence[Submesh], gpus_per_node: int) -> tuple[tuple[int, ...], ...]:
-    """The GPUs that each submesh gets, numbered node by node: the largest are placed first, so nothing is torn apart.
+    """Assign GPUs to submeshes, numbered node by node: the largest are placed first, so that nodes are not split.
 
     Args:
         shapes: submeshes of one cluster, in any order.

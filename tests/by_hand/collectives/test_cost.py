@@ -63,7 +63,7 @@ def test_the_figures_of_four_ranks_by_hand() -> None:
 
 
 def test_fast_links_inside_nodes_help_the_two_level_algorithm_only() -> None:
-    fast = Link(1e-6, 1e-11)
+    fast = Link(1e-6, 1e11)
     for name in collectives.names():
         plain, helped = (cost_s(name, 2**20, 8, inside=inside, **LINK) for inside in (None, fast))
         assert (helped < plain) == (name == "hierarchical_all_reduce")

@@ -1,4 +1,4 @@
-"""The ILP: Alpa's known answers to the digit, every choice tried on small graphs, Viterbi on chains, memory."""
+"""The ILP: Alpa's known answers to the digit, every choice tried on small graphs, Viterbi on chains."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import pytest
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
-from dlojz.planner.alpa.graph import PAPER, OperatorGraph, ShardingSpace, mlp
-from dlojz.planner.alpa.intra_operator import Choices, Edge, choices, peak, shard, smallest_peak, solve
+from dlojz.hardware.links import Link
+from dlojz.planner.alpa.graph import OperatorGraph, mlp
+from dlojz.planner.alpa.intra_operator import Choices, Edge, choices, shard, solve
 from dlojz.planner.alpa.mesh import DeviceMesh
 
 EXACT = 1e-12  # relative: sums of a dozen floats
-CODE = ShardingSpace(batch_axis=0, mixed=False)  # as Alpa's code searches by default
-CODE_TEST = ShardingSpace(batch_axis=0, mixed=False, whole_vectors=True)
 
 
 def chain(batch: int, width: int, layers: int) -> OperatorGraph:
     """The forward pass alone of dense layers: a graph without branches."""
-    graph = OperatorGraph(4)
+    graph = OperatorGraph()
     x = graph.input("x", batch, width)
     for layer in range(1, layers + 1):
         x = graph.operator(f"h{layer}", "bk,kj->bj", x, graph.weight(f"w{layer}", width, width))
@@ -55,32 +54,18 @@ def test_data_parallelism_of_an_mlp(shape: tuple[int, int]) -> None:
 
 
 def test_both_on_a_mesh_of_two_axes() -> None:
-    """Alpa's test_n_layer_mlp_2d_mesh, with its own way to count biases: 6 (AR₀(2048) + AR₀(128)) + 5 AR₁(16384)."""
-    mesh = DeviceMesh((2, 2), (1, 1), (1, 0.1))
-    plan = shard(mlp(256, 32, 6), mesh, space=CODE_TEST)
-    expected = 6 * (mesh.all_reduce(2048, [0]) + mesh.all_reduce(128, [0])) + 5 * mesh.all_reduce(16384, [1])
-    assert plan.cost == pytest.approx(21_265.17, rel=EXACT)
-    assert plan.cost == pytest.approx(expected, rel=EXACT)
-    assert [str(plan.specs[f"w{layer}"]) for layer in range(1, 7)] == ["RS1", "S1R"] * 3
-
-
-def test_what_alpas_closed_form_leaves_out() -> None:
-    """Biases cut like their columns cost less (within the 1.7 % of the closed form), specs S01R less again."""
-    mesh = DeviceMesh((2, 2), (1, 1), (1, 0.1))
-    graph = mlp(256, 32, 6)
-    told, code, paper = (shard(graph, mesh, space=space).cost for space in (CODE_TEST, CODE, PAPER))
-    assert told > code > paper
-    assert code == pytest.approx(20_903.67, rel=EXACT)
-    assert paper == pytest.approx(20_701.061, rel=EXACT)
-    staged = DeviceMesh((2, 2), (1, 1), (1, 0.1), hierarchical=True)
-    assert shard(graph, staged).cost == pytest.approx(15_243.732, rel=EXACT)  # data parallelism by staged all-reduces
+    """Alpa's test_n_layer_mlp_2d_mesh asserts 21 265.17, with biases counted whole and without specs S01R."""
+    mesh = DeviceMesh((2, 2), (Link(1, 1), Link(1, 10)))
+    plan = shard(mlp(256, 32, 6), mesh)
+    alpa = 6 * (mesh.all_reduce(2048, [0]) + mesh.all_reduce(128, [0])) + 5 * mesh.all_reduce(16384, [1])
+    assert alpa == pytest.approx(21_265.17, rel=EXACT)
+    assert plan.cost == pytest.approx(20_701.061, rel=EXACT)
 
 
 def test_the_cost_is_that_of_the_choice_and_gradients_count_once_per_step() -> None:
     mesh, graph = DeviceMesh((1, 4)), mlp(256, 32, 3)
     found = choices(graph, mesh)
-    picked = solve(found, graph, mesh)
-    assert picked is not None
+    picked = solve(found)
     plan = shard(graph, mesh)
     assert cost_of(found, picked) == pytest.approx(plan.cost, rel=EXACT)
     assert all(one.per_step for one in plan.communications)
@@ -89,15 +74,14 @@ def test_the_cost_is_that_of_the_choice_and_gradients_count_once_per_step() -> N
 
 @pytest.mark.parametrize("batch, width", [(4, 8), (8, 4), (16, 4), (4, 12)])
 def test_the_optimum_is_the_best_of_all_choices(batch: int, width: int) -> None:
-    mesh, graph = DeviceMesh((1, 2), (0.5, 2.0)), chain(batch, width, 2)
+    mesh, graph = DeviceMesh((1, 2), (Link(0.5, 1.0), Link(2.0, 1.0))), chain(batch, width, 2)
     found = choices(graph, mesh)
     names = list(found.options)
     best = min(
         cost_of(found, dict(zip(names, indices, strict=True)))
         for indices in itertools.product(*(range(len(found.options[name])) for name in names))
     )
-    picked = solve(found, graph, mesh)
-    assert picked is not None
+    picked = solve(found)
     assert cost_of(found, picked) == pytest.approx(best, rel=EXACT)
 
 
@@ -109,39 +93,11 @@ def test_on_a_chain_the_ilp_is_viterbi(nodes: int) -> None:
     matrices = generator.integers(0, 50, (nodes - 1, options, options)).astype(float)
     edges = tuple(Edge(f"n{number}", f"n{number + 1}", matrix) for number, matrix in enumerate(matrices))
     found = Choices(dict.fromkeys(costs, ()), costs, edges)
-    picked = solve(found, OperatorGraph(), DeviceMesh((1, 2)))
-    assert picked is not None
+    picked = solve(found)
     best = costs["n0"]
     for number, matrix in enumerate(matrices):
         best = (best[:, None] + matrix).min(axis=0) + costs[f"n{number + 1}"]
     assert cost_of(found, picked) == best.min()  # whole numbers
-
-
-def test_a_limit_of_memory_makes_it_choose_otherwise() -> None:
-    mesh, graph = DeviceMesh((1, 4)), mlp(256, 32, 4, weight_states=2)
-    free = shard(graph, mesh)
-    assert {str(free.specs[f"w{layer}"]) for layer in range(1, 5)} == {"RR"}
-    limited = shard(graph, mesh, memory_bytes=0.8 * free.peak_bytes)
-    assert limited.cost > free.cost
-    assert limited.peak_bytes <= 0.8 * free.peak_bytes < free.peak_bytes
-
-
-def test_memory_that_nothing_fits_in_is_said_with_what_is_missing() -> None:
-    mesh, graph = DeviceMesh((1, 4)), mlp(256, 32, 2)
-    needed = smallest_peak(choices(graph, mesh), graph, mesh)
-    shard(graph, mesh, memory_bytes=needed * (1 + 1e-6))
-    with pytest.raises(LabError, match=r"does not fit on a mesh of 1 × 4: .* has 1.00 KiB, so .* are missing"):
-        shard(graph, mesh, memory_bytes=1024)
-    with pytest.raises(LabError, match=r"has 0 B, so .* are missing"):
-        shard(graph, mesh, memory_bytes=0)
-
-
-def test_liveness_against_a_count_by_hand() -> None:
-    """Of h1 = x·w1, h2 = h1·w2 on one device: when h2 is made, x, w1, w2, h1 and h2 are there."""
-    graph, mesh = chain(4, 8, 2), DeviceMesh((1, 1))
-    found = choices(graph, mesh)
-    specs = {name: options[0].output for name, options in found.options.items()}
-    assert peak(graph, specs, mesh) == (4 * (3 * 4 * 8 + 2 * 8 * 8), "h2")
 
 
 def test_bad_input() -> None:
