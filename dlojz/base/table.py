@@ -17,6 +17,8 @@ import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dlojz.base.language import say
+
 if TYPE_CHECKING:
     import rich.table
 
@@ -39,6 +41,11 @@ def markdown_safe(text: object) -> str:
     """Text that Markdown shows letter by letter, inside a table too."""
     # First the signs, then HTML: the # of an entity such as &#x27; is no heading.
     return html.escape(_MARKDOWN_SIGNS.sub(r"\\\1", visible(text)), quote=True)
+
+
+def titles(*, en: str, fr: str) -> tuple[str, ...]:
+    """Titles of columns in the reader's language, written with `|` between them."""
+    return tuple(title.strip() for title in say(en=en, fr=fr).split("|"))
 
 
 @dataclass(frozen=True)
