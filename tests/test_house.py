@@ -54,8 +54,6 @@ SHARED_CLASSES: dict[str, str] = {
 }
 WITHOUT_USER: dict[str, str] = {
     "by_hand/context_parallel.py:ContextParallel": "to be shown in lab 06",
-    "config/schedules.py:linear_length": "to be used or taken away",
-    "config/schedules.py:lengths_of": "to be used or taken away",
     "pipeline/analysis.py:span_bound": "to be used or taken away",
     "planner/answer.py:write_held_out": "writes the file that is shipped; called by hand",
     "prediction/allocator.py:rounded_bytes": "to be used or taken away",

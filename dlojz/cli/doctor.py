@@ -1,16 +1,6 @@
-"""Command `dlojz doctor`: check the installation, and explain a run that ended badly.
+"""Command `dlojz doctor`: check the installation, and explain a run that ran out of memory.
 
-What `dlojz doctor` looks at.
-
-A check never raises; what goes wrong in it is its answer. Nothing is changed on the machine.
-
-`dlojz doctor`: what this machine has, what it lacks, and what to do about it; the same for the memory of a run.
-
-Every line that is not ok says what to do.
-
-What `dlojz doctor RUN` says of a run that ran out of memory, or did not.
-
-Every figure is read from the diagnosis; which were measured and which predicted is said.
+A check never raises: what goes wrong in it is its answer, with what to do. Nothing is changed on the machine.
 """
 
 from __future__ import annotations
@@ -32,14 +22,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.table import Table
 from rich.text import Text
 
-from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, format_seconds, language, say
 from dlojz.base.table import visible
 from dlojz.cli import main
-from dlojz.cli.options import Flag, answering, json_flag, parse, root_flag
+from dlojz.cli.options import JSON, ROOT, WORDS, Answer, Given, verb
+from dlojz.cli.runs import the_run
 from dlojz.display.tables import status_label
 from dlojz.running.out_of_memory import in_one_line, memory_lines
-from dlojz.running.run import find
 from dlojz.running.store import runs_root
 
 if TYPE_CHECKING:
@@ -62,7 +51,7 @@ sys.exit(0 if total.item() == 3.0 else 3)
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at: how it is, what was found, and what to do (empty where nothing is to be done)."""
+    """Result of one check: its state, what was found, and advice (empty where nothing is to be done)."""
 
     name: str
     state: State
@@ -71,7 +60,7 @@ class Check:
 
 
 def examine(root: Path) -> list[Check]:
-    """Look at everything; `root` is the folder that runs are kept in."""
+    """Run all checks; `root` is the folder of the runs."""
     install = say(en="install it: pip install -r requirements.txt", fr="installez-la : pip install -r requirements.txt")
     needed = {
         name: partial(_library, name, "problem", install) for name in ("torchvision", "timm", "deepspeed", "idr_torch")
@@ -161,7 +150,7 @@ def _memory() -> Check:
 
 
 def check_disk(root: Path) -> Check:
-    """Whether the folder of the runs can be written, and how much room it has."""
+    """Check that the folder of the runs can be written and has space."""
     there = next(folder for folder in (root, *root.parents) if folder.exists())
     try:
         with tempfile.NamedTemporaryFile(dir=there):
@@ -194,7 +183,7 @@ def check_disk(root: Path) -> Check:
 
 
 def _gloo() -> Check:
-    """Two real processes add two numbers."""
+    """Check an all-reduce of two real processes."""
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
@@ -257,86 +246,58 @@ def _language() -> Check:
 MARKS: dict[State, tuple[str, str]] = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "bold red")}
 
 
-def doctor_command(words: list[str]) -> int:
-    """Check the machine, or explain the memory of a run."""
-    given = parse(
-        "doctor",
-        say(
-            en="""Check what the labs need on this machine: Python, libraries, cores, memory, disk, two communicating
+@verb(
+    "doctor",
+    """
+    [RUN]  name of a run, or its beginning (see `dlojz runs`); without it, the machine is checked
+        // nom d’une exécution, ou son début (voir `dlojz runs`) ; sans lui, la machine est examinée
+    """,
+    ROOT,
+    JSON,
+    en="""Check what the labs need on this machine: Python, libraries, cores, memory, disk, two communicating
 processes, SLURM, JupyterLab. Each line is ok, a warning or a problem, with what to do.
 Exit code 1 if there is a problem.
 
 With the name of a run that ran out of memory: what filled it by category, the limit, the three cheapest levers with
-their predicted effect and the command to type. The beginning of a name is enough.
-
-Examples:
-  dlojz doctor
-  dlojz doctor --json
-  dlojz doctor 20250101-120000""",
-            fr="""Examiner ce dont les TP ont besoin sur cette machine : Python, bibliothèques, cœurs, mémoire, disque,
+their predicted effect and the command to type. The beginning of a name is enough.""",
+    fr="""Examiner ce dont les TP ont besoin sur cette machine : Python, bibliothèques, cœurs, mémoire, disque,
 deux processus qui communiquent, SLURM, JupyterLab. Chaque ligne dit ok, attention ou problème, et que faire.
 Code de sortie 1 s'il y a un problème.
 
 Avec le nom d’une exécution à court de mémoire : ce qui la remplissait par catégorie, la limite, les trois leviers les
-moins coûteux avec leur effet prédit et la commande à taper. Le début du nom suffit.
-
-Exemples :
-  dlojz doctor
-  dlojz doctor --json
-  dlojz doctor 20250101-120000""",
-        ),
-        [
-            Flag(
-                "words",
-                say(
-                    en="name of a run, or its beginning (see `dlojz runs`); without it, the machine is checked",
-                    fr="nom d’une exécution, ou son début (voir `dlojz runs`) ; sans lui, la machine est examinée",
-                ),
-                metavar="[RUN]",
-                kind="words",
-            ),
-            root_flag(),
-            json_flag(),
-        ],
-        words,
-    )
-    if given.get("words"):
-        return _explain(given)
-    with answering(given.get("json", False)) as answer:
-        checks = examine(runs_root(given.get("root")))
-        if given.get("json"):
-            answer(
-                {"checks": [asdict(check) for check in checks], "problems": sum(c.state == "problem" for c in checks)}
-            )
-        else:
-            answer(_table(checks))
-            answer(_verdict(checks))
-    return main.FAILED if any(check.state == "problem" for check in checks) else main.DONE
+moins coûteux avec leur effet prédit et la commande à taper. Le début du nom suffit.""",
+    examples="""
+    dlojz doctor
+    dlojz doctor --json
+    dlojz doctor 20250101-120000
+    """,
+)
+def doctor_command(given: Given, answer: Answer) -> int:
+    """Check the machine, or explain the memory of a run."""
+    if given[WORDS]:
+        _explain(given, answer)
+        return main.DONE
+    checks = examine(runs_root(given["root"]))
+    problems = sum(check.state == "problem" for check in checks)
+    if given["json"]:
+        answer({"checks": [asdict(check) for check in checks], "problems": problems})
+    else:
+        answer(_table(checks))
+        answer(_verdict(checks))
+    return main.FAILED if problems else main.DONE
 
 
-def _explain(given: dict[str, Any]) -> int:
-    """What filled the memory of one run."""
-    names = given["words"]
-    if len(names) != 1:
-        raise LabError(
-            say(
-                en=f"`dlojz doctor` takes the name of one run, but {len(names)} were received: `dlojz runs` lists "
-                "them.",
-                fr=f"`dlojz doctor` prend le nom d’une exécution, mais {len(names)} ont été reçus : `dlojz runs` les "
-                "liste.",
-            )
-        )
-    run = find(names[0], given.get("root"))
+def _explain(given: Given, answer: Answer) -> None:
+    """Explain what filled the memory of one run."""
+    run = the_run("doctor", given)
     from dlojz.running.out_of_memory import post_mortem
 
-    with answering(given.get("json", False)) as answer:
-        diagnosis = post_mortem(run)
-        if given.get("json"):
-            answer(diagnosis.to_dict())
-        else:
-            for line in told(diagnosis):
-                answer(line)
-    return main.DONE
+    diagnosis = post_mortem(run)
+    if given["json"]:
+        answer(diagnosis.to_dict())
+    else:
+        for line in told(diagnosis):
+            answer(line)
 
 
 def _verdict(checks: list[Check]) -> str:
@@ -368,7 +329,7 @@ def _table(checks: list[Check]) -> Table:
 
 
 def told(diagnosis: PostMortem) -> list[Any]:
-    """The diagnosis as texts to print, one after the other."""
+    """Write the diagnosis as texts to print, one after the other."""
     record = diagnosis.record
     if not diagnosis.out_of_memory:
         return [_ended_otherwise(record), in_one_line(diagnosis)]

@@ -56,7 +56,7 @@ def test_a_real_lack_of_memory_is_explained(failed: Run, root: Path, capfd: pyte
     commands = [line.strip() for line in printed.splitlines() if line.strip().startswith("dlojz run ")]
     assert len(commands) == 3
     for command in commands:  # each asks for a legal run that holds less
-        config = RunConfig.of(**parse("run", "", config_flags(), shlex.split(command)[2:]))
+        config = RunConfig.of(**parse("dlojz run", config_flags(), shlex.split(command)[2:]))
         assert (forecast(config).memory.peak_bytes or 0) < (expected.peak_bytes or 0)
 
 

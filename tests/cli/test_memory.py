@@ -138,4 +138,4 @@ def test_the_command_to_type_asks_for_the_same_configuration(fields: dict[str, A
     config = RunConfig.of(**fields)
     words = shlex.split(command_of(config))
     assert words[:2] == ["dlojz", "run"]
-    assert RunConfig.of(**parse("run", "", config_flags(), words[2:])) == config
+    assert RunConfig.of(**parse("dlojz run", config_flags(), words[2:])) == config

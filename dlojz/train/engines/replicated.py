@@ -60,7 +60,7 @@ from dlojz.by_hand.optimizers.communicating import Communicating
 from dlojz.by_hand.optimizers.lamb import OneBitLamb
 from dlojz.by_hand.optimizers.local_sgd import DiLoCo, LocalSGD, LocalSteps
 from dlojz.config.layout import Layout
-from dlojz.config.schedules import begins_anew, left_behind, powersgd_start
+from dlojz.config.schedules import powersgd_restart_note, powersgd_start, resized_note
 from dlojz.results.footprint import Overlap
 from dlojz.train.engines.base import Engine, Inventory, PassOptimizer, TensorSource, make_optimizer
 from dlojz.train.engines.tensor_engines import PlainParameters
@@ -187,7 +187,7 @@ class DDPEngine(Engine):
         """
         super().restore_buffers(source)
         if self.powersgd is not None:
-            self.left_out = begins_anew(self.powersgd.start_powerSGD_iter)
+            self.left_out = powersgd_restart_note(self.powersgd.start_powerSGD_iter)
 
     def named(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """As every engine; with tensor parallelism the optimizer updates plain tensors, which share their memory."""
@@ -289,7 +289,7 @@ class CommunicatingEngine(Engine):
             kind = f"own.{self.axes.dp_rank}"
             self.optimizer.take_own_states({name: source.tensor(f"{kind}/{name}") for name in source.names(kind)})
         elif kept:
-            self.left_out = left_behind(self.config.optimizer, kept, ranks)
+            self.left_out = resized_note(self.config.optimizer, kept, ranks)
 
 
 def _kept_ranks(source: TensorSource) -> int:
