@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,13 +27,12 @@ from dlojz.base.language import format_bytes, format_seconds, language, say
 from dlojz.base.table import visible
 from dlojz.cli import main
 from dlojz.cli.options import JSON, ROOT, WORDS, Answer, Given, verb
-from dlojz.cli.runs import the_run
 from dlojz.display.tables import status_label
 from dlojz.running.out_of_memory import in_one_line, memory_lines
+from dlojz.running.run import find
 from dlojz.running.store import runs_root
 
 if TYPE_CHECKING:
-    from dlojz.results.record import RunRecord
     from dlojz.running.out_of_memory import PostMortem
 
 State = Literal["ok", "warning", "problem"]
@@ -59,24 +59,26 @@ class Check:
     advice: str = ""
 
 
+def _warned(name: str, found: str, warning: str = "") -> Check:
+    return Check(name, "warning" if warning else "ok", found, warning)
+
+
 def examine(root: Path) -> list[Check]:
     """Run all checks; `root` is the folder of the runs."""
-    install = say(en="install it: pip install -r requirements.txt", fr="installez-la : pip install -r requirements.txt")
-    needed = {
-        name: partial(_library, name, "problem", install) for name in ("torchvision", "timm", "deepspeed", "idr_torch")
-    }
-    useful = {name: partial(_library, name, "warning", install) for name in ("jupyterlab", "ipykernel")}
+    device = say(en="no CUDA device: runs use the CPU", fr="pas de GPU CUDA : les exécutions utilisent le CPU")
+    queue = say(en="no sbatch here: runs stay on this machine", fr="pas de sbatch ici : les exécutions restent ici")
+    spoken = say(en=f"{language()} (DLOJZ_LANG=fr for French)", fr=f"{language()} (DLOJZ_LANG=en pour l’anglais)")
     checks: dict[str, Callable[[], Check]] = {
-        "python": _python,
-        "torch": _torch,
-        **needed,
-        **useful,
+        "python": lambda: _warned("python", f"{platform.python_version()}, {sys.executable}"),
+        "torch": lambda: _warned("torch", f"{version('torch')}, {', '.join(_cuda_devices()) or device}"),
+        **{name: partial(_library, name, "problem") for name in ("torchvision", "timm", "deepspeed", "idr_torch")},
+        **{name: partial(_library, name, "warning") for name in ("jupyterlab", "ipykernel")},
         "cores": _cores,
         "memory": _memory,
         "disk": partial(check_disk, root),
         "gloo": _gloo,
-        "slurm": _slurm,
-        "language": _language,
+        "slurm": lambda: _warned("slurm", shutil.which("sbatch") or queue),
+        "language": lambda: _warned("language", spoken),
     }
     return [_safely(name, check) for name, check in checks.items()]
 
@@ -88,22 +90,13 @@ def _safely(name: str, check: Callable[[], Check]) -> Check:
         return Check(name, "problem", f"{type(error).__name__}: {error}")
 
 
-def _python() -> Check:
-    found = f"{platform.python_version()}, {sys.executable}"
-    return Check("python", "ok", found)
-
-
-def _torch() -> Check:
+def _cuda_devices() -> list[str]:
     import torch
 
-    devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    where = ", ".join(devices) or say(
-        en="no CUDA device: runs use the CPU", fr="pas de GPU CUDA : les exécutions utilisent le CPU"
-    )
-    return Check("torch", "ok", f"{torch.__version__}, {where}")
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
-def _library(name: str, if_missing: State, advice: str) -> Check:
+def _library(name: str, if_missing: State) -> Check:
     if name in ("torchvision", "timm"):
         from dlojz.models.torchvision_ops import ensure_torchvision_imports
 
@@ -113,40 +106,32 @@ def _library(name: str, if_missing: State, advice: str) -> Check:
     try:
         module = importlib.import_module(name)
     except Exception as error:
+        install = "pip install -r requirements.txt"
+        advice = say(en=f"install it: {install}", fr=f"installez-la : {install}")
         return Check(name, if_missing, f"{type(error).__name__}: {error}"[:200], advice)
     return Check(name, "ok", str(getattr(module, "__version__", say(en="present", fr="présente"))))
 
 
 def _cores() -> Check:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if cores < 2:
-        return Check(
-            "cores",
-            "warning",
-            str(cores),
-            say(
-                en="2 processes will share one core: expect them slow",
-                fr="2 processus partageront un cœur : ce sera lent",
-            ),
-        )
-    return Check("cores", "ok", str(cores))
+    slow = say(
+        en="2 processes will share one core: expect them slow", fr="2 processus partageront un cœur : ce sera lent"
+    )
+    return _warned("cores", str(cores), slow if cores < 2 else "")
 
 
 def _memory() -> Check:
     import psutil
 
     free = psutil.virtual_memory().available
+    found, wanted = format_bytes(free), format_bytes(MEMORY_BYTES_WANTED)
     if free < MEMORY_BYTES_WANTED:
-        return Check(
-            "memory",
-            "warning",
-            format_bytes(free),
-            say(
-                en=f"2 processes with DeepSpeed need about {format_bytes(MEMORY_BYTES_WANTED)}: close other programs",
-                fr=f"DeepSpeed ×2 demande {format_bytes(MEMORY_BYTES_WANTED)} : fermez d'autres programmes",
-            ),
+        advice = say(
+            en=f"2 processes with DeepSpeed need about {wanted}: close other programs",
+            fr=f"DeepSpeed ×2 demande {wanted} : fermez d’autres programmes",
         )
-    return Check("memory", "ok", say(en=f"{format_bytes(free)} free", fr=f"{format_bytes(free)} libres"))
+        return _warned("memory", found, advice)
+    return _warned("memory", say(en=f"{found} free", fr=f"{found} libres"))
 
 
 def check_disk(root: Path) -> Check:
@@ -156,30 +141,18 @@ def check_disk(root: Path) -> Check:
         with tempfile.NamedTemporaryFile(dir=there):
             pass
     except OSError as error:
-        return Check(
-            "disk",
-            "problem",
-            f"{root}: {error.strerror}",
-            say(
-                en="choose a folder you may write to: export DLOJZ_RUNS=FOLDER",
-                fr="choisissez un dossier où vous pouvez écrire : export DLOJZ_RUNS=DOSSIER",
-            ),
+        advice = say(
+            en="choose a folder you may write to: export DLOJZ_RUNS=FOLDER",
+            fr="choisissez un dossier où vous pouvez écrire : export DLOJZ_RUNS=DOSSIER",
         )
-    free = shutil.disk_usage(there).free
-    found = say(
-        en=f"{root}: writable, {format_bytes(free)} free", fr=f"{root} : inscriptible, {format_bytes(free)} libres"
+        return Check("disk", "problem", f"{root}: {error.strerror}", advice)
+    free_bytes = shutil.disk_usage(there).free
+    free = format_bytes(free_bytes)
+    found = say(en=f"{root}: writable, {free} free", fr=f"{root} : inscriptible, {free} libres")
+    full = say(
+        en="less than 1 GiB is free: remove old runs", fr="moins de 1 Gio libre : supprimez d’anciennes exécutions"
     )
-    if free < FREE_BYTES_WANTED:
-        return Check(
-            "disk",
-            "warning",
-            found,
-            say(
-                en="less than 1 GiB is free: remove old runs",
-                fr="moins de 1 Gio libre : supprimez d'anciennes exécutions",
-            ),
-        )
-    return Check("disk", "ok", found)
+    return _warned("disk", found, full if free_bytes < FREE_BYTES_WANTED else "")
 
 
 def _gloo() -> Check:
@@ -204,43 +177,15 @@ def _gloo() -> Check:
                 rank.kill()
                 rank.wait()
     if all(rank.returncode == 0 for rank in ranks):
-        return Check(
-            "gloo",
-            "ok",
-            say(en="2 processes all-reduced in ", fr="2 processus ont fait un all-reduce en ")
-            + format_seconds(time.monotonic() - started_s),
-        )
+        took = format_seconds(time.monotonic() - started_s)
+        done = say(en=f"2 processes all-reduced in {took}", fr=f"2 processus ont fait un all-reduce en {took}")
+        return _warned("gloo", done)
     last = next((lines[-1] for text in complaints if (lines := text.strip().splitlines())), "")
-    return Check(
-        "gloo",
-        "problem",
-        last[:200],
-        say(
-            en="processes of this machine cannot talk to each other: try GLOO_SOCKET_IFNAME=lo",
-            fr="les processus de cette machine ne se parlent pas : essayez GLOO_SOCKET_IFNAME=lo",
-        ),
+    advice = say(
+        en="processes of this machine cannot talk to each other: try GLOO_SOCKET_IFNAME=lo",
+        fr="les processus de cette machine ne se parlent pas : essayez GLOO_SOCKET_IFNAME=lo",
     )
-
-
-def _slurm() -> Check:
-    sbatch = shutil.which("sbatch")
-    return Check(
-        "slurm",
-        "ok",
-        sbatch
-        or say(
-            en="no sbatch here: runs stay on this machine",
-            fr="pas de sbatch ici : les exécutions restent sur cette machine",
-        ),
-    )
-
-
-def _language() -> Check:
-    return Check(
-        "language",
-        "ok",
-        say(en=f"{language()} (DLOJZ_LANG=fr for French)", fr=f"{language()} (DLOJZ_LANG=en pour l'anglais)"),
-    )
+    return Check("gloo", "problem", last[:200], advice)
 
 
 MARKS: dict[State, tuple[str, str]] = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "bold red")}
@@ -249,8 +194,8 @@ MARKS: dict[State, tuple[str, str]] = {"ok": ("✓", "green"), "warning": ("!", 
 @verb(
     "doctor",
     """
-    [RUN]  name of a run, or its beginning (see `dlojz runs`); without it, the machine is checked
-        // nom d’une exécution, ou son début (voir `dlojz runs`) ; sans lui, la machine est examinée
+    [RUN]  name of a run or its beginning, see `dlojz runs`; without it, the machine is checked
+        // nom d’une exécution ou son début, voir `dlojz runs` ; sans lui, la machine est examinée
     """,
     ROOT,
     JSON,
@@ -289,7 +234,7 @@ def doctor_command(given: Given, answer: Answer) -> int:
 
 def _explain(given: Given, answer: Answer) -> None:
     """Explain what filled the memory of one run."""
-    run = the_run("doctor", given)
+    run = find(given[WORDS][0], given["root"])
     from dlojz.running.out_of_memory import post_mortem
 
     diagnosis = post_mortem(run)
@@ -331,25 +276,12 @@ def _table(checks: list[Check]) -> Table:
 def told(diagnosis: PostMortem) -> list[Any]:
     """Write the diagnosis as texts to print, one after the other."""
     record = diagnosis.record
+    run, reason = f"{record.run_id} ({visible(record.title)})", visible(record.reason)
     if not diagnosis.out_of_memory:
-        return [_ended_otherwise(record), in_one_line(diagnosis)]
-    lines: list[Any] = [
-        Text(
-            say(
-                en=f"{record.run_id} ({visible(record.title)}) ran out of memory: {visible(record.reason)}",
-                fr=f"{record.run_id} ({visible(record.title)}) a épuisé la mémoire : {visible(record.reason)}",
-            ),
-            style="bold",
-        ),
-        "",
-        *memory_lines(diagnosis),
-    ]
-    return lines
-
-
-def _ended_otherwise(record: RunRecord) -> str:
-    why = f" ({visible(record.reason)})" if record.reason else ""
-    return say(
-        en=f"{record.run_id} ({visible(record.title)}) did not run out of memory: {status_label(record.status)}{why}.",
-        fr=f"{record.run_id} ({visible(record.title)}) n’a pas manqué de mémoire : {status_label(record.status)}{why}.",
-    )
+        ended = status_label(record.status) + (f" ({reason})" if reason else "")
+        otherwise = say(
+            en=f"{run} did not run out of memory: {ended}.", fr=f"{run} n’a pas manqué de mémoire : {ended}."
+        )
+        return [otherwise, in_one_line(diagnosis)]
+    headline = say(en=f"{run} ran out of memory: {reason}", fr=f"{run} a épuisé la mémoire : {reason}")
+    return [Text(headline, style="bold"), "", *memory_lines(diagnosis)]

@@ -221,15 +221,8 @@ labs.diff("attention"), ou run.diff() pour l’exercice auquel se rattache une e
 )
 def diff_command(given: Given, answer: Answer) -> None:
     """Show an answer beside the solution."""
-    names = given[WORDS]
-    if len(names) != 2:
-        raise refusal(
-            en=f"`dlojz diff` takes a notebook and an exercise, but {len(names)} word(s) were received: write `dlojz "
-            "diff notebooks/en/01_big_models.ipynb attention`.",
-            fr=f"`dlojz diff` prend un notebook et un exercice, mais {len(names)} mot(s) ont été reçus : écrivez "
-            "`dlojz diff notebooks/fr/01_big_models.ipynb attention`.",
-        )
     from dlojz.labs.kit.lab_catalogue import diff
 
-    found = diff(names[1], Path(names[0]))
+    notebook, exercise = given[WORDS]
+    found = diff(exercise, Path(notebook))
     answer(found.to_dict() if given["json"] else repr(found))

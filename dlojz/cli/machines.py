@@ -71,11 +71,6 @@ l’exécution y demanderait, son coût maximal, et pourquoi elle serait refusé
 def machines_command(given: Given, answer: Answer) -> None:
     """List the machines, or preview a run on one."""
     names = given.pop(WORDS, ())
-    if len(names) > 1:
-        raise refusal(
-            en=f"`dlojz machines` takes one name, but {len(names)} were received: {' '.join(names)}.",
-            fr=f"`dlojz machines` prend un nom, mais {len(names)} ont été reçus : {' '.join(names)}.",
-        )
     if names:
         answer(_about(machine(names[0]), given))
         return

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 @verb(
     "memory",
-    "[MODEL]  model of the catalogue, like --model (see `dlojz models`) "
-    "// modèle du catalogue, comme --model (voir `dlojz models`)",
+    "[MODEL]  model of the catalogue, like --model; `dlojz models` lists them "
+    "// modèle du catalogue, comme --model ; `dlojz models` les liste",
     predicting_flags(),
     f"""
     --fit {"|".join(DEVICES)}  find the largest micro-batch that fits into this GPU, and what each lever saves

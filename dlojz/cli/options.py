@@ -138,7 +138,7 @@ SCHEDULER = flags("""
 FIGURE = flags("--figure FILE  picture to write (.png, .svg, .pdf) // image à écrire (.png, .svg, .pdf)")
 PNG = flags("--png FILE  picture to write (.png, .svg, .pdf) // image à écrire (.png, .svg, .pdf)")
 RUN_WORD = flags(
-    "RUN  name of a run, or its beginning (see `dlojz runs`) // nom d’une exécution, ou son début (voir `dlojz runs`)"
+    "RUN  name of a run or its beginning, see `dlojz runs` // nom d’une exécution ou son début, voir `dlojz runs`"
 )
 DEVICE = flags(
     f"--device {'|'.join(DEVICES)} = cpu  GPU that the figures are for; without it, the CPU "
@@ -252,7 +252,22 @@ def parse(command: str, options: Sequence[Flag], words: Sequence[str]) -> Given:
         raise LabError(_unknown(command, options, unknown[0]))
     words_of = ((flag, getattr(found, flag.name, None)) for flag in options)
     values = {flag.name: _value(flag, word) for flag, word in words_of if word not in (None, [])}
+    for flag in options:
+        if flag.kind == "words":
+            _check_words(command, flag, values.get(WORDS, ()))
     return Given(values, {flag.name: flag.default for flag in options})
+
+
+def _check_words(command: str, flag: Flag, words: Sequence[str]) -> None:
+    """Refuse other words than the metavar names: `A B` is two, `[A]` may be left out, `[A…]` are any number."""
+    most = 10**6 if "…" in flag.metavar else len(flag.metavar.split())
+    least = 0 if flag.metavar.startswith("[") else most
+    if not least <= len(words) <= most:
+        received = repr(" ".join(words))
+        raise refusal(
+            en=f"`{command}` takes {flag.metavar} ({flag.en}), but {received if words else 'nothing'} was received.",
+            fr=f"`{command}` prend {flag.metavar} ({flag.fr}), mais {received if words else 'rien'} a été reçu.",
+        )
 
 
 def _value(flag: Flag, word: Any) -> Any:

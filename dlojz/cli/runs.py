@@ -321,7 +321,7 @@ Le début du nom suffit, si une seule exécution commence ainsi.""",
 )
 def logs_command(given: Given, answer: Answer) -> None:
     """Print the logs of a run."""
-    run = the_run("logs", given)
+    run = find(given[WORDS][0], given["root"])
     printed = run.logs(given["rank"])
     if given["rank"] is None and run.state not in ("completed", "running", "queued"):
         answer(repr(run.diagnosis()))
@@ -342,23 +342,7 @@ def logs_command(given: Given, answer: Answer) -> None:
 )
 def cancel_command(given: Given, answer: Answer) -> None:
     """Ask a run to stop."""
-    answer(the_run("cancel", given).cancel())
-
-
-def the_run(command: str, given: Given) -> Run:
-    """Find the one run that is named.
-
-    Raises:
-        LabError: if none or several are, or there is no such run.
-    """
-    names = given[WORDS]
-    if len(names) != 1:
-        raise refusal(
-            en=f"`dlojz {command}` takes the name of one run, but {len(names)} were received: `dlojz runs` lists them.",
-            fr=f"`dlojz {command}` prend le nom d’une exécution, mais {len(names)} ont été reçus : `dlojz runs` les "
-            "liste.",
-        )
-    return find(names[0], given["root"])
+    answer(find(given[WORDS][0], given["root"]).cancel())
 
 
 def readable(given: Given) -> list[Run]:

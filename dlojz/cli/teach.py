@@ -92,11 +92,6 @@ def bench_command(given: Given, answer: Answer) -> int:
     if not names:
         _list(given, answer)
         return main.DONE
-    if len(names) > 1:
-        raise refusal(
-            en=f"`dlojz bench` takes one campaign, but {len(names)} were received: {', '.join(names)}.",
-            fr=f"`dlojz bench` prend une campagne, mais {len(names)} ont été reçues : {', '.join(names)}.",
-        )
     path = find_campaign(names[0])
     campaign = read_campaign(path)
     plan = expand(campaign, given["machine"])
@@ -301,12 +296,6 @@ que lu. Les exécutions rejouées ne comptent pas. Ce qui est illisible est sign
 )
 def board_command(given: Given, answer: Answer) -> None:
     """Show the class."""
-    folders = given[WORDS]
-    if len(folders) != 1:
-        raise refusal(
-            en=f"`dlojz board` takes the folder of the class, but {len(folders)} were received.",
-            fr=f"`dlojz board` prend le dossier de la classe, mais {len(folders)} ont été reçus.",
-        )
     hidden = given["pseudonyms"]
     if "key" in given and not hidden:
         raise refusal(
@@ -314,7 +303,7 @@ def board_command(given: Given, answer: Answer) -> None:
             fr="--key ne sert à rien sans --pseudonyms : ajoutez-le.",
         )
     call = pseudonyms(Path(given["key"]).expanduser() if "key" in given else None) if hidden else str
-    students = read_class(Path(folders[0]).expanduser(), call)
+    students = read_class(Path(given[WORDS][0]).expanduser(), call)
     head, rows = board_rows(students)
     if "html" in given:
         path = Path(given["html"]).expanduser()
