@@ -19,7 +19,7 @@ from dlojz.by_hand import collectives
 from dlojz.by_hand.collectives import AlphaBetaFit, fit, simulate
 from dlojz.by_hand.collectives.algorithm_catalogue import algorithm, check_size, node_size
 from dlojz.by_hand.collectives.running import LIBRARY, SIZES_BYTES, algorithm_of, measure
-from dlojz.cli.options import FIGURE, JSON, Answer, Given, console, progress_bar, tell, tell_written, verb
+from dlojz.cli.options import FIGURE, JSON, Answer, Given, check_needs, console, progress_bar, tell, tell_written, verb
 from dlojz.display.collective_text import format_latency, step_words
 
 if TYPE_CHECKING:
@@ -183,16 +183,8 @@ def _check(given: Given) -> None:
     name, calibrating = given["name"], given["calibrate"]
     if name is not None:
         _ = algorithm_of(name) if calibrating else algorithm(name)
-    if given["figure"] and not (name or calibrating):
-        raise refusal(
-            en="--figure draws one algorithm or a calibration: add --name ring_all_reduce, or --calibrate.",
-            fr="--figure dessine un algorithme ou une calibration : ajoutez --name ring_all_reduce, ou --calibrate.",
-        )
-    if given["output"] and not calibrating:
-        raise refusal(
-            en="--output keeps a calibration: add --calibrate.",
-            fr="--output garde une calibration : ajoutez --calibrate.",
-        )
+    check_needs(given, "figure", "name", "calibrate")
+    check_needs(given, "output", "calibrate")
     if given["per_node"] and (calibrating or (name and not algorithm(name).two_level)):
         raise refusal(
             en="--per-node is for --name hierarchical_all_reduce, without --calibrate: leave it out here.",

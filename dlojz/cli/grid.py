@@ -14,7 +14,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, refusal, say
 from dlojz.base.table import Table
 from dlojz.by_hand.collectives.cost import Link
-from dlojz.cli.options import JSON, PNG, Answer, Given, config_flags, config_of, tell_written, verb
+from dlojz.cli.options import JSON, PNG, Answer, Given, check_needs, config_flags, config_of, tell_written, verb
 from dlojz.config.layout import AXES, DEFAULT_GPUS_PER_NODE, DEFAULT_ORDER, ORDERS, RankGrid, complete
 from dlojz.prediction.link_traffic import Crossing, link_traffic, placements
 
@@ -203,13 +203,9 @@ anneau parcourt son groupe dans l’ordre des rangs.""",
 def grid_command(given: Given, answer: Answer) -> None:
     """Print a grid of ranks, its groups, its nodes and its traffic."""
     grid, links = _grid(given), _links(given)
+    check_needs(given, "axis", "png")
     if "axis" in given:
         grid.size(given["axis"])  # refuses what is no axis
-        if "png" not in given:
-            raise refusal(
-                en="--axis chooses what the picture shows, but there is no picture: add --png FILE.",
-                fr="--axis choisit ce que montre l’image, mais il n’y a pas d’image : ajoutez --png FICHIER.",
-            )
     found, unknown = _traffic(given, grid)
     if "png" in given:
         from dlojz.display.figures.grid_figures import grid_figure
@@ -235,12 +231,8 @@ def _grid(given: Given) -> RankGrid:
 
 def _links(given: Given) -> tuple[Link, Link] | None:
     """Parse the links inside a node and between nodes; None where they are not given."""
+    check_needs(given, "latencies", "bandwidths")
     if "bandwidths" not in given:
-        if "latencies" in given:
-            raise refusal(
-                en="--latencies does nothing without --bandwidths: add --bandwidths IN,OUT.",
-                fr="--latencies ne sert à rien sans --bandwidths : ajoutez --bandwidths DEDANS,ENTRE.",
-            )
         return None
     speeds = _pair("--bandwidths", given["bandwidths"], "300,25", zero=False)
     waits = _pair("--latencies", given["latencies"], "2,10", zero=True)

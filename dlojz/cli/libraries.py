@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import refusal, say
 from dlojz.cli import main
-from dlojz.cli.options import FIGURE, JSON, ROOT, Answer, Given, check_writable, console, progress_bar, tell, verb
+from dlojz.cli.options import (
+    FIGURE,
+    JSON,
+    ROOT,
+    Answer,
+    Given,
+    check_needs,
+    check_writable,
+    console,
+    progress_bar,
+    tell,
+    verb,
+)
 from dlojz.libraries.library_catalogue import (
     LIBRARIES,
     PROGRAMS,
@@ -99,12 +111,8 @@ def _check(given: Given) -> None:
         library(given["show"])
     for name in _names(given) or ():
         library(name)
-    idle = next((name for name in _RUNNING if name in given), None)
-    if idle and not given["run"]:
-        raise refusal(
-            en=f"--{idle.replace('_', '-')} is for runs side by side: add --run.",
-            fr=f"--{idle.replace('_', '-')} sert aux exécutions côte à côte : ajoutez --run.",
-        )
+    for name in _RUNNING:
+        check_needs(given, name, "run")
     if given["show"] and (given["run"] or given["json"]):
         raise refusal(
             en="--show prints a program alone: leave --run and --json out.",

@@ -171,8 +171,8 @@ def _flag_of(name: str, field: FieldInfo, subject: ConfigSubject) -> Flag:
     kinds = _kinds(field)
     choices = [value for kind in kinds if typing.get_origin(kind) is Literal for value in typing.get_args(kind)]
     metavar = "|".join(choices) or ("INT" if int in kinds else "FLOAT" if float in kinds else "TEXT")
-    option = "--" + name.replace("_", "-")
-    flag = Flag(name, *field_help(field), metavar, field.default, kind="field", spellings=(option,), subject=subject)
+    spellings = (_option(name),)
+    flag = Flag(name, *field_help(field), metavar, field.default, kind="field", spellings=spellings, subject=subject)
     return replace(flag, metavar="", kind="switch") if bool in kinds else flag
 
 
@@ -326,6 +326,24 @@ def target_device(given: Given) -> Device | None:
     if given.get("device") in (None, *typing.get_args(RunConfig.model_fields["device"].annotation)):
         return None
     return device(given.pop("device"))
+
+
+def check_needs(given: Given, name: str, *needed: str) -> None:
+    """Refuse an option that has no effect without one of some others.
+
+    Raises:
+        LabError: naming what it needs.
+    """
+    if name in given and not any(given[other] for other in needed):
+        option, others = _option(name), [_option(other) for other in needed]
+        raise refusal(
+            en=f"{option} does nothing without {' or '.join(others)}: add it, or leave {option} out.",
+            fr=f"{option} ne sert à rien sans {' ou '.join(others)} : ajoutez-le, ou retirez {option}.",
+        )
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def check_writable(given: Given, pictures: Sequence[str], files: Sequence[str] = ()) -> None:

@@ -21,6 +21,7 @@ from dlojz.cli.options import (
     WORDS,
     Answer,
     Given,
+    check_needs,
     config_flags,
     config_of,
     number,
@@ -226,11 +227,7 @@ def _check(given: Given) -> None:
             en=f"{option} does nothing beside {mode}: leave one of them out.",
             fr=f"{option} ne sert à rien à côté de {mode} : retirez l’un des deux.",
         )
-    if "color" in given and not {"png", "svg"} & given.keys():
-        raise refusal(
-            en="--color does nothing without a picture: add --png FILE or --svg FILE.",
-            fr="--color ne sert à rien sans image : ajoutez --png FICHIER ou --svg FICHIER.",
-        )
+    check_needs(given, "color", "png", "svg")
     if "svg" in given and not given["svg"].lower().endswith(".svg"):
         raise refusal(
             en=f"--svg writes a file that ends in .svg, but {given['svg']!r} was received: change the ending, or use "

@@ -31,6 +31,7 @@ from dlojz.cli.options import (
     WORDS,
     Answer,
     Given,
+    check_needs,
     console,
     tell,
     tell_written,
@@ -296,13 +297,9 @@ que lu. Les exécutions rejouées ne comptent pas. Ce qui est illisible est sign
 )
 def board_command(given: Given, answer: Answer) -> None:
     """Show the class."""
-    hidden = given["pseudonyms"]
-    if "key" in given and not hidden:
-        raise refusal(
-            en="--key does nothing without --pseudonyms: add it.",
-            fr="--key ne sert à rien sans --pseudonyms : ajoutez-le.",
-        )
-    call = pseudonyms(Path(given["key"]).expanduser() if "key" in given else None) if hidden else str
+    check_needs(given, "key", "pseudonyms")
+    key = Path(given["key"]).expanduser() if "key" in given else None
+    call = pseudonyms(key) if given["pseudonyms"] else str
     students = read_class(Path(given[WORDS][0]).expanduser(), call)
     head, rows = board_rows(students)
     if "html" in given:
