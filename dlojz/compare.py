@@ -1,23 +1,8 @@
-"""Compare runs with each other and with their predictions: rows, findings, a timeline over a simulation.
+"""Compare runs with each other and with their predictions: rows, findings, a measured step over its simulation.
 
-What a comparison is: quantities in pairs, predicted and measured; one row per run.
-
-compare`. What is derived here (sums, verdicts) is derived from the pairs alone; a figure that is not known stays
-`None`.
-
-A pipeline run laid over its simulation: the measured step beside the one that the simulator gives for it.
-
-The schedule is the run's own, the costs are means of what the run has measured, and nothing else is fitted; where the
-two part is what the simulator leaves out.
-
-Prediction beside measurement, run by run: `compare`.
-
-Nothing is estimated here; every figure is either read from a record or asked from `predict`, and a figure that neither
-has stays `None`.
-
-What a comparison says, in sentences; every figure in them is read from it.
-
-A sentence is only said about runs that were measured.
+Every figure is read from a record or asked from `predict`; sums and verdicts are derived from these pairs alone, and a
+figure that is not known stays `None`. The step of a pipeline is simulated with the run's own schedule and the means of
+what the run measured, and nothing else is fitted: a difference is what the simulator leaves out.
 """
 
 from __future__ import annotations
@@ -34,10 +19,10 @@ from pydantic import Field
 from dlojz.base.contract import Contract
 from dlojz.base.display_hook import figure_of, html_of, markdown_of, table_of
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, format_bytes, format_count, gap_text, minus, say, significant
+from dlojz.base.language import decimal, format_bytes, format_count, gap_text, minus, refusal, say, significant
 from dlojz.base.machine import rank_limit_bytes
-from dlojz.config.run_config import RunConfig, laid_out_otherwise
-from dlojz.config.schedules import COMPRESSED, does_nothing
+from dlojz.config.run_config import RunConfig, fallback_note
+from dlojz.config.schedules import COMPRESSED, no_effect_note
 from dlojz.hardware import DEVICES, Device
 from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.pipeline.simulator import MeasuredOverlay, Timeline, overlay, simulate, steps_of
@@ -96,11 +81,12 @@ class RunRow(Contract):
     )
     step_s: float | None = None
     pipeline_s: PredictedMeasured = Field(
-        PredictedMeasured(), description="a pipeline's schedule, without the update; predicted: simulated with the "
-        "measured actions"
+        PredictedMeasured(),
+        description="a pipeline's schedule, without the update; predicted: simulated with the measured actions",
     )
-    bubble_fraction: PredictedMeasured = Field(PredictedMeasured(), description="idle share of the ranks in it, "
-    "simulated likewise and measured")
+    bubble_fraction: PredictedMeasured = Field(
+        PredictedMeasured(), description="idle share of the ranks in it, simulated likewise and measured"
+    )
     communication_exposed_s: float | None = Field(None, description="measured: waiting for it after backward")
     communication_hidden_s: float | None = Field(None, description="measured: under way while backward computed")
     step_flops: PredictedMeasured = PredictedMeasured()
@@ -128,9 +114,7 @@ class RunRow(Contract):
     @property
     def communication_bytes(self) -> PredictedMeasured:
         """Message bytes of all collectives of one step."""
-        pairs = [traffic.message_bytes for traffic in self.communication]
-        return PredictedMeasured(predicted=_sum(pair.predicted for pair in pairs),
-            measured=_sum(pair.measured for pair in pairs))
+        return _summed(traffic.message_bytes for traffic in self.communication)
 
     @property
     def sent_bytes(self) -> float | None:
@@ -150,9 +134,7 @@ class RunRow(Contract):
     @property
     def states_bytes(self) -> PredictedMeasured:
         """Weights, gradients, optimizer states, master copies and buffers together."""
-        pairs = [self.memory_bytes[name] for name in STATES]
-        return PredictedMeasured(predicted=_sum(pair.predicted for pair in pairs),
-            measured=_sum(pair.measured for pair in pairs))
+        return _summed(self.memory_bytes[name] for name in STATES)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data, with what is derived from it."""
@@ -191,11 +173,11 @@ class Comparison(Contract):
         return figure_of(self, path)
 
     def findings(self) -> list[str]:
-        """What the table says, in sentences computed from it."""
+        """Conclude from the table, in sentences computed from it."""
         return findings(self) + self._limits()
 
     def _limits(self) -> list[str]:
-        """How near the fullest rank came to the limit of what it ran on."""
+        """Report how near the fullest rank came to its memory limit."""
         known = [row for row in self.rows if row.limit_bytes and row.max_peak_bytes]
         if not known:
             return []
@@ -206,8 +188,8 @@ class Comparison(Contract):
             say(
                 en=f"Limit: {row.title} came nearest to it, with a peak of {peak}, {share} % of {limit} "
                 f"({row.limit_of}).",
-                fr=f"Limite : {row.title} s’en approche le plus, avec un pic de {peak}, soit "
-                f"{share} % de {limit} ({row.limit_of}).",
+                fr=f"Limite : {row.title} s’en approche le plus, avec un pic de {peak}, soit {share} % de {limit} "
+                f"({row.limit_of}).",
             )
         ]
 
@@ -221,9 +203,14 @@ class Comparison(Contract):
         return table_of(self)
 
 
-def _sum(values: Iterable[int | float | None]) -> int | float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+def _summed(pairs: Iterable[PredictedMeasured]) -> PredictedMeasured:
+    """Sums of what is known; None where nothing is."""
+    pairs = list(pairs)
+    sums = {}
+    for name in PredictedMeasured.model_fields:
+        known = [value for pair in pairs if (value := getattr(pair, name)) is not None]
+        sums[name] = sum(known) if known else None
+    return PredictedMeasured(**sums)
 
 
 def _all(verdicts: Iterable[bool | None]) -> bool | None:
@@ -232,7 +219,7 @@ def _all(verdicts: Iterable[bool | None]) -> bool | None:
 
 
 def overlay_of(record: RunRecord, step: int | None = None, replica: int = 0) -> MeasuredOverlay:
-    """One step of a pipeline run, measured and simulated.
+    """Simulate one step of a pipeline run with its measured costs.
 
     Args:
         record: a run with pp > 1 that timed its actions.
@@ -244,22 +231,17 @@ def overlay_of(record: RunRecord, step: int | None = None, replica: int = 0) -> 
     """
     layout = record.config.layout
     if layout.pp == 1:
-        raise LabError(
-            say(
-                en=f"the run {record.run_id} is no pipeline (pp=1), so there is no schedule to lay it over: run one "
-                "with pp=2 or more.",
-                fr=f"l’exécution {record.run_id} n’est pas un pipeline (pp=1) : il n’y a pas d’ordonnancement auquel "
-                "la superposer ; lancez-en une avec pp=2 ou plus.",
-            )
+        raise refusal(
+            en=f"the run {record.run_id} is no pipeline (pp=1), so there is no schedule to lay it over: run one with "
+            "pp=2 or more.",
+            fr=f"l’exécution {record.run_id} n’est pas un pipeline (pp=1) : il n’y a pas d’ordonnancement auquel la "
+            "superposer ; lancez-en une avec pp=2 ou plus.",
         )
     if not steps_of(record.spans):
-        raise LabError(
-            say(
-                en=f"the run {record.run_id} has no timed step, as it ended too early: run it again with 5 steps or "
-                "more.",
-                fr=f"l’exécution {record.run_id} n’a aucun pas chronométré, car elle s’est arrêtée trop tôt : "
-                "relancez-la avec 5 pas ou plus.",
-            )
+        raise refusal(
+            en=f"the run {record.run_id} has no timed step, as it ended too early: run it again with 5 steps or more.",
+            fr=f"l’exécution {record.run_id} n’a aucun pas chronométré, car elle s’est arrêtée trop tôt : relancez-la "
+            "avec 5 pas ou plus.",
         )
     ranks = {pipeline * layout.dp + replica: pipeline for pipeline in range(layout.pp)}
     return overlay(schedule_of(layout), record.spans, step, ranks)
@@ -290,7 +272,7 @@ class Handle(Protocol):
 
 
 def compare(runs: Iterable[Handle | RunRecord] | Handle | RunRecord) -> Comparison:
-    """Lay the measurement of each run over its prediction.
+    """Compare the measurement of each run with its prediction.
 
     Args:
         runs: runs or records, or one of them. A run on one process among them gives the losses and the throughput
@@ -311,14 +293,14 @@ def compare(runs: Iterable[Handle | RunRecord] | Handle | RunRecord) -> Comparis
 
 
 def _run_note(config: RunConfig, record: RunRecord | None) -> str:
-    """What of a run does nothing, and why; empty where all of it does what was asked."""
+    """Note an option without effect, and why; empty where there is none."""
     if config.optimizer in COMPRESSED and config.layout.dp == 1:
-        return does_nothing(config.optimizer)
-    return laid_out_otherwise(config, record.environment.get("wrapped_in", "")) if record else ""
+        return no_effect_note(config.optimizer)
+    return fallback_note(config, record.environment.get("wrapped_in", "")) if record else ""
 
 
 def _titles(configs: list[RunConfig], run_ids: list[str]) -> list[str]:
-    """The layouts' titles; where two are the same, what tells the runs apart is added."""
+    """Title the runs by their layouts; where two are the same, add the fields that differ."""
     flat = [{**config.to_dict(), **config.layout.to_dict(), "layout": None} for config in configs]
     titles = []
     for config, own, run_id in zip(configs, flat, run_ids, strict=True):
@@ -387,7 +369,7 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
 
 
 def _pipeline(record: RunRecord) -> MeasuredOverlay | None:
-    """One step of a pipeline, simulated and measured; None where there is none."""
+    """Simulate one step of a pipeline; None where the run is none or timed no step."""
     try:
         return overlay_of(record)
     except LabError:
@@ -395,7 +377,7 @@ def _pipeline(record: RunRecord) -> MeasuredOverlay | None:
 
 
 def _pipeline_speedup(config: RunConfig) -> float:
-    """Over one rank: that of the schedule with even stages, a backward twice as long as a forward, and no messages."""
+    """Speed-up over one rank: even stages, a backward twice as long as a forward, no messages."""
     if config.layout.pp == 1:
         return 1.0
     return simulate(schedule_of(config.layout)).speedup
@@ -415,7 +397,7 @@ def _prediction(config: RunConfig, gpu: Device | None) -> tuple[Footprint | None
 
 
 def gpu_of(record: RunRecord) -> Device | None:
-    """The GPU that a run was measured on, where the lab knows its kind; None on a CPU."""
+    """Find the GPU that a run was measured on, where the lab knows its kind; None on a CPU."""
     name = record.environment.get("device", "").replace(" ", "").upper()
     for known in DEVICES.values():
         kind, size = known.title.upper().split(" ", 1)
@@ -426,7 +408,7 @@ def gpu_of(record: RunRecord) -> Device | None:
 
 
 def limit_of(record: RunRecord) -> tuple[int, str] | None:
-    """What a rank of a run could take where it ran, in bytes, and whose limit that is; None where it is not known.
+    """Find the memory limit of a rank where it ran, in bytes, and whose limit it is; None where it is not known.
 
     On a CPU the ranks share the memory of the machine. A record that does not tell it was measured before records did:
     then this machine's, if it is the same one.
@@ -451,7 +433,7 @@ def _device(record: RunRecord) -> tuple[str | None, str | None]:
 
 
 def _unequal_ranks(record: RunRecord) -> tuple[int, ...]:
-    """Ranks on which a collective moved other bytes than predicted for that rank."""
+    """List the ranks on which a collective moved other bytes than predicted for that rank."""
     if not record.footprints:
         return ()
     from dlojz.prediction.communication import communication_by_place
@@ -481,7 +463,7 @@ def _is_twin(other: RunRecord, config: RunConfig) -> bool:
 
 
 def _compare_communication(predicted: Footprint | None, measured: Footprint | None) -> tuple[TrafficPair, ...]:
-    """One pair per (collective, group) that either footprint names; the lab's own control traffic is left out."""
+    """Pair the traffic per (collective, group) of either footprint, without the lab's control traffic."""
     keys = dict.fromkeys(
         (traffic.collective, traffic.group)
         for footprint in (predicted, measured)
@@ -516,10 +498,9 @@ def _at(losses: tuple[float, ...], index: int) -> float | None:
 
 
 def findings(comparison: Comparison) -> list[str]:
-    """Sentences about parity, communication, memory and speed, in the reader's language."""
-    said = [_parity(comparison.rows), _findings_communication(comparison), *_memory(comparison.rows),
-        _speed(comparison.rows)]
-    said += [_bubble(row) for row in comparison.rows]
+    """Write sentences about parity, communication, memory and speed, in the reader's language."""
+    rows = comparison.rows
+    said = [_parity(rows), _communication(comparison), *_memory(rows), _speed(rows), *map(_bubble, rows)]
     return [sentence for sentence in said if sentence]
 
 
@@ -536,7 +517,7 @@ def _parity(rows: tuple[RunRow, ...]) -> str | None:
     )
 
 
-def _findings_communication(comparison: Comparison) -> str | None:
+def _communication(comparison: Comparison) -> str | None:
     if comparison.exact is None:
         return None
     if comparison.exact:
@@ -614,7 +595,7 @@ def _speed(rows: tuple[RunRow, ...]) -> str | None:
 
 
 def _bubble(row: RunRow) -> str | None:
-    """How far a pipeline's schedule was from its simulation."""
+    """Report how far a pipeline's step was from its simulation."""
     step_s, bubble = row.pipeline_s, row.bubble_fraction
     if not step_s.measured or not step_s.predicted or bubble.measured is None or bubble.predicted is None:
         return None

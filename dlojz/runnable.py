@@ -1,22 +1,7 @@
 """Refuse what no engine of this version, or not this machine, can run, though it can be predicted.
 
-Real training on every rank: engines, probes that attach from outside, and the one worker loop.
-
-Invariant: `train` measures and never draws or predicts. Importing this package loads no torch.
-
-Which pipelines can be run: asked before any process is started.
-
-What passes here is built by `engines.build` without another question. The model's shapes are asked, so torch is loaded,
-by pipelines alone.
-
-Check a tensor-parallel run against its model and this machine, before any process is started.
-
-What passes here is built by `engines.build` without another question. torch is loaded only where a pattern has to be
-held against the names of a model's parts, or a device asked.
-
-Can this machine offload to that disk: asked before a run folder is made or a process started.
-
-Each reason is one sentence, and nothing is written but an empty file that is removed at once.
+Asked before a run folder is made or a process started; nothing is written but an empty file that is removed at once.
+torch is loaded only for pipelines, for a pattern that is matched with the names of a model's parts, and for a device.
 """
 
 from __future__ import annotations
@@ -26,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_bytes, say
+from dlojz.base.language import format_bytes, refusal
 from dlojz.config.compatibility import check
 from dlojz.config.run_compatibility import NO_LIBRARY, PIPELINE, RUN, PipelineRun
 from dlojz.config.run_config import RunConfig
@@ -107,13 +92,11 @@ def _check_overlap(config: RunConfig) -> None:
     enough = config.device != "cpu" and torch.cuda.is_available() and torch.cuda.device_count() >= tp
     if enough and all(torch.cuda.can_device_access_peer(0, other) for other in range(1, tp)):
         return
-    raise LabError(
-        say(
-            en=f"async_tensor_parallel needs {tp} GPUs of one node that reach each other's memory (NVLink), which are "
-            "not here: leave it out.",
-            fr=f"async_tensor_parallel demande {tp} GPU d’un même nœud qui accèdent à la mémoire l’un de l’autre "
-            "(NVLink), et il n’y en a pas ici : retirez-le.",
-        )
+    raise refusal(
+        en=f"async_tensor_parallel needs {tp} GPUs of one node that reach each other's memory (NVLink), which are not "
+        "here: leave it out.",
+        fr=f"async_tensor_parallel demande {tp} GPU d’un même nœud qui accèdent à la mémoire l’un de l’autre (NVLink), "
+        "et il n’y en a pas ici : retirez-le.",
     )
 
 
@@ -129,41 +112,34 @@ def check_nvme(config: RunConfig) -> None:
         return
     folder = Path(path)
     if not folder.is_dir():
-        raise LabError(
-            say(
-                en=f"nvme_path={path!r} is no folder of this machine: give a folder on the NVMe disk, or leave it out "
-                "to offload to host memory.",
-                fr=f"nvme_path={path!r} n’est pas un dossier de cette machine : donnez un dossier du disque NVMe, ou "
-                "retirez-le pour décharger vers la mémoire de l’hôte.",
-            )
+        raise refusal(
+            en=f"nvme_path={path!r} is no folder of this machine: give a folder on the NVMe disk, or leave it out to "
+            "offload to host memory.",
+            fr=f"nvme_path={path!r} n’est pas un dossier de cette machine : donnez un dossier du disque NVMe, ou "
+            "retirez-le pour décharger vers la mémoire de l’hôte.",
         )
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise LabError(
-            say(
-                en=f"nvme_path={path!r} cannot be written: {error.strerror or error}. Give a folder where you can "
-                "write.",
-                fr=f"nvme_path={path!r} n’est pas accessible en écriture : {error.strerror or error}. Donnez un "
-                "dossier où vous pouvez écrire.",
-            )
+        raise refusal(
+            en=f"nvme_path={path!r} cannot be written: {error.strerror or error}. Give a folder where you can write.",
+            fr=f"nvme_path={path!r} n’est pas accessible en écriture : {error.strerror or error}. Donnez un dossier où "
+            "vous pouvez écrire.",
         ) from None
     _check_space(config, folder)
     if not has_async_io():
-        raise LabError(
-            say(
-                en="DeepSpeed cannot offload to NVMe on this machine: its operator async_io needs the library libaio "
-                "with its headers (libaio-dev) and a C++ compiler; leave nvme_path out to offload to host memory.",
-                fr="DeepSpeed ne peut pas décharger vers un disque NVMe sur cette machine : son opérateur async_io "
-                "demande la bibliothèque libaio avec ses en-têtes (libaio-dev) et un compilateur C++ ; retirez "
-                "nvme_path pour décharger vers la mémoire de l’hôte.",
-            )
+        raise refusal(
+            en="DeepSpeed cannot offload to NVMe on this machine: its operator async_io needs the library libaio with "
+            "its headers (libaio-dev) and a C++ compiler; leave nvme_path out to offload to host memory.",
+            fr="DeepSpeed ne peut pas décharger vers un disque NVMe sur cette machine : son opérateur async_io demande "
+            "la bibliothèque libaio avec ses en-têtes (libaio-dev) et un compilateur C++ ; retirez nvme_path pour "
+            "décharger vers la mémoire de l’hôte.",
         )
 
 
 def needed_bytes(config: RunConfig) -> int:
-    """Bytes that the ranks of this run put on the disk, all together."""
+    """Sum the bytes that all ranks of this run offload to the disk."""
     from dlojz.prediction.shapes import model_shapes
     from dlojz.prediction.states import offload_states, predict_states
 
@@ -178,14 +154,12 @@ def needed_bytes(config: RunConfig) -> int:
 def _check_space(config: RunConfig, folder: Path) -> None:
     needed, free = needed_bytes(config), shutil.disk_usage(folder).free
     if needed > free:
-        raise LabError(
-            say(
-                en=f"nvme_path={str(folder)!r} has {format_bytes(free)} left, but {config.layout.world_size} ranks "
-                f"offload {format_bytes(needed)}: give a folder on a larger disk, or take a smaller model.",
-                fr=f"nvme_path={str(folder)!r} n’a plus que {format_bytes(free)}, mais {config.layout.world_size} "
-                f"rangs déchargent {format_bytes(needed)} : donnez un dossier d’un disque plus grand, ou prenez un "
-                "modèle plus petit.",
-            )
+        raise refusal(
+            en=f"nvme_path={str(folder)!r} has {format_bytes(free)} left, but {config.layout.world_size} ranks offload "
+            f"{format_bytes(needed)}: give a folder on a larger disk, or take a smaller model.",
+            fr=f"nvme_path={str(folder)!r} n’a plus que {format_bytes(free)}, mais {config.layout.world_size} rangs "
+            f"déchargent {format_bytes(needed)} : donnez un dossier d’un disque plus grand, ou prenez un modèle plus "
+            "petit.",
         )
 
 

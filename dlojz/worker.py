@@ -1,20 +1,15 @@
-"""Worker: what every rank runs from its first event to its last, the calls of a run that hung included.
+"""Worker: what every rank runs from its first event to its last, whatever the engine and the launcher.
 
-The collectives that a rank called last, as torch's flight recorder knows them: of a run that hung, they tell who did
-not come.
+    python -m dlojz.worker RUN_FOLDER
 
-What is read is the recorder's JSON, never its dump file, which is a pickle; nothing here raises, since it is called
-while a rank fails.
+Whatever happens, what was measured is already in the rank's event file, and the last event says how the rank ended. Of
+a run that hung, the collectives that each rank called last tell who did not come. They are read from torch's flight
+recorder, in its JSON and never its dump file, which is a pickle; reading them raises nothing, since it is done while a
+rank fails.
 
 Source: torch/csrc/distributed/c10d/FlightRecorderDetail.hpp (`dump_json`, keys of an entry) and init.cpp
 (`_dump_fr_trace_json` for gloo, `_dump_nccl_trace_json` for NCCL). The recorder is on where `TORCH_FR_BUFFER_SIZE` is
 set, which every launcher does.
-
-The worker: what every rank runs, whatever the engine and the launcher.
-
-    python -m dlojz.worker RUN_FOLDER
-
-Whatever happens, what was measured is already in the rank's event file, and the last event says how the rank ended.
 """
 
 from __future__ import annotations
@@ -37,7 +32,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.results.record import EventLog, Status
 
 KEPT = 32
-"""Calls told of each group: as many as a rank may be behind the others and still be told what it missed."""
+"""Last calls kept of each group: a rank may be so many behind the others, and its missing call is still found."""
 _BINDINGS = "torch._C._distributed_c10d"
 _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 
@@ -45,7 +40,7 @@ Calls = dict[str, list[list[Any]]]
 
 
 def last_calls() -> Calls:
-    """The last collectives of this rank, by the name of their group, each as `[number, operation, type, shape]`.
+    """Read the last collectives of this rank, by the name of their group, each as `[number, operation, type, shape]`.
 
     The number counts the collectives of the group from 1: ranks that agree have the same ones. Sends and receives are
     left out. Empty where there was none, or torch has no recorder.
@@ -65,15 +60,15 @@ def last_calls() -> Calls:
 
 
 def _described(entry: dict[str, Any]) -> tuple[str, str, str]:
-    """Operation, type and shape: `all_reduce`, `Float`, `[10]`."""
+    """Describe an entry by operation, type and shape: `all_reduce`, `Float`, `[10]`."""
     operation = str(entry["profiling_name"]).rpartition(":")[2]
     types = ",".join(map(str, entry["input_dtypes"]))
     shapes = ",".join("[" + ",".join(map(str, size)) + "]" for size in entry["input_sizes"])
     return operation[:80], types[:80], shapes[:80]
 
 
-def tell(events: EventLog) -> None:
-    """Write the last collectives into this rank's events, where there are any."""
+def log_last_calls(events: EventLog) -> None:
+    """Log the last collectives into this rank's events, where there are any."""
     with contextlib.suppress(OSError, ValueError):  # a full disk must not hide why the rank failed
         calls = last_calls()
         if calls:
@@ -93,7 +88,7 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 
 
 def environment(world_size: int = 1) -> dict[str, str]:
-    """Versions and machine, as a record keeps them, with what each of so many ranks may take of its memory."""
+    """Collect versions and machine for the record, with the memory limit of each of so many ranks."""
     found = {
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -172,7 +167,7 @@ def main(folder: Path) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         if status in ("failed", "cancelled"):
-            tell(events)  # of a run that hung: who came to which collective, and who did not
+            log_last_calls(events)  # of a run that hung: who came to which collective, and who did not
         with contextlib.suppress(OSError):  # a full disk must not hide how it ended from the exit code
             events.write("end", status=status, reason=reason)
             events.close()

@@ -44,6 +44,11 @@ def say(*, en: str, fr: str) -> str:
     return fr if language() == "fr" else en
 
 
+def refusal(*, en: str, fr: str) -> LabError:
+    """The error that refuses a request, in the reader's language."""
+    return LabError(say(en=en, fr=fr))
+
+
 def one_of(what: str, value: object, legal: Iterable[str]) -> str:
     """Write the sentence that refuses `value` and lists the `legal` ones, the closest first.
 

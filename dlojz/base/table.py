@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dlojz.base.language import say
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -32,6 +34,11 @@ def markdown_safe(text: object) -> str:
     """Escape a text for Markdown, inside a table too."""
     # First the signs, then HTML: the # of an entity such as &#x27; is no heading.
     return html.escape(_MARKDOWN_SIGNS.sub(r"\\\1", visible(text)), quote=True)
+
+
+def titles(*, en: str, fr: str) -> tuple[str, ...]:
+    """Titles of columns in the reader's language, written with `|` between them."""
+    return tuple(title.strip() for title in say(en=en, fr=fr).split("|"))
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,6 @@
-"""Command `dlojz compress`.
+"""Command `dlojz compress`: make a trained model smaller in several ways, and compare accuracy, size and time.
 
-`dlojz compress --layers FILE`: how far each layer of each quantization is from the teacher's, as a picture.
-
-Nothing is measured here; what is drawn are the medians over the board's seeds.
-
-`--set METHOD.OPTION=VALUE` of `dlojz compress`: every option that `--list` shows, of one method at a time.
-
-A value is read as its default is typed; nothing that was typed is ignored.
-
-The options of `dlojz compress`: what they teach, and what they come to.
-
-An option is refused in one sentence, before torch is loaded where that is possible.
-
-`dlojz compress`: one trained model made smaller in several ways, and what each way gives and takes.
-
-What can be refused is refused before anything is trained; with `--json`, stdout carries the board alone.
-
-The board of `dlojz compress` as a table, as sentences and as one JSON document.
-
-Nothing is measured here; what is concluded is computed from the lines that are shown.
+What can be refused is refused before anything is trained, before torch is loaded where that is possible.
 """
 
 from __future__ import annotations
@@ -33,14 +15,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import byte_units, decimal, format_count, format_seconds, one_of, percent, say
-from dlojz.cli import main
-from dlojz.cli.options import Flag, answering, console, json_flag, number, parse, root_flag, tell
+from dlojz.base.language import byte_units, decimal, format_count, format_seconds, one_of, percent, refusal, say
+from dlojz.base.table import titles
+from dlojz.cli.options import (
+    FIGURE,
+    JSON,
+    ROOT,
+    Answer,
+    Given,
+    check_writable,
+    console,
+    progress_bar,
+    tell,
+    tell_written,
+    verb,
+)
 from dlojz.compress.board_record import TEACHER, Board, BoardLine, LayerSnr, family_title
 from dlojz.compress.method import METHODS, LayerError, method
 
@@ -51,25 +44,23 @@ if TYPE_CHECKING:
 
 
 def check_layers(methods: Sequence[str]) -> None:
-    """Refuse the picture where none of the methods leaves layers to compare.
+    """Refuse `--layers` where no method quantizes.
 
     Raises:
         LabError: without a method of quantization.
     """
     if not any(METHODS[name].family == "quantization" for name in methods):
         listed = ", ".join(name for name, one in METHODS.items() if one.family == "quantization")
-        raise LabError(
-            say(
-                en=f"--layers draws the error of quantized layers, but {', '.join(methods)} quantizes none: add one of "
-                f"{listed}.",
-                fr=f"--layers dessine l’erreur des couches quantifiées, mais {', '.join(methods)} n’en quantifie "
-                f"aucune : ajoutez l’une de {listed}.",
-            )
+        raise refusal(
+            en=f"--layers draws the error of quantized layers, but {', '.join(methods)} quantizes none: add one of "
+            f"{listed}.",
+            fr=f"--layers dessine l’erreur des couches quantifiées, mais {', '.join(methods)} n’en quantifie aucune : "
+            f"ajoutez l’une de {listed}.",
         )
 
 
 def layers_of(board: Board) -> dict[str, list[LayerError]]:
-    """For each method that quantizes, its layers in the order of the model: medians over the seeds."""
+    """Collect the layer errors of each method that quantizes, as medians over the seeds, in the order of the model."""
     found = {}
     for line in board.lines():
         trials = [trial.layer_errors for trial in board.of(line.method) if trial.layer_errors]
@@ -79,7 +70,7 @@ def layers_of(board: Board) -> dict[str, list[LayerError]]:
 
 
 def draw_layers(board: Board, path: Path) -> None:
-    """Write the picture; more methods than it has markers for are left out, which is told.
+    """Draw the layer errors; methods beyond the number of markers are left out, with a sentence on stderr.
 
     Raises:
         LabError: if the picture cannot be written, or there is nothing to draw.
@@ -91,10 +82,8 @@ def draw_layers(board: Board, path: Path) -> None:
     if len(shown) < len(errors):
         names = ", ".join(name for name in errors if name not in shown)
         tell(
-            say(
-                en=f"--layers draws {MOST_SETTINGS} methods at most: without {names}.",
-                fr=f"--layers dessine {MOST_SETTINGS} méthodes au plus : sans {names}.",
-            )
+            en=f"--layers draws {MOST_SETTINGS} methods at most: without {names}.",
+            fr=f"--layers dessine {MOST_SETTINGS} méthodes au plus : sans {names}.",
         )
     sqnr_figure(shown, path)
 
@@ -110,39 +99,14 @@ def _middle(seeds: Sequence[LayerSnr]) -> LayerError:
     )
 
 
-OPTION = "--set"
 TRUTHS = {"true": True, "false": False}
 
 
-def joined(words: Sequence[str]) -> list[str]:
-    """The words of a command line with all its `--set` in one, behind the others."""
-    others: list[str] = []
-    settings: list[str] = []
-    waiting = False
-    for word in words:
-        if waiting and not word.startswith("--"):
-            settings.append(word)
-            waiting = False
-            continue
-        if waiting:  # no value: left where it is, so that what splits the words says so
-            others.append(OPTION)
-        waiting = word == OPTION
-        if waiting:
-            continue
-        if word.startswith(f"{OPTION}="):
-            settings.append(word.partition("=")[2])
-        else:
-            others.append(word)
-    if waiting:
-        return [*others, OPTION]
-    return [*others, OPTION, ",".join(settings)] if settings else others
-
-
-def settings_of(text: str | None, methods: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What each method is told, from `METHOD.OPTION=VALUE`, several of them with commas between.
+def settings_of(texts: Sequence[str], methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Parse `METHOD.OPTION=VALUE`, several of them with commas between, to the options of each method.
 
     Args:
-        text: as it was typed; None or empty: nothing.
+        texts: as they were typed.
         methods: those of the board.
 
     Raises:
@@ -150,40 +114,34 @@ def settings_of(text: str | None, methods: Sequence[str]) -> dict[str, dict[str,
             another type, or an option that is set twice.
     """
     found: dict[str, dict[str, Any]] = {}
-    for part in filter(None, (one.strip() for one in (text or "").split(","))):
+    for part in filter(None, (one.strip() for one in ",".join(texts).split(","))):
         place, equals, value = (one.strip() for one in part.partition("="))
         name, dot, option = place.partition(".")
         if not (equals and dot and name and option and value):
-            raise LabError(
-                say(
-                    en=f"--set takes METHOD.OPTION=VALUE such as int8_static.samples=64, but {part!r} was received: "
-                    "see --list.",
-                    fr=f"--set attend MÉTHODE.OPTION=VALEUR comme int8_static.samples=64, mais {part!r} a été reçu : "
-                    "voir --list.",
-                )
+            raise refusal(
+                en=f"--set takes METHOD.OPTION=VALUE such as int8_static.samples=64, but {part!r} was received: see "
+                "--list.",
+                fr=f"--set attend MÉTHODE.OPTION=VALEUR comme int8_static.samples=64, mais {part!r} a été reçu : voir "
+                "--list.",
             )
         chosen = method(name)
         if name not in methods:
-            raise LabError(
-                say(
-                    en=f"--set {part} was received, but {name} is not on the board: add it to --methods.",
-                    fr=f"--set {part} a été reçu, mais {name} n’est pas au tableau : ajoutez-la à --methods.",
-                )
+            raise refusal(
+                en=f"--set {part} was received, but {name} is not on the board: add it to --methods.",
+                fr=f"--set {part} a été reçu, mais {name} n’est pas au tableau : ajoutez-la à --methods.",
             )
         chosen.check_options([option])
         if option in found.setdefault(name, {}):
-            raise LabError(
-                say(
-                    en=f"--set gives {place} twice: keep one of them.",
-                    fr=f"--set donne {place} deux fois : gardez-en une.",
-                )
+            raise refusal(
+                en=f"--set gives {place} twice: keep one of them.",
+                fr=f"--set donne {place} deux fois : gardez-en une.",
             )
         found[name][option] = _typed(place, value, METHODS[name].options[option])
     return found
 
 
 def _typed(place: str, text: str, default: Any) -> Any:
-    """The value in the type of the default."""
+    """Parse a value to the type of its default."""
     if isinstance(default, bool):
         if text.lower() not in TRUTHS:
             raise LabError(one_of(place, text, TRUTHS))
@@ -197,18 +155,45 @@ def _typed(place: str, text: str, default: Any) -> Any:
             return value
     except ValueError:
         pass
-    raise LabError(
-        say(
-            en=f"{place} takes a {'whole' if kind is int else 'finite'} number such as {default}, but {text!r} was "
-            "received.",
-            fr=f"{place} attend un nombre {'entier' if kind is int else 'fini'} comme {default}, mais {text!r} a été "
-            "reçu.",
-        )
+    raise refusal(
+        en=f"{place} takes a {'whole' if kind is int else 'finite'} number such as {default}, but {text!r} was "
+        "received.",
+        fr=f"{place} attend un nombre {'entier' if kind is int else 'fini'} comme {default}, mais {text!r} a été reçu.",
     )
 
 
-HELP = {
-    "en": """Make a trained model smaller in several ways, and lay what each gives beside what it takes.
+MOST_SEEDS, MOST_EPOCHS, MOST_ROUNDS = 50, 1000, 10_000
+STUDENTS = "distillation"
+MOST_PARAMETERS = 30e6
+"""A larger teacher cannot be trained on a few cores while one waits."""
+
+
+@verb(
+    "compress",
+    """
+    --methods NAME[,NAME]  names of --list, or all (default: some of each family)
+        // noms de --list, ou all (par défaut : quelques-unes de chaque famille)
+    --model NAME = vit_tiny  the teacher, of `dlojz models` // le professeur, parmi `dlojz models`
+    --student NAME  the student of the distillations (default: vit_mini)
+        // l’étudiant des distillations (par défaut : vit_mini)
+    --temperature NUMBER  by which logits are divided (default: 4)
+        // par laquelle les logits sont divisés (par défaut : 4)
+    --sparsity NUMBER  share of zeros, from 0 to below 1; by default each method's own
+        // part de zéros, de 0 à moins de 1 ; par défaut celle de chaque méthode
+    --set METHOD.OPTION=VALUE...  another option of --list, of one method; repeatable, or with commas between
+        // autre option de --list, d’une méthode ; à répéter, ou séparées par des virgules
+    --seeds INT>=1 = 1  teachers; the board shows medians // professeurs ; le tableau donne les médianes
+    --epochs INT>=1 = 12  of the teacher and of the students // du professeur et des étudiants
+    --rounds INT>=1 = 20  answers that are timed // réponses chronométrées
+    --threads INT>=1 = 1  of torch // de torch
+    --layers FILE  picture of each quantized layer's error // image de l’erreur de chaque couche quantifiée
+    --output FILE  file of the board, to read again // fichier du tableau, à relire
+    --list  show the methods; train nothing // montrer les méthodes, sans entraîner
+    """,
+    FIGURE,
+    ROOT,
+    JSON,
+    en="""Make a trained model smaller in several ways, and compare what each way saves and costs.
 
 A teacher is trained on real handwritten digits (a few seconds; it is kept for the next time). Each method starts from
 it: distillation (a smaller student learns the teacher's probabilities, logits or hidden states), quantization (weights
@@ -220,17 +205,8 @@ How to read the board: accuracy is that on 360 images that nobody learnt from, s
 the teacher's; size is predicted | measured (the file adds a header of names); time is that of an answer over the
 teacher's, predicted | measured [half of the rounds], which a narrow terminal leaves out. A star marks the front: no
 other line is at least as good in accuracy, size and time, and better in one. Zeros make a file small, but a dense
-product multiplies by them all the same.
-
-Examples:
-  dlojz compress                                              (the default set, about a minute)
-  dlojz compress --list                                       (all methods, with their options)
-  dlojz compress --methods distill_soft --temperature 2 --seeds 5
-  dlojz compress --methods magnitude_global,gradual --sparsity 0.95
-  dlojz compress --methods int8_static,torch_int8_dynamic --figure board.png
-  dlojz compress --methods int8_static --set int8_static.symmetric=false,int8_static.samples=64
-  dlojz compress --model coatnet_tiny --methods student_alone,distill_logits --student vit_mini""",
-    "fr": """Réduire un modèle entraîné de plusieurs façons, et mettre ce que chacune donne face à ce qu’elle prend.
+product multiplies by them all the same.""",
+    fr="""Réduire un modèle entraîné de plusieurs façons, et mettre ce que chacune donne face à ce qu’elle prend.
 
 Un professeur est entraîné sur de vrais chiffres manuscrits (quelques secondes ; il est gardé pour la fois suivante).
 Chaque méthode part de lui : distillation (un étudiant plus petit apprend les probabilités, les logits ou les états
@@ -243,56 +219,35 @@ Comment lire le tableau : l’exactitude est mesurée sur 360 images dont person
 noms) ; le temps est celui d’une réponse rapporté à celui du professeur, prédit | mesuré [la moitié des tours], cette
 moitié étant omise dans un terminal étroit. Une étoile marque le front : aucune autre ligne n’est au moins aussi bonne
 en exactitude, taille et temps, et meilleure sur l’un d’eux. Des zéros rendent un fichier petit, mais un produit dense
-multiplie quand même par eux.
-
-Exemples :
-  dlojz compress                                              (le choix par défaut, une minute environ)
-  dlojz compress --list                                       (toutes les méthodes, avec leurs options)
-  dlojz compress --methods distill_soft --temperature 2 --seeds 5
-  dlojz compress --methods magnitude_global,gradual --sparsity 0.95
-  dlojz compress --methods int8_static,torch_int8_dynamic --figure tableau.png
-  dlojz compress --methods int8_static --set int8_static.symmetric=false,int8_static.samples=64
-  dlojz compress --model coatnet_tiny --methods student_alone,distill_logits --student vit_mini""",
-}
-MOST_SEEDS, MOST_EPOCHS, MOST_ROUNDS = 50, 1000, 10_000
-ALL = "all"
-STUDENTS = "distillation"
-
-
-def flags() -> list[Flag]:
-    """The options, in the order of the help."""
-
-    def value(name: str, english: str, french: str, metavar: str = "INT", default: str = "") -> Flag:
-        return Flag(name, say(en=english, fr=french), metavar, default=default)
-
-    return [
-        value("methods", "names of --list, or all (default: some of each family)",
-              "noms de --list, ou all (par défaut : quelques-unes de chaque famille)", "NAME[,NAME]"),
-        value("model", "the teacher, of `dlojz models`", "le professeur, parmi `dlojz models`", "NAME", "vit_tiny"),
-        value("student", "the student of the distillations", "l’étudiant des distillations", "NAME", "vit_mini"),
-        value("temperature", "by which logits are divided", "par laquelle les logits sont divisés", "FLOAT", "4"),
-        value("sparsity", "share of zeros, from 0 to below 1; by default each method's own",
-              "part de zéros, de 0 à moins de 1 ; par défaut celle de chaque méthode", "FLOAT"),
-        value("set", "another option of --list, of one method; repeatable, or with commas between",
-              "autre option de --list, d’une méthode ; à répéter, ou séparées par des virgules",
-              "METHOD.OPTION=VALUE"),
-        value("seeds", "teachers; the board shows medians", "professeurs ; le tableau donne les médianes", default="1"),
-        value("epochs", "of the teacher and of the students", "du professeur et des étudiants", default="12"),
-        value("rounds", "answers that are timed", "réponses chronométrées", default="20"),
-        value("threads", "of torch", "de torch", default="1"),
-        value("figure", "picture to write (.png, .svg)", "image à écrire (.png, .svg)", "FILE"),
-        value("layers", "picture of each quantized layer's error", "image de l’erreur de chaque couche quantifiée",
-              "FILE"),
-        value("output", "file of the board, to read again", "fichier du tableau, à relire", "FILE"),
-        Flag("list", say(en="show the methods; train nothing", fr="montrer les méthodes, sans entraîner"),
-             kind="switch"),
-        root_flag(),
-        json_flag(),
-    ]  # fmt: skip
+multiplie quand même par eux.""",
+    examples="""
+    dlojz compress # the default set, about a minute // le choix par défaut, une minute environ
+    dlojz compress --list # all methods, with their options // toutes les méthodes, avec leurs options
+    dlojz compress --methods distill_soft --temperature 2 --seeds 5
+    dlojz compress --methods magnitude_global,gradual --sparsity 0.95
+    dlojz compress --methods int8_static,torch_int8_dynamic --figure board.png
+    dlojz compress --methods int8_static --set int8_static.symmetric=false --set int8_static.samples=64
+    dlojz compress --model coatnet_tiny --methods student_alone,distill_logits --student vit_mini
+    """,
+)
+def compress_command(given: Given, answer: Answer) -> None:
+    """Make the board, show it, and conclude."""
+    if given["list"]:
+        answer(catalogue_document() if given["json"] else catalogue())
+        return
+    board = _board(given)
+    answer(document(board) if given["json"] else table(board, console(stderr=False).width))
+    if not given["json"]:
+        answer(conclusion(board))
+    for sentence in remarks(board):
+        tell(sentence)
+    _keep(board, given)  # last: what cannot be written after all takes no answer away
+    for name in ("figure", "layers", "output"):
+        tell_written(given[name], "written", "écrit")
 
 
-def methods_of(given: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
-    """The methods that are meant, and whether they were asked for by name.
+def methods_of(given: Given) -> tuple[tuple[str, ...], bool]:
+    """Parse `--methods`: the names, and whether they were asked for one by one.
 
     Raises:
         LabError: for one that does not exist or whose package is missing, or for none.
@@ -300,15 +255,13 @@ def methods_of(given: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
     from dlojz.compress.board_record import DEFAULT_METHODS
 
     text = given.get("methods")
-    if text is None or text.strip() == ALL:
+    if text is None or text.strip() == "all":
         return (DEFAULT_METHODS if text is None else tuple(METHODS)), False
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not names:
-        raise LabError(
-            say(
-                en=f"--methods takes names such as distill_soft,int8_static, but {text!r} was received: see --list.",
-                fr=f"--methods attend des noms comme distill_soft,int8_static, mais {text!r} a été reçu : voir --list.",
-            )
+        raise refusal(
+            en=f"--methods takes names such as distill_soft,int8_static, but {text!r} was received: see --list.",
+            fr=f"--methods attend des noms comme distill_soft,int8_static, mais {text!r} a été reçu : voir --list.",
         )
     for name in names:
         lacking = method(name).missing()
@@ -317,18 +270,14 @@ def methods_of(given: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
     return names, True
 
 
-def options_of(given: dict[str, Any], methods: Sequence[str], chosen: bool) -> dict[str, dict[str, Any]]:
-    """What each method is told over its own defaults.
+def options_of(given: Given, methods: Sequence[str], chosen: bool) -> dict[str, dict[str, Any]]:
+    """Collect the options of each method that differ from its own defaults.
 
     Raises:
         LabError: for a value that is not legal, or one that no method asked for by name takes.
     """
-    maybe = {
-        "student": given.get("student"),
-        "temperature": _real(given, "temperature"),
-        "sparsity": _real(given, "sparsity"),
-    }
-    asked: dict[str, Any] = {name: value for name, value in maybe.items() if value is not None}
+    asked: dict[str, Any] = {"student": given["student"]} if "student" in given else {}
+    asked |= {name: _real(given, name) for name in ("temperature", "sparsity") if name in given}
     if "temperature" in asked:
         from dlojz.compress.distillation import check_temperature
 
@@ -341,93 +290,55 @@ def options_of(given: dict[str, Any], methods: Sequence[str], chosen: bool) -> d
         takers = [one for one in METHODS.values() if name in one.options]
         if chosen and not any(one.name in methods for one in takers):
             listed = ", ".join(one.name for one in takers)
-            raise LabError(
-                say(
-                    en=f"--{name} was received, but none of {', '.join(methods)} has it: it is for {listed}.",
-                    fr=f"--{name} a été reçu, mais aucune de {', '.join(methods)} n’en a : c’est pour {listed}.",
-                )
+            raise refusal(
+                en=f"--{name} was received, but none of {', '.join(methods)} has it: it is for {listed}.",
+                fr=f"--{name} a été reçu, mais aucune de {', '.join(methods)} n’en a : c’est pour {listed}.",
             )
     found = {name: {key: value for key, value in asked.items() if key in METHODS[name].options} for name in methods}
     if "epochs" in given:
         for name in methods:
             if METHODS[name].family == STUDENTS:
-                found[name]["epochs"] = positive(given, "epochs", 12)
-    for name, own in settings_of(given.get("set"), methods).items():
+                found[name]["epochs"] = at_most(given, "epochs", MOST_EPOCHS)
+    for name, own in settings_of(given["set"], methods).items():
         found[name].update(own)
     return found
 
 
-def _real(given: Mapping[str, Any], name: str) -> float | None:
-    """A number of any size, infinite or none at all: whoever takes it says its range."""
+def _real(given: Given, name: str) -> float:
+    """Parse a number of any size; the method that takes it checks its range."""
     try:
-        return float(given[name]) if name in given else None
+        return float(given[name])
     except ValueError:
-        raise LabError(
-            say(
-                en=f"--{name} takes a number, but {given[name]!r} was received.",
-                fr=f"--{name} attend un nombre, mais {given[name]!r} a été reçu.",
-            )
+        raise refusal(
+            en=f"--{name} takes a number, but {given[name]!r} was received.",
+            fr=f"--{name} attend un nombre, mais {given[name]!r} a été reçu.",
         ) from None
 
 
-def seeds_of(given: Mapping[str, Any]) -> int:
-    """How many teachers."""
-    return positive(given, "seeds", 1, most=MOST_SEEDS)
-
-
-def positive(given: Mapping[str, Any], name: str, default: int, most: int | None = None) -> int:
-    """A whole number from 1 on.
+def at_most(given: Given, name: str, most: int) -> int:
+    """Check a whole number against its upper limit.
 
     Raises:
-        LabError: for anything else, or one that is beyond reason.
+        LabError: if it is larger than `most`.
     """
-    limit = most or {"epochs": MOST_EPOCHS, "rounds": MOST_ROUNDS}[name]
-    value = number(dict(given), name, int, least=1)
-    if value is not None and value > limit:
-        raise LabError(
-            say(
-                en=f"--{name} must be at most {limit}, but {given[name]!r} was received.",
-                fr=f"--{name} doit être au plus égal à {limit}, mais {given[name]!r} a été reçu.",
-            )
+    value = int(given[name])
+    if value > most:
+        raise refusal(
+            en=f"--{name} must be at most {most}, but {str(value)!r} was received.",
+            fr=f"--{name} doit être au plus égal à {most}, mais {str(value)!r} a été reçu.",
         )
-    return default if value is None else int(value)
+    return value
 
 
-DEFAULT_MODEL = "vit_tiny"
-MOST_PARAMETERS = 30e6
-"""Beyond, a teacher is nothing to train on a few cores while one waits."""
-
-
-def compress_command(words: list[str]) -> int:
-    """Make the board, show it, and say what to conclude."""
-    given = parse("compress", say(**HELP), flags(), joined(words))
-    with answering(given.get("json", False)) as answer:
-        if given.get("list"):
-            answer(catalogue_document() if given.get("json") else catalogue())
-            return main.DONE
-        board = _board(given)
-
-        answer(document(board) if given.get("json") else table(board, console(stderr=False).width))
-        if not given.get("json"):
-            answer(conclusion(board))
-        for sentence in remarks(board):
-            tell(sentence)
-        _keep(board, given)  # last: what cannot be written after all takes no answer away
-    for name in ("figure", "layers", "output"):
-        if given.get(name):
-            tell(say(en=f"written: {given[name]}", fr=f"écrit : {given[name]}"))
-    return main.DONE
-
-
-def _board(given: dict[str, Any]) -> Board:
+def _board(given: Given) -> Board:
     methods, chosen = methods_of(given)  # before torch is there: a typing error is answered at once
     options = options_of(given, methods, chosen)
-    seeds, epochs = seeds_of(given), positive(given, "epochs", 12)
-    rounds, threads = positive(given, "rounds", 20), positive(given, "threads", 1, most=os.cpu_count() or 1)
-    model = given.get("model", DEFAULT_MODEL)
+    seeds, epochs = at_most(given, "seeds", MOST_SEEDS), at_most(given, "epochs", MOST_EPOCHS)
+    rounds, threads = at_most(given, "rounds", MOST_ROUNDS), at_most(given, "threads", os.cpu_count() or 1)
+    model = given["model"]
     size = image_size(model, *_students(methods, options))
-    _check_paths(given)
-    if given.get("layers"):
+    check_writable(given, ("figure", "layers"), ("output",))
+    if given["layers"]:
         check_layers(methods)
 
     import torch
@@ -447,7 +358,7 @@ def _board(given: dict[str, Any]) -> Board:
         seeds=range(seeds),
         settings=Settings(epochs=epochs),
         rounds=rounds,
-        folder=runs_root(given.get("root")) / "teachers",
+        folder=runs_root(given["root"]) / "teachers",
         strict=chosen,
     )
     _warn_of_students(request, task)
@@ -456,12 +367,11 @@ def _board(given: dict[str, Any]) -> Board:
             warnings.simplefilter("ignore", LargerStudentWarning)  # it has been told, once
             return make_board(request, task, watch)
     finally:
-        console().show_cursor(True)  # the bar hides it, and an interrupted process does not bring it back
         torch.set_num_threads(threads_before)
 
 
 def image_size(*names: str) -> int:
-    """Pixels of a side that teacher and students all read: the least, and no less than the digits have.
+    """Choose the image size: the smallest that teacher and students all read, at least that of the digits.
 
     Raises:
         LabError: for a model that is unknown, that reads text, or that is too large to be trained here.
@@ -473,26 +383,22 @@ def image_size(*names: str) -> int:
             raise LabError(one_of(say(en="model", fr="modèle"), name, _trainable()))
         entry = models.spec(name)
         if entry.family != "image":
-            raise LabError(
-                say(
-                    en=f"dlojz compress trains on images of digits, but {name} reads text: use a model of images such "
-                    "as vit_tiny, coatnet_tiny or alexnet_tiny.",
-                    fr=f"dlojz compress entraîne sur des images de chiffres, mais {name} lit du texte : prenez un "
-                    "modèle d’images comme vit_tiny, coatnet_tiny ou alexnet_tiny.",
-                )
+            raise refusal(
+                en=f"dlojz compress trains on images of digits, but {name} reads text: use a model of images such as "
+                "vit_tiny, coatnet_tiny or alexnet_tiny.",
+                fr=f"dlojz compress entraîne sur des images de chiffres, mais {name} lit du texte : prenez un modèle "
+                "d’images comme vit_tiny, coatnet_tiny ou alexnet_tiny.",
             )
     size = _common_size([models.spec(name) for name in names])
     for name in names:
         found = models.describe(name, size, num_classes=10).parameters
         if found > MOST_PARAMETERS:
-            raise LabError(
-                say(
-                    en=f"{name} has {found / 1e6:.0f} M parameters, too many to train while you wait: use a model of "
-                    f"at most {MOST_PARAMETERS / 1e6:.0f} M, such as vit_tiny, coatnet_tiny or alexnet_tiny.",
-                    fr=f"{name} a {found / 1e6:.0f} M de paramètres, trop pour l’entraîner pendant que vous attendez : "
-                    f"prenez un modèle de {MOST_PARAMETERS / 1e6:.0f} M au plus, comme vit_tiny, coatnet_tiny ou "
-                    "alexnet_tiny.",
-                )
+            raise refusal(
+                en=f"{name} has {found / 1e6:.0f} M parameters, too many to train while you wait: use a model of at "
+                f"most {MOST_PARAMETERS / 1e6:.0f} M, such as vit_tiny, coatnet_tiny or alexnet_tiny.",
+                fr=f"{name} a {found / 1e6:.0f} M de paramètres, trop pour l’entraîner pendant que vous attendez : "
+                f"prenez un modèle de {MOST_PARAMETERS / 1e6:.0f} M au plus, comme vit_tiny, coatnet_tiny ou "
+                "alexnet_tiny.",
             )
     return size
 
@@ -506,7 +412,7 @@ def _common_size(entries: Sequence[ModelSpec]) -> int:
 
 
 def _trainable() -> list[str]:
-    """The models of images that are small enough."""
+    """List the models of images that are small enough."""
     from dlojz import models
 
     return [
@@ -517,90 +423,38 @@ def _trainable() -> list[str]:
     ]
 
 
-def _check_paths(given: Mapping[str, Any]) -> None:
-    """Refuse a picture or a file that could not be written, before minutes are spent on it.
-
-    Raises:
-        LabError: for an ending that is no picture's, a folder, or a place that may not be written to.
-        OSError: for a folder that cannot be made.
-    """
-    for name in ("figure", "layers"):
-        picture = given.get(name)
-        if picture and Path(picture).suffix.lower() not in (".png", ".svg", ".pdf"):
-            raise LabError(
-                say(
-                    en=f"--{name} needs a name that ends in .png, .svg or .pdf, but {picture!r} was received.",
-                    fr=f"--{name} attend un nom qui finit par .png, .svg ou .pdf, mais {picture!r} a été reçu.",
-                )
-            )
-    for name in ("figure", "layers", "output"):
-        if given.get(name):
-            path = Path(given[name]).expanduser().absolute()
-            if path.is_dir():
-                raise LabError(
-                    say(
-                        en=f"--{name} takes the name of a file, but {given[name]!r} is a folder: add a name to it.",
-                        fr=f"--{name} attend un nom de fichier, mais {given[name]!r} est un dossier : ajoutez-y un "
-                        "nom.",
-                    )
-                )
-            path.parent.mkdir(parents=True, exist_ok=True)  # what the system refuses is told by `dlojz` itself
-            # A picture is written in place; a board replaces the file, for which the folder counts.
-            in_place = name != "output" and path.exists()
-            if not os.access(path if in_place else path.parent, os.W_OK):
-                raise LabError(
-                    say(
-                        en=f"--{name} cannot be written to {given[name]!r}, which is read-only: give another path.",
-                        fr=f"--{name} ne peut pas être écrit dans {given[name]!r}, en lecture seule : donnez un autre "
-                        "chemin.",
-                    )
-                )
-
-
 def _warn_of_students(request: BoardRequest, task: Task) -> None:
     from dlojz.compress.distillation import larger_than_teacher
 
     for student in _students(request.methods, request.options):
         sentence = larger_than_teacher(student, request.teacher, task)
         if sentence:
-            tell(say(en=f"warning: {sentence}", fr=f"attention : {sentence}"))
+            tell(en=f"warning: {sentence}", fr=f"attention : {sentence}")
 
 
 def _students(methods: Sequence[str], options: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Those that the methods will build, each once."""
+    """List the students that the methods will build, each once."""
     asked = [{**METHODS[name].options, **options.get(name, {})} for name in methods]
     return list(dict.fromkeys(str(one["student"]) for one in asked if "student" in one))
 
 
 @contextlib.contextmanager
 def _bars() -> Iterator[Watch]:
-    """One bar for whatever is under way; nothing where stderr is no terminal."""
-    shown = console()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=shown, disable=not shown.is_terminal, transient=True) as progress:
-        bars: dict[str, Any] = {}
-
-        def watch(label: str, done: int, total: int) -> None:
-            if label not in bars:
-                for bar in bars.values():
-                    progress.remove_task(bar)
-                bars.clear()
-                bars[label] = progress.add_task(label, total=total)
-            progress.update(bars[label], completed=done, total=total)
-
-        yield watch
+    """Draw one progress bar for the current task; nothing where stderr is no terminal."""
+    with progress_bar() as update:
+        yield lambda label, done, total: update(done, total, label)
 
 
-def _keep(board: Board, given: Mapping[str, Any]) -> None:
-    if given.get("output"):
+def _keep(board: Board, given: Given) -> None:
+    if given["output"]:
         from dlojz.compress.board_record import write_board
 
         write_board(Path(given["output"]).expanduser(), board)
-    if given.get("figure"):
+    if given["figure"]:
         from dlojz.display.figures.compress_figures import compress_figure
 
         compress_figure(board, Path(given["figure"]).expanduser())
-    if given.get("layers"):
+    if given["layers"]:
         draw_layers(board, Path(given["layers"]).expanduser())
 
 
@@ -613,7 +467,7 @@ WEIGHTS, SPREAD, FORESEEN = "weights", "spread", "foreseen"
 
 
 def table(board: Board, width: int = 100) -> Table:
-    """One line per method, the teacher first, a star before those of the front.
+    """Lay out the board: one line per method, the teacher first, a star before those on the Pareto front.
 
     Args:
         board: what is shown.
@@ -667,7 +521,7 @@ def _cells(line: BoardLine, on_front: bool, dropped: Sequence[str]) -> tuple[str
 
 
 def conclusion(board: Board) -> str:
-    """What the board says, in a few sentences."""
+    """Conclude from the board, in a few sentences."""
     lines = [line for line in board.lines() if line.method != TEACHER]
     good = [line for line in lines if line.kept >= KEPT]
     if not lines:
@@ -713,7 +567,7 @@ def conclusion(board: Board) -> str:
 
 
 def remarks(board: Board) -> list[str]:
-    """What was left out, and what a reader must know of a line."""
+    """List what was left out, and the notes on single methods."""
     found = [
         say(en=f"{name} was left out: {why}", fr=f"{name} a été laissée de côté : {why}")
         for name, why in board.left_out.items()
@@ -727,7 +581,7 @@ def remarks(board: Board) -> list[str]:
 
 
 def document(board: Board) -> dict[str, Any]:
-    """The board as one JSON document: trials, medians, front."""
+    """Write the board as one JSON document: trials, medians, front."""
     return {
         **board.to_dict(),
         "lines": [line.to_dict() for line in board.lines()],
@@ -736,24 +590,21 @@ def document(board: Board) -> dict[str, Any]:
 
 
 def catalogue() -> Table:
-    """All methods with their options."""
+    """List all methods with their options."""
     shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in (say(en="family", fr="famille"), say(en="method", fr="méthode"), ""):
+    for name in titles(en="family|method|", fr="famille|méthode|"):
         shown.add_column(name, no_wrap=bool(name))
     before = ""
-    for method in METHODS.values():  # noqa: F402
-        options = ", ".join(f"{name}={value}" for name, value in method.options.items())
-        shown.add_row(
-            family_title(method.family) if method.family != before else "",
-            method.name,
-            method.summary() + (f"\n  {options}" if options else ""),
-        )
-        before = method.family
+    for one in METHODS.values():
+        options = ", ".join(f"{name}={value}" for name, value in one.options.items())
+        family = family_title(one.family) if one.family != before else ""
+        shown.add_row(family, one.name, one.summary() + (f"\n  {options}" if options else ""))
+        before = one.family
     return shown
 
 
 def catalogue_document() -> list[dict[str, Any]]:
-    """The same as JSON."""
+    """List all methods as JSON data."""
     return [
         {"name": one.name, "family": one.family, "summary": one.summary(), "options": dict(one.options)}
         for one in METHODS.values()

@@ -1,38 +1,28 @@
 """Command line of the course, `python -m dlojz.train`, as one writes it after `srun`.
 
-The flags of the course's command line, and the run they ask for.
-
-Argparse only splits the words and writes the help; whether a value is legal is said by the contracts, so that a
-notebook, `dlojz run` and this command refuse with the same sentence.
-
-Who am I among the processes that a launcher has started, and which run folder is ours.
-
-One process makes the folder, and no other goes on before it knows of it, or of why there is none.
-
-`python -m dlojz.train`: the course's own command line, as one writes it after `srun`.
-
-Every process reads the same words and finds the same configuration; the first one alone makes the run folder, speaks,
-and writes the record, so that `dlojz runs` and `dlojz compare` find the run as any other.
-
     srun python -m dlojz.train -b 28 -s 200 --image-size 288 --deepspeed --deepspeed_config ds_config_zero2.json
+
+Every process reads the same words and finds the same configuration. The first one alone makes the run folder, prints,
+and writes the record, so that `dlojz runs` and `dlojz compare` find the run as any other; no other process goes on
+before it knows of the folder, or of why there is none.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, format_bytes, one_of, say
+from dlojz.base.language import decimal, format_bytes, refusal, say
 from dlojz.cli.main import DONE, FAILED, REFUSED
-from dlojz.cli.options import number, tell
+from dlojz.cli.options import ROOT, Flag, Given, config_flags, flags, parse, show_help, tell
 from dlojz.config.deepspeed_json import json_left_to_the_lab, read_deepspeed_json
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
@@ -42,198 +32,102 @@ from dlojz.runnable import check_runnable
 from dlojz.running.state import RECORD, read_all_events, rebuild
 from dlojz.running.store import claim, runs_root
 
-HELP = {
-    "en": """Train as the course does, in every process that a launcher has started:
-
-  srun python -m dlojz.train -b 28 -s 200 --image-size 288 --deepspeed --deepspeed_config ds_config_zero2.json
-  torchrun --nproc-per-node 2 -m dlojz.train -b 8 -s 10 --image-size 64
-  python -m dlojz.train -b 8 -s 10 --image-size 64
-  torchrun --nproc-per-node 4 -m dlojz.train --model alexnet_tiny -p 2 --steps 200 --deepspeed_config ds_config.json
+PROGRAM = "python -m dlojz.train"
+EN = """Train as the course does, in every process that a launcher has started.
 
 Without --deepspeed the ranks train with DDP; with it, with the ZeRO stage of the JSON file. The number of ranks is the
 launcher's. Losses, throughput and memory are printed at the end and kept in a run folder, as `dlojz run` does:
 `dlojz runs` lists it, `dlojz compare` lays it over the prediction.
-Exit code: 0 completed or diverged, 1 ended otherwise, 2 refused.""",
-    "fr": """Entraîner comme dans le cours, dans chaque processus qu’un lanceur a démarré :
-
-  srun python -m dlojz.train -b 28 -s 200 --image-size 288 --deepspeed --deepspeed_config ds_config_zero2.json
-  torchrun --nproc-per-node 2 -m dlojz.train -b 8 -s 10 --image-size 64
-  python -m dlojz.train -b 8 -s 10 --image-size 64
-  torchrun --nproc-per-node 4 -m dlojz.train --model alexnet_tiny -p 2 --steps 200 --deepspeed_config ds_config.json
+Exit code: 0 completed or diverged, 1 ended otherwise, 2 refused."""
+FR = """Entraîner comme dans le cours, dans chaque processus qu’un lanceur a démarré.
 
 Sans --deepspeed, les rangs s’entraînent avec DDP ; avec, selon le stage ZeRO du fichier JSON. Le nombre de rangs est
 celui du lanceur. Pertes, débit et mémoire sont affichés à la fin et gardés dans un dossier d’exécution, comme avec
 `dlojz run` : `dlojz runs` le liste, `dlojz compare` le superpose à la prédiction.
-Code de sortie : 0 terminé ou divergé, 1 fini autrement, 2 refusé.""",
+Code de sortie : 0 terminé ou divergé, 1 fini autrement, 2 refusé."""
+EXAMPLES = """
+    srun python -m dlojz.train -b 28 -s 200 --image-size 288 --deepspeed --deepspeed_config ds_config_zero2.json
+    torchrun --nproc-per-node 2 -m dlojz.train -b 8 -s 10 --image-size 64
+    python -m dlojz.train -b 8 -s 10 --image-size 64
+    torchrun --nproc-per-node 4 -m dlojz.train --model alexnet_tiny -p 2 --steps 200 --deepspeed_config ds_config.json
+"""
+_SPELLINGS = {
+    "micro_batch": ("-b", "--batch-size"),
+    "steps": ("-s", "--steps"),
+    "micro_batches": ("--accumulation",),
+    "learning_rate": ("--lr", "--learning-rate"),
+    "weight_decay": ("--wd", "--weight-decay"),
 }
-_FIELDS = ("model", "data", "data_root", "precision", "optimizer", "seed", "device")
-_LAYOUT_FIELDS = ("zero", "engine", "checkpointing", "offload", "schedule", "chunks", "partition")
+"""Fields that the course writes otherwise than `dlojz run`."""
+_FIELDS = (
+    *("model", "image_size", "sequence_length", "data", "data_root", "seed", "device", "zero", "engine", "precision"),
+    *("checkpointing", "offload", "optimizer", "schedule", "chunks", "partition", *_SPELLINGS),
+)
+OPTIONS: tuple[Flag, ...] = (
+    *(replace(flag, spellings=_SPELLINGS.get(flag.name, flag.spellings)) for flag in config_flags(*_FIELDS)),
+    *flags("""
+    --deepspeed  train with DeepSpeed // entraîner avec DeepSpeed
+    --deepspeed-config FILE  DeepSpeed's JSON file: stage, offloading, … // le JSON de DeepSpeed : stage, offload…
+    -p --pipeline-parallel-size INT>=1 = 1  pipeline stages; the other ranks are replicas of them
+        // étages de pipeline ; les autres rangs en sont des répliques
+    --local-rank INT  what DeepSpeed's launcher adds; ignored // ce qu’ajoute le lanceur de DeepSpeed ; ignoré
+    """),
+    *ROOT,
+)
 _DEEPSPEEDS_OWN = ("zero", "engine", "offload")
 
 
-class _Parser(argparse.ArgumentParser):
-    """Refuses with a `LabError`, and names the nearest flag."""
-
-    def error(self, message: str) -> NoReturn:
-        raise LabError(
-            say(
-                en=f"{message[0].lower()}{message[1:]}: see python -m dlojz.train --help.",
-                fr=f"ligne de commande illisible ({message}) : voir python -m dlojz.train --help.",
-            )
-        )
-
-
-def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Split the words of the command line.
-
-    Raises:
-        LabError: for an unknown flag, a flag without its value, or a value that is no number where one is needed.
-        SystemExit: 0, once `--help` has been printed.
-    """
-    parser = _parser()
-    given, unknown = parser.parse_known_args(list(words))
-    if unknown:
-        flags = [name for action in parser._actions for name in action.option_strings]
-        first = unknown[0].split("=")[0]
-        if first.startswith("-"):
-            raise LabError(one_of(say(en="flag", fr="option"), first, flags))
-        raise LabError(
-            say(
-                en=f"the word {first!r} belongs to no flag: an option is written --name VALUE.",
-                fr=f"le mot {first!r} n’appartient à aucune option : une option s’écrit --nom VALEUR.",
-            )
-        )
-    return given
-
-
-def configure(given: argparse.Namespace, processes: int) -> tuple[RunConfig, tuple[str, ...]]:
-    """The run that the flags ask for, on so many processes.
+def configure(given: Given, processes: int) -> tuple[RunConfig, tuple[str, ...]]:
+    """Configure the run that the options ask for, on so many processes.
 
     Returns:
         the run, and the keys of DeepSpeed's JSON file that the lab sets by itself.
 
     Raises:
-        LabError: if flags, JSON file and processes do not fit together.
+        LabError: if options, JSON file and processes do not fit together.
     """
-    stages = number({"p": given.p}, "p", least=1)
+    stages = given["pipeline_parallel_size"]
     if processes % stages:
-        raise LabError(
-            say(
-                en=f"-p {stages} pipeline stages do not divide {processes} processes: start a multiple of {stages}.",
-                fr=f"-p {stages} étages de pipeline ne divisent pas {processes} processus : lancez-en un multiple de "
-                f"{stages}.",
-            )
+        raise refusal(
+            en=f"-p {stages} pipeline stages do not divide {processes} processes: start a multiple of {stages}.",
+            fr=f"-p {stages} étages de pipeline ne divisent pas {processes} processus : lancez-en un multiple de "
+            f"{stages}.",
         )
-    asked: dict[str, Any] = {name: getattr(given, name) for name in (*_FIELDS, *_LAYOUT_FIELDS)}
-    asked |= {
-        "micro_batch": given.batch_size,
-        "steps": given.steps,
-        "image_size": given.image_size,
-        "sequence_length": given.sequence_length,
-        "learning_rate": given.learning_rate,
-        "weight_decay": given.weight_decay,
-        "micro_batches": given.accumulation,
-    }
-    asked = {name: value for name, value in asked.items() if value is not None}
+    asked: dict[str, Any] = {name: given[name] for name in _FIELDS if name in given}
     asked |= {"dp": processes // stages, "pp": stages}
-    if given.deepspeed_config is None:
-        if given.deepspeed:
-            raise LabError(
-                say(
-                    en="--deepspeed needs --deepspeed_config FILE, DeepSpeed's JSON file, but none was received.",
-                    fr="--deepspeed demande --deepspeed_config FICHIER, le JSON de DeepSpeed, mais aucun n’a été reçu.",
-                )
+    path = given["deepspeed_config"]
+    if path is None:
+        if given["deepspeed"]:
+            raise refusal(
+                en="--deepspeed needs --deepspeed_config FILE, DeepSpeed's JSON file, but none was received.",
+                fr="--deepspeed demande --deepspeed_config FICHIER, le JSON de DeepSpeed, mais aucun n’a été reçu.",
             )
         return RunConfig.of(**asked), ()
     for name in _DEEPSPEEDS_OWN:
         if name in asked and asked[name] not in ("deepspeed", "activations"):
-            raise LabError(
-                say(
-                    en=f"--{name} {asked[name]} was received beside --deepspeed_config, whose file says it: leave one "
-                    "of them out.",
-                    fr=f"--{name} {asked[name]} a été reçu avec --deepspeed_config, dont le fichier le dit déjà : "
-                    "retirez l’un des deux.",
-                )
+            raise refusal(
+                en=f"--{name} {asked[name]} was received beside --deepspeed_config, whose file says it: leave one of "
+                "them out.",
+                fr=f"--{name} {asked[name]} a été reçu avec --deepspeed_config, dont le fichier le dit déjà : retirez "
+                "l’un des deux.",
             )
     base = RunConfig.of(**{**asked, "engine": "deepspeed"})
-    config = read_deepspeed_json(given.deepspeed_config, base)
+    config = read_deepspeed_json(path, base)
     _check_agreement(asked, base, config)
-    return config, json_left_to_the_lab(given.deepspeed_config)
+    return config, json_left_to_the_lab(path)
 
 
 def _check_agreement(asked: Iterable[str], base: RunConfig, config: RunConfig) -> None:
-    """What is said twice is said alike."""
+    """Refuse a field that the command line and the JSON file set to different values."""
     for name in asked:
         value, read = (getattr(one.layout if name in Layout.model_fields else one, name) for one in (base, config))
         if read != value:
-            raise LabError(
-                say(
-                    en=f"{name} is {value} on the command line and {read} in DeepSpeed's JSON file: change one of "
-                    "them, or leave one out.",
-                    fr=f"{name} vaut {value} sur la ligne de commande et {read} dans le JSON de DeepSpeed : changez "
-                    "l’un des deux, ou retirez-le.",
-                )
+            raise refusal(
+                en=f"{name} is {value} on the command line and {read} in DeepSpeed's JSON file: change one of them, or "
+                "leave one out.",
+                fr=f"{name} vaut {value} sur la ligne de commande et {read} dans le JSON de DeepSpeed : changez l’un "
+                "des deux, ou retirez-le.",
             )
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
-        prog="python -m dlojz.train",
-        description=say(**HELP),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    count: dict[str, Any] = {"metavar": "INT"}
-    add = parser.add_argument
-    add(
-        "-b",
-        "--batch-size",
-        **count,
-        help=say(en="samples per micro-batch and rank", fr="taille du micro-batch, par rang"),
-    )
-    add("-s", "--steps", **count, help=say(en="optimizer steps", fr="pas de l’optimiseur"))
-    add("--image-size", **count, help=_described("image_size"))
-    add("--sequence-length", **count, help=_described("sequence_length"))
-    deepspeed = say(en="train with DeepSpeed", fr="entraîner avec DeepSpeed")
-    add("--deepspeed", action="store_true", help=deepspeed)
-    add(
-        "--deepspeed_config",
-        "--deepspeed-config",
-        metavar="FILE",
-        help=say(en="DeepSpeed's JSON file: stage, offloading, …", fr="le JSON de DeepSpeed : stage, offload…"),
-    )
-    add(
-        "-p",
-        "--pipeline-parallel-size",
-        dest="p",
-        default="1",
-        **count,
-        help=say(
-            en="pipeline stages; the other ranks are replicas of them",
-            fr="étages de pipeline ; les autres rangs en sont des répliques",
-        ),
-    )
-    add("--accumulation", **count, help=_described("micro_batches"))
-    add("--lr", "--learning-rate", dest="learning_rate", metavar="FLOAT", help=_described("learning_rate"))
-    add("--wd", "--weight-decay", dest="weight_decay", metavar="FLOAT", help=_described("weight_decay"))
-    for name in (*_FIELDS, *_LAYOUT_FIELDS):
-        metavar = "INT" if name in ("seed", "zero", "chunks") else "TEXT"
-        add("--" + name.replace("_", "-"), metavar=metavar, help=_described(name))
-    add("--local_rank", "--local-rank", help=argparse.SUPPRESS)  # what DeepSpeed's launcher adds
-    add(
-        "--root",
-        metavar="FOLDER",
-        help=say(
-            en="folder of the runs (default: $DLOJZ_RUNS, else runs/)",
-            fr="dossier des exécutions (par défaut : $DLOJZ_RUNS, sinon runs/)",
-        ),
-    )
-    return parser
-
-
-def _described(name: str) -> str:
-    fields = {**RunConfig.model_fields, **Layout.model_fields}
-    return (fields[name].description or "").replace("%", "%%")
 
 
 _KEY, _READ = "dlojz/run_folder", "dlojz/read"
@@ -248,7 +142,7 @@ class LaunchedRank(NamedTuple):
 
 
 def place_of_this_process() -> LaunchedRank:
-    """Rank and number of processes, as `idr_torch` reads them from the launcher's variables."""
+    """Find rank and number of processes, as `idr_torch` reads them from the launcher's variables."""
     there = os.environ
     by_variables = "RANK" in there and "WORLD_SIZE" in there
     if by_variables and ("TORCHELASTIC_RUN_ID" in there or "SLURM_STEP_ID" not in there):
@@ -264,7 +158,7 @@ def place_of_this_process() -> LaunchedRank:
 
 
 def agree(place: LaunchedRank, make: Callable[[], Path]) -> Path:
-    """The one run folder of all processes.
+    """Agree on one run folder among all processes.
 
     Args:
         place: this process.
@@ -295,7 +189,7 @@ def agree(place: LaunchedRank, make: Callable[[], Path]) -> Path:
 
 
 def _store(place: LaunchedRank) -> Any:
-    """Where the processes meet: torchrun's own store, or one that the first process opens at the launcher's port."""
+    """Open the store of all processes: torchrun's own, or one of the first process at the launcher's port."""
     from torch._C._distributed_c10d import TCPStore  # which torch.distributed gives out under the same name
 
     try:
@@ -332,18 +226,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     place = place_of_this_process()
+    if {"-h", "--help"} & set(words):
+        if place.rank == 0:
+            show_help(PROGRAM, OPTIONS, EN, FR, EXAMPLES)
+        return DONE
     try:
-        given = parse(words)
+        given = parse(PROGRAM, OPTIONS, words)
         config, notes = configure(given, place.size)
         check_runnable(config)
         check_available(config.data_name, config.data_root, global_batch=config.layout.global_batch)
-        folder = agree(place, lambda: claim(config, runs_root(given.root), again=True)[0])
+        folder = agree(place, lambda: claim(config, runs_root(given["root"]), again=True)[0])
     except LabError as error:
         if place.rank == 0:
             tell(f"dlojz.train: {error}")
         return REFUSED
-    except SystemExit as stop:  # the help has been printed
-        return int(stop.code or DONE)
     if place.rank == 0:
         _announce(config, notes)
     # The ranks meet again in the run folder, which all of them see: a port that was theirs may be taken by now.
@@ -357,24 +253,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _announce(config: RunConfig, notes: Sequence[str]) -> None:
     layout = config.layout
     tell(
-        say(
-            en=f"{config.title}: {config.steps} steps of {layout.global_batch} samples "
-            f"({layout.micro_batch} × {layout.micro_batches} × {layout.dp} ranks).",
-            fr=f"{config.title} : {config.steps} pas de {layout.global_batch} échantillons "
-            f"({layout.micro_batch} × {layout.micro_batches} × {layout.dp} rangs).",
-        )
+        en=f"{config.title}: {config.steps} steps of {layout.global_batch} samples ({layout.micro_batch} × "
+        f"{layout.micro_batches} × {layout.dp} ranks).",
+        fr=f"{config.title} : {config.steps} pas de {layout.global_batch} échantillons ({layout.micro_batch} × "
+        f"{layout.micro_batches} × {layout.dp} rangs).",
     )
     if notes:
         tell(
-            say(
-                en=f"Read, and set by the lab itself, as they change no result: {', '.join(notes)}.",
-                fr=f"Lus, mais réglés par le TP lui-même, car ils ne changent aucun résultat : {', '.join(notes)}.",
-            )
+            en=f"Read, and set by the lab itself, as they change no result: {', '.join(notes)}.",
+            fr=f"Lus, mais réglés par le TP lui-même, car ils ne changent aucun résultat : {', '.join(notes)}.",
         )
 
 
 def _report(folder: Path, place: LaunchedRank) -> int:
-    """Write the record and say how it went."""
+    """Write the record, and report it."""
     deadline_s = time.monotonic() + _OTHERS_S
     while time.monotonic() < deadline_s:
         ended = [rank for rank, told in read_all_events(folder).items() if any(e["event"] == "end" for e in told)]
@@ -394,7 +286,7 @@ def _report(folder: Path, place: LaunchedRank) -> int:
 
 
 def _lines(record: RunRecord) -> list[str]:
-    """Losses, throughput and memory of the first rank, a line each."""
+    """Report losses, throughput and memory of the first rank, a line each."""
     losses = record.losses
     every = max(1, len(losses) // _SHOWN_LOSSES)
     step = say(en="step", fr="pas")

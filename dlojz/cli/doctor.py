@@ -1,16 +1,6 @@
-"""Command `dlojz doctor`: check the installation, and explain a run that ended badly.
+"""Command `dlojz doctor`: check the installation, and explain a run that ran out of memory.
 
-What `dlojz doctor` looks at.
-
-A check never raises; what goes wrong in it is its answer. Nothing is changed on the machine.
-
-`dlojz doctor`: what this machine has, what it lacks, and what to do about it; the same for the memory of a run.
-
-Every line that is not ok says what to do.
-
-What `dlojz doctor RUN` says of a run that ran out of memory, or did not.
-
-Every figure is read from the diagnosis; which were measured and which predicted is said.
+A check never raises: what goes wrong in it is its answer, with what to do. Nothing is changed on the machine.
 """
 
 from __future__ import annotations
@@ -26,24 +16,23 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.table import Table
 from rich.text import Text
 
-from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, format_seconds, language, say
 from dlojz.base.table import visible
 from dlojz.cli import main
-from dlojz.cli.options import Flag, answering, json_flag, parse, root_flag
+from dlojz.cli.options import JSON, ROOT, WORDS, Answer, Given, verb
 from dlojz.display.tables import status_label
 from dlojz.running.out_of_memory import in_one_line, memory_lines
 from dlojz.running.run import find
 from dlojz.running.store import runs_root
 
 if TYPE_CHECKING:
-    from dlojz.results.record import RunRecord
     from dlojz.running.out_of_memory import PostMortem
 
 State = Literal["ok", "warning", "problem"]
@@ -62,7 +51,7 @@ sys.exit(0 if total.item() == 3.0 else 3)
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at: how it is, what was found, and what to do (empty where nothing is to be done)."""
+    """Result of one check: its state, what was found, and advice (empty where nothing is to be done)."""
 
     name: str
     state: State
@@ -70,24 +59,26 @@ class Check:
     advice: str = ""
 
 
+def _warned(name: str, found: str, warning: str = "") -> Check:
+    return Check(name, "warning" if warning else "ok", found, warning)
+
+
 def examine(root: Path) -> list[Check]:
-    """Look at everything; `root` is the folder that runs are kept in."""
-    install = say(en="install it: pip install -r requirements.txt", fr="installez-la : pip install -r requirements.txt")
-    needed = {
-        name: partial(_library, name, "problem", install) for name in ("torchvision", "timm", "deepspeed", "idr_torch")
-    }
-    useful = {name: partial(_library, name, "warning", install) for name in ("jupyterlab", "ipykernel")}
+    """Run all checks; `root` is the folder of the runs."""
+    device = say(en="no CUDA device: runs use the CPU", fr="pas de GPU CUDA : les exécutions utilisent le CPU")
+    queue = say(en="no sbatch here: runs stay on this machine", fr="pas de sbatch ici : les exécutions restent ici")
+    spoken = say(en=f"{language()} (DLOJZ_LANG=fr for French)", fr=f"{language()} (DLOJZ_LANG=en pour l’anglais)")
     checks: dict[str, Callable[[], Check]] = {
-        "python": _python,
-        "torch": _torch,
-        **needed,
-        **useful,
+        "python": lambda: _warned("python", f"{platform.python_version()}, {sys.executable}"),
+        "torch": lambda: _warned("torch", f"{version('torch')}, {', '.join(_cuda_devices()) or device}"),
+        **{name: partial(_library, name, "problem") for name in ("torchvision", "timm", "deepspeed", "idr_torch")},
+        **{name: partial(_library, name, "warning") for name in ("jupyterlab", "ipykernel")},
         "cores": _cores,
         "memory": _memory,
         "disk": partial(check_disk, root),
         "gloo": _gloo,
-        "slurm": _slurm,
-        "language": _language,
+        "slurm": lambda: _warned("slurm", shutil.which("sbatch") or queue),
+        "language": lambda: _warned("language", spoken),
     }
     return [_safely(name, check) for name, check in checks.items()]
 
@@ -99,22 +90,13 @@ def _safely(name: str, check: Callable[[], Check]) -> Check:
         return Check(name, "problem", f"{type(error).__name__}: {error}")
 
 
-def _python() -> Check:
-    found = f"{platform.python_version()}, {sys.executable}"
-    return Check("python", "ok", found)
-
-
-def _torch() -> Check:
+def _cuda_devices() -> list[str]:
     import torch
 
-    devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    where = ", ".join(devices) or say(
-        en="no CUDA device: runs use the CPU", fr="pas de GPU CUDA : les exécutions utilisent le CPU"
-    )
-    return Check("torch", "ok", f"{torch.__version__}, {where}")
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
-def _library(name: str, if_missing: State, advice: str) -> Check:
+def _library(name: str, if_missing: State) -> Check:
     if name in ("torchvision", "timm"):
         from dlojz.models.torchvision_ops import ensure_torchvision_imports
 
@@ -124,77 +106,57 @@ def _library(name: str, if_missing: State, advice: str) -> Check:
     try:
         module = importlib.import_module(name)
     except Exception as error:
+        install = "pip install -r requirements.txt"
+        advice = say(en=f"install it: {install}", fr=f"installez-la : {install}")
         return Check(name, if_missing, f"{type(error).__name__}: {error}"[:200], advice)
     return Check(name, "ok", str(getattr(module, "__version__", say(en="present", fr="présente"))))
 
 
 def _cores() -> Check:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if cores < 2:
-        return Check(
-            "cores",
-            "warning",
-            str(cores),
-            say(
-                en="2 processes will share one core: expect them slow",
-                fr="2 processus partageront un cœur : ce sera lent",
-            ),
-        )
-    return Check("cores", "ok", str(cores))
+    slow = say(
+        en="2 processes will share one core: expect them slow", fr="2 processus partageront un cœur : ce sera lent"
+    )
+    return _warned("cores", str(cores), slow if cores < 2 else "")
 
 
 def _memory() -> Check:
     import psutil
 
     free = psutil.virtual_memory().available
+    found, wanted = format_bytes(free), format_bytes(MEMORY_BYTES_WANTED)
     if free < MEMORY_BYTES_WANTED:
-        return Check(
-            "memory",
-            "warning",
-            format_bytes(free),
-            say(
-                en=f"2 processes with DeepSpeed need about {format_bytes(MEMORY_BYTES_WANTED)}: close other programs",
-                fr=f"DeepSpeed ×2 demande {format_bytes(MEMORY_BYTES_WANTED)} : fermez d'autres programmes",
-            ),
+        advice = say(
+            en=f"2 processes with DeepSpeed need about {wanted}: close other programs",
+            fr=f"DeepSpeed ×2 demande {wanted} : fermez d’autres programmes",
         )
-    return Check("memory", "ok", say(en=f"{format_bytes(free)} free", fr=f"{format_bytes(free)} libres"))
+        return _warned("memory", found, advice)
+    return _warned("memory", say(en=f"{found} free", fr=f"{found} libres"))
 
 
 def check_disk(root: Path) -> Check:
-    """Whether the folder of the runs can be written, and how much room it has."""
+    """Check that the folder of the runs can be written and has space."""
     there = next(folder for folder in (root, *root.parents) if folder.exists())
     try:
         with tempfile.NamedTemporaryFile(dir=there):
             pass
     except OSError as error:
-        return Check(
-            "disk",
-            "problem",
-            f"{root}: {error.strerror}",
-            say(
-                en="choose a folder you may write to: export DLOJZ_RUNS=FOLDER",
-                fr="choisissez un dossier où vous pouvez écrire : export DLOJZ_RUNS=DOSSIER",
-            ),
+        advice = say(
+            en="choose a folder you may write to: export DLOJZ_RUNS=FOLDER",
+            fr="choisissez un dossier où vous pouvez écrire : export DLOJZ_RUNS=DOSSIER",
         )
-    free = shutil.disk_usage(there).free
-    found = say(
-        en=f"{root}: writable, {format_bytes(free)} free", fr=f"{root} : inscriptible, {format_bytes(free)} libres"
+        return Check("disk", "problem", f"{root}: {error.strerror}", advice)
+    free_bytes = shutil.disk_usage(there).free
+    free = format_bytes(free_bytes)
+    found = say(en=f"{root}: writable, {free} free", fr=f"{root} : inscriptible, {free} libres")
+    full = say(
+        en="less than 1 GiB is free: remove old runs", fr="moins de 1 Gio libre : supprimez d’anciennes exécutions"
     )
-    if free < FREE_BYTES_WANTED:
-        return Check(
-            "disk",
-            "warning",
-            found,
-            say(
-                en="less than 1 GiB is free: remove old runs",
-                fr="moins de 1 Gio libre : supprimez d'anciennes exécutions",
-            ),
-        )
-    return Check("disk", "ok", found)
+    return _warned("disk", found, full if free_bytes < FREE_BYTES_WANTED else "")
 
 
 def _gloo() -> Check:
-    """Two real processes add two numbers."""
+    """Check an all-reduce of two real processes."""
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
@@ -215,128 +177,72 @@ def _gloo() -> Check:
                 rank.kill()
                 rank.wait()
     if all(rank.returncode == 0 for rank in ranks):
-        return Check(
-            "gloo",
-            "ok",
-            say(en="2 processes all-reduced in ", fr="2 processus ont fait un all-reduce en ")
-            + format_seconds(time.monotonic() - started_s),
-        )
+        took = format_seconds(time.monotonic() - started_s)
+        done = say(en=f"2 processes all-reduced in {took}", fr=f"2 processus ont fait un all-reduce en {took}")
+        return _warned("gloo", done)
     last = next((lines[-1] for text in complaints if (lines := text.strip().splitlines())), "")
-    return Check(
-        "gloo",
-        "problem",
-        last[:200],
-        say(
-            en="processes of this machine cannot talk to each other: try GLOO_SOCKET_IFNAME=lo",
-            fr="les processus de cette machine ne se parlent pas : essayez GLOO_SOCKET_IFNAME=lo",
-        ),
+    advice = say(
+        en="processes of this machine cannot talk to each other: try GLOO_SOCKET_IFNAME=lo",
+        fr="les processus de cette machine ne se parlent pas : essayez GLOO_SOCKET_IFNAME=lo",
     )
-
-
-def _slurm() -> Check:
-    sbatch = shutil.which("sbatch")
-    return Check(
-        "slurm",
-        "ok",
-        sbatch
-        or say(
-            en="no sbatch here: runs stay on this machine",
-            fr="pas de sbatch ici : les exécutions restent sur cette machine",
-        ),
-    )
-
-
-def _language() -> Check:
-    return Check(
-        "language",
-        "ok",
-        say(en=f"{language()} (DLOJZ_LANG=fr for French)", fr=f"{language()} (DLOJZ_LANG=en pour l'anglais)"),
-    )
+    return Check("gloo", "problem", last[:200], advice)
 
 
 MARKS: dict[State, tuple[str, str]] = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "bold red")}
 
 
-def doctor_command(words: list[str]) -> int:
-    """Check the machine, or explain the memory of a run."""
-    given = parse(
-        "doctor",
-        say(
-            en="""Check what the labs need on this machine: Python, libraries, cores, memory, disk, two communicating
+@verb(
+    "doctor",
+    """
+    [RUN]  name of a run or its beginning, see `dlojz runs`; without it, the machine is checked
+        // nom d’une exécution ou son début, voir `dlojz runs` ; sans lui, la machine est examinée
+    """,
+    ROOT,
+    JSON,
+    en="""Check what the labs need on this machine: Python, libraries, cores, memory, disk, two communicating
 processes, SLURM, JupyterLab. Each line is ok, a warning or a problem, with what to do.
 Exit code 1 if there is a problem.
 
 With the name of a run that ran out of memory: what filled it by category, the limit, the three cheapest levers with
-their predicted effect and the command to type. The beginning of a name is enough.
-
-Examples:
-  dlojz doctor
-  dlojz doctor --json
-  dlojz doctor 20250101-120000""",
-            fr="""Examiner ce dont les TP ont besoin sur cette machine : Python, bibliothèques, cœurs, mémoire, disque,
+their predicted effect and the command to type. The beginning of a name is enough.""",
+    fr="""Examiner ce dont les TP ont besoin sur cette machine : Python, bibliothèques, cœurs, mémoire, disque,
 deux processus qui communiquent, SLURM, JupyterLab. Chaque ligne dit ok, attention ou problème, et que faire.
 Code de sortie 1 s'il y a un problème.
 
 Avec le nom d’une exécution à court de mémoire : ce qui la remplissait par catégorie, la limite, les trois leviers les
-moins coûteux avec leur effet prédit et la commande à taper. Le début du nom suffit.
-
-Exemples :
-  dlojz doctor
-  dlojz doctor --json
-  dlojz doctor 20250101-120000""",
-        ),
-        [
-            Flag(
-                "words",
-                say(
-                    en="name of a run, or its beginning (see `dlojz runs`); without it, the machine is checked",
-                    fr="nom d’une exécution, ou son début (voir `dlojz runs`) ; sans lui, la machine est examinée",
-                ),
-                metavar="[RUN]",
-                kind="words",
-            ),
-            root_flag(),
-            json_flag(),
-        ],
-        words,
-    )
-    if given.get("words"):
-        return _explain(given)
-    with answering(given.get("json", False)) as answer:
-        checks = examine(runs_root(given.get("root")))
-        if given.get("json"):
-            answer(
-                {"checks": [asdict(check) for check in checks], "problems": sum(c.state == "problem" for c in checks)}
-            )
-        else:
-            answer(_table(checks))
-            answer(_verdict(checks))
-    return main.FAILED if any(check.state == "problem" for check in checks) else main.DONE
+moins coûteux avec leur effet prédit et la commande à taper. Le début du nom suffit.""",
+    examples="""
+    dlojz doctor
+    dlojz doctor --json
+    dlojz doctor 20250101-120000
+    """,
+)
+def doctor_command(given: Given, answer: Answer) -> int:
+    """Check the machine, or explain the memory of a run."""
+    if given[WORDS]:
+        _explain(given, answer)
+        return main.DONE
+    checks = examine(runs_root(given["root"]))
+    problems = sum(check.state == "problem" for check in checks)
+    if given["json"]:
+        answer({"checks": [asdict(check) for check in checks], "problems": problems})
+    else:
+        answer(_table(checks))
+        answer(_verdict(checks))
+    return main.FAILED if problems else main.DONE
 
 
-def _explain(given: dict[str, Any]) -> int:
-    """What filled the memory of one run."""
-    names = given["words"]
-    if len(names) != 1:
-        raise LabError(
-            say(
-                en=f"`dlojz doctor` takes the name of one run, but {len(names)} were received: `dlojz runs` lists "
-                "them.",
-                fr=f"`dlojz doctor` prend le nom d’une exécution, mais {len(names)} ont été reçus : `dlojz runs` les "
-                "liste.",
-            )
-        )
-    run = find(names[0], given.get("root"))
+def _explain(given: Given, answer: Answer) -> None:
+    """Explain what filled the memory of one run."""
+    run = find(given[WORDS][0], given["root"])
     from dlojz.running.out_of_memory import post_mortem
 
-    with answering(given.get("json", False)) as answer:
-        diagnosis = post_mortem(run)
-        if given.get("json"):
-            answer(diagnosis.to_dict())
-        else:
-            for line in told(diagnosis):
-                answer(line)
-    return main.DONE
+    diagnosis = post_mortem(run)
+    if given["json"]:
+        answer(diagnosis.to_dict())
+    else:
+        for line in told(diagnosis):
+            answer(line)
 
 
 def _verdict(checks: list[Check]) -> str:
@@ -368,27 +274,14 @@ def _table(checks: list[Check]) -> Table:
 
 
 def told(diagnosis: PostMortem) -> list[Any]:
-    """The diagnosis as texts to print, one after the other."""
+    """Write the diagnosis as texts to print, one after the other."""
     record = diagnosis.record
+    run, reason = f"{record.run_id} ({visible(record.title)})", visible(record.reason)
     if not diagnosis.out_of_memory:
-        return [_ended_otherwise(record), in_one_line(diagnosis)]
-    lines: list[Any] = [
-        Text(
-            say(
-                en=f"{record.run_id} ({visible(record.title)}) ran out of memory: {visible(record.reason)}",
-                fr=f"{record.run_id} ({visible(record.title)}) a épuisé la mémoire : {visible(record.reason)}",
-            ),
-            style="bold",
-        ),
-        "",
-        *memory_lines(diagnosis),
-    ]
-    return lines
-
-
-def _ended_otherwise(record: RunRecord) -> str:
-    why = f" ({visible(record.reason)})" if record.reason else ""
-    return say(
-        en=f"{record.run_id} ({visible(record.title)}) did not run out of memory: {status_label(record.status)}{why}.",
-        fr=f"{record.run_id} ({visible(record.title)}) n’a pas manqué de mémoire : {status_label(record.status)}{why}.",
-    )
+        ended = status_label(record.status) + (f" ({reason})" if reason else "")
+        otherwise = say(
+            en=f"{run} did not run out of memory: {ended}.", fr=f"{run} n’a pas manqué de mémoire : {ended}."
+        )
+        return [otherwise, in_one_line(diagnosis)]
+    headline = say(en=f"{run} ran out of memory: {reason}", fr=f"{run} a épuisé la mémoire : {reason}")
+    return [Text(headline, style="bold"), "", *memory_lines(diagnosis)]

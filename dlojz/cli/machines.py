@@ -1,12 +1,7 @@
 """Commands on clusters: `dlojz machines`, `dlojz queue`, `dlojz watch`.
 
-`dlojz machines`: clusters that runs can be sent to, what one would cost there, and the script that would be sent.
-
-Nothing is sent and nothing is asked of a scheduler; a damaged machine file hinders no other.
-
-`dlojz queue` and `dlojz watch`: what waits and runs, and how it goes.
-
-Looking changes nothing: the scheduler is asked at most every 10 s however many look, and Ctrl-C leaves the runs alone.
+`dlojz machines` sends nothing and asks no scheduler. `queue` and `watch` change nothing: the scheduler is asked at most
+every 10 s however many look, and Ctrl-C leaves the runs alone.
 """
 
 from __future__ import annotations
@@ -15,6 +10,7 @@ import shutil
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +18,29 @@ from rich.live import Live
 from rich.text import Text
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_seconds, say, shortest
-from dlojz.base.table import Table, visible
-from dlojz.cli import main
+from dlojz.base.language import format_seconds, refusal, say, shortest
+from dlojz.base.table import Table, titles, visible
 from dlojz.cli.options import (
-    Flag,
-    answering,
+    JSON,
+    ROOT,
+    RUN_WORD,
+    SCHEDULER,
+    WORDS,
+    Answer,
+    Given,
     config_flags,
     config_of,
     console,
-    json_flag,
-    number,
-    parse,
-    root_flag,
-    scheduler_flags,
     show,
     tell,
+    verb,
 )
-from dlojz.cli.runs import readable, run_words
+from dlojz.cli.runs import readable
 from dlojz.display.tables import DASH, status_label
 from dlojz.hardware.clusters import Machine, here, machine, machine_files
 from dlojz.running.folder import DEFAULT_WORKER
 from dlojz.running.limits import JobRequest, admit, preview_of
-from dlojz.running.run import Run, find
+from dlojz.running.run import find
 from dlojz.running.slurm.slurm_job import job_script
 from dlojz.running.slurm.slurm_queue import JobView, QueueView, views
 from dlojz.running.state import is_final
@@ -52,58 +48,53 @@ from dlojz.running.store import run_ids, runs_root
 from dlojz.running.watch import RunView, Tracker, explained, local_time, run_text, time_words
 
 
-def machines_command(words: list[str]) -> int:
+@verb(
+    "machines",
+    """
+    [NAME]  name of a machine file // nom d’un fichier de machine
+    --hours FLOAT  time limit in hours // limite de temps en heures
+    """,
+    SCHEDULER,
+    "--script  print the job script // afficher le script du travail",
+    config_flags(),
+    JSON,
+    en="""List the clusters that runs can be sent to; with a name and a configuration, say what the run would
+take there, what it would cost at most, and why it would be refused. Nothing is sent.""",
+    fr="""Lister les calculateurs où envoyer une exécution ; avec un nom et une configuration, dire ce que
+l’exécution y demanderait, son coût maximal, et pourquoi elle serait refusée. Rien n’est envoyé.""",
+    examples="""
+    dlojz machines
+    dlojz machines local --dp 4 --hours 0.5
+    dlojz machines local --dp 4 --script
+    """,
+)
+def machines_command(given: Given, answer: Answer) -> None:
     """List the machines, or preview a run on one."""
-    given = parse(
-        "machines",
-        say(
-            en="""List the clusters that runs can be sent to; with a name and a configuration, say what the run would
-take there, what it would cost at most, and why it would be refused. Nothing is sent.
-
-Examples:
-  dlojz machines
-  dlojz machines local --dp 4 --hours 0.5
-  dlojz machines local --dp 4 --script""",
-            fr="""Lister les calculateurs où envoyer une exécution ; avec un nom et une configuration, dire ce que
-l’exécution y demanderait, son coût maximal, et pourquoi elle serait refusée. Rien n’est envoyé.
-
-Exemples :
-  dlojz machines
-  dlojz machines local --dp 4 --hours 0.5
-  dlojz machines local --dp 4 --script""",
-        ),
-        [_name_words(), *_asking_flags(), *config_flags(), json_flag()],
-        words,
-    )
-    names = given.pop("words", ())
-    if len(names) > 1:
-        raise LabError(f"`dlojz machines` takes one name, but {len(names)} were received: {' '.join(names)}.")
-    with answering(given.get("json", False)) as answer:
-        if not names:
-            _refuse_flags_without_a_name(given)
-            found = list(_readable())
-            answer([_summary(one) for one in found] if given.get("json") else _machines_table(found))
-        else:
-            answer(_about(machine(names[0]), given))
-    return main.DONE
+    names = given.pop(WORDS, ())
+    if names:
+        answer(_about(machine(names[0]), given))
+        return
+    if others := sorted(set(given) - {"json"}):
+        option = "--" + others[0].replace("_", "-")
+        raise refusal(
+            en=f"{option} says something of a run on one machine: name it, as in `dlojz machines local --dp 4`.",
+            fr=f"{option} concerne une exécution sur une machine, à nommer : `dlojz machines local --dp 4`.",
+        )
+    found = _readable()
+    answer([_summary(one) for one in found] if given["json"] else _machines_table(found))
 
 
-def _about(site: Machine, given: dict[str, Any]) -> Any:
-    hours = number(given, "hours", float)
-    config = config_of(given)
-    request = JobRequest(
-        account=given.get("account", ""),
-        qos=given.get("qos", ""),
-        reservation=given.get("reservation", ""),
-        time_limit_s=None if hours is None else hours * 3600,
-    )
-    if given.get("script"):
+def _about(site: Machine, given: Given) -> Any:
+    config, hours = config_of(given), given["hours"]
+    scheduler = {name: given.get(name, "") for name in ("account", "qos", "reservation")}
+    request = JobRequest(**scheduler, time_limit_s=None if hours is None else hours * 3600)
+    if given["script"]:
         folder = Path(runs_root()) / "RUN"
         asked = admit(site, config, request)
         text = job_script(site, config, asked, folder, worker_module=DEFAULT_WORKER, requeues=request.requeues)
-        return {"script": text} if given.get("json") else text.rstrip("\n")
+        return {"script": text} if given["json"] else text.rstrip("\n")
     shown = preview_of(site, config, request)
-    if given.get("json"):
+    if given["json"]:
         return shown.to_dict()
     facts = [
         (say(en="partition", fr="partition"), site.partition or "-"),
@@ -113,38 +104,8 @@ def _about(site: Machine, given: dict[str, Any]) -> Any:
     return Table(("", ""), (*shown.lines(), *((name, value) for name, value in facts if value)), align="l", whole=1)
 
 
-def _name_words() -> Flag:
-    return Flag(
-        "words",
-        say(en="name of a machine file", fr="nom d’un fichier de machine"),
-        metavar="NAME",
-        kind="words",
-    )
-
-
-def _asking_flags() -> list[Flag]:
-    return [
-        Flag("hours", say(en="time limit in hours", fr="limite de temps en heures"), metavar="FLOAT"),
-        *scheduler_flags(),
-        Flag("script", say(en="print the job script", fr="afficher le script du travail"), kind="switch"),
-    ]
-
-
-def _refuse_flags_without_a_name(given: dict[str, Any]) -> None:
-    others = sorted(set(given) - {"json"})
-    if others:
-        raise LabError(
-            say(
-                en=f"--{others[0].replace('_', '-')} says something of a run on one machine: name it, as in "
-                "`dlojz machines local --dp 4`.",
-                fr=f"--{others[0].replace('_', '-')} concerne une exécution sur une machine : nommez-la, par exemple "
-                "`dlojz machines local --dp 4`.",
-            )
-        )
-
-
 def _readable() -> list[Machine]:
-    """The machines whose files can be read; the others are named on stderr."""
+    """Read the machine files; those that cannot be read are named on stderr."""
     found = []
     for name in machine_files():
         try:
@@ -171,136 +132,99 @@ def _summary(site: Machine) -> dict[str, Any]:
 
 
 def _machines_table(found: list[Machine]) -> Table:
-    titles = (
-        say(en="machine", fr="machine"),
-        say(en="what it is", fr="description"),
-        say(en="device", fr="appareil"),
-        say(en="node", fr="nœud"),
-        say(en="at most", fr="au plus"),
-    )
     own, rows = here(), []
     for site in found:
         mark = say(en=" (here)", fr=" (ici)") if site.name in own else ""
         places = "GPU" if site.device != "cpu" else say(en="ranks", fr="rangs")
         most = say(en=f"{site.max_nodes} nodes, ", fr=f"{site.max_nodes} nœuds, ") + f"{shortest(site.max_hours)} h"
         rows.append((site.name + mark, site.title, site.device, f"{site.gpus_per_node} {places}", most))
-    return Table(titles, tuple(rows), align="l", whole=1)
+    head = titles(en="machine|what it is|device|node|at most", fr="machine|description|appareil|nœud|au plus")
+    return Table(head, tuple(rows), align="l", whole=1)
 
 
-EVERY_S, LEAST_S = 2.0, 0.2
 MOST_REFUSALS = 3
 """Looks in a row at which a run's own files are refused, until nothing more is waited for."""
 
 
-def queue_command(words: list[str]) -> int:
-    """List the jobs of the scheduler."""
-    given = parse(
-        "queue",
-        say(
-            en="""List your jobs in the scheduler's queue: job, run, state, why it waits, time left, nodes.
+@verb(
+    "queue",
+    ROOT,
+    JSON,
+    en="""List your jobs in the scheduler's queue: job, run, state, why it waits, time left, nodes.
 
 The scheduler is asked at most every 10 s, for all notebooks and terminals together; where it does not answer, what it
-last said is shown with its age. Jobs that ended within the last minutes are listed too.
-
-Examples:
-  dlojz queue
-  dlojz queue --json""",
-            fr="""Lister vos travaux dans la file de l’ordonnanceur : numéro, exécution, état, raison de l’attente,
+last said is shown with its age. Jobs that ended within the last minutes are listed too.""",
+    fr="""Lister vos travaux dans la file de l’ordonnanceur : numéro, exécution, état, raison de l’attente,
 temps restant, nœuds.
 
 L’ordonnanceur est interrogé toutes les 10 s au plus, pour tous les notebooks et terminaux ensemble ; s’il ne répond
-pas, son dernier état connu est montré avec son âge. Les travaux finis depuis quelques minutes sont listés aussi.
-
-Exemples :
-  dlojz queue
-  dlojz queue --json""",
-        ),
-        [root_flag(), json_flag()],
-        words,
-    )
-    with answering(given.get("json", False)) as answer:
-        queue = views()
-        known = set(run_ids(runs_root(given.get("root"))))
-        if given.get("json"):
-            jobs = [
-                {**vars(job), "run_id": job.name if job.name in known else None, "words": _why(job)}
-                for job in queue.jobs
-            ]
-            answer({"age_s": queue.age_s, "problem": queue.problem, "jobs": jobs})
-            return main.DONE
-        if queue.jobs:
-            answer(_queue_table(queue.jobs, known))
-        elif queue.age_s is not None:
-            answer(
-                say(
-                    en="you have no job in the queue: send one with `dlojz run --on slurm`.",
-                    fr="vous n’avez aucun travail dans la file : envoyez-en un par `dlojz run --on slurm`.",
-                )
+pas, son dernier état connu est montré avec son âge. Les travaux finis depuis quelques minutes sont listés aussi.""",
+    examples="""
+    dlojz queue
+    dlojz queue --json
+    """,
+)
+def queue_command(given: Given, answer: Answer) -> None:
+    """List the jobs of the scheduler."""
+    queue = views()
+    known = set(run_ids(runs_root(given["root"])))
+    if given["json"]:
+        own = ({"run_id": job.name if job.name in known else None, "words": _why(job)} for job in queue.jobs)
+        jobs = [{**vars(job), **more} for job, more in zip(queue.jobs, own, strict=True)]
+        answer({"age_s": queue.age_s, "problem": queue.problem, "jobs": jobs})
+        return
+    if queue.jobs:
+        answer(_queue_table(queue.jobs, known))
+    elif queue.age_s is not None:
+        answer(
+            say(
+                en="you have no job in the queue: send one with `dlojz run --on slurm`.",
+                fr="vous n’avez aucun travail dans la file : envoyez-en un par `dlojz run --on slurm`.",
             )
-        for line in _age(queue):
-            answer(line)
-    return main.DONE
+        )
+    if queue.problem:
+        answer(_age(queue))
 
 
-def watch_command(words: list[str]) -> int:
-    """Follow runs."""
-    given = parse(
-        "watch",
-        say(
-            en="""Follow runs: state, why they wait, progress, loss, memory, step time, estimated end.
+@verb(
+    "watch",
+    [replace(RUN_WORD[0], metavar="[RUN…]")],
+    """
+    --once  show them once and stop // les montrer une fois et s’arrêter
+    --every-s FLOAT>=0.2 = 2  seconds between two looks // secondes entre deux regards
+    """,
+    ROOT,
+    en="""Follow runs: state, why they wait, progress, loss, memory, step time, estimated end.
 
-Without names: all runs that wait or run. It ends with the last of them; Ctrl-C ends the watching, not the runs.
-
-Examples:
-  dlojz watch
-  dlojz watch 20250101-120000 --once""",
-            fr="""Suivre des exécutions : état, raison de l’attente, avancement, perte, mémoire, pas, fin estimée.
+Without names: all runs that wait or run. It ends with the last of them; Ctrl-C ends the watching, not the runs.""",
+    fr="""Suivre des exécutions : état, raison de l’attente, avancement, perte, mémoire, pas, fin estimée.
 
 Sans nom : toutes celles qui attendent ou qui tournent. Le suivi finit avec la dernière ; Ctrl-C arrête le suivi, pas
-les exécutions.
-
-Exemples :
-  dlojz watch
-  dlojz watch 20250101-120000 --once""",
-        ),
-        [
-            run_words("[RUN…]"),
-            Flag("once", say(en="show them once and stop", fr="les montrer une fois et s’arrêter"), kind="switch"),
-            Flag(
-                "every_s",
-                say(en="seconds between two looks", fr="secondes entre deux regards"),
-                metavar="FLOAT",
-                default=f"{EVERY_S:g}",
-            ),
-            root_flag(),
-        ],
-        words,
-    )
-    every_s = number(given, "every_s", float, LEAST_S) or EVERY_S
-    names = given.get("words", ())
-    chosen = [find(name, given.get("root")) for name in names] if names else _going_on(given)
+les exécutions.""",
+    examples="""
+    dlojz watch
+    dlojz watch 20250101-120000 --once
+    """,
+)
+def watch_command(given: Given, answer: Answer) -> None:
+    """Follow runs."""
+    named = [find(name, given["root"]) for name in given[WORDS]]
+    chosen = named or [run for run in readable(given) if not is_final(run.state)]
     if not chosen:
-        show(
+        answer(
             say(
                 en="no run waits or runs: `dlojz runs` lists those that have ended.",
                 fr="aucune exécution n’attend ni ne tourne : `dlojz runs` liste celles qui sont finies.",
             )
         )
-        return main.DONE
+        return
     try:
-        _watch([Tracker(run) for run in chosen], every_s, once=given.get("once", False))
+        _watch([Tracker(run) for run in chosen], given["every_s"], once=given["once"])
     except KeyboardInterrupt:
         tell(
-            say(
-                en="no longer watching; the runs go on (`dlojz cancel RUN` stops one).",
-                fr="fin du suivi ; les exécutions continuent (`dlojz cancel RUN` en arrête une).",
-            )
+            en="no longer watching; the runs go on (`dlojz cancel RUN` stops one).",
+            fr="fin du suivi ; les exécutions continuent (`dlojz cancel RUN` en arrête une).",
         )
-    return main.DONE
-
-
-def _going_on(given: dict[str, Any]) -> list[Run]:
-    return [run for run in readable(given) if not is_final(run.state)]
 
 
 def _watch(trackers: list[Tracker], every_s: float, *, once: bool) -> None:
@@ -325,10 +249,10 @@ def _watch(trackers: list[Tracker], every_s: float, *, once: bool) -> None:
 def _all(
     trackers: list[Tracker], last: dict[str, str], refused: Counter[str], *, out: bool = False
 ) -> tuple[list[str], bool]:
-    """What every run looks like, and whether all have ended; with `out`, what has changed is printed.
+    """Describe every run, and whether all have ended; with `out`, what has changed is printed.
 
-    A file system may be away for a moment and is waited for; a record that is refused (of a newer version, say) does
-    not mend by looking at it.
+    A file system may be away for a moment, so an `OSError` is waited out; a record that is refused (of a newer version,
+    say) stays refused, and counts.
     """
     texts, over = [], True
     for tracker in trackers:
@@ -349,19 +273,12 @@ def _all(
 
 
 def _queue_table(jobs: list[JobView], known: set[str]) -> Table:
-    titles = (
-        say(en="job", fr="travail"),
-        say(en="run", fr="exécution"),
-        say(en="state", fr="état"),
-        say(en="why", fr="raison"),
-        say(en="time left", fr="temps restant"),
-        say(en="nodes", fr="nœuds"),
-    )
     rows = []
     for job in sorted(jobs, key=lambda one: one.standing == "ended"):
         name = job.name if job.name in known else f"({job.name})"  # not one of these runs
         rows.append((job.number, name, _state(job), _why(job), time_words(job.left) or DASH, job.nodes or DASH))
-    return Table(titles, tuple(rows), align="l", whole=1)
+    head = titles(en="job|run|state|why|time left|nodes", fr="travail|exécution|état|raison|temps restant|nœuds")
+    return Table(head, tuple(rows), align="l", whole=1)
 
 
 def _state(job: JobView) -> str:
@@ -372,7 +289,7 @@ def _state(job: JobView) -> str:
 
 
 def _why(job: JobView) -> str:
-    """Why a job waits, in words; the scheduler's own word for one that has ended."""
+    """Explain why a job waits; for one that has ended, the scheduler's own word."""
     if job.standing == "ended":
         return job.reason
     if job.standing == "running" or not job.reason:
@@ -382,25 +299,18 @@ def _why(job: JobView) -> str:
     return explained(job.reason) + expected
 
 
-def _age(queue: QueueView) -> list[str]:
-    """How old the answer is, where that matters."""
-    if not queue.problem:
-        return []
+def _age(queue: QueueView) -> str:
+    """Explain why the scheduler gave no answer, and how old its last one is."""
     if queue.age_s is None and shutil.which("squeue") is None:
-        return [
-            say(
-                en="there is no scheduler here (no `squeue`): runs of this machine are listed by `dlojz runs`.",
-                fr="il n’y a pas d’ordonnanceur ici (pas de `squeue`) : `dlojz runs` liste les exécutions locales.",
-            )
-        ]
-    known = (
-        say(en="nothing is known yet", fr="rien n’est encore connu")
-        if queue.age_s is None
-        else say(en=f"last known, {format_seconds(queue.age_s)} ago", fr=f"connu il y a {format_seconds(queue.age_s)}")
-    )
-    return [
-        say(
-            en=f"The scheduler does not answer ({visible(queue.problem)}); {known}. Jobs that run go on running.",
-            fr=f"L’ordonnanceur ne répond pas ({visible(queue.problem)}) ; {known}. Les travaux en cours continuent.",
+        return say(
+            en="there is no scheduler here (no `squeue`): runs of this machine are listed by `dlojz runs`.",
+            fr="il n’y a pas d’ordonnanceur ici (pas de `squeue`) : `dlojz runs` liste les exécutions locales.",
         )
-    ]
+    ago = format_seconds(queue.age_s)
+    known = say(en=f"last known, {ago} ago", fr=f"connu il y a {ago}")
+    if queue.age_s is None:
+        known = say(en="nothing is known yet", fr="rien n’est encore connu")
+    return say(
+        en=f"The scheduler does not answer ({visible(queue.problem)}); {known}. Jobs that run go on running.",
+        fr=f"L’ordonnanceur ne répond pas ({visible(queue.problem)}) ; {known}. Les travaux en cours continuent.",
+    )

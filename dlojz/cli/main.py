@@ -1,9 +1,7 @@
 """Dispatch the command `dlojz`: verbs, help, exit codes.
 
-The command `dlojz`: the package at a terminal.
-
-What is wrong is said in one sentence on stderr, never in a traceback, and the exit code tells it: 0 done, 1 a run or a
-check did not succeed, 2 the request was refused, 130 interrupted. `dlojz --help` loads no torch.
+An error is one sentence on stderr, never a traceback. Exit codes: 0 done, 1 a run or a check did not succeed, 2 the
+request was refused, 130 interrupted. `dlojz --help` loads no torch.
 """
 
 from __future__ import annotations
@@ -20,189 +18,136 @@ from dlojz.base.language import one_of, say
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 COLLECTED = (20_000, 10, 10)
-"""Objects between two searches for cycles: what a command imports and traces lives to its end, and with Python's 700
-such searches take a tenth of its processor time."""
+"""Thresholds of the garbage collector: what a command imports and traces lives to its end, and with Python's own
+threshold of 700 objects, searching for cycles takes a tenth of the processor time."""
 
 
 class Subcommand(NamedTuple):
-    """Where a subcommand lives and what it does, in one line."""
+    """A subcommand: its module, and what it does in one line, in both languages."""
 
     module: str
-    summary: Callable[[], str]
+    en: str
+    fr: str
 
 
 SUBCOMMANDS: dict[str, Subcommand] = {
     "demo": Subcommand(
         "runs",
-        lambda: say(
-            en="the main job: CoAtNet under DDP, FSDP2 and ZeRO-0…3, compared",
-            fr="le travail principal : CoAtNet sous DDP, FSDP2 et ZeRO-0…3, comparés",
-        ),
+        "the main job: CoAtNet under DDP, FSDP2 and ZeRO-0…3, compared",
+        "le travail principal : CoAtNet sous DDP, FSDP2 et ZeRO-0…3, comparés",
     ),
     "run": Subcommand(
         "runs",
-        lambda: say(
-            en="train a model on several processes and measure it",
-            fr="entraîner un modèle sur plusieurs processus et le mesurer",
-        ),
+        "train a model on several processes and measure it",
+        "entraîner un modèle sur plusieurs processus et le mesurer",
     ),
     "predict": Subcommand(
-        "runs",
-        lambda: say(
-            en="say what a run will cost, without running it", fr="dire ce que coûtera une exécution, sans exécuter"
-        ),
+        "runs", "say what a run will cost, without running it", "dire ce que coûtera une exécution, sans exécuter"
     ),
     "memory": Subcommand(
         "memory",
-        lambda: say(
-            en="will it fit, and what fills it: memory of a rank before the run, and what would save some",
-            fr="est-ce que ça tient, et qu’est-ce qui remplit la mémoire d’un rang, avant toute exécution",
-        ),
+        "will it fit, and what fills it: memory of a rank before the run, and what would save some",
+        "est-ce que ça tient, et qu’est-ce qui remplit la mémoire d’un rang, avant toute exécution",
     ),
     "pipeline": Subcommand(
         "pipeline",
-        lambda: say(
-            en="pipeline schedules: draw, simulate, compare them, export them for torch",
-            fr="ordonnancements de pipeline : les dessiner, simuler, comparer, exporter vers torch",
-        ),
+        "pipeline schedules: draw, simulate, compare them, export them for torch",
+        "ordonnancements de pipeline : les dessiner, simuler, comparer, exporter vers torch",
     ),
     "partition": Subcommand(
         "pipeline",
-        lambda: say(
-            en="cut a model into pipeline stages: the best cut, beside those of other tools",
-            fr="découper un modèle en étages de pipeline : le meilleur découpage, à côté de ceux d’autres outils",
-        ),
+        "cut a model into pipeline stages: the best cut, beside those of other tools",
+        "découper un modèle en étages de pipeline : le meilleur découpage, à côté de ceux d’autres outils",
     ),
     "grid": Subcommand(
         "grid",
-        lambda: say(
-            en="ranks on their nodes: groups of data, pipeline and tensor parallelism, what crosses which link",
-            fr="les rangs sur leurs nœuds : groupes des trois parallélismes, ce qui passe par quel lien",
-        ),
+        "ranks on their nodes: groups of data, pipeline and tensor parallelism, what crosses which link",
+        "les rangs sur leurs nœuds : groupes des trois parallélismes, ce qui passe par quel lien",
     ),
     "plan": Subcommand(
         "plan",
-        lambda: say(
-            en="the best layout for a model on a cluster, and why every other one is slower or refused",
-            fr="le meilleur layout d’un modèle sur un cluster, et pourquoi chaque autre est plus lent ou refusé",
-        ),
+        "the best layout for a model on a cluster, and why every other one is slower or refused",
+        "le meilleur layout d’un modèle sur un cluster, et pourquoi chaque autre est plus lent ou refusé",
     ),
     "calibrate": Subcommand(
         "collectives",
-        lambda: say(
-            en="measure this machine in a minute: products, memory, messages, for predictions of seconds",
-            fr="mesurer cette machine en une minute : produits, mémoire, messages, pour prédire des durées",
-        ),
+        "measure this machine in a minute: products, memory, messages, for predictions of seconds",
+        "mesurer cette machine en une minute : produits, mémoire, messages, pour prédire des durées",
     ),
     "compress": Subcommand(
         "compress",
-        lambda: say(
-            en="make a trained model smaller: distillation, quantization, pruning; accuracy, size and time compared",
-            fr="réduire un modèle entraîné : distillation, quantification, élagage ; exactitude, taille et temps",
-        ),
+        "make a trained model smaller: distillation, quantization, pruning; accuracy, size and time compared",
+        "réduire un modèle entraîné : distillation, quantification, élagage ; exactitude, taille et temps",
     ),
     "validate": Subcommand(
         "plan",
-        lambda: say(
-            en="the planner's predictions beside published measurements: our error, a constant rate's, the best tool's",
-            fr="les prédictions du planificateur face aux mesures publiées : notre erreur, et celles des autres",
-        ),
+        "the planner's predictions beside published measurements: our error, a constant rate's, the best tool's",
+        "les prédictions du planificateur face aux mesures publiées : notre erreur, et celles des autres",
     ),
     "compare": Subcommand(
         "runs",
-        lambda: say(
-            en="lay the measurements of runs over their predictions",
-            fr="superposer les mesures des exécutions à leurs prédictions",
-        ),
+        "compare the measurements of runs with their predictions",
+        "comparer les mesures des exécutions à leurs prédictions",
     ),
-    "runs": Subcommand(
-        "runs", lambda: say(en="list the runs, newest first", fr="lister les exécutions, la plus récente d'abord")
-    ),
+    "runs": Subcommand("runs", "list the runs, newest first", "lister les exécutions, la plus récente d’abord"),
     "logs": Subcommand(
-        "runs",
-        lambda: say(
-            en="show what the processes of a run printed", fr="montrer ce que les processus d'une exécution ont affiché"
-        ),
+        "runs", "show what the processes of a run printed", "montrer ce que les processus d’une exécution ont affiché"
     ),
     "cancel": Subcommand(
-        "runs",
-        lambda: say(en="stop a run; what it measured is kept", fr="arrêter une exécution ; ses mesures sont gardées"),
+        "runs", "stop a run; what it measured is kept", "arrêter une exécution ; ses mesures sont gardées"
     ),
     "queue": Subcommand(
         "machines",
-        lambda: say(
-            en="the scheduler's queue: your jobs, their runs, why they wait",
-            fr="la file d’attente : vos travaux, leurs exécutions, pourquoi ils attendent",
-        ),
+        "the scheduler's queue: your jobs, their runs, why they wait",
+        "la file d’attente : vos travaux, leurs exécutions, pourquoi ils attendent",
     ),
     "watch": Subcommand(
         "machines",
-        lambda: say(
-            en="follow runs: state, progress, loss, memory, estimated end",
-            fr="suivre des exécutions : état, avancement, perte, mémoire, fin estimée",
-        ),
+        "follow runs: state, progress, loss, memory, estimated end",
+        "suivre des exécutions : état, avancement, perte, mémoire, fin estimée",
     ),
     "machines": Subcommand(
         "machines",
-        lambda: say(
-            en="the clusters runs can be sent to, and what a run would cost there",
-            fr="les calculateurs où envoyer une exécution, et ce qu’elle y coûterait",
-        ),
+        "the clusters runs can be sent to, and what a run would cost there",
+        "les calculateurs où envoyer une exécution, et ce qu’elle y coûterait",
     ),
     "bench": Subcommand(
         "teach",
-        lambda: say(
-            en="run a campaign of measurements, resume it, and report on it",
-            fr="lancer une campagne de mesures, la reprendre, en tirer un rapport",
-        ),
+        "run a campaign of measurements, resume it, and report on it",
+        "lancer une campagne de mesures, la reprendre, en tirer un rapport",
     ),
     "board": Subcommand(
         "teach",
-        lambda: say(
-            en="the class at a glance: exercises, best runs, GPU-hours",
-            fr="la classe en un coup d’œil : exercices, meilleures exécutions, heures GPU",
-        ),
+        "the class at a glance: exercises, best runs, GPU-hours",
+        "la classe en un coup d’œil : exercices, meilleures exécutions, heures GPU",
     ),
     "diff": Subcommand(
         "labs",
-        lambda: say(
-            en="lay a student's answer to an exercise beside the solution",
-            fr="mettre la réponse d’un étudiant à un exercice à côté de la solution",
-        ),
+        "show a student's answer to an exercise beside the solution",
+        "mettre la réponse d’un étudiant à un exercice à côté de la solution",
     ),
     "models": Subcommand(
-        "memory",
-        lambda: say(
-            en="list the models: parameters, FLOPs, blocks", fr="lister les modèles : paramètres, FLOPs, blocs"
-        ),
+        "memory", "list the models: parameters, FLOPs, blocks", "lister les modèles : paramètres, FLOPs, blocs"
     ),
     "collectives": Subcommand(
         "collectives",
-        lambda: say(
-            en="collective communication: draw, count and time its algorithms",
-            fr="communication collective : dessiner, compter et chronométrer ses algorithmes",
-        ),
+        "collective communication: draw, count and time its algorithms",
+        "communication collective : dessiner, compter et chronométrer ses algorithmes",
     ),
     "libraries": Subcommand(
         "libraries",
-        lambda: say(
-            en="one training as users of torch, DeepSpeed, Accelerate, Megatron-core, Colossal-AI write it, compared",
-            fr="un entraînement écrit avec torch, DeepSpeed, Accelerate, Megatron-core, Colossal-AI, et comparé",
-        ),
+        "one training as users of torch, DeepSpeed, Accelerate, Megatron-core, Colossal-AI write it, compared",
+        "un entraînement écrit avec torch, DeepSpeed, Accelerate, Megatron-core, Colossal-AI, et comparé",
     ),
     "doctor": Subcommand(
         "doctor",
-        lambda: say(
-            en="check this machine, or a run that ran out of memory, and say what to do",
-            fr="examiner cette machine, ou une exécution à court de mémoire, et dire que faire",
-        ),
+        "check this machine, or a run that ran out of memory, and say what to do",
+        "examiner cette machine, ou une exécution à court de mémoire, et dire que faire",
     ),
     "labs": Subcommand(
         "labs",
-        lambda: say(
-            en="the labs: where you stand, their glossary and book; build and repair notebooks",
-            fr="les TP : où vous en êtes, leur glossaire, leur livre ; construire et réparer les notebooks",
-        ),
+        "the labs: where you stand, their glossary and book; build and repair notebooks",
+        "les TP : où vous en êtes, leur glossaire, leur livre ; construire et réparer les notebooks",
     ),
 }
 
@@ -227,12 +172,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"dlojz: {error}", file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:
-        print(
-            say(
-                en="dlojz: interrupted; finished runs and records are kept.",
-                fr="dlojz : interrompu ; les exécutions et mesures terminées sont gardées.",
-            ),
-            file=sys.stderr,
+        _complain(
+            en="dlojz: interrupted; finished runs and records are kept.",
+            fr="dlojz : interrompu ; les exécutions et mesures terminées sont gardées.",
         )
         return INTERRUPTED
     except BrokenPipeError:  # the reader (`| head`) has seen enough
@@ -240,14 +182,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return DONE
     except OSError as error:
         place = f" ({error.filename})" if error.filename else ""
-        print(
-            say(
-                en=f"dlojz: the system refused: {error.strerror or error}{place}.",
-                fr=f"dlojz : le système a refusé : {error.strerror or error}{place}.",
-            ),
-            file=sys.stderr,
+        _complain(
+            en=f"dlojz: the system refused: {error.strerror or error}{place}.",
+            fr=f"dlojz : le système a refusé : {error.strerror or error}{place}.",
         )
         return FAILED
+
+
+def _complain(*, en: str, fr: str) -> None:
+    print(say(en=en, fr=fr), file=sys.stderr)
 
 
 def _dispatch(words: list[str]) -> int:
@@ -264,37 +207,34 @@ def _dispatch(words: list[str]) -> int:
         raise LabError(one_of("command", name, SUBCOMMANDS))
     module = importlib.import_module(f"dlojz.cli.{SUBCOMMANDS[name].module}")
     command: Callable[[list[str]], int] = getattr(module, f"{name}_command")
-    try:
-        return command(rest)
-    except SystemExit as stop:  # tyro has printed the help
-        return int(stop.code or DONE)
+    return command(rest)
 
 
 def overview() -> str:
-    """The help of `dlojz` itself."""
+    """Write the help of `dlojz` itself."""
     width = max(map(len, SUBCOMMANDS))
-    lines = [f"  {name:<{width}}  {entry.summary()}" for name, entry in SUBCOMMANDS.items()]
-    return "\n".join(
-        [
-            say(
-                en="dlojz: big models taken apart. Predict, run, compare, explain.",
-                fr="dlojz : démonter les gros modèles. Prédire, exécuter, comparer, expliquer.",
-            ),
-            "",
-            say(
-                en="usage: dlojz COMMAND [options]        (dlojz COMMAND --help explains each)",
-                fr="usage : dlojz COMMANDE [options]      (dlojz COMMANDE --help explique chacune)",
-            ),
-            "",
-            *lines,
-            "",
-            say(en="Start with:", fr="Pour commencer :"),
-            "  dlojz doctor",
-            "  dlojz run --model coatnet_tiny --dp 2 --steps 20",
-            "",
-            say(
-                en="Runs are kept in runs/ (or in the folder $DLOJZ_RUNS). DLOJZ_LANG=fr speaks French.",
-                fr="Les exécutions sont gardées dans runs/ (ou le dossier $DLOJZ_RUNS). DLOJZ_LANG=en parle anglais.",
-            ),
-        ]
+    lines = "\n".join(f"  {name:<{width}}  {say(en=one.en, fr=one.fr)}" for name, one in SUBCOMMANDS.items())
+    return say(
+        en=f"""dlojz: big models taken apart. Predict, run, compare, explain.
+
+usage: dlojz COMMAND [options]        (dlojz COMMAND --help explains each)
+
+{lines}
+
+Start with:
+  dlojz doctor
+  dlojz run --model coatnet_tiny --dp 2 --steps 20
+
+Runs are kept in runs/ (or in the folder $DLOJZ_RUNS). DLOJZ_LANG=fr speaks French.""",
+        fr=f"""dlojz : démonter les gros modèles. Prédire, exécuter, comparer, expliquer.
+
+usage : dlojz COMMANDE [options]      (dlojz COMMANDE --help explique chacune)
+
+{lines}
+
+Pour commencer :
+  dlojz doctor
+  dlojz run --model coatnet_tiny --dp 2 --steps 20
+
+Les exécutions sont gardées dans runs/ (ou le dossier $DLOJZ_RUNS). DLOJZ_LANG=en parle anglais.""",
     )

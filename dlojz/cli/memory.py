@@ -1,13 +1,4 @@
-"""Commands `dlojz memory` and `dlojz models`.
-
-`dlojz memory`: will it fit, and what fills it?
-
-Nothing is run and nothing allocated; a file that cannot be written is refused before anything is printed.
-
-`dlojz models`: the catalogue.
-
-Every figure was counted on the model itself, on the meta device; torch is not loaded to tell it.
-"""
+"""Commands `dlojz memory` and `dlojz models`: nothing is run and nothing allocated."""
 
 from __future__ import annotations
 
@@ -15,20 +6,19 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dlojz import models
-from dlojz.base.errors import LabError
-from dlojz.base.language import format_count, say
-from dlojz.base.table import Table
-from dlojz.cli import main
+from dlojz.base.language import format_count, refusal, say
+from dlojz.base.table import Table, titles
 from dlojz.cli.options import (
-    Flag,
-    answering,
+    JSON,
+    PNG,
+    WORDS,
+    Answer,
+    Given,
     config_of,
-    json_flag,
-    number,
-    parse,
     predicting_flags,
     target_device,
-    tell,
+    tell_written,
+    verb,
 )
 from dlojz.config.run_config import RunConfig
 from dlojz.display.tables import DASH
@@ -36,112 +26,74 @@ from dlojz.hardware import DEVICES, Device, device
 
 if TYPE_CHECKING:
     from dlojz.planner.levers import Fit, Lever
-    from dlojz.prediction.forecast import Beside, Forecast
+    from dlojz.prediction.forecast import Forecast
 
-HELP = {
-    "en": """Say what the memory of one rank holds, before anything is run: will it fit, and what fills it?
 
-Tells the rank that takes most: its peak and the moment of it, by category, by block and by module; what is allocated,
-reserved and shown by nvidia-smi; beside it the field's rules of thumb and the papers' formulas. --fit finds the largest
-micro-batch that fits into a GPU, and what each lever would save (checkpointing, ZeRO, offload, precision, tp, pp).
-Layouts that no engine runs yet are predicted too. Nothing is allocated: a model of 400 billion parameters will do.
+@verb(
+    "memory",
+    "[MODEL]  model of the catalogue, like --model; `dlojz models` lists them "
+    "// modèle du catalogue, comme --model ; `dlojz models` les liste",
+    predicting_flags(),
+    f"""
+    --fit {"|".join(DEVICES)}  find the largest micro-batch that fits into this GPU, and what each lever saves
+        // chercher le plus grand micro-batch qui tient sur ce GPU, et ce que chaque levier économise
+    --rank INT  rank whose memory is told (default: the one that takes most)
+        // rang dont on donne la mémoire (par défaut : le plus chargé)
+    """,
+    PNG,
+    """
+    --snapshot FILE  the step as a memory snapshot in torch's viewer, .html
+        // le pas sous forme d’instantané mémoire dans la visionneuse de torch, .html
+    """,
+    JSON,
+    en="""Predict what the memory of one rank holds, before anything is run: will it fit, and what fills it?
 
-Examples:
-  dlojz memory coatnet_tiny --dp 2                             (what a run on this machine will hold)
-  dlojz memory coatnet_7 --dp 8 --micro-batch 4 --fit v100-32
-  dlojz memory gpt2_xl --dp 8 --zero 2 --engine deepspeed --precision bf16 --fit a100-80 --png gpt2.png
-  dlojz memory llama_3_70b --tp 8 --pp 4 --device h100 --json
-  dlojz memory vit_b_16 --device a100-40 --snapshot vit.html  (open it in a browser)""",
-    "fr": """Dire avant toute exécution ce que contient la mémoire d’un rang : tient-elle, et qu’est-ce qui la remplit ?
+Describes the rank that takes most: its peak and the moment of it, by category, by block and by module; what is
+allocated, reserved and shown by nvidia-smi; beside it the field's rules of thumb and the papers' formulas. --fit finds
+the largest micro-batch that fits into a GPU, and what each lever would save (checkpointing, ZeRO, offload, precision,
+tp, pp). Layouts that no engine runs yet are predicted too. Nothing is allocated: a model of 400 billion parameters will
+do.""",
+    fr="""Prédire avant toute exécution ce que contient la mémoire d’un rang : tient-elle, et qu’est-ce qui la remplit ?
 
 Décrit le rang le plus chargé : son pic et le moment de ce pic, par catégorie, par bloc et par module ; ce qui est
 alloué, réservé et vu par nvidia-smi ; à côté, les règles usuelles et les formules des articles. --fit cherche le plus
 grand micro-batch qui tient sur un GPU, et ce que chaque levier économiserait (points de contrôle, ZeRO, déchargement,
 précision, tp, pp). Les découpages qu’aucun moteur n’exécute encore sont prédits aussi. Rien n’est alloué : un modèle de
-400 milliards de paramètres convient.
-
-Exemples :
-  dlojz memory coatnet_tiny --dp 2                             (ce que contiendra une exécution sur cette machine)
-  dlojz memory coatnet_7 --dp 8 --micro-batch 4 --fit v100-32
-  dlojz memory gpt2_xl --dp 8 --zero 2 --engine deepspeed --precision bf16 --fit a100-80 --png gpt2.png
-  dlojz memory llama_3_70b --tp 8 --pp 4 --device h100 --json
-  dlojz memory vit_b_16 --device a100-40 --snapshot vit.html  (à ouvrir dans un navigateur)""",
-}
-
-
-def memory_command(words: list[str]) -> int:
-    """Tell the memory of a configuration."""
-    given = parse("memory", say(**HELP), _flags(), words)
+400 milliards de paramètres convient.""",
+    examples="""
+    dlojz memory coatnet_tiny --dp 2 # what a run on this machine will hold // ce que contiendra une exécution ici
+    dlojz memory coatnet_7 --dp 8 --micro-batch 4 --fit v100-32
+    dlojz memory gpt2_xl --dp 8 --zero 2 --engine deepspeed --precision bf16 --fit a100-80 --png gpt2.png
+    dlojz memory llama_3_70b --tp 8 --pp 4 --device h100 --json
+    dlojz memory vit_b_16 --device a100-40 --snapshot vit.html # open it in a browser // à ouvrir dans un navigateur
+    """,
+)
+def memory_command(given: Given, answer: Answer) -> None:
+    """Forecast the memory of a configuration; a file that cannot be written is refused before anything is printed."""
     fit_device = device(given["fit"]) if "fit" in given else None
     target = target_device(given) or (fit_device if "device" not in given else None)
     config = _config(given)
-    as_json = given.get("json", False)
-    with answering(as_json) as answer:
-        from dlojz.prediction.forecast import forecast, heaviest
+    from dlojz.prediction.forecast import forecast, heaviest
 
-        rank = number(given, "rank")
-        told = heaviest(config, target) if rank is None else forecast(config, rank, target)
-        fit, levers = _advice(config, fit_device) if fit_device else (None, ())
-        _write_files(told, fit_device, given)
-        if as_json:
-            answer(_document(told, fit_device, fit, levers))
-        else:
-            _print(answer, told, fit_device, fit, levers)
-    return main.DONE
+    told = heaviest(config, target) if given["rank"] is None else forecast(config, given["rank"], target)
+    fit, levers = _advice(config, fit_device) if fit_device else (None, ())
+    _write_files(told, fit_device, given)
+    if given["json"]:
+        answer(_document(told, fit_device, fit, levers))
+    else:
+        _print(answer, told, fit_device, fit, levers)
 
 
-def _flags() -> list[Flag]:
-    return [
-        Flag(
-            "words",
-            say(
-                en="model of the catalogue, like --model (see `dlojz models`)",
-                fr="modèle du catalogue, comme --model (voir `dlojz models`)",
-            ),
-            metavar="[MODEL]",
-            kind="words",
-        ),
-        *predicting_flags(),
-        Flag(
-            "fit",
-            say(
-                en="find the largest micro-batch that fits into this GPU, and what each lever saves",
-                fr="chercher le plus grand micro-batch qui tient sur ce GPU, et ce que chaque levier économise",
-            ),
-            metavar="|".join(DEVICES),
-        ),
-        Flag(
-            "rank",
-            say(en="rank whose memory is told", fr="rang dont on donne la mémoire"),
-            metavar="INT",
-            default=say(en="the one that takes most", fr="le plus chargé"),
-        ),
-        Flag("png", say(en="picture to write (.png, .svg, .pdf)", fr="image à écrire (.png, .svg, .pdf)"), "FILE"),
-        Flag(
-            "snapshot",
-            say(
-                en="the step as a memory snapshot in torch's viewer, .html",
-                fr="le pas sous forme d’instantané mémoire dans la visionneuse de torch, .html",
-            ),
-            "FILE",
-        ),
-        json_flag(),
-    ]
-
-
-def _config(given: dict[str, Any]) -> RunConfig:
-    """The configuration; the model may stand alone, without `--model`."""
-    names = given.get("words", ())
-    if len(names) > 1 or (names and given.get("model", names[0]) != names[0]):
-        received = [*names, *([given["model"]] if "model" in given else [])]
-        raise LabError(
-            say(
-                en=f"`dlojz memory` takes one model, but {', '.join(map(repr, received))} were received: name one.",
-                fr=f"`dlojz memory` prend un modèle, mais {', '.join(map(repr, received))} ont été reçus : "
-                "n’en nommez qu’un.",
-            )
+def _config(given: Given) -> RunConfig:
+    """Configure the run; the model may be given without `--model`."""
+    named = dict.fromkeys((*given[WORDS], *((given["model"],) if "model" in given else ())))
+    if len(named) > 1:
+        received = ", ".join(map(repr, named))
+        raise refusal(
+            en=f"`dlojz memory` takes one model, but {received} were received: name one.",
+            fr=f"`dlojz memory` prend un modèle, mais {received} ont été reçus : n’en nommez qu’un.",
         )
-    return config_of({**given, **({"model": names[0]} if names else {})})
+    return config_of({**given, "model": next(iter(named))} if named else given)
 
 
 def _advice(config: RunConfig, target: Device) -> tuple[Fit, tuple[Lever, ...]]:
@@ -150,27 +102,25 @@ def _advice(config: RunConfig, target: Device) -> tuple[Fit, tuple[Lever, ...]]:
     return largest_batch(config, target), levers(config, target)
 
 
-def _write_files(told: Forecast, fit_device: Device | None, given: dict[str, Any]) -> None:
+def _write_files(told: Forecast, fit_device: Device | None, given: Given) -> None:
     if "png" in given:
         from dlojz.display.figures.run_figures import footprint_figure
 
         footprint_figure(told, given["png"], limit_bytes=fit_device.memory_bytes if fit_device else None)
-        tell(say(en=f"figure: {given['png']}", fr=f"figure : {given['png']}"))
+        tell_written(given["png"])
     if "snapshot" in given:
         from dlojz.prediction.allocator import write_snapshot
 
         labels = [(what, phase.rstrip(")")) for what, _, phase in (m.label.rpartition(" (") for m in told.movements)]
         limit = told.device.allocatable_bytes(told.config.layout.world_size) if told.device else None
         write_snapshot(given["snapshot"], told.events, labels, limit_bytes=limit)
-        tell(
-            say(
-                en=f"snapshot: {given['snapshot']} (open it in a browser)",
-                fr=f"instantané : {given['snapshot']} (à ouvrir dans un navigateur)",
-            )
-        )
+        note = say(en=" (open it in a browser)", fr=" (à ouvrir dans un navigateur)")
+        tell_written(given["snapshot"], "snapshot", "instantané", note)
 
 
-def _print(answer: Any, told: Forecast, fit_device: Device | None, fit: Fit | None, levers: tuple[Lever, ...]) -> None:
+def _print(
+    answer: Answer, told: Forecast, fit_device: Device | None, fit: Fit | None, levers: tuple[Lever, ...]
+) -> None:
     from dlojz.display import memory_tables as sheet
     from dlojz.display.memory_tables import fit_sentence, headline, peak_sentence
     from dlojz.planner.levers import taken_bytes
@@ -196,7 +146,7 @@ def _print(answer: Any, told: Forecast, fit_device: Device | None, fit: Fit | No
 
 
 def _document(told: Forecast, fit_device: Device | None, fit: Fit | None, levers: tuple[Lever, ...]) -> dict[str, Any]:
-    """Everything as plain JSON data."""
+    """Write the forecast as plain JSON data."""
     from dlojz.planner.levers import taken_bytes
     from dlojz.prediction.forecast import forms_beside, rules_beside, states_per_parameter
 
@@ -213,8 +163,8 @@ def _document(told: Forecast, fit_device: Device | None, fit: Fit | None, levers
         "at_peak_by_block": [{"block": name, "bytes": held} for name, held in told.at_peak_by_block],
         "activations_by_module": dict(told.activations_by_module),
         "states_bytes_per_parameter": states_per_parameter(told),
-        "rules": [_beside(each) for each in rules_beside(told)],
-        "closed_forms_of_one_layer": [_beside(each) for each in forms_beside(told)],
+        "rules": [{**asdict(each), "difference": each.difference} for each in rules_beside(told)],
+        "closed_forms_of_one_layer": [{**asdict(each), "difference": each.difference} for each in forms_beside(told)],
     }
     if fit and fit_device:
         document["fit"] = {
@@ -239,70 +189,43 @@ def _document(told: Forecast, fit_device: Device | None, fit: Fit | None, levers
     return document
 
 
-def _beside(each: Beside) -> dict[str, Any]:
-    return {
-        "name": each.name,
-        "formula": each.formula,
-        "about": each.about,
-        "source": each.source,
-        "formula_bytes": each.formula_bytes,
-        "forecast_bytes": each.forecast_bytes,
-        "difference": each.difference,
-    }
-
-
-def models_command(words: list[str]) -> int:
+@verb(
+    "models",
+    JSON,
+    en="""List the models: parameters, those of a mixture of experts that one token meets (active), FLOPs of the forward
+pass of one sample, multiply-adds (what papers on vision print as FLOPs), input (pixels or tokens), blocks. Everything
+is counted, nothing is allocated.""",
+    fr="""Lister les modèles : paramètres, ceux d’un mélange d’experts que rencontre un token (actifs), FLOPs de la
+passe avant d’un exemple, multiplications-additions (ce que les articles de vision appellent FLOPs), entrée (pixels ou
+tokens), blocs. Tout est compté, rien n’est alloué.""",
+    examples="""
+    dlojz models
+    dlojz models --json
+    """,
+)
+def models_command(given: Given, answer: Answer) -> None:
     """List the models."""
-    given = parse(
-        "models",
-        say(
-            en="""List the models: parameters, those of a mixture of experts that one token meets (active),
-FLOPs of the forward pass of one sample, multiply-adds (what papers on vision print as FLOPs), input (pixels or
-tokens), blocks. Everything is counted, nothing is allocated.
-
-Examples:
-  dlojz models
-  dlojz models --json""",
-            fr="""Lister les modèles : paramètres, ceux d'un mélange d'experts que rencontre un token (actifs),
-FLOPs de la passe avant d'un exemple, multiplications-additions (ce que les articles de vision appellent FLOPs), entrée
-(pixels ou tokens), blocs. Tout est compté, rien n'est alloué.
-
-Exemples :
-  dlojz models
-  dlojz models --json""",
-        ),
-        [json_flag()],
-        words,
+    described = [models.describe(name) for name in models.names()]
+    if given["json"]:
+        answer([asdict(model) for model in described])
+        return
+    head = titles(
+        en="model|parameters|active|FLOPs|multiply-adds|input|blocks",
+        fr="modèle|paramètres|actifs|FLOPs|mult.-additions|entrée|blocs",
     )
-    with answering(given.get("json", False)) as answer:
-        described = [models.describe(name) for name in models.names()]
-        if given.get("json"):
-            answer([asdict(model) for model in described])
-            return main.DONE
-        titles = (
-            say(en="model", fr="modèle"),
-            say(en="parameters", fr="paramètres"),
-            say(en="active", fr="actifs"),
-            "FLOPs",
-            say(en="multiply-adds", fr="mult.-additions"),
-            say(en="input", fr="entrée"),
-            say(en="blocks", fr="blocs"),
-        )
-        rows = []
-        for model in described:
-            size = f"{model.image_size}²" if model.image_size else DASH
-            if model.sequence_length:
-                size = f"{model.sequence_length} tokens"
-            rows.append(
-                (
-                    model.name,
-                    format_count(model.parameters),
-                    format_count(model.active_parameters) if model.active_parameters < model.parameters else DASH,
-                    format_count(model.flops),
-                    format_count(model.multiply_adds),
-                    size,
-                    str(model.blocks),
-                )
+    rows = []
+    for model in described:
+        size = f"{model.image_size}²" if model.image_size else DASH
+        active = format_count(model.active_parameters) if model.active_parameters < model.parameters else DASH
+        rows.append(
+            (
+                model.name,
+                format_count(model.parameters),
+                active,
+                format_count(model.flops),
+                format_count(model.multiply_adds),
+                f"{model.sequence_length} tokens" if model.sequence_length else size,
+                str(model.blocks),
             )
-        answer(Table(titles, tuple(rows), whole=1))
-    return main.DONE
+        )
+    answer(Table(head, tuple(rows), whole=1))

@@ -1,274 +1,479 @@
-"""Options of the commands: words to values, and answers as text or JSON.
+"""Declare the options of a command as text, parse its words to values, show its help, answer as text or as JSON.
 
-The flags of a subcommand, made from the models of the package and parsed by tyro.
+An option is one line of text, with its help in both languages:
 
-Tyro only splits the words and writes the help; whether a value is legal is said by the contracts, so that a notebook
-and a terminal refuse with the same sentence.
+    --name METAVAR = DEFAULT  help in English // aide en français
 
-What goes to stdout and what goes to stderr.
+`METAVAR` is missing for a switch. `INT>=1` and `FLOAT` are parsed as numbers, at least 0 where nothing else is said;
+`TEXT...` may be given several times. Other spellings stand before the name (`-b --batch-size`), what stands alone on
+the command line has no name (`RUN  name of a run // nom d’une exécution`), and an indented line continues the one
+before.
 
-With `--json`, stdout carries exactly one JSON document whatever any library prints, because file descriptor 1 leads to
-stderr while the work is done.
+With `--json`, stdout carries exactly one JSON document whatever any library prints: file descriptor 1 leads to stderr
+while the work is done.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import dataclasses
 import io
 import json
 import os
+import re
 import sys
+import textwrap
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import tyro
 from pydantic.fields import FieldInfo
 from rich.console import Console, RenderableType
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
+from rich.text import Text
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal, say
+from dlojz.config.fields import SUBJECTS, ConfigSubject, field_help
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import HIDDEN, RunConfig
 from dlojz.hardware import DEVICES, Device, device
 
+WORDS = "words"
+"""Name under which the words that stand alone are given."""
+WIDEST_NAME = 27
+"""Columns of an option in the help; a longer one is folded."""
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclass(frozen=True)
 class Flag:
-    """One option: `--name VALUE`, a switch `--name`, or the words that stand alone."""
+    """One option: `--name VALUE`, a switch `--name`, or the words that stand alone.
+
+    Args:
+        name: key of its value.
+        en: help in English.
+        fr: help in French.
+        metavar: what the help shows for the value; empty for a switch.
+        default: value where it is not given.
+        least: smallest legal number.
+        kind: `repeated` may be given several times; a `field` of a configuration refuses its values by itself.
+        spellings: how it is written; the help shows all but one of two that differ in `_` and `-` alone.
+        subject: heading of the help that it stands under; None for the command's own options.
+    """
 
     name: str
-    help: str
-    metavar: str = "TEXT"
-    kind: Literal["value", "switch", "words"] = "value"
-    default: str = ""
-
-    def annotated(self) -> tuple[str, Any, Any]:
-        """The field that tyro makes this option from."""
-        shown = tyro.conf.arg(
-            help=self.help,
-            metavar=self.metavar if self.kind != "switch" else None,
-            help_behavior_hint=f"(default: {self.default})" if self.default else "",
-        )
-        if self.kind == "switch":
-            return self.name, Annotated[bool, tyro.conf.FlagCreatePairsOff, shown], False
-        if self.kind == "words":
-            return self.name, Annotated[tuple[str, ...], tyro.conf.Positional, shown], ()
-        return self.name, Annotated[str | None, shown], None
+    en: str
+    fr: str
+    metavar: str = ""
+    default: Any = None
+    least: float = 0
+    kind: Literal["value", "switch", "words", "repeated", "field"] = "value"
+    spellings: tuple[str, ...] = ()
+    subject: ConfigSubject | None = None
 
     @property
     def option(self) -> str:
         """How it is written on the command line."""
-        return "--" + self.name.replace("_", "-")
+        return self.spellings[-1]
+
+    def value(self, word: str) -> Any:
+        """Parse a word of the command line.
+
+        Raises:
+            LabError: if it is no number where one is needed, or too small a one.
+        """
+        kind = {"INT": int, "FLOAT": float}.get(self.metavar)
+        if self.kind == "field":
+            return _typed(word, kind)
+        return word if kind is None else number(self.option, word, kind, self.least)
 
 
-def json_flag() -> Flag:
-    """`--json`, the same everywhere."""
-    return Flag(
-        "json",
-        say(
-            en="answer with one JSON document on stdout; all else goes to stderr",
-            fr="répondre par un document JSON sur stdout ; le reste va sur stderr",
-        ),
-        kind="switch",
-    )
+_FLAG = re.compile(
+    r"(?P<spellings>(-\S+ )*--[\w-]+)? ?(?P<metavar>.*?)(>=(?P<least>[\d.]+))?( = (?P<default>\S*))?", re.DOTALL
+)
 
 
-def root_flag() -> Flag:
-    """`--root`, the same everywhere."""
-    return Flag(
-        "root",
-        say(
-            en="folder of the runs (default: $DLOJZ_RUNS, else runs/)",
-            fr="dossier des exécutions (par défaut : $DLOJZ_RUNS, sinon runs/)",
-        ),
-        metavar="FOLDER",
-    )
+def flags(text: str) -> tuple[Flag, ...]:
+    """Read options from their text (see the module's docstring)."""
+    blocks = re.sub(r"\n\s+", " ", textwrap.dedent(text).strip()).splitlines()
+    return tuple(_flag(block) for block in blocks)
 
 
-def config_flags() -> list[Flag]:
-    """One flag per field of `RunConfig` and `Layout`, whose descriptions are the help."""
-    fields = {**RunConfig.model_fields, **Layout.model_fields}
-    return [_flag_of(name, field) for name, field in fields.items() if name not in HIDDEN]
+def _flag(block: str) -> Flag:
+    head, _, told = block.partition("  ")
+    en, _, fr = told.partition(" // ")
+    found = _FLAG.fullmatch(head)
+    assert found is not None, block
+    metavar, spellings = found["metavar"], tuple((found["spellings"] or "").split())
+    kind: Literal["value", "switch", "words", "repeated"] = "value" if metavar else "switch"
+    if not spellings:
+        kind = "words"
+    elif metavar.endswith("..."):
+        kind, metavar = "repeated", metavar.removesuffix("...")
+    name = spellings[-1].removeprefix("--").replace("-", "_") if spellings else WORDS
+    default: Any = {"switch": False, "words": (), "repeated": ()}.get(kind, found["default"])
+    flag = Flag(name, en, fr or en, metavar, None, float(found["least"] or 0), kind, spellings)
+    return replace(flag, default=flag.value(default) if isinstance(default, str) else default)
 
 
-def device_flag() -> Flag:
-    """`--device` where figures are predicted: a GPU by its name, or what a run would choose."""
-    return Flag(
-        "device",
-        say(
-            en="GPU that the figures are for; without it, the CPU",
-            fr="GPU pour lequel on prédit ; sans lui, le CPU",
-        ),
-        metavar="|".join(DEVICES),
-        default="cpu",
-    )
+JSON = flags(
+    "--json  answer with one JSON document on stdout; all else goes to stderr "
+    "// répondre par un document JSON sur stdout ; le reste va sur stderr"
+)
+HELP = flags("-h --help  show this help // afficher cette aide")
+ROOT = flags(
+    "--root FOLDER  folder of the runs (default: $DLOJZ_RUNS, else runs/) "
+    "// dossier des exécutions (par défaut : $DLOJZ_RUNS, sinon runs/)"
+)
+SCHEDULER = flags("""
+    --account TEXT  account whose hours are billed // compte dont les heures sont facturées
+    --qos TEXT  quality of service; by default the first that fits // QoS ; par défaut la première qui convient
+    --reservation TEXT  reservation, of a course say // réservation, d’une formation par exemple
+""")
+FIGURE = flags("--figure FILE  picture to write (.png, .svg, .pdf) // image à écrire (.png, .svg, .pdf)")
+PNG = flags("--png FILE  picture to write (.png, .svg, .pdf) // image à écrire (.png, .svg, .pdf)")
+RUN_WORD = flags(
+    "RUN  name of a run or its beginning, see `dlojz runs` // nom d’une exécution ou son début, voir `dlojz runs`"
+)
+DEVICE = flags(
+    f"--device {'|'.join(DEVICES)} = cpu  GPU that the figures are for; without it, the CPU "
+    "// GPU pour lequel on prédit ; sans lui, le CPU"
+)
 
 
-def predicting_flags() -> list[Flag]:
+def config_flags(*names: str, **defaults: object) -> tuple[Flag, ...]:
+    """Make one option for each field of `RunConfig` and `Layout`, in the order of their subjects.
+
+    Args:
+        names: fields; all of them by default.
+        defaults: defaults that the command has instead of the configuration's.
+    """
+    found = [
+        _flag_of(name, field, subject)
+        for subject in SUBJECTS
+        for name, field in subject.fields.model_fields.items()
+        if not names or name in names
+    ]
+    return tuple(replace(flag, default=defaults.get(flag.name, flag.default)) for flag in found)
+
+
+def predicting_flags() -> tuple[Flag, ...]:
     """`config_flags`, with a `--device` that takes the name of a GPU."""
-    return [device_flag() if flag.name == "device" else flag for flag in config_flags()]
+    return tuple(replace(DEVICE[0], subject=flag.subject) if flag.name == "device" else flag for flag in config_flags())
 
 
-def target_device(given: dict[str, Any], name: str = "device") -> Device | None:
-    """The GPU that an option names, taken out of what was given; None for the CPU or where none is named.
+def _flag_of(name: str, field: FieldInfo, subject: ConfigSubject) -> Flag:
+    kinds = _kinds(field)
+    choices = [value for kind in kinds if typing.get_origin(kind) is Literal for value in typing.get_args(kind)]
+    metavar = "|".join(choices) or ("INT" if int in kinds else "FLOAT" if float in kinds else "TEXT")
+    spellings = (_option(name),)
+    flag = Flag(name, *field_help(field), metavar, field.default, kind="field", spellings=spellings, subject=subject)
+    return replace(flag, metavar="", kind="switch") if bool in kinds else flag
+
+
+def _kinds(field: FieldInfo) -> tuple[Any, ...]:
+    """List the types that a field takes."""
+    union = typing.get_origin(field.annotation) in (typing.Union, UnionType)
+    return typing.get_args(field.annotation) if union else (field.annotation,)
+
+
+def _typed(word: str, kind: type[int] | type[float] | None) -> Any:
+    """Parse a number; anything else is left to its field to refuse."""
+    with contextlib.suppress(ValueError):
+        return kind(word) if kind else word
+    return word
+
+
+def number(option: str, word: str, kind: type[int] | type[float] = int, least: float = 0) -> Any:
+    """Parse a number.
+
+    Raises:
+        LabError: if it is no number of this kind, or smaller than `least`.
+    """
+    try:
+        value = kind(word)
+    except ValueError:
+        raise refusal(
+            en=f"{option} takes a number, but {word!r} was received.",
+            fr=f"{option} attend un nombre, mais {word!r} a été reçu.",
+        ) from None
+    if not least <= value < float("inf"):
+        raise refusal(
+            en=f"{option} must be at least {least:g} and finite, but {word!r} was received.",
+            fr=f"{option} doit être fini et au moins égal à {least:g}, mais {word!r} a été reçu.",
+        )
+    return value
+
+
+class Given(dict[str, Any]):
+    """Values of the options that were given, by name; `given[name]` of another one is its default.
+
+    Args:
+        values: as they were given.
+        defaults: of all options.
+    """
+
+    def __init__(self, values: dict[str, Any], defaults: dict[str, Any]) -> None:
+        super().__init__(values)
+        self.defaults = defaults
+
+    def __missing__(self, name: str) -> Any:
+        return self.defaults[name]
+
+
+def parse(command: str, options: Sequence[Flag], words: Sequence[str]) -> Given:
+    """Parse the words of a command line.
+
+    Raises:
+        LabError: for an unknown option, one without its value, a value that is no number where one is needed, or a
+            word too many.
+    """
+    parser = argparse.ArgumentParser(command, add_help=False, allow_abbrev=False, exit_on_error=False)
+    for flag in options:
+        if flag.kind == "words":
+            parser.add_argument(WORDS, nargs="*", default=argparse.SUPPRESS)
+        elif flag.kind == "switch":
+            parser.add_argument(*flag.spellings, dest=flag.name, action="store_true", default=argparse.SUPPRESS)
+        else:
+            action = "append" if flag.kind == "repeated" else "store"
+            parser.add_argument(*flag.spellings, dest=flag.name, action=action, default=argparse.SUPPRESS)
+    spelled = [re.sub(r"^--[\w-]+", lambda name: name[0].replace("_", "-"), word) for word in words]
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            found, unknown = parser.parse_known_intermixed_args(spelled)
+    except argparse.ArgumentError as error:
+        raise LabError(_no_value(command, options, str(error.argument_name))) from None
+    if unknown:
+        raise LabError(_unknown(command, options, unknown[0]))
+    words_of = ((flag, getattr(found, flag.name, None)) for flag in options)
+    values = {flag.name: _value(flag, word) for flag, word in words_of if word not in (None, [])}
+    for flag in options:
+        if flag.kind == "words":
+            _check_words(command, flag, values.get(WORDS, ()))
+    return Given(values, {flag.name: flag.default for flag in options})
+
+
+def _check_words(command: str, flag: Flag, words: Sequence[str]) -> None:
+    """Refuse other words than the metavar names: `A B` is two, `[A]` may be left out, `[A…]` are any number."""
+    most = 10**6 if "…" in flag.metavar else len(flag.metavar.split())
+    least = 0 if flag.metavar.startswith("[") else most
+    if not least <= len(words) <= most:
+        received = repr(" ".join(words))
+        raise refusal(
+            en=f"`{command}` takes {flag.metavar} ({flag.en}), but {received if words else 'nothing'} was received.",
+            fr=f"`{command}` prend {flag.metavar} ({flag.fr}), mais {received if words else 'rien'} a été reçu.",
+        )
+
+
+def _value(flag: Flag, word: Any) -> Any:
+    return tuple(word) if isinstance(word, list) else word if word is True else flag.value(word)
+
+
+def _unknown(command: str, options: Sequence[Flag], word: str) -> str:
+    legal = [*(flag.option for flag in options if flag.spellings), "--help"]
+    if word.startswith("-"):
+        return one_of(say(en=f"flag of `{command}`", fr=f"option de `{command}`"), word.partition("=")[0], legal)
+    return say(
+        en=f"`{command}` does not know what to do with the word {word!r}: an option is written --name VALUE. Legal "
+        f"values: {', '.join(legal)}.",
+        fr=f"`{command}` ne sait que faire du mot {word!r} : une option s’écrit --nom VALEUR. Valeurs permises : "
+        f"{', '.join(legal)}.",
+    )
+
+
+def _no_value(command: str, options: Sequence[Flag], spellings: str) -> str:
+    flag = next(flag for flag in options if "/".join(flag.spellings) == spellings)
+    if flag.kind == "switch":
+        return say(
+            en=f"{flag.option} of `{command}` takes no value: write it alone.",
+            fr=f"{flag.option} de `{command}` ne prend pas de valeur : écrivez-le seul.",
+        )
+    return say(
+        en=f"{flag.option} needs a value after it ({flag.metavar}), but none was received: write {flag.option} "
+        f"{flag.metavar}.",
+        fr=f"{flag.option} demande une valeur ({flag.metavar}), mais aucune n’a été reçue : écrivez {flag.option} "
+        f"{flag.metavar}.",
+    )
+
+
+def config_of(given: dict[str, Any], **otherwise: object) -> RunConfig:
+    """Configure the run that was asked for.
+
+    Args:
+        given: options, those of a configuration among them.
+        otherwise: fields where they are not given.
+
+    Raises:
+        LabError: if it is not legal.
+    """
+    fields = {*RunConfig.model_fields, *Layout.model_fields} - set(HIDDEN)
+    return RunConfig.of(**otherwise | {name: value for name, value in given.items() if name in fields})
+
+
+def target_device(given: Given) -> Device | None:
+    """Take the GPU that `--device` names out of the options; None for the CPU or where none is named.
 
     What a run calls its device (auto, cpu, cuda) stays where it is.
 
     Raises:
         LabError: for a name that is no device's; the sentence lists those there are.
     """
-    if given.get(name) in (None, *typing.get_args(RunConfig.model_fields["device"].annotation)):
+    if given.get("device") in (None, *typing.get_args(RunConfig.model_fields["device"].annotation)):
         return None
-    return device(given.pop(name))
+    return device(given.pop("device"))
 
 
-def config_of(given: dict[str, Any]) -> RunConfig:
-    """The configuration that was asked for.
+def check_needs(given: Given, name: str, *needed: str) -> None:
+    """Refuse an option that has no effect without one of some others.
 
     Raises:
-        LabError: if it is not legal.
+        LabError: naming what it needs.
     """
-    fields = {flag.name for flag in config_flags()}
-    return RunConfig.of(**typed({name: value for name, value in given.items() if name in fields}))
+    if name in given and not any(given[other] for other in needed):
+        option, others = _option(name), [_option(other) for other in needed]
+        raise refusal(
+            en=f"{option} does nothing without {' or '.join(others)}: add it, or leave {option} out.",
+            fr=f"{option} ne sert à rien sans {' ou '.join(others)} : ajoutez-le, ou retirez {option}.",
+        )
 
 
-def typed(given: dict[str, Any]) -> dict[str, Any]:
-    """Parse the numbers among the words of a command line, as the fields of `RunConfig` and `Layout` take them.
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def check_writable(given: Given, pictures: Sequence[str], files: Sequence[str] = ()) -> None:
+    """Refuse a picture or a file that could not be written, before minutes are spent on it.
 
     Args:
-        given: by name of the field; what is no number, where one is asked for, is left to its field to refuse.
-    """
-    fields = {**RunConfig.model_fields, **Layout.model_fields}
-    return {name: _typed(value, _kinds(fields[name])) for name, value in given.items()}
-
-
-def _typed(word: Any, kinds: tuple[Any, ...]) -> Any:
-    kind = next((kind for kind in (int, float) if kind in kinds), None)
-    if kind is None or not isinstance(word, str):
-        return word
-    try:
-        return kind(word)
-    except ValueError:
-        return word
-
-
-def _kinds(field: FieldInfo) -> tuple[Any, ...]:
-    """The types that a field takes."""
-    union = typing.get_origin(field.annotation) in (typing.Union, UnionType)
-    return typing.get_args(field.annotation) if union else (field.annotation,)
-
-
-def _flag_of(name: str, field: FieldInfo) -> Flag:
-    kinds = _kinds(field)
-    choices = [value for kind in kinds if typing.get_origin(kind) is Literal for value in typing.get_args(kind)]
-    default = "" if field.default is None else str(field.default)
-    if bool in kinds:
-        return Flag(name, field.description or "", kind="switch")
-    metavar = "|".join(choices) if choices else "INT" if int in kinds else "FLOAT" if float in kinds else "TEXT"
-    return Flag(name, field.description or "", metavar=metavar, default=default)
-
-
-def parse(command: str, description: str, flags: Sequence[Flag], words: Sequence[str]) -> dict[str, Any]:
-    """Split the words of a command line; only what was given is in the answer.
+        given: options.
+        pictures: names of those that name a picture, which is written in place.
+        files: names of those that name another file, which is replaced.
 
     Raises:
-        LabError: for an unknown flag, a flag without its value, or a word too many.
-        SystemExit: 0, once `--help` has been printed.
+        LabError: for an ending that is no picture's, a folder, or a place that may not be written to.
+        OSError: for a folder that cannot be made.
     """
-    shape = dataclasses.make_dataclass("Flags", [flag.annotated() for flag in flags])
-    complaints = io.StringIO()
-    given: Any
-    unknown: list[str]
-    try:
-        with contextlib.redirect_stderr(complaints):
-            given, unknown = tyro.cli(
-                shape, prog=f"dlojz {command}", description=description, args=list(words), return_unknown_args=True
+    for name in (name for name in (*pictures, *files) if given[name]):
+        word, path = given[name], Path(given[name]).expanduser().absolute()
+        if name in pictures and path.suffix.lower() not in (".png", ".svg", ".pdf"):
+            raise refusal(
+                en=f"--{name} needs a name that ends in .png, .svg or .pdf, but {word!r} was received.",
+                fr=f"--{name} attend un nom qui finit par .png, .svg ou .pdf, mais {word!r} a été reçu.",
             )
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        raise LabError(_no_value(flags, words)) from None
-    if unknown:
-        raise LabError(_refused(command, flags, unknown))
-    return {flag.name: value for flag in flags if (value := getattr(given, flag.name)) not in (None, False, ())}
+        if path.is_dir():
+            raise refusal(
+                en=f"--{name} takes the name of a file, but {word!r} is a folder: add a name to it.",
+                fr=f"--{name} attend un nom de fichier, mais {word!r} est un dossier : ajoutez-y un nom.",
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path if name in pictures and path.exists() else path.parent, os.W_OK):
+            raise refusal(
+                en=f"--{name} cannot be written to {word!r}, which is read-only: give another path.",
+                fr=f"--{name} ne peut pas être écrit dans {word!r}, en lecture seule : donnez un autre chemin.",
+            )
 
 
-def number(given: dict[str, Any], name: str, kind: type[int] | type[float] = int, least: float = 0) -> Any:
-    """A number among what was given, or None.
+Answer = Callable[[Any], None]
+"""Show something: a JSON document, or what rich prints."""
 
-    Raises:
-        LabError: if it is no number of this kind, or smaller than `least`.
+
+@dataclass(frozen=True)
+class Verb:
+    """One command: its options, its help, and what it does.
+
+    Args:
+        name: after `dlojz`.
+        en: its description in English, in paragraphs.
+        fr: the same in French.
+        examples: command lines, each with a remark in both languages where it needs one (`# english // français`).
+        options: in the order of the help.
+        run: does it, with the values of its options and the one function that answers; returns the exit code, None
+            for 0.
     """
-    text = given.get(name)
-    if text is None:
-        return None
-    option = "--" + name.replace("_", "-")
-    try:
-        value = kind(text)
-    except ValueError:
-        raise LabError(
-            say(
-                en=f"{option} takes a number, but {text!r} was received.",
-                fr=f"{option} attend un nombre, mais {text!r} a été reçu.",
-            )
-        ) from None
-    if not least <= value < float("inf"):
-        raise LabError(
-            say(
-                en=f"{option} must be at least {least:g} and finite, but {text!r} was received.",
-                fr=f"{option} doit être fini et au moins égal à {least:g}, mais {text!r} a été reçu.",
-            )
-        )
-    return value
+
+    name: str
+    en: str
+    fr: str
+    examples: str
+    options: tuple[Flag, ...]
+    run: Callable[[Given, Answer], int | None]
+
+    def __call__(self, words: Sequence[str]) -> int:
+        """Run one command line; returns the exit code."""
+        if {"-h", "--help"} & set(words):
+            show_help(f"dlojz {self.name}", self.options, self.en, self.fr, self.examples)
+            return 0
+        given = parse(f"dlojz {self.name}", self.options, words)
+        with answering(given.get("json", False)) as answer:
+            return self.run(given, answer) or 0
 
 
-def _refused(command: str, flags: Sequence[Flag], unknown: Sequence[str]) -> str:
-    legal = [*(flag.option for flag in flags if flag.kind != "words"), "--help"]
-    first = unknown[0]
-    if first.startswith("-"):
-        return one_of(
-            say(en=f"flag of `dlojz {command}`", fr=f"option de `dlojz {command}`"), first.split("=")[0], legal
-        )
-    return say(
-        en=f"`dlojz {command}` does not know what to do with the word {first!r}: an option is written --name VALUE. "
-        f"Legal values: {', '.join(legal)}.",
-        fr=f"`dlojz {command}` ne sait que faire du mot {first!r} : une option s’écrit --nom VALEUR. "
-        f"Valeurs permises : {', '.join(legal)}.",
-    )
+def verb(
+    name: str, *options: str | Iterable[Flag], en: str, fr: str, examples: str
+) -> Callable[[Callable[[Given, Answer], int | None]], Verb]:
+    """Make a function the command `dlojz NAME`; the parameters are those of `Verb`, options also as text."""
+    listed = tuple(flag for some in options for flag in (flags(some) if isinstance(some, str) else some))
+    return lambda run: Verb(name, en, fr, examples, listed, run)
 
 
-def _no_value(flags: Sequence[Flag], words: Sequence[str]) -> str:
-    options = {flag.option: flag for flag in flags if flag.kind == "value"}
-    for word, after in zip(words, [*words[1:], "--"], strict=True):
-        flag = options.get(word.replace("_", "-"))
-        if flag and after.startswith("--"):
-            return say(
-                en=f"{word} needs a value after it ({flag.metavar}), but none was received: write {word} "
-                f"{flag.metavar}.",
-                fr=f"{word} demande une valeur ({flag.metavar}), mais aucune n’a été reçue : écrivez {word} "
-                f"{flag.metavar}.",
-            )
-    typed = " ".join(words)
-    return say(
-        en=f"the options {typed!r} could not be read: see --help for how they are written.",
-        fr=f"les options {typed!r} n’ont pas pu être lues : --help dit comment elles s’écrivent.",
-    )
+def show_help(program: str, options: Sequence[Flag], en: str, fr: str, examples: str) -> None:
+    """Print the help of a command: usage, description, examples, and its options by subject."""
+    shown = console(stderr=False)
+    words = next((f"{flag.metavar} " for flag in options if flag.kind == "words"), "")
+    show(f"{say(en='usage:', fr='usage :')} {program} {words}[options]\n")
+    for paragraph in say(en=en, fr=fr).strip().split("\n\n"):
+        shown.print(re.sub(r"\n(?!dlojz )", " ", paragraph) + "\n", markup=False)
+    show(say(en="Examples:", fr="Exemples :"))
+    for line in textwrap.dedent(examples).strip().splitlines():
+        command, _, remark = line.partition(" # ")
+        in_english, _, in_french = remark.partition(" // ")
+        show(f"  {command}" + (f"   ({say(en=in_english, fr=in_french or in_english)})" if remark else ""))
+    show("")
+    subjects = dict.fromkeys(flag.subject for flag in options if flag.subject)
+    width = min(WIDEST_NAME, max(len(_written(flag)) for flag in (*options, *HELP)))
+    for subject in (*subjects, None):
+        columns = Table.grid(Column(width=width), Column(), padding=(0, 2, 0, 0))
+        for flag in (*options, *HELP):
+            if flag.subject == subject:
+                columns.add_row(Text(_written(flag), style="bold"), Text(_help(flag)))
+        title = subject.title if subject else "options"
+        shown.print(Panel(columns, title=title, title_align="left", border_style="dim"))
 
 
-def scheduler_flags() -> list[Flag]:
-    """What a scheduler is told about a job besides the run itself."""
-    return [
-        Flag("account", say(en="whose hours are billed", fr="compte dont les heures sont facturées")),
-        Flag("qos", say(en="quality of service; by default the first that fits", fr="QoS ; par défaut la première")),
-        Flag("reservation", say(en="reservation, of a course say", fr="réservation, d’une formation par exemple")),
-    ]
+def _choices(flag: Flag) -> list[str]:
+    """List the choices in an option's metavar; none where it has no choices."""
+    return flag.metavar.split("|") if "|" in flag.metavar and flag.kind != "words" else []
+
+
+def _written(flag: Flag) -> str:
+    """Write an option with its metavar, as the help shows it."""
+    if flag.kind == "words":
+        return flag.metavar
+    names = dict.fromkeys(spelling.replace("_", "-") for spelling in flag.spellings)
+    written = " ".join((", ".join(names), flag.metavar)).rstrip()
+    too_wide = len(written) > WIDEST_NAME and _choices(flag)
+    return f"{', '.join(names)} {say(en='NAME', fr='NOM')}" if too_wide else written
+
+
+def _help(flag: Flag) -> str:
+    """Write the help of an option, with its choices where they do not fit beside its name, and its default."""
+    told = [say(en=flag.en, fr=flag.fr)]
+    choices = _choices(flag)
+    if flag.metavar not in _written(flag) and not all(choice in told[0] for choice in choices):
+        told.append(f"({say(en='one of', fr='parmi')} {', '.join(choices)})")
+    if flag.default not in (None, "", ()) and flag.kind != "switch":
+        plain = f"{flag.default:g}" if isinstance(flag.default, float) else flag.default
+        told.append(say(en=f"(default: {plain})", fr=f"(par défaut\u00a0: {plain})"))
+    return " ".join(told)
 
 
 @contextlib.contextmanager
-def answering(as_json: bool) -> Iterator[Callable[[Any], None]]:
+def answering(as_json: bool) -> Iterator[Answer]:
     """Yield the one function that answers: a JSON document, or something rich prints.
 
     Args:
@@ -300,13 +505,40 @@ def show(renderable: RenderableType) -> None:
     console(stderr=False).print(renderable, markup=False, highlight=False, soft_wrap=isinstance(renderable, str))
 
 
-def tell(sentence: str) -> None:
-    """Say something on stderr, beside the answer."""
-    print(sentence, file=sys.stderr, flush=True)
+def tell(sentence: str = "", *, en: str = "", fr: str = "") -> None:
+    """Print a sentence, or the one in the reader's language, on stderr, beside the answer."""
+    print(sentence or say(en=en, fr=fr), file=sys.stderr, flush=True)
+
+
+def tell_written(path: object, en: str = "figure", fr: str = "figure", note: str = "") -> None:
+    """Print on stderr which file was written, if one was."""
+    if path:
+        tell(en=f"{en}: {path}{note}", fr=f"{fr} : {path}{note}")
 
 
 def console(stderr: bool = True) -> Console:
-    """A console on one of the two streams."""
+    """Open a console on one of the two streams."""
     stream = sys.stderr if stderr else sys.stdout
     wide = None if stream.isatty() or "COLUMNS" in os.environ else 100
     return Console(file=stream, width=wide, highlight=False)
+
+
+@contextlib.contextmanager
+def progress_bar(label: str = "", total: float | None = None) -> Iterator[Callable[..., None]]:
+    """Draw a progress bar on stderr; nothing where stderr is no terminal.
+
+    Yields:
+        what changes it: `update(done, total)`, with another `description` where one is given.
+    """
+    shown = console()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    try:
+        with Progress(*columns, console=shown, disable=not shown.is_terminal, transient=True) as progress:
+            task = progress.add_task(label, total=total)
+
+            def update(done: float, of: float | None = None, description: str | None = None) -> None:
+                progress.update(task, completed=done, total=of, description=description)
+
+            yield update
+    finally:
+        shown.show_cursor(True)  # the bar hides it, and an interrupted process does not bring it back

@@ -1,35 +1,60 @@
 """Commands `dlojz plan` and `dlojz validate`.
 
-`dlojz plan`: the best layout of a model on a cluster, and why all others are refused or slower.
-
-It only asks `dlojz.planner.plan` and shows the answer; what a job script needs of a machine file is read here and
-handed over, because the planner stands below the launcher.
-
-`dlojz plan --cluster here`: the best layout for this machine's processes, run beside its neighbours where asked.
-
-Seconds are predicted from the user's calibration before anything is run; with `--measure` the same layouts are then run
-in turns, and what the choice loses is told.
-
-`dlojz validate`: the cost model held against published measurements.
-
-It only shows what `dlojz.cost_model.validation` finds; nothing is fitted here.
+`dlojz plan` asks `dlojz.planner` and shows the answer; what a job script needs of a machine file is read here, because
+the planner stands below the launcher. With `--cluster here` the layouts are timed for this machine's processes, and run
+in turns with `--measure`. `dlojz validate` compares the cost model with published measurements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import brief_percent, one_of, say, spaced_percent
-from dlojz.base.table import Table
+from dlojz.base.language import brief_percent, one_of, refusal, say, spaced_percent
+from dlojz.base.table import Table, titles
 from dlojz.cli import main
-from dlojz.cli.options import Flag, answering, json_flag, number, parse, tell
+from dlojz.cli.options import FIGURE, JSON, WORDS, Answer, Given, tell, tell_written, verb
 from dlojz.hardware.decoder_size import DecoderSize
 
-PLAN_HELP = {
-    "en": """Find the best layout of a model on a cluster: every combination of data, tensor and pipeline parallelism,
+HERE = "here"
+"""Instead of a cluster: the processes of this machine, timed by `dlojz calibrate`."""
+SIZES = ("layers", "hidden", "heads", "vocabulary")
+_SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+@verb(
+    "plan",
+    """
+    --model NAME  catalogue name or published decoder (default: coatnet_7)
+        // nom du catalogue ou décodeur publié (par défaut : coatnet_7)
+    --cluster NAME = jean_zay_a100  name, a TOML file of one's own, or here // nom, fichier TOML à soi, ou here
+    --gpus INT[,INT]  how many; several: 8,16,32 (default: 8) // combien ; plusieurs : 8,16,32 (par défaut : 8)
+    --batch INT>=1  samples of one step (default: 64) // échantillons d’une itération (par défaut : 64)
+    --layers INT>=1  of a decoder given by its sizes // d’un décodeur donné par ses tailles
+    --hidden INT>=1  its width // sa largeur
+    --heads INT>=1  its attention heads // ses têtes d’attention
+    --vocabulary INT>=1  its vocabulary // son vocabulaire
+    --sequence-length INT>=1  tokens of a sample // tokens d’un échantillon
+    --image-size INT>=1  pixels of a side // pixels d’un côté
+    --precision bf16|fp16|fp32  by default bf16 where the GPU has it // par défaut bf16 si le GPU l’a
+    --engine NAME[,NAME]  libraries, e.g. torch,deepspeed // bibliothèques : torch,deepspeed …
+    --steps INT>=1  of the training // de l’entraînement
+    --hours FLOAT  within which it must end; of the job // durée accordée ; du travail
+    --qos NAME  whose hours limit the training (with --steps) // dont la durée limite l’entraînement
+    --why FIELDS  ask for one layout: "tp=8 pp=12" // interroger une configuration : "tp=8 pp=12"
+    """,
+    FIGURE,
+    """
+    --write FOLDER  folder for the files of the best // dossier pour les fichiers de la meilleure
+    --account NAME  whose hours the job script bills // compte que facture le script
+    --top INT>=1 = 12  lines of each list // lignes de chaque liste
+    --measure  with --cluster here: run the best layouts too, side by side
+        // avec --cluster here : exécuter aussi les meilleures, côte à côte
+    --script  print the best one's job script // afficher le script du travail
+    """,
+    JSON,
+    en="""Find the best layout of a model on a cluster: every combination of data, tensor and pipeline parallelism,
 context parallelism (decoders, from 16384 tokens on), ZeRO stage, micro-batch, schedule and chunks, checkpointing,
 sequence parallelism, offload and engine is weighed (bytes) and timed (seconds), the fastest are simulated. Nothing is
 run and nothing is sent.
@@ -39,16 +64,8 @@ seen (`dlojz validate`); "closest evidence" is the nearest of them. Every refuse
 list; --why asks for one by name, and tells the smallest change that would admit it.
 
 The model is a name of the catalogue (`dlojz models`), a published decoder (megatron-1t, bloom-176b, gpt3-175b,
-llama-3-405b, …), or sizes: --layers, --hidden, --heads, --vocabulary, --sequence-length.
-
-Examples:
-  dlojz plan --model coatnet_7 --cluster jean_zay_a100 --gpus 8 --batch 64
-  dlojz plan --model bloom-176b --cluster jean_zay_a100 --gpus 384 --batch 2048 --figure plan.png
-  dlojz plan --model bloom-176b --cluster jean_zay_a100 --gpus 384 --batch 2048 --why "tp=8 pp=12 checkpointing=none"
-  dlojz plan --layers 32 --hidden 4096 --heads 32 --vocabulary 32000 --sequence-length 4096 --gpus 8,16,32 --batch 512
-  dlojz plan --model coatnet_7 --gpus 8 --batch 64 --write planned/ --hours 2 --steps 1000 --account PROJECT
-  dlojz plan --model coatnet_tiny --cluster here --gpus 2 --batch 16 --measure    (this machine’s processes)""",
-    "fr": """Trouver la meilleure configuration d’un modèle sur un calculateur : toutes les combinaisons de Data, Tensor
+llama-3-405b, …), or sizes: --layers, --hidden, --heads, --vocabulary, --sequence-length.""",
+    fr="""Trouver la meilleure configuration d’un modèle sur un calculateur : toutes les combinaisons de Data, Tensor
 et Pipeline Parallelism, de Context Parallelism (décodeurs, à partir de 16384 tokens), de ZeRO, de micro-batch,
 d’ordonnancement et de chunks, de recalcul, de Sequence Parallelism, d’offload et de moteur sont pesées (octets) et
 chronométrées (secondes), et les plus rapides simulées. Rien n’est exécuté, rien n’est envoyé.
@@ -58,169 +75,113 @@ pas vues (`dlojz validate`) ; la « mesure la plus proche » est l’une d’ell
 une raison d’une liste fermée ; --why interroge sur l’une d’elles et donne le plus petit changement qui l’admettrait.
 
 Le modèle est un nom du catalogue (`dlojz models`), un décodeur publié (megatron-1t, bloom-176b, gpt3-175b,
-llama-3-405b, …), ou des tailles : --layers, --hidden, --heads, --vocabulary, --sequence-length.
-
-Exemples :
-  dlojz plan --model coatnet_7 --cluster jean_zay_a100 --gpus 8 --batch 64
-  dlojz plan --model bloom-176b --cluster jean_zay_a100 --gpus 384 --batch 2048 --figure plan.png
-  dlojz plan --model bloom-176b --cluster jean_zay_a100 --gpus 384 --batch 2048 --why "tp=8 pp=12 checkpointing=none"
-  dlojz plan --layers 32 --hidden 4096 --heads 32 --vocabulary 32000 --sequence-length 4096 --gpus 8,16,32 --batch 512
-  dlojz plan --model coatnet_7 --gpus 8 --batch 64 --write planned/ --hours 2 --steps 1000 --account PROJET
-  dlojz plan --model coatnet_tiny --cluster here --gpus 2 --batch 16 --measure   (les processus de cette machine)""",
-}
-HERE = "here"
-"""Instead of a cluster: the processes of this machine, timed by `dlojz calibrate`."""
-SIZES = ("layers", "hidden", "heads", "vocabulary")
-_SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-
-
-def _flags() -> list[Flag]:
-    def value(name: str, english: str, french: str, metavar: str = "INT", default: str = "") -> Flag:
-        return Flag(name, say(en=english, fr=french), metavar, default=default)
-
-    return [
-        value("model", "catalogue name or published decoder", "nom du catalogue ou décodeur publié", "NAME"),
-        value("cluster", "name, a TOML file of one’s own, or here", "nom, fichier TOML à soi, ou here", "NAME",
-              "jean_zay_a100"),
-        value("gpus", "how many; several: 8,16,32", "combien ; plusieurs : 8,16,32", "INT[,INT]", "8"),
-        value("batch", "samples of one step", "échantillons d’une itération", default="64"),
-        value("layers", "of a decoder given by its sizes", "d’un décodeur donné par ses tailles"),
-        value("hidden", "its width", "sa largeur"),
-        value("heads", "its attention heads", "ses têtes d’attention"),
-        value("vocabulary", "its vocabulary", "son vocabulaire"),
-        value("sequence_length", "tokens of a sample", "tokens d’un échantillon"),
-        value("image_size", "pixels of a side", "pixels d’un côté"),
-        value("precision", "by default bf16 where the GPU has it", "par défaut bf16 si le GPU l’a", "bf16|fp16|fp32"),
-        value("engine", "libraries, e.g. torch,deepspeed", "bibliothèques : torch,deepspeed …", "NAME[,NAME]"),
-        value("steps", "of the training", "de l’entraînement"),
-        value("hours", "within which it must end; of the job", "durée accordée ; du travail", "FLOAT"),
-        value("qos", "whose hours limit the training (with --steps)", "dont la durée limite l’entraînement", "NAME"),
-        value("why", "ask for one layout: \"tp=8 pp=12\"", "interroger une configuration : \"tp=8 pp=12\"", "FIELDS"),
-        value("figure", "picture to write (.png, .svg)", "image à écrire (.png, .svg)", "FILE"),
-        value("write", "folder for the files of the best", "dossier pour les fichiers de la meilleure", "FOLDER"),
-        value("account", "whose hours the job script bills", "compte que facture le script", "NAME"),
-        value("top", "lines of each list", "lignes de chaque liste", default="12"),
-        Flag("measure", say(en="with --cluster here: run the best layouts too, side by side",
-                            fr="avec --cluster here : exécuter aussi les meilleures, côte à côte"), kind="switch"),
-        Flag("script", say(en="print the best one’s job script", fr="afficher le script du travail"), kind="switch"),
-        json_flag(),
-    ]  # fmt: skip
-
-
-def plan_command(words: list[str]) -> int:
-    """Plan, and show the answer; exits with 1 if the layout asked for with `--why` is refused."""
-    given = parse("plan", say(**PLAN_HELP), _flags(), words)
-    with answering(given.get("json", False)) as answer:
-        if given.get("cluster") == HERE:
-            return plan_here_answer(given, answer)
-        if given.get("measure"):
-            raise LabError(
-                say(
-                    en="--measure runs layouts on this machine: it goes with --cluster here.",
-                    fr="--measure exécute des configurations sur cette machine : il va avec --cluster here.",
-                )
-            )
-        return _plan_answer(given, answer)
-
-
-def _plan_answer(given: dict[str, Any], answer: Callable[[Any], None]) -> int:
+llama-3-405b, …), ou des tailles : --layers, --hidden, --heads, --vocabulary, --sequence-length.""",
+    examples="""
+    dlojz plan --model coatnet_7 --cluster jean_zay_a100 --gpus 8 --batch 64
+    dlojz plan --model bloom-176b --cluster jean_zay_a100 --gpus 384 --batch 2048 --figure plan.png
+    dlojz plan --model bloom-176b --cluster jean_zay_a100 --gpus 384 --batch 2048 --why "tp=8 pp=12 checkpointing=none"
+    dlojz plan --layers 32 --hidden 4096 --heads 32 --vocabulary 32000 --sequence-length 4096 --gpus 8,16,32 --batch 512
+    dlojz plan --model coatnet_7 --gpus 8 --batch 64 --write planned/ --hours 2 --steps 1000 --account PROJECT
+    dlojz plan --model coatnet_tiny --cluster here --gpus 2 --batch 16 --measure # on this machine // sur cette machine
+    """,
+)
+def plan_command(given: Given, answer: Answer) -> int:
+    """Plan, and show the plan; exits with 1 if the layout asked for with `--why` is refused."""
+    if given["cluster"] == HERE:
+        return plan_here_answer(given, answer)
+    if given["measure"]:
+        raise refusal(
+            en="--measure runs layouts on this machine: it goes with --cluster here.",
+            fr="--measure exécute des configurations sur cette machine : il va avec --cluster here.",
+        )
     from dlojz.planner.ask import plan
 
-    as_json = bool(given.get("json"))
-    top = number(given, "top", int, least=1) or 12
-    asked = _fields(given["why"]) if given.get("why") else None
+    asked = _fields(given["why"]) if given["why"] else None
     hours, limit = _limit(given)
     made = plan(
         _model(given),
-        given.get("cluster", "jean_zay_a100"),
-        gpus=_numbers(given.get("gpus", "8")),
-        batch=number(given, "batch", int, least=1) or 64,
-        image_size=number(given, "image_size", int, least=1),
-        sequence_length=number(given, "sequence_length", int, least=1),
-        precision=given.get("precision"),
-        engines=given.get("engine"),
-        steps=number(given, "steps", int, least=1),
+        given["cluster"],
+        gpus=_numbers(given["gpus"] or "8"),
+        batch=given["batch"] or 64,
+        **{name: given[name] for name in ("image_size", "sequence_length", "precision", "steps")},
+        engines=given["engine"],
         hours=hours,
         limit=limit,
     )
-    if given.get("figure"):
+    if given["figure"]:
         made.figure(given["figure"])
     if asked is not None:
         verdict = made.why(**asked)
-        answer(verdict.as_dict() if as_json else str(verdict))
+        answer(verdict.as_dict() if given["json"] else str(verdict))
         return main.DONE if verdict.admitted else main.FAILED
-    if given.get("write"):
+    if given["write"]:
         _write(made.best, Path(given["write"]), given)
-    if given.get("script"):
+    if given["script"]:
         text = _script(made.best, given)
-        answer({"script": text} if as_json else text.rstrip("\n"))
+        answer({"script": text} if given["json"] else text.rstrip("\n"))
     else:
-        answer(made.as_dict(top) if as_json else made.table(top))
+        answer(made.as_dict(given["top"]) if given["json"] else made.table(given["top"]))
     return main.DONE
 
 
-def _limit(given: dict[str, Any]) -> tuple[float | None, str]:
-    """Hours within which the training must end, and what says so; without --steps, --hours is the job's alone.
+def _limit(given: Given) -> tuple[float | None, str]:
+    """Find the hours within which the training must end, and which option sets them.
+
+    Without --steps, --hours is the time limit of the job alone.
 
     Raises:
         LabError: for a quality of service that the cluster's machine does not have, or without --steps.
     """
     if "qos" not in given:
-        return (number(given, "hours", float) if "steps" in given else None), "--hours"
+        return (given["hours"] if "steps" in given else None), "--hours"
     from dlojz.hardware import cluster
     from dlojz.hardware.clusters import machine
 
     if "steps" not in given:
-        raise LabError(
-            say(
-                en="--qos limits the hours of a training: say with --steps how long it is.",
-                fr="--qos limite la durée d’un entraînement : donnez sa longueur avec --steps.",
-            )
+        raise refusal(
+            en="--qos limits the hours of a training: say with --steps how long it is.",
+            fr="--qos limite la durée d’un entraînement : donnez sa longueur avec --steps.",
         )
-    name = cluster(given.get("cluster", "jean_zay_a100")).machine
+    name = cluster(given["cluster"]).machine
     known = {one.name: one for one in machine(name).qos} if name else {}
     if given["qos"] not in known:
         raise LabError(one_of("QoS", given["qos"], known))
     return known[given["qos"]].max_hours, given["qos"]
 
 
-def _model(given: dict[str, Any]) -> str | DecoderSize:
-    """The model that is meant: a name, or sizes, not both.
+def _model(given: Given) -> str | DecoderSize:
+    """Parse the model: a name, or sizes, not both.
 
     Raises:
         LabError: if neither or both are given, or a size is missing.
     """
-    sizes = {name: number(given, name, int, least=1) for name in SIZES if name in given}
+    sizes = {name: given[name] for name in SIZES if name in given}
     if not sizes:
-        return str(given.get("model", "coatnet_7"))
+        return str(given["model"] or "coatnet_7")
     missing = [name for name in (*SIZES, "sequence_length") if name not in given]
     if missing or "model" in given:
         listed = ", ".join("--" + name.replace("_", "-") for name in missing) or "--model"
-        raise LabError(
-            say(
-                en=f"a decoder is given by --layers, --hidden, --heads, --vocabulary and --sequence-length together, "
-                f"without --model; {'missing' if missing else 'too many'}: {listed}.",
-                fr=f"un décodeur se donne par --layers, --hidden, --heads, --vocabulary et --sequence-length ensemble, "
-                f"sans --model ; {'il manque' if missing else 'de trop'} : {listed}.",
-            )
+        raise refusal(
+            en="a decoder is given by --layers, --hidden, --heads, --vocabulary and --sequence-length together, "
+            f"without --model; {'missing' if missing else 'too many'}: {listed}.",
+            fr="un décodeur se donne par --layers, --hidden, --heads, --vocabulary et --sequence-length ensemble, sans "
+            f"--model ; {'il manque' if missing else 'de trop'} : {listed}.",
         )
-    return DecoderSize(**sizes, sequence_length=number(given, "sequence_length", int, least=1))
+    return DecoderSize(**sizes, sequence_length=given["sequence_length"])
 
 
 def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise LabError(
-            say(
-                en=f"--gpus takes numbers such as 8 or 8,16,32, but {text!r} was received.",
-                fr=f"--gpus attend des nombres comme 8 ou 8,16,32, mais {text!r} a été reçu.",
-            )
+        raise refusal(
+            en=f"--gpus takes numbers such as 8 or 8,16,32, but {text!r} was received.",
+            fr=f"--gpus attend des nombres comme 8 ou 8,16,32, mais {text!r} a été reçu.",
         ) from None
 
 
 def _fields(text: str) -> dict[str, Any]:
-    """`tp=8 pp=12, checkpointing=none` as fields of a layout.
+    """Parse fields of a layout such as `tp=8 pp=12, checkpointing=none`.
 
     Raises:
         LabError: if a word is not NAME=VALUE, or a name no field.
@@ -231,11 +192,9 @@ def _fields(text: str) -> dict[str, Any]:
     for part in text.replace(",", " ").split():
         name, equals, value = part.partition("=")
         if not equals:
-            raise LabError(
-                say(
-                    en=f'--why takes fields such as "tp=8 pp=12", but {part!r} was received.',
-                    fr=f'--why attend des champs comme "tp=8 pp=12", mais {part!r} a été reçu.',
-                )
+            raise refusal(
+                en=f'--why takes fields such as "tp=8 pp=12", but {part!r} was received.',
+                fr=f'--why attend des champs comme "tp=8 pp=12", mais {part!r} a été reçu.',
             )
         if name not in FIELDS:
             raise LabError(one_of("field", name, FIELDS))
@@ -246,8 +205,8 @@ def _fields(text: str) -> dict[str, Any]:
     return fields
 
 
-def _script(best: Any, given: dict[str, Any]) -> str:
-    """The job script of a layout on the machine of its cluster.
+def _script(best: Any, given: Given) -> str:
+    """Write the job script of a layout for the machine of its cluster.
 
     Raises:
         LabError: if no machine file belongs to the cluster, or the machine would refuse the job.
@@ -257,14 +216,12 @@ def _script(best: Any, given: dict[str, Any]) -> str:
 
     name = best.question.cluster.machine
     if not name:
-        raise LabError(
-            say(
-                en=f"the cluster {best.question.cluster.name} names no machine file, so there is no job script for it.",
-                fr=f"le calculateur {best.question.cluster.name} ne désigne pas de fichier de machine : il n’y a donc "
-                "pas de script pour lui.",
-            )
+        raise refusal(
+            en=f"the cluster {best.question.cluster.name} names no machine file, so there is no job script for it.",
+            fr=f"le calculateur {best.question.cluster.name} ne désigne pas de fichier de machine : il n’y a donc pas "
+            "de script pour lui.",
         )
-    site, hours = machine(name), number(given, "hours", float) or 1.0
+    site, hours = machine(name), given["hours"] or 1.0
     if not best.is_run:
         return batch_script(best, site, hours=hours, account=given.get("account", ""))
     from dlojz.running.folder import DEFAULT_WORKER
@@ -277,34 +234,34 @@ def _script(best: Any, given: dict[str, Any]) -> str:
     config = best.config()
     request = JobRequest(account=account, time_limit_s=hours * 3600)
     allocation, refusals = allocate(site, config, request)
-    for refusal in refusals:
-        tell(refusal)
+    for reason in refusals:
+        tell(reason)
     folder = Path(runs_root()) / "RUN"
     return job_script(site, config, allocation, folder, worker_module=DEFAULT_WORKER, requeues=request.requeues)
 
 
-def _write(best: Any, folder: Path, given: dict[str, Any]) -> None:
-    """The files of a layout, each in one piece."""
+def _write(best: Any, folder: Path, given: Given) -> None:
+    """Write the files of a layout, each atomically."""
     from dlojz.results.record import write_atomic
 
     files = dict(best.documents())
     try:
         files["job.sh"] = _script(best, given)
-    except LabError as error:  # the other files are worth having all the same
-        tell(say(en=f"no job.sh: {error}", fr=f"pas de job.sh : {error}"))
+    except LabError as error:  # the other files are useful without it
+        tell(en=f"no job.sh: {error}", fr=f"pas de job.sh : {error}")
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         write_atomic(folder / name, text)
         tell(str(folder / name))
 
 
-TAKEN: Final = ("cluster", "model", "gpus", "batch", "figure", "top", "measure", "json", "lang")
+TAKEN: Final = ("cluster", "model", "gpus", "batch", "figure", "top", "measure", "json")
 ROUNDS: Final = 6
 MOST_MEASURED: Final = 8
 
 
-def plan_here_answer(given: dict[str, Any], answer: Callable[[Any], None]) -> int:
-    """Plan for this machine, and show the answer.
+def plan_here_answer(given: Given, answer: Answer) -> int:
+    """Plan for this machine, and show the plan.
 
     Raises:
         LabError: for a flag that has no meaning here, or without a calibration.
@@ -314,36 +271,28 @@ def plan_here_answer(given: dict[str, Any], answer: Callable[[Any], None]) -> in
     foreign = [name for name in given if name not in TAKEN]
     if foreign:
         flag = "--" + foreign[0].replace("_", "-")
-        raise LabError(
-            say(
-                en=f"{flag} does not go with --cluster here, which takes --model, --gpus (processes), --batch, "
-                "--measure, --figure, --top and --json.",
-                fr=f"{flag} ne va pas avec --cluster here, qui prend --model, --gpus (processus), --batch, --measure, "
-                "--figure, --top et --json.",
-            )
+        raise refusal(
+            en=f"{flag} does not go with --cluster here, which takes --model, --gpus (processes), --batch, --measure, "
+            "--figure, --top and --json.",
+            fr=f"{flag} ne va pas avec --cluster here, qui prend --model, --gpus (processus), --batch, --measure, "
+            "--figure, --top et --json.",
         )
-    top = number(given, "top", int, least=1) or 12
-    made = plan_here(
-        str(given.get("model", "coatnet_tiny")),
-        number(given, "gpus", int, least=1) or 2,
-        number(given, "batch", int, least=1) or 16,
-    )
+    top, processes = given["top"], _numbers(given["gpus"] or "2")[0]
+    made = plan_here(given["model"] or "coatnet_tiny", processes, given["batch"] or 16)
     kinds = made.kinds()[: min(top, MOST_MEASURED)]
     measured_s: list[float] = []
-    if given.get("measure"):
+    if given["measure"]:
         from dlojz.running.measure import measure_steps
 
         tell(
-            say(
-                en=f"Running {len(kinds)} layouts in turns, {ROUNDS} steps each…",
-                fr=f"Exécution de {len(kinds)} configurations à tour de rôle, {ROUNDS} itérations chacune…",
-            )
+            en=f"Running {len(kinds)} layouts in turns, {ROUNDS} steps each…",
+            fr=f"Exécution de {len(kinds)} configurations à tour de rôle, {ROUNDS} itérations chacune…",
         )
         measured_s = measure_steps([one.config for one in kinds], ROUNDS)
-    if given.get("figure"):
+    if given["figure"]:
         made.figure(measured_s or None, given["figure"])
-        tell(say(en=f"written: {given['figure']}", fr=f"écrit : {given['figure']}"))
-    if given.get("json"):
+        tell_written(given["figure"], "written", "écrit")
+    if given["json"]:
         told = made.as_dict(top)
         for row, taken in zip(told["rows"], measured_s, strict=False):
             row["measured_s"] = taken
@@ -359,17 +308,14 @@ def plan_here_answer(given: dict[str, Any], answer: Callable[[Any], None]) -> in
 def _table(made: Any, top: int, measured_s: list[float]) -> Table:
     from dlojz.planner.answer import seconds
 
-    titles = (
-        say(en="layout", fr="configuration"),
-        say(en="predicted step", fr="itération prédite"),
-        say(en="to the best", fr="au meilleur"),
-        *([say(en="measured", fr="mesurée")] if measured_s else []),
+    head = titles(
+        en="layout|predicted step|to the best|measured", fr="configuration|itération prédite|au meilleur|mesurée"
     )
     rows = []
     for place, row in enumerate(made.table(top)):
-        taken = [seconds(measured_s[place])] if place < len(measured_s) else [""] if measured_s else []
-        rows.append((*row, *taken))
-    return Table(titles, tuple(rows))
+        taken = seconds(measured_s[place]) if place < len(measured_s) else ""
+        rows.append((*row, taken) if measured_s else row)
+    return Table(head if measured_s else head[:-1], tuple(rows))
 
 
 def _verdict(measured_s: list[float]) -> str:
@@ -380,66 +326,45 @@ def _verdict(measured_s: list[float]) -> str:
     )
 
 
-VALIDATE_HELP = {
-    "en": """How far the planner's cost model is from published measurements.
+@verb(
+    "validate",
+    "[TABLE…]  tables to show row by row // tableaux à montrer ligne par ligne",
+    FIGURE,
+    JSON,
+    en="""How far the planner's cost model is from published measurements.
 
 Without a table: the error of every table on the rows that nothing was fitted on, beside that of a constant rate per
-GPU, of fits that saw no row of the model, and of the best published tool; then memory. With a table: every row.
-
-Examples:
-  dlojz validate
-  dlojz validate jean-zay-a100
-  dlojz validate --json
-  dlojz validate --figure validation.png""",
-    "fr": """À quelle distance des mesures publiées se trouve le modèle de coût du planificateur.
+GPU, of fits that saw no row of the model, and of the best published tool; then memory. With a table: every row.""",
+    fr="""À quelle distance des mesures publiées se trouve le modèle de coût du planificateur.
 
 Sans tableau : l’erreur de chaque tableau sur les lignes que l’ajustement n’a pas vues, à côté de celle d’un débit
 constant par GPU, d’ajustements sans aucune ligne du modèle, et du meilleur outil publié ; puis la mémoire. Avec un
-tableau : chaque ligne.
+tableau : chaque ligne.""",
+    examples="""
+    dlojz validate
+    dlojz validate jean-zay-a100
+    dlojz validate --json
+    dlojz validate --figure validation.png
+    """,
+)
+def validate_command(given: Given, answer: Answer) -> int:
+    """Show the errors of the cost model; exits with 1 if a goal is missed."""
+    from dlojz.cost_model.validation import validate, validate_memory, validated
 
-Exemples :
-  dlojz validate
-  dlojz validate jean-zay-a100
-  dlojz validate --json
-  dlojz validate --figure validation.png""",
-}
-
-
-def validate_command(words: list[str]) -> int:
-    """Show the errors; exits with 1 if a goal is missed."""
-    flags = [
-        Flag("tables", say(en="tables to show row by row", fr="tableaux à montrer ligne par ligne"), kind="words"),
-        Flag("figure", say(en="picture to write (.png, .svg)", fr="image à écrire (.png, .svg)"), metavar="FILE"),
-        json_flag(),
-    ]
-    given = parse("validate", say(**VALIDATE_HELP), flags, words)
-    names = tuple(given.get("tables") or ())
-    with answering(given.get("json", False)) as answer:
-        return _validate_answer(names, given, answer)
-
-
-def _validate_answer(names: tuple[str, ...], given: dict[str, Any], answer: Any) -> int:
-    from dlojz.cost_model.validation import validate, validated
-
+    names = given[WORDS]
     if len(names) != len(set(names)):
-        raise LabError(
-            say(
-                en=f"a table was named twice: {', '.join(names)}; name each once.",
-                fr=f"un tableau est nommé deux fois : {', '.join(names)} ; nommez chacun une fois.",
-            )
+        raise refusal(
+            en=f"a table was named twice: {', '.join(names)}; name each once.",
+            fr=f"un tableau est nommé deux fois : {', '.join(names)} ; nommez chacun une fois.",
         )
     results = [validate(name) for name in names or validated()]
-    memory = None
-    if not names:
-        from dlojz.cost_model.validation import validate_memory
-
-        memory = validate_memory()
-    if given.get("figure"):
+    memory = None if names else validate_memory()
+    if given["figure"]:
         from dlojz.display.figures.cost_model_figures import validation_figure
 
         validation_figure(results, given["figure"])
     missed = [one.name for one in results if one.reached is False]
-    if given.get("json"):
+    if given["json"]:
         document: dict[str, Any] = {"tables": [one.as_dict() for one in results]}
         if memory is not None:
             document["memory"] = memory.as_dict()

@@ -1,19 +1,13 @@
 """Commands of an instructor: `dlojz bench`, `dlojz board`.
 
-`dlojz bench`: run a campaign of measurements, resume it, report on it.
-
-Nothing is started before every point of the campaign is known to be legal and possible; what is told on the way goes to
-stderr, so that a campaign can run without anybody looking.
-
-`dlojz board`: the class at a glance.
-
-The students' folders are only read; every text from them is shown letter by letter.
+`dlojz bench` starts nothing before every point of the campaign is known to be legal and possible. `dlojz board` only
+reads the students' folders, and shows every text from them letter by letter.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,182 +16,150 @@ from rich.table import Table
 from rich.text import Text
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_count, language, one_of, say
-from dlojz.base.table import safe, visible
+from dlojz.base.language import format_count, language, one_of, refusal, say
+from dlojz.base.table import safe, titles, visible
 from dlojz.campaign.campaign import Campaign, CampaignPlan, campaigns_folder, expand, find_campaign, read_campaign
 from dlojz.campaign.class_board import Student, pseudonyms, read_class, told_problems
 from dlojz.campaign.drive import Backend, cancel_all, drive, unfit_backend
 from dlojz.campaign.report_tables import brief, colon, foreseen, hours, row_of, state_label
 from dlojz.campaign.results import Asked, Outlook, Result, find_run, judged, outlook, result_of
 from dlojz.cli import main
-from dlojz.cli.options import Flag, answering, console, json_flag, parse, root_flag, scheduler_flags, tell
+from dlojz.cli.options import (
+    JSON,
+    ROOT,
+    SCHEDULER,
+    WORDS,
+    Answer,
+    Given,
+    check_needs,
+    console,
+    tell,
+    tell_written,
+    verb,
+)
 from dlojz.display.style import FRAME, INK
 from dlojz.display.tables import DASH
 from dlojz.results.record import write_atomic
 from dlojz.running.store import runs_root
 
 BACKENDS = ("local", "slurm")
-BENCH_HELP = {
-    "en": """Run a campaign: every combination of models, layouts, batches and machines that a TOML file names, each
+
+
+@verb(
+    "bench",
+    f"""
+    [CAMPAIGN]  a campaign of the course, or a TOML file; without one, they are listed
+        // une campagne du cours, ou un fichier TOML ; sans rien, elles sont listées
+    --dry-run  show what it would cost; start nothing // montrer le coût ; ne rien lancer
+    --report  only write the report // écrire seulement le rapport
+    --on {"|".join(BACKENDS)}  where it runs (default: slurm where the campaign names machines)
+        // où elle s’exécute (par défaut : slurm si la campagne nomme des machines)
+    --machine NAME  machine in place of those of the campaign // machine à la place de celles de la campagne
+    """,
+    SCHEDULER,
+    """
+    --again  run again what was run before // refaire ce qui a déjà été exécuté
+    --cancel  cancel its runs that are queued or running // annuler ses exécutions en file ou en cours
+    """,
+    ROOT,
+    JSON,
+    en="""Run a campaign: every combination of models, layouts, batches and machines that a TOML file names, each
 predicted, run and measured; then a report (HTML, Markdown, CSV, figures) in campaigns/NAME of the runs' folder.
 
 A campaign can be interrupted at any time. The same command goes on where it was: what was run is found again, what is
 queued is waited for, and only what failed or was never started is started. Running out of memory is a result. Nothing
 is submitted if one point is impossible: all of them are listed. Jobs are billed to --account, or to $DLOJZ_ACCOUNT; a
-project without an ending gets that of each machine (PROJECT@v100).
-
-Examples:
-  dlojz bench                                  (the campaigns of the course)
-  dlojz bench data_parallelism --dry-run       (points, memory, messages, GPU-hours; nothing is started)
-  dlojz bench data_parallelism_local           (on this machine)
-  dlojz bench data_parallelism --on slurm --machine NAME --account PROJECT
-  dlojz bench data_parallelism --cancel        (cancel its jobs that are queued or running)
-  dlojz bench data_parallelism --report        (only the report, of what has been measured so far)""",
-    "fr": """Lancer une campagne : chaque combinaison de modèles, de layouts, de batchs et de machines d’un fichier
+project without an ending gets that of each machine (PROJECT@v100).""",
+    fr="""Lancer une campagne : chaque combinaison de modèles, de layouts, de batchs et de machines d’un fichier
 TOML est prédite, exécutée et mesurée ; puis un rapport (HTML, Markdown, CSV, figures) est écrit dans campaigns/NOM du
 dossier des exécutions.
 
 Une campagne peut être interrompue à tout moment. La même commande reprend où elle en était : ce qui a été exécuté est
 retrouvé, ce qui est en file est attendu, et seul ce qui a échoué ou n’a jamais été lancé est lancé. Manquer de mémoire
 est un résultat. Rien n’est soumis si un seul point est impossible : tous sont listés. Les travaux sont facturés à
---account, ou à $DLOJZ_ACCOUNT ; un projet sans terminaison reçoit celle de chaque machine (PROJET@v100).
-
-Exemples :
-  dlojz bench                                  (les campagnes du cours)
-  dlojz bench data_parallelism --dry-run       (points, mémoire, messages, heures GPU ; rien n’est lancé)
-  dlojz bench data_parallelism_local           (sur cette machine)
-  dlojz bench data_parallelism --on slurm --machine NOM --account PROJET
-  dlojz bench data_parallelism --cancel        (annuler ses travaux en file ou en cours)
-  dlojz bench data_parallelism --report        (le rapport seul, de ce qui est déjà mesuré)""",
-}
-
-
-def bench_command(words: list[str]) -> int:
-    """Run a campaign, or say what it would cost."""
-    given = parse("bench", say(**BENCH_HELP), _bench_flags(), words)
-    names = given.get("words", ())
+--account, ou à $DLOJZ_ACCOUNT ; un projet sans terminaison reçoit celle de chaque machine (PROJET@v100).""",
+    examples="""
+    dlojz bench # the campaigns of the course // les campagnes du cours
+    dlojz bench data_parallelism --dry-run # points, memory, GPU-hours // points, mémoire, heures GPU
+    dlojz bench data_parallelism_local # on this machine // sur cette machine
+    dlojz bench data_parallelism --on slurm --machine NAME --account PROJECT
+    dlojz bench data_parallelism --cancel # cancel its jobs // annuler ses travaux
+    dlojz bench data_parallelism --report # only the report // le rapport seul
+    """,
+)
+def bench_command(given: Given, answer: Answer) -> int:
+    """Run a campaign, or predict its cost."""
+    names = given[WORDS]
     if not names:
-        return _list(given)
-    if len(names) > 1:
-        raise LabError(
-            say(
-                en=f"`dlojz bench` takes one campaign, but {len(names)} were received: {', '.join(names)}.",
-                fr=f"`dlojz bench` prend une campagne, mais {len(names)} ont été reçues : {', '.join(names)}.",
-            )
-        )
+        _list(given, answer)
+        return main.DONE
     path = find_campaign(names[0])
     campaign = read_campaign(path)
-    plan = expand(campaign, given.get("machine"))
+    plan = expand(campaign, given["machine"])
     on = _backend(given, plan)
-    only_looks = any(given.get(name, False) for name in ("dry_run", "report", "cancel"))
+    only_looks = any(given[name] for name in ("dry_run", "report", "cancel"))
     if not only_looks and (reason := unfit_backend(plan, on)):
         raise LabError(reason)
-    root = runs_root(given.get("root"))
-    if given.get("cancel", False):
+    root = runs_root(given["root"])
+    if given["cancel"]:
         return _cancel(plan, root)
-    asked = {name: given[name] for name in ("account", "qos", "reservation") if given.get(name)}
-    with answering(given.get("json", False)) as answer:
-        outlooks = _predict(plan, campaign, asked)
-        if only_looks:
-            results = [result_of(p, o, find_run(p, root)) for p, o in zip(plan.points, outlooks, strict=True)]
-        else:
-            _refuse_what_machines_refuse(plan, outlooks)
-            results = _drive(campaign, plan, outlooks, root, on, given.get("again", False), asked)
-        if not given.get("dry_run"):
-            results = judged(results)
-        if given.get("json"):
-            answer([row_of(result) for result in results])
-        else:
-            answer(_bench_table(*(foreseen(results) if given.get("dry_run") else brief(results))))
-        _tell_more(plan, results, given.get("dry_run", False))
-        if not given.get("dry_run"):
-            from dlojz.campaign.report import report_folder, write_report
+    asked = {name: given[name] for name in ("account", "qos", "reservation") if given[name]}
+    outlooks = _predict(plan, campaign, asked)
+    if only_looks:
+        results = [result_of(p, o, find_run(p, root)) for p, o in zip(plan.points, outlooks, strict=True)]
+    else:
+        _refuse_what_machines_refuse(plan, outlooks)
+        results = _drive(campaign, plan, outlooks, root, on, given["again"], asked)
+    if not given["dry_run"]:
+        results = judged(results)
+    if given["json"]:
+        answer([row_of(result) for result in results])
+    else:
+        answer(_table(*(foreseen(results) if given["dry_run"] else brief(results))))
+    _tell_more(plan, results, given["dry_run"])
+    if not given["dry_run"]:
+        from dlojz.campaign.report import report_folder, write_report
 
-            files = write_report(campaign, plan, results, report_folder(root, path.stem))
-            tell(say(en=f"report: {files[0]}", fr=f"rapport : {files[0]}"))
+        tell_written(write_report(campaign, plan, results, report_folder(root, path.stem))[0], "report", "rapport")
     good = only_looks or all(result.state in ("completed", "oom") for result in results)
     return main.DONE if good else main.FAILED
 
 
-def _bench_flags() -> list[Flag]:
-    return [
-        Flag(
-            "words",
-            say(
-                en="a campaign of the course, or a TOML file; without one, they are listed",
-                fr="une campagne du cours, ou un fichier TOML ; sans rien, elles sont listées",
-            ),
-            metavar="CAMPAIGN",
-            kind="words",
-        ),
-        Flag(
-            "dry_run",
-            say(en="show what it would cost; start nothing", fr="montrer le coût ; ne rien lancer"),
-            kind="switch",
-        ),
-        Flag("report", say(en="only write the report", fr="écrire seulement le rapport"), kind="switch"),
-        Flag(
-            "on",
-            say(en="where it runs", fr="où elle s’exécute"),
-            metavar="|".join(BACKENDS),
-            default=say(en="slurm where the campaign names machines", fr="slurm si la campagne nomme des machines"),
-        ),
-        Flag(
-            "machine",
-            say(en="machine in place of those of the campaign", fr="machine à la place de celles de la campagne"),
-            metavar="NAME",
-        ),
-        *scheduler_flags(),
-        Flag("again", say(en="run again what was run before", fr="refaire ce qui a déjà été exécuté"), kind="switch"),
-        Flag(
-            "cancel",
-            say(en="cancel its runs that are queued or running", fr="annuler ses exécutions en file ou en cours"),
-            kind="switch",
-        ),
-        root_flag(),
-        json_flag(),
-    ]
-
-
-def _list(given: dict[str, Any]) -> int:
-    """The campaigns of the course."""
+def _list(given: Given, answer: Answer) -> None:
+    """List the campaigns of the course."""
     found = []
     for file in sorted(campaigns_folder().glob("*.toml")):
         try:
-            found.append([file.stem, read_campaign(file).title])
+            found.append((file.stem, read_campaign(file).title))
         except LabError as error:
             tell(str(error))
-    with answering(given.get("json", False)) as answer:
-        if given.get("json"):
-            answer([{"name": name, "title": title} for name, title in found])
-        else:
-            answer(_bench_table([say(en="campaign", fr="campagne"), say(en="title", fr="titre")], found))
-    return main.DONE
+    if given["json"]:
+        answer([{"name": name, "title": title} for name, title in found])
+    else:
+        answer(_table(titles(en="campaign|title", fr="campagne|titre"), found))
 
 
-def _backend(given: dict[str, Any], plan: CampaignPlan) -> Backend:
-    on = given.get("on") or ("slurm" if any(point.machine for point in plan.points) else "local")
+def _backend(given: Given, plan: CampaignPlan) -> Backend:
+    on = given["on"] or ("slurm" if any(point.machine for point in plan.points) else "local")
     if on not in BACKENDS:
         raise LabError(one_of("--on", on, BACKENDS))
     return cast(Backend, on)
 
 
 def _cancel(plan: CampaignPlan, root: Path) -> int:
-    """End what is queued or running of a campaign."""
+    """Cancel the runs of a campaign that are queued or running."""
     ended = cancel_all(plan, root)
     for run in ended:
-        tell(say(en=f"asked to stop: {run.run_id}", fr=f"arrêt demandé : {run.run_id}"))
+        tell(en=f"asked to stop: {run.run_id}", fr=f"arrêt demandé : {run.run_id}")
     tell(
-        say(
-            en=f"{len(ended)} of {len(plan.points)} points were queued or running. What was measured is kept.",
-            fr=f"{len(ended)} points sur {len(plan.points)} étaient en file ou en cours. Les mesures sont conservées.",
-        )
+        en=f"{len(ended)} of {len(plan.points)} points were queued or running. What was measured is kept.",
+        fr=f"{len(ended)} points sur {len(plan.points)} étaient en file ou en cours. Les mesures sont conservées.",
     )
     return main.DONE
 
 
 def _predict(plan: CampaignPlan, campaign: Campaign, asked: Asked) -> list[Outlook]:
-    """Predict every point, counting aloud: a large model takes seconds each."""
+    """Predict every point, with a counter: a large model takes seconds."""
     shown = console()
     with shown.status("") as status:
         found = []
@@ -217,18 +179,16 @@ def _refuse_what_machines_refuse(plan: CampaignPlan, outlooks: Sequence[Outlook]
     ]
     if refused:
         listed = "\n".join(refused)
-        raise LabError(
-            say(
-                en=f"nothing was submitted: the machine would refuse {len(refused)} of the points:\n{listed}",
-                fr=f"rien n’a été soumis : la machine refuserait {len(refused)} des points :\n{listed}",
-            )
+        raise refusal(
+            en=f"nothing was submitted: the machine would refuse {len(refused)} of the points:\n{listed}",
+            fr=f"rien n’a été soumis : la machine refuserait {len(refused)} des points :\n{listed}",
         )
 
 
 def _drive(
     campaign: Campaign, plan: CampaignPlan, outlooks: list[Outlook], root: Path, on: Backend, again: bool, asked: Asked
 ) -> list[Result]:
-    """Run it under a table that follows, or with a line for each change where nobody sees a table."""
+    """Run a campaign under a live table, or with a line for each change where stderr is no terminal."""
     shown = console()
     options: dict[str, Any] = {"on": on, "again": again, "time_limit_s": campaign.time_limit_s, "asked": asked}
     samples = say(en="samples/s", fr="échantillons/s")
@@ -254,33 +214,32 @@ def _drive(
     except KeyboardInterrupt:
         if on == "slurm":
             tell(
-                say(
-                    en="jobs that were sent stay in the queue: the same command finds them again, with --cancel it "
-                    "cancels them.",
-                    fr="les travaux soumis restent en file : la même commande les retrouve, et --cancel les annule.",
-                )
+                en="jobs that were sent stay in the queue: the same command finds them again, with --cancel it cancels "
+                "them.",
+                fr="les travaux soumis restent en file : la même commande les retrouve, et --cancel les annule.",
             )
         raise
 
 
 def _following(results: Sequence[Result], most: int = 30) -> Table:
-    """The points that matter now: the window around the first that is not finished."""
+    """Show the window of points around the first unfinished one."""
     pending = [i for i, result in enumerate(results) if result.state in ("waiting", "queued", "running")]
     start = max(0, min(pending[0] if pending else 0, len(results) - most) - 3)
-    return _bench_table(*brief(results[start : start + most]))
+    return _table(*brief(results[start : start + most]))
 
 
-def _bench_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 3) -> Table:
+    """Lay out cells of one or several lines, folded where the terminal is narrow; `left` columns are left-aligned."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for number, title in enumerate(titles):
-        table.add_column(title, overflow="fold", justify="left" if number < 3 else "right")
+    for place, title in enumerate(head):
+        table.add_column(title, overflow="fold", justify="left" if place < left else "right")
     for row in rows:
-        table.add_row(*(Text(visible(cell)) for cell in row))
+        table.add_row(*(Text("\n".join(map(visible, cell.split("\n")))) for cell in row))
     return table
 
 
 def _tell_more(plan: CampaignPlan, results: Sequence[Result], dry: bool) -> None:
-    """What the table has no place for."""
+    """Report exclusions, refusals, notes and totals, which the table does not show."""
     for named, reason in plan.excluded:
         tell(say(en="left out: ", fr="écarté : ") + visible(f"{named} — {reason}"))
     for result in results:
@@ -295,116 +254,69 @@ def _tell_more(plan: CampaignPlan, results: Sequence[Result], dry: bool) -> None
             en=f", {hours(sum(normalised))} normalised hours", fr=f", {hours(sum(normalised))} heures normalisées"
         )
         tell(
-            say(
-                en=f"{len(results)} points; {no} are predicted not to fit; at most {hours(sum(known))} GPU-hours"
-                f"{site if normalised else ''}. Nothing was started.",
-                fr=f"{len(results)} points ; {no} ne tiendraient pas, d’après la prédiction ; au plus "
-                f"{hours(sum(known))} heures GPU{site if normalised else ''}. Rien n’a été lancé.",
-            )
+            en=f"{len(results)} points; {no} are predicted not to fit; at most {hours(sum(known))} "
+            f"GPU-hours{site if normalised else ''}. Nothing was started.",
+            fr=f"{len(results)} points ; {no} ne tiendraient pas, d’après la prédiction ; au plus {hours(sum(known))} "
+            f"heures GPU{site if normalised else ''}. Rien n’a été lancé.",
         )
 
 
-BOARD_HELP = {
-    "en": """The class at a glance: for each student the exercise done last, the exercises done in each lab, the best
-run so far (highest throughput of the completed runs, by model), GPU-hours (ranks × elapsed time) and the last activity.
-
-FOLDER holds one folder per student, with the runs and the progress of the notebooks in its runs/. It is only read.
-Replayed runs count for nothing. What cannot be read is told and hinders nothing.
-
-Examples:
-  dlojz board /srv/class
-  dlojz board /srv/class --pseudonyms --html board.html""",
-    "fr": """La classe en un coup d’œil : pour chaque étudiant, le dernier exercice réussi, le nombre d’exercices
-réussis dans chaque TP, la meilleure exécution (débit le plus élevé parmi les exécutions terminées, par modèle), les
-heures GPU (rangs × durée) et la dernière activité.
-
-DOSSIER contient un dossier par étudiant, avec ses exécutions et la progression de ses notebooks dans runs/. Il n’est
-que lu. Les exécutions rejouées ne comptent pas. Ce qui est illisible est signalé et n’empêche rien.
-
-Exemples :
-  dlojz board /srv/classe
-  dlojz board /srv/classe --pseudonyms --html tableau.html""",
-}
 STYLE = (
     f"body{{font-family:sans-serif;margin:2em;color:{INK}}}table{{border-collapse:collapse}}"
     f"th,td{{padding:.3em .8em;border-bottom:1px solid {FRAME};text-align:left;vertical-align:top}}"
 )
 
 
-def board_command(words: list[str]) -> int:
+@verb(
+    "board",
+    """
+    FOLDER  folder with one folder per student // dossier contenant un dossier par étudiant
+    --pseudonyms  show stable pseudonyms in place of names // montrer des pseudonymes stables au lieu des noms
+    --key FILE  file of the key that makes the pseudonyms, made on first use, readable by you alone
+        (default: ~/.config/dlojz/board.key)
+        // fichier de la clé des pseudonymes, créé au premier usage, lisible par vous seul
+        (par défaut : ~/.config/dlojz/board.key)
+    --html FILE  page to write // page à écrire
+    """,
+    JSON,
+    en="""The class at a glance: for each student the exercise done last, the exercises done in each lab, the best
+run so far (highest throughput of the completed runs, by model), GPU-hours (ranks × elapsed time) and the last activity.
+
+FOLDER holds one folder per student, with the runs and the progress of the notebooks in its runs/. It is only read.
+Replayed runs are not counted. What cannot be read is reported, and the rest is shown.""",
+    fr="""La classe en un coup d’œil : pour chaque étudiant, le dernier exercice réussi, le nombre d’exercices
+réussis dans chaque TP, la meilleure exécution (débit le plus élevé parmi les exécutions terminées, par modèle), les
+heures GPU (rangs × durée) et la dernière activité.
+
+DOSSIER contient un dossier par étudiant, avec ses exécutions et la progression de ses notebooks dans runs/. Il n’est
+que lu. Les exécutions rejouées ne comptent pas. Ce qui est illisible est signalé et n’empêche rien.""",
+    examples="""
+    dlojz board /srv/class
+    dlojz board /srv/class --pseudonyms --html board.html
+    """,
+)
+def board_command(given: Given, answer: Answer) -> None:
     """Show the class."""
-    given = parse("board", say(**BOARD_HELP), _board_flags(), words)
-    folders = given.get("words", ())
-    if len(folders) != 1:
-        raise LabError(
-            say(
-                en=f"`dlojz board` takes the folder of the class, but {len(folders)} were received.",
-                fr=f"`dlojz board` prend le dossier de la classe, mais {len(folders)} ont été reçus.",
-            )
-        )
-    hidden = given.get("pseudonyms", False)
-    if "key" in given and not hidden:
-        raise LabError(
-            say(
-                en="--key does nothing without --pseudonyms: add it.",
-                fr="--key ne sert à rien sans --pseudonyms : ajoutez-le.",
-            )
-        )
-    call = pseudonyms(Path(given["key"]).expanduser() if "key" in given else None) if hidden else str
-    with answering(given.get("json", False)) as answer:
-        students = read_class(Path(folders[0]).expanduser(), call)
-        titles, rows = board_rows(students)
-        if "html" in given:
-            path = Path(given["html"]).expanduser()
-            write_atomic(path, board_html(titles, rows))
-            tell(say(en=f"page: {path}", fr=f"page : {path}"))
-        if given.get("json"):
-            answer([_data(student) for student in students])
-        else:
-            answer(_board_table(titles, rows))
-    return main.DONE
+    check_needs(given, "key", "pseudonyms")
+    key = Path(given["key"]).expanduser() if "key" in given else None
+    call = pseudonyms(key) if given["pseudonyms"] else str
+    students = read_class(Path(given[WORDS][0]).expanduser(), call)
+    head, rows = board_rows(students)
+    if "html" in given:
+        path = Path(given["html"]).expanduser()
+        write_atomic(path, board_html(head, rows))
+        tell_written(path, "page", "page")
+    answer([_data(student) for student in students] if given["json"] else _table(head, rows, left=len(head)))
 
 
-def _board_flags() -> list[Flag]:
-    return [
-        Flag(
-            "words",
-            say(en="folder with one folder per student", fr="dossier contenant un dossier par étudiant"),
-            metavar="FOLDER",
-            kind="words",
-        ),
-        Flag(
-            "pseudonyms",
-            say(en="show stable pseudonyms in place of names", fr="montrer des pseudonymes stables au lieu des noms"),
-            kind="switch",
-        ),
-        Flag(
-            "key",
-            say(
-                en="file of the key that makes the pseudonyms (made on first use, readable by you alone)",
-                fr="fichier de la clé des pseudonymes (créé au premier usage, lisible par vous seul)",
-            ),
-            metavar="FILE",
-            default="~/.config/dlojz/board.key",
-        ),
-        Flag("html", say(en="page to write", fr="page à écrire"), metavar="FILE"),
-        json_flag(),
-    ]
-
-
-def board_rows(students: Sequence[Student]) -> tuple[list[str], list[list[str]]]:
-    """Titles and rows of the board, as texts that may hold several lines."""
-    titles = [
-        say(en="student", fr="étudiant"),
-        say(en="last exercise", fr="dernier exercice"),
-        say(en="done, by lab", fr="réussis, par TP"),
-        say(en="best runs", fr="meilleures exécutions"),
-        say(en="runs", fr="exécutions"),
-        say(en="GPU-hours", fr="heures GPU"),
-        say(en="last activity (UTC)", fr="dernière activité (UTC)"),
-        say(en="remarks", fr="remarques"),
-    ]
-    return titles, [_row(student) for student in students]
+def board_rows(students: Sequence[Student]) -> tuple[tuple[str, ...], list[list[str]]]:
+    """Titles and rows of the board; cells may hold several lines."""
+    head = titles(
+        en="student|last exercise|done, by lab|best runs|runs|GPU-hours|last activity (UTC)|remarks",
+        fr="étudiant|dernier exercice|réussis, par TP|meilleures exécutions|exécutions|heures GPU|dernière activité "
+        "(UTC)|remarques",
+    )
+    return head, [_row(student) for student in students]
 
 
 def _row(student: Student) -> list[str]:
@@ -427,10 +339,10 @@ def _row(student: Student) -> list[str]:
     ]
 
 
-def board_html(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The board as one page that refers to nothing outside itself."""
+def board_html(named: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Write the board as one self-contained HTML page."""
     heading = say(en="The class at a glance", fr="La classe en un coup d’œil")
-    head = "".join(f'<th scope="col">{safe(title)}</th>' for title in titles)
+    head = "".join(f'<th scope="col">{safe(title)}</th>' for title in named)
     body = "".join("<tr>" + "".join(f"<td>{_lines(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return (
         f'<!DOCTYPE html><html lang="{language()}"><head><meta charset="utf-8">'
@@ -444,17 +356,8 @@ def _lines(cell: str) -> str:
     return "<br>".join(safe(line) for line in cell.split("\n"))
 
 
-def _board_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for title in titles:
-        table.add_column(title, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text("\n".join(visible(line) for line in cell.split("\n"))) for cell in row))
-    return table
-
-
 def _data(student: Student) -> dict[str, Any]:
-    """A line as plain JSON data."""
+    """Write a student's line as plain JSON data."""
     return {
         "name": visible(student.name),
         "last_lab": student.lab,

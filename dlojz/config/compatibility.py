@@ -22,7 +22,7 @@ from dlojz import data as datasets
 from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
-from dlojz.config.fields import PARTITION_METHODS, PATTERN, LayoutFields, RunFields, explicit_bounds
+from dlojz.config.fields import PARTITION_METHODS, PATTERN, ExpertFields, LayoutFields, RunFields, explicit_bounds
 from dlojz.config.schedules import (
     COMMUNICATING,
     IN_PASSES,
@@ -103,7 +103,7 @@ def first_set(one: object, plain: Mapping[str, object]) -> Facts | None:
 
 
 def _refused_by(asked: Callable[[], object]) -> Facts | None:
-    """The sentence by which something of another room refuses."""
+    """Catch the sentence by which another module refuses."""
     try:
         asked()
     except LabError as error:
@@ -112,7 +112,7 @@ def _refused_by(asked: Callable[[], object]) -> Facts | None:
 
 
 def _pattern_problem(pattern: str) -> str | None:
-    """Why a text is no regular expression, in the reader's language."""
+    """Explain why a text is no regular expression, in the reader's language."""
     try:
         re.compile(pattern)
     except re.error as error:
@@ -177,16 +177,16 @@ LAYOUT: Final[tuple[Rule[LayoutFields], ...]] = (
         lambda layout: layout.engine == "single" and (layout.world_size > 1 or layout.zero > 0),
         en="engine 'single' is one process and has no ZeRO stage, but {layout.degrees}, zero={layout.zero} was "
         "received: use engine 'torch' or 'deepspeed'.",
-        fr="engine='single', c’est un seul processus, sans ZeRO, mais {layout.degrees}, zero={layout.zero} a été "
-        "reçu : prenez engine='torch' ou 'deepspeed'.",
+        fr="engine='single', c’est un seul processus, sans ZeRO, mais {layout.degrees}, zero={layout.zero} a été reçu "
+        ": prenez engine='torch' ou 'deepspeed'.",
     ),
     Rule(
         "torch has no ZeRO-1",
         lambda layout: layout.engine == "torch" and layout.zero == 1,
-        en="engine 'torch' has no ZeRO-1 (it has zero=0: DDP, zero=2 and zero=3: FSDP2), but zero=1 was "
-        "received: use engine 'deepspeed' for ZeRO-1.",
-        fr="engine='torch' n’a pas de ZeRO-1 (zero=0 : DDP ; zero=2 et zero=3 : FSDP2), mais zero=1 a été "
-        "reçu : prenez engine='deepspeed' pour ZeRO-1.",
+        en="engine 'torch' has no ZeRO-1 (it has zero=0: DDP, zero=2 and zero=3: FSDP2), but zero=1 was received: use "
+        "engine 'deepspeed' for ZeRO-1.",
+        fr="engine='torch' n’a pas de ZeRO-1 (zero=0 : DDP ; zero=2 et zero=3 : FSDP2), mais zero=1 a été reçu : "
+        "prenez engine='deepspeed' pour ZeRO-1.",
     ),
     Rule(
         "options of a pipeline need one",
@@ -201,31 +201,30 @@ LAYOUT: Final[tuple[Rule[LayoutFields], ...]] = (
         lambda layout: layout.pp > 1 and layout.zero == 3 and layout.engine == "torch",
         en="zero=3 would gather a stage's weights anew for every micro-batch of a pipeline (pp={layout.pp}): use "
         "zero=2, which gathers them once per step, or zero=0.",
-        fr="zero=3 rassemblerait à nouveau les poids d’un étage pour chaque micro-batch d’un pipeline "
-        "(pp={layout.pp}) : prenez zero=2, qui les rassemble une fois par itération, ou zero=0.",
+        fr="zero=3 rassemblerait à nouveau les poids d’un étage pour chaque micro-batch d’un pipeline (pp={layout.pp}) "
+        ": prenez zero=2, qui les rassemble une fois par itération, ou zero=0.",
     ),
     Rule(
         "a pipeline accumulates whole gradients",
         lambda layout: layout.pp > 1 and layout.zero >= 2 and layout.engine != "torch",
         en="zero={layout.zero} shards gradients that a pipeline accumulates over micro-batches, so it cannot be "
         "combined with pp={layout.pp}: use zero=1 or zero=0 with a pipeline, or engine='torch' with zero=2 (FSDP2).",
-        fr="zero={layout.zero} découpe des gradients qu’un pipeline accumule sur ses micro-batches : il ne "
-        "se combine pas avec pp={layout.pp} ; avec un pipeline, prenez zero=1 ou zero=0, ou engine='torch' avec "
-        "zero=2 (FSDP2).",
+        fr="zero={layout.zero} découpe des gradients qu’un pipeline accumule sur ses micro-batches : il ne se combine "
+        "pas avec pp={layout.pp} ; avec un pipeline, prenez zero=1 ou zero=0, ou engine='torch' avec zero=2 (FSDP2).",
     ),
     Rule(
         "DeepSpeed's pipeline has one schedule",
         lambda layout: layout.pp > 1 and layout.engine == "deepspeed" and layout.schedule not in (None, "1f1b"),
         en="DeepSpeed's pipeline has one schedule, 1f1b, but schedule={layout.schedule!r} was received: use "
         "engine='torch' or 'by_hand' for it, or leave schedule out.",
-        fr="le pipeline de DeepSpeed n’a qu’un ordonnancement, 1f1b, mais schedule={layout.schedule!r} a été "
-        "reçu : prenez engine='torch' ou 'by_hand', ou retirez schedule.",
+        fr="le pipeline de DeepSpeed n’a qu’un ordonnancement, 1f1b, mais schedule={layout.schedule!r} a été reçu : "
+        "prenez engine='torch' ou 'by_hand', ou retirez schedule.",
     ),
     Rule(
         "DeepSpeed's pipeline has one stage per rank",
         lambda layout: layout.pp > 1 and layout.engine == "deepspeed" and layout.chunks not in (None, 1),
-        en="DeepSpeed's pipeline has one stage per rank, but chunks={layout.chunks} was received: use "
-        "engine='torch' or 'by_hand', or chunks=1.",
+        en="DeepSpeed's pipeline has one stage per rank, but chunks={layout.chunks} was received: use engine='torch' "
+        "or 'by_hand', or chunks=1.",
         fr="le pipeline de DeepSpeed a un étage par rang, mais chunks={layout.chunks} a été reçu : prenez "
         "engine='torch' ou 'by_hand', ou chunks=1.",
     ),
@@ -239,10 +238,10 @@ LAYOUT: Final[tuple[Rule[LayoutFields], ...]] = (
     Rule(
         "a partition is a known one",
         _unknown_partition,
-        en="partition={method!r} is unknown: use uniform, parameters, flops, type:REGEX (class names of "
-        "blocks), or at:4,8,12 with increasing first blocks of the stages after the first.",
-        fr="partition={method!r} est inconnu : prenez uniform, parameters, flops, type:REGEX (noms de classe "
-        "des blocs), ou at:4,8,12, premiers blocs croissants des étages après le premier.",
+        en="partition={method!r} is unknown: use uniform, parameters, flops, type:REGEX (class names of blocks), or "
+        "at:4,8,12 with increasing first blocks of the stages after the first.",
+        fr="partition={method!r} est inconnu : prenez uniform, parameters, flops, type:REGEX (noms de classe des "
+        "blocs), ou at:4,8,12, premiers blocs croissants des étages après le premier.",
     ),
     Rule(
         "DeepSpeed's pipeline has three partitions",
@@ -271,9 +270,8 @@ LAYOUT: Final[tuple[Rule[LayoutFields], ...]] = (
         lambda layout: layout.sequence_parallel and layout.tensor_parts != "",
         en="sequence_parallel needs every part split, as a whole one would miss the other ranks' tokens, but "
         "tensor_parts={layout.tensor_parts!r} was received: leave one of the two out.",
-        fr="sequence_parallel demande que toutes les parties soient découpées, car il manquerait à une partie "
-        "entière les tokens des autres rangs, mais tensor_parts={layout.tensor_parts!r} a été reçu : retirez l’un "
-        "des deux.",
+        fr="sequence_parallel demande que toutes les parties soient découpées, car il manquerait à une partie entière "
+        "les tokens des autres rangs, mais tensor_parts={layout.tensor_parts!r} a été reçu : retirez l’un des deux.",
     ),
     Rule(
         "asynchronous tensor parallelism is torch's",
@@ -287,23 +285,23 @@ LAYOUT: Final[tuple[Rule[LayoutFields], ...]] = (
         _bad_tensor_parts,
         en="tensor_parts={pattern!r} is no regular expression ({problem}): write e.g. attention, mlp, or "
         "blocks\\.[0-3]\\.",
-        fr="tensor_parts={pattern!r} n’est pas une expression régulière ({problem}) : écrivez par exemple "
-        "attention, mlp, ou blocks\\.[0-3]\\.",
+        fr="tensor_parts={pattern!r} n’est pas une expression régulière ({problem}) : écrivez par exemple attention, "
+        "mlp, ou blocks\\.[0-3]\\.",
     ),
     Rule(
         "replicas share experts out evenly",
         _uneven_experts,
         en="the dp replicas share the experts out, but ep={layout.ep} does not divide dp={layout.dp}: use {works}.",
-        fr="ce sont les dp répliques qui se partagent les experts, mais ep={layout.ep} ne divise pas "
-        "dp={layout.dp} : prenez {works}.",
+        fr="ce sont les dp répliques qui se partagent les experts, mais ep={layout.ep} ne divise pas dp={layout.dp} : "
+        "prenez {works}.",
     ),
     Rule(
         "torch has no expert parallelism",
         lambda layout: layout.ep > 1 and layout.engine == "torch",
-        en="engine 'torch' has no expert parallelism of its own, but ep={layout.ep} was received: use "
-        "engine='by_hand' or 'deepspeed'.",
-        fr="engine='torch' n’a pas d’Expert Parallelism, mais ep={layout.ep} a été reçu : prenez "
-        "engine='by_hand' ou 'deepspeed'.",
+        en="engine 'torch' has no expert parallelism of its own, but ep={layout.ep} was received: use engine='by_hand' "
+        "or 'deepspeed'.",
+        fr="engine='torch' n’a pas d’Expert Parallelism, mais ep={layout.ep} a été reçu : prenez engine='by_hand' ou "
+        "'deepspeed'.",
     ),
     Rule(
         "expert parallelism is within the data axis",
@@ -316,36 +314,35 @@ LAYOUT: Final[tuple[Rule[LayoutFields], ...]] = (
     Rule(
         "expert-parallel ranks keep states whole",
         lambda layout: layout.ep > 1 and layout.zero > 0,
-        en="ep={layout.ep} shares the experts out over ranks that keep their states whole, but zero={layout.zero} "
-        "was received: use zero=0, or ep=1.",
+        en="ep={layout.ep} shares the experts out over ranks that keep their states whole, but zero={layout.zero} was "
+        "received: use zero=0, or ep=1.",
         fr="ep={layout.ep} partage les experts entre des rangs qui gardent leurs états entiers, mais "
         "zero={layout.zero} a été reçu : prenez zero=0, ou ep=1.",
     ),
     Rule(
         "the size of buckets is DDP's",
         lambda layout: layout.bucket_mib is not None and not layout.engine_spec.takes_bucket_mib,
-        en="bucket_mib={layout.bucket_mib:g} was received, but {layout.title} has no such buckets: use it with "
-        "DDP (engine 'torch', zero=0, dp=2 or more) or engine 'by_hand'.",
-        fr="bucket_mib={layout.bucket_mib:g} a été reçu, mais {layout.title} n’a pas de tels buckets : prenez-le "
-        "avec DDP (engine='torch', zero=0, dp=2 ou plus) ou engine='by_hand'.",
+        en="bucket_mib={layout.bucket_mib:g} was received, but {layout.title} has no such buckets: use it with DDP "
+        "(engine 'torch', zero=0, dp=2 or more) or engine 'by_hand'.",
+        fr="bucket_mib={layout.bucket_mib:g} a été reçu, mais {layout.title} n’a pas de tels buckets : prenez-le avec "
+        "DDP (engine='torch', zero=0, dp=2 ou plus) ou engine='by_hand'.",
     ),
     Rule(
         "gradients as views of buckets are DDP's",
         lambda layout: layout.gradient_as_bucket_view and not layout.engine_spec.torch_buckets,
-        en="gradient_as_bucket_view is an option of DDP, but {layout.title} was received: use it with engine "
-        "'torch', zero=0, dp=2 or more.",
+        en="gradient_as_bucket_view is an option of DDP, but {layout.title} was received: use it with engine 'torch', "
+        "zero=0, dp=2 or more.",
         fr="gradient_as_bucket_view est une option de DDP, mais {layout.title} a été reçu : prenez-la avec "
         "engine='torch', zero=0, dp=2 ou plus.",
     ),
     Rule(
         "a rank of PowerSGD needs PowerSGD",
         lambda layout: layout.powersgd_rank != 1 and layout.gradient_compression != "powersgd",
-        en="powersgd_rank={layout.powersgd_rank} was received, but gradient_compression="
-        "{layout.gradient_compression!r} has no such matrices: use gradient_compression='powersgd', or leave "
-        "powersgd_rank out.",
-        fr="powersgd_rank={layout.powersgd_rank} a été reçu, mais gradient_compression="
-        "{layout.gradient_compression!r} n’a pas de telles matrices : prenez gradient_compression='powersgd', ou "
-        "retirez powersgd_rank.",
+        en="powersgd_rank={layout.powersgd_rank} was received, but "
+        "gradient_compression={layout.gradient_compression!r} has no such matrices: use "
+        "gradient_compression='powersgd', or leave powersgd_rank out.",
+        fr="powersgd_rank={layout.powersgd_rank} a été reçu, mais gradient_compression={layout.gradient_compression!r} "
+        "n’a pas de telles matrices : prenez gradient_compression='powersgd', ou retirez powersgd_rank.",
     ),
     Rule(
         "compressed gradients need replicas",
@@ -368,8 +365,8 @@ LAYOUT: Final[tuple[Rule[LayoutFields], ...]] = (
         _offload_stage,
         en="offload={layout.offload!r} is DeepSpeed's, from ZeRO-{least} on, but {layout.title} was received: use "
         "engine='deepspeed', zero={zero}, or offload='activations', which every engine can.",
-        fr="offload={layout.offload!r} est une option de DeepSpeed, à partir de ZeRO-{least}, mais {layout.title} "
-        "a été reçu : prenez engine='deepspeed', zero={zero}, ou offload='activations', que tous les moteurs savent "
+        fr="offload={layout.offload!r} est une option de DeepSpeed, à partir de ZeRO-{least}, mais {layout.title} a "
+        "été reçu : prenez engine='deepspeed', zero={zero}, ou offload='activations', que tous les moteurs savent "
         "faire.",
     ),
     Rule(
@@ -377,21 +374,20 @@ LAYOUT: Final[tuple[Rule[LayoutFields], ...]] = (
         lambda layout: (
             layout.nvme_path is not None and (layout.zero != 3 or layout.offload not in ("optimizer", "parameters"))
         ),
-        en="nvme_path takes what DeepSpeed ZeRO-3 offloads, but zero={layout.zero}, offload={layout.offload!r} "
-        "was received: use zero=3 and offload='optimizer' or 'parameters', or leave nvme_path out.",
-        fr="nvme_path reçoit ce que DeepSpeed ZeRO-3 décharge, mais zero={layout.zero}, "
-        "offload={layout.offload!r} a été reçu : prenez zero=3 et offload='optimizer' ou 'parameters', ou "
-        "retirez nvme_path.",
+        en="nvme_path takes what DeepSpeed ZeRO-3 offloads, but zero={layout.zero}, offload={layout.offload!r} was "
+        "received: use zero=3 and offload='optimizer' or 'parameters', or leave nvme_path out.",
+        fr="nvme_path reçoit ce que DeepSpeed ZeRO-3 décharge, mais zero={layout.zero}, offload={layout.offload!r} a "
+        "été reçu : prenez zero=3 et offload='optimizer' ou 'parameters', ou retirez nvme_path.",
     ),
 )
-"""What no layout may be."""
+"""Combinations that no layout may have."""
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
 
 
 def _input_problem(config: RunFields) -> Facts | None:
-    """The sentence by which the data or the model refuses what is to be read."""
+    """Check the data set and the size of the input."""
     family = models.spec(config.model).family
 
     def asked() -> None:
@@ -402,7 +398,7 @@ def _input_problem(config: RunFields) -> Facts | None:
 
 
 def _splits(config: RunFields) -> list[tuple[str, str, int]]:
-    """What `tp` must divide: its name in English and in French, and how many there are."""
+    """List what `tp` must divide: its name in English and in French, and how many there are."""
     size = models.spec(config.model).size
     return [] if isinstance(size, AlexNetSize) else list(_shared_out(size))
 
@@ -447,7 +443,7 @@ def _averages_elsewhere(config: RunFields) -> bool:
 
 
 def _bad_stages(config: RunFields) -> Facts | None:
-    """The sentence by which an optimizer of stages, or of local steps, refuses their numbers."""
+    """Check the numbers of warm-up and local steps."""
     if config.optimizer not in COMMUNICATING:
         return None
 
@@ -467,7 +463,7 @@ def _splits_states(config: RunFields) -> bool:
     return config.update in IN_PASSES and not whole
 
 
-ROUTING_FIELDS: Final = ("experts", "top_k", "capacity_factor", "balance_loss", "z_loss", "expert_groups")
+ROUTING_FIELDS: Final = tuple(ExpertFields.model_fields)
 """Fields of a run that only a mixture of experts has."""
 
 
@@ -496,7 +492,7 @@ def _bad_routing(config: RunFields) -> Facts | None:
 
 
 def _unread(config: RunFields) -> Facts | None:
-    """The first field that this curriculum does not read, and the curricula that do."""
+    """Find the first field that this curriculum does not read, and the curricula that do."""
     unread = {name: plain for name, plain in PLAIN.items() if name not in READ[config.curriculum]}
     if (found := first_set(config, unread)) is None:
         return None
@@ -505,7 +501,7 @@ def _unread(config: RunFields) -> Facts | None:
 
 
 def _no_multiple(config: RunFields, lengths: Mapping[str, int]) -> Facts | None:
-    """The first length that is no multiple of the curriculum's, with its name."""
+    """Find the first length that is no multiple of the curriculum's, with its name."""
     multiple = config.curriculum_multiple
     for name, length in lengths.items():
         if length % multiple:
@@ -535,12 +531,12 @@ def _start_no_multiple(config: RunFields) -> Facts | None:
 
 
 def _stages(config: RunFields) -> tuple[tuple[int, int], ...]:
-    """The stages of a discrete curriculum; none of another."""
+    """Parse the stages of a discrete curriculum; none of another."""
     return stages_of(config.curriculum_lengths) if config.curriculum == "discrete" else ()
 
 
 def _falling(config: RunFields) -> Facts | None:
-    """Two neighbouring lengths, or steps, of a discrete curriculum that do not rise."""
+    """Find two neighbouring lengths, or steps, of a discrete curriculum that do not rise."""
     if not (stages := _stages(config)):
         return None
     lengths = [0, *(length for length, _ in stages), config.sequence_length or 0]
@@ -569,13 +565,13 @@ def _of_multiples(name: str, applies: Callable[[RunFields], Facts | None]) -> Ru
         applies,
         en="lengths are multiples of curriculum_multiple={config.curriculum_multiple}, but {name}={length} is none: "
         "use another length, or curriculum_multiple={multiple}.",
-        fr="les longueurs sont des multiples de curriculum_multiple={config.curriculum_multiple}, mais "
-        "{name}={length} n’en est pas un : prenez une autre longueur, ou curriculum_multiple={multiple}.",
+        fr="les longueurs sont des multiples de curriculum_multiple={config.curriculum_multiple}, mais {name}={length} "
+        "n’en est pas un : prenez une autre longueur, ou curriculum_multiple={multiple}.",
     )
 
 
-def _said_there(name: str, applies: Callable[[RunFields], Facts | None]) -> Rule[RunFields]:
-    """A rule with the sentence of another room, which refuses the same by itself."""
+def _refused_elsewhere(name: str, applies: Callable[[RunFields], Facts | None]) -> Rule[RunFields]:
+    """Make a rule with the sentence of another module, which refuses the same."""
     return Rule(name, applies, en="{sentence}", fr="{sentence}")
 
 
@@ -597,10 +593,10 @@ _TENSOR: Final[tuple[Rule[RunFields], ...]] = (
     Rule(
         "sequence parallelism is of texts",
         lambda config: config.layout.sequence_parallel and config.sequence_length is None,
-        en="sequence_parallel shares out the tokens of a text, but {config.model} reads images: use a gpt or "
-        "llama model, or leave it out.",
-        fr="sequence_parallel partage les tokens d’un texte, mais {config.model} lit des images : prenez un "
-        "modèle gpt ou llama, ou retirez-le.",
+        en="sequence_parallel shares out the tokens of a text, but {config.model} reads images: use a gpt or llama "
+        "model, or leave it out.",
+        fr="sequence_parallel partage les tokens d’un texte, mais {config.model} lit des images : prenez un modèle gpt "
+        "ou llama, ou retirez-le.",
     ),
     Rule(
         "tp divides the sequence",
@@ -636,7 +632,7 @@ _OPTIMIZER: Final[tuple[Rule[RunFields], ...]] = (
         fr="optimizer={config.optimizer!r} moyenne lui-même entre les rangs, donc rien d’autre ne doit le faire, mais "
         "{layout.title} a été reçu : prenez engine='by_hand', zero=0, tp=1, pp=1, ep=1.",
     ),
-    _said_there("stages and local steps are within the run", _bad_stages),
+    _refused_elsewhere("stages and local steps are within the run", _bad_stages),
 )
 _UPDATE: Final[tuple[Rule[RunFields], ...]] = (
     Rule(
@@ -677,8 +673,8 @@ _UPDATE: Final[tuple[Rule[RunFields], ...]] = (
     Rule(
         "an update in forward frees gradients",
         lambda config: config.update == "in_forward" and config.layout.gradient_as_bucket_view,
-        en="update='in_forward' frees each gradient in the next forward pass, but with "
-        "gradient_as_bucket_view=True it is part of a bucket that stays: leave gradient_as_bucket_view out.",
+        en="update='in_forward' frees each gradient in the next forward pass, but with gradient_as_bucket_view=True it "
+        "is part of a bucket that stays: leave gradient_as_bucket_view out.",
         fr="update='in_forward' libère chaque gradient dans la passe avant suivante, mais avec "
         "gradient_as_bucket_view=True il fait partie d’un bucket qui reste : retirez gradient_as_bucket_view.",
     ),
@@ -688,39 +684,38 @@ _UPDATE: Final[tuple[Rule[RunFields], ...]] = (
         en="update='in_backward' updates a parameter as soon as its gradient is there, before other micro-batches "
         "could add theirs, but micro_batches={layout.micro_batches} was received: use micro_batches=1, or "
         "update='in_forward'.",
-        fr="update='in_backward' met un paramètre à jour dès que son gradient est là, avant que d’autres "
-        "micro-batches n’ajoutent le leur, mais micro_batches={layout.micro_batches} a été reçu : prenez "
-        "micro_batches=1, ou update='in_forward'.",
+        fr="update='in_backward' met un paramètre à jour dès que son gradient est là, avant que d’autres micro-batches "
+        "n’ajoutent le leur, mais micro_batches={layout.micro_batches} a été reçu : prenez micro_batches=1, ou "
+        "update='in_forward'.",
     ),
     Rule(
         "torch's DDP keeps its buckets",
         lambda config: config.update == "in_backward" and config.layout.engine_spec.torch_buckets,
-        en="update='in_backward' frees gradients as they come, but torch's DDP keeps them all in its buckets, so "
-        "that nothing would be saved with dp={layout.dp}: use engine='by_hand', which sends and forgets a bucket "
-        "at a time.",
-        fr="update='in_backward' libère les gradients à mesure, mais le DDP de torch les garde tous dans ses "
-        "buckets, donc rien ne serait économisé avec dp={layout.dp} : prenez engine='by_hand', qui envoie et "
-        "oublie un bucket à la fois.",
+        en="update='in_backward' frees gradients as they come, but torch's DDP keeps them all in its buckets, so that "
+        "nothing would be saved with dp={layout.dp}: use engine='by_hand', which sends and forgets a bucket at a time.",
+        fr="update='in_backward' libère les gradients à mesure, mais le DDP de torch les garde tous dans ses buckets, "
+        "donc rien ne serait économisé avec dp={layout.dp} : prenez engine='by_hand', qui envoie et oublie un bucket à "
+        "la fois.",
     ),
 )
 _EXPERTS: Final[tuple[Rule[RunFields], ...]] = (
     Rule(
         "numbers of a mixture need one",
         _without_experts,
-        en="{name}={value} was received, but {config.model} has no experts: use a model with a mixture of experts "
-        "such as moe_tiny, or leave it out.",
+        en="{name}={value} was received, but {config.model} has no experts: use a model with a mixture of experts such "
+        "as moe_tiny, or leave it out.",
         fr="{name}={value} a été reçu, mais {config.model} n’a pas d’experts : prenez un modèle à mélange d’experts "
         "comme moe_tiny, ou retirez-le.",
     ),
     Rule(
         "tensor parallelism splits no mixture",
         lambda config: has_experts(config.model) and config.layout.tp > 1,
-        en="Tensor Parallelism cannot split a mixture of experts, but tp={layout.tp} was received with "
-        "{config.model}: use tp=1; ep shares experts out.",
-        fr="le Tensor Parallelism ne sait pas découper un mélange d’experts, mais tp={layout.tp} a été "
-        "reçu avec {config.model} : prenez tp=1 ; c’est ep qui partage les experts.",
+        en="Tensor Parallelism cannot split a mixture of experts, but tp={layout.tp} was received with {config.model}: "
+        "use tp=1; ep shares experts out.",
+        fr="le Tensor Parallelism ne sait pas découper un mélange d’experts, mais tp={layout.tp} a été reçu avec "
+        "{config.model} : prenez tp=1 ; c’est ep qui partage les experts.",
     ),
-    _said_there("the numbers of a mixture go together", _bad_routing),
+    _refused_elsewhere("the numbers of a mixture go together", _bad_routing),
 )
 _CURRICULUM: Final[tuple[Rule[RunFields], ...]] = (
     Rule(
@@ -734,10 +729,10 @@ _CURRICULUM: Final[tuple[Rule[RunFields], ...]] = (
     Rule(
         "a curriculum is of texts",
         lambda config: config.curriculum != "none" and config.sequence_length is None,
-        en="curriculum={config.curriculum!r} makes the samples of a text grow, but {config.model} reads images: "
-        "use a gpt or llama model, or leave it out.",
-        fr="curriculum={config.curriculum!r} fait croître les échantillons d’un texte, mais {config.model} lit "
-        "des images : prenez un modèle gpt ou llama, ou retirez-le.",
+        en="curriculum={config.curriculum!r} makes the samples of a text grow, but {config.model} reads images: use a "
+        "gpt or llama model, or leave it out.",
+        fr="curriculum={config.curriculum!r} fait croître les échantillons d’un texte, mais {config.model} lit des "
+        "images : prenez un modèle gpt ou llama, ou retirez-le.",
     ),
     _of_multiples("the whole length is a multiple", _whole_no_multiple),
     Rule(
@@ -771,21 +766,21 @@ _CURRICULUM: Final[tuple[Rule[RunFields], ...]] = (
         lambda config: config.curriculum == "discrete" and not config.curriculum_lengths,
         en="curriculum='discrete' needs its lengths and their last steps: give curriculum_lengths, such as "
         "16:100,32:200.",
-        fr="curriculum='discrete' demande ses longueurs et leurs derniers pas : donnez curriculum_lengths, "
-        "par exemple 16:100,32:200.",
+        fr="curriculum='discrete' demande ses longueurs et leurs derniers pas : donnez curriculum_lengths, par exemple "
+        "16:100,32:200.",
     ),
-    _said_there(
+    _refused_elsewhere(
         "the lengths of a discrete curriculum can be read", lambda config: _refused_by(lambda: _stages(config))
     ),
     Rule(
         "the lengths of a discrete curriculum rise",
         _falling,
         en="the {what} of a curriculum rise, up to the whole sequence_length={config.sequence_length}, but "
-        "curriculum_lengths={config.curriculum_lengths} goes from {before} to {after}: write them in "
-        "order, without the whole.",
+        "curriculum_lengths={config.curriculum_lengths} goes from {before} to {after}: write them in order, without "
+        "the whole.",
         fr="{what} d’un curriculum croissent, jusqu’à sequence_length={config.sequence_length}, mais "
-        "curriculum_lengths={config.curriculum_lengths} va de {before} à {after} : écrivez-les dans l’ordre, "
-        "sans la longueur entière.",
+        "curriculum_lengths={config.curriculum_lengths} va de {before} à {after} : écrivez-les dans l’ordre, sans la "
+        "longueur entière.",
     ),
     _of_multiples("the lengths of a discrete curriculum are multiples", _stage_no_multiple),
     Rule(
@@ -793,9 +788,9 @@ _CURRICULUM: Final[tuple[Rule[RunFields], ...]] = (
         _never_whole,
         en="curriculum_lengths={config.curriculum_lengths} ends beyond the {config.steps} steps of the run, whose "
         "samples would never be whole: end it at step {most} at most, or take more steps.",
-        fr="curriculum_lengths={config.curriculum_lengths} finit au-delà des {config.steps} pas de "
-        "l’entraînement, dont les échantillons ne seraient jamais entiers : terminez-le au pas "
-        "{most} au plus, ou prenez davantage de pas.",
+        fr="curriculum_lengths={config.curriculum_lengths} finit au-delà des {config.steps} pas de l’entraînement, "
+        "dont les échantillons ne seraient jamais entiers : terminez-le au pas {most} au plus, ou prenez davantage de "
+        "pas.",
     ),
 )
 LEGAL: Final[tuple[Rule[RunFields], ...]] = (
@@ -809,11 +804,11 @@ LEGAL: Final[tuple[Rule[RunFields], ...]] = (
         "precision={config.precision!r} a été reçu : changez-les, ou retirez-la (ailleurs, les gradients sont déjà en "
         "fp32).",
     ),
-    _said_there("a model reads its data", _input_problem),
+    _refused_elsewhere("a model reads its data", _input_problem),
     *_TENSOR,
     *_OPTIMIZER,
     *_UPDATE,
     *_EXPERTS,
     *_CURRICULUM,
 )
-"""What no run may be, its layout aside."""
+"""Combinations that no run may have, besides those of its layout."""

@@ -1,28 +1,12 @@
 """Read and write DeepSpeed's JSON: a run's options under DeepSpeed's keys, its optimizers included.
 
-The keys of DeepSpeed's JSON file: which there are, what type each has, and what the lab does with it.
+What is written is read back to the configuration it was written from. What is read is done as DeepSpeed would, or left
+to the lab because it changes no result, or refused with the reason; an optimizer that is accepted updates exactly as
+the lab's optimizer of that name. DeepSpeed itself is not loaded.
 
-No key is passed over in silence: it is done, or left to the lab because it changes no result, or refused with the
-reason.
-
-Source: DeepSpeed 0.19 `runtime/config.py`, `runtime/constants.py`, `runtime/precision_config.py`,
-`runtime/zero/config.py`, `runtime/zero/offload_config.py`.
-
-The `optimizer` section of DeepSpeed's JSON file, in the words of a `RunConfig`.
-
-An optimizer that is accepted updates exactly as the lab's optimizer of that name; rates that the lab fixes are accepted
-with that value only.
-
-Source: deepspeed.ai, "DeepSpeed Configuration JSON", section Optimizer; DeepSpeed 0.19 `runtime/engine.py`,
-`_configure_basic_optimizer`.
-
-DeepSpeed's JSON file: written from a `RunConfig`, and read back to one.
-
-What is written is read back to the configuration it was written from; what is read is done as DeepSpeed would, or
-refused in one sentence. No DeepSpeed is loaded.
-
-Source: deepspeed.ai, "DeepSpeed Configuration JSON"; DeepSpeed 0.19 `runtime/config.py`, `runtime/zero/config.py` and
-`runtime/zero/offload_config.py`.
+Source: deepspeed.ai, "DeepSpeed Configuration JSON"; DeepSpeed 0.19 `runtime/config.py`, `runtime/constants.py`,
+`runtime/precision_config.py`, `runtime/zero/config.py`, `runtime/zero/offload_config.py` and `runtime/engine.py`
+(`_configure_basic_optimizer`).
 """
 
 from __future__ import annotations
@@ -31,44 +15,42 @@ import difflib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from dlojz.base.contract import parse_json
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal, say
 from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS
 from dlojz.config.run_config import RunConfig
 
 Kind = Literal["count", "number", "switch", "word", "object", "any"]
-DONE: dict[str, Kind] = {
-    "train_batch_size": "count",
-    "train_micro_batch_size_per_gpu": "count",
-    "gradient_accumulation_steps": "count",
-    "zero_optimization": "object",
-    "bf16": "object",
-    "fp16": "object",
-    "data_types": "object",
-    "optimizer": "object",
-    "pipeline": "object",
-    "gradient_clipping": "number",
-    "zero_allow_untested_optimizer": "switch",
-    "zero_force_ds_cpu_optimizer": "switch",
+
+
+def _keys(kind: Kind, names: str) -> dict[str, Kind]:
+    """Keys of one type, written with spaces between."""
+    return dict.fromkeys(names.split(), kind)
+
+
+DONE: Final[dict[str, Kind]] = {
+    **_keys("count", "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps"),
+    **_keys("object", "zero_optimization bf16 fp16 data_types optimizer pipeline"),
+    **_keys("number", "gradient_clipping"),
+    **_keys("switch", "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer"),
 }
 """Keys that the lab reads, or writes itself."""
-SPEED: dict[str, Kind] = {
-    "steps_per_print": "number",
-    "wall_clock_breakdown": "switch",
-    "memory_breakdown": "switch",
-    "dump_state": "switch",
-    "disable_allgather": "switch",
-    "disable_python_gc": "switch",
-    "dataloader_drop_last": "switch",
-    "log_level": "word",
-    "aio": "object",
-    "checkpoint": "object",
+SPEED: Final[dict[str, Kind]] = {
+    **_keys("number", "steps_per_print"),
+    **_keys("switch", "wall_clock_breakdown memory_breakdown dump_state disable_allgather disable_python_gc"),
+    **_keys("switch", "dataloader_drop_last"),
+    **_keys("word", "log_level"),
+    **_keys("object", "aio checkpoint"),
 }
 """Keys that change no result: what is printed, how files are written."""
-OTHER_TRAINING: dict[str, Any] = {
+_OFF: Final = (
+    "torch_autocast amp flops_profiler tensorboard wandb csv_monitor comms_logger elasticity autotuning "
+    "data_efficiency curriculum_learning progressive_layer_drop eigenvalue hybrid_engine"
+)
+OTHER_TRAINING: Final[dict[str, Any]] = {
     "prescale_gradients": False,
     "gradient_predivide_factor": 1.0,
     "sparse_gradients": False,
@@ -76,20 +58,7 @@ OTHER_TRAINING: dict[str, Any] = {
     "gradient_allreduce_op": "mean",
     "communication_data_type": None,
     "seq_parallel_communication_data_type": "fp32",
-    "torch_autocast": {"enabled": False},
-    "amp": {"enabled": False},
-    "flops_profiler": {"enabled": False},
-    "tensorboard": {"enabled": False},
-    "wandb": {"enabled": False},
-    "csv_monitor": {"enabled": False},
-    "comms_logger": {"enabled": False},
-    "elasticity": {"enabled": False},
-    "autotuning": {"enabled": False},
-    "data_efficiency": {"enabled": False},
-    "curriculum_learning": {"enabled": False},
-    "progressive_layer_drop": {"enabled": False},
-    "eigenvalue": {"enabled": False},
-    "hybrid_engine": {"enabled": False},
+    **{key: {"enabled": False} for key in _OFF.split()},
     "scheduler": None,
     "activation_checkpointing": {},
     "sparse_attention": None,
@@ -98,88 +67,46 @@ OTHER_TRAINING: dict[str, Any] = {
 }
 """Keys that would make another training, or another measurement, with the one value that does not."""
 
-_PLACE: dict[str, Kind] = {
-    "device": "word",
-    "nvme_path": "word",
-    "buffer_count": "count",
-    "pin_memory": "switch",
+_PLACE: Final[dict[str, Kind]] = {
+    **_keys("word", "device nvme_path"),
+    **_keys("count", "buffer_count"),
+    **_keys("switch", "pin_memory"),
 }
-SECTIONS: dict[str, dict[str, Kind]] = {
+SECTIONS: Final[dict[str, dict[str, Kind]]] = {
     "zero_optimization": {
-        "stage": "any",
-        "offload_optimizer": "object",
-        "offload_param": "object",
-        "cpu_offload": "switch",
-        "cpu_offload_param": "switch",
-        "cpu_offload_use_pin_memory": "switch",
-        **dict.fromkeys(
-            (
-                "contiguous_gradients",
-                "reduce_scatter",
-                "use_multi_rank_bucket_allreduce",
-                "allgather_partitions",
-                "overlap_comm",
-                "load_from_fp32_weights",
-                "elastic_checkpoint",
-                "ignore_unused_parameters",
-                "legacy_stage1",
-                "round_robin_gradients",
-                "memory_efficient_linear",
-                "override_module_apply",
-                "pipeline_loading_checkpoint",
-                "log_trace_cache_warnings",
-                "enable_sanity_checks",
-                "stage3_gather_16bit_weights_on_model_save",
-                "stage3_gather_fp16_weights_on_model_save",
-                "stage3_use_all_reduce_for_fetch_params",
-                "stage3_allgather_sequential",
-            ),
-            "switch",
-        ),
-        **dict.fromkeys(
-            (
-                "reduce_bucket_size",
-                "allgather_bucket_size",
-                "sub_group_size",
-                "stage3_prefetch_bucket_size",
-                "stage3_param_persistence_threshold",
-                "stage3_model_persistence_threshold",
-                "stage3_max_live_parameters",
-                "stage3_max_reuse_distance",
-                "stage3_module_granularity_threshold",
-            ),
-            "number",
-        ),
+        **_keys("any", "stage"),
+        **_keys("object", "offload_optimizer offload_param"),
+        **_keys("switch", "cpu_offload cpu_offload_param cpu_offload_use_pin_memory contiguous_gradients"),
+        **_keys("switch", "reduce_scatter use_multi_rank_bucket_allreduce allgather_partitions overlap_comm"),
+        **_keys("switch", "load_from_fp32_weights elastic_checkpoint ignore_unused_parameters legacy_stage1"),
+        **_keys("switch", "round_robin_gradients memory_efficient_linear override_module_apply"),
+        **_keys("switch", "pipeline_loading_checkpoint log_trace_cache_warnings enable_sanity_checks"),
+        **_keys("switch", "stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save"),
+        **_keys("switch", "stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential"),
+        **_keys("number", "reduce_bucket_size allgather_bucket_size sub_group_size stage3_prefetch_bucket_size"),
+        **_keys("number", "stage3_param_persistence_threshold stage3_model_persistence_threshold"),
+        **_keys("number", "stage3_max_live_parameters stage3_max_reuse_distance stage3_module_granularity_threshold"),
     },
-    "offload_optimizer": {**_PLACE, "pipeline_read": "switch", "pipeline_write": "switch", "fast_init": "switch"},
-    "offload_param": {**_PLACE, "buffer_size": "number", "max_in_cpu": "number"},
-    "bf16": {"enabled": "switch", "immediate_grad_update": "switch", "check_grad_overflow": "switch"},
+    "offload_optimizer": {**_PLACE, **_keys("switch", "pipeline_read pipeline_write fast_init")},
+    "offload_param": {**_PLACE, **_keys("number", "buffer_size max_in_cpu")},
+    "bf16": _keys("switch", "enabled immediate_grad_update check_grad_overflow"),
     "fp16": {
-        "enabled": "switch",
-        "auto_cast": "switch",
-        "consecutive_hysteresis": "switch",
-        **dict.fromkeys(
-            ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale"), "number"
-        ),
+        **_keys("switch", "enabled auto_cast consecutive_hysteresis"),
+        **_keys("number", "loss_scale initial_scale_power loss_scale_window hysteresis min_loss_scale"),
     },
-    "data_types": {"grad_accum_dtype": "any", "param_dtype": "any", "buffer_dtype": "any"},
+    "data_types": _keys("any", "grad_accum_dtype param_dtype buffer_dtype"),
     "optimizer": {"type": "word", "params": "object", "legacy_fusion": "switch"},
     "pipeline": {
         "stages": "count",
         "partition": "word",
         "activation_checkpoint_interval": "number",
-        **dict.fromkeys(("seed_layers", "pipe_partitioned", "grad_partitioned", "use_reentrant"), "switch"),
+        **_keys("switch", "seed_layers pipe_partitioned grad_partitioned use_reentrant"),
     },
 }
 
 
-def stage_of(document: Mapping[str, Any]) -> int:
-    """ZeRO stage of a document that was checked."""
-    return int(document.get("zero_optimization", {}).get("stage", 0))
-
-
 def check(document: Mapping[str, Any]) -> None:
-    """Refuse what DeepSpeed refuses, and what would be another training than the lab's.
+    """Check a document: refuse what DeepSpeed refuses, and what would be another training than the lab's.
 
     Raises:
         LabError: at the first key that is unknown, has another type, or asks for what the lab does not do.
@@ -201,13 +128,11 @@ def check(document: Mapping[str, Any]) -> None:
             raise LabError(one_of(f"{section}.device", device, ["none", "cpu", "nvme"]))
     _check_stage(zero)
     if document.get("gradient_clipping", 0) != 0:
-        raise LabError(
-            say(
-                en=f"gradient_clipping={document['gradient_clipping']:g} would be another training: the lab never "
-                "clips, so that all engines can be compared; write 0.0, or leave it out.",
-                fr=f"gradient_clipping={document['gradient_clipping']:g} serait un autre entraînement : le TP "
-                "n’écrête jamais, pour que tous les moteurs se comparent ; écrivez 0.0, ou retirez-le.",
-            )
+        raise refusal(
+            en=f"gradient_clipping={document['gradient_clipping']:g} would be another training: the lab never clips, "
+            "so that all engines can be compared; write 0.0, or leave it out.",
+            fr=f"gradient_clipping={document['gradient_clipping']:g} serait un autre entraînement : le TP n’écrête "
+            "jamais, pour que tous les moteurs se comparent ; écrivez 0.0, ou retirez-le.",
         )
 
 
@@ -216,35 +141,30 @@ def _check_stage(zero: Mapping[str, Any]) -> None:
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         raise LabError(one_of("zero_optimization.stage", stage, ["0", "1", "2", "3"]))
     if (zero.get("offload_param") or {}).get("device", "none") != "none" and stage != 3:
-        raise LabError(
-            say(
-                en=f"offload_param needs ZeRO-3, but stage {stage} was received: write stage 3, or offload_optimizer.",
-                fr=f"offload_param demande ZeRO-3, mais stage {stage} a été reçu : écrivez stage 3, ou "
-                "offload_optimizer.",
-            )
+        raise refusal(
+            en=f"offload_param needs ZeRO-3, but stage {stage} was received: write stage 3, or offload_optimizer.",
+            fr=f"offload_param demande ZeRO-3, mais stage {stage} a été reçu : écrivez stage 3, ou offload_optimizer.",
         )
 
 
 def _check_fixed(key: str, value: Any) -> None:
-    """A key that the lab takes with one value only."""
+    """Check a key that the lab takes with one value only."""
     fixed = OTHER_TRAINING[key]
     if isinstance(fixed, dict) and isinstance(value, Mapping):
         same = not value if not fixed else not value.get("enabled", False)
     else:
         same = value == fixed and isinstance(value, bool) == isinstance(fixed, bool)
     if not same:
-        raise LabError(
-            say(
-                en=f"{key} is known to DeepSpeed and not done by the lab, which keeps one training and measures it "
-                "itself: leave it out.",
-                fr=f"DeepSpeed connaît {key}, mais le TP ne le fait pas : il garde un seul entraînement et le mesure "
-                "lui-même ; retirez cette clé.",
-            )
+        raise refusal(
+            en=f"{key} is known to DeepSpeed and not done by the lab, which keeps one training and measures it itself: "
+            "leave it out.",
+            fr=f"DeepSpeed connaît {key}, mais le TP ne le fait pas : il garde un seul entraînement et le mesure "
+            "lui-même ; retirez cette clé.",
         )
 
 
 def _unknown(section: str, key: str, legal: Mapping[str, Kind]) -> str:
-    """DeepSpeed has a hundred keys: the nearest one says more than all of them."""
+    """Refuse an unknown key, naming the nearest of DeepSpeed's hundred keys."""
     close = difflib.get_close_matches(key, legal, n=1)
     where = f" {section}" if section else ""
     if not close:
@@ -261,39 +181,32 @@ def _check_value(section: str, key: str, value: Any, legal: Mapping[str, Kind]) 
     if key not in legal:
         raise LabError(_unknown(section, key, legal))
     if value == "auto":
-        raise LabError(
-            say(
-                en=f"{where} is 'auto', which only Hugging Face's Trainer fills in: write the value.",
-                fr=f"{where} vaut 'auto', que seul le Trainer de Hugging Face remplace : écrivez la valeur.",
-            )
+        raise refusal(
+            en=f"{where} is 'auto', which only Hugging Face's Trainer fills in: write the value.",
+            fr=f"{where} vaut 'auto', que seul le Trainer de Hugging Face remplace : écrivez la valeur.",
         )
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    legal_type = {
-        "any": True,
-        "switch": isinstance(value, bool),
-        "number": number and value >= 0,
-        "count": number and value >= 1 and float(value).is_integer(),
-        "word": isinstance(value, str),
-        "object": isinstance(value, Mapping),
+    is_legal, en, fr = {
+        "any": (True, "", ""),
+        "switch": (isinstance(value, bool), "true or false", "true ou false"),
+        "number": (number and value >= 0, "a number, at least 0", "un nombre, au moins 0"),
+        "count": (
+            number and value >= 1 and float(value).is_integer(),
+            "a whole number, at least 1",
+            "un nombre entier, au moins 1",
+        ),
+        "word": (isinstance(value, str), "a text", "un texte"),
+        "object": (isinstance(value, Mapping), "an object, {…}", "un objet, {…}"),
     }[legal[key]]
-    if not legal_type:
-        words = {
-            "switch": ("true or false", "true ou false"),
-            "number": ("a number, at least 0", "un nombre, au moins 0"),
-            "count": ("a whole number, at least 1", "un nombre entier, au moins 1"),
-            "word": ("a text", "un texte"),
-            "object": ("an object, {…}", "un objet, {…}"),
-        }[legal[key]]
-        raise LabError(
-            say(
-                en=f"{where} must be {words[0]}, but {value!r} was received.",
-                fr=f"{where} doit être {words[1]}, mais {value!r} a été reçu.",
-            )
+    if not is_legal:
+        raise refusal(
+            en=f"{where} must be {en}, but {value!r} was received.",
+            fr=f"{where} doit être {fr}, mais {value!r} a été reçu.",
         )
 
 
-def keys_left_to_the_lab(document: Mapping[str, Any]) -> Iterator[str]:
-    """Keys of a legal document that change no result and that the lab sets itself, with their section."""
+def _left_to_the_lab(document: Mapping[str, Any]) -> Iterator[str]:
+    """List the keys that change no result and that the lab sets itself, with their section."""
     check(document)
     read = {"stage", "offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param"}
     for key in document:
@@ -308,18 +221,8 @@ def keys_left_to_the_lab(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 OPTIMIZERS = {"AdamW": "adamw", "Adam": "adamw", "SGD": "sgd", "Lamb": "lamb"}
-"""DeepSpeed's names, matched whatever the case. Its `Adam` decouples weight decay unless told otherwise: AdamW."""
-NOT_IN_THE_LAB = (
-    "Adagrad",
-    "Lion",
-    "Muon",
-    "MuAdam",
-    "MuAdamW",
-    "MuSGD",
-    "OneBitAdam",
-    "ZeroOneAdam",
-    "OneBitLamb",
-)
+"""DeepSpeed's names, in any case. Its `Adam` decouples weight decay by default: AdamW."""
+NOT_IN_THE_LAB = ("Adagrad", "Lion", "Muon", "MuAdam", "MuAdamW", "MuSGD", "OneBitAdam", "ZeroOneAdam", "OneBitLamb")
 """Optimizers that DeepSpeed has, or had, and the lab has not."""
 WHOLE_LAYERS = ("Lamb", "OneBitLamb", "OneBitAdam", "ZeroOneAdam")
 """Optimizers that need whole layers (their norms, or their errors of compression), which no rank of ZeRO has."""
@@ -334,7 +237,7 @@ _HARMLESS = ("torch_adam", "foreach", "fused")
 
 
 def optimizer_fields(section: Mapping[str, Any], stage: int) -> dict[str, Any]:
-    """Fields of `RunConfig` for an `optimizer` section.
+    """Read an `optimizer` section as fields of `RunConfig`.
 
     Args:
         section: with `type` and `params`, whose types were checked.
@@ -350,20 +253,16 @@ def optimizer_fields(section: Mapping[str, Any], stage: int) -> dict[str, Any]:
     if named is None or name is None:
         raise LabError(one_of("optimizer.type", named, OPTIMIZERS))
     if stage and name in WHOLE_LAYERS:
-        raise LabError(
-            say(
-                en=f"optimizer {name} needs whole layers, and ZeRO-{stage} gives each rank a flat share that cuts "
-                "through them, so it cannot be sharded: use AdamW, or stage 0.",
-                fr=f"l’optimiseur {name} a besoin de couches entières, or ZeRO-{stage} donne à chaque rang une part "
-                "à plat qui les coupe : il ne peut pas être découpé. Prenez AdamW, ou stage 0.",
-            )
+        raise refusal(
+            en=f"optimizer {name} needs whole layers, and ZeRO-{stage} gives each rank a flat share that cuts through "
+            "them, so it cannot be sharded: use AdamW, or stage 0.",
+            fr=f"l’optimiseur {name} a besoin de couches entières, or ZeRO-{stage} donne à chaque rang une part à plat "
+            "qui les coupe : il ne peut pas être découpé. Prenez AdamW, ou stage 0.",
         )
     if name in NOT_IN_THE_LAB:
-        raise LabError(
-            say(
-                en=f"optimizer {name} is DeepSpeed's and not one of the lab's: use {', '.join(OPTIMIZERS)}.",
-                fr=f"l’optimiseur {name} existe dans DeepSpeed mais pas dans le TP : prenez {', '.join(OPTIMIZERS)}.",
-            )
+        raise refusal(
+            en=f"optimizer {name} is DeepSpeed's and not one of the lab's: use {', '.join(OPTIMIZERS)}.",
+            fr=f"l’optimiseur {name} existe dans DeepSpeed mais pas dans le TP : prenez {', '.join(OPTIMIZERS)}.",
         )
     rule = OPTIMIZERS[name]
     given = {"optimizer": rule}
@@ -373,14 +272,12 @@ def optimizer_fields(section: Mapping[str, Any], stage: int) -> dict[str, Any]:
 
 
 def _rate(rule: str, key: str, value: Any) -> dict[str, Any]:
-    """One entry of `params`."""
+    """Read one entry of `params`."""
     own = {"lr": "learning_rate", "weight_decay": "weight_decay"}
     if value == "auto" or (key in (*own, "momentum") and (isinstance(value, bool) or not _is_number(value))):
-        raise LabError(
-            say(
-                en=f"optimizer.params.{key} must be a number, but {value!r} was received.",
-                fr=f"optimizer.params.{key} doit être un nombre, mais {value!r} a été reçu.",
-            )
+        raise refusal(
+            en=f"optimizer.params.{key} must be a number, but {value!r} was received.",
+            fr=f"optimizer.params.{key} doit être un nombre, mais {value!r} a été reçu.",
         )
     if key in own:
         return {own[key]: value}
@@ -414,11 +311,11 @@ def _fixed(key: str, value: Any, fixed: Any) -> LabError:
 
 
 MAX_BYTES = 2**20
-"""A configuration file is small; what is larger is another file."""
+"""Size of the largest configuration file, in bytes."""
 
 
 def deepspeed_json(config: RunConfig) -> dict[str, Any]:
-    """DeepSpeed's configuration for this run, as a student would write it in a JSON file.
+    """Write DeepSpeed's configuration for this run, as a student would write it in a JSON file.
 
     Source: deepspeed.ai, "DeepSpeed Configuration JSON".
     """
@@ -457,7 +354,7 @@ def deepspeed_json(config: RunConfig) -> dict[str, Any]:
 
 
 def _offload(config: RunConfig, zero: dict[str, Any]) -> dict[str, Any]:
-    """Say in `zero` what leaves the device; returns what is to be said beside it."""
+    """Write the offloading into the section `zero`; returns the keys beside that section."""
     layout = config.layout
     if layout.offload not in ("optimizer", "parameters"):
         return {}
@@ -473,7 +370,7 @@ def _offload(config: RunConfig, zero: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_deepspeed_json(source: str | os.PathLike[str], base: RunConfig | None = None) -> RunConfig:
-    """The run that a DeepSpeed JSON file asks for.
+    """Read the run that a DeepSpeed JSON file asks for.
 
     Args:
         source: a path, or the JSON text itself.
@@ -486,32 +383,28 @@ def read_deepspeed_json(source: str | os.PathLike[str], base: RunConfig | None =
     Raises:
         LabError: if the file cannot be read, DeepSpeed would refuse it, or it asks for what the lab does not run.
     """
-    return _read(source, base)[0]
+    document = _document(source)
+    base = base or RunConfig()
+    check(document)
+    given = _states(document) | _precision(document) | _batch(document, base) | _pipeline(document)
+    if (section := document.get("optimizer")) is not None:
+        given |= optimizer_fields(section, given["zero"])
+    if given.get("precision") == "fp32":
+        given["fp32_gradients"] = False
+    return RunConfig.of(**{**base.to_dict(), "layout": _deepspeed_layout(base), **given})
 
 
 def json_left_to_the_lab(source: str | os.PathLike[str]) -> tuple[str, ...]:
-    """The keys of a DeepSpeed JSON file that are legal, change no result, and are set by the lab: bucket sizes, …
+    """List the keys of a DeepSpeed JSON file that change no result and are set by the lab: bucket sizes, …
 
     Raises:
         LabError: as `read_deepspeed_json`.
     """
-    return tuple(keys_left_to_the_lab(_document(source)))
-
-
-def _read(source: str | os.PathLike[str], base: RunConfig | None) -> tuple[RunConfig, dict[str, Any]]:
-    document = _document(source)
-    base = base or RunConfig()
-    check(document)
-    given = (
-        _states(document) | _precision(document) | _optimizer(document) | _batch(document, base) | _pipeline(document)
-    )
-    if given.get("precision") == "fp32":
-        given["fp32_gradients"] = False
-    return RunConfig.of(**{**base.to_dict(), "layout": _deepspeed_layout(base), **given}), document
+    return tuple(_left_to_the_lab(_document(source)))
 
 
 def _deepspeed_layout(base: RunConfig) -> Any:
-    """The layout of `base` without what belongs to other engines."""
+    """Copy the layout of `base` without the fields of other engines."""
     layout = base.layout
     own = {"bucket_mib": None, "gradient_as_bucket_view": False, "nvme_path": None, "zero": 0, "engine": "deepspeed"}
     kept = layout.offload if layout.offload == "activations" else "none"
@@ -525,39 +418,33 @@ def _document(source: str | os.PathLike[str]) -> dict[str, Any]:
         name = str(path)
         try:
             if path.stat().st_size > MAX_BYTES:
-                raise LabError(
-                    say(
-                        en=f"{name} is larger than {MAX_BYTES} bytes, so it is no DeepSpeed configuration.",
-                        fr=f"{name} dépasse {MAX_BYTES} octets : ce n’est pas une configuration de DeepSpeed.",
-                    )
+                raise refusal(
+                    en=f"{name} is larger than {MAX_BYTES} bytes, so it is no DeepSpeed configuration.",
+                    fr=f"{name} dépasse {MAX_BYTES} octets : ce n’est pas une configuration de DeepSpeed.",
                 )
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError, ValueError) as error:
             if isinstance(error, LabError):
                 raise
             why = getattr(error, "strerror", None) or "it is no text"
-            raise LabError(
-                say(
-                    en=f"the DeepSpeed configuration {name} cannot be read: {why}.",
-                    fr=f"la configuration DeepSpeed {name} ne peut pas être lue : {why}.",
-                )
+            raise refusal(
+                en=f"the DeepSpeed configuration {name} cannot be read: {why}.",
+                fr=f"la configuration DeepSpeed {name} ne peut pas être lue : {why}.",
             ) from None
     try:
         document = parse_json(str(text))
     except LabError as error:
         raise LabError(f"{name}: {error}") from None
     if not isinstance(document, dict):
-        raise LabError(
-            say(
-                en=f"{name} must hold a JSON object, {{…}}, but {type(document).__name__} was received.",
-                fr=f"{name} doit contenir un objet JSON, {{…}}, mais {type(document).__name__} a été reçu.",
-            )
+        raise refusal(
+            en=f"{name} must hold a JSON object, {{…}}, but {type(document).__name__} was received.",
+            fr=f"{name} doit contenir un objet JSON, {{…}}, mais {type(document).__name__} a été reçu.",
         )
     return document
 
 
 def _states(document: Mapping[str, Any]) -> dict[str, Any]:
-    """ZeRO stage and offloading."""
+    """Read ZeRO stage and offloading."""
     zero = document.get("zero_optimization", {})
     stage = int(zero.get("stage", 0))
     places = {name: _place(zero, name) for name in ("offload_optimizer", "offload_param")}
@@ -570,13 +457,11 @@ def _states(document: Mapping[str, Any]) -> dict[str, Any]:
     if optimizer is None and parameters is None:
         return given
     if parameters is not None and optimizer != parameters:
-        raise LabError(
-            say(
-                en="offload_param is there without an equal offload_optimizer: the lab offloads parameters together "
-                "with the optimizer, so give both the same device and nvme_path, or offload_optimizer alone.",
-                fr="offload_param est là sans offload_optimizer identique : le TP décharge les paramètres avec "
-                "l’optimiseur. Donnez aux deux les mêmes device et nvme_path, ou offload_optimizer seul.",
-            )
+        raise refusal(
+            en="offload_param is there without an equal offload_optimizer: the lab offloads parameters together with "
+            "the optimizer, so give both the same device and nvme_path, or offload_optimizer alone.",
+            fr="offload_param est là sans offload_optimizer identique : le TP décharge les paramètres avec "
+            "l’optimiseur. Donnez aux deux les mêmes device et nvme_path, ou offload_optimizer seul.",
         )
     given["offload"] = "optimizer" if parameters is None else "parameters"
     given["nvme_path"] = (optimizer or (None, None))[1]
@@ -584,48 +469,42 @@ def _states(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pipeline(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Blocks between two checkpoints of a pipeline stage: 0 checkpoints nothing, 1 every block."""
+    """Read the blocks between two checkpoints of a pipeline stage: 0 checkpoints nothing, 1 every block."""
     interval = document.get("pipeline", {}).get("activation_checkpoint_interval")
     if interval is None:
         return {}
     if interval not in (0, 1):
-        raise LabError(
-            say(
-                en=f"pipeline.activation_checkpoint_interval={interval} was received, but the lab checkpoints every "
-                "block (1) or none (0).",
-                fr=f"pipeline.activation_checkpoint_interval={interval} a été reçu, mais le TP met des points de "
-                "contrôle à chaque bloc (1) ou à aucun (0).",
-            )
+        raise refusal(
+            en=f"pipeline.activation_checkpoint_interval={interval} was received, but the lab checkpoints every block "
+            "(1) or none (0).",
+            fr=f"pipeline.activation_checkpoint_interval={interval} a été reçu, mais le TP met des points de contrôle "
+            "à chaque bloc (1) ou à aucun (0).",
         )
     return {"checkpointing": "full" if interval else "none"}
 
 
 def _place(zero: Mapping[str, Any], name: str) -> tuple[str, str | None] | None:
-    """Device and folder of one kind of offloading; None where there is none."""
+    """Read device and folder of one kind of offloading; None where there is none."""
     section = zero.get(name) or {}
     device = section.get("device", "none")
     if device == "none":
         return None
     folder = section.get("nvme_path")
     if device == "nvme" and not folder:
-        raise LabError(
-            say(
-                en=f"{name}: device 'nvme' needs nvme_path, a folder on the disk, but none was received.",
-                fr=f"{name} : device 'nvme' demande nvme_path, un dossier du disque, mais aucun n’a été reçu.",
-            )
+        raise refusal(
+            en=f"{name}: device 'nvme' needs nvme_path, a folder on the disk, but none was received.",
+            fr=f"{name} : device 'nvme' demande nvme_path, un dossier du disque, mais aucun n’a été reçu.",
         )
     return device, (str(folder) if device == "nvme" else None)
 
 
 def _precision(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Precision of the weights and of the gradients that are kept."""
+    """Read the precision of the weights and of the gradients that are kept."""
     bf16, fp16 = (document.get(name, {}).get("enabled", False) for name in ("bf16", "fp16"))
     if bf16 and fp16:
-        raise LabError(
-            say(
-                en="bf16 and fp16 are both enabled, which DeepSpeed refuses: enable one of them.",
-                fr="bf16 et fp16 sont activés tous les deux, ce que DeepSpeed refuse : activez l’un des deux.",
-            )
+        raise refusal(
+            en="bf16 and fp16 are both enabled, which DeepSpeed refuses: enable one of them.",
+            fr="bf16 et fp16 sont activés tous les deux, ce que DeepSpeed refuse : activez l’un des deux.",
         )
     given: dict[str, Any] = {}
     if bf16 or fp16:
@@ -641,14 +520,8 @@ def _precision(document: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _optimizer(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Update rule and its rates."""
-    section = document.get("optimizer")
-    return {} if section is None else optimizer_fields(section, stage_of(document))
-
-
 def _batch(document: Mapping[str, Any], base: RunConfig) -> dict[str, Any]:
-    """Micro-batch and accumulation: of the three sizes that DeepSpeed knows, any two give the third.
+    """Read micro-batch and accumulation: of the three sizes that DeepSpeed knows, any two give the third.
 
     Source: DeepSpeed 0.19 `runtime/config.py`, `_set_batch_related_parameters` and `_batch_assertion`.
     """
@@ -669,12 +542,10 @@ def _batch(document: Mapping[str, Any], base: RunConfig) -> dict[str, Any]:
         accumulation = max(1, int(total) // (int(micro) * ranks))
     product = int(micro) * int(accumulation) * ranks
     if int(total) != product:
-        raise LabError(
-            say(
-                en=f"train_batch_size={total} is not micro-batch × accumulation × ranks = {micro} × {accumulation} × "
-                f"{ranks} = {product}: correct one of them, or leave train_batch_size out.",
-                fr=f"train_batch_size={total} n’est pas micro-batch × accumulation × rangs = {micro} × {accumulation} "
-                f"× {ranks} = {product} : corrigez l’un d’eux, ou retirez train_batch_size.",
-            )
+        raise refusal(
+            en=f"train_batch_size={total} is not micro-batch × accumulation × ranks = {micro} × {accumulation} × "
+            f"{ranks} = {product}: correct one of them, or leave train_batch_size out.",
+            fr=f"train_batch_size={total} n’est pas micro-batch × accumulation × rangs = {micro} × {accumulation} × "
+            f"{ranks} = {product} : corrigez l’un d’eux, ou retirez train_batch_size.",
         )
     return {"micro_batch": int(micro), "micro_batches": int(accumulation)}

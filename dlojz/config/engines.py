@@ -31,7 +31,7 @@ Strategy = Literal[
 ]
 """Engines along the data axis, as the degrees, the ZeRO stage and the provider of a layout name them."""
 Form = Literal["one_bit", "local_steps", "hooks", "experts", "in_backward", "in_forward", "megatron"]
-"""What else of a run makes another engine of a strategy: the legal values exclude each other."""
+"""Variants of a strategy with an engine of their own; they exclude each other."""
 STRATEGIES: Final[tuple[Strategy, ...]] = get_args(Strategy)
 DEEPSPEED_BUCKET_ELEMENTS: Final = 2_000_000
 """Elements per bucket of DeepSpeed, run and predicted; its own default, 5e8, would take 2 GB for the smallest model."""
@@ -87,7 +87,7 @@ class EngineSpec:
     averages_each_micro_batch: bool = False
 
     def title(self, zero: int) -> str:
-        """Return the name that a person gives to it, with the ZeRO stage where it is not the last of several."""
+        """Return its title, with the ZeRO stage where it is not the last of several."""
         return say(en=self.en, fr=self.fr) + (f" (ZeRO-{zero})" if zero != self.zero[-1] else "")
 
 
@@ -224,7 +224,7 @@ _FORMS: Final[tuple[tuple[Strategy, Form, dict[str, str]], ...]] = (
     ("by_hand", "in_forward", {"overlay": "by_hand_in_forward"}),
     *((strategy, "megatron", {"overlay": "megatron"}) for strategy in ("single", "ddp", "by_hand")),
 )
-"""Forms of the strategies, each with what implements it otherwise."""
+"""Forms of the strategies, each with the implementations that differ."""
 
 
 def _registered() -> Iterator[EngineSpec]:

@@ -1,15 +1,17 @@
-"""Declare the fields of a run and of its layout, with what follows from them alone.
+"""Declare the fields of a run and of its layout by subject, with what follows from them alone.
 
-Each value is within the bounds of its own field; whether the fields go together is judged by the rules above
-(`dlojz.config.compatibility`), which `Layout` and `RunConfig` apply.
+One class for each subject, listed in `SUBJECTS` in the order in which `--help` shows them; `LayoutFields` and
+`RunFields` are composed of them. Each value is within the bounds of its own field; whether the fields go together is
+judged by the rules (`dlojz.config.compatibility`), which `Layout` and `RunConfig` apply.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import Field
+from pydantic.fields import FieldInfo
 
 from dlojz.base.contract import Contract
 from dlojz.base.language import say
@@ -45,7 +47,7 @@ ASYNCHRONOUS: Final = ("pipedream", "pipedream-2bw")
 """Asynchronous schedules that the lab's own runtime (`dlojz.pipeline.runtime`) executes."""
 MAX_DEGREE = 2**20
 MAX_COUNT = 2**31
-"""Beyond these a number is a slip of the keyboard, and arithmetic on it only hides that."""
+"""Numbers beyond these are typing errors."""
 PARTITION_METHODS: Final = ("uniform", "parameters", "flops")
 PATTERN: Final = "type:"
 BOUNDS: Final = "at:"
@@ -59,80 +61,400 @@ def explicit_bounds(partition: str) -> tuple[int, ...] | None:
     return tuple(int(part) for part in parts) if all(re.fullmatch(r"\s*\d{1,6}\s*", part) for part in parts) else ()
 
 
-class LayoutFields(Contract):
-    """Hold how a model is laid on the devices: the fields of `Layout`, not judged yet."""
+def _field(default: object, en: str, fr: str, **bounds: Any) -> Any:
+    """A field with its help in both languages."""
+    return Field(default, description=en, json_schema_extra={"fr": fr}, **bounds)
 
-    dp: int = Field(1, ge=1, le=MAX_DEGREE, description="data-parallel replicas")
-    tp: int = Field(1, ge=1, le=MAX_DEGREE, description="tensor-parallel ranks that share each layer")
-    pp: int = Field(1, ge=1, le=MAX_DEGREE, description="pipeline ranks: the model is cut into stages, in order")
-    ep: int = Field(
-        1,
-        ge=1,
-        le=MAX_DEGREE,
-        description="expert-parallel ranks: so many of the dp replicas share out the experts of a mixture",
+
+def _count(default: int | None, en: str, fr: str, least: int = 1, most: int = MAX_COUNT) -> Any:
+    """A whole number from `least` to `most`."""
+    return _field(default, en, fr, ge=least, le=most)
+
+
+def field_help(field: FieldInfo) -> tuple[str, str]:
+    """The help of a field in English and in French."""
+    extra = field.json_schema_extra
+    return field.description or "", str(extra["fr"]) if isinstance(extra, dict) else ""
+
+
+class ModelFields(Contract):
+    """Name the model and the size of its input."""
+
+    model: str = _field(
+        "coatnet_tiny",
+        "model of the catalogue (see `dlojz models`)",
+        "modèle du catalogue (voir `dlojz models`)",
     )
-    zero: int = Field(
-        0, ge=0, le=3, description="ZeRO stage: 1 shards optimizer states, 2 gradients too, 3 weights too"
-    )
-    engine: Provider = Field(
-        "torch",
-        description="torch (DDP, or FSDP2 where zero is 2 or 3; torch.distributed.pipelining where pp > 1), by_hand "
-        "(DDP, ZeRO 1-3, pipelines and tensor parallelism as the lab writes them), deepspeed (ZeRO 0-3; "
-        "PipelineModule), single (one process)",
-    )
-    schedule: PipelineSchedule | None = Field(
-        None, description="pipeline schedule, where pp > 1; by default 1f1b (see `dlojz pipeline --list`)"
-    )
-    chunks: int | None = Field(
-        None, ge=1, le=MAX_COUNT, description="stages per pipeline rank; by default what the schedule needs"
-    )
-    partition: str = Field(
-        "uniform",
-        description="how the blocks are shared out to the stages: uniform, parameters, flops, type:REGEX (balances the "
-        "blocks whose class name matches), or at:4,8,12 (first block of each stage but the first)",
-    )
-    micro_batch: int = Field(16, ge=1, le=MAX_COUNT, description="samples per micro-batch")
-    micro_batches: int = Field(
-        1, ge=1, le=MAX_COUNT, description="micro-batches that each replica accumulates per step"
-    )
-    checkpointing: Literal["none", "selective", "full"] = Field(
-        "none",
-        description="activation checkpointing: recompute in backward every block (full), or all but "
-        "its matrix products, convolutions and attention (selective)",
-    )
-    offload: Literal["none", "optimizer", "parameters", "activations"] = Field(
-        "none",
-        description="what is kept in host memory: optimizer (DeepSpeed ZeRO 1-3: its states and the master copy), "
-        "parameters (DeepSpeed ZeRO-3: the weights too), activations (any engine)",
-    )
-    sequence_parallel: bool = Field(False, description="shard the sequence outside tensor-parallel regions")
-    tensor_parts: str = Field(
-        "",
-        description="where tp > 1, regular expression: the parts whose name it is found in are split, e.g. "
-        "attention, mlp, or blocks\\.[0-3]\\.; by default all",
-    )
-    async_tensor_parallel: bool = Field(
-        False, description="torch on GPUs: overlap tensor-parallel communication with the products (compiled)"
-    )
-    bucket_mib: float | None = Field(
+    image_size: int | None = _count(
         None,
+        "height and width in pixels; by default the model's",
+        "hauteur et largeur en pixels ; par défaut celles du modèle",
+    )
+    sequence_length: int | None = _count(
+        None, "tokens per sample; by default the model's", "tokens par échantillon ; par défaut ceux du modèle"
+    )
+
+
+class DataFields(Contract):
+    """Name the data set."""
+
+    data: str | None = _field(
+        None,
+        "digits, synthetic, imagenet or text; by default what suits the model",
+        "digits, synthetic, imagenet ou text ; par défaut ce qui convient au modèle",
+    )
+    data_root: str | None = _field(
+        None,
+        "folder of imagenet; by default $DSDIR/imagenet",
+        "dossier d’imagenet ; par défaut $DSDIR/imagenet",
+    )
+
+
+class TrainingFields(Contract):
+    """Set the length of a run, its seed, its device, the library whose program trains, and what is kept."""
+
+    steps: int = _count(20, "optimizer steps", "pas de l’optimiseur")
+    seed: int = _field(
+        0,
+        "seed of weights and of the order of the samples",
+        "graine des poids et de l’ordre des échantillons",
+        ge=0,
+        lt=2**31,
+    )
+    device: Literal["auto", "cpu", "cuda"] = _field(
+        "auto", "auto takes CUDA where there is one", "auto prend CUDA s’il y en a"
+    )
+    library: Literal["none", "torch", "deepspeed", "accelerate", "megatron", "colossalai"] = _field(
+        "none",
+        "none: dlojz trains with its own engine; else the training as a user of this library writes it (see `dlojz "
+        "libraries`)",
+        "none : dlojz entraîne avec son propre moteur ; sinon, l’entraînement comme l’écrit un utilisateur de cette "
+        "bibliothèque (voir `dlojz libraries`)",
+    )
+    keep_weights: bool = _field(
+        False,
+        "keep the final weights in the run folder (safetensors)",
+        "garder les poids finaux dans le dossier de l’exécution (safetensors)",
+    )
+
+
+class BatchFields(Contract):
+    """Divide the global batch: `micro_batch × micro_batches × dp` samples per step."""
+
+    micro_batch: int = _count(16, "samples per micro-batch", "échantillons par micro-batch")
+    micro_batches: int = _count(
+        1,
+        "micro-batches that each replica accumulates per step",
+        "micro-batches que chaque réplique accumule par pas",
+    )
+
+
+class ParallelismFields(Contract):
+    """Give the degree of each kind of parallelism, and the engine that runs them."""
+
+    dp: int = _count(1, "data-parallel replicas", "répliques (parallélisme de données)", most=MAX_DEGREE)
+    tp: int = _count(
+        1,
+        "tensor-parallel ranks that share each layer",
+        "rangs qui se partagent chaque couche (Tensor Parallelism)",
+        most=MAX_DEGREE,
+    )
+    pp: int = _count(
+        1,
+        "pipeline ranks: the model is cut into stages, in order",
+        "rangs du pipeline : le modèle est découpé en étages, dans l’ordre",
+        most=MAX_DEGREE,
+    )
+    ep: int = _count(
+        1,
+        "expert-parallel ranks: the experts of a mixture are divided among so many of the dp replicas",
+        "rangs d’Expert Parallelism : les experts d’un mélange sont répartis sur autant des dp répliques",
+        most=MAX_DEGREE,
+    )
+    zero: int = _field(
+        0,
+        "ZeRO stage: 1 shards optimizer states, 2 gradients too, 3 weights too",
+        "stage ZeRO : 1 découpe les états de l’optimiseur, 2 aussi les gradients, 3 aussi les poids",
+        ge=0,
+        le=3,
+    )
+    engine: Provider = _field(
+        "torch",
+        "torch (DDP, or FSDP2 where zero is 2 or 3; torch.distributed.pipelining where pp > 1), by_hand (DDP, ZeRO "
+        "1-3, pipelines and tensor parallelism as the lab writes them), deepspeed (ZeRO 0-3; PipelineModule), single "
+        "(one process)",
+        "torch (DDP, ou FSDP2 si zero vaut 2 ou 3 ; torch.distributed.pipelining si pp > 1), by_hand (DDP, ZeRO 1-3, "
+        "pipelines et Tensor Parallelism écrits par le TP), deepspeed (ZeRO 0-3 ; PipelineModule), single (un seul "
+        "processus)",
+    )
+
+
+class PrecisionFields(Contract):
+    """Choose the types of numbers."""
+
+    precision: Literal["fp32", "bf16", "fp16"] = _field(
+        "fp32",
+        "bf16 and fp16 keep fp32 weights for the update (fp16 is predicted, not run)",
+        "bf16 et fp16 gardent des poids fp32 pour la mise à jour (fp16 est prédit, pas exécuté)",
+    )
+    fp32_gradients: bool = _field(
+        False,
+        "DeepSpeed in bf16 or fp16: gradients are kept in fp32 (predicted, not run)",
+        "DeepSpeed en bf16 ou fp16 : les gradients sont gardés en fp32 (prédit, pas exécuté)",
+    )
+
+
+class MemoryFields(Contract):
+    """Save memory: recompute activations, or keep something in host memory or on disk."""
+
+    checkpointing: Literal["none", "selective", "full"] = _field(
+        "none",
+        "activation checkpointing: recompute in backward every block (full), or all but its matrix products, "
+        "convolutions and attention (selective)",
+        "points de contrôle d’activations : recalculer chaque bloc pendant la passe arrière (full), ou tout sauf ses "
+        "produits de matrices, convolutions et attention (selective)",
+    )
+    offload: Literal["none", "optimizer", "parameters", "activations"] = _field(
+        "none",
+        "what is kept in host memory: optimizer (DeepSpeed ZeRO 1-3: its states and the master copy), parameters "
+        "(DeepSpeed ZeRO-3: the weights too), activations (any engine)",
+        "ce qui est gardé dans la mémoire de l’hôte : optimizer (DeepSpeed ZeRO 1-3 : ses états et la copie "
+        "maîtresse), parameters (DeepSpeed ZeRO-3 : aussi les poids), activations (tous les moteurs)",
+    )
+    nvme_path: str | None = _field(
+        None,
+        "folder on an NVMe disk that takes what is offloaded, not host memory (DeepSpeed ZeRO-3)",
+        "dossier d’un disque NVMe qui reçoit ce qui est déchargé, au lieu de la mémoire de l’hôte (DeepSpeed ZeRO-3)",
+    )
+
+
+class OptimizerFields(Contract):
+    """Choose the update rule, its rates, and how it communicates."""
+
+    optimizer: Literal[
+        "sgd",
+        "momentum",
+        "adamw",
+        "lamb",
+        "one_bit_adam",
+        "one_bit_lamb",
+        "zero_one_adam",
+        "local_sgd",
+        "diloco",
+        "adamw_8bit",
+    ] = _field(
+        "adamw",
+        "update rule (one_bit_adam, one_bit_lamb and zero_one_adam send one bit per number, local_sgd and diloco "
+        "average the weights every local_steps steps, all with engine by_hand; adamw_8bit is predicted, not run)",
+        "règle de mise à jour (one_bit_adam, one_bit_lamb et zero_one_adam envoient un bit par nombre, local_sgd et "
+        "diloco moyennent les poids tous les local_steps pas, toutes avec engine by_hand ; adamw_8bit est prédit, pas "
+        "exécuté)",
+    )
+    update: Literal["auto", "for_loop", "foreach", "fused", "in_backward", "in_forward"] = _field(
+        "auto",
+        "how sgd, momentum and adamw go through the parameters: one by one (for_loop), all together (foreach), in one "
+        "kernel (fused), each as soon as its gradient is there (in_backward) or as its module is used again "
+        "(in_forward); auto is torch's choice",
+        "comment sgd, momentum et adamw parcourent les paramètres : un par un (for_loop), tous ensemble (foreach), en "
+        "un seul noyau (fused), chacun dès que son gradient est là (in_backward) ou dès que son module resert "
+        "(in_forward) ; auto est le choix de torch",
+    )
+    warmup_steps: int | None = _count(
+        None,
+        "steps before one_bit_adam and one_bit_lamb compress, and zero_one_adam goes local steps; by default a quarter",
+        "pas avant que one_bit_adam et one_bit_lamb compressent et que zero_one_adam fasse des pas locaux ; par "
+        "défaut un quart",
+        least=0,
+    )
+    local_steps: int | None = _count(
+        None,
+        "steps that each replica takes alone under local_sgd and diloco; by default 8",
+        "pas que chaque réplique fait seule avec local_sgd et diloco ; par défaut 8",
+    )
+    learning_rate: float = _field(1e-3, "constant learning rate", "taux d’apprentissage, constant", gt=0)
+    weight_decay: float = _field(
+        0.0, "decoupled; L2 for sgd and momentum", "découplé ; L2 pour sgd et momentum", ge=0
+    )
+
+
+class GradientFields(Contract):
+    """Choose how data-parallel replicas send their gradients."""
+
+    bucket_mib: float | None = _field(
+        None,
+        "MiB of gradients that leave together (DDP and by_hand); by default 25, DDP's first bucket 1",
+        "Mio de gradients qui partent ensemble (DDP et by_hand) ; par défaut 25, 1 pour le premier bucket de DDP",
         ge=0.001,
         le=MAX_DEGREE,
-        description="MiB of gradients that leave together (DDP and by_hand); by default 25, DDP's first bucket 1",
     )
-    gradient_as_bucket_view: bool = Field(
-        False, description="DDP: gradients are views of the buckets, which saves a copy of them"
+    gradient_as_bucket_view: bool = _field(
+        False,
+        "DDP: gradients are views of the buckets, which saves a copy of them",
+        "DDP : les gradients sont des vues des buckets, ce qui en économise une copie",
     )
-    gradient_compression: Literal["none", "fp16", "bf16", "powersgd"] = Field(
-        "none", description="DDP: what the gradients are sent as (torch's communication hooks)"
+    gradient_compression: Literal["none", "fp16", "bf16", "powersgd"] = _field(
+        "none",
+        "DDP: what the gradients are sent as (torch's communication hooks)",
+        "DDP : sous quelle forme les gradients sont envoyés (les « hooks » de torch)",
     )
-    powersgd_rank: int = Field(
-        1, ge=1, le=1024, description="columns of the two thin matrices that PowerSGD sends for each gradient"
+    powersgd_rank: int = _count(
+        1,
+        "columns of the two thin matrices that PowerSGD sends for each gradient",
+        "colonnes des deux matrices minces que PowerSGD envoie pour chaque gradient",
+        most=1024,
     )
-    nvme_path: str | None = Field(
+
+
+class PipelineFields(Contract):
+    """Choose the schedule of a pipeline and where the model is cut."""
+
+    schedule: PipelineSchedule | None = _field(
         None,
-        description="folder on an NVMe disk that takes what is offloaded, not host memory (DeepSpeed ZeRO-3)",
+        "pipeline schedule, where pp > 1; by default 1f1b (see `dlojz pipeline --list`)",
+        "ordonnancement du pipeline, si pp > 1 ; par défaut 1f1b (voir `dlojz pipeline --list`)",
     )
+    chunks: int | None = _count(
+        None,
+        "stages per pipeline rank; by default what the schedule needs",
+        "étages par rang du pipeline ; par défaut ce que demande l’ordonnancement",
+    )
+    partition: str = _field(
+        "uniform",
+        "how the blocks are divided into stages: uniform, parameters, flops, type:REGEX (balances the blocks whose "
+        "class name matches), or at:4,8,12 (first block of each stage but the first)",
+        "comment les blocs sont répartis en étages : uniform, parameters, flops, type:REGEX (équilibre les blocs dont "
+        "le nom de classe correspond), ou at:4,8,12 (premier bloc de chaque étage après le premier)",
+    )
+
+
+class TensorFields(Contract):
+    """Choose what tensor parallelism splits and overlaps."""
+
+    sequence_parallel: bool = _field(
+        False,
+        "shard the sequence outside tensor-parallel regions",
+        "découper la séquence hors des régions Tensor Parallel",
+    )
+    tensor_parts: str = _field(
+        "",
+        "where tp > 1, regular expression: the parts whose name it is found in are split, e.g. attention, mlp, or "
+        "blocks\\.[0-3]\\.; by default all",
+        "si tp > 1, expression régulière : les parties dont elle se trouve dans le nom sont découpées, par exemple "
+        "attention, mlp, ou blocks\\.[0-3]\\. ; par défaut toutes",
+    )
+    async_tensor_parallel: bool = _field(
+        False,
+        "torch on GPUs: overlap tensor-parallel communication with the products (compiled)",
+        "torch sur GPU : recouvrir la communication du Tensor Parallelism par les produits (compilé)",
+    )
+
+
+class ExpertFields(Contract):
+    """Configure a mixture of experts: how many there are, and how tokens are routed to them."""
+
+    experts: int | None = _count(
+        None,
+        "experts of each mixture, of a model that has some; by default its own",
+        "experts de chaque mélange, pour un modèle qui en a ; par défaut les siens",
+    )
+    top_k: int | None = _count(
+        None,
+        "experts that see each token; by default the model's",
+        "experts qui voient chaque token ; par défaut ceux du modèle",
+    )
+    capacity_factor: float | None = _field(
+        None,
+        "tokens that an expert takes, in units of its fair share; those beyond are dropped (experts/top_k or more: "
+        "none); by default the model's",
+        "tokens que prend un expert, rapportés à sa juste part ; les suivants sont abandonnés (experts/top_k ou plus : "
+        "aucun) ; par défaut celui du modèle",
+    )
+    balance_loss: float | None = _field(
+        None,
+        "weight of the loss that balances the experts; by default 0.01",
+        "poids de la perte qui équilibre les experts ; par défaut 0,01",
+        ge=0,
+    )
+    z_loss: float | None = _field(
+        None,
+        "weight of the loss that keeps the router's logits small; by default 0",
+        "poids de la perte qui garde petits les logits du routeur ; par défaut 0",
+        ge=0,
+    )
+    expert_groups: int | None = _count(
+        None,
+        "groups of experts among which a two-level gate chooses first; by default 1, a flat gate",
+        "groupes d’experts entre lesquels une porte à deux niveaux choisit d’abord ; par défaut 1, une porte plate",
+    )
+
+
+class CurriculumFields(Contract):
+    """Let the sequences of a text grow over the first steps."""
+
+    curriculum: Literal["none", "linear", "root", "discrete"] = _field(
+        "none",
+        "how the sequences of a text grow over the first steps: at once, or by this pacing function",
+        "comment les séquences d’un texte croissent aux premiers pas : d’emblée entières, ou selon cette fonction",
+    )
+    curriculum_start: int | None = _count(
+        None,
+        "tokens per sample at first; by default an eighth of sequence_length",
+        "tokens par échantillon au début ; par défaut un huitième de sequence_length",
+    )
+    curriculum_steps: int | None = _count(
+        None,
+        "steps after which samples are whole; by default half of the run",
+        "pas après lesquels les échantillons sont entiers ; par défaut la moitié de l’exécution",
+    )
+    curriculum_root: int = _count(
+        2, "degree of the root pacing function", "degré de la racine, avec curriculum root", most=64
+    )
+    curriculum_multiple: int = _count(
+        8,
+        "lengths are multiples of this (tensor cores like 8 or 16)",
+        "les longueurs en sont des multiples (les tensor cores préfèrent 8 ou 16)",
+    )
+    curriculum_lengths: str = _field(
+        "",
+        "the lengths of a discrete curriculum and their last steps, e.g. 16:100,32:200 (then whole)",
+        "les longueurs d’un curriculum discrete et leurs derniers pas, par exemple 16:100,32:200 (puis entières)",
+    )
+
+
+class ConfigSubject(NamedTuple):
+    """Fields that belong together, under one heading of `--help`."""
+
+    en: str
+    fr: str
+    fields: type[Contract]
+
+    @property
+    def title(self) -> str:
+        """The heading, in the reader's language."""
+        return say(en=self.en, fr=self.fr)
+
+
+SUBJECTS: Final = (
+    ConfigSubject("model", "modèle", ModelFields),
+    ConfigSubject("data", "données", DataFields),
+    ConfigSubject("training", "entraînement", TrainingFields),
+    ConfigSubject("parallelism", "parallélisme", ParallelismFields),
+    ConfigSubject("batch", "batch", BatchFields),
+    ConfigSubject("precision", "précision", PrecisionFields),
+    ConfigSubject("memory", "mémoire", MemoryFields),
+    ConfigSubject("optimizer", "optimiseur", OptimizerFields),
+    ConfigSubject("gradients between replicas", "gradients entre répliques", GradientFields),
+    ConfigSubject("pipeline", "pipeline", PipelineFields),
+    ConfigSubject("tensor parallelism", "Tensor Parallelism", TensorFields),
+    ConfigSubject("mixture of experts", "mélange d’experts", ExpertFields),
+    ConfigSubject("curriculum", "curriculum", CurriculumFields),
+)
+"""All fields of a run and of its layout, each in one subject."""
+
+
+# Pydantic lists the fields of the last base first.
+class LayoutFields(TensorFields, GradientFields, MemoryFields, PipelineFields, BatchFields, ParallelismFields):
+    """All fields of a layout; `Layout` checks that they go together."""
 
     @property
     def world_size(self) -> int:
@@ -167,7 +489,7 @@ class LayoutFields(Contract):
         return self._tensor_title(rest) if self.tp > 1 else rest
 
     def _compression_title(self) -> str:
-        """What is added where gradients are compressed, e.g. ` + PowerSGD-4`."""
+        """The part of the title for compressed gradients, e.g. ` + PowerSGD-4`."""
         if not self.engine_spec.torch_buckets:
             return ""
         names = {"none": "", "fp16": " + fp16", "bf16": " + bf16", "powersgd": f" + PowerSGD-{self.powersgd_rank}"}
@@ -187,109 +509,10 @@ class LayoutFields(Contract):
         return f"TP × {self.tp} ({runs}{sequence})" + ("" if alone else f", {rest}")
 
 
-class RunFields(Contract):
-    """Hold one training run: the fields of `RunConfig`, not judged yet."""
+class RunFields(
+    CurriculumFields, ExpertFields, OptimizerFields, PrecisionFields, TrainingFields, DataFields, ModelFields
+):
+    """All fields of a training run; `RunConfig` checks that they go together."""
 
     schema_version: Literal[1] = 1
-    model: str = Field("coatnet_tiny", description="model of the catalogue (see `dlojz models`)")
-    data: str | None = Field(None, description="digits, synthetic, imagenet or text; by default what suits the model")
-    data_root: str | None = Field(None, description="folder of imagenet; by default $DSDIR/imagenet")
-    image_size: int | None = Field(
-        None, ge=1, le=MAX_COUNT, description="height and width in pixels; by default the model's"
-    )
-    sequence_length: int | None = Field(
-        None, ge=1, le=MAX_COUNT, description="tokens per sample; by default the model's"
-    )
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32", description="bf16 and fp16 keep fp32 weights for the update (fp16 is predicted, not run)"
-    )
-    fp32_gradients: bool = Field(
-        False, description="DeepSpeed in bf16 or fp16: gradients are kept in fp32 (predicted, not run)"
-    )
-    optimizer: Literal[
-        "sgd",
-        "momentum",
-        "adamw",
-        "lamb",
-        "one_bit_adam",
-        "one_bit_lamb",
-        "zero_one_adam",
-        "local_sgd",
-        "diloco",
-        "adamw_8bit",
-    ] = Field(
-        "adamw",
-        description="update rule (one_bit_adam, one_bit_lamb and zero_one_adam send one bit per number, local_sgd and "
-        "diloco average the weights every local_steps steps, all with engine by_hand; adamw_8bit is predicted, not "
-        "run)",
-    )
-    update: Literal["auto", "for_loop", "foreach", "fused", "in_backward", "in_forward"] = Field(
-        "auto",
-        description="how sgd, momentum and adamw go through the parameters: one by one, all at a stroke, in one "
-        "kernel, or each as soon as its gradient is there (in_backward) or as its module is used again (in_forward); "
-        "auto is torch's choice",
-    )
-    warmup_steps: int | None = Field(
-        None,
-        ge=0,
-        le=MAX_COUNT,
-        description="steps before one_bit_adam and one_bit_lamb compress, and zero_one_adam goes local steps; by "
-        "default a quarter",
-    )
-    local_steps: int | None = Field(
-        None,
-        ge=1,
-        le=MAX_COUNT,
-        description="steps that each replica takes alone under local_sgd and diloco; by default 8",
-    )
-    learning_rate: float = Field(1e-3, gt=0, description="constant learning rate")
-    weight_decay: float = Field(0.0, ge=0, description="decoupled; L2 for sgd and momentum")
-    steps: int = Field(20, ge=1, le=MAX_COUNT, description="optimizer steps")
-    seed: int = Field(0, ge=0, lt=2**31, description="seed of weights and of the order of the samples")
-    experts: int | None = Field(
-        None, ge=1, le=MAX_COUNT, description="experts of each mixture, of a model that has some; by default its own"
-    )
-    top_k: int | None = Field(
-        None, ge=1, le=MAX_COUNT, description="experts that see each token; by default the model's"
-    )
-    capacity_factor: float | None = Field(
-        None,
-        description="tokens that an expert takes, in units of its fair share; those beyond are dropped "
-        "(experts/top_k or more: none); by default the model's",
-    )
-    balance_loss: float | None = Field(
-        None, ge=0, description="weight of the loss that balances the experts; by default 0.01"
-    )
-    z_loss: float | None = Field(
-        None, ge=0, description="weight of the loss that keeps the router's logits small; by default 0"
-    )
-    expert_groups: int | None = Field(
-        None,
-        ge=1,
-        le=MAX_COUNT,
-        description="groups of experts among which a two-level gate chooses first; by default 1, a flat gate",
-    )
-    curriculum: Literal["none", "linear", "root", "discrete"] = Field(
-        "none", description="how the sequences of a text grow over the first steps: at once, or by this pacing function"
-    )
-    curriculum_start: int | None = Field(
-        None, ge=1, le=MAX_COUNT, description="tokens per sample at first; by default an eighth of sequence_length"
-    )
-    curriculum_steps: int | None = Field(
-        None, ge=1, le=MAX_COUNT, description="steps after which samples are whole; by default half of the run"
-    )
-    curriculum_root: int = Field(2, ge=1, le=64, description="degree of the root pacing function")
-    curriculum_multiple: int = Field(
-        8, ge=1, le=MAX_COUNT, description="lengths are multiples of this (tensor cores like 8 or 16)"
-    )
-    curriculum_lengths: str = Field(
-        "", description="the lengths of a discrete curriculum and their last steps, e.g. 16:100,32:200 (then whole)"
-    )
-    library: Literal["none", "torch", "deepspeed", "accelerate", "megatron", "colossalai"] = Field(
-        "none",
-        description="none: dlojz trains with its own engine; else the training as a user of this library writes it "
-        "(see `dlojz libraries`)",
-    )
-    keep_weights: bool = Field(False, description="keep the final weights in the run folder (safetensors)")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes CUDA where there is one")
     layout: LayoutFields = LayoutFields()

@@ -1,20 +1,13 @@
-"""Layout of a model on devices, and the grid of ranks that follows from it.
+"""Lay a model out on devices: `Layout`, and the grid of ranks that follows from its degrees.
 
-How a model is laid on the devices: `Layout`, whose fields go together.
+A `Layout` that exists is legal; whether an engine of this version runs it is asked of `dlojz.runnable.check_runnable`.
 
-A layout that exists is legal; whether an engine of this version runs it is another question, which
-`train.check_runnable` answers.
-
-The grid of ranks: degrees that multiply to the processes, groups along each axis, and which ranks share a node.
-
-A grid that exists has each rank once; every rank is in exactly one group along each axis, two ranks share a group along
-an axis exactly if all their other coordinates are equal, and two different groups of a rank have nothing but the rank
-in common.
-
-Who does what. A rank of the tensor axis holds a slice of each layer of its stage, one of the data axis reads samples of
-its own, one of the pipeline axis holds a stage. `order` names the axes from the innermost, whose neighbours are
-neighbouring ranks, to the outermost. Ranks fill the nodes in order, so the order decides which axis stays inside them:
-`tp-dp-pp` gives rank = (pp_rank·dp + dp_rank)·tp + tp_rank, Megatron-LM's and the lab's own.
+A `RankGrid` has each rank once. Every rank is in exactly one group along each axis; two ranks share a group along an
+axis exactly if all their other coordinates are equal. A rank of the tensor axis holds a slice of each layer of its
+stage, one of the data axis reads its own samples, one of the pipeline axis holds a stage. `order` names the axes from
+the innermost, whose neighbours are neighbouring ranks, to the outermost. Ranks fill the nodes in order, so the order
+decides which axis stays inside them: `tp-dp-pp` gives rank = (pp_rank·dp + dp_rank)·tp + tp_rank, Megatron-LM's and the
+lab's.
 
 Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (arXiv
 2104.04473), §3.1 (degrees multiply to the GPUs; tensor parallelism up to the size of a node, pipelines across nodes);
@@ -34,13 +27,13 @@ from typing import Literal, NamedTuple, Self, get_args
 from pydantic import model_validator
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal, say
 from dlojz.config.compatibility import LAYOUT, check
 from dlojz.config.fields import MAX_DEGREE, LayoutFields
 
 
 class Layout(LayoutFields):
-    """How a model is laid on the devices: one degree per way of splitting, not a list of named modes.
+    """Layout of a model on devices: one degree per kind of parallelism.
 
     DDP is `dp=4`, and `dp=4, engine="by_hand"` the lab's own; ZeRO-2 with DeepSpeed is `dp=4, zero=2,
     engine="deepspeed"`; FSDP2 is `dp=4, zero=3`.
@@ -65,13 +58,11 @@ class Layout(LayoutFields):
         rest = self.tp * self.pp
         fits = processes >= rest and processes % rest == 0
         works = f"dp={processes // rest}" if fits else f"{self.world_size} " + say(en="processes", fr="processus")
-        raise LabError(
-            say(
-                en=f"{self.degrees} needs {self.world_size} processes (dp × tp × pp), but {processes} were received: "
-                f"use {works}.",
-                fr=f"{self.degrees} demande {self.world_size} processus (dp × tp × pp), mais {processes} ont été "
-                f"reçus : prenez {works}.",
-            )
+        raise refusal(
+            en=f"{self.degrees} needs {self.world_size} processes (dp × tp × pp), but {processes} were received: use "
+            f"{works}.",
+            fr=f"{self.degrees} demande {self.world_size} processus (dp × tp × pp), mais {processes} ont été reçus : "
+            f"prenez {works}.",
         )
 
 
@@ -79,7 +70,7 @@ Axis = Literal["pp", "dp", "tp"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 DEFAULT_ORDER = "tp-dp-pp"
 ORDERS: tuple[str, ...] = (DEFAULT_ORDER, *sorted({"-".join(axes) for axes in permutations(AXES)} - {DEFAULT_ORDER}))
-"""All ways to lay the axes out, each from the innermost axis to the outermost; the lab's own first."""
+"""All orders of the axes, each from the innermost axis to the outermost; the lab's own first."""
 DEFAULT_GPUS_PER_NODE = 4
 """Those of most nodes of Jean Zay (V100, H100); its A100 nodes have 8, as a DGX has."""
 MAX_RANKS = 2**14
@@ -87,7 +78,7 @@ MAX_RANKS = 2**14
 
 
 class RankPlace(NamedTuple):
-    """Where a rank stands: its position along each axis, from 0."""
+    """Coordinates of a rank along each axis, from 0."""
 
     pp: int
     dp: int
@@ -96,7 +87,7 @@ class RankPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class RankGrid:
-    """All ranks of a run, laid out along three axes and over nodes.
+    """Grid of all ranks of a run, along three axes and over nodes.
 
     Args:
         dp: data-parallel replicas, at least 1.
@@ -122,13 +113,11 @@ class RankGrid:
         if self.order not in ORDERS:
             raise LabError(one_of("order", self.order, ORDERS))
         if self.world_size > MAX_RANKS:
-            raise LabError(
-                say(
-                    en=f"{self.degrees} make {self.world_size} ranks, but a grid lists at most {MAX_RANKS}: use "
-                    "smaller degrees.",
-                    fr=f"{self.degrees} font {self.world_size} rangs, mais une grille en énumère au plus {MAX_RANKS} : "
-                    "prenez des degrés plus petits.",
-                )
+            raise refusal(
+                en=f"{self.degrees} make {self.world_size} ranks, but a grid lists at most {MAX_RANKS}: use smaller "
+                "degrees.",
+                fr=f"{self.degrees} font {self.world_size} rangs, mais une grille en énumère au plus {MAX_RANKS} : "
+                "prenez des degrés plus petits.",
             )
 
     @property
@@ -170,7 +159,7 @@ class RankGrid:
         return RankPlace(**places)
 
     def rank_of(self, *, pp: int = 0, dp: int = 0, tp: int = 0) -> int:
-        """The rank that stands at these positions.
+        """Rank at these coordinates.
 
         Raises:
             LabError: if a position is outside its axis.
@@ -178,12 +167,9 @@ class RankGrid:
         at = {"pp": pp, "dp": dp, "tp": tp}
         for axis, place in at.items():
             if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < self.size(axis):
-                raise LabError(
-                    say(
-                        en=f"{axis}={place!r} is outside the grid ({self.degrees}): use 0 to {self.size(axis) - 1}.",
-                        fr=f"{axis}={place!r} est hors de la grille ({self.degrees}) : prenez 0 à "
-                        f"{self.size(axis) - 1}.",
-                    )
+                raise refusal(
+                    en=f"{axis}={place!r} is outside the grid ({self.degrees}): use 0 to {self.size(axis) - 1}.",
+                    fr=f"{axis}={place!r} est hors de la grille ({self.degrees}) : prenez 0 à {self.size(axis) - 1}.",
                 )
         return sum(at[axis] * stride for axis, stride in self._strides.items())
 
@@ -247,24 +233,22 @@ class RankGrid:
 
     @cached_property
     def _strides(self) -> dict[str, int]:
-        """How far apart in rank neighbours along each axis are: the product of the degrees further in."""
+        """Rank difference between neighbours along each axis: the product of the degrees further in."""
         return {axis: prod(self.size(inner) for inner in self.axes[:depth]) for depth, axis in enumerate(self.axes)}
 
     def _check_rank(self, rank: int) -> None:
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.world_size:
-            raise LabError(
-                say(
-                    en=f"there is no rank {rank!r} in a grid of {self.world_size}: use 0 to {self.world_size - 1}.",
-                    fr=f"il n’y a pas de rang {rank!r} dans une grille de {self.world_size} : prenez 0 à "
-                    f"{self.world_size - 1}.",
-                )
+            raise refusal(
+                en=f"there is no rank {rank!r} in a grid of {self.world_size}: use 0 to {self.world_size - 1}.",
+                fr=f"il n’y a pas de rang {rank!r} dans une grille de {self.world_size} : prenez 0 à "
+                f"{self.world_size - 1}.",
             )
 
 
 def complete(
     processes: int, dp: int | None = None, pp: int | None = None, tp: int | None = None
 ) -> tuple[int, int, int]:
-    """The three degrees, the one left out derived: processes = pipeline degree × data degree × tensor degree.
+    """Derive the degree that is left out: processes = pipeline degree × data degree × tensor degree.
 
     With one host, `processes` is SageMaker's `processes_per_host`. Where SageMaker splits tensors, it calls
     `data_parallel_degree` what includes the tensor ranks; `dp` here leaves them out, so that the product holds.
@@ -292,22 +276,20 @@ def complete(
     told, product = ", ".join(f"{name}={degree}" for name, degree in known.items()), prod(known.values())
     if len(missing) > 1:
         received = told or say(en="none", fr="aucun")
-        raise LabError(
-            say(
-                en=f"two of the degrees dp, pp and tp make the third, but {received} was received for {processes} "
-                f"processes: give {missing[0]} or {missing[1]} too (1 where an axis is not used).",
-                fr=f"deux des degrés dp, pp et tp donnent le troisième, mais {received} a été reçu pour {processes} "
-                f"processus : donnez aussi {missing[0]} ou {missing[1]} (1 pour un axe inutilisé).",
-            )
+        raise refusal(
+            en=f"two of the degrees dp, pp and tp make the third, but {received} was received for {processes} "
+            f"processes: give {missing[0]} or {missing[1]} too (1 where an axis is not used).",
+            fr=f"deux des degrés dp, pp et tp donnent le troisième, mais {received} a été reçu pour {processes} "
+            f"processus : donnez aussi {missing[0]} ou {missing[1]} (1 pour un axe inutilisé).",
         )
     if processes % product or (not missing and processes != product):
-        raise LabError(_misfit(processes, given, told, product))
+        raise LabError(_degrees_refusal(processes, given, told, product))
     done = {**known, **dict.fromkeys(missing, processes // product)}
     return done["dp"], done["pp"], done["tp"]
 
 
-def _misfit(processes: int, given: dict[str, int | None], told: str, product: int) -> str:
-    """Why degrees do not go with a number of processes, and what would."""
+def _degrees_refusal(processes: int, given: dict[str, int | None], told: str, product: int) -> str:
+    """Write why degrees do not multiply to a number of processes, and what would."""
     if None in given.values():
         below, above = processes // product * product, -(-processes // product) * product
         works = say(en=" or ", fr=" ou ").join(str(number) for number in (below, above) if number)
@@ -328,9 +310,7 @@ def _misfit(processes: int, given: dict[str, int | None], told: str, product: in
 
 def _check_degree(name: str, degree: object) -> None:
     if isinstance(degree, bool) or not isinstance(degree, int) or not 1 <= degree <= MAX_DEGREE:
-        raise LabError(
-            say(
-                en=f"{name} must be a whole number from 1 to {MAX_DEGREE}, but {degree!r} was received.",
-                fr=f"{name} doit être un nombre entier de 1 à {MAX_DEGREE}, mais {degree!r} a été reçu.",
-            )
+        raise refusal(
+            en=f"{name} must be a whole number from 1 to {MAX_DEGREE}, but {degree!r} was received.",
+            fr=f"{name} doit être un nombre entier de 1 à {MAX_DEGREE}, mais {degree!r} a été reçu.",
         )

@@ -24,7 +24,7 @@ NO_LIBRARY: Final = "none"
 SPLITS: Final[dict[str, tuple[str, ...]]] = {"megatron": ("tp", "pp")}
 """The axes, besides replicas, along which each library's program splits a model."""
 ONE_WAY: Final[dict[str, object]] = {"precision": "fp32", "optimizer": "adamw", "update": "auto", "curriculum": "none"}
-"""What the programs have one way of, and which."""
+"""Fields for which the programs have one value only."""
 ONE_WAY_OF_LAYOUT: Final[dict[str, object]] = {
     "ep": 1,
     "checkpointing": "none",
@@ -38,12 +38,12 @@ _OR_NONE: Final = {"en": ", or library='none'.", "fr": ", ou library='none'."}
 
 
 def or_none() -> str:
-    """How a sentence ends that may be answered by the lab's own training, instead of a library's program."""
+    """End of a sentence: the lab's own training is an alternative to a library's program."""
     return say(**_OR_NONE)
 
 
 def stage_refusal(program: str, zero: object) -> str | None:
-    """Why a library's program is not asked for this ZeRO stage, whatever the engine; None where it can be.
+    """Explain why a library's program does not have this ZeRO stage with any engine; None where it has.
 
     Args:
         program: name of the library.
@@ -76,7 +76,7 @@ def _uneven_layers(config: RunFields) -> Facts | None:
 
 
 def _no_program(config: RunFields) -> Facts | None:
-    """What the program of a library has instead of this engine or ZeRO stage."""
+    """List what the program of a library has instead of this engine or ZeRO stage."""
     known = program_layouts(config.library)
     engine = "torch" if config.layout.engine == "single" else config.layout.engine
     if any(engine == one and config.layout.zero in stages for one, stages in known):
@@ -85,7 +85,7 @@ def _no_program(config: RunFields) -> Facts | None:
 
 
 def _library(name: str, applies: Callable[[RunFields], Facts | bool | None], *, en: str, fr: str) -> Rule[RunFields]:
-    """A rule of the libraries' programs, which a run without a library does not break."""
+    """Make a rule for the libraries' programs, which a run without a library does not break."""
     return Rule(name, lambda config: config.library != NO_LIBRARY and applies(config), en, fr, "library")
 
 
@@ -125,11 +125,10 @@ LIBRARY: Final[tuple[Rule[RunFields], ...]] = (
     _library(
         "Megatron-core's sequence parallelism needs Apex",
         lambda config: _is_megatron(config) and config.layout.sequence_parallel,
-        en="sequence_parallel=True was received, but without NVIDIA's Apex or Transformer Engine Megatron-core's "
-        f"GPT has torch's layer norm, which it refuses to combine with it: use sequence_parallel=False{_OR_NONE['en']}",
-        fr="sequence_parallel=True a été reçu, mais sans Apex ni Transformer Engine de NVIDIA le GPT de "
-        "Megatron-core prend la layer norm de torch, qu’il refuse de combiner avec : prenez "
-        f"sequence_parallel=False{_OR_NONE['fr']}",
+        en="sequence_parallel=True was received, but without NVIDIA's Apex or Transformer Engine Megatron-core's GPT "
+        f"has torch's layer norm, which it refuses to combine with it: use sequence_parallel=False{_OR_NONE['en']}",
+        fr="sequence_parallel=True a été reçu, mais sans Apex ni Transformer Engine de NVIDIA le GPT de Megatron-core "
+        f"prend la layer norm de torch, qu’il refuse de combiner avec : prenez sequence_parallel=False{_OR_NONE['fr']}",
     ),
     _library(
         "Megatron-core is asked for 1f1b",
@@ -142,10 +141,10 @@ LIBRARY: Final[tuple[Rule[RunFields], ...]] = (
     _library(
         "Megatron-core's stages are equal",
         _uneven_layers,
-        en="pp={layout.pp} was received, but Megatron-core gives each stage as many layers, and {config.model} "
-        "has {depth}: use a pp that divides {depth}.",
-        fr="pp={layout.pp} a été reçu, mais Megatron-core donne à chaque étage autant de couches, et "
-        "{config.model} en a {depth} : prenez un pp qui divise {depth}.",
+        en="pp={layout.pp} was received, but Megatron-core gives each stage as many layers, and {config.model} has "
+        "{depth}: use a pp that divides {depth}.",
+        fr="pp={layout.pp} a été reçu, mais Megatron-core donne à chaque étage autant de couches, et {config.model} en "
+        "a {depth} : prenez un pp qui divise {depth}.",
     ),
     _library(
         "Colossal-AI synchronizes BatchNorm",
@@ -166,7 +165,7 @@ LIBRARY: Final[tuple[Rule[RunFields], ...]] = (
         "n’a pas cette répartition : prenez {works}.",
     ),
 )
-"""What the program of a library is not asked for."""
+"""What the libraries' programs do not do."""
 
 
 # --- what no engine runs yet ------------------------------------------------------------------------------------------
@@ -182,7 +181,7 @@ RUN_VALUES: Final[dict[str, tuple[object, ...]]] = {
 
 
 def _first_not_run(config: RunFields, runs: Mapping[str, tuple[object, ...]]) -> Facts | None:
-    """The first field whose value is not run, as `name` and `value`, with the one to use."""
+    """Find the first field whose value is not run, as `name` and `value`, with the one to use."""
     for name, values in runs.items():
         value = getattr(config if name in type(config).model_fields else config.layout, name)
         if value not in values:
@@ -191,7 +190,7 @@ def _first_not_run(config: RunFields, runs: Mapping[str, tuple[object, ...]]) ->
 
 
 def _foreign_gate(config: RunFields) -> Facts | None:
-    """A number of a mixture that DeepSpeed's gate does not have."""
+    """Find a number of a mixture that DeepSpeed's gate does not have."""
     if config.layout.ep == 1 or config.layout.engine != "deepspeed":
         return None
     for name, plain in (("z_loss", 0.0), ("expert_groups", 1)):
@@ -213,8 +212,8 @@ RUN: Final[tuple[Rule[RunFields], ...]] = (
         ),
         en="optimizer='lamb' is run where each rank has whole layers, but {layout.title} was received: use "
         "engine='torch' or 'by_hand' with zero=0, tp=1.",
-        fr="optimizer='lamb' s’exécute là où chaque rang a des couches entières, mais {layout.title} a été "
-        "reçu : prenez engine='torch' ou 'by_hand' avec zero=0, tp=1.",
+        fr="optimizer='lamb' s’exécute là où chaque rang a des couches entières, mais {layout.title} a été reçu : "
+        "prenez engine='torch' ou 'by_hand' avec zero=0, tp=1.",
     ),
     _run(
         "some values are only predicted",
@@ -225,10 +224,10 @@ RUN: Final[tuple[Rule[RunFields], ...]] = (
     _run(
         "pipelines train no mixtures",
         lambda config: config.experts is not None and config.layout.pp > 1,
-        en="no pipeline trains a mixture of experts yet, but pp={layout.pp} was received with {config.model}: "
-        "use pp=1; its memory can be predicted.",
-        fr="aucun pipeline n’entraîne encore de mélange d’experts, mais pp={layout.pp} a été reçu avec "
-        "{config.model} : prenez pp=1 ; sa mémoire peut être prédite.",
+        en="no pipeline trains a mixture of experts yet, but pp={layout.pp} was received with {config.model}: use "
+        "pp=1; its memory can be predicted.",
+        fr="aucun pipeline n’entraîne encore de mélange d’experts, mais pp={layout.pp} a été reçu avec {config.model} "
+        ": prenez pp=1 ; sa mémoire peut être prédite.",
     ),
     _run(
         "DeepSpeed ZeRO-3 gathers no gate",
@@ -236,8 +235,8 @@ RUN: Final[tuple[Rule[RunFields], ...]] = (
         lambda config: config.experts is not None and not config.layout.engine_spec.gathers_experts,
         en="DeepSpeed ZeRO-3 does not gather a gate's weights for its backward pass, but zero=3 was received with "
         "{config.model}: use zero=2, or engine='torch' or 'by_hand'.",
-        fr="DeepSpeed ZeRO-3 ne rassemble pas les poids d’une porte pour sa passe arrière, mais zero=3 a été reçu "
-        "avec {config.model} : prenez zero=2, ou engine='torch' ou 'by_hand'.",
+        fr="DeepSpeed ZeRO-3 ne rassemble pas les poids d’une porte pour sa passe arrière, mais zero=3 a été reçu avec "
+        "{config.model} : prenez zero=2, ou engine='torch' ou 'by_hand'.",
     ),
     _run(
         "experts of a rank are updated by themselves",
@@ -252,32 +251,32 @@ RUN: Final[tuple[Rule[RunFields], ...]] = (
         lambda config: config.layout.ep > 1 and config.layout.engine == "deepspeed" and config.precision != "fp32",
         en="DeepSpeed's experts are run in fp32 here, but precision={config.precision!r} was received: use "
         "precision='fp32', or engine='by_hand'.",
-        fr="les experts de DeepSpeed s’exécutent ici en fp32, mais precision={config.precision!r} a été reçu : "
-        "prenez precision='fp32', ou engine='by_hand'.",
+        fr="les experts de DeepSpeed s’exécutent ici en fp32, mais precision={config.precision!r} a été reçu : prenez "
+        "precision='fp32', ou engine='by_hand'.",
     ),
     _run(
         "DeepSpeed's gate has two losses less",
         _foreign_gate,
         en="DeepSpeed's gate has no {name}, but {name}={value!r} was received: use {name}={plain:g}, or "
         "engine='by_hand'.",
-        fr="la porte de DeepSpeed n’a pas de {name}, mais {name}={value!r} a été reçu : prenez "
-        "{name}={plain:g}, ou engine='by_hand'.",
+        fr="la porte de DeepSpeed n’a pas de {name}, mais {name}={value!r} a été reçu : prenez {name}={plain:g}, ou "
+        "engine='by_hand'.",
     ),
     _run(
         "DeepSpeed trains no tensor-parallel layers",
         lambda config: config.layout.tp > 1 and config.layout.engine == "deepspeed",
-        en="tp={layout.tp} is not run with engine 'deepspeed', which trains no tensor-parallel layers of its "
-        "own: use engine='by_hand' or 'torch', or tp=1.",
-        fr="tp={layout.tp} ne s’exécute pas avec engine='deepspeed', qui n’entraîne pas lui-même de couches "
-        "Tensor Parallel : prenez engine='by_hand' ou 'torch', ou tp=1.",
+        en="tp={layout.tp} is not run with engine 'deepspeed', which trains no tensor-parallel layers of its own: use "
+        "engine='by_hand' or 'torch', or tp=1.",
+        fr="tp={layout.tp} ne s’exécute pas avec engine='deepspeed', qui n’entraîne pas lui-même de couches Tensor "
+        "Parallel : prenez engine='by_hand' ou 'torch', ou tp=1.",
     ),
     _run(
         "asynchronous pipelines have whole layers",
         lambda config: config.layout.tp > 1 and config.layout.schedule in ASYNCHRONOUS,
-        en="tp={layout.tp} is not run in the asynchronous pipeline {layout.schedule}: use a synchronous "
-        "schedule such as 1f1b, or tp=1.",
-        fr="tp={layout.tp} ne s’exécute pas dans le pipeline asynchrone {layout.schedule} : prenez un "
-        "ordonnancement synchrone tel que 1f1b, ou tp=1.",
+        en="tp={layout.tp} is not run in the asynchronous pipeline {layout.schedule}: use a synchronous schedule such "
+        "as 1f1b, or tp=1.",
+        fr="tp={layout.tp} ne s’exécute pas dans le pipeline asynchrone {layout.schedule} : prenez un ordonnancement "
+        "synchrone tel que 1f1b, ou tp=1.",
     ),
 )
 """What no engine of this version runs, though it can be predicted."""

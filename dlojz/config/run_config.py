@@ -1,17 +1,7 @@
-"""RunConfig: what to train and how, checked when it is made; as words of a command line.
+"""Configure a training run: `RunConfig`, checked when it is made, with its `Layout`; write it as a command line.
 
-What to train and how it is laid on the devices: `RunConfig`, with its `Layout`.
-
-An object that exists is legal and complete: what was left out is filled in with the value that will be used, so that
-equal runs have equal hashes. The global batch is derived, never stored.
-
-The command line that asks for a configuration, as a sentence of advice ends with it.
-
-What it says asks for exactly that configuration, and only what differs from the defaults is said.
-
-The names of the libraries, and what one of them may do instead of what it was asked for.
-
-A library is told of under its own name.
+A `RunConfig` that exists is legal and complete: what was left out is filled in with the value that will be used, so
+that equal runs have equal hashes. The global batch is derived, never stored.
 """
 
 from __future__ import annotations
@@ -38,9 +28,9 @@ from dlojz.config.schedules import COMPRESSED, LOCAL, MULTIPLE, default_local_st
 from dlojz.models.experts.routing import Routing
 
 START_SHARE: Final = 8
-"""Where no length is said, the samples of a curriculum begin with so small a share of the whole."""
+"""By default, the samples of a curriculum begin with one part in so many of the whole length."""
 STEPS_SHARE: Final = 2
-"""Where no number of steps is said, its samples are whole after so small a share of the run."""
+"""By default, its samples are whole after one part in so many of the run."""
 MAX_DIGITS: Final = 12
 """Longer numbers are refused by their own field."""
 RARE: Final = ("update", "curriculum_root", "curriculum_multiple", "partition", "ep", "powersgd_rank")
@@ -78,7 +68,7 @@ class RunConfig(RunFields):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, given: Any) -> Any:
-        """Put the defaults that depend on other fields where nothing was given."""
+        """Fill in the defaults that depend on other fields."""
         if not isinstance(given, dict):
             return given
         spec = models.spec(given.get("model", cls.model_fields["model"].default))
@@ -127,7 +117,7 @@ class RunConfig(RunFields):
 
     @property
     def engine_forms(self) -> tuple[Form, ...]:
-        """What makes another engine of the layout's strategy: one form at most, as the rules leave no two together."""
+        """What makes another engine of the layout's strategy: one form at most, as the rules allow no two."""
         asked: dict[Form, bool] = {
             "one_bit": self.optimizer in COMPRESSED,
             "local_steps": self.optimizer in LOCAL,
@@ -150,9 +140,9 @@ class RunConfig(RunFields):
         return ENGINES[self.engine_name]
 
     def in_use(self) -> dict[str, Any]:
-        """Plain data as `to_dict` gives it, without what this run leaves alone: rare options, None, False, nothing."""
-        content = _said(self.to_dict(), type(self))
-        content["layout"] = _said(content["layout"], Layout)
+        """Plain data as `to_dict` gives it, without unset fields (rare ones at their defaults, None, False, empty)."""
+        content = _set_fields(self.to_dict(), type(self))
+        content["layout"] = _set_fields(content["layout"], Layout)
         return content
 
     @property
@@ -174,8 +164,8 @@ class RunConfig(RunFields):
         return f"{self.model}, {self.layout.title}{processes}{library}"
 
 
-def _said(content: dict[str, Any], contract: type[Contract]) -> dict[str, Any]:
-    """What is worth being said of some fields."""
+def _set_fields(content: dict[str, Any], contract: type[Contract]) -> dict[str, Any]:
+    """Drop unset fields."""
     plain = {name: contract.model_fields[name].default for name in RARE if name in content}
     return {
         name: value
@@ -185,7 +175,7 @@ def _said(content: dict[str, Any], contract: type[Contract]) -> dict[str, Any]:
 
 
 def _engine_of(given: Mapping[str, Any]) -> dict[str, str]:
-    """The engine that a library is, as a field of the layout, where no layout is given; nothing for the others."""
+    """The engine of `library='deepspeed'`, as a field of the layout, where no layout is given."""
     return {"engine": "deepspeed"} if given.get("library") == "deepspeed" and given.get("layout") is None else {}
 
 
@@ -195,13 +185,13 @@ def _default(filled: dict[str, Any], name: str, value: object) -> None:
 
 
 def _number(value: object) -> int | None:
-    """A whole number, also one written as text, as its field takes it; what is none is left to its field to refuse."""
+    """Parse a whole number, also one written as text; None for what its field will refuse."""
     written = str(value)
     return int(written) if written.isdecimal() and len(written) <= MAX_DIGITS else None
 
 
 def _fill_in_stages(filled: dict[str, Any], steps: int | None) -> None:
-    """Put how long an optimizer's first stage lasts, or how far replicas go alone, where nothing was given."""
+    """Fill in how long an optimizer's first stage lasts, and how many steps replicas take alone."""
     if steps is None:
         return
     if filled.get("optimizer") in COMPRESSED:
@@ -211,7 +201,7 @@ def _fill_in_stages(filled: dict[str, Any], steps: int | None) -> None:
 
 
 def _fill_in_curriculum(filled: dict[str, Any], steps: int | None) -> None:
-    """Put where a curriculum starts and ends where nothing was given, and write its lengths in one way."""
+    """Fill in where a curriculum starts and ends, and normalise how its lengths are written."""
     kind, written = filled.get("curriculum", "none"), filled.get("curriculum_lengths")
     if kind == "discrete" and isinstance(written, str):
         filled["curriculum_lengths"] = written.replace(" ", "")
@@ -229,7 +219,7 @@ HIDDEN = ("layout", "schema_version")
 
 
 def command_of(config: RunConfig, command: str = "run") -> str:
-    """The command line that asks for a configuration: only what differs from the defaults is written."""
+    """Write the command line that asks for a configuration: only what differs from the defaults."""
     plain = RunConfig.of(model=config.model)
     words = ["dlojz", command, "--model", config.model]
     for own, default in ((config, plain), (config.layout, plain.layout)):
@@ -253,8 +243,8 @@ LIBRARY_TITLES = {
 """Each library's name, as it writes it."""
 
 
-def laid_out_otherwise(config: RunConfig, wrapped_in: str) -> str:
-    """What a library did instead of what it was asked for, in one sentence; empty where it did that.
+def fallback_note(config: RunConfig, wrapped_in: str) -> str:
+    """Note what a library did instead of the layout asked for, in one sentence; empty where it did that.
 
     Args:
         config: the run.
@@ -265,8 +255,8 @@ def laid_out_otherwise(config: RunConfig, wrapped_in: str) -> str:
         return ""
     title = LIBRARY_TITLES[config.library]
     return say(
-        en=f"asked for {config.layout.title}, {title} trained with DDP: it leaves its plugins aside where "
-        "there is no GPU, and does not say so.",
-        fr=f"au lieu de {config.layout.title}, {title} a entraîné avec DDP : sans GPU, il laisse ses plugins de "
-        "côté, sans le dire.",
+        en=f"asked for {config.layout.title}, {title} trained with DDP: it leaves its plugins aside where there is no "
+        "GPU, and does not say so.",
+        fr=f"au lieu de {config.layout.title}, {title} a entraîné avec DDP : sans GPU, il laisse ses plugins de côté, "
+        "sans le dire.",
     )

@@ -1,12 +1,10 @@
 """Schedule what changes over the steps of a run: an optimizer's stages and a curriculum's lengths.
 
-Schedule what an optimizer does over the steps of a run: its stages, when replicas meet, the forms of one update.
+A legal run has a first stage of at least one step, and a second of at least one, or its replicas meet at least once;
+the optimizers themselves (`dlojz.by_hand.optimizers`) refuse by the same sentences.
 
-A run that exists has a first stage of at least one step, and a second of at least one, or its replicas meet at least
-once; the optimizers themselves (`dlojz.by_hand.optimizers`) refuse by the same sentences.
-
-The forms of one update compute the same; what differs is how many kernels are launched, which temporaries are there,
-and how long gradients live:
+The forms of one update compute the same. They differ in how many kernels are launched, which temporaries are there, and
+how long gradients live:
 
     form          kernels             temporaries of AdamW        gradients
     for_loop      some per parameter  twice the largest tensor    all, until the update
@@ -15,19 +13,16 @@ and how long gradients live:
     in_backward   some per parameter  twice the tensor's own      freed as they come: those of about one module
     in_forward    some per parameter  twice the tensor's own      all, until their module is used again
 
+The sequences of a text grow over the first steps. A length is a multiple of `curriculum_multiple`, never falls from
+step to step, and is the whole `sequence_length` from the last step of the pacing on. The lab counts a run's steps from
+0, the pacing functions count from 1, as DeepSpeed does: step `s` of a run is their `t = s + 1`.
+
 Source: torch 2.13, `optim/adam.py` and `optim/sgd.py` (for_loop, foreach, fused); Jiang et al. 2021, "Optimizer Fusion:
 Efficient Training with Better Locality and Parallelism" (arXiv 2104.00237), backward-fusion and forward-fusion; torch
 2.13, `distributed/algorithms/ddp_comm_hooks`; Vogels et al. 2019, "PowerSGD: Practical Low-Rank Gradient Compression
-for Distributed Optimization" (arXiv 1905.13727).
-
-How the sequences of a text grow over the first steps: the pacing functions, and the tokens of each step.
-
-A length is a multiple of `curriculum_multiple`, never falls from step to step, and is the whole `sequence_length` from
-the last step of the pacing on. The lab counts a run's steps from 0, the pacing functions count from 1, as DeepSpeed
-does: step `s` of a run is their `t = s + 1`.
-
-Source: Li et al. 2021, "The Stability-Efficiency Dilemma: Investigating Sequence Length Warmup for Training GPT Models"
-(arXiv 2108.06084); DeepSpeed's `runtime/data_pipeline/curriculum_scheduler.py`, whose settings and lengths these are.
+for Distributed Optimization" (arXiv 1905.13727); Li et al. 2021, "The Stability-Efficiency Dilemma: Investigating
+Sequence Length Warmup for Training GPT Models" (arXiv 2108.06084); DeepSpeed's
+`runtime/data_pipeline/curriculum_scheduler.py`, whose settings and lengths these are.
 """
 
 from __future__ import annotations
@@ -38,9 +33,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
-from dlojz.config.fields import RunFields
+from dlojz.base.language import refusal, say
+from dlojz.config.fields import CurriculumFields, RunFields
 
 COMPRESSED: Final = ("one_bit_adam", "one_bit_lamb", "zero_one_adam")
 """Optimizers that average over the ranks themselves: in full in the first stage, one bit per number in the second."""
@@ -57,9 +51,9 @@ IN_PASSES: Final = ("in_backward", "in_forward")
 WITH_FORMS: Final = ("sgd", "momentum", "adamw")
 """Optimizers that have all these forms."""
 LOCAL_STEPS: Final = 8
-"""H where nothing is said, for short runs; DiLoCo's paper has 500 (Douillard et al. 2023, arXiv 2311.08105)."""
+"""Default of H, for short runs; DiLoCo's paper has 500 (Douillard et al. 2023, arXiv 2311.08105)."""
 WARMUP_SHARE: Final = 4
-"""One step in so many is of the first stage, where nothing is said: 15 to 25 % is the advice.
+"""By default, one step in so many is of the first stage: 15 to 25 % is the advice.
 
 Source: DeepSpeed's tutorial on 1-bit Adam, `freeze_step`."""
 POWERSGD_LEAST_START: Final = 2
@@ -75,12 +69,12 @@ SETTLING_STEPS: Final = 2
 
 
 def default_warmup_steps(steps: int) -> int:
-    """Steps of the first stage, where nothing is said."""
+    """Default number of steps of the first stage."""
     return max(1, steps // WARMUP_SHARE)
 
 
 def default_local_steps(steps: int) -> int:
-    """Steps that each replica takes alone, where nothing is said."""
+    """Default number of steps that each replica takes alone."""
     return min(LOCAL_STEPS, steps)
 
 
@@ -89,8 +83,8 @@ def powersgd_start(steps: int) -> int:
     return max(POWERSGD_LEAST_START, steps // POWERSGD_START_SHARE)
 
 
-def begins_anew(steps: int) -> str:
-    """What is said where a run goes on whose gradients PowerSGD compresses."""
+def powersgd_restart_note(steps: int) -> str:
+    """Note for a resumed run whose gradients PowerSGD compresses: it starts without its errors."""
     return say(
         en=f"a checkpoint keeps no errors of PowerSGD, as they belong to DDP's buckets: the next {steps} steps send "
         "their gradients in full, and compression then begins anew.",
@@ -100,7 +94,7 @@ def begins_anew(steps: int) -> str:
 
 
 def meets(step: int, local_steps: int, warmup_steps: int = 0, total_steps: int | None = None) -> bool:
-    """Whether the replicas meet after a step, numbered from 0: after every H-th one behind the warm-up, and at the end.
+    """Whether the replicas average after a step, from 0: after every H-th one behind the warm-up, and at the end.
 
     Args:
         step: in question.
@@ -117,12 +111,12 @@ def meets(step: int, local_steps: int, warmup_steps: int = 0, total_steps: int |
 
 
 def sending_interval(config: RunFields) -> int:
-    """One step in so many sends something along the data axis: H where replicas go alone, else 1."""
+    """Steps from one communication along the data axis to the next: H where replicas take steps alone, else 1."""
     return config.local_steps or 1
 
 
 def settled_step(config: RunFields, first_step: int = 0, *, at_least: int = 0) -> int:
-    """A step that sends what all later ones send, those aside in which replicas go alone; numbered from 0.
+    """Find a step, from 0, with the communication of all later ones (except steps that replicas take alone).
 
     It is the third of the run (of the attempt, where it goes on from a checkpoint), the second of the second stage, or
     one after which the replicas meet.
@@ -146,60 +140,52 @@ def settled_step(config: RunFields, first_step: int = 0, *, at_least: int = 0) -
 
 
 def check_stages(warmup_steps: int, total_steps: int | None) -> None:
-    """Refuse a first stage that is none, or that leaves no step to the second.
+    """Check the number of warm-up steps: at least one, and fewer than the steps of the run.
 
     Raises:
         LabError: in one sentence.
     """
     if warmup_steps < 1:
-        raise LabError(
-            say(
-                en=f"warmup_steps must be at least 1, but {warmup_steps} was received: the variance by which the "
-                "second stage divides is that of the first.",
-                fr=f"warmup_steps doit valoir au moins 1, mais {warmup_steps} a été reçu : la variance par laquelle "
-                "divise la seconde phase est celle de la première.",
-            )
+        raise refusal(
+            en=f"warmup_steps must be at least 1, but {warmup_steps} was received: the variance by which the second "
+            "stage divides is that of the first.",
+            fr=f"warmup_steps doit valoir au moins 1, mais {warmup_steps} a été reçu : la variance par laquelle divise "
+            "la seconde phase est celle de la première.",
         )
     if total_steps is not None and warmup_steps >= total_steps:
         most = max(1, total_steps - 1)
-        raise LabError(
-            say(
-                en=f"warmup_steps={warmup_steps} leaves nothing to compress in a run of {total_steps} steps: use at "
-                f"most {most}, or more steps; 15 to 25 % of the run is usual.",
-                fr=f"warmup_steps={warmup_steps} ne laisse rien à compresser dans un entraînement de {total_steps} "
-                f"pas : prenez au plus {most}, ou davantage de pas ; 15 à 25 % de l’entraînement est l’usage.",
-            )
+        raise refusal(
+            en=f"warmup_steps={warmup_steps} leaves nothing to compress in a run of {total_steps} steps: use at most "
+            f"{most}, or more steps; 15 to 25 % of the run is usual.",
+            fr=f"warmup_steps={warmup_steps} ne laisse rien à compresser dans un entraînement de {total_steps} pas : "
+            f"prenez au plus {most}, ou davantage de pas ; 15 à 25 % de l’entraînement est l’usage.",
         )
 
 
 def check_local_steps(local_steps: int, total_steps: int | None) -> None:
-    """Refuse replicas that would not meet before the end of the run.
+    """Check the number of local steps: replicas must average before the end of the run.
 
     Raises:
         LabError: in one sentence.
     """
     if local_steps < 1:
-        raise LabError(
-            say(
-                en=f"local_steps must be at least 1, but {local_steps} was received: it is the steps from one meeting "
-                "of the replicas to the next.",
-                fr=f"local_steps doit valoir au moins 1, mais {local_steps} a été reçu : ce sont les pas d’une "
-                "rencontre des répliques à la suivante.",
-            )
+        raise refusal(
+            en=f"local_steps must be at least 1, but {local_steps} was received: it is the steps from one meeting of "
+            "the replicas to the next.",
+            fr=f"local_steps doit valoir au moins 1, mais {local_steps} a été reçu : ce sont les pas d’une rencontre "
+            "des répliques à la suivante.",
         )
     if total_steps is not None and local_steps > total_steps:
-        raise LabError(
-            say(
-                en=f"local_steps={local_steps} is longer than the run of {total_steps} steps: use at most "
-                f"{total_steps}, or more steps.",
-                fr=f"local_steps={local_steps} dépasse l’entraînement de {total_steps} pas : prenez au plus "
-                f"{total_steps}, ou davantage de pas.",
-            )
+        raise refusal(
+            en=f"local_steps={local_steps} is longer than the run of {total_steps} steps: use at most {total_steps}, "
+            "or more steps.",
+            fr=f"local_steps={local_steps} dépasse l’entraînement de {total_steps} pas : prenez au plus {total_steps}, "
+            "ou davantage de pas.",
         )
 
 
-def does_nothing(name: str) -> str:
-    """What is said where there is nobody to send to."""
+def no_effect_note(name: str) -> str:
+    """Note for a compressing optimizer on one process: it has no effect."""
     return say(
         en=f"{name} has one process: it sends nothing, so compression does nothing but freeze the variance; use two "
         "processes or more.",
@@ -208,8 +194,8 @@ def does_nothing(name: str) -> str:
     )
 
 
-def goes_alone(name: str) -> str:
-    """What is said where a replica has no other to meet."""
+def single_replica_note(name: str) -> str:
+    """Note for an averaging optimizer on one process: it has no effect."""
     outer = name.lower() == "diloco"
     return say(
         en=f"{name} has one process: it sends nothing, so averaging does nothing"
@@ -221,8 +207,8 @@ def goes_alone(name: str) -> str:
     )
 
 
-def left_behind(name: str, kept: int, ranks: int) -> str:
-    """What is said where a run goes on with another number of ranks than the checkpoint is of."""
+def resized_note(name: str, kept: int, ranks: int) -> str:
+    """Note for a run resumed with another number of ranks than the checkpoint's: what is dropped."""
     if name in LOCAL:
         en = f"with dp={ranks} every replica goes on from what the first of {kept} had, as if they had just met"
         fr = f"avec dp={ranks}, chaque réplique repart de l’état de la première de {kept}, comme si toutes venaient de "
@@ -233,17 +219,12 @@ def left_behind(name: str, kept: int, ranks: int) -> str:
     return say(en=f"{name}: {en}.", fr=f"{name} : {fr}.")
 
 
-MULTIPLE = 8
+_DEFAULTS: Final = {name: field.default for name, field in CurriculumFields.model_fields.items()}
+MULTIPLE: Final[int] = _DEFAULTS["curriculum_multiple"]
 """Products of half-precision matrices are fastest on sides that are multiples of it.
 
 Source: DeepSpeed's `CurriculumScheduler`, whose `difficulty_step` is to be a multiple of 8 for FP16."""
-PLAIN: Final[dict[str, object]] = {
-    "curriculum_start": None,
-    "curriculum_steps": None,
-    "curriculum_root": 2,
-    "curriculum_multiple": MULTIPLE,
-    "curriculum_lengths": "",
-}
+PLAIN: Final = {name: default for name, default in _DEFAULTS.items() if name != "curriculum"}
 """The fields of a curriculum, each as it is where no pacing function reads it."""
 READ: Final[dict[str, tuple[str, ...]]] = {
     "none": (),
@@ -272,7 +253,7 @@ class LengthStretch(NamedTuple):
 
 
 def root_length(t: int, *, start: int, end: int, steps: int, degree: int = 2, multiple: int = MULTIPLE) -> int:
-    """Tokens per sample of the t-th step, where they grow by a root of the steps: fast at first, then slower.
+    """Compute tokens per sample of the t-th step, growing by a root of the steps: fast at first, then slower.
 
     Args:
         t: number of the step, from 1.
@@ -282,7 +263,8 @@ def root_length(t: int, *, start: int, end: int, steps: int, degree: int = 2, mu
         degree: of the root; 2 is the square root, 1 the linear pacing (`fixed_linear`).
         multiple: lengths are rounded down to a multiple of this.
 
-    Source: DeepSpeed's `fixed_root`, operation for operation, so that roundings are the same.
+    Source: DeepSpeed's `fixed_root`, operation for operation, so that roundings are the same; its `fixed_linear`, the
+    pacing of Li et al. 2021 (arXiv 2108.06084), is the root of degree 1.
     """
     grown: float = (float(t) / steps) ** (1.0 / degree)
     length = math.floor(grown * (end - start) + start)
@@ -291,7 +273,7 @@ def root_length(t: int, *, start: int, end: int, steps: int, degree: int = 2, mu
 
 
 def discrete_length(t: int, *, lengths: Sequence[int], last_steps: Sequence[int]) -> int:
-    """Tokens per sample of the t-th step, where they grow in stages.
+    """Compute tokens per sample of the t-th step, growing in stages.
 
     Args:
         t: number of the step, from 1.
@@ -307,27 +289,25 @@ def discrete_length(t: int, *, lengths: Sequence[int], last_steps: Sequence[int]
 
 
 def stages_of(written: str) -> tuple[tuple[int, int], ...]:
-    """The stages of a discrete curriculum, `(length, number of its last step)`, from text such as `16:100,32:200`.
+    """Parse the stages of a discrete curriculum, `(length, number of its last step)`, e.g. from `16:100,32:200`.
 
     Raises:
-        LabError: if the text is not so made.
+        LabError: if the text has another form.
     """
     dense = written.replace(" ", "")
     if len(dense) > MAX_WRITTEN or not _STAGES.fullmatch(dense):
-        raise LabError(
-            say(
-                en="curriculum_lengths is a list of lengths and their last steps such as 16:100,32:200, but "
-                f"{written[:60]!r} was received.",
-                fr="curriculum_lengths est une liste de longueurs et de leurs derniers pas, comme 16:100,32:200, "
-                f"mais {written[:60]!r} a été reçu.",
-            )
+        raise refusal(
+            en="curriculum_lengths is a list of lengths and their last steps such as 16:100,32:200, but "
+            f"{written[:60]!r} was received.",
+            fr="curriculum_lengths est une liste de longueurs et de leurs derniers pas, comme 16:100,32:200, mais "
+            f"{written[:60]!r} a été reçu.",
         )
     pairs = (pair.partition(":") for pair in dense.split(","))
     return tuple((int(length), int(last_step)) for length, _, last_step in pairs)
 
 
 def length_at(config: RunFields, step: int) -> int:
-    """Tokens per sample of one step of a run, the same on all ranks.
+    """Compute tokens per sample of one step of a run, the same on all ranks.
 
     Args:
         config: a run on text.
@@ -354,7 +334,7 @@ def length_at(config: RunFields, step: int) -> int:
 
 
 def stretches(config: RunFields) -> tuple[LengthStretch, ...]:
-    """The lengths of a run in turn, each with its steps; there are at most `sequence_length / curriculum_multiple`.
+    """List the lengths of a run in turn, each with its steps: at most `sequence_length / curriculum_multiple`.
 
     Raises:
         LabError: if the run reads images.
@@ -403,10 +383,8 @@ def whole_length(config: RunFields) -> int:
         LabError: if the run reads images.
     """
     if config.sequence_length is None:
-        raise LabError(
-            say(
-                en=f"{config.model} reads images, which have no tokens: use a gpt or llama model.",
-                fr=f"{config.model} lit des images, qui n’ont pas de tokens : prenez un modèle gpt ou llama.",
-            )
+        raise refusal(
+            en=f"{config.model} reads images, which have no tokens: use a gpt or llama model.",
+            fr=f"{config.model} lit des images, qui n’ont pas de tokens : prenez un modèle gpt ou llama.",
         )
     return config.sequence_length

@@ -13,7 +13,7 @@ from typing import Any
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
-from dlojz.config.run_config import RunConfig, laid_out_otherwise
+from dlojz.config.run_config import RunConfig, fallback_note
 from dlojz.config.schedules import settled_step
 from dlojz.libraries.library_catalogue import LIBRARIES, REFERENCE, LineChange, absence, lines_changed
 from dlojz.prediction import predict
@@ -180,7 +180,7 @@ def _measured(name: str, told: Rounds, base: Rounds) -> LibraryRow:
     ]
     low, high = _quartiles(ratios)
     known = [seconds for seconds in step_s if seconds is not None]
-    otherwise = laid_out_otherwise(last.config, last.environment.get("wrapped_in", ""))
+    otherwise = fallback_note(last.config, last.environment.get("wrapped_in", ""))
     version = last.environment.get("library", "").removeprefix(one.title).strip()
     return LibraryRow(
         name=name,

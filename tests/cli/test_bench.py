@@ -52,7 +52,7 @@ def _ends(config: RunConfig, root: Path, status: str = "completed") -> Run:
     [
         (["zero_stage"], "did you mean"),
         (["none.toml"], "cannot be used: No such file"),
-        (["zero_stages_local", "tiny_local"], "takes one campaign"),
+        (["zero_stages_local", "tiny_local"], "takes [CAMPAIGN] (a campaign of the course"),
         (["tiny_local", "--on", "cluster"], "unknown --on 'cluster'"),
         (["tiny_local", "--on", "slurm"], "names no machine"),
         (["tiny_local", "--machine", "x; rm -rf ~"], "a machine is named with"),

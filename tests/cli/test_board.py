@@ -44,8 +44,8 @@ def test_pseudonyms_leave_no_name(folder: Path, tmp_path: Path, capfd: pytest.Ca
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "takes the folder"),
-        (["a", "b"], "2 were received"),
+        ([], "takes FOLDER (folder with one folder per student), but nothing was received"),
+        (["a", "b"], "but 'a b' was received"),
         (["none"], "cannot be read"),
         (["x", "--key", "k"], "--pseudonyms"),
     ],

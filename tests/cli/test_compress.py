@@ -17,8 +17,9 @@ from rich.console import Console
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
-from dlojz.cli.compress import conclusion, image_size, joined, settings_of, table
+from dlojz.cli.compress import compress_command, conclusion, image_size, settings_of, table
 from dlojz.cli.main import main
+from dlojz.cli.options import parse
 from dlojz.compress.board_record import TEACHER, Board, BoardTrial
 from dlojz.compress.method import METHODS
 
@@ -177,20 +178,22 @@ def test_a_method_that_is_steadily_faster_is_not_hidden_by_one_that_is_faster_at
 
 
 def test_a_setting_is_read_as_its_default_is_typed_and_may_be_repeated() -> None:
-    words = joined(["--set", "gradual.every=2", "--json", "--set=int8_static.symmetric=False,int8_static.bits=4"])
-    assert words == ["--json", "--set", "gradual.every=2,int8_static.symmetric=False,int8_static.bits=4"]
-    found = settings_of(words[-1] + ", gradual.sparsity=1e-1,int8_static.activation_range=min_max", tuple(METHODS))
+    words = ["--set", "gradual.every=2", "--json", "--set=int8_static.symmetric=False, int8_static.bits=4"]
+    settings = parse("dlojz compress", compress_command.options, words)["set"]
+    assert settings == ("gradual.every=2", "int8_static.symmetric=False, int8_static.bits=4")
+    more = "gradual.sparsity=1e-1,int8_static.activation_range=min_max"
+    found = settings_of((*settings, more), tuple(METHODS))
     assert found == {
         "gradual": {"every": 2, "sparsity": 0.1},
         "int8_static": {"symmetric": False, "bits": 4, "activation_range": "min_max"},
     }
     assert [type(value) for value in found["int8_static"].values()] == [bool, int, str]
-    assert settings_of(None, ()) == {}
+    assert settings_of((), ()) == {}
 
 
 def test_every_option_of_the_list_can_be_set_to_its_default() -> None:
     text = ",".join(f"{name}.{key}={value}" for name, one in METHODS.items() for key, value in one.options.items())
-    assert settings_of(text, tuple(METHODS)) == {
+    assert settings_of([text], tuple(METHODS)) == {
         name: dict(one.options) for name, one in METHODS.items() if one.options
     }
 

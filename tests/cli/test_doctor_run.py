@@ -56,7 +56,7 @@ def test_a_real_lack_of_memory_is_explained(failed: Run, root: Path, capfd: pyte
     commands = [line.strip() for line in printed.splitlines() if line.strip().startswith("dlojz run ")]
     assert len(commands) == 3
     for command in commands:  # each asks for a legal run that holds less
-        config = RunConfig.of(**parse("run", "", config_flags(), shlex.split(command)[2:]))
+        config = RunConfig.of(**parse("dlojz run", config_flags(), shlex.split(command)[2:]))
         assert (forecast(config).memory.peak_bytes or 0) < (expected.peak_bytes or 0)
 
 
@@ -132,7 +132,7 @@ def test_a_run_that_completed_did_not_lack_memory(tmp_path: Path, capfd: pytest.
     assert format_bytes(record.footprints[0].memory.peak_bytes) in lines[1] and "measured" in lines[1]
 
 
-@pytest.mark.parametrize("words, expected", [(["19990101"], "no run is named"), (["a", "b"], "takes the name of one")])
+@pytest.mark.parametrize("words, expected", [(["19990101"], "no run is named"), (["a", "b"], "takes [RUN] (name of a")])
 def test_refusals(words: list[str], expected: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", *words, "--root", str(tmp_path)]) == REFUSED
     told = capfd.readouterr()

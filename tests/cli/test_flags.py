@@ -2,20 +2,71 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from dlojz.base.errors import LabError
-from dlojz.cli.options import config_of, typed
+from dlojz.cli.options import Given, config_flags, config_of, flags, parse
+from dlojz.config.fields import SUBJECTS
+from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
 
 
+def given(*words: str) -> Given:
+    """What a command that takes a whole configuration is given."""
+    return parse("dlojz run", config_flags(), words)
+
+
 def test_numbers_are_parsed_at_the_command_line_s_edge() -> None:
-    words = {"steps": "12", "learning_rate": "1e-2", "chunks": "2", "bucket_mib": "4", "schedule": "1f1b", "model": "7"}
-    assert typed(words) == {
+    words = "--steps 12 --learning-rate 1e-2 --chunks=2 --bucket-mib 4 --schedule 1f1b --model 7 --keep_weights"
+    assert given(*words.split()) == {
         **{"steps": 12, "learning_rate": 0.01, "chunks": 2, "bucket_mib": 4.0},
-        **{"schedule": "1f1b", "model": "7"},
+        **{"schedule": "1f1b", "model": "7", "keep_weights": True},
     }
-    assert typed({"steps": "many", "dp": 2}) == {"steps": "many", "dp": 2}
+    assert given("--steps", "many", "--dp", "2") == {"steps": "many", "dp": 2}
+
+
+def test_every_field_belongs_to_one_subject() -> None:
+    of_subjects = [name for subject in SUBJECTS for name in subject.fields.model_fields]
+    assert len(of_subjects) == len(set(of_subjects))
+    assert {*of_subjects} == {*RunConfig.model_fields, *Layout.model_fields} - {"schema_version", "layout"}
+    assert [flag.name for flag in config_flags()] == of_subjects
+    assert all(flag.en and flag.fr for flag in config_flags())
+
+
+def test_options_are_declared_as_text() -> None:
+    number, several, switch, words = flags("""
+    -n --number-of INT>=2 = 4  how many // combien
+    --set NAME=VALUE...  several // plusieurs
+        choses
+    --quiet  no noise // sans bruit
+    [FILE…]  files // fichiers
+    """)
+    assert (number.name, number.spellings, number.metavar, number.default, number.least) == (
+        *("number_of", ("-n", "--number-of"), "INT", 4, 2),
+    )
+    assert (several.metavar, several.kind, several.default) == ("NAME=VALUE", "repeated", ())
+    assert several.fr == "plusieurs choses"
+    assert (switch.kind, switch.default, words.kind, words.name) == ("switch", False, "words", "words")
+    given = parse("dlojz x", (number, several, switch, words), ["a", "--set", "b=1", "-n", "3", "--set=c=2"])
+    assert given == {"number_of": 3, "set": ("b=1", "c=2"), "words": ("a",)} and given["quiet"] is False
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["-n", "1"], "--number-of must be at least 2 and finite, but '1' was received."),
+        (["--number-of=x"], "--number-of takes a number, but 'x' was received."),
+        (["--quiet=1"], "--quiet of `dlojz x` takes no value: write it alone."),
+        (["--quite"], "did you mean '--quiet'?"),
+        (["-n"], "--number-of needs a value after it (INT)"),
+        (["word"], "does not know what to do with the word 'word'"),
+    ],
+)
+def test_what_cannot_be_parsed_is_refused(words: list[str], sentence: str) -> None:
+    with pytest.raises(LabError, match=re.escape(sentence)):
+        parse("dlojz x", flags("-n --number-of INT>=2  how many\n--quiet  no noise"), words)
 
 
 @pytest.mark.parametrize(
@@ -27,10 +78,10 @@ def test_numbers_are_parsed_at_the_command_line_s_edge() -> None:
     ],
 )
 def test_what_is_filled_in_is_the_same_for_words_and_for_numbers(fields: dict[str, str | int]) -> None:
-    config = config_of({name: str(value) for name, value in fields.items()})
-    assert config == RunConfig.of(**fields)
+    words = (word for name, value in fields.items() for word in (f"--{name}", str(value)))
+    assert config_of(given(*words)) == RunConfig.of(**fields)
 
 
 def test_what_is_no_number_is_refused_by_its_field() -> None:
     with pytest.raises(LabError, match="dp.*integer.*'two' was received"):
-        config_of({"dp": "two"})
+        config_of(given("--dp", "two"))

@@ -11,8 +11,7 @@ import pytest
 
 from dlojz.base.language import use_language
 from dlojz.cli.main import SUBCOMMANDS, main
-from dlojz.config.layout import Layout
-from dlojz.config.run_config import RunConfig
+from dlojz.config.fields import SUBJECTS, field_help
 
 Help = Callable[..., str]
 
@@ -23,12 +22,9 @@ def help_of(capsys: pytest.CaptureFixture[str]) -> Help:
 
     def ask(*words: str, language: str = "en") -> str:
         use_language(language)
-        try:
-            code: object = main(words)
-        except SystemExit as end:
-            code = end.code
+        code = main(words)
         told = capsys.readouterr()
-        assert (code or 0, told.err) == (0, "")
+        assert (code, told.err) == (0, "")
         return told.out
 
     return ask
@@ -60,12 +56,22 @@ def test_every_help_has_two_examples(name: str, help_of: Help) -> None:
     assert "Exemples :" in help_of(name, "--help", language="fr")
 
 
-def test_run_offers_every_field_with_its_description(help_of: Help) -> None:
-    printed = " ".join(help_of("run", "--help").replace("│", " ").split())
-    for name, field in {**RunConfig.model_fields, **Layout.model_fields}.items():
-        if name not in ("layout", "schema_version"):
-            assert f"--{name.replace('_', '-')}" in printed
-            assert " ".join((field.description or "?").split()) in printed
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("language", ["en", "fr"])
+@pytest.mark.parametrize("verb", ["run", "predict", "memory", "machines"])
+def test_every_field_is_shown_in_the_panel_of_its_subject(
+    verb: str, language: str, columns: int, help_of: Help, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    printed = help_of(verb, "--help", language=language)
+    assert max(len(line) for line in printed.splitlines() if line.startswith(("╭", "│", "╰"))) == columns
+    panels = {panel.split(" ─")[0]: " ".join(panel.replace("│", " ").split()) for panel in printed.split("╭─ ")[1:]}
+    for subject in SUBJECTS:
+        for name, field in subject.fields.model_fields.items():
+            assert f"--{name.replace('_', '-')}" in panels[subject.title]
+            told = dict(zip(("en", "fr"), field_help(field), strict=True))[language]
+            assert name == "device" or " ".join(told.split()) in panels[subject.title]
+    assert "--json" in panels["options"] and len(panels) == len(SUBJECTS) + 1
 
 
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["compare", "--help"]])

@@ -104,16 +104,15 @@ def test_runs_side_by_side_are_runs_as_any_other(told: tuple[Any, Path, Path]) -
 @pytest.mark.parametrize(("words", "english", "french"), [
     (["--show", "deepsped"], "did you mean 'deepspeed'", "deepspeed"),
     (["--run", "--only", "torch,acclerate"], "did you mean 'accelerate'", "accelerate"),
-    (["--steps", "3"], "--steps is for runs side by side: add --run", "ajoutez --run"),
+    (["--steps", "3"], "--steps does nothing without --run: add it", "--run : ajoutez-le"),
     (["--show", "torch", "--json"], "leave --run and --json out", "retirez --run et --json"),
-    (["--run", "--figure", "a.doc"], "needs an ending that names its format", "doit se terminer par son format"),
+    (["--run", "--figure", "a.doc"], "needs a name that ends in .png", "attend un nom qui finit par .png"),
     (["--run", "--rounds", "0"], "rounds", "rounds"),
     (["--run", "--model", "gpt_tinny"], "gpt_tiny", "gpt_tiny"),
     (["--run", "--only", "torch", "--zero", "1"], "the program of library='torch' has zero=0, 2, 3 only", "n’a que"),
     (["--run", "--model", "moe_tiny"], "use a dense model such as gpt_tiny.", "un modèle dense comme gpt_tiny."),
     (["--run", "--only", "megatron", "--model", "vit_tiny"], "family such as gpt_tiny.", "gpt comme gpt_tiny."),
     (["--run", "--only", ","], "--only ',' names no library", "ne nomme aucune bibliothèque"),
-    (["--run", "--figure", "/absent/a.png"], "/absent is no folder that takes files", "n’est pas un dossier où écrire"),
     (["--run", "--dp", "x"], "--dp", "--dp"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_sentence(

@@ -102,7 +102,7 @@ def test_files_are_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
         ("gpt_tiny --device v100", ["unknown device 'v100'", "v100-16", "h200"]),
         ("gpt_tiny --fit moon", ["unknown device 'moon'", "a100-80"]),
         ("gpt_tny", ["unknown model 'gpt_tny'", "did you mean 'gpt_tiny'?"]),
-        ("gpt_tiny vit_tiny", ["takes one model", "'gpt_tiny', 'vit_tiny'"]),
+        ("gpt_tiny vit_tiny", ["takes [MODEL] (model of the catalogue", "'gpt_tiny vit_tiny' was received"]),
         ("gpt_tiny --model vit_tiny", ["takes one model"]),
         ("gpt_tiny --dp 2 --rank 2", ["rank 2 does not exist"]),
         ("gpt_tiny --snapshot step.json", [".html", "step.json"]),
@@ -133,4 +133,4 @@ def test_the_command_to_type_asks_for_the_same_configuration(fields: dict[str, A
     config = RunConfig.of(**fields)
     words = shlex.split(command_of(config))
     assert words[:2] == ["dlojz", "run"]
-    assert RunConfig.of(**parse("run", "", config_flags(), words[2:])) == config
+    assert RunConfig.of(**parse("dlojz run", config_flags(), words[2:])) == config

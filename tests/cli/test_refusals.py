@@ -96,7 +96,7 @@ def test_run_refuses(line: str, refuse: Refuse, tmp_path: Path) -> None:
         ("predict --rank 5", ["rank", "5"]),
         ("logs 20250101", ["no run is named '20250101'", "there is no run in"]),
         ("cancel ../../etc", ["no run is named '../../etc'"]),
-        ("logs", ["takes the name of one run", "0 were received"]),
+        ("logs", ["takes RUN (name of a run", "nothing was received"]),
         ("compare nothing", ["no run is named 'nothing'"]),
         ("compare", ["no run to compare"]),
         ("compare --figure", ["--figure needs a value"]),

@@ -182,7 +182,7 @@ def test_at_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", str(STUDENT), "attention", "--json"]) == DONE
     assert json.loads(capfd.readouterr().out)["todo"] is True
     assert main(["diff", str(STUDENT)]) == REFUSED
-    assert "takes a notebook and an exercise" in capfd.readouterr().err
+    assert "takes NOTEBOOK EXERCISE (file of the notebook, then id of the exercise)" in capfd.readouterr().err
     use_language("fr")
     assert main(["diff", str(STUDENT), "attention"]) == DONE
     assert "votre réponse" in capfd.readouterr().out

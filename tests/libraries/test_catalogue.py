@@ -10,7 +10,7 @@ import pytest
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
-from dlojz.config.run_config import RunConfig, laid_out_otherwise
+from dlojz.config.run_config import RunConfig, fallback_note
 from dlojz.libraries import library_catalogue
 from dlojz.libraries.library_catalogue import (
     LIBRARIES,
@@ -202,9 +202,9 @@ def test_checkpoints_of_a_program_are_refused() -> None:
 
 def test_a_sharding_that_was_left_aside_is_said() -> None:
     config = RunConfig.of(**TEXT, library="accelerate", zero=3)
-    assert "trained with DDP" in laid_out_otherwise(config, "DistributedDataParallel")
-    assert laid_out_otherwise(config, "FSDPWithLoss") == ""
+    assert "trained with DDP" in fallback_note(config, "DistributedDataParallel")
+    assert fallback_note(config, "FSDPWithLoss") == ""
     stage_0 = RunConfig.of(**TEXT, library="accelerate", engine="deepspeed")
-    assert "trained with DDP" in laid_out_otherwise(stage_0, "DistributedDataParallel")
+    assert "trained with DDP" in fallback_note(stage_0, "DistributedDataParallel")
     plain = RunConfig.of(**TEXT, library="accelerate")
-    assert laid_out_otherwise(plain, "DistributedDataParallel") == ""
+    assert fallback_note(plain, "DistributedDataParallel") == ""

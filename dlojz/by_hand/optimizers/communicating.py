@@ -27,7 +27,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import say
 from dlojz.by_hand.ddp import pieces_of, ranks_of
 from dlojz.by_hand.optimizers.one_bit import CompressedAllReduce
-from dlojz.config.schedules import check_stages, does_nothing
+from dlojz.config.schedules import check_stages, no_effect_note
 
 OWN = "own"
 """Key of a `state_dict` under which the tensors lie that differ from rank to rank."""
@@ -86,7 +86,7 @@ class Communicating(torch.optim.Optimizer):
         self.compressor: CompressedAllReduce | None = None
         """The errors of both sides; None before the first compressed step."""
         if self.size == 1:
-            warnings.warn(does_nothing(type(self).__name__), stacklevel=3)
+            warnings.warn(no_effect_note(type(self).__name__), stacklevel=3)
 
     @property
     def parameters(self) -> list[Tensor]:

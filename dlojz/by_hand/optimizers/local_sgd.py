@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dlojz.by_hand.ddp import pieces_of, ranks_of
 from dlojz.by_hand.optimizers.communicating import loss_of, parameters_of
-from dlojz.config.schedules import check_local_steps, check_stages, goes_alone, meets
+from dlojz.config.schedules import check_local_steps, check_stages, meets, single_replica_note
 
 OUTER_RATE = 0.7
 OUTER_MOMENTUM = 0.9
@@ -55,7 +55,7 @@ class LocalSteps(torch.optim.Optimizer):
         """Steps taken so far."""
         self.rank, self.size = ranks_of(group)
         if self.size == 1:
-            warnings.warn(goes_alone(type(self).__name__), stacklevel=4)
+            warnings.warn(single_replica_note(type(self).__name__), stacklevel=4)
 
     @property
     def parameters(self) -> list[Tensor]:

@@ -35,7 +35,7 @@ from dlojz.by_hand.optimizers.communicating import Communicating
 from dlojz.by_hand.optimizers.lamb import OneBitLamb
 from dlojz.by_hand.optimizers.local_sgd import DiLoCo, LocalSGD, LocalSteps
 from dlojz.config.layout import Layout
-from dlojz.config.schedules import begins_anew, left_behind, powersgd_start
+from dlojz.config.schedules import powersgd_restart_note, powersgd_start, resized_note
 from dlojz.prediction.shapes import bucket_bytes_of
 from dlojz.results.footprint import Overlap
 from dlojz.train.checkpoint_tensors import CheckpointTensors
@@ -164,7 +164,7 @@ class DDPEngine(Engine):
         """
         super().restore_buffers(source)
         if self.powersgd is not None:
-            self.left_out = begins_anew(self.powersgd.start_powerSGD_iter)
+            self.left_out = powersgd_restart_note(self.powersgd.start_powerSGD_iter)
 
     def named(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Yield plain tensors as updated ones with tensor parallelism; they share the DTensors' memory."""
@@ -267,7 +267,7 @@ class CommunicatingEngine(Engine):
             kind = f"own.{self.axes.dp_rank}"
             self.optimizer.take_own_states({name: source.tensor(f"{kind}/{name}") for name in source.names(kind)})
         elif kept:
-            self.left_out = left_behind(self.config.optimizer, kept, ranks)
+            self.left_out = resized_note(self.config.optimizer, kept, ranks)
 
 
 def _kept_ranks(source: CheckpointTensors) -> int:
