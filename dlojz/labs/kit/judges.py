@@ -406,10 +406,10 @@ def expect_numbers(given: Any, names: Sequence[Said]) -> Numbers:
     parts = [part.item() if hasattr(part, "item") else part for part in parts]
     legal = all(isinstance(part, Real) and not isinstance(part, bool) for part in parts)
     if len(parts) != len(names) or not legal:
-        listed_en, listed_fr = _listed(names)
+        (listed_en, listed_fr), s = _listed(names), "s" if len(names) > 1 else ""
         raise Wrong(
-            en=f"Your function should return {len(names)} number(s), {listed_en}, but it returns {shown(given)}.",
-            fr=f"Votre fonction doit renvoyer {len(names)} nombre(s), {listed_fr}, mais elle renvoie {shown(given)}.",
+            en=f"Your function should return {len(names)} number{s}, {listed_en}, but it returns {shown(given)}.",
+            fr=f"Votre fonction doit renvoyer {len(names)} nombre{s}, {listed_fr}, mais elle renvoie {shown(given)}.",
         )
     values = tuple(float(part) for part in parts)
     for value, name in zip(values, names, strict=True):
