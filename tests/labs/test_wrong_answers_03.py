@@ -403,9 +403,9 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (fit_whole_line, "that of the whole all-reduce"),
         (lambda n, t, p: fit_relative(n, t, p)[::-1], "swap them"),
         (lambda n, t, p: (fit_relative(n, t, p)[0], fit_relative(n, t, p)[1] / p), "lacks a factor p"),
-        (lambda n, t, p: fit_relative(n, t, p)[0], "Two numbers are expected"),
+        (lambda n, t, p: fit_relative(n, t, p)[0], "should return 2 numbers"),
         (lambda n, t, p: None, "returns nothing"),
-        (lambda n, t, p: (t[0], t[-1] / n[-1]), "are expected, but your function returns"),
+        (lambda n, t, p: (t[0], t[-1] / n[-1]), "should be"),
     ],
     "average-gradients": [
         (only_sums, "times too large"),

@@ -483,8 +483,8 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
             ),
             "are not whole",
         ),
-        (lambda p, n, offload: offload_bytes(p, n, offload)[0], "Two numbers are expected"),
-        (lambda p, n, offload: (0, 0), "are expected, but your function returns"),
+        (lambda p, n, offload: offload_bytes(p, n, offload)[0], "should return 2 numbers"),
+        (lambda p, n, offload: (0, 0), "the bytes on the device should be"),
         (lambda p, n, offload: None, "returns nothing"),
     ],
     "offload-time": [

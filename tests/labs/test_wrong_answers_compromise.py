@@ -309,7 +309,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (held(flight=lambda one, stage: one.pp - stage), "cannot keep more than it has"),
         (held(flight=lambda one, stage: 1), "a single micro-batch"),
         (lambda *asked: held()(*asked)[::-1], "but in another order"),
-        (lambda *asked: sum(held()(*asked)), "4 number(s), weights, gradients, optimizer, activations"),
+        (lambda *asked: sum(held()(*asked)), "4 numbers, weights, gradients, optimizer, activations"),
         (lambda *asked: [1.01 * one for one in held()(*asked)], "weights should be"),
         (lambda *asked: None, "returns nothing"),
     ],
@@ -321,7 +321,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (least_squares(power=-1.0), "you divide the bytes by the factor"),
         (lambda n, t, factor: by_hand(n, t, factor)[::-1], "in another order"),
         (lambda n, t, factor: (min(t), (max(t) - min(t)) / (n[-1] - n[0])), "α should be"),
-        (lambda n, t, factor: by_hand(n, t, factor)[1], "2 number(s), α, β"),
+        (lambda n, t, factor: by_hand(n, t, factor)[1], "2 numbers, α, β"),
         (lambda n, t, factor: (float("nan"), 1.0), "gives nan for α"),
     ],
     "best-split": [
@@ -335,7 +335,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (split(chunk=lambda dp: 1), "you send all of it 2 (dp − 1) times"),
         (split(rounds=1), "goes round once"),
         (split(first=lambda pp, dp: dp), "You return dp"),
-        (lambda *asked: split()(*asked)[0], "3 number(s), pp"),
+        (lambda *asked: split()(*asked)[0], "3 numbers, pp"),
         (lambda *asked: (1, *split()(*asked)[1:]), "pp should be"),
     ],
     "choose-layout": [
@@ -398,7 +398,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (rounds(exactly=True), "exactly so many wins"),
         (rounds(most=9.0), "A probability is at most 1"),
         (lambda a, b: (rounds()(a, b)[0], 1 - rounds()(a, b)[1]), "1 − p"),
-        (lambda a, b: rounds()(a, b)[1], "2 number(s), the ratio, p"),
+        (lambda a, b: rounds()(a, b)[1], "2 numbers, the ratio, p"),
     ],
     "held-out": [
         (errors(judged=lambda row: True), "You count all rows"),
@@ -411,7 +411,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (errors(rate_from=lambda row: not row.fitted), "the very rows that judge it"),
         (errors(middle=statistics.fmean), "the mean rate"),
         (lambda rows: errors()(rows)[::-1], "in another order"),
-        (lambda rows: errors()(rows)[0], "2 number(s)"),
+        (lambda rows: errors()(rows)[0], "2 numbers"),
     ],
 }
 

@@ -244,7 +244,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda p, m, f, b: (f * (p + m) + b * (p + m), 0, 0), "one too many"),
         (lambda p, m, f, b: ((p - 1) * f + m * (f + b), 0, 0), "but not the draining"),
         (lambda p, m, f, b: (f * (p + m - 1), 0, 0), "The backward pass is missing"),
-        (lambda p, m, f, b: ((m + p - 1) * max(f, b), 0, 0), "is expected, but your function returns"),
+        (lambda p, m, f, b: ((m + p - 1) * max(f, b), 0, 0), "the length should be"),
         (lambda p, m, f, b: ((m + p - 1) * (f + b), (p - 1) / m, (p - 1) / m), "Your fraction is the overhead"),
         (
             lambda p, m, f, b: ((m + p - 1) * (f + b), m / (m + p - 1), 0),
@@ -253,7 +253,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda p, m, f, b: ((m + p - 1) * (f + b), (p - 1) * f + (p - 1) * b, 0), "Your fraction is a time"),
         (lambda p, m, f, b: ((m + p - 1) * (f + b), (p - 1) / (m + p - 1), (p - 1) / (m + p - 1)), "may well exceed 1"),
         (lambda p, m, f, b: ((m + p - 1) * (f + b), (p - 1) / (m + p - 1), (p + m - 1) / m), "only the idle time"),
-        (lambda p, m, f, b: (m + p - 1) * (f + b), "Three numbers are expected"),
+        (lambda p, m, f, b: (m + p - 1) * (f + b), "should return 3 numbers"),
         (lambda p, m, f, b: None, "returns nothing"),
     ],
     "one-f-one-b": [

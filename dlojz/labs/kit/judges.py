@@ -211,8 +211,10 @@ class Judge:
                 self._name_mistake(given, size, seed)
                 for other in cases[place + 1 :] if self.faults else ():
                     again = self._run(answer, *other)
-                    if not any(one.error for one in again):
-                        self._name_fault([one.tensors for one in again], *other)
+                    values = [one.tensors for one in again]
+                    right = [self.reference(rank, *other) for rank in range(other[0])]
+                    if not any(one.error for one in again) and not explains(right, values):
+                        self._name_fault(values, *other)
                 raise Wrong(*said)
             if self.inspect is not None:
                 self.inspect(answers, size)
@@ -404,10 +406,10 @@ def expect_numbers(given: Any, names: Sequence[Said]) -> Numbers:
     parts = [part.item() if hasattr(part, "item") else part for part in parts]
     legal = all(isinstance(part, Real) and not isinstance(part, bool) for part in parts)
     if len(parts) != len(names) or not legal:
-        listed_en, listed_fr = _listed(names)
+        (listed_en, listed_fr), s = _listed(names), "s" if len(names) > 1 else ""
         raise Wrong(
-            en=f"Your function should return {len(names)} number(s), {listed_en}, but it returns {shown(given)}.",
-            fr=f"Votre fonction doit renvoyer {len(names)} nombre(s), {listed_fr}, mais elle renvoie {shown(given)}.",
+            en=f"Your function should return {len(names)} number{s}, {listed_en}, but it returns {shown(given)}.",
+            fr=f"Votre fonction doit renvoyer {len(names)} nombre{s}, {listed_fr}, mais elle renvoie {shown(given)}.",
         )
     values = tuple(float(part) for part in parts)
     for value, name in zip(values, names, strict=True):

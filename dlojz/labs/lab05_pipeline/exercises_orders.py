@@ -121,8 +121,8 @@ def refuse_invalid(schedule: Schedule, memory_limit: float | None = None) -> Non
 def case_of(schedule: Schedule) -> str:
     """What the schedule was asked for, as the beginning of a sentence."""
     return say(
-        en=f"With {schedule.ranks} rank(s) and {schedule.micro_batches} micro-batch(es): ",
-        fr=f"Avec {schedule.ranks} rang(s) et {schedule.micro_batches} micro-batch(es) : ",
+        en=f"With ranks={schedule.ranks} and micro_batches={schedule.micro_batches}: ",
+        fr=f"Avec ranks={schedule.ranks} et micro_batches={schedule.micro_batches} : ",
     )
 
 

@@ -345,9 +345,9 @@ def _last(answer: Callable[..., Any], step: float, delay: int, updates: int) -> 
     refuse_nothing(weights)
     if len(weights) != updates + 1:
         raise Wrong(
-            en=f"For {updates} update(s) the list holds w(0) to w({updates}), {updates + 1} values, but yours has "
+            en=f"For updates={updates} the list holds w(0) to w({updates}), {updates + 1} values, but yours has "
             f"{len(weights)}.",
-            fr=f"Pour {updates} mise(s) à jour, la liste va de w(0) à w({updates}), soit {updates + 1} valeurs, mais "
+            fr=f"Pour updates={updates}, la liste va de w(0) à w({updates}), soit {updates + 1} valeurs, mais "
             f"la vôtre en a {len(weights)}.",
         )
     if float(weights[0]) != 1.0:
