@@ -247,12 +247,12 @@ def missing_module(symptoms: Symptoms) -> Finding | None:
     if not matches:
         return None
     rank, found = matches[0]
-    where, words = _place(rank), found.groupdict()
+    place, words = _place(rank), found.groupdict()
     if found.re is _MODULE:
         package = words["module"].partition(".")[0]
         what = say(
-            en=f"{where} could not import the module {words['module']}: it is not installed in this environment.",
-            fr=f"{where} n’a pas pu importer le module {words['module']} : il n’est pas installé dans cet "
+            en=f"{place} could not import the module {words['module']}: it is not installed in this environment.",
+            fr=f"{place} n’a pas pu importer le module {words['module']} : il n’est pas installé dans cet "
             "environnement.",
         )
         advice = say(
@@ -263,8 +263,8 @@ def missing_module(symptoms: Symptoms) -> Finding | None:
         )
     elif found.re is _NAME:
         what = say(
-            en=f"{where} found the module {words['module']}, but not {words['name']} in it.",
-            fr=f"{where} a trouvé le module {words['module']}, mais pas {words['name']} dedans.",
+            en=f"{place} found the module {words['module']}, but not {words['name']} in it.",
+            fr=f"{place} a trouvé le module {words['module']}, mais pas {words['name']} dedans.",
         )
         advice = say(
             en="Its version differs from the one that the labs were written with: see `dlojz doctor`.",
@@ -273,8 +273,8 @@ def missing_module(symptoms: Symptoms) -> Finding | None:
     else:
         library = words["library"] or words["other"]
         what = say(
-            en=f"{where} could not load the library {library}.",
-            fr=f"{where} n’a pas pu charger la bibliothèque {library}.",
+            en=f"{place} could not load the library {library}.",
+            fr=f"{place} n’a pas pu charger la bibliothèque {library}.",
         )
         advice = say(
             en="Load the modules of the machine file (CUDA, compiler) before Python starts, and no others.",
