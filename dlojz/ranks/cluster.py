@@ -152,6 +152,16 @@ def not_started(why: str) -> str:
     )
 
 
+def controller_is_ready(folder: Path) -> bool:
+    """Return whether the controller has written both connection files."""
+    try:
+        for side in ("client", "engine"):
+            json.loads(connection_file(folder, side).read_text())
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def last_report(log: Path) -> str:
     """Return the last line that the processes have logged outside of cells, at most 300 characters; or nothing."""
     try:
@@ -460,7 +470,7 @@ class RankSupervisor:
 
         self._engine = rank_process
         deadline_s = time.monotonic() + _CONTROLLER_S
-        while not self._reachable():
+        while not controller_is_ready(self.folder):
             if self._controller.poll() is not None or time.monotonic() > deadline_s:
                 self._report(event="failed", why="the controller did not start")
                 sys.exit(1)
@@ -468,15 +478,6 @@ class RankSupervisor:
                 sys.exit(1)
             time.sleep(0.02)
         self._report(event="ready")
-
-    def _reachable(self) -> bool:
-        """Whether both connection files are there, whole."""
-        try:
-            for side in ("client", "engine"):
-                json.loads(connection_file(self.folder, side).read_text())
-        except (OSError, ValueError):
-            return False
-        return True
 
     def _report(self, **event: Any) -> None:
         text = (json.dumps(event) + "\n").encode()

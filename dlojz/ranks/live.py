@@ -552,8 +552,12 @@ def show(output: CellOutput | RankStatus) -> None:
     from IPython.core.getipython import get_ipython
     from IPython.display import display
 
-    if output:
-        (print if get_ipython() is None else display)(output)
+    if not output:
+        return
+    if get_ipython() is None:
+        print(output)
+    else:
+        display(output)
 
 
 def _value(name: str, rank: int, answer: Mapping[str, Any]) -> Any:

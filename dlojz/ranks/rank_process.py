@@ -21,7 +21,7 @@ _REGISTRATION_S = 60
 
 
 class RankEngine(IPEngine):
-    """ipyparallel's engine, deaf to configuration files of the user; its streams are those of `Streams`."""
+    """ipyparallel's engine, without configuration files of the user; its streams are those of `Streams`."""
 
     def load_config_file(self, *_: Any, **__: Any) -> None:
         """Read nothing."""

@@ -604,7 +604,7 @@ def main(folder: Path, host: str = "127.0.0.1") -> None:
     from traitlets.config import Config
 
     class Controller(IPController):
-        """The controller, deaf to configuration files of the user."""
+        """Controller that reads no configuration files of the user."""
 
         def load_config_file(self, *_: Any, **__: Any) -> None:
             """Read nothing."""

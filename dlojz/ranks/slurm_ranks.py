@@ -22,7 +22,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import say
 from dlojz.processes.status_board import StatusBoard
 from dlojz.ranks import rank_setup
-from dlojz.ranks.cluster import ControllerChannel, RankCluster, last_report, not_started
+from dlojz.ranks.cluster import ControllerChannel, RankCluster, controller_is_ready, last_report, not_started
 from dlojz.ranks.rank_setup import RanksRefused, connection_file
 
 _ANSWER_S = 60
@@ -70,9 +70,8 @@ class SlurmCluster(RankCluster):
         if self._channel is None:
             command = [sys.executable, "-P", "-m", "dlojz.ranks.rank_setup", str(self.folder), socket.gethostname()]
             self._controller = self._begin(command, {})
-            files = [connection_file(self.folder, side) for side in ("client", "engine")]
-            self._until(lambda: all(file.exists() and file.read_text().endswith("}") for file in files), progress)
-            self._channel = ControllerChannel(files[0], self.events)
+            self._until(lambda: controller_is_ready(self.folder), progress)
+            self._channel = ControllerChannel(connection_file(self.folder, "client"), self.events)
             self._channel.report_losses()
         before = self._channel.reachable().keys()
         # The step's tasks learn from their environment how to reach the controller: no file need be shared.

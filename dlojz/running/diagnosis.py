@@ -53,7 +53,7 @@ class Missing(NamedTuple):
     call: tuple[str, ...]
 
 
-class Clash(NamedTuple):
+class CallMismatch(NamedTuple):
     """Two ranks that called different things as the same collective of a group."""
 
     one: int
@@ -81,12 +81,12 @@ def _legal(calls: object) -> dict[int, tuple[str, ...]]:
     return found
 
 
-def worded(call: tuple[str, ...]) -> str:
+def call_text(call: tuple[str, ...]) -> str:
     """Write a call in words: `all_reduce Float [10]`."""
     return " ".join(word for word in call if word)
 
 
-def clash_of(calls: Mapping[int, Calls]) -> Clash | None:
+def call_mismatch(calls: Mapping[int, Calls]) -> CallMismatch | None:
     """Find the first collective that two ranks of a group called differently; None where none is known."""
     for group in sorted({group for told in calls.values() for group in told}):
         members = {rank: told[group] for rank, told in sorted(calls.items()) if group in told}
@@ -95,7 +95,7 @@ def clash_of(calls: Mapping[int, Calls]) -> Clash | None:
             for rank, call in came[1:]:
                 first = came[0][1]
                 if call[0] != first[0] or (call != first and first[0] in SAME_SHAPE):
-                    return Clash(*came[0], rank, call)
+                    return CallMismatch(*came[0], rank, call)
     return None
 
 
@@ -164,7 +164,6 @@ class Symptoms:
         steps: number of finished steps.
         losses: of those.
         logs: printed text, by rank; None is the launcher and the scheduler's job.
-        started: ranks that wrote any event.
         calls: by rank, the collectives that it recorded when it failed.
     """
 
@@ -175,7 +174,6 @@ class Symptoms:
     steps: int
     losses: tuple[float, ...]
     logs: Mapping[int | None, str]
-    started: frozenset[int]
     calls: Mapping[int, Calls] = field(default_factory=dict)
 
     def matches(self, pattern: re.Pattern[str]) -> list[tuple[int | None, re.Match[str]]]:
@@ -249,12 +247,12 @@ def missing_module(symptoms: Symptoms) -> Finding | None:
     if not matches:
         return None
     rank, found = matches[0]
-    where, words = _place(rank), found.groupdict()
+    place, words = _place(rank), found.groupdict()
     if found.re is _MODULE:
         package = words["module"].partition(".")[0]
         what = say(
-            en=f"{where} could not import the module {words['module']}: it is not installed in this environment.",
-            fr=f"{where} n’a pas pu importer le module {words['module']} : il n’est pas installé dans cet "
+            en=f"{place} could not import the module {words['module']}: it is not installed in this environment.",
+            fr=f"{place} n’a pas pu importer le module {words['module']} : il n’est pas installé dans cet "
             "environnement.",
         )
         advice = say(
@@ -265,8 +263,8 @@ def missing_module(symptoms: Symptoms) -> Finding | None:
         )
     elif found.re is _NAME:
         what = say(
-            en=f"{where} found the module {words['module']}, but not {words['name']} in it.",
-            fr=f"{where} a trouvé le module {words['module']}, mais pas {words['name']} dedans.",
+            en=f"{place} found the module {words['module']}, but not {words['name']} in it.",
+            fr=f"{place} a trouvé le module {words['module']}, mais pas {words['name']} dedans.",
         )
         advice = say(
             en="Its version differs from the one that the labs were written with: see `dlojz doctor`.",
@@ -275,8 +273,8 @@ def missing_module(symptoms: Symptoms) -> Finding | None:
     else:
         library = words["library"] or words["other"]
         what = say(
-            en=f"{where} could not load the library {library}.",
-            fr=f"{where} n’a pas pu charger la bibliothèque {library}.",
+            en=f"{place} could not load the library {library}.",
+            fr=f"{place} n’a pas pu charger la bibliothèque {library}.",
         )
         advice = say(
             en="Load the modules of the machine file (CUDA, compiler) before Python starts, and no others.",
@@ -453,19 +451,19 @@ def _watchdog(symptoms: Symptoms) -> Finding | None:
 
 def _recorded(symptoms: Symptoms) -> Finding | None:
     """Compare the ranks' flight recorders: which call differs, or which rank was behind when time was up."""
-    clash = clash_of(symptoms.calls)
-    if clash:
-        return _different(clash.one, worded(clash.first), clash.other, worded(clash.second))
+    mismatch = call_mismatch(symptoms.calls)
+    if mismatch:
+        return _different(mismatch.one, call_text(mismatch.first), mismatch.other, call_text(mismatch.second))
     waited = next((match for pattern in (GLOO, NCCL) for _, match in symptoms.matches(pattern)), None)
     missing = missing_in(symptoms.calls) if waited else []
     if not missing or waited is None:
         return None
     cause = first_missing(missing)
     if cause:
-        return _absent(cause.ranks, worded(cause.call), int(waited["ms"]), "")
+        return _absent(cause.ranks, call_text(cause.call), int(waited["ms"]), "")
     one = missing[0]  # a cycle: each waits for another, in the collective of another group
     other = next((each for each in missing if one.ranks[0] in each.waiting), one)
-    return _different(one.waiting[0], worded(one.call), one.ranks[0], worded(other.call))
+    return _different(one.waiting[0], call_text(one.call), one.ranks[0], call_text(other.call))
 
 
 def _gloo(symptoms: Symptoms) -> Finding | None:
@@ -634,7 +632,6 @@ def symptoms_of(run: RunFolder) -> Symptoms:
         steps=len(run.losses),
         losses=run.losses,
         logs={**texts, None: job},
-        started=frozenset(told),
         calls={rank: calls for rank, events in told.items() if (calls := calls_of(events))},
     )
 

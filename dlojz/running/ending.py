@@ -119,7 +119,7 @@ def _completed(evidence: EndEvidence) -> Ending | None:
 
 
 def _measured(evidence: EndEvidence) -> Ending | None:
-    """Divergence, lack of memory, or a stop that all ranks agreed on, as a rank's own `end` event says."""
+    """Classify divergence, lack of memory, or a stop that all ranks agreed on, by a rank's `end` event."""
     for wanted in ("diverged", "oom", "timeout"):
         for rank, (status, said) in sorted(evidence.ends.items()):
             if status == wanted:
@@ -148,7 +148,7 @@ def _stopped(evidence: EndEvidence) -> Ending | None:
 
 
 def _job_stopped(evidence: EndEvidence) -> Ending | None:
-    """Time limit, node failure, preemption, lack of memory or cancellation of the job; ranks' errors come later."""
+    """Classify time limit, node failure, preemption, lack of memory or cancellation of the job; ranks' errors later."""
     job = evidence.job
     if job is None:
         return None
@@ -185,7 +185,7 @@ def _job_stopped(evidence: EndEvidence) -> Ending | None:
 
 
 def _job_left(evidence: EndEvidence) -> Ending | None:
-    """A job that failed, where none of its ranks named a cause."""
+    """Classify a job that failed, where none of its ranks named a cause."""
     job = evidence.job
     if job is None:
         return None
@@ -205,7 +205,7 @@ def _job_left(evidence: EndEvidence) -> Ending | None:
 
 
 def _out_of_memory(evidence: EndEvidence) -> Ending | None:
-    """A rank that printed an allocation failure and fell; or that the kernel killed for memory."""
+    """Classify a rank that printed an allocation failure, or that the kernel killed for memory."""
     for rank, code in sorted(evidence.exit_codes.items()):
         said = last_line(evidence.log_tails.get(rank, ""))
         if rank not in evidence.ends and code > 0 and _OOM.search(said):
@@ -220,7 +220,7 @@ def _out_of_memory(evidence: EndEvidence) -> Ending | None:
 
 
 def _killed(evidence: EndEvidence) -> Ending | None:
-    """A rank that a signal ended; SIGKILL first, since it is never a consequence."""
+    """Classify a rank that a signal ended; SIGKILL first, since it is never a consequence."""
     for rank, code in sorted(evidence.exit_codes.items(), key=lambda item: (item[1] != -signal.SIGKILL, item[0])):
         if code < 0 and not _follows(evidence, rank):
             return Ending("failed", _signalled(evidence, rank))
@@ -248,7 +248,7 @@ def _signalled(evidence: EndEvidence, rank: int) -> str:
 
 
 def _failed(evidence: EndEvidence) -> Ending | None:
-    """The first rank whose message is a cause and not the loss of a peer."""
+    """Classify by the first rank whose message is a cause and not the loss of a peer."""
     for rank in range(evidence.world_size):
         status, said = evidence.ends.get(rank, (None, ""))
         code = evidence.exit_codes.get(rank, 0)
@@ -271,7 +271,7 @@ def _failed(evidence: EndEvidence) -> Ending | None:
 
 
 def _leftover(evidence: EndEvidence) -> Ending:
-    """No cause is known: report the first rank that did not complete, even if it only lost a peer."""
+    """Report the first rank that did not complete, where no cause is known, even if it only lost a peer."""
     for rank, (status, said) in sorted(evidence.ends.items()):
         if status != "completed":
             return Ending(status, _by(rank, said or f"it ended as {status}"))

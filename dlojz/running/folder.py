@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal, Self
 
 import psutil
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from dlojz.base.contract import Contract
 from dlojz.base.errors import LabError
@@ -93,7 +93,6 @@ def last_line(text: str) -> str:
 
 OWNER_FILE = "launch.json"
 DEFAULT_WORKER = "dlojz.worker"
-_FORMER_WORKER = "dlojz.train.worker"
 MODULE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
 # Start times are computed from the machine's boot time, which moves when the clock is set.
 _CLOCK_TOLERANCE_S = 2.0
@@ -109,12 +108,6 @@ class Owner(Contract):
     worker_module: str = Field(DEFAULT_WORKER, pattern=MODULE_PATTERN, description="what every rank runs")
     time_limit_s: float | None = Field(None, gt=0)
     submitted_utc: str = ""
-
-    @field_validator("worker_module", mode="before")
-    @classmethod
-    def _of_older_runs(cls, value: object) -> object:
-        """Accept the former name of the worker, of runs that were launched with it."""
-        return DEFAULT_WORKER if value == _FORMER_WORKER else value
 
     def handed_to(self, pid: int) -> Self:
         """Return the same request, driven by another process of this machine.

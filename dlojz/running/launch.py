@@ -149,21 +149,20 @@ def _marked(record: RunRecord, run_id: str) -> RunRecord:
     return record.model_copy(update={"run_id": run_id, "environment": {**record.environment, REPLAYED_FROM: told}})
 
 
-def _flat(config: RunConfig) -> dict[str, object]:
-    content = config.to_dict()
-    return {**content, **content.pop("layout")}
-
-
 def _none_of(config: RunConfig) -> str:
     """Write the message for a configuration without record."""
-    asked = _flat(config)
+    def flat(one: RunConfig) -> dict[str, object]:
+        content = one.to_dict()
+        return {**content, **content.pop("layout")}
+
+    asked = flat(config)
     near: list[tuple[bool, int, str]] = []
     for path in shipped().values():
         try:
             its = read_record(path).config
         except LabError:
             continue
-        differing = [f"{key}={value}" for key, value in _flat(its).items() if asked[key] != value]
+        differing = [f"{key}={value}" for key, value in flat(its).items() if asked[key] != value]
         near.append((its.model != config.model, len(differing), f"{its.title} ({', '.join(differing)})"))
     if not near:
         return say(
@@ -299,7 +298,6 @@ def run(  # noqa: PLR0913 - one call is all that a student has to know
     _check(wanted, checkpoint_every)
     claimed = partial(_claim, base, again=again, worker_module=worker_module, checkpoint_every=checkpoint_every)
     if backend == "slurm":
-        _check_sender()
         request = JobRequest(account=account, qos=qos, reservation=reservation, time_limit_s=time_limit_s)
         site = chosen(wanted, machine, request)
         asked = admit(site, wanted, request)
@@ -355,7 +353,6 @@ def submit_many(  # noqa: PLR0913 - as `run`
         common: dict[str, Any] = {"again": again, "time_limit_s": time_limit_s, "root": root}
         common |= {"worker_module": worker_module, "checkpoint_every": checkpoint_every}
         return [run(config, on=_backend(on, config), machine=machine, **common) for config in configs]
-    _check_sender()
     _check_time_limit(time_limit_s)
     request = JobRequest(account=account, qos=qos, reservation=reservation, time_limit_s=time_limit_s)
     site = chosen(configs[0], machine, request)
@@ -421,12 +418,9 @@ def _backend(on: str | None, config: RunConfig) -> str:
         return "slurm" if config.device == "cuda" and slurm_job.available() else "local"
     if on not in BACKENDS:
         raise LabError(one_of("backend", on, BACKENDS))
-    return on
-
-
-def _check_sender() -> None:
-    if not slurm_job.available():
+    if on == "slurm" and not slurm_job.available():
         raise LabError(explain_refusal("sbatch: not found"))
+    return on
 
 
 def _check_time_limit(time_limit_s: float | None) -> None:

@@ -24,7 +24,7 @@ from dlojz.hardware.clusters import machine as named
 
 ACCOUNT_VARIABLE = "DLOJZ_ACCOUNT"
 LONGEST_WARNING_S = 120
-"""Seconds before the time limit at which the ranks are told to save and stop; less for a short job."""
+"""Seconds before the time limit at which the ranks are asked to save and stop; less for a short job."""
 
 
 class JobRequest(Contract):

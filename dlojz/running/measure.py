@@ -212,7 +212,7 @@ def _on_cores(number: int, pace: dict[str, Any], watch: Watch | None) -> Any:
         failed = _first_failure(answers)
         if failed is None:
             return answers[0].value
-    rank, why = failed
+        rank, why = failed
     raise LabError(
         say(
             en=f"rank {rank} of {number} could not measure: {why} (`dlojz doctor` examines this machine).",

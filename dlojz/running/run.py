@@ -38,7 +38,7 @@ _SETTLE_S = 30.0
 
 
 class Run(RunFolder):
-    """One run, by its folder.
+    """Handle of one run.
 
     Args:
         folder: run folder.
@@ -49,7 +49,7 @@ class Run(RunFolder):
 
     @property
     def predicted(self) -> Footprint:
-        """What rank 0 was predicted to cost."""
+        """Footprint predicted for rank 0."""
         from dlojz.prediction import predict
 
         footprint: Footprint = predict(self.config)

@@ -320,7 +320,7 @@ def read_all_events(folder: Path) -> Events:
 
 
 def evidence_of(events: Mapping[int, list[dict[str, Any]]], folder: Path, world_size: int, **known: Any) -> EndEvidence:
-    """Collect the evidence of a run's end from its folder, beside what the launcher knows."""
+    """Collect the evidence of a run's end from its folder and from what the launcher knows."""
     ends = {rank: end for rank, told in events.items() if (end := end_of(told))}
     return EndEvidence(
         world_size=world_size,
@@ -344,7 +344,7 @@ def record_end(folder: Path, config: RunConfig, events: Events, ending: Ending, 
     write_record(folder / RECORD, assemble(folder.name, config, events, ending, elapsed_s))
 
 
-def look(folder: Path) -> tuple[State, RunRecord | None]:
+def read_state(folder: Path) -> tuple[State, RunRecord | None]:
     """Determine the state of a run, and its record once it has ended.
 
     Raises:
@@ -486,7 +486,7 @@ class RunFolder:
         try:
             self._config = read_config(folder)
         except LabError:
-            self._record = look(folder)[1]
+            self._record = read_state(folder)[1]
             if self._record is None:
                 raise
             self._config = self._record.config
@@ -511,7 +511,7 @@ class RunFolder:
         """`queued`, `running`, or how it ended: completed, oom, timeout, cancelled, failed, diverged."""
         if self._record is not None:
             return self._record.status
-        state, self._record = look(self.folder)
+        state, self._record = read_state(self.folder)
         return state
 
     @property

@@ -42,9 +42,9 @@ from dlojz.running.state import (
     LOGS,
     RECORD,
     State,
-    look,
     read_all_events,
     read_config,
+    read_state,
     record_end,
 )
 from dlojz.train.checkpoint_files import CheckpointPolicy, listing
@@ -207,7 +207,7 @@ def _same(config: RunConfig, root: Path, worker_module: str) -> Iterator[tuple[P
             continue
         try:
             if not folder.is_symlink() and read_config(folder) == config:
-                yield folder, look(folder)[0]
+                yield folder, read_state(folder)[0]
         except LabError:
             continue
 

@@ -124,4 +124,4 @@ def test_while_the_controller_is_down_a_job_is_believed_alive(slurm: Any, at_onc
 
 def test_a_job_at_its_limit_has_ended_by_its_limit(limited: Job, at_once: None) -> None:
     view = until(lambda: (seen := slurm_queue.view_of(limited)).standing == "ended" and seen)
-    assert (view.state, view.reason, view.absent) == ("TIMEOUT", "TimeLimit", False)
+    assert (view.state, view.reason) == ("TIMEOUT", "TimeLimit")

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from dlojz.base.errors import LabError
+from dlojz.base.machine import patience
 from dlojz.processes.forks import MAX_FORKS, spmd
 from dlojz.processes.status_board import REGION_BYTES, StatusBoard, is_gone
 
@@ -55,7 +56,7 @@ def test_a_rank_that_is_killed_exits_or_loops_ends_with_a_word() -> None:
         while True:
             time.sleep(1)
 
-    errors = [one.error for one in spmd(job, 4, wall_s=20)]
+    errors = [one.error for one in spmd(job, 4, wall_s=20 * patience())]
     assert [(error.kind, error.message) for error in errors[:2] if error] == [("lost", "7"), ("lost", "-9")]
     assert errors[2] and (errors[2].name, errors[2].message) == ("SystemExit", "enough")
     assert errors[3] and errors[3].kind == "time"

@@ -15,7 +15,7 @@ from jupyter_client.manager import KernelManager
 from dlojz.ranks.magic import RanksCommand, parse
 from dlojz.ranks.rank_setup import RanksRefused
 
-WAIT_S = 90
+WAIT_S = 240
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_absent_means_ended_only_if_asked_late_enough(fake: Any, says: Any, cloc
     assert view_of(JOB, now_s=clock).standing == "unknown"
     clock.s += 60
     view = view_of(JOB, now_s=clock)
-    assert (view.standing, view.absent, view.state) == ("ended", True, "")
+    assert (view.standing, view.state) == ("ended", "")
 
 
 def test_the_accounting_tells_how_an_absent_job_ended(fake: Any, says: Any, clock: Clock) -> None:
@@ -128,7 +128,7 @@ def test_the_accounting_tells_how_an_absent_job_ended(fake: Any, says: Any, cloc
     fake.plays(says.squeue(), told)
     for _ in range(2):  # asked once, then remembered
         view = view_of(JOB, now_s=clock)
-        assert (view.standing, view.state, view.exit_code, view.absent) == ("ended", "FAILED", "137:0", False)
+        assert (view.standing, view.state, view.exit_code) == ("ended", "FAILED", "137:0")
 
 
 def test_where_there_is_no_accounting_it_is_asked_once(fake: Any, says: Any, clock: Clock) -> None:
@@ -156,7 +156,7 @@ def test_a_job_without_a_number_is_found_by_its_name(fake: Any, says: Any, clock
     assert (view_of(nameless, now_s=clock).standing, view_of(nameless, now_s=clock).number) == ("running", "12")
     clock.s += 10
     view = view_of(nameless, now_s=clock)  # an earlier job of the same run is not this one
-    assert (view.standing, view.absent) == ("ended", True)
+    assert (view.standing, view.state) == ("ended", "")
 
 
 def test_tasks_of_an_array(fake: Any, says: Any, clock: Clock) -> None:

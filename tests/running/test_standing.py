@@ -17,7 +17,7 @@ from dlojz.results.record import write_record
 from dlojz.running.ending import Ending
 from dlojz.running.folder import Job
 from dlojz.running.run import Run
-from dlojz.running.state import assemble, look, read_all_events
+from dlojz.running.state import assemble, read_all_events, read_state
 
 Told = Callable[..., list[dict[str, Any]]]
 MakeFolder = Callable[..., Path]
@@ -51,14 +51,14 @@ def test_the_scheduler_tells_of_a_run_without_a_record(fake: Any, says: Any, job
         says.squeue(says.line("12", "PENDING", "Priority"), says.line("13", "RUNNING"), says.line("14", "PENDING"))
     )
     requeued = job_folder({0: told(2)}, job_id="14")
-    assert [look(folder)[0] for folder in (waiting, running, requeued)] == ["queued", "running", "queued"]
+    assert [read_state(folder)[0] for folder in (waiting, running, requeued)] == ["queued", "running", "queued"]
 
 
 def test_silence_ends_nothing(fake: Any, says: Any, job_folder: Any, told: Told) -> None:
     fake.plays(says.squeue(**says.DOWN))
-    assert look(job_folder())[0] == "queued"
+    assert read_state(job_folder())[0] == "queued"
     folder = job_folder({0: told(2)})
-    assert look(folder) == ("running", None)
+    assert read_state(folder) == ("running", None)
     assert not (folder / "record.json").exists()
 
 
@@ -77,7 +77,7 @@ def test_ranks_that_all_told_their_end_have_ended_whatever_the_queue_says(
 ) -> None:
     fake.plays(says.squeue(says.line("12", "PENDING", "launch failed requeued held")))
     folder = job_folder({0: told(4, COMPLETED), 1: told(4, COMPLETED)})
-    state, record = look(folder)
+    state, record = read_state(folder)
     assert state == "completed" and record is not None and len(record.losses) == 4
 
 
@@ -110,7 +110,7 @@ def test_how_a_job_ended(
     lines = [says.line("12", state, "NonZeroExitCode" if state == "FAILED" else "None")] if state else []
     fake.plays(says.squeue(*lines), says.NO_ACCOUNTING)
     folder = job_folder({0: told(2), 1: told(1)}, log=log)
-    found, record = look(folder)
+    found, record = read_state(folder)
     assert found == status and record is not None
     assert words in record.reason and record.losses == (2.0, 1.875)
     assert json.loads((folder / "record.json").read_text())["status"] == status
@@ -118,7 +118,7 @@ def test_how_a_job_ended(
 
 def test_killed_with_137_by_the_accounting(fake: Any, says: Any, job_folder: Any, told: Told) -> None:
     fake.plays(says.squeue(), {"command": "^sacct ", "out": "12|FAILED|137:0|Unknown|Unknown\n"})
-    state, record = look(job_folder({0: told(2)}))
+    state, record = read_state(job_folder({0: told(2)}))
     assert state == "oom" and record is not None and "exit code 137:0" in record.reason
 
 
@@ -127,7 +127,7 @@ def test_a_rank_that_named_a_cause_is_believed_before_the_scheduler(
 ) -> None:
     fake.plays(says.squeue(says.line("12", "FAILED", "NonZeroExitCode")))
     end = {"event": "end", "status": "failed", "reason": "rank 1: ValueError: the batch is empty"}
-    _, record = look(job_folder({0: told(2), 1: told(2, end)}))
+    _, record = read_state(job_folder({0: told(2), 1: told(2, end)}))
     assert record is not None and record.reason == "rank 1: ValueError: the batch is empty"
 
 
@@ -136,7 +136,7 @@ def test_a_run_that_was_resumed_has_not_ended_by_its_first_end(
 ) -> None:
     fake.plays(says.squeue(says.line("12", "NODE_FAIL")))
     stopped = {"event": "end", "status": "timeout", "reason": "rank 0 stopped in time."}
-    _, record = look(job_folder({0: [*told(2, stopped), *told(3)], 1: [*told(2, stopped), *told(3)]}))
+    _, record = read_state(job_folder({0: [*told(2, stopped), *told(3)], 1: [*told(2, stopped), *told(3)]}))
     assert record is not None and "NODE_FAIL" in record.reason and len(record.losses) == 3
 
 
@@ -145,31 +145,31 @@ def test_files_may_arrive_late(fake: Any, says: Any, job_folder: Any, told: Told
     fake.plays(says.squeue(says.line("12", "FAILED")))
     folder = job_folder({0: told(2)})
     (folder / "events" / "rank-0.jsonl").touch()
-    assert look(folder) == ("running", None)
+    assert read_state(folder) == ("running", None)
     age(folder)
-    assert look(folder)[0] == "failed"
+    assert read_state(folder)[0] == "failed"
 
 
 def test_a_job_cancelled_while_it_waited_has_ended_at_once(fake: Any, says: Any, job_folder: Any) -> None:
     fake.plays(says.squeue(says.line("12", "CANCELLED", start="2030-01-01T00:00:10", end="2030-01-01T00:00:10")))
     folder = job_folder()
     (folder / "logs" / "slurm.log").touch()
-    assert look(folder)[0] == "cancelled"
+    assert read_state(folder)[0] == "cancelled"
 
 
 def test_a_submission_that_broke_off(fake: Any, says: Any, config: RunConfig, make_folder: MakeFolder) -> None:
     """Before its job has a number, a run is queued while its submitter lives; then the scheduler is asked by name."""
     folder = make_folder(config, alive=True)
     Job(machine="local", name=folder.name).write(folder)
-    assert look(folder)[0] == "queued" and fake.calls == []
+    assert read_state(folder)[0] == "queued" and fake.calls == []
     folder = make_folder(config)
     Job(machine="local", name=folder.name, submitted_utc="2020-01-01T00:00:00+00:00").write(folder)
     fake.plays(says.squeue(says.line("12", "RUNNING", name=folder.name)))
-    assert look(folder)[0] == "running"
+    assert read_state(folder)[0] == "running"
     lost = make_folder(config)
     Job(machine="local", name=lost.name, submitted_utc="2020-01-01T00:00:00+00:00").write(lost)
     age(lost)
-    state, record = look(lost)
+    state, record = read_state(lost)
     assert state == "failed" and record is not None and "submit it again" in record.reason
 
 
@@ -180,12 +180,12 @@ def test_a_submission_that_was_interrupted_in_a_notebook_that_lives_on(
     folder = make_folder(config, alive=True)
     sent = datetime.now(UTC)
     Job(machine="local", name=folder.name, submitted_utc=sent.isoformat()).write(folder)
-    assert look(folder)[0] == "queued" and fake.calls == []
+    assert read_state(folder)[0] == "queued" and fake.calls == []
     sent -= timedelta(hours=1)
     Job(machine="local", name=folder.name, submitted_utc=sent.isoformat()).write(folder)
     age(folder)
     fake.plays(says.squeue(says.line("12", "RUNNING", name="another")), says.NO_ACCOUNTING)
-    state, record = look(folder)
+    state, record = read_state(folder)
     assert state == "failed" and record is not None and "submit it again" in record.reason
 
 
@@ -197,7 +197,7 @@ def test_a_job_whose_log_folder_was_missing_is_told_by_the_scheduler_alone(
     folder = job_folder()
     (folder / "logs" / "slurm.log").unlink()
     age(folder)
-    state, record = look(folder)
+    state, record = read_state(folder)
     assert state == "failed" and record is not None
     assert "the scheduler says: FAILED, JobLaunchFailure" in record.reason
 
@@ -212,7 +212,7 @@ def test_the_end_of_an_earlier_job_is_not_that_of_the_one_sent_again(
     lines = ({"event": "started", "start": "7-0"}, failed, {"event": "started", "start": "12-0"})
     (folder / "events" / "launcher.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     age(folder)
-    state, record = look(folder)
+    state, record = read_state(folder)
     assert state == "failed" and record is not None and "NODE_FAIL" in record.reason
 
 

@@ -23,7 +23,7 @@ from dlojz.results.record import EventLog, RunRecord, read_record, write_record
 from dlojz.running.ending import Ending
 from dlojz.running.folder import read_owner
 from dlojz.running.run import Run, survey
-from dlojz.running.state import UNHEARD_S, assemble, look, read_all_events
+from dlojz.running.state import UNHEARD_S, assemble, read_all_events, read_state
 from dlojz.running.store import claim
 
 Told = Callable[..., list[dict[str, Any]]]
@@ -40,18 +40,18 @@ def finish(folder: Path, config: RunConfig) -> RunRecord:
 
 def test_queued_then_running_then_what_the_record_says(config: RunConfig, make_folder: MakeFolder, told: Told) -> None:
     folder = make_folder(config, alive=True)
-    assert look(folder) == ("queued", None)
+    assert read_state(folder) == ("queued", None)
     (folder / "events" / "rank-1.jsonl").write_text(json.dumps(told(1)[0]) + "\n")
-    assert look(folder) == ("running", None)
+    assert read_state(folder) == ("running", None)
     record = finish(folder, config)
-    assert look(folder) == ("completed", record)
+    assert read_state(folder) == ("completed", record)
 
 
 def test_a_vanished_launcher_is_a_failure_that_keeps_the_losses(
     config: RunConfig, make_folder: MakeFolder, told: Told
 ) -> None:
     folder = make_folder(config, {0: told(3), 1: told(2)})
-    state, record = look(folder)
+    state, record = read_state(folder)
     assert state == "failed" and record is not None
     assert record.losses == (2.0, 1.875, 1.75)
     assert "the launcher vanished after step 3" in record.reason
@@ -62,7 +62,7 @@ def test_a_launcher_that_vanished_after_the_last_rank_had_completed(
     config: RunConfig, make_folder: MakeFolder, told: Told
 ) -> None:
     folder = make_folder(config, {0: told(4, COMPLETED), 1: told(4, COMPLETED)})
-    assert look(folder)[0] == "completed"
+    assert read_state(folder)[0] == "completed"
 
 
 def test_a_process_number_used_again_is_not_the_launcher(config: RunConfig, make_folder: MakeFolder) -> None:
@@ -70,7 +70,7 @@ def test_a_process_number_used_again_is_not_the_launcher(config: RunConfig, make
     owner = read_owner(folder)
     assert owner is not None and owner.is_alive(folder)
     type(owner)(**{**owner.to_dict(), "process_start_s": owner.process_start_s - 3600}).write(folder)
-    assert look(folder)[0] == "failed"
+    assert read_state(folder)[0] == "failed"
 
 
 def test_a_launcher_on_another_machine_is_believed_alive(config: RunConfig, make_folder: MakeFolder) -> None:
@@ -78,7 +78,7 @@ def test_a_launcher_on_another_machine_is_believed_alive(config: RunConfig, make
     owner = read_owner(folder)
     assert owner is not None
     type(owner)(**{**owner.to_dict(), "host": "another-node"}).write(folder)
-    assert look(folder)[0] == "queued"
+    assert read_state(folder)[0] == "queued"
 
 
 def test_a_launcher_on_another_machine_that_does_not_hear_a_cancel_is_given_up(
@@ -97,12 +97,12 @@ def test_a_launcher_on_another_machine_that_does_not_hear_a_cancel_is_given_up(
             os.utime(folder / name, (long_ago_s, long_ago_s))
 
     old("events/rank-0.jsonl", "events", "logs")
-    assert look(folder)[0] == "running", "it was asked just now"
+    assert read_state(folder)[0] == "running", "it was asked just now"
     old("cancel")
     (folder / "events" / "rank-0.jsonl").touch()
-    assert look(folder)[0] == "running", "it still writes"
+    assert read_state(folder)[0] == "running", "it still writes"
     old("events/rank-0.jsonl")
-    state, record = look(folder)
+    state, record = read_state(folder)
     assert state == "cancelled" and record is not None and record.losses == (2.0, 1.875, 1.75)
 
 
@@ -129,10 +129,10 @@ def test_a_zombie_is_not_alive(config: RunConfig, make_folder: MakeFolder) -> No
     owner = read_owner(folder)
     assert owner is not None and process.stdin is not None
     owner.handed_to(process.pid).write(folder)
-    assert look(folder)[0] == "queued"
+    assert read_state(folder)[0] == "queued"
     process.stdin.close()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has asked how
-    assert look(folder)[0] == "failed"
+    assert read_state(folder)[0] == "failed"
     process.wait()
 
 

@@ -16,7 +16,7 @@ import torch
 from dlojz.base.errors import LabError
 from dlojz.config.run_config import RunConfig
 from dlojz.running.run import find, runs, survey
-from dlojz.running.state import look
+from dlojz.running.state import read_state
 from dlojz.running.store import claim, run_folder, run_ids, runs_root
 from dlojz.train.checkpoint_files import CheckpointPolicy, read_policy
 from dlojz.train.checkpoint_tensors import CheckpointWriter
@@ -100,11 +100,11 @@ def test_a_run_that_was_cut_off_goes_on_from_its_checkpoint(
     (folder / "cancel").touch()
     (folder / "logs" / "rank-0.log").write_text("MemoryError of the first attempt")
     (folder / "events" / "launcher.jsonl").write_text(json.dumps(end) + "\n")
-    assert look(folder)[0] == status
+    assert read_state(folder)[0] == status
     policy = CheckpointPolicy(every_steps=1)
     assert claim(config, folder.parent, policy=policy) == (folder, True)
     assert read_policy(folder) == policy
-    assert look(folder)[0] in ("queued", "running")
+    assert read_state(folder)[0] in ("queued", "running")
     assert runs(folder.parent)[0].losses == (2.0, 1.875)
     left = {path.name for path in (folder / "attempts" / "1").rglob("*")}
     assert left == {"record.json", "cancel", "launcher.jsonl", "logs", "rank-0.log"}
@@ -112,7 +112,7 @@ def test_a_run_that_was_cut_off_goes_on_from_its_checkpoint(
     # Who asks meanwhile finds it; when it is cut off again, it goes on again.
     assert claim(config, folder.parent) == (folder, False)
     end_of_owner(folder)
-    assert look(folder)[0] in ("failed", "timeout")
+    assert read_state(folder)[0] in ("failed", "timeout")
     assert claim(config, folder.parent) == (folder, True)
     assert sorted(path.name for path in (folder / "attempts").iterdir()) == ["1", "2"]
 

@@ -136,7 +136,7 @@ def squeue_argv(user: str) -> list[str]:
 
 
 def sacct_argv(job_ids: Iterable[str]) -> list[str]:
-    """Return the command that tells how jobs ended; of their allocations, not of their steps."""
+    """Return the command that lists the ends of jobs; of their allocations, not of their steps."""
     return [
         "sacct",
         "--noheader",
@@ -244,7 +244,7 @@ def _utc(text: str) -> str:
 
 
 INTERVAL_VARIABLE = "DLOJZ_QUEUE_INTERVAL_S"
-"""Environment variable: seconds between two questions instead of 10; for tests on a cluster of one's own."""
+"""Environment variable: seconds between two questions instead of 10; for tests on a local cluster."""
 INTERVAL_S, LONGEST_S = 10.0, 300.0
 ACCOUNTING_AGAIN_S, NO_ACCOUNTING_S = 60.0, 86_400.0
 MOST_ENDINGS = 500
@@ -477,7 +477,6 @@ class JobView:
         state, reason: raw, e.g. `TIMEOUT` and `PartitionTimeLimit`; the last known ones where the standing is unknown.
         start_utc, end_utc: when it started and ends, or is expected to; empty where that is not known.
         age_s: seconds since the scheduler answered; None if it never has.
-        absent: the scheduler answered, and does not know the job.
         number, name, nodes, partition: of the job.
         left, limit: time left and time limit, as the scheduler writes them.
         exit_code: `code:signal`, where the accounting tells it.
@@ -490,7 +489,6 @@ class JobView:
     start_utc: str = ""
     end_utc: str = ""
     age_s: float | None = None
-    absent: bool = False
     number: str = ""
     name: str = ""
     nodes: str = ""
@@ -526,7 +524,7 @@ def view_of(job: Job, *, now_s: Callable[[], float] = time.time) -> JobView:
     told = _the_line(_accounting(job, cached, now_s), job) if job.job_id else None
     if told is not None:
         return _seen(told, cached, now_s())
-    return _seen(None, cached, now_s(), standing="ended", absent=True)
+    return _seen(None, cached, now_s(), standing="ended")
 
 
 def views(*, now_s: Callable[[], float] = time.time) -> QueueView:
@@ -657,10 +655,8 @@ def _age_s(cached: QueueCache, now_s: float) -> float | None:
     return max(0.0, now_s - cached.asked_s) if cached.asked_s else None
 
 
-def _seen(
-    line: QueueLine | None, cached: QueueCache, now_s: float, *, standing: Standing | None = None, absent: bool = False
-) -> JobView:
+def _seen(line: QueueLine | None, cached: QueueCache, now_s: float, standing: Standing | None = None) -> JobView:
     known: dict[str, Any] = {"age_s": _age_s(cached, now_s), "problem": cached.problem}
     if line is None:
-        return JobView(standing or "unknown", absent=absent, **known)
+        return JobView(standing or "unknown", **known)
     return JobView(standing or line.standing, **known, **{name: getattr(line, name) for name in _SHOWN})

@@ -135,9 +135,9 @@ def keep(folder: Path, module: str) -> int:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: None)
     rank, start = int(os.environ["SLURM_PROCID"]), start_name()
-    keeper = os.getpid()
+    parent = os.getpid()
     # Before anything heavy is imported, and before there is any other thread.
-    pid = fork(lambda: _be_rank(folder, module, rank, start, keeper), reset=(signal.SIGTERM,))
+    pid = fork(lambda: _be_rank(folder, module, rank, start, parent), reset=(signal.SIGTERM,))
     code = _wait(pid, folder / CANCEL if rank == 0 else None)
     with contextlib.suppress(OSError):
         log = EventLog(folder / EVENTS / f"task-{rank}.jsonl")
@@ -178,9 +178,9 @@ def _wait(pid: int, request: Path | None) -> int:
         time.sleep(POLL_S)
 
 
-def _be_rank(folder: Path, module: str, rank: int, start: str, keeper: int) -> NoReturn:
+def _be_rank(folder: Path, module: str, rank: int, start: str, parent: int) -> NoReturn:
     """Find the other ranks, in the forked process, then become the worker."""
-    os.environ[PARENT_VARIABLE] = str(keeper)
+    os.environ[PARENT_VARIABLE] = str(parent)
     try:
         die_with_parent()
         _find_peers(folder, rank, start)

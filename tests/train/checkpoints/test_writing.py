@@ -19,7 +19,7 @@ from dlojz.base.fault_injection import POINTS, VARIABLE, faultpoint
 from dlojz.config.run_config import RunConfig
 from dlojz.results.record import EventLog, RunRecord, read_events, read_record, write_record
 from dlojz.running.folder import read_owner
-from dlojz.running.state import look
+from dlojz.running.state import read_state
 from dlojz.running.store import claim, run_ids
 from dlojz.train.checkpoint_files import CheckpointPolicy, listing, newest, read_policy
 from dlojz.train.checkpoint_tensors import CheckpointTensors, CheckpointWriter, already_there, keep_newest, sweep
@@ -120,7 +120,7 @@ def test_whatever_happens_while_writing_what_is_read_is_a_committed_state(
     status = in_a_fork(go_on, fault)
     assert os.waitstatus_to_exitcode(status) == {"kill": -9, "sleep": -9, "enospc": 2}[action], "the point was met"
     for name in run_ids(root):  # each can be read, whatever state it is in
-        state, told = look(root / name)
+        state, told = read_state(root / name)
         assert state in ("queued", "running", "failed", "timeout", "completed")
         if name == run.name and told is not None:
             assert told.losses in ((3.0, 2.0), (3.0, 2.0, 1.0))
