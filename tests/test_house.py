@@ -46,9 +46,7 @@ HERMITS: dict[str, str] = {
 LONG: dict[str, str] = {}
 FULL: dict[str, str] = {}
 SHARED_FILE_NAMES: dict[str, str] = {}
-SHARED_CLASSES: dict[str, str] = {
-    "Head": "each model has its own, and a stage shows its blocks by these names",
-}
+SHARED_CLASSES: dict[str, str] = {}
 WITHOUT_USER: dict[str, str] = {
     "by_hand/context_parallel.py:ContextParallel": "to be shown in lab 06",
     "planner/answer.py:write_held_out": "writes the file that is shipped; called by hand",

@@ -1,7 +1,7 @@
 """Build and count models on the meta device, where a tensor has a shape and neither memory nor values.
 
-Initial values are skipped: torch draws random numbers on the meta device by Python code, and loads its compiler
-(`torch._dynamo`, a second of processor time) with the first of them.
+Initial values are skipped: on the meta device the first of torch's random numbers loads its compiler (`torch._dynamo`,
+a second of processor time).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FILL = {Tensor.normal_, Tensor.uniform_, Tensor.fill_, Tensor.zero_}
 
 
 class _WithoutInitialising(TorchFunctionMode):
-    """Skips the initialisation of tensors (`torch.nn.init` and what it calls)."""
+    """Context that skips the initialisation of tensors (`torch.nn.init`)."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

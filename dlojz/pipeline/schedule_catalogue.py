@@ -25,15 +25,15 @@ class ScheduleEntry:
 
     Attributes:
         name: key in the catalogue.
-        title: its name in the reader's language.
-        source: where it was published.
-        limits: its limits, in one sentence.
-        function: the function under `dlojz.pipeline.orders` that writes it, as "module.function".
+        title: name in the reader's language.
+        source: publication.
+        limits: limits, in one sentence.
+        function: function of `dlojz.pipeline.orders` that writes it, as "module.function".
         family: whether the optimizer waits for the whole batch, or stages update while micro-batches are in flight.
-        chunks: stages that a rank holds, unless asked otherwise.
-        options: what the function takes besides ranks and micro-batches.
+        chunks: default stages of a rank.
+        options: parameters of the function besides ranks and micro-batches.
         even_ranks: whether an odd number of ranks is refused.
-        torch_class: the class of `torch.distributed.pipelining` that runs it; None where torch has none.
+        torch_class: class of `torch.distributed.pipelining` that runs it; None where torch has none.
     """
 
     name: str
@@ -384,8 +384,13 @@ def build(
         options.setdefault("token_slices", TOKEN_SLICES)
     planned = "memory_limit" in schedule.options
     if planned:
-        options["memory_limit"] = _limit(schedule, ranks, reckoned) if memory_limit is None else memory_limit
-    built = _function(schedule)(ranks, micro_batches, **options)
+        kept = reckoned.kept_for_input
+        least = _LIMITS[schedule.name] * ranks * (max(kept) if isinstance(kept, tuple) else kept)
+        options["memory_limit"] = least if memory_limit is None else memory_limit
+    module, function = schedule.function.split(".")
+    built: Schedule = getattr(import_module(f"dlojz.pipeline.orders.{module}"), function)(
+        ranks, micro_batches, **options
+    )
     if not built.name.startswith(schedule.name):  # pipedream-vertical says which weights it uses
         built = replace(built, name=schedule.name)
     if memory_limit is not None and not planned:
@@ -397,19 +402,8 @@ def _plain(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter not in "-_ ")
 
 
-def _function(schedule: ScheduleEntry) -> Callable[..., Schedule]:
-    module, function = schedule.function.split(".")
-    found: Callable[..., Schedule] = getattr(import_module(f"dlojz.pipeline.orders.{module}"), function)
-    return found
-
-
-def _limit(schedule: ScheduleEntry, ranks: int, costs: Costs) -> float:
-    kept = costs.kept_for_input
-    return _LIMITS[schedule.name] * ranks * (max(kept) if isinstance(kept, tuple) else kept)
-
-
 def _chunks(schedule: ScheduleEntry, chunks: int, options: dict[str, object]) -> dict[str, object]:
-    """The option that says how many chunks are wanted: none, where the schedule has no other number."""
+    """Translate the number of chunks into an option; none, where the schedule has no other number."""
     if "chunks" in schedule.options:
         return {"chunks": chunks}
     if "waves" in schedule.options:

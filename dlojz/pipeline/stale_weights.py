@@ -59,7 +59,7 @@ _BY_NAME: dict[str, Weights] = {
 
 
 class StageCopy(NamedTuple):
-    """One copy of a stage: bidirectional schedules have two of each."""
+    """Copy of a stage: bidirectional schedules have two of each."""
 
     pipe: int
     stage: int
@@ -165,13 +165,13 @@ def version_audit(schedule: Schedule, weights: Weights | None = None) -> Audit:
     kept, updates = [0] * schedule.stages, [0] * schedule.stages
     for place, rows in of_place.items():
         kept[place.stage] = max(kept[place.stage], _most_kept(used[place], rows))
-        updates[place.stage] = max(updates[place.stage], sum(action.kind == UPDATE for _, action in rows))
+        updates[place.stage] = max(updates[place.stage], _count_updates(rows))
     tables = _tables(schedule, of_place, used, update_of)
     return Audit(rule, tuple(versions), tables[0], tables[1], tuple(kept), tuple(updates), tables[2])
 
 
 _Rows = list[tuple[int, Action]]
-"""What one copy of a stage runs, in order: (number of the action, the action or its part)."""
+"""Actions of one copy of a stage, in order: (number of the action, the action or its part)."""
 
 
 def _by_place(schedule: Schedule) -> dict[StageCopy, _Rows]:
@@ -181,6 +181,10 @@ def _by_place(schedule: Schedule) -> dict[StageCopy, _Rows]:
             if element.kind in (*COMPUTES, UPDATE):
                 of_place.setdefault(StageCopy(element.pipe, element.stage), []).append((number, element))
     return of_place
+
+
+def _count_updates(rows: _Rows) -> int:
+    return sum(action.kind == UPDATE for _, action in rows)
 
 
 def _newest_at(rows: _Rows) -> list[int]:
@@ -193,7 +197,6 @@ def _update_of(rows: _Rows) -> dict[int, int | None]:
 
     Without any update in the schedule, the one at its end does.
     """
-    count = sum(action.kind == UPDATE for _, action in rows)
     done: dict[int, int] = {}
     passed = 0
     for _, action in rows:
@@ -201,7 +204,7 @@ def _update_of(rows: _Rows) -> dict[int, int | None]:
             passed += 1
         elif action.kind in (BACKWARD, BACKWARD_WEIGHT):
             done[action.micro_batch] = passed
-    return {one: before if before < max(count, 1) else None for one, before in done.items()}
+    return {one: before if before < max(passed, 1) else None for one, before in done.items()}
 
 
 def _entered(of_place: dict[StageCopy, _Rows], newest: dict[StageCopy, list[int]]) -> dict[int, int]:
@@ -220,7 +223,7 @@ def _chosen(
 ) -> list[int | None]:
     """The version that each action of a stage uses; of an update, the one it makes."""
     stashed: dict[tuple[int, int], int] = {}
-    last = newest[-1] + (rows[-1][1].kind == UPDATE) if rows else 0
+    last = _count_updates(rows)
     chosen: list[int | None] = []
     for (_, action), there in zip(rows, newest, strict=True):
         unit = (action.micro_batch, action.token_slice)

@@ -112,8 +112,9 @@ class CheckpointManager:
         writer = self._begin(step)
         try:
             for name, tensor in self._state():
-                if writer is not None and not self._try(writer,
-                    partial(CheckpointWriter.add, name=name, tensor=tensor)):
+                if writer is not None and not self._try(
+                    writer, partial(CheckpointWriter.add, name=name, tensor=tensor)
+                ):
                     writer = None
             if writer is not None and self._try(writer, CheckpointWriter.commit):
                 with contextlib.suppress(OSError):

@@ -31,7 +31,7 @@ from dlojz.by_hand.tensor.split_blocks import (
     ParallelTransformerBlock,
 )
 from dlojz.models import coatnet, gpt, llama
-from dlojz.models.blocks import BlockList, TransformerBlock
+from dlojz.models.blocks import BlockList, TransformerBlock, VocabularyHead
 
 EVERYTHING = ""
 """The pattern that every part's name matches."""
@@ -45,11 +45,10 @@ _HALVES: dict[type[nn.Module], Callable[..., nn.Module]] = {
 _WHOLES: dict[type[nn.Module], tuple[str, Callable[..., nn.Module]]] = {
     nn.Embedding: ("embedding", VocabularyParallelEmbedding),
     gpt.Embedding: ("embedding", ParallelEmbedding),
-    gpt.Head: ("head", ParallelHead),
-    llama.Head: ("head", ParallelHead),
+    VocabularyHead: ("head", ParallelHead),
     coatnet.Stem: ("stem", ParallelStem),
     coatnet.MBConvBlock: ("convolution", ParallelMBConvBlock),
-    coatnet.Head: ("head", ParallelCoAtNetHead),
+    coatnet.PoolingHead: ("head", ParallelCoAtNetHead),
 }
 """Blocks of one region, with its name."""
 

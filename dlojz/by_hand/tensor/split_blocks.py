@@ -29,9 +29,8 @@ from torch import Tensor, nn
 from dlojz.by_hand.tensor.axis import ALONE, TensorAxis, own_slice, share_bounds
 from dlojz.by_hand.tensor.layers import ColumnParallelLinear, RowParallelLinear, SequenceNorm
 from dlojz.by_hand.tensor.operators import enter
-from dlojz.models import gpt, llama
-from dlojz.models.blocks import TransformerBlock, merge_heads, split_heads
-from dlojz.models.coatnet import AttentionBlock, Head, RelativeAttention
+from dlojz.models.blocks import TransformerBlock, VocabularyHead, merge_heads, split_heads
+from dlojz.models.coatnet import AttentionBlock, PoolingHead, RelativeAttention
 from dlojz.models.llama import LlamaBlock, attended_heads
 
 
@@ -77,7 +76,7 @@ class ParallelHead(nn.Module):
         axis: the ranks that share the vocabulary.
     """
 
-    def __init__(self, whole: gpt.Head | llama.Head, axis: TensorAxis) -> None:
+    def __init__(self, whole: VocabularyHead, axis: TensorAxis) -> None:
         super().__init__()
         self.axis = axis
         self.start, _ = share_bounds(whole.output.out_features, axis.size, axis.rank)
@@ -190,7 +189,7 @@ class ParallelCoAtNetHead(nn.Module):
         axis: the ranks that share it.
     """
 
-    def __init__(self, whole: Head, axis: TensorAxis) -> None:
+    def __init__(self, whole: PoolingHead, axis: TensorAxis) -> None:
         super().__init__()
         self.axis, self.norm = axis, whole.norm
         self.hidden = ColumnParallelLinear(whole.hidden, axis)

@@ -49,7 +49,7 @@ from dlojz.by_hand.tensor.layers import vocabulary_parallel_cross_entropy
 from dlojz.by_hand.tensor.split import parallel_loss, parts_of, split_model
 from dlojz.config.run_config import RunConfig
 from dlojz.models import coatnet, gpt, llama
-from dlojz.models.blocks import BlockList, TransformerBlock
+from dlojz.models.blocks import BlockList, TransformerBlock, VocabularyHead
 from dlojz.train.axes import Axes
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -162,7 +162,7 @@ def parallelize(config: RunConfig, blocks: BlockList, axis: TensorAxis, mesh: De
         if config.layout.async_tensor_parallel and halves:
             _overlap(block, axis)
     head = blocks.blocks[-1]
-    if not isinstance(head, gpt.Head | llama.Head) or f"blocks.{len(blocks.blocks) - 1}.head" not in chosen:
+    if not isinstance(head, VocabularyHead) or f"blocks.{len(blocks.blocks) - 1}.head" not in chosen:
         return loss
     start, _ = share_bounds(head.output.out_features, axis.size, axis.rank)
     return lambda logits, targets: vocabulary_parallel_cross_entropy(logits.float(), targets, start, axis)
@@ -188,9 +188,9 @@ def _split(block: nn.Module, parts: set[str], axis: TensorAxis, mesh: DeviceMesh
             _split_bias(block.attention, axis)
         if "mlp" in parts:
             plan |= {"mlp_expand": _columns(sequence), "mlp_project": _rows(sequence)}
-    elif isinstance(block, coatnet.Head) and parts:
+    elif isinstance(block, coatnet.PoolingHead) and parts:
         plan = {"hidden": _columns(sequence), "classifier": _rows(sequence)}
-    elif isinstance(block, gpt.Head | llama.Head) and parts:
+    elif isinstance(block, VocabularyHead) and parts:
         plan = {"output": _columns(sequence)}
         _prepare_norm(block.norm, mesh, sequence, several=False)
     elif isinstance(block, nn.Embedding) and parts:
