@@ -134,3 +134,5 @@ def test_a_line_is_fitted_with_relative_errors_and_nothing_below_zero() -> None:
     assert fit_line([(1.0, size, 3e-5) for size in (1e3, 1e5)]) == pytest.approx((3e-5, 0.0), abs=1e-15)
     assert fit_line([(4.0, 0.0, 1e-3), (2.0, 0.0, 5e-4)]) == pytest.approx((2.5e-4, 0.0))
     assert fit_line([(0.0, 4.0, 1e-3)]) == (0.0, pytest.approx(2.5e-4))
+    proportional = [(8.0, 2048.0, 8e-4), (64.0, 16384.0, 64e-4)]  # as many elements in each tensor: all is the tensors'
+    assert fit_line(proportional) == pytest.approx((1e-4, 0.0))
