@@ -243,7 +243,7 @@ def played(model: str, cluster: str, gpus: int, batch: int) -> Plan:
 
 
 def takes_long(first: Plan) -> bool:
-    """Whether simulating the other fast layouts takes so long that the first answer should be shown before."""
+    """Tell whether simulating the other fast layouts takes so long that the first answer should be shown before."""
     one = first.best.candidate
     return 2 * one.pp * one.micro_batches * one.chunks > AT_ONCE
 
