@@ -399,8 +399,8 @@ def _curriculum_curves(
         middle = [
             [median(series[which][point] for series in all_series) for point in range(points)] for which in (0, 1)
         ]
-        marks = {"marker": marker if marked else "", "markersize": 5, "markevery": max(1, points // 10)}
-        axes.plot(*middle, color=color, linestyle=dashes, linewidth=2.2, **marks)
+        marks: dict[str, Any] = {"marker": marker if marked else "", "markersize": 5}
+        axes.plot(*middle, color=color, linestyle=dashes, linewidth=2.2, markevery=max(1, points // 10), **marks)
     plain(axes)
     decimal_marks(axes.xaxis, axes.yaxis)
 
