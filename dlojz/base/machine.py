@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import resource
 import signal
 import sys
@@ -36,6 +37,18 @@ def patience() -> float:
         minute, _, _, now = _LOAD.read_text(encoding="ascii").split()[:4]
         work = max(float(minute), float(now.partition("/")[0]))
     return min(max(work / (os.cpu_count() or 1), 1.0), MOST)
+
+
+def processor_name() -> str:
+    """Read the model of the processor; its architecture where the system does not say.
+
+    Source: proc(5), /proc/cpuinfo.
+    """
+    with suppress(OSError):
+        for row in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if row.startswith("model name"):
+                return row.partition(":")[2].strip()
+    return platform.machine() or "CPU"
 
 
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))

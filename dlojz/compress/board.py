@@ -24,6 +24,7 @@ from dlojz import models
 from dlojz.base.contract import check_at_least
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, say
+from dlojz.base.machine import processor_name
 from dlojz.compress.board_record import DEFAULT_METHODS, TEACHER, Board, BoardTrial, LayerSnr
 from dlojz.compress.distillation import LargerStudentWarning
 from dlojz.compress.method import METHODS, TIMED_IMAGES, Method, Shrunk, Start, method
@@ -303,19 +304,10 @@ def _finite(value: float | None) -> float | None:
 
 
 def _environment() -> dict[str, str]:
-    found = {"python": platform.python_version(), "processor": _processor()}
+    found = {"python": platform.python_version(), "processor": processor_name()}
     for package in ("torch", "torchao"):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _processor() -> str:
-    try:
-        rows = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        rows = []
-    named = [row.partition(":")[2].strip() for row in rows if row.startswith("model name")]
-    return named[0] if named else platform.machine()

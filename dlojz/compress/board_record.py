@@ -94,7 +94,7 @@ class BoardLine(Contract):
     notes: tuple[str, ...] = ()
 
     def beats(self, other: BoardLine) -> bool:
-        """Whether it is at least as good in accuracy, size and latency, and better in one of them.
+        """Tell whether it is at least as good in accuracy, size and latency, and better in one of them.
 
         Two latencies differ only where the quartiles of their ratios do not overlap: what the machine's noise decides
         makes nothing better.

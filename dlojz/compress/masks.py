@@ -204,7 +204,7 @@ class CubicSchedule:
         return self.final + (self.initial - self.final) * (1 - share) ** 3
 
     def renews(self, step: int) -> bool:
-        """Whether the masks are renewed after this step."""
+        """Tell whether the masks are renewed after this step."""
         return self.begin <= step <= self.end and (step - self.begin) % self.every == 0
 
     @property

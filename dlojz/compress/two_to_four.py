@@ -102,7 +102,7 @@ class Packed:
 
     @property
     def num_bytes(self) -> int:
-        """Of values and indices together."""
+        """Bytes of values and indices together."""
         values, indices = self.values_OK, self.indices
         return values.numel() * values.element_size() + indices.numel() * indices.element_size()
 
@@ -167,7 +167,7 @@ class SparseRefined(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weight_OI: Tensor, decay: float) -> Tensor:
-        """The masked weight, of the same shape."""
+        """Mask the weight."""
         mask_OI = mask_2_of_4(weight_OI)
         ctx.save_for_backward(weight_OI, mask_OI)
         ctx.decay = decay
@@ -175,7 +175,7 @@ class SparseRefined(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient_OI: Tensor) -> tuple[Tensor, None]:
-        """The gradient by the weight; none by λ."""
+        """Compute the gradient by the weight; none by λ."""
         weight_OI, mask_OI = ctx.saved_tensors
         return gradient_OI + ctx.decay * ~mask_OI * weight_OI, None
 

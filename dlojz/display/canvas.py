@@ -50,7 +50,7 @@ class LabFigure(Figure):
 
 
 def new_figure(width_in: float, height_in: float, alt: str) -> LabFigure:
-    """A figure whose parts arrange themselves without overlap.
+    """Make a figure whose parts arrange themselves without overlap.
 
     Args:
         width_in: width in inches; a notebook shows about 12.

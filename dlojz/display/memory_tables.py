@@ -144,7 +144,7 @@ def taken_part(forecast: Forecast) -> Table:
 
 
 def grouped_blocks(forecast: Forecast, most: int = MOST_BLOCKS) -> list[tuple[str, dict[str, int]]]:
-    """What each block holds at the peak, the most first; neighbours that hold the same stand together.
+    """Group the blocks by what they hold at the peak, the most first; equal neighbours stand together.
 
     Returns:
         label and bytes by category; beyond `most`, the others together.

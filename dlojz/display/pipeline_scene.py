@@ -216,7 +216,7 @@ def known_optimum(timeline: Timeline, memory_limit: float | None = None) -> floa
 
 
 def in_seconds(timeline: Timeline, seconds: bool | None = None) -> bool:
-    """Whether the times are seconds: those of a measured timeline are, those of a simulation only on request."""
+    """Tell whether times are seconds: a measured timeline's are, a simulation's only on request."""
     return timeline.origin == "measured" if seconds is None else seconds
 
 

@@ -68,6 +68,22 @@ FILLS = (
 """Fills of neighbouring parts of a bar, told apart by their hatches too."""
 CATEGORY_STYLES: dict[Category, Style] = dict(zip(CATEGORIES, FILLS, strict=True))
 
+MEMORY_PARTS = ("weights", "gradients", "optimizer", "edges", "activations", "live", "reserve")
+MEMORY_STYLES = dict(zip(MEMORY_PARTS, FILLS, strict=True))
+"""Of the categories that the planner tells apart."""
+TIME_STYLES = {
+    "forward": Style(BLUE, ""),
+    "backward": Style(ORANGE, "//"),
+    "recompute": Style(YELLOW, "++"),
+    "tensor": Style(VERMILION, "xx"),
+    "pipeline": Style(PURPLE, ".."),
+    "bubble": Style(WHITE, "||"),
+    "data": Style(SKY, "oo"),
+    "optimizer": Style(GREEN, "\\\\"),
+    "constant": Style(GREY, "--"),
+}
+"""Of the parts of a planned step."""
+
 COLLECTIVE_STYLES: dict[str, Style] = {
     "all_reduce": Style(VERMILION, ""),
     "all_gather": Style(BLUE, "//"),

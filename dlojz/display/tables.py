@@ -35,13 +35,13 @@ class ComparisonCell(NamedTuple):
     equal: bool | None = None
 
     def text(self) -> str:
-        """Both figures in one cell; unequal bytes are marked by a sign."""
+        """Write both figures; a sign marks unequal bytes."""
         if not self.predicted:
             return self.measured
         return f"{self.predicted} {'≠' if self.equal is False else '|'} {self.measured}"
 
     def styled(self) -> Text:
-        """The same for a terminal, narrower and coloured."""
+        """Write both figures for a terminal, narrower and coloured."""
         measured = (visible(self.measured), WRONG if self.equal is False else MEASURED)
         if not self.predicted:
             return Text.assemble(measured)

@@ -138,12 +138,12 @@ class Overlap:
 
     @property
     def exposed_s(self) -> float:
-        """Seconds for which the rank has nothing to do but wait: from the end of backward to the last arrival."""
+        """Seconds of waiting, from the end of backward to the last arrival."""
         return max([self.compute_end_s, *(arrived_s for _, arrived_s in self.intervals)]) - self.compute_end_s
 
     @property
     def hidden_s(self) -> float:
-        """Seconds for which something travelled while backward computed; what travels together counts once."""
+        """Seconds of communication while backward computed; what overlaps counts once."""
         hidden_s, until_s = 0.0, float("-inf")
         for left_s, arrived_s in sorted(self.intervals):
             end_s = min(arrived_s, self.compute_end_s)

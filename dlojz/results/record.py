@@ -97,12 +97,12 @@ class RunRecord(Contract):
 
     @property
     def title(self) -> str:
-        """What was run, as every table and figure names it: a replayed record says so."""
+        """Title of the run in every table and figure; a replayed record says so."""
         return self.config.title + self.mark
 
     @property
     def mark(self) -> str:
-        """What follows the name of a replayed record wherever it is shown; empty for a measurement made here."""
+        """Mark after the name of a replayed record; empty for a measurement made here."""
         return say(en=" (replayed)", fr=" (rejoué)") if self.replayed_from else ""
 
     @property
@@ -112,7 +112,7 @@ class RunRecord(Contract):
 
     @property
     def seconds_spent(self) -> tuple[float, ...]:
-        """Seconds that the steps took up to the end of each finished one, what lies between them aside."""
+        """Seconds of the steps up to the end of each finished one, without what lies between them."""
         return tuple(accumulate(self.step_s))
 
     def footprint(self, rank: int = 0) -> Footprint | None:

@@ -27,6 +27,7 @@ import psutil
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
+from dlojz.base.machine import processor_name
 from dlojz.base.progress_bars import wanted
 from dlojz.config.run_compatibility import or_none, stage_refusal
 from dlojz.config.run_config import RunConfig
@@ -155,7 +156,7 @@ def measure_machine(
     for number in asked:
         timings, points = _on_gpus(number, pace) if on_gpu else _on_cores(number, pace, watch)
         setups.append(Setup.from_dict({"ranks": number, "timings": timings, "points": points}))
-    title = torch.cuda.get_device_name(0) if on_gpu else _processor()
+    title = torch.cuda.get_device_name(0) if on_gpu else processor_name()
     memory = torch.cuda.get_device_properties(0).total_memory if on_gpu else psutil.virtual_memory().total
     return Measured(
         machine=platform.node() or "local",
@@ -187,14 +188,6 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for row in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if row.startswith("model name"):
-                return row.partition(":")[2].strip()
-    return platform.machine() or "CPU"
 
 
 def _on_cores(number: int, pace: dict[str, Any], watch: Watch | None) -> Any:

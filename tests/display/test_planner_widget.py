@@ -11,8 +11,9 @@ import pytest
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.base.table import safe
+from dlojz.display.plan_tables import asked_memory, asked_times
 from dlojz.display.widgets import planner_panel
-from dlojz.display.widgets.planner_panel import Planner, asked_memory, asked_times, planner, still_planner
+from dlojz.display.widgets.planner_panel import Planner, planner, still_planner
 from dlojz.planner import plan
 from dlojz.planner.answer import seconds
 from dlojz.planner.space import gigabytes

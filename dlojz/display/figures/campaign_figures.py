@@ -123,7 +123,7 @@ def legend(figure: LabFigure, series: Sequence[str], more: Sequence[Line2D]) -> 
 
 
 def hidden_marks(marks: Sequence[CampaignMark]) -> dict[CampaignMark, int]:
-    """How many marks lie on each one and would hide it: those of series drawn later, at the same batch and memory."""
+    """Count the marks that would hide each one: those of later series at the same batch and memory."""
     drawn = [mark for own in series_of(marks).values() for mark in own if mark.taken_bytes is not None]
     near = 0.004 * max((mark.taken_bytes or 0 for mark in drawn), default=0)
     return {
@@ -154,7 +154,7 @@ def memory_mark(
 
 
 def does_not_fit(mark: CampaignMark) -> bool:
-    """Whether the point ran out of memory, or, where it was not run, is predicted to."""
+    """Tell whether a point ran out of memory, or, where it was not run, is predicted to."""
     if mark.state == "oom":
         return True
     over = mark.predicted_bytes is not None and mark.limit_bytes is not None and mark.predicted_bytes > mark.limit_bytes

@@ -154,8 +154,8 @@ def _panel(axes: Axes, lines: Sequence[BoardLine], front: set[str], cost: Cost) 
         seeds = [max(1 - share, HELD_OUT_HALF) for share in (line.accuracy_high, line.accuracy_low)]
         axes.plot([x, x], seeds, color=color, linewidth=1, alpha=0.5, zorder=1)
         if foreseen is not None and line.method != TEACHER:
-            hollow = {"marker": marker, "markersize": 9, "markerfacecolor": "none", "markevery": [0]}
-            axes.plot([foreseen, x], [y, y], color=color, linewidth=0.8, linestyle=":", zorder=1, **hollow)
+            dotted: dict[str, Any] = {"linewidth": 0.8, "linestyle": ":", "zorder": 1}
+            axes.plot([foreseen, x], [y, y], color=color, marker=marker, markevery=[0], **dotted, **HOLLOW)
         axes.plot([x], [y], color=color, marker=marker, markersize=9 if marker == "*" else 6, linestyle="", zorder=3)
         if line.method in front:
             axes.plot([x], [y], markersize=14, linestyle="", zorder=2, **RING)

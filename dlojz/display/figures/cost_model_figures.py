@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
@@ -182,7 +182,7 @@ def validation_figure(results: Sequence[TableResult], path: str | Path | None = 
         for held in (False, True):
             rows = [row for row in one.rows if row.held_out == held]
             measured, predicted = [row.measured_s for row in rows], [row.predicted_s for row in rows]
-            look = {"markerfacecolor": color if held else "none", "markersize": 5.5, "markeredgewidth": 0.9}
+            look: dict[str, Any] = {"markerfacecolor": color if held else "none", "markersize": 5.5}
             points.plot(measured, predicted, marker, color=color, label=one.name if held else None, **look)
     times = [value for one in results for row in one.rows for value in (row.measured_s, row.predicted_s)]
     limits = (0.8 * min(times), 1.25 * max(times))

@@ -99,7 +99,7 @@ def _draw(panel: Axes, scene: GridScene, axis: str, cell_in: float) -> None:
             (f"g{cell.group}", DOT[1], 0.2, "normal"),
         ):
             place = (cell.x + 0.07, cell.y + down)
-            drawn = {"fontsize": points * share, "fontweight": weight, "path_effects": halo}
+            drawn: dict[str, Any] = {"fontsize": points * share, "fontweight": weight, "path_effects": halo}
             panel.text(*place, words, va="center", zorder=4, **drawn)
     for join in scene.joins:
         curve = Curve([join.start, join.bend, join.end], [Curve.MOVETO, Curve.CURVE3, Curve.CURVE3])

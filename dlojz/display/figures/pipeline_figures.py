@@ -404,8 +404,8 @@ def _idle(axes: Axes, scene: Scene) -> None:
     for cause in sorted({band.name for band in scene.idle}):
         style = IDLE_STYLES.get(cause, OTHER)
         places = [band for band in scene.idle if band.name == cause]
-        look = {"facecolors": style.color, "edgecolors": FRAME, "linewidths": 0, "hatch": style.hatch, "zorder": 1}
-        _fill(axes, boxes(places, scene.lanes.bars), **look)
+        look: dict[str, Any] = {"facecolors": style.color, "edgecolors": FRAME, "hatch": style.hatch}
+        _fill(axes, boxes(places, scene.lanes.bars), linewidths=0, zorder=1, **look)
 
 
 WIDTH_IN = 12.0

@@ -29,7 +29,19 @@ from dlojz.display.canvas import (
     stack,
     swatch,
 )
-from dlojz.display.style import BLACK, BLUE, FILLS, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, WHITE, YELLOW, Style
+from dlojz.display.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    MEMORY_STYLES,
+    ORANGE,
+    PURPLE,
+    TIME_STYLES,
+    VERMILION,
+    YELLOW,
+    Style,
+)
 from dlojz.planner.answer import seconds
 from dlojz.planner.space import gigabytes, part_words, reason_words
 
@@ -38,19 +50,6 @@ if TYPE_CHECKING:
     from dlojz.planner.explain import LayoutVerdict
     from dlojz.planner.this_machine import Here
 
-MEMORY_PARTS = ("weights", "gradients", "optimizer", "edges", "activations", "live", "reserve")
-MEMORY_STYLES = dict(zip(MEMORY_PARTS, FILLS, strict=True))
-TIME_STYLES = {
-    "forward": Style(BLUE, ""),
-    "backward": Style(ORANGE, "//"),
-    "recompute": Style(YELLOW, "++"),
-    "tensor": Style(VERMILION, "xx"),
-    "pipeline": Style(PURPLE, ".."),
-    "bubble": Style(WHITE, "||"),
-    "data": Style(SKY, "oo"),
-    "optimizer": Style(GREEN, "\\\\"),
-    "constant": Style(GREY, "--"),
-}
 ENGINE_LOOKS = {
     "megatron-core": (BLUE, "o"),
     "megatron-deepspeed": (ORANGE, "s"),

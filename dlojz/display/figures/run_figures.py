@@ -221,7 +221,7 @@ def _bars(
 def _legend(axes: Axes, handles: Sequence[Artist]) -> None:
     """Legend below the panel, outside the bars."""
     look: dict[str, Any] = {"handlelength": 1.8, "handleheight": 1.1, "columnspacing": 1.2}
-    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14)}
+    place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14)}
     axes.legend(handles=list(handles), ncols=2, frameon=False, fontsize=9, **place, **look)
 
 

@@ -399,8 +399,8 @@ def _curriculum_curves(
         middle = [
             [median(series[which][point] for series in all_series) for point in range(points)] for which in (0, 1)
         ]
-        marks = {"marker": marker if marked else "", "markersize": 5, "markevery": max(1, points // 10)}
-        axes.plot(*middle, color=color, linestyle=dashes, linewidth=2.2, **marks)
+        marks: dict[str, Any] = {"marker": marker if marked else "", "markersize": 5}
+        axes.plot(*middle, color=color, linestyle=dashes, linewidth=2.2, markevery=max(1, points // 10), **marks)
     plain(axes)
     decimal_marks(axes.xaxis, axes.yaxis)
 
@@ -554,6 +554,8 @@ def expert_load_figure(
         if column == len(columns) - 1:
             bar.set_label(say(en="load, in fair shares", fr="charge, en justes parts"))
             figure.legend(handles=middle.get_lines(), loc="outside lower center", ncols=3, frameon=False)
+    capacities = (_capacity(load) for loads in columns.values() for load in loads)
+    rows[1][0].set_ylim(0, 1.05 * max(most, *capacities))
     caption(rows[0][0], y="expert")
     caption(rows[1][0], y=say(en="load, in fair shares", fr="charge, en justes parts"))
     caption(rows[2][0], y=say(en="dropped", fr="abandonnés"))
@@ -612,7 +614,6 @@ def _extremes(axes: Axes, loads: list[Load]) -> None:
     axes.plot(steps, idlest, color=BLUE, linestyle=":", label=say(en="idlest expert", fr="le moins chargé"))
     capacities, label = [_capacity(load) for load in loads], say(en="capacity", fr="capacité")
     axes.plot(steps, capacities, color=BLACK, linestyle="--", linewidth=1.4, label=label)
-    axes.set_ylim(bottom=0)
     plain(axes)
 
 

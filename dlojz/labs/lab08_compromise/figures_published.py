@@ -23,8 +23,7 @@ from dlojz.cost_model.step import SECONDS_PER_DAY
 from dlojz.cost_model.validation import PROFILE_OF, validate
 from dlojz.cost_model.workload import decoder_workload
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
-from dlojz.display.figures.plan_figures import MEMORY_STYLES, TIME_STYLES
-from dlojz.display.style import BLACK, BLUE, EDGE, ORANGE, VERMILION, YELLOW
+from dlojz.display.style import BLACK, BLUE, EDGE, MEMORY_STYLES, ORANGE, TIME_STYLES, VERMILION, YELLOW
 from dlojz.hardware import cluster
 from dlojz.hardware import cluster as cluster_named
 from dlojz.hardware.evidence import Measurement, table
