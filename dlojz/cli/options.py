@@ -426,7 +426,7 @@ def show_help(program: str, options: Sequence[Flag], en: str, fr: str, examples:
     shown = console(stderr=False)
     words = next((f"{flag.metavar} " for flag in options if flag.kind == "words"), "")
     show(f"{say(en='usage:', fr='usage :')} {program} {words}[options]\n")
-    for paragraph in say(en=en, fr=fr).strip().split("\n\n"):
+    for paragraph in _unbroken(say(en=en, fr=fr)).strip().split("\n\n"):
         shown.print(re.sub(r"\n(?!dlojz )", " ", paragraph) + "\n", markup=False)
     show(say(en="Examples:", fr="Exemples :"))
     for line in textwrap.dedent(examples).strip().splitlines():
@@ -468,8 +468,13 @@ def _help(flag: Flag) -> str:
         told.append(f"({say(en='one of', fr='parmi')} {', '.join(choices)})")
     if flag.default not in (None, "", ()) and flag.kind != "switch":
         plain = f"{flag.default:g}" if isinstance(flag.default, float) else flag.default
-        told.append(say(en=f"(default: {plain})", fr=f"(par défaut\u00a0: {plain})"))
-    return " ".join(told)
+        told.append(say(en=f"(default: {plain})", fr=f"(par défaut : {plain})"))
+    return _unbroken(" ".join(told))
+
+
+def _unbroken(text: str) -> str:
+    """Keep French punctuation on the line of its word."""
+    return re.sub(r" (?=[:;?!»])|(?<=«) ", "\u00a0", text)
 
 
 @contextlib.contextmanager
