@@ -48,6 +48,8 @@ WORDS = "words"
 """Name under which the words that stand alone are given."""
 WIDEST_NAME = 27
 """Columns of an option in the help; a longer one is folded."""
+FRAME = 6
+"""Columns of a panel beside its two texts: borders, and the spaces within."""
 
 
 @dataclass(frozen=True)
@@ -426,8 +428,10 @@ def show_help(program: str, options: Sequence[Flag], en: str, fr: str, examples:
     shown = console(stderr=False)
     words = next((f"{flag.metavar} " for flag in options if flag.kind == "words"), "")
     show(f"{say(en='usage:', fr='usage :')} {program} {words}[options]\n")
-    for paragraph in _unbroken(say(en=en, fr=fr)).strip().split("\n\n"):
-        shown.print(re.sub(r"\n(?!dlojz )", " ", paragraph) + "\n", markup=False)
+    for paragraph in say(en=en, fr=fr).split("\n\n"):
+        for line in re.sub(r"\n(?!dlojz )", " ", paragraph).splitlines():
+            show(_wrapped(line, shown.width))
+        show("")
     show(say(en="Examples:", fr="Exemples :"))
     for line in textwrap.dedent(examples).strip().splitlines():
         command, _, remark = line.partition(" # ")
@@ -440,7 +444,8 @@ def show_help(program: str, options: Sequence[Flag], en: str, fr: str, examples:
         columns = Table.grid(Column(width=width), Column(), padding=(0, 2, 0, 0))
         for flag in (*options, *HELP):
             if flag.subject == subject:
-                columns.add_row(Text(_written(flag), style="bold"), Text(_help(flag)))
+                told = _wrapped(_help(flag), shown.width - width - FRAME)
+                columns.add_row(Text(_written(flag), style="bold"), Text(told))
         title = subject.title if subject else "options"
         shown.print(Panel(columns, title=title, title_align="left", border_style="dim"))
 
@@ -469,12 +474,13 @@ def _help(flag: Flag) -> str:
     if flag.default not in (None, "", ()) and flag.kind != "switch":
         plain = f"{flag.default:g}" if isinstance(flag.default, float) else flag.default
         told.append(say(en=f"(default: {plain})", fr=f"(par défaut : {plain})"))
-    return _unbroken(" ".join(told))
+    return " ".join(told)
 
 
-def _unbroken(text: str) -> str:
-    """Keep French punctuation on the line of its word."""
-    return re.sub(r" (?=[:;?!»])|(?<=«) ", "\u00a0", text)
+def _wrapped(text: str, width: int) -> str:
+    """Wrap a text; French punctuation stays on the line of its word, which rich does not know of."""
+    unbroken = re.sub(r" (?=[:;?!»])|(?<=«) ", "\u00a0", text)
+    return textwrap.fill(unbroken, width, break_long_words=False, break_on_hyphens=False)
 
 
 @contextlib.contextmanager
