@@ -265,10 +265,11 @@ def _check_words(command: str, flag: Flag, words: Sequence[str]) -> None:
     most = 10**6 if "…" in flag.metavar else len(flag.metavar.split())
     least = 0 if flag.metavar.startswith("[") else most
     if not least <= len(words) <= most:
-        received = repr(" ".join(words))
+        written = repr(" ".join(words))
+        en, fr = (written, f"{written} ") if words else ("nothing", "rien n’")
         raise refusal(
-            en=f"`{command}` takes {flag.metavar} ({flag.en}), but {received if words else 'nothing'} was received.",
-            fr=f"`{command}` prend {flag.metavar} ({flag.fr}), mais {received if words else 'rien'} a été reçu.",
+            en=f"`{command}` takes {flag.metavar} ({flag.en}), but {en} was received.",
+            fr=f"`{command}` prend {flag.metavar} ({flag.fr}), mais {fr}a été reçu.",
         )
 
 
@@ -338,9 +339,10 @@ def check_needs(given: Given, name: str, *needed: str) -> None:
     """
     if name in given and not any(given[other] for other in needed):
         option, others = _option(name), [_option(other) for other in needed]
+        en, fr = " or ".join(others), " ou ".join(others)
         raise refusal(
-            en=f"{option} does nothing without {' or '.join(others)}: add it, or leave {option} out.",
-            fr=f"{option} ne sert à rien sans {' ou '.join(others)} : ajoutez-le, ou retirez {option}.",
+            en=f"{option} does nothing without {en}: add {en}, or leave {option} out.",
+            fr=f"{option} ne sert à rien sans {fr} : ajoutez {fr}, ou retirez {option}.",
         )
 
 
