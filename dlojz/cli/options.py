@@ -48,6 +48,8 @@ WORDS = "words"
 """Name under which the words that stand alone are given."""
 WIDEST_NAME = 27
 """Columns of an option in the help; a longer one is folded."""
+FRAME = 6
+"""Columns of a panel beside its two texts: borders, and the spaces within."""
 
 
 @dataclass(frozen=True)
@@ -263,10 +265,11 @@ def _check_words(command: str, flag: Flag, words: Sequence[str]) -> None:
     most = 10**6 if "…" in flag.metavar else len(flag.metavar.split())
     least = 0 if flag.metavar.startswith("[") else most
     if not least <= len(words) <= most:
-        received = repr(" ".join(words))
+        written = repr(" ".join(words))
+        en, fr = (written, f"{written} ") if words else ("nothing", "rien n’")
         raise refusal(
-            en=f"`{command}` takes {flag.metavar} ({flag.en}), but {received if words else 'nothing'} was received.",
-            fr=f"`{command}` prend {flag.metavar} ({flag.fr}), mais {received if words else 'rien'} a été reçu.",
+            en=f"`{command}` takes {flag.metavar} ({flag.en}), but {en} was received.",
+            fr=f"`{command}` prend {flag.metavar} ({flag.fr}), mais {fr}a été reçu.",
         )
 
 
@@ -336,9 +339,10 @@ def check_needs(given: Given, name: str, *needed: str) -> None:
     """
     if name in given and not any(given[other] for other in needed):
         option, others = _option(name), [_option(other) for other in needed]
+        en, fr = " or ".join(others), " ou ".join(others)
         raise refusal(
-            en=f"{option} does nothing without {' or '.join(others)}: add it, or leave {option} out.",
-            fr=f"{option} ne sert à rien sans {' ou '.join(others)} : ajoutez-le, ou retirez {option}.",
+            en=f"{option} does nothing without {en}: add {en}, or leave {option} out.",
+            fr=f"{option} ne sert à rien sans {fr} : ajoutez {fr}, ou retirez {option}.",
         )
 
 
@@ -426,8 +430,10 @@ def show_help(program: str, options: Sequence[Flag], en: str, fr: str, examples:
     shown = console(stderr=False)
     words = next((f"{flag.metavar} " for flag in options if flag.kind == "words"), "")
     show(f"{say(en='usage:', fr='usage :')} {program} {words}[options]\n")
-    for paragraph in say(en=en, fr=fr).strip().split("\n\n"):
-        shown.print(re.sub(r"\n(?!dlojz )", " ", paragraph) + "\n", markup=False)
+    for paragraph in say(en=en, fr=fr).split("\n\n"):
+        for line in re.sub(r"\n(?!dlojz )", " ", paragraph).splitlines():
+            show(_wrapped(line, shown.width))
+        show("")
     show(say(en="Examples:", fr="Exemples :"))
     for line in textwrap.dedent(examples).strip().splitlines():
         command, _, remark = line.partition(" # ")
@@ -440,7 +446,8 @@ def show_help(program: str, options: Sequence[Flag], en: str, fr: str, examples:
         columns = Table.grid(Column(width=width), Column(), padding=(0, 2, 0, 0))
         for flag in (*options, *HELP):
             if flag.subject == subject:
-                columns.add_row(Text(_written(flag), style="bold"), Text(_help(flag)))
+                told = _wrapped(_help(flag), shown.width - width - FRAME)
+                columns.add_row(Text(_written(flag), style="bold"), Text(told))
         title = subject.title if subject else "options"
         shown.print(Panel(columns, title=title, title_align="left", border_style="dim"))
 
@@ -468,8 +475,14 @@ def _help(flag: Flag) -> str:
         told.append(f"({say(en='one of', fr='parmi')} {', '.join(choices)})")
     if flag.default not in (None, "", ()) and flag.kind != "switch":
         plain = f"{flag.default:g}" if isinstance(flag.default, float) else flag.default
-        told.append(say(en=f"(default: {plain})", fr=f"(par défaut\u00a0: {plain})"))
+        told.append(say(en=f"(default: {plain})", fr=f"(par défaut : {plain})"))
     return " ".join(told)
+
+
+def _wrapped(text: str, width: int) -> str:
+    """Wrap a text; French punctuation stays on the line of its word, which rich does not know of."""
+    unbroken = re.sub(r" (?=[:;?!»])|(?<=«) ", "\u00a0", text)
+    return textwrap.fill(unbroken, width, break_long_words=False, break_on_hyphens=False)
 
 
 @contextlib.contextmanager

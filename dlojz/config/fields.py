@@ -77,6 +77,12 @@ def field_help(field: FieldInfo) -> tuple[str, str]:
     return field.description or "", str(extra["fr"]) if isinstance(extra, dict) else ""
 
 
+class VersionField(Contract):
+    """Tell in which form a configuration is written."""
+
+    schema_version: Literal[1] = 1
+
+
 class ModelFields(Contract):
     """Name the model and the size of its input."""
 
@@ -510,9 +516,15 @@ class LayoutFields(TensorFields, GradientFields, MemoryFields, PipelineFields, B
 
 
 class RunFields(
-    CurriculumFields, ExpertFields, OptimizerFields, PrecisionFields, TrainingFields, DataFields, ModelFields
+    CurriculumFields,
+    ExpertFields,
+    OptimizerFields,
+    PrecisionFields,
+    TrainingFields,
+    DataFields,
+    ModelFields,
+    VersionField,
 ):
     """All fields of a training run; `RunConfig` checks that they go together."""
 
-    schema_version: Literal[1] = 1
     layout: LayoutFields = LayoutFields()

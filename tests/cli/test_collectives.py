@@ -110,9 +110,9 @@ def test_a_calibration_of_our_own_program_as_a_table(capfd: pytest.CaptureFixtur
         ("--name ring_all_reduce --per-node 2", ["--per-node is for"]),
         ("--name ring_all_reduce --ranks 1000000", ["too many to be simulated", "at most 128"]),
         ("--name ring_all_reduce --ranks 17 --figure x.png", ["could not be read", "at most 16"]),
-        ("--figure x.png", ["does nothing without --name or --calibrate: add it"]),
+        ("--figure x.png", ["does nothing without --name or --calibrate: add --name"]),
         ("--name tree_reduce --figure x", ["needs an ending"]),
-        ("--output x.json", ["does nothing without --calibrate: add it"]),
+        ("--output x.json", ["does nothing without --calibrate: add --calibrate"]),
         ("ring", ["the word 'ring'"]),
     ],
 )

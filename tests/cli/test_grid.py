@@ -86,7 +86,7 @@ def test_many_ranks_are_told_in_short(capsys: pytest.CaptureFixture[str]) -> Non
         ("--processes 16 --tp 3 --pp 1", "need a multiple of 3 processes"),
         ("--order tp-pp", "unknown order 'tp-pp'"),
         ("--axis cp --png x.png", "unknown axis 'cp'"),
-        ("--axis tp", "there is no picture: add --png FILE"),
+        ("--axis tp", "--axis does nothing without --png: add --png"),
         ("--bandwidths 3", "--bandwidths takes two positive numbers"),
         ("--bandwidths nan,1", "--bandwidths takes two positive numbers"),
         ("--latencies 1,1", "does nothing without --bandwidths"),

@@ -104,7 +104,7 @@ def test_runs_side_by_side_are_runs_as_any_other(told: tuple[Any, Path, Path]) -
 @pytest.mark.parametrize(("words", "english", "french"), [
     (["--show", "deepsped"], "did you mean 'deepspeed'", "deepspeed"),
     (["--run", "--only", "torch,acclerate"], "did you mean 'accelerate'", "accelerate"),
-    (["--steps", "3"], "--steps does nothing without --run: add it", "--run : ajoutez-le"),
+    (["--steps", "3"], "--steps does nothing without --run: add --run", "ajoutez --run"),
     (["--show", "torch", "--json"], "leave --run and --json out", "retirez --run et --json"),
     (["--run", "--figure", "a.doc"], "needs a name that ends in .png", "attend un nom qui finit par .png"),
     (["--run", "--rounds", "0"], "rounds", "rounds"),

@@ -115,7 +115,7 @@ def test_the_list_names_them_all(capfd: pytest.CaptureFixture[str]) -> None:
         ("--sends rendezvous", ["deadlock of blocking sends", "paired"]),
         ("--schedule 1f1b --memory-limit 3", ["0F3", "limit is 3"]),
         ("--color kinds --png x.png", ["did you mean 'kind'"]),
-        ("--color chunk", ["without a picture", "--png FILE"]),
+        ("--color chunk", ["--color does nothing without --png or --svg: add --png"]),
         ("--svg x.png", ["ends in .svg", "'x.png'"]),
         ("--png x.doc", ["needs an ending"]),
         ("--from-csv none.csv", ["'none.csv'", "cannot be read"]),
