@@ -13,7 +13,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.figures.grid_figures import grid_figure
 from dlojz.display.style import BLACK, CATEGORY_STYLES, EDGE, LINE_STYLES, category_label
-from dlojz.labs.kit.figures import columns, measured_footprint, or_to_do, pictured
+from dlojz.labs.kit.figures import columns, labelled, measured_footprint, or_to_do, panel, pictured
 from dlojz.labs.kit.judges import expect_groups, expect_triple
 from dlojz.labs.lab07_hybrid.exercises_grid import ROUNDS, BetweenNodes
 from dlojz.prediction.communication import predict_communication
@@ -274,17 +274,14 @@ def memory(run: Run, alone: Run) -> LabFigure:
     names += [f"{rank}\n({','.join(map(str, grid.coordinates(rank)))})" for rank in ranks]
     unit, scale = byte_units()[2], 1024**2
     told = format_bytes(bars[0].memory.peak_bytes), format_bytes(max(bar.memory.peak_bytes or 0 for bar in bars[1:]))
-    figure = new_figure(
+    axes = panel(
         9.5,
         3.6,
-        alt=say(
-            en=f"Memory of each rank at its peak by category: one process {told[0]}, no rank of {title_of(run)} above "
-            f"{told[1]}.",
-            fr=f"Mémoire de chaque rang à son pic, par catégorie : un processus {told[0]}, aucun rang de "
-            f"{title_of(run)} au-delà de {told[1]}.",
-        ),
+        f"Memory of each rank at its peak by category: one process {told[0]}, no rank of {title_of(run)} above "
+        f"{told[1]}.",
+        f"Mémoire de chaque rang à son pic, par catégorie : un processus {told[0]}, aucun rang de {title_of(run)} "
+        f"au-delà de {told[1]}.",
     )
-    axes = figure.subplots()
     bottoms = [0.0] * len(bars)
     for name in SHOWN:
         heights = [(bar.memory.at_peak_bytes or {}).get(name, 0) / scale for bar in bars]
@@ -312,9 +309,5 @@ def memory(run: Run, alone: Run) -> LabFigure:
         label=say(en="peak, predicted", fr="pic prédit"),
     )
     axes.set_xticks(range(len(bars)), names)
-    axes.set_xlabel(say(en="rank (pp,dp,tp)", fr="rang (pp,dp,tp)"))
-    axes.set_ylabel(unit)
     decimal_marks(axes.yaxis)
-    axes.legend(frameon=False, fontsize=9)
-    plain(axes)
-    return finish(figure)
+    return labelled(axes, say(en="rank (pp,dp,tp)", fr="rang (pp,dp,tp)"), unit, fontsize=9)

@@ -30,7 +30,7 @@ from dlojz.display.style import (
     Style,
     category_label,
 )
-from dlojz.labs.kit.figures import bar, legend_above, measured_footprint, pictured
+from dlojz.labs.kit.figures import bar, labelled, legend_above, measured_footprint, panel, pictured, plot_lines
 from dlojz.prediction import predict
 from dlojz.prediction.link_traffic import Reduction, predicted_way
 from dlojz.results.footprint import STATES, Footprint
@@ -60,21 +60,12 @@ def walk(
             draws[order], lambda gradient, error: feed_back(gradient, error, compress)
         ),
     }
-    figure = new_figure(
-        7.5,
-        3.4,
-        alt=say(en="The first weight by step: ", fr="Le premier poids, à chaque pas : ")
-        + ", ".join(f"{name} → {decimal(path[-1], 1)}" for name, path in ways.items()),
-    )
-    axes = figure.subplots()
-    for (name, path), (color, line, _) in zip(ways.items(), LINE_STYLES, strict=False):
-        axes.plot(range(len(path)), path, color=color, linestyle=line, linewidth=2, label=name)
-    axes.set_xlabel(say(en="step", fr="pas"))
-    axes.set_ylabel(say(en="first weight", fr="premier poids"))
+    ends = ", ".join(f"{name} → {decimal(path[-1], 1)}" for name, path in ways.items())
+    axes = panel(7.5, 3.4, f"The first weight by step: {ends}", f"Le premier poids, à chaque pas : {ends}")
+    plot_lines(axes, range(STEPS + 1), ways, marker="", linewidth=2)
     decimal_marks(axes.yaxis)
-    axes.legend(frameon=False, loc="upper left")
-    plain(axes)
-    return finish(figure)
+    x, y = say(en="step", fr="pas"), say(en="first weight", fr="premier poids")
+    return labelled(axes, x, y, loc="upper left")
 
 
 def _walked(gradients: Tensor, told: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> list[float]:
@@ -229,16 +220,13 @@ def gradients_at_once(plainly: Sequence[int], in_backward: Callable[[], Sequence
         in_backward: gives the same with the student's function at work.
     """
     within = in_backward()
-    figure = new_figure(
+    axes = panel(
         8.0,
         3.4,
-        alt=say(
-            en=f"Gradients held during backward: up to {max(plainly)} bytes, within backward up to {max(within)}.",
-            fr=f"Gradients détenus pendant la passe arrière : jusqu’à {max(plainly)} octets ; mis à jour au fil de la "
-            f"passe, jusqu’à {max(within)}.",
-        ),
+        f"Gradients held during backward: up to {max(plainly)} bytes, within backward up to {max(within)}.",
+        f"Gradients détenus pendant la passe arrière : jusqu’à {max(plainly)} octets ; mis à jour au fil de la passe, "
+        f"jusqu’à {max(within)}.",
     )
-    axes = figure.subplots()
     rows = (
         (say(en="update after backward", fr="mise à jour après la passe arrière"), plainly),
         (say(en="update in backward", fr="mise à jour dans la passe arrière"), within),
@@ -246,12 +234,9 @@ def gradients_at_once(plainly: Sequence[int], in_backward: Callable[[], Sequence
     for (name, held), (color, line, _) in zip(rows, LINE_STYLES, strict=False):
         sizes = [size / MEBIBYTE for size in held]
         axes.step(range(1, len(sizes) + 1), sizes, where="mid", color=color, linestyle=line, linewidth=2, label=name)
-    axes.set_xlabel(say(en="gradients that have come", fr="gradients arrivés"))
-    axes.set_ylabel(say(en="gradients held (MiB)", fr="gradients détenus (Mio)"))
     decimal_marks(axes.yaxis)
-    axes.legend(frameon=False, loc="upper left")
-    plain(axes)
-    return finish(figure)
+    x = say(en="gradients that have come", fr="gradients arrivés")
+    return labelled(axes, x, say(en="gradients held (MiB)", fr="gradients détenus (Mio)"), loc="upper left")
 
 
 def way_of(run: Run) -> Reduction:

@@ -20,7 +20,7 @@ from dlojz.base.table import Table
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.style import BLUE, ORANGE, PREDICTED_ALPHA, SKY
 from dlojz.labs.kit.exercise import Said, Verdict
-from dlojz.labs.kit.figures import columns, or_to_do, pictured
+from dlojz.labs.kit.figures import columns, labelled, or_to_do, panel, pictured
 from dlojz.labs.lab11_compression.exercises_distill import UNKNOWN
 from dlojz.labs.lab11_compression.exercises_quantize import quantize_affine, quantize_rows
 
@@ -291,34 +291,15 @@ def noise(rows: Rows, weight_OI: Tensor, bits: Sequence[int] = BITS) -> LabFigur
         + ", ".join(f"{one} bits {significant(pair[1])} dB" for one, pair in zip(bits, pairs, strict=True))
         for name, pairs in found.items()
     )
-    figure = new_figure(
-        8.0,
-        3.8,
-        alt=say(en=f"Signal to noise by bits. {told}.", fr=f"Rapport signal sur bruit selon les bits. {told}."),
-    )
-    axes = figure.subplots()
+    axes = panel(8.0, 3.8, f"Signal to noise by bits. {told}.", f"Rapport signal sur bruit selon les bits. {told}.")
     for (name, pairs), color, marker in zip(found.items(), (BLUE, ORANGE), ("o", "s"), strict=True):
-        axes.plot(
-            bits,
-            [pair[0] for pair in pairs],
-            color=color,
-            linewidth=5,
-            alpha=PREDICTED_ALPHA,
-            label=say(en=f"{name}, predicted (Δ²/12)", fr=f"{name}, prédit (Δ²/12)"),
-        )
-        axes.plot(
-            bits,
-            [pair[1] for pair in pairs],
-            color=color,
-            linestyle="",
-            marker=marker,
-            label=say(en=f"{name}, measured", fr=f"{name}, mesuré"),
-        )
-    axes.set_xlabel(say(en="bits per weight", fr="bits par poids"))
-    axes.set_ylabel(say(en="signal to noise (dB)", fr="signal sur bruit (dB)"))
-    axes.legend(frameon=False, fontsize=9)
-    plain(axes)
-    return finish(figure)  # fmt: skip
+        predicted, measured = zip(*pairs, strict=True)
+        label = say(en=f"{name}, predicted (Δ²/12)", fr=f"{name}, prédit (Δ²/12)")
+        axes.plot(bits, predicted, color=color, linewidth=5, alpha=PREDICTED_ALPHA, label=label)
+        label = say(en=f"{name}, measured", fr=f"{name}, mesuré")
+        axes.plot(bits, measured, color=color, linestyle="", marker=marker, label=label)
+    x, y = say(en="bits per weight", fr="bits par poids"), say(en="signal to noise (dB)", fr="signal sur bruit (dB)")
+    return labelled(axes, x, y, fontsize=9)
 
 
 def _ends(seen: Tensor, scheme: Scheme, choice: RangeChoice) -> tuple[float, float]:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import percent, say
 from dlojz.base.table import Table
-from dlojz.display.canvas import LabFigure, finish, new_figure, plain
+from dlojz.display.canvas import LabFigure
 from dlojz.display.style import LINE_STYLES
 from dlojz.labs.kit.exercise import Verdict
-from dlojz.labs.kit.figures import Picture, columns, or_to_do
+from dlojz.labs.kit.figures import Picture, columns, labelled, or_to_do, panel
 from dlojz.labs.lab11_compression.figures import answered
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ class Pruned:
         """Draw accuracy over sparsity."""
         colon = say(en=":", fr=" :")
         told = ", ".join(f"{percent(one)}{colon} {percent(found)}" for one, found in self.at_once.items())
-        alt = say(
-            en=f"Accuracy by share of zeros, at once: {told}.",
-            fr=f"Exactitude selon la part de zéros, d’un coup : {told}.",
+        axes = panel(
+            8.0,
+            3.6,
+            f"Accuracy by share of zeros, at once: {told}.",
+            f"Exactitude selon la part de zéros, d’un coup : {told}.",
         )
-        figure = new_figure(8.0, 3.6, alt=alt)
-        axes = figure.subplots()
         names = (
             say(en="one threshold, no training", fr="un seul seuil, sans entraînement"),
             say(en=f"one threshold, {TUNING_EPOCHS} epochs", fr=f"un seul seuil, {TUNING_EPOCHS} époques"),
@@ -62,14 +62,11 @@ class Pruned:
         for name, found, (color, line, marker) in zip(
             names, (self.at_once, self.tuned, self.by_layer), LINE_STYLES, strict=False
         ):
-            axes.plot([100 * one for one in found], [100 * value for value in found.values()], color=color,
-                      linestyle=line, marker=marker, label=name)  # fmt: skip
+            accuracies = [100 * value for value in found.values()]
+            axes.plot([100 * one for one in found], accuracies, color=color, linestyle=line, marker=marker, label=name)
         axes.set_ylim(0, 102)
-        axes.set_xlabel(say(en="weights that are zero (%)", fr="poids nuls (%)"))
-        axes.set_ylabel(say(en="accuracy (%)", fr="exactitude (%)"))
-        axes.legend(frameon=False, loc="lower left")
-        plain(axes)
-        return finish(figure)
+        x = say(en="weights that are zero (%)", fr="poids nuls (%)")
+        return labelled(axes, x, say(en="accuracy (%)", fr="exactitude (%)"), loc="lower left")
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, object]:
         return Picture(self.figure())._repr_mimebundle_()
