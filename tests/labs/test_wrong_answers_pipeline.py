@@ -264,7 +264,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (one_at_a_time, "takes 96 time units and not 33"),
         (never_drains, "0B4 is missing"),
         (too_few_micro_batches_forgotten, "outside the schedule"),
-        (lambda r, p, m: "F0 B0", "One list of actions per rank"),
+        (lambda r, p, m: "F0 B0", "A list of actions"),
         (lambda r, p, m: [("F", k) for k in range(m)], "one of its entries is a tuple"),
         (lambda r, p, m: ["G0"], "is no action"),
         (lambda r, p, m: None, "returns nothing"),
