@@ -104,6 +104,7 @@ def test_the_course_s_file_is_read_as_it_is(tmp_path: Path) -> None:
         ({"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 16}}, {"precision": "fp16"}),
         ({"bf16": {"enabled": False}}, {"precision": "fp32"}),
         ({"wandb": {"enabled": False}, "steps_per_print": 10, "gradient_clipping": 0}, {}),
+        ({"flops_profiler": {"detailed": True}}, {}),  # DeepSpeed leaves off what is not enabled
         ({"zero_optimization": {"stage": 2, "cpu_offload": True}}, {"zero": 2, "offload": "optimizer"}),
         ({"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "none"}}}, {"zero": 1}),
     ],

@@ -74,6 +74,13 @@ def test_what_cannot_be_is_refused_in_one_sentence(fields: dict[str, Any], words
         ({"model": "coatnet_tiny", "tp": 3}, r"the 8 channels of the stem of coatnet_tiny: use tp=2, tp=4\.$"),
         ({"model": "coatnet_tiny", "tp": 8}, r"the 4 attention heads of coatnet_tiny: use tp=2, tp=4\.$"),
         ({"layout": {"dp": "two"}}, "layout.*dp|dp"),
+        *(
+            (
+                {"model": "gpt_tiny", "tp": 4, "sequence_parallel": True, "sequence_length": length},
+                rf"sequence_length={near}\b",
+            )
+            for length, near in ((63, 60), (3, 4))
+        ),
     ],
 )
 def test_a_run_that_cannot_be_is_refused(fields: dict[str, Any], words: str) -> None:
@@ -244,6 +251,21 @@ def test_the_step_that_counts_is_one_that_sends_what_later_ones_send(
     fields: dict[str, Any], first_step: int, settled: int
 ) -> None:
     assert settled_step(RunConfig.of(**fields), first_step) == settled
+
+
+@pytest.mark.parametrize(
+    ("fields", "title"),
+    [
+        ({"dp": 2}, "DDP"),
+        ({"dp": 2, "gradient_compression": "powersgd", "powersgd_rank": 4}, "DDP + PowerSGD-4"),
+        ({"dp": 2, "zero": 2}, "FSDP2 (ZeRO-2)"),
+        ({"pp": 2, "engine": "by_hand"}, "pipeline 1f1b × 2 (by hand)"),
+        ({"dp": 2, "tp": 2, "engine": "by_hand"}, "TP × 2 (by hand), DDP by hand"),
+        ({"dp": 4, "ep": 2, "engine": "by_hand"}, "DDP by hand, EP × 2"),
+    ],
+)
+def test_a_layout_has_the_name_that_a_person_gives_to_it(fields: dict[str, Any], title: str) -> None:
+    assert Layout(**fields).title == title
 
 
 def test_the_degrees_are_told_with_those_of_experts_where_there_are_some() -> None:

@@ -85,6 +85,9 @@ def test_a_fit_finds_the_parameters_that_made_its_rows() -> None:
     made = [replace(row, step_s=float(seconds)) for row, seconds in zip(rows, predicted_s(rows, truth), strict=True)]
     found = fitted(replace(truth, product_efficiency=0.85), made, ["product_efficiency"], evaluations=12)
     assert found.product_efficiency == pytest.approx(0.7, abs=0.005)
+    # From the truth itself nothing pulls away.
+    again = fitted(truth, made, ["product_efficiency"], evaluations=3)
+    assert again.product_efficiency == pytest.approx(0.7, abs=1e-6)
 
 
 def test_own_measurements_come_to_the_calibration_that_made_them() -> None:

@@ -13,6 +13,7 @@ from dlojz.cost_model.workload import (
     Cut,
     LayerOperator,
     Product,
+    layer_operators,
     operators_s,
     padded_vocabulary,
     product_operator,
@@ -60,6 +61,20 @@ def test_a_small_layer_is_bound_by_launching_its_kernels() -> None:
     forward, backward = operators_s(operators, A100, PLAIN, "fp16")
     assert forward == 10 * PLAIN.launch_s
     assert backward == 20 * PLAIN.launch_s
+
+
+def test_the_bytes_of_all_passes_add_up() -> None:
+    passes = [LayerOperator("pass", forward_bytes=each, backward_bytes=2 * each) for each in (1e9, 3e9)]
+    memory = A100.memory_bytes_per_s * PLAIN.memory_efficiency
+    assert operators_s(passes, A100, PLAIN, "fp16") == pytest.approx((4e9 / memory, 8e9 / memory), rel=1e-12)
+
+
+def test_where_tp_does_not_divide_the_heads_the_slowest_rank_counts() -> None:
+    """6 heads of 32 and 2 of keys and values on 4 ranks: the fullest has 2 and 1."""
+    size = DecoderSize(1, 192, 6, 512, 64, kv_heads=2)
+    products = {one.name: one.forward for one in layer_operators(size, Cut(1, tp=4))}
+    assert products["queries, keys, values"] == (Product(64, (2 + 1 + 1) * 32, 192),)
+    assert products["projection"] == (Product(64, 192, 2 * 32),)
 
 
 def test_waiting_for_each_launch_adds_to_every_kernel() -> None:

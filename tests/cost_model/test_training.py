@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dlojz import models
@@ -40,6 +42,9 @@ def test_blooms_energy_and_carbon() -> None:
     assert made.energy_kwh == pytest.approx(433_196, rel=1e-6)
     assert made.carbon_kg == pytest.approx(24_690, rel=1e-3)
     assert made.idle_kwh == pytest.approx(256_646, rel=1e-6)
+    site = replace(cluster("jean_zay_a100"), pue=1.2, carbon_g_per_kwh=57.0)
+    whole_kg = (433_196 + 256_646) * 1.2 * 0.057
+    assert bill(site, 384, 1_082_990 / 384 * 3600).total_carbon_kg == pytest.approx(whole_kg, rel=1e-6)
     assert bill(cluster("jean_zay_a100"), 8, 3600, load=0).energy_kwh == pytest.approx(
         8 * cluster("jean_zay_a100").gpu.idle_w / 1000
     )

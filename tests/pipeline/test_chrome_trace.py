@@ -33,6 +33,12 @@ def test_the_slices_are_the_timeline_and_never_overlap(name: str) -> None:
         assert event["args"]["micro_batch"] == action.micro_batch and event["dur"] >= 0
 
 
+def test_the_trace_begins_at_0_whenever_the_step_began() -> None:
+    timeline = simulate(build("1f1b", 2, 3), Costs(latency=0.25))
+    later = Timeline(timeline.schedule, timeline.starts + 64, timeline.ends + 64, timeline.costs)
+    assert chrome_trace(later)["traceEvents"] == chrome_trace(timeline)["traceEvents"]
+
+
 @pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipe"])
 def test_every_message_is_an_arrow_from_its_maker_to_its_taker(name: str) -> None:
     timeline = simulate(build(name, 4, 8), Costs(latency=0.25))

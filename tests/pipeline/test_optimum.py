@@ -188,6 +188,14 @@ def test_time_runs_out_honestly() -> None:
     assert problems(found.schedule, 3, costs) == []
 
 
+def test_links_that_are_slower_in_one_direction_are_not_in_the_table() -> None:
+    def key(latency: float | tuple[tuple[float, ...], ...]) -> str | None:
+        return Problem(3, 8, Costs(latency=latency), (0, 1, 2), False, None, "makespan").key(None)
+
+    assert key(((0.0, 1.0, 9.0), (1.0, 0.0, 1.0), (9.0, 1.0, 0.0))) == key(1.0) is not None
+    assert key(((0.0, 1.0, 9.0), (2.0, 0.0, 1.0), (9.0, 2.0, 0.0))) is None
+
+
 def test_what_cannot_be_answered_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LabError, match=r"no schedule keeps within 0.5 stage-micro-batches"):
         optimum(2, 4, memory_limit=0.5)

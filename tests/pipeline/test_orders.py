@@ -9,7 +9,7 @@ import pytest
 from dlojz.base.errors import LabError
 from dlojz.pipeline.orders.synchronous import gpipe, interleaved, interleaved_zero_bubble, looped, one_f_one_b, zigzag
 from dlojz.pipeline.orders.zero_bubble import zb_h1
-from dlojz.pipeline.schedule import BACKWARD, FORWARD, Action
+from dlojz.pipeline.schedule import BACKWARD, FORWARD, Action, Schedule
 from dlojz.pipeline.schedule_catalogue import SCHEDULES, build
 from dlojz.pipeline.simulator import peak_activations, simulate
 from dlojz.pipeline.validity import problems
@@ -65,6 +65,13 @@ def test_a_ragged_last_group_follows_megatron() -> None:
     chunks = [action.stage // 4 for action in forwards]
     assert chunks == [0] * 6 + [1] * 6 + [0] * 4 + [1] * 4
     assert [action.micro_batch for action in forwards] == [*range(6), *range(6), *range(6, 10), *range(6, 10)]
+
+
+@pytest.mark.parametrize("beyond", [Action("F", 0, 2), Action("F", 1, 1), Action("F", 0, -1)])
+def test_an_action_that_is_not_of_the_schedule_is_refused(beyond: Action) -> None:
+    orders = [[Action("F", 0, 0), beyond, Action("B", 0, 0), Action("B", 0, 1)]]
+    with pytest.raises(LabError, match=r"is outside the schedule, which has stages 0 to 0, micro-batches .* 0 to 1"):
+        _ = Schedule.of("custom", orders, [0], 2).graph
 
 
 def test_the_warm_up_of_1f1b_is_its_memory() -> None:

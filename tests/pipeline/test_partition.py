@@ -116,6 +116,7 @@ def test_what_a_partition_tells() -> None:
     assert Partition((0, 1, 2), (0, 0)).imbalance == 1
     assert cut.weighed([1, 5, 5]).loads == (1, 10)
     assert Partition((0, 3, 3), (0.1, 0.2, 0.3)).loads == (0.6, 0)  # rounded once: 0.1 + 0.2 + 0.3 is not 0.6
+    assert Partition((0, 4), (1, 0.1, 0.2, 0.3)).loads == (1.6,)
 
 
 def test_arrays_are_weights_too() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.config.run_config import RunConfig
-from dlojz.pipeline.partition_baselines import MEASURES, block_times, block_weights
+from dlojz.pipeline.partition_baselines import MEASURES, _durations, block_times, block_weights
 
 
 @pytest.mark.parametrize("model", ["coatnet_tiny", "coatnet_7", "gpt_tiny", "alexnet"])
@@ -69,3 +70,12 @@ def test_refusals(by: str, pattern: str | None, words: list[str]) -> None:
         assert word in str(refused.value)
     with pytest.raises(LabError, match="at least once"):
         block_times(RunConfig.of(model="coatnet_tiny"), repetitions=0)
+
+
+def test_each_backward_is_timed_without_gradients_to_add_to() -> None:
+    """What PyTorch adds to is an addition more, and no part of the block."""
+    block, given = torch.nn.Linear(3, 2), torch.ones(4, 3, requires_grad=True)
+    before: list[bool] = []
+    block.register_forward_pre_hook(lambda *_: before.append(block.weight.grad is given.grad is None))
+    assert len(list(_durations(block, given, 2))) == 2
+    assert before == [True] * 3 and block.weight.grad is not None

@@ -106,6 +106,8 @@ def test_the_plan_is_the_best_of_all_cuts() -> None:
 
 def test_later_slices_are_shorter_and_more_ranks_want_more_slices() -> None:
     time = causal_slice_time(hidden=64, flops_per_s=1e9, overhead_s=1e-3)
+    # One layer: 24 s h² for its products, and 4 h for each token and one that it looks at, 100 + 1 to 100 + 8.
+    assert time(8, 100) == pytest.approx(1e-3 + (24 * 8 * 64**2 + 4 * 64 * (8 * 100 + 36)) / 1e9, rel=1e-12)
     few, many = (plan_slices(256, ranks, time, grid=8) for ranks in (2, 8))
     assert len(few.lengths) < len(many.lengths)
     assert all(length % 8 == 0 for length in many.lengths)

@@ -20,6 +20,12 @@ def test_1f1b_as_on_the_blackboard() -> None:
     ]
 
 
+def test_a_unit_is_cut_into_a_thousand_quanta_at_most() -> None:
+    for parts, expected in ((1000, 1e-3), (1001, None)):
+        timeline = simulate(build("1f1b", 2, 2), Costs(forward=1 + 1 / parts))
+        assert common_quantum(timeline) == (expected and pytest.approx(expected))
+
+
 def test_a_long_drawing_goes_on_below_in_even_blocks() -> None:
     lines = text_table(simulate(build("1f1b", 2, 6)), width=40).splitlines()
     blocks = [block.splitlines() for block in "\n".join(lines).split("\n\n")]

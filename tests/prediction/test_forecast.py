@@ -15,7 +15,7 @@ from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
 from dlojz.pipeline.partition_baselines import stage_bounds
 from dlojz.prediction.allocator import replay
-from dlojz.prediction.engine_memory import Ledger
+from dlojz.prediction.engine_memory import Compressed, Ledger
 from dlojz.prediction.forecast import forecast, heaviest
 from dlojz.prediction.rules_of_thumb import Shape, bytes_per_parameter, layer_bytes
 from dlojz.prediction.shapes import model_shapes, part_of
@@ -248,3 +248,22 @@ def test_the_ledger_keeps_its_books() -> None:
     assert dict(ledger.peak_by_block()) == {"blocks.0": {"activations": 100}, "": {"workspace": 50}}
     assert memory.workspace_bytes == 50
     assert all(memory.category(state) == 0 for state in STATES)
+
+
+def test_what_a_compressed_update_takes_is_counted_tensor_by_tensor() -> None:
+    """Two tensors of 4096 elements on two ranks: each serves a chunk of 4096, told in 512 bytes of signs, 2 scales."""
+    config = RunConfig.of(model="vit_tiny", dp=2, engine="by_hand", optimizer="one_bit_adam", warmup_steps=1)
+    update_bytes = Compressed(config, model_shapes(config)).update_bytes
+    messages, last, mean = 2 * 2 * (512 + 2 * 4), 4 * 4096, 4 * 2 * 4096
+    signs = 4096 // 8 + 4096 + 4 * 4096  # packed, as bytes, as numbers
+    assert update_bytes([4096, 4096]) == messages + last + mean + signs
+    # One tensor alone: while it is told, momentum, root twice, quotient (fp32), and where the variance is 0.
+    assert update_bytes([8192]) == (3 * 4 + 1) * 8192
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_stage_0_of_deepspeed_reduces_all_gradients_at_once_after_the_last_micro_batch(micro_batches: int) -> None:
+    config = RunConfig.of(**SMALL, dp=2, engine="deepspeed", zero=0, micro_batches=micro_batches)
+    whole = 4 * model_shapes(config).num_parameters
+    sent = [number for number, delta in forecast(config).events if delta == -whole]
+    assert len(sent) == 1

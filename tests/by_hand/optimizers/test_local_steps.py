@@ -203,3 +203,5 @@ def test_with_one_process_it_says_that_it_sends_nothing(kind: type[LocalSteps]) 
 def test_what_cannot_be_is_refused(local_steps: int, said: str) -> None:
     with pytest.raises(LabError, match=said):
         LocalSGD(Odd().parameters(), RATE, local_steps=local_steps, total_steps=7)
+    with pytest.raises(LabError, match="warmup_steps=7 leaves nothing"):
+        LocalSGD(Odd().parameters(), RATE, local_steps=2, total_steps=7, warmup_steps=7)

@@ -252,6 +252,27 @@ def test_0_1_adam_synchronises_what_it_has_gone_since_the_ranks_last_met() -> No
     torch.testing.assert_close(optimizer.state[weight]["exp_avg"], moved / rates)
 
 
+def test_1_bit_lamb_scales_a_layer_by_the_largest_ratio_of_its_variances() -> None:
+    """Li et al. 2021, algorithm 1, lines 13 to 21, on one rank and by hand: a step in full and one by one bit."""
+    weight, lr = nn.Parameter(torch.tensor([3.0, 4.0])), 0.1
+    with pytest.warns(UserWarning, match="does nothing but freeze"):
+        optimizer = OneBitLamb(
+            [weight], lr, warmup_steps=1, betas=(0.5, 0.75), eps=0.0, factor_clip=(0.01, 100.0), factor_threshold=10.0
+        )
+    weight.grad = torch.tensor([1.0, -2.0])
+    optimizer.step()
+    ratio = 5 / 2**0.5  # ‖x‖ / ‖u‖, of u = ±1
+    first = torch.tensor([3.0 - lr * ratio, 4.0 + lr * ratio])
+    torch.testing.assert_close(weight.detach(), first)
+    weight.grad = torch.tensor([3.0, 1.0])
+    optimizer.step()
+    momentum = torch.tensor([0.5 * 0.5 + 0.5 * 3.0, -0.5 * 1.0 + 0.5 * 1.0])
+    # v of the warm-up (1/4, 1), and (39/16, 1) with the second gradient; without their bias, v_Tw / v is 1.75 at most.
+    factor = 1.0 * (1 - 0.75**2) / (1 - 0.75)
+    update = momentum / torch.tensor([1.0, 2.0]) / (1 - 0.5**2)
+    torch.testing.assert_close(weight.detach(), first - lr * factor * ratio * update)
+
+
 def test_lamb_steps_by_the_norm_of_the_layer() -> None:
     """You et al. 2020, algorithm 2: a step of lr × ‖x‖, whatever the gradient's scale; without weights, of lr × ‖u‖."""
     layer, empty = nn.Parameter(torch.full((4,), 3.0)), nn.Parameter(torch.zeros(4))
