@@ -254,7 +254,9 @@ def test_every_public_name_is_documented() -> None:
     silent = []
     for file in FILES:
         tree = house.tree_of(file)
-        overrides = {"forward", "wrap", "autocast", "inventory", "weights", "close", "backward", "update"}
+        overrides = {"forward", "wrap", "autocast", "inventory", "weights", "close", "backward", "update", "extra_repr"}
+        if file.startswith("by_hand/optimizers/"):  # said of `Communicating`
+            overrides |= {"renewed", "message"}
         if file.startswith("train/engines/"):  # said in base.py and pipeline_engines.py
             overrides |= {"build", "run_schedule", "own_weights", "reduce_gradients", "group_names"}
         if file.startswith("prediction/engine_memory"):  # said of `EngineMemory`

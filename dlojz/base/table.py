@@ -124,9 +124,9 @@ class Table:
         left = "text-align:left"
         names = self._names_and_values()
         style = f' style="{left}"' if names or "r" not in self._sides() else ""
-        first = f'<th scope="row" style="{left}{"" if names else ";font-weight:normal"}">{{}}</th>'
+        first, end = f'<th scope="row" style="{left}{"" if names else ";font-weight:normal"}">', "</th>"
         if (style and not names) or self._sides().startswith("r"):
-            first = f"<td{style}>{{}}</td>"
+            first, end = f"<td{style}>", "</td>"
         titles = [f'<th scope="col"{style}>{safe(title)}</th>' for title in self.head]
         if self.shares:
             titles.insert(1, "<td></td>")
@@ -142,7 +142,7 @@ class Table:
                     f'<td aria-hidden="true" style="width:8em"><div style="background:{safe(color)};height:.7em;'
                     f'width:{100 * self.shares[number]:.1f}%"></div></td>'
                 )
-            rows.append(first.format(safe(label)) + bar + "".join(f"<td{style}>{safe(cell)}</td>" for cell in cells))
+            rows.append(f"{first}{safe(label)}{end}" + bar + "".join(f"<td{style}>{safe(cell)}</td>" for cell in cells))
         caption = f'<caption style="{left};font-weight:bold">{safe(self.caption)}</caption>' if self.caption else ""
         head = f"<thead><tr>{''.join(titles)}</tr></thead>" if any(self.head) else ""
         body = "".join(f"<tr>{row}</tr>" for row in rows)

@@ -380,10 +380,8 @@ def simulate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration
             )
         )
     name = SCHEDULES[int(layouts.schedule[0])]
-    if v > 1:
-        schedule = build("interleaved", p, m, chunks=v)
-    else:
-        schedule = build("1f1b" if name == "interleaved" else name, p, m)
+    one_chunk = "1f1b" if name == "interleaved" else name
+    schedule = build("interleaved", p, m, chunks=v) if v > 1 else build(one_chunk, p, m)
     stages = stages_of(workload, p * v, bool(layouts.embedding_slots[0]))  # in the order in which a sample passes them
     passes = passes_of(workload, cluster, layouts, calibration)
     boundary = float(boundary_s(workload, cluster, layouts, calibration)[0]) / v

@@ -112,6 +112,7 @@ class WithLoss(nn.Module):
 
     @property
     def blocks(self) -> nn.ModuleList:
+        """Blocks of the network, for FSDP's units."""
         found = self.network.blocks
         assert isinstance(found, nn.ModuleList)  # every model of the catalogue is a flat list of blocks
         return found

@@ -70,7 +70,8 @@ class SeenTorch(Engine):
 
     @property
     def group_names(self) -> dict[str, str]:
-        return {}  # all groups are replicas
+        """Axis of each process group: none is named, since all ranks are replicas."""
+        return {}
 
     def inventory(self) -> Inventory:
         parameters = list(self.module.parameters())

@@ -111,9 +111,8 @@ def changes(config: RunConfig) -> list[tuple[str, str, dict[str, object]]]:
     if layout.checkpointing == "none":
         lever("selective", "selective checkpointing", "points de contrôle sélectifs", checkpointing="selective")
     if layout.micro_batch % 2 == 0:
-        half = {"micro_batch": layout.micro_batch // 2, "micro_batches": layout.micro_batches * 2}
         words = "half the micro-batch, twice as many", "micro-batch deux fois plus petit, deux fois plus nombreux"
-        lever("micro-batch", *words, **half)
+        lever("micro-batch", *words, micro_batch=layout.micro_batch // 2, micro_batches=layout.micro_batches * 2)
     if config.precision == "fp32":
         lever("precision", "bf16", "bf16", precision="bf16")
     for stage in range(layout.zero + 1, 4) if layout.dp > 1 and layout.pp == 1 else ():

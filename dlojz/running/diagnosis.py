@@ -30,7 +30,7 @@ from dlojz.running.ending import PORT, FirstError, first_error, read_log
 from dlojz.running.folder import visible
 from dlojz.running.out_of_memory import memory_lines
 from dlojz.running.state import LOGS, RunFolder, read_all_events
-from dlojz.running.watch import panel_html
+from dlojz.running.watch import PANEL
 
 if TYPE_CHECKING:
     from dlojz.running.out_of_memory import PostMortem
@@ -579,7 +579,7 @@ class Diagnosis:
         if self.errors:
             rows = tuple((where(error), error.text) for error in self.errors)
             parts.append(Table(("", ""), rows, caption=self._heading())._repr_html_())
-        return panel_html(VERMILION if self.findings else BLUE, "".join(parts))
+        return f'<div {PANEL}{VERMILION if self.findings else BLUE}">{"".join(parts)}</div>'
 
     def _nothing(self) -> str:
         if self.state in ("running", "queued") and self.errors:

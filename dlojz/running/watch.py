@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from dlojz.base.contract import parse_json
 from dlojz.base.errors import LabError
@@ -180,12 +180,8 @@ class RunView:
     job_left: str = ""
 
 
-def panel_html(color: str, content: str) -> str:
-    """Put HTML into a panel with a coloured border on its left."""
-    return (
-        f'<div class="{NO_FORMULAS}" style="border-left:4px solid {color};padding:0.3em 0.9em;max-width:62em">'
-        f"{content}</div>"
-    )
+PANEL: Final = f'class="{NO_FORMULAS}" style="padding:0.3em 0.9em;max-width:62em;border-left:4px solid '
+"""Attributes of a panel in a notebook, to be ended by the colour of its border."""
 
 
 def run_html(view: RunView) -> str:
@@ -196,8 +192,8 @@ def run_html(view: RunView) -> str:
         f'white-space:nowrap;color:{STYLE_QUIET}">{safe(name)}</th><td style="text-align:left">{safe(value)}</td></tr>'
         for name, value in facts(view)
     )
-    return panel_html(
-        color,
+    return (
+        f'<div {PANEL}{color}">'
         f'<div><b style="color:{color}"><span aria-hidden="true">{mark}</span> {safe(status_label(view.state))}</b>'
         f" · <b>{safe(view.title)}</b> · <code>{safe(view.run_id)}</code></div>"
         + _bar_html(view)
@@ -205,7 +201,7 @@ def run_html(view: RunView) -> str:
         + f'<table style="margin:0">{rows}</table>'
         + _curve_svg(view.losses, view.steps)
         + _memory_html(view)
-        + "</div>",
+        + "</div></div>"
     )
 
 

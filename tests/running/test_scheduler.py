@@ -202,7 +202,7 @@ def test_many_threads_ask_once(fake: Any, says: Any, clock: Clock) -> None:
 
 def test_after_an_answer_the_pauses_begin_anew() -> None:
     """10 s between two questions, then 10, 20, 40 … 300 while there is no answer."""
-    known, waits = Cached(), []
+    known, waits = QueueCache(), []
     for _ in range(2):
         for failed in range(7):
             known = known.unanswered(0.0, "?") if failed else known.answered(0.0, [])

@@ -90,6 +90,7 @@ class Communicating(torch.optim.Optimizer):
 
     @property
     def parameters(self) -> list[Tensor]:
+        """All parameters, in the order in which a message holds them."""
         return parameters_of(self)
 
     @property

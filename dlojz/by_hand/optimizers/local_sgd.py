@@ -59,6 +59,7 @@ class LocalSteps(torch.optim.Optimizer):
 
     @property
     def parameters(self) -> list[Tensor]:
+        """All parameters, in the order in which a message holds them."""
         return parameters_of(self)
 
     @property

@@ -141,13 +141,18 @@ def panel(width_in: float, height_in: float, en: str, fr: str) -> Axes:
         width_in, height_in: size in inches.
         en, fr: what the figure shows.
     """
-    return cast(Axes, new_figure(width_in, height_in, alt=say(en=en, fr=fr)).subplots())
+    return new_figure(width_in, height_in, alt=say(en=en, fr=fr)).subplots()
+
+
+def figure_of(axes: Axes) -> LabFigure:
+    """Finish the figure of one panel."""
+    return finish(cast(LabFigure, axes.figure))
 
 
 def done(axes: Axes) -> LabFigure:
     """Finish a figure of one panel in the plain look."""
     plain(axes)
-    return finish(cast(LabFigure, axes.figure))
+    return figure_of(axes)
 
 
 def labelled(axes: Axes, x: str, y: str, **legend: Any) -> LabFigure:

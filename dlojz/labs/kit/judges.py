@@ -326,15 +326,16 @@ def expect_several(returned: object, names: str, count: int) -> tuple[Any, ...]:
     """
     refuse_nothing(returned)
     listed = isinstance(returned, tuple | list)
-    if not listed or len(returned) != count:
-        kind, held = type(returned).__name__, len(returned) if listed else 0
+    things = tuple(returned) if isinstance(returned, tuple | list) else ()
+    if len(things) != count:
+        kind, held = type(returned).__name__, len(things)
         raise Wrong(
             en=f"{count} results are expected, {names}, but your function returns a {kind}"
             + (f" of {held}." if listed else "."),
             fr=f"{count} résultats sont attendus, {names}, mais votre fonction renvoie un objet de type {kind}"
             + (f" à {held} éléments." if listed else "."),
         )
-    return tuple(returned)
+    return things
 
 
 def expect_tensor(value: object, name: str, shape: Sequence[int]) -> Tensor:

@@ -25,6 +25,7 @@ from dlojz.hardware import Device
 from dlojz.labs.kit.figures import (
     PublishedTable,
     bar,
+    figure_of,
     labelled,
     legend_above,
     measured_footprint,
@@ -178,7 +179,7 @@ def offloading(
     _powers_in_full(axes)
     axes.set_xlabel(say(en="tokens per rank and step", fr="tokens par rang et par pas"))
     axes.set_ylabel(say(en="transfers / computation", fr="transferts / calcul"))
-    return finish(axes.figure)
+    return figure_of(axes)
 
 
 @or_to_do

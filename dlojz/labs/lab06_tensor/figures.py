@@ -20,6 +20,7 @@ from dlojz.display.style import BLACK, EDGE, GREY, LINE_STYLES, SHADE, Style
 from dlojz.labs.kit.example_links import NETWORK, NVLINK
 from dlojz.labs.kit.figures import (
     SHEET_RANKS,
+    figure_of,
     labelled,
     measured_footprint,
     memory_and_messages,
@@ -167,7 +168,7 @@ def block_ends(sequence_parallel: bool = False, ranks: int = 2) -> LabFigure:
     axes.set_xlim(-0.1, 12.8)
     axes.set_ylim(-1.1, 2.8)
     axes.set_axis_off()
-    return finish(axes.figure)
+    return figure_of(axes)
 
 
 @pictured

@@ -38,7 +38,7 @@ def smaller(config: RunConfig) -> GPT:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("family", FAMILIES, ids="-".join)
 def test_the_median_of_the_seeds_is_within_2_percent(family: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Byte by byte, the mean of the last tenth of the steps; what an optimizer has for each seed is the same every time.
+    """The mean of the last tenth of the steps; what an optimizer has for each seed is the same every time.
 
     Nothing here is left to chance: weights, samples and the order of the sums follow from the seed. Another processor
     rounds otherwise, and of the same training with a learning rate 1.00001 times as large the loss differs by 0.01 %.
