@@ -21,7 +21,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, localized, percent, say, significant
-from dlojz.base.table import Table, safe, visible
+from dlojz.base.table import Table, safe, tables_html, visible
 from dlojz.by_hand.collectives.algorithm_catalogue import ADDING, ALGORITHMS, algorithm, check_size
 from dlojz.by_hand.collectives.alpha_beta_fit import AlphaBetaFit
 from dlojz.by_hand.collectives.cost import crossover_bytes, terms
@@ -347,7 +347,7 @@ def sentences_html(simulation: Simulation, step: int) -> str:
     summary = say(en="what each rank holds, as text", fr="ce que chaque rang détient, en texte")
     return (
         f'<div role="status" aria-live="polite"><b>{safe(place)}</b><ul>{said}</ul></div>'
-        f"<details><summary>{safe(summary)}</summary>{Table(('', *chunks), rows)._repr_html_()}</details>"
+        f"<details><summary>{safe(summary)}</summary>{tables_html([Table(('', *chunks), rows)])}</details>"
     )
 
 

@@ -652,7 +652,7 @@ def _front_told(point: Point) -> str:
 def _places(answer: Callable[..., Any], points: list[Point]) -> list[int]:
     given = answer(list(points))
     refuse_nothing(given)
-    parts = [given] if isinstance(given, str) else given.tolist() if hasattr(given, "tolist") else given
+    parts: Any = [given] if isinstance(given, str) else given.tolist() if hasattr(given, "tolist") else given
     places = set()
     for part in parts:
         try:
