@@ -40,7 +40,7 @@ def is_forecast(space: Space, columns: Mapping[str, Integers]) -> NDArray[np.boo
     """
     if not space.subject.catalogue or space.precision not in ("fp32", "bf16", "fp16"):
         return np.zeros(columns["dp"].size, bool)
-    lab = np.array([name in OF_THE_LAB for name in space.names])[columns["engine"]]
+    lab = np.array([name in OF_THE_LAB for name in space.words["engine"]])[columns["engine"]]
     experts = (columns["ep"] == 1) | ((columns["zero"] == 0) & (columns["pp"] == 1))
     found: NDArray[np.bool_] = lab & (columns["cp"] == 1) & experts
     return found

@@ -138,8 +138,8 @@ class Space:
 
     @property
     def words(self) -> dict[str, tuple[str, ...]]:
-        """The words of the columns that hold places."""
-        return WORDS | {"engine": self.names}
+        """The words of the columns that hold places; of engines those searched first, then all others."""
+        return WORDS | {"engine": (*self.names, *(name for name in OFFERS if name not in self.names))}
 
     def columns(self, places: Integers) -> dict[str, Integers]:
         """The columns of some layouts by their flat places."""
@@ -151,7 +151,7 @@ class Space:
     def cost_layouts(self, found: Mapping[str, Integers]) -> Layouts:
         """Convert columns for the cost model, with its engines and what they offer."""
         engine = found["engine"]
-        offers = [OFFERS[name] for name in self.names]
+        offers = [OFFERS[name] for name in self.words["engine"]]
         costed = np.array([[one.place(False), one.place(True)] for one in offers])
         taken = {name: found[name] for name in (*DEGREES[1:], *OPTIONS[1:])}
         return Layouts.of(

@@ -198,6 +198,10 @@ def test_a_value_that_the_search_does_not_try_is_answered_all_the_same() -> None
 def test_a_library_that_was_not_searched_can_be_asked_for(bloom: Plan) -> None:
     verdict = bloom.why(engine="deepspeed", tp=8, pp=12)
     assert verdict.reason == "engine" and "Tensor Parallelism" in verdict.sentence and verdict.change is not None
+    heavy = bloom.why(engine="deepspeed", dp=128, tp=1, pp=3, zero=0)
+    assert heavy.reason == "memory" and heavy.sentence.startswith("OOM by") and heavy.levers
+    ranks = rank_memories(bloom.found.space, heavy.candidate, bloom.question.cluster.gpu.device)
+    assert fullest(ranks).total_bytes == pytest.approx(heavy.memory_bytes, rel=1e-12)
     even = bloom.why(engine="megatron-core", tp=4, pp=12)
     assert even.reason == "stages" and "equal stages, but pp=12 does not divide 70 layers" in even.sentence
 
