@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic.fields import FieldInfo
 from rich.console import Console, RenderableType
@@ -48,6 +48,8 @@ WORDS = "words"
 """Name under which the words that stand alone are given."""
 WIDEST_NAME = 27
 """Columns of an option in the help; a longer one is folded."""
+NUMBERS: Final[dict[str, type[int] | type[float]]] = {"INT": int, "FLOAT": float}
+"""Metavars whose values are numbers."""
 FRAME = 6
 """Columns of a panel beside its two texts: borders, and the spaces within."""
 
@@ -89,7 +91,7 @@ class Flag:
         Raises:
             LabError: if it is no number where one is needed, or too small a one.
         """
-        kind = {"INT": int, "FLOAT": float}.get(self.metavar)
+        kind = NUMBERS.get(self.metavar)
         if self.kind == "field":
             return _typed(word, kind)
         return word if kind is None else number(self.option, word, kind, self.least)
