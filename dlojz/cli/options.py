@@ -253,7 +253,7 @@ def parse(command: str, options: Sequence[Flag], words: Sequence[str]) -> Given:
     except argparse.ArgumentError as error:
         raise LabError(_no_value(command, options, str(error.argument_name))) from None
     if unknown:
-        raise LabError(_unknown(command, options, dict(zip(spelled, words, strict=True))[unknown[0]]))
+        raise LabError(_unknown(command, options, dict(zip(spelled, words, strict=True)).get(unknown[0], unknown[0])))
     words_of = ((flag, getattr(found, flag.name, None)) for flag in options)
     values = {flag.name: _value(flag, word) for flag, word in words_of if word not in (None, [])}
     for flag in options:
