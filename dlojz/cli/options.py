@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic.fields import FieldInfo
 from rich.console import Console, RenderableType
@@ -48,6 +48,8 @@ WORDS = "words"
 """Name under which the words that stand alone are given."""
 WIDEST_NAME = 27
 """Columns of an option in the help; a longer one is folded."""
+NUMBERS: Final[dict[str, type[int] | type[float]]] = {"INT": int, "FLOAT": float}
+"""Metavars whose values are numbers."""
 FRAME = 6
 """Columns of a panel beside its two texts: borders, and the spaces within."""
 
@@ -89,7 +91,7 @@ class Flag:
         Raises:
             LabError: if it is no number where one is needed, or too small a one.
         """
-        kind = {"INT": int, "FLOAT": float}.get(self.metavar)
+        kind = NUMBERS.get(self.metavar)
         if self.kind == "field":
             return _typed(word, kind)
         return word if kind is None else number(self.option, word, kind, self.least)
@@ -251,7 +253,7 @@ def parse(command: str, options: Sequence[Flag], words: Sequence[str]) -> Given:
     except argparse.ArgumentError as error:
         raise LabError(_no_value(command, options, str(error.argument_name))) from None
     if unknown:
-        raise LabError(_unknown(command, options, unknown[0]))
+        raise LabError(_unknown(command, options, dict(zip(spelled, words, strict=True)).get(unknown[0], unknown[0])))
     words_of = ((flag, getattr(found, flag.name, None)) for flag in options)
     values = {flag.name: _value(flag, word) for flag, word in words_of if word not in (None, [])}
     for flag in options:

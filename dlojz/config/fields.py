@@ -61,7 +61,7 @@ def explicit_bounds(partition: str) -> tuple[int, ...] | None:
     return tuple(int(part) for part in parts) if all(re.fullmatch(r"\s*\d{1,6}\s*", part) for part in parts) else ()
 
 
-def _field(default: object, en: str, fr: str, **bounds: Any) -> Any:
+def _field(default: Any, en: str, fr: str, **bounds: Any) -> Any:
     """A field with its help in both languages."""
     return Field(default, description=en, json_schema_extra={"fr": fr}, **bounds)
 
