@@ -6,12 +6,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dlojz import models
-from dlojz.base.language import format_count, refusal, say
+from dlojz.base.language import format_count, say
 from dlojz.base.table import Table, titles
 from dlojz.cli.options import (
     JSON,
+    MODEL,
     PNG,
-    WORDS,
     Answer,
     Given,
     config_of,
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 @verb(
     "memory",
-    "[MODEL]  model of the catalogue, like --model; `dlojz models` lists them "
-    "// modèle du catalogue, comme --model ; `dlojz models` les liste",
+    MODEL,
     predicting_flags(),
     f"""
     --fit {"|".join(DEVICES)}  find the largest micro-batch that fits into this GPU, and what each lever saves
@@ -72,7 +71,7 @@ def memory_command(given: Given, answer: Answer) -> None:
     """Forecast the memory of a configuration; a file that cannot be written is refused before anything is printed."""
     fit_device = device(given["fit"]) if "fit" in given else None
     target = target_device(given) or (fit_device if "device" not in given else None)
-    config = _config(given)
+    config = config_of(given)
     from dlojz.prediction.forecast import forecast, heaviest
 
     told = heaviest(config, target) if given["rank"] is None else forecast(config, given["rank"], target)
@@ -82,18 +81,6 @@ def memory_command(given: Given, answer: Answer) -> None:
         answer(_document(told, fit_device, fit, levers))
     else:
         _print(answer, told, fit_device, fit, levers)
-
-
-def _config(given: Given) -> RunConfig:
-    """Configure the run; the model may be given without `--model`."""
-    named = dict.fromkeys((*given[WORDS], *((given["model"],) if "model" in given else ())))
-    if len(named) > 1:
-        received = ", ".join(map(repr, named))
-        raise refusal(
-            en=f"`dlojz memory` takes one model, but {received} were received: name one.",
-            fr=f"`dlojz memory` prend un modèle, mais {received} ont été reçus : n’en nommez qu’un.",
-        )
-    return config_of({**given, "model": next(iter(named))} if named else given)
 
 
 def _advice(config: RunConfig, target: Device) -> tuple[Fit, tuple[Lever, ...]]:

@@ -45,6 +45,10 @@ from dlojz.config.run_config import HIDDEN, RunConfig
 from dlojz.hardware import DEVICES, Device, device
 
 WORDS = "words"
+MODEL = """
+    [MODEL]  model of the catalogue, like --model; `dlojz models` lists them
+        // modèle du catalogue, comme --model ; `dlojz models` les liste
+"""
 """Name under which the words that stand alone are given."""
 WIDEST_NAME = 27
 """Columns of an option in the help; a longer one is folded."""
@@ -307,15 +311,23 @@ def _no_value(command: str, options: Sequence[Flag], spellings: str) -> str:
 
 
 def config_of(given: dict[str, Any], **otherwise: object) -> RunConfig:
-    """Configure the run that was asked for.
+    """Configure the run that was asked for; a verb that takes `MODEL` may name the model without `--model`.
 
     Args:
         given: options, those of a configuration among them.
         otherwise: fields where they are not given.
 
     Raises:
-        LabError: if it is not legal.
+        LabError: if it is not legal, or two models are named.
     """
+    named = dict.fromkeys((*given.get(WORDS, ()), *((given["model"],) if "model" in given else ())))
+    if len(named) > 1:
+        received = ", ".join(map(repr, named))
+        raise refusal(
+            en=f"one model is expected, but {received} were received: name one.",
+            fr=f"un seul modèle est attendu, mais {received} ont été reçus : n’en nommez qu’un.",
+        )
+    given = {**given, "model": next(iter(named))} if named else given
     fields = {*RunConfig.model_fields, *Layout.model_fields} - set(HIDDEN)
     return RunConfig.of(**otherwise | {name: value for name, value in given.items() if name in fields})
 

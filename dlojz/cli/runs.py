@@ -17,6 +17,7 @@ from dlojz.cli import main
 from dlojz.cli.options import (
     FIGURE,
     JSON,
+    MODEL,
     ROOT,
     RUN_WORD,
     SCHEDULER,
@@ -48,6 +49,7 @@ PROCESSES = flags("""
 
 @verb(
     "run",
+    MODEL,
     config_flags(),
     PROCESSES,
     """
@@ -125,6 +127,7 @@ def run_command(given: Given, answer: Answer) -> int:
 
 @verb(
     "predict",
+    MODEL,
     predicting_flags(),
     PROCESSES,
     "--rank INT = 0  rank whose footprint is told // rang dont on donne l’empreinte",
@@ -138,8 +141,8 @@ the memory, whether it fits, what would save some.""",
 Chaque catégorie avec son maximum dans le pas, puis le pic de leur somme. `dlojz memory` en dit plus : ce qui remplit la
 mémoire, si elle suffit, ce qui en économiserait.""",
     examples="""
-    dlojz predict --model coatnet_tiny --dp 2 --zero 2 --engine deepspeed
-    dlojz predict --model coatnet_7 --dp 8 --zero 3 --device a100-80 --json
+    dlojz predict coatnet_tiny --dp 2 --zero 2 --engine deepspeed
+    dlojz predict coatnet_7 --dp 8 --zero 3 --device a100-80 --json
     """,
 )
 def predict_command(given: Given, answer: Answer) -> None:
