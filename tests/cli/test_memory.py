@@ -103,7 +103,7 @@ def test_files_are_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
         ("gpt_tiny --fit moon", ["unknown device 'moon'", "a100-80"]),
         ("gpt_tny", ["unknown model 'gpt_tny'", "did you mean 'gpt_tiny'?"]),
         ("gpt_tiny vit_tiny", ["takes [MODEL] (model of the catalogue", "'gpt_tiny vit_tiny' was received"]),
-        ("gpt_tiny --model vit_tiny", ["takes one model"]),
+        ("gpt_tiny --model vit_tiny", ["one model is expected"]),
         ("gpt_tiny --dp 2 --rank 2", ["rank 2 does not exist"]),
         ("gpt_tiny --snapshot step.json", [".html", "step.json"]),
         ("gpt_tiny --png step.docx", ["needs an ending"]),
