@@ -14,7 +14,7 @@ from dlojz import labs
 from dlojz.base.errors import LabError
 from dlojz.base.language import Language, use_language
 from dlojz.labs.kit.exercise import Prediction, Said, Verdict, Wrong
-from dlojz.labs.kit.judges import by_reference
+from dlojz.labs.kit.judges import Judge
 from dlojz.labs.kit.lab import notebook_language
 
 
@@ -219,7 +219,7 @@ def test_a_notebook_is_given_its_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_a_tensor_that_differs_is_told_how_far(language: Language, words: str) -> None:
     use_language(language)
     expected = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    judge = by_reference(lambda x: expected, cases=lambda: [(0,)], mistakes=())
+    judge = Judge(lambda x: expected, cases=lambda: [(0,)])
     with pytest.raises(Wrong) as refused:
         judge(lambda x: torch.tensor([1.0, 2.0, 0.0, 3.0]))
     assert words in str(refused.value).replace("\u202f", " ").replace("\xa0", " ")
