@@ -222,7 +222,9 @@ def _shaded(patch: Patch, kind: str) -> Patch:
 def _arrow(axes: Axes, transfer: Transfer, chunk: int, place: int) -> None:
     """From the sender's cell to the receiver's, through the gap on the right of the column."""
     edge, straight = CELL_WIDTH / 2, chunk == place
-    start, end, rad = (chunk, transfer.source), (place, transfer.to), 0.25
+    start: tuple[float, float] = (chunk, transfer.source)
+    end: tuple[float, float] = (place, transfer.to)
+    rad = 0.25
     if straight:
         start, end = (chunk + edge, transfer.source), (place + edge, transfer.to)
         # An arc bulges by rad · length / 2: as much for a long one as for a short one, so that it stays in its gap.
