@@ -31,7 +31,6 @@ REFUSED = {
     "--tp 3": ["tp=3 does not divide", "coatnet_tiny", "use tp=2"],
     "--time-limit-s -1": ["--time-limit-s", "-1"],
     "--on moon": ["unknown backend 'moon'", "local"],
-    "coatnet_tiny": ["the word 'coatnet_tiny'", "--model"],
 }
 
 
