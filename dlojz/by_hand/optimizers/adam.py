@@ -198,6 +198,7 @@ class ZeroOneAdam(Communicating):
 
     @property
     def renewed(self) -> int:
+        """How often the variance has been renewed so far."""
         return sum(step < self.taken for step in self.renewals)
 
     def _adam_step(self) -> None:
@@ -225,6 +226,7 @@ class ZeroOneAdam(Communicating):
             state.pop("moved", None)  # u = 0, t′ = t
 
     def message(self, group: dict[str, Any], state: dict[str, Any], momentum: Tensor) -> Tensor:
+        """Send u, the sum of γ m since the ranks last met."""
         momentum.mul_(self._rate(group, state, 1))
         return momentum.add_(state["moved"]) if "moved" in state else momentum  # u = u + γ m
 

@@ -97,6 +97,7 @@ class Gate(nn.Module):
             )
 
     def extra_repr(self) -> str:
+        """Width and routing, where models are printed."""
         return f"{self.weight.shape[1]}, {self.routing}"
 
 

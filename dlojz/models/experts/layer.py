@@ -67,6 +67,7 @@ class Experts(nn.Module):
         return torch.baddbmm(self.down_bias_ED[:, None], hidden_ECF, self.down_EFD)
 
     def extra_repr(self) -> str:
+        """Sizes and flavour, where models are printed."""
         experts, width, mlp_width = self.up_EDF.shape
         return f"{experts}, {width}, {mlp_width}, {self.flavour}"
 
