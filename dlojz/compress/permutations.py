@@ -44,7 +44,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, say
 from dlojz.compress.two_to_four import GROUP, check_groups
 from dlojz.models import gpt, vit
-from dlojz.models.blocks import TransformerBlock
+from dlojz.models.blocks import TransformerBlock, VocabularyHead
 
 _FOURS = list(combinations(range(2 * GROUP), GROUP))
 _ALONE = [four for four in _FOURS if 0 in four]  # the other four of the eight are the other group: 35 ways
@@ -303,7 +303,7 @@ def _kept(block: str, kind: Kind, columns: Tensor, order: Tensor, head: int | No
 
 
 def _stream_blocks(model: nn.Module) -> list[nn.Module]:
-    known = (TransformerBlock, vit.PatchEmbedding, vit.Head, gpt.Embedding, gpt.Head)
+    known = (TransformerBlock, vit.PatchEmbedding, vit.ClassTokenHead, gpt.Embedding, VocabularyHead)
     blocks = list(getattr(model, "blocks", ()))
     others = [block for block in blocks if not isinstance(block, known) or getattr(block, "mixture", None) is not None]
     if others or not blocks:
@@ -326,9 +326,9 @@ def _writers(block: nn.Module) -> list[nn.Linear]:
 def _readers(block: nn.Module) -> list[nn.Linear]:
     if isinstance(block, TransformerBlock):
         return [block.qkv, block.mlp_expand]
-    if isinstance(block, vit.Head):
+    if isinstance(block, vit.ClassTokenHead):
         return [block.classifier]
-    return [block.output] if isinstance(block, gpt.Head) else []
+    return [block.output] if isinstance(block, VocabularyHead) else []
 
 
 def _rows(block: TransformerBlock, head: int, part: int) -> slice:

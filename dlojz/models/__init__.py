@@ -1,7 +1,4 @@
-"""Models of the lab, each a flat list of blocks, and the catalogue that names them.
-
-Invariant: ``import dlojz.models`` loads no torch; ``build`` and ``describe`` do when they are called.
-"""
+"""Models of the lab, each a flat list of blocks, and their catalogue; torch is loaded by ``build`` and ``describe``."""
 
 from __future__ import annotations
 

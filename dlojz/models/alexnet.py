@@ -1,8 +1,8 @@
 """AlexNet: eight layers, eight blocks, the smallest model worth cutting into a pipeline.
 
-BlockList``. One block per layer with weights, each with the activation and the pooling that follow it; blocks 1 to 5
-convolve, 6 to 8 are dense. With 224 pixels, 1000 classes and the full size, the layers are those of torchvision's
-``alexnet``. No dropout: a model must give the same losses however it is laid out.
+One block per layer with weights, each with the activation and the pooling that follow it; blocks 1 to 5 convolve, 6 to
+8 are dense. With 224 pixels, 1000 classes and the full size, the layers are those of torchvision's ``alexnet``. No
+dropout: a model has the same losses in every layout.
 
 Shape suffixes: B batch, C channels, H and W side of the feature map, D features, K classes.
 
@@ -43,14 +43,14 @@ _CONVOLUTIONS = (
 
 
 class AlexNet(BlockList):
-    """An AlexNet of any width: ``x_BCHW`` in, ``logits_BK`` out.
+    """AlexNet of any width: ``x_BCHW`` in, ``logits_BK`` out.
 
     Args:
         size: Channels of the convolutions, width of the dense layers.
         image_size: Side of the square image in pixels, at least 63; fixes the first dense layer.
         num_classes: Number of logits per image.
         in_channels: 1 for grey images, 3 for colour.
-        checkpointing: What the backward pass computes again: none, selective or full (see `BlockList`).
+        checkpointing: Recomputation in the backward pass: none, selective or full (see `BlockList`).
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class AlexNet(BlockList):
         ]
         super().__init__(blocks, checkpointing=checkpointing)
         self.apply(_initialise)
-        # Without a norm before it, the classifier would otherwise start with confident, wrong answers.
+        # There is no norm before it: larger weights would start with confident, wrong answers.
         nn.init.normal_(classifier.weight, std=0.01)
 
 
 class ConvolutionBlock(nn.Module):
-    """Convolution, ReLU and, where the layer has it, a 3×3 max pooling of stride 2."""
+    """Convolution, ReLU and, in some layers, a 3×3 max pooling of stride 2."""
 
     def __init__(self, in_channels: int, channels: int, shape: _Convolution) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class ConvolutionBlock(nn.Module):
 
 
 class DenseBlock(nn.Module):
-    """Dense layer and ReLU; flattens what it is given."""
+    """Dense layer and ReLU; flattens its input."""
 
     def __init__(self, in_width: int, width: int) -> None:
         super().__init__()

@@ -1,23 +1,18 @@
-"""Blocks that models share: a flat list of blocks with checkpointing, attention, the MLP, the loss.
+"""Blocks that models share: a flat list of blocks with checkpointing, the transformer block, the text head, the loss.
 
-The flat list of blocks that every model of the lab is made of.
+A model is its list of blocks: ``for block in model.blocks: x = block(x)`` is the whole forward pass. Every block takes
+one tensor and returns one contiguous tensor, so that a pipeline can cut between any two. No block has a buffer except
+BatchNorm's running statistics, so that a model can be built on the meta device and receive its weights later. No block
+has dropout: a model has the same losses in every layout.
 
-A model IS its list of blocks. ``for block in model.blocks: x = block(x)`` is the whole forward pass; every block takes
-one tensor and gives one contiguous tensor, so a pipeline can cut between any two. No block owns a buffer except
-BatchNorm's running statistics: a model built on the meta device and given its weights later lacks nothing.
-
-The pre-norm transformer block that ViT and GPT share.
-
-Invariant: ``x_BTD`` in, contiguous ``x_BTD`` out, of the same shape; no dropout, so that a model gives the same losses
-however it is laid on the devices.
-
-Shape suffixes: B batch, T tokens, D width, N heads, H = D / N width of a head, E = N × 3 × H rows of the projection.
+Shape suffixes: B batch, T tokens, D width, N heads, H = D / N width of a head, E = N × 3 × H rows of the projection, V
+vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -38,7 +33,7 @@ _KEPT_ATTENTION = "_scaled_dot_product_"
 
 
 class BlockList(nn.Module):
-    """A model as a flat list of blocks, run one after the other.
+    """Model as a flat list of blocks, run one after the other.
 
     Args:
         blocks: Modules in the order of the forward pass, stem and head included.
@@ -67,7 +62,7 @@ class BlockList(nn.Module):
 
 
 def level_of(checkpointing: Checkpointing | bool) -> Checkpointing:
-    """The level of checkpointing; False stands for `none`, True for `full`.
+    """Check the level of checkpointing; False stands for `none`, True for `full`.
 
     Raises:
         LabError: for anything else; the sentence lists the levels.
@@ -80,18 +75,16 @@ def level_of(checkpointing: Checkpointing | bool) -> Checkpointing:
 
 
 def run_checkpointed(block: nn.Module, x: Tensor, *, selective: bool = False) -> Tensor:
-    """Run one block, keeping its input only; the backward pass runs it again.
+    """Run one block and keep its input only; the backward pass runs it again.
 
-    Outputs, gradients and BatchNorm's running statistics are those of ``block(x)``. Selective keeps, beside the input,
-    what matrix products, convolutions and attention have given: norms, activation functions, dropout, casts and sums
-    are computed again, and no product is.
+    Outputs, gradients and BatchNorm's running statistics are those of ``block(x)``. Selective also keeps the outputs of
+    matrix products, convolutions and attention: only norms, activation functions, casts and sums are computed again.
     """
 
     def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         if not selective:
             return nullcontext(), _batch_norm_statistics_kept(block)
         keeping, giving_back = create_selective_checkpoint_contexts(_policy)
-        # The statistics first: what they copy is no part of the block, and would be looked for among what it has kept.
         return keeping, _both(_batch_norm_statistics_kept(block), giving_back)
 
     output: Tensor = checkpoint(block, x, use_reentrant=False, context_fn=contexts)
@@ -104,23 +97,20 @@ def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Checkpoin
 
 @lru_cache(maxsize=1024)
 def _is_kept(operator: Any) -> bool:
-    """Whether an operator's result is worth its memory: it costs far more operations than bytes."""
+    """Whether an operator's output is kept: it costs far more operations than bytes."""
     namespace, _, name = operator._schema.name.partition("::")
     return namespace == "aten" and (name in _KEPT or name.startswith(_KEPT_ATTENTION))
 
 
 @contextmanager
 def _both(first: AbstractContextManager[Any], second: AbstractContextManager[Any]) -> Iterator[None]:
-    with ExitStack() as stack:
-        stack.enter_context(first)
-        stack.enter_context(second)
+    with first, second:  # the statistics first: their copies are not among the tensors that the block has kept
         yield
 
 
 @contextmanager
 def _batch_norm_statistics_kept(block: nn.Module) -> Iterator[None]:
-    # Without this the second forward would move the running statistics a second time within one step, and a
-    # checkpointed model would no longer evaluate like the same model without checkpointing.
+    # Without this the second forward would update the running statistics a second time within one step.
     norms = [module for module in block.modules() if isinstance(module, nn.BatchNorm2d)]
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
@@ -145,7 +135,7 @@ def split_heads(qkv_BTE: Tensor, head_dim: int) -> tuple[Tensor, Tensor, Tensor]
 
 
 def merge_heads(x_BNTH: Tensor) -> Tensor:
-    """Lay the heads side by side again: ``BNTH`` to ``BTE`` with E = N × H."""
+    """Concatenate the heads: ``BNTH`` to ``BTE`` with E = N × H."""
     return x_BNTH.transpose(1, 2).flatten(start_dim=-2)
 
 
@@ -155,7 +145,7 @@ def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class TransformerBlock(nn.Module):
-    """Self-attention, then an MLP, each normalised before and added to the stream.
+    """Pre-norm transformer block of ViT and GPT: self-attention, then an MLP, each with a residual connection.
 
     Args:
         width: Width D of the stream.
@@ -164,7 +154,7 @@ class TransformerBlock(nn.Module):
         causal: Let a token see only itself and earlier tokens.
         norm_eps: Term added to the variance in the layer norms.
         gelu: ``"none"`` is the exact GELU, ``"tanh"`` the approximation that GPT-2 uses, and experts always.
-        routing: of the mixture of experts that the block has in the place of its MLP; None: it has an MLP.
+        routing: of the mixture of experts that replaces the MLP; None for an MLP.
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), section 3; pre-norm: Xiong et al. 2020 (arXiv 2002.04745).
     """
@@ -210,8 +200,22 @@ class TransformerBlock(nn.Module):
         return projected_BTD
 
 
+class VocabularyHead(nn.Module):
+    """Head of a text model: norm, then one logit per word of the vocabulary, ``x_BTD`` to ``logits_BTV``."""
+
+    def __init__(self, norm: nn.LayerNorm | nn.RMSNorm, vocabulary_size: int) -> None:
+        super().__init__()
+        self.norm = norm
+        self.output = nn.Linear(norm.normalized_shape[0], vocabulary_size, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """``(B, T, width)`` to ``(B, T, vocabulary_size)``."""
+        logits_BTV: Tensor = self.output(self.norm(x_BTD))
+        return logits_BTV
+
+
 def initialise_transformer(module: nn.Module) -> None:
-    """Give one module the usual weights: truncated normal of deviation 0.02, biases zero; for ``model.apply``.
+    """Initialise one module: truncated normal of deviation 0.02, biases zero; for ``model.apply``.
 
     Source: Radford et al. 2018 (GPT), section 4.1.
     """

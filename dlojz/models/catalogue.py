@@ -1,8 +1,4 @@
-"""The models of the lab: their names, what each of them accepts, and how to build one.
-
-Importing this module loads no torch; what can be refused is refused here, in one sentence, before anything heavy is
-imported.
-"""
+"""Catalogue of the models: names, accepted inputs, and `build`. Importing it loads no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ _CATALOGUE = {entry.name: entry for entry in ENTRIES}
 
 
 def names() -> list[str]:
-    """Names of all models, family by family, from small to large."""
+    """List the names of all models, family by family, from small to large."""
     return list(_CATALOGUE)
 
 
@@ -79,8 +75,8 @@ def build(
         sequence_length: Tokens per sample; by default the catalogue's.
         num_classes: Classes of images, or vocabulary of text; by default the catalogue's.
         in_channels: Channels of the images; by default 3.
-        checkpointing: What the backward pass computes again: none, selective or full (False: none, True: full).
-        routing: Of a model's mixtures of experts; by default the catalogue's.
+        checkpointing: Recomputation in the backward pass: none, selective or full (False: none, True: full).
+        routing: Of the mixtures of experts; by default the catalogue's.
 
     Returns:
         A ``BlockList``: images ``(B, in_channels, image_size, image_size)`` to logits ``(B, num_classes)``, or integer
@@ -115,7 +111,7 @@ def build(
 
 
 def _routed(entry: ModelSpec, routing: Routing | None) -> dict[str, Routing]:
-    """The routing as an option of the model's constructor; nothing for a model that has no experts."""
+    """Return the routing as an option of the model's constructor; nothing for a model without experts."""
     experts = getattr(entry.size, "experts", None)
     if experts is not None:
         return {"routing": routing or experts.routing()}

@@ -1,8 +1,7 @@
 """CoAtNet: convolution blocks, then attention blocks, as one flat list.
 
-BlockList``. Every block, stem and head included, takes an image ``x_BCHW`` and gives a contiguous one (the head gives
-logits), and what it computes is what timm's ``coatnet_0_224`` to ``coatnet_5_224`` compute (the tests carry their
-weights over).
+Every block takes an image ``x_BCHW`` and returns a contiguous one (the head returns logits); they compute what timm's
+``coatnet_0_224`` to ``coatnet_5_224`` compute (the tests carry their weights over).
 
     S0  stem       two 3×3 convolutions, side ÷ 2
     S1  MBConv     side ÷ 2      x + conv1×1(SE(dwconv3×3(conv1×1(norm(x)))))
@@ -35,14 +34,14 @@ NORM_EPS = 1e-6
 
 
 class CoAtNet(BlockList):
-    """A CoAtNet of any size: ``x_BCHW`` in, ``logits_BK`` out.
+    """CoAtNet of any size: ``x_BCHW`` in, ``logits_BK`` out.
 
     Args:
         size: Widths and depths of the stages.
         image_size: Side of the square image in pixels, a multiple of 32; fixes the relative position tables.
         num_classes: Number of logits per image.
         in_channels: 1 for grey images, 3 for colour.
-        checkpointing: What the backward pass computes again: none, selective or full (see `BlockList`).
+        checkpointing: Recomputation in the backward pass: none, selective or full (see `BlockList`).
 
     Source: arXiv 2106.04803, section 2.2 and table 3.
     """
@@ -67,13 +66,13 @@ class CoAtNet(BlockList):
                 else:
                     blocks.append(AttentionBlock(width, stage.width, stride, side, size.head_dim))
                 width = stage.width
-        blocks.append(Head(width, num_classes))
+        blocks.append(PoolingHead(width, num_classes))
         super().__init__(blocks, checkpointing=checkpointing)
         self.apply(_initialise)
 
 
 class Stem(nn.Module):
-    """S0, two 3×3 convolutions: ``x_BCHW`` to half the side."""
+    """Stem S0, two 3×3 convolutions: ``x_BCHW`` to half the side."""
 
     def __init__(self, in_channels: int, width: int) -> None:
         super().__init__()
@@ -91,8 +90,8 @@ class Stem(nn.Module):
 class MBConvBlock(nn.Module):
     """Inverted bottleneck with a depthwise convolution and squeeze-and-excitation, normalised before.
 
-    Source: arXiv 2106.04803, section 2.2.2 and appendix A.1; the stride sits in the depthwise convolution (the paper's
-    "strided DConv" row), not in the first 1×1.
+    Source: arXiv 2106.04803, section 2.2.2 and appendix A.1; the depthwise convolution has the stride (the paper's
+    "strided DConv" row), not the first 1×1.
     """
 
     def __init__(self, in_width: int, width: int, stride: int) -> None:
@@ -136,7 +135,7 @@ class SqueezeExcitation(nn.Module):
 class AttentionBlock(nn.Module):
     """Self-attention with relative positions over the whole feature map, then an MLP.
 
-    With stride 2 the map is pooled before the attention and on the shortcut.
+    With stride 2 the map is pooled before the attention and on the residual connection.
     Source: arXiv 2106.04803, section 2.2 and appendix A.1.
     """
 
@@ -168,8 +167,7 @@ class RelativeAttention(nn.Module):
 
     def __init__(self, in_width: int, width: int, side: int, head_dim: int) -> None:
         super().__init__()
-        self.side = side
-        self.head_dim = head_dim
+        self.side, self.head_dim = side, head_dim
         self.qkv = nn.Linear(in_width, 3 * width)
         self.position_bias = nn.Parameter(torch.empty(width // head_dim, 2 * side - 1, 2 * side - 1))
         self.project = nn.Linear(width, width)
@@ -184,14 +182,14 @@ class RelativeAttention(nn.Module):
 
     def relative_bias(self) -> Tensor:
         """``bias_NTT`` of each head and (query, key) pair: ``position_bias[n, Δrow + side-1, Δcolumn + side-1]``."""
-        # Sliding windows rather than a table of indices: no buffer to place, broadcast or initialise, and a backward
-        # pass that is deterministic on GPUs. Flipped, because Δ = query - key shrinks where a window's offset grows.
+        # Sliding windows instead of a table of indices: no buffer to place, broadcast or initialise, and a backward
+        # pass that is deterministic on GPUs. Flipped, because Δ = query - key shrinks as a window's offset grows.
         windows = self.position_bias.unfold(1, self.side, 1).unfold(2, self.side, 1).flip(3, 4)
         return windows.reshape(windows.shape[0], self.side**2, self.side**2)
 
 
-class Head(nn.Module):
-    """Mean over positions, then a small classifier: ``x_BCHW`` to ``logits_BK``."""
+class PoolingHead(nn.Module):
+    """Head of CoAtNet: mean over positions, then a small classifier, ``x_BCHW`` to ``logits_BK``."""
 
     def __init__(self, width: int, num_classes: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The entries of the catalogue: each model's name, dimensions, defaults and source.
+"""Entries of the catalogue: each model's name, dimensions, defaults and source.
 
 Importing this module loads no torch; a model's own module is imported when it is built.
 """
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 Family = Literal["image", "text"]
 BYTES = 256
 
-_GPT_2 = "Radford et al. 2019, Language Models are Unsupervised Multitask Learners"
 _SWITCH = "Fedus et al. 2021, arXiv 2101.03961"
-_LLAMA_2 = "Touvron et al. 2023, arXiv 2307.09288"
 _LLAMA_3 = "arXiv 2407.21783"
 _MIXTRAL = "Jiang et al. 2024, arXiv 2401.04088"
 _MIXTRAL_22B = "Mistral AI 2024, configuration of the released weights"
@@ -29,15 +27,15 @@ _MIXTRAL_22B = "Mistral AI 2024, configuration of the released weights"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """One entry of the catalogue: a model, its dimensions and its defaults.
+    """Entry of the catalogue: a model, its dimensions and its defaults.
 
     Args:
-        name: What ``build`` and the command line call it.
+        name: Name for ``build`` and the command line.
         family: ``image`` (pixels to classes) or ``text`` (tokens to tokens).
-        summary: What it is, in a few words.
-        source: The paper that describes it.
-        size: Its dimensions; plain data, no torch.
-        build: Makes it from the options that ``catalogue.build`` has checked.
+        summary: Description in a few words.
+        source: Paper that describes it.
+        size: Dimensions; plain data, no torch.
+        build: Constructor, with the options that ``catalogue.build`` has checked.
         num_classes: Default number of classes, or vocabulary of text.
         image_size: Default side of the images in pixels; None for text.
         image_multiple: Image sizes are multiples of this.
@@ -62,86 +60,60 @@ class ModelSpec:
     in_channels: int | None = None
 
 
-def _construct(module: str, class_name: str, size: sizes.Size, **options: Any) -> BlockList:
+_CLASSES = {
+    sizes.CoAtNetSize: ("coatnet", "CoAtNet"),
+    sizes.ViTSize: ("vit", "ViT"),
+    sizes.AlexNetSize: ("alexnet", "AlexNet"),
+    sizes.GPTSize: ("gpt", "GPT"),
+    sizes.LlamaSize: ("llama", "Llama"),
+}
+"""Module and class of a model, by the type of its size."""
+
+
+def _construct(size: sizes.Size, **options: Any) -> BlockList:
+    module, class_name = _CLASSES[type(size)]
     model: BlockList = getattr(importlib.import_module(f"dlojz.models.{module}"), class_name)(size, **options)
     return model
 
 
-def _coatnet(name: str, image_size: int, summary: str, num_classes: int = 1000) -> ModelSpec:
-    size = sizes.COATNET_SIZES[name]
+def _image(
+    source: str, multiple: int, smallest: int, name: str, image_size: int, summary: str, num_classes: int = 1000
+) -> ModelSpec:
+    size = sizes.IMAGE_SIZES[name]
     return ModelSpec(
         name=name,
         family="image",
         summary=summary,
-        source="Dai et al. 2021, arXiv 2106.04803",
+        source=source,
         size=size,
-        build=partial(_construct, "coatnet", "CoAtNet", size),
+        build=partial(_construct, size),
         num_classes=num_classes,
         image_size=image_size,
-        image_multiple=32,
+        image_multiple=size.patch if isinstance(size, sizes.ViTSize) else multiple,
+        smallest_image=smallest,
         in_channels=3,
     )
 
 
-def _vit(name: str, image_size: int, summary: str, num_classes: int = 1000) -> ModelSpec:
-    size = sizes.VIT_SIZES[name]
-    return ModelSpec(
-        name=name,
-        family="image",
-        summary=summary,
-        source="Dosovitskiy et al. 2020, arXiv 2010.11929",
-        size=size,
-        build=partial(_construct, "vit", "ViT", size),
-        num_classes=num_classes,
-        image_size=image_size,
-        image_multiple=size.patch,
-        in_channels=3,
-    )
-
-
-def _alexnet(name: str, image_size: int, summary: str, num_classes: int = 1000) -> ModelSpec:
-    size = sizes.ALEXNET_SIZES[name]
-    return ModelSpec(
-        name=name,
-        family="image",
-        summary=summary,
-        source="Krizhevsky 2014, arXiv 1404.5997",
-        size=size,
-        build=partial(_construct, "alexnet", "AlexNet", size),
-        num_classes=num_classes,
-        image_size=image_size,
-        smallest_image=63,  # below, the last pooling has nothing left to pool
-        in_channels=3,
-    )
-
-
-def _gpt(name: str, sequence_length: int, vocabulary_size: int, summary: str, source: str = _GPT_2) -> ModelSpec:
-    size = sizes.GPT_SIZES[name]
+def _text(source: str, name: str, sequence_length: int, vocabulary_size: int, summary: str) -> ModelSpec:
+    size = sizes.TEXT_SIZES[name]
     return ModelSpec(
         name=name,
         family="text",
         summary=summary,
         source=source,
         size=size,
-        build=partial(_construct, "gpt", "GPT", size),
+        build=partial(_construct, size),
         num_classes=vocabulary_size,
         sequence_length=sequence_length,
     )
 
 
-def _llama(name: str, sequence_length: int, vocabulary_size: int, summary: str, source: str = _LLAMA_2) -> ModelSpec:
-    size = sizes.LLAMA_SIZES[name]
-    return ModelSpec(
-        name=name,
-        family="text",
-        summary=summary,
-        source=source,
-        size=size,
-        build=partial(_construct, "llama", "Llama", size),
-        num_classes=vocabulary_size,
-        sequence_length=sequence_length,
-    )
-
+_coatnet = partial(_image, "Dai et al. 2021, arXiv 2106.04803", 32, 1)
+_vit = partial(_image, "Dosovitskiy et al. 2020, arXiv 2010.11929", 1, 1)
+_alexnet = partial(_image, "Krizhevsky 2014, arXiv 1404.5997", 1, 63)  # below, the last pooling has nothing to pool
+_gpt = partial(_text, "Radford et al. 2019, Language Models are Unsupervised Multitask Learners")
+_llama = partial(_text, "Touvron et al. 2023, arXiv 2307.09288")
 
 ENTRIES = (
     _coatnet("coatnet_tiny", 64, "CoAtNet for CPUs: every kind of block, a step in tens of milliseconds", 10),
@@ -163,7 +135,7 @@ ENTRIES = (
     _alexnet("alexnet_tiny", 64, "AlexNet for CPUs: eight narrow layers", 10),
     _alexnet("alexnet", 224, "AlexNet, eight layers to cut into a pipeline"),
     _gpt("gpt_tiny", 128, BYTES, "GPT for CPUs, byte by byte"),
-    _gpt("moe_tiny", 128, BYTES, "gpt_tiny with 8 experts in every second block, 1 of which a token meets", _SWITCH),
+    _text(_SWITCH, "moe_tiny", 128, BYTES, "gpt_tiny with 8 experts in every second block, 1 of which a token meets"),
     _gpt("gpt2", 1024, 50257, "GPT-2 small, with an output layer of its own"),
     _gpt("gpt2_medium", 1024, 50257, "GPT-2 medium, with an output layer of its own"),
     _gpt("gpt2_large", 1024, 50257, "GPT-2 large, with an output layer of its own"),
@@ -172,11 +144,11 @@ ENTRIES = (
     _llama("llama_2_7b", 4096, 32000, "Llama 2 7B"),
     _llama("llama_2_13b", 4096, 32000, "Llama 2 13B"),
     _llama("llama_2_70b", 4096, 32000, "Llama 2 70B, with grouped queries"),
-    _llama("llama_3_8b", 8192, 128256, "Llama 3 8B", _LLAMA_3),
-    _llama("llama_3_70b", 8192, 128256, "Llama 3 70B", _LLAMA_3),
-    _llama("llama_3_1_405b", 8192, 128256, "Llama 3.1 405B", _LLAMA_3),
-    _llama("mixtral_8x7b", 32768, 32000, "Mixtral 8x7B: 8 experts in every block, 2 of which a token meets", _MIXTRAL),
-    _llama(
-        "mixtral_8x22b", 65536, 32000, "Mixtral 8x22B: 8 experts in every block, 2 of which a token meets", _MIXTRAL_22B
+    _text(_LLAMA_3, "llama_3_8b", 8192, 128256, "Llama 3 8B"),
+    _text(_LLAMA_3, "llama_3_70b", 8192, 128256, "Llama 3 70B"),
+    _text(_LLAMA_3, "llama_3_1_405b", 8192, 128256, "Llama 3.1 405B"),
+    _text(_MIXTRAL, "mixtral_8x7b", 32768, 32000, "Mixtral 8x7B: 8 experts in every block, 2 of which a token meets"),
+    _text(
+        _MIXTRAL_22B, "mixtral_8x22b", 65536, 32000, "Mixtral 8x22B: 8 experts in every block, 2 of which a token meets"
     ),
 )

@@ -1,10 +1,9 @@
 """GPT: a causal decoder with learned positions.
 
-BlockList``. Invariant: ``tokens_BT`` (integers) in, ``logits_BTV`` out, and the logits of a token depend on no later
-token. The output layer has its own weights, unlike GPT-2's, which reuses the embedding: a pipeline keeps first and last
-block on different devices, and nothing has to be synchronised between them. A size with experts has mixtures in the
-place of some MLPs; where these send a token to several experts and drop some of its choices, a later token can be the
-cause (see `dlojz.models.experts.gate.rows`).
+``tokens_BT`` (integers) in, ``logits_BTV`` out; the logits of a token depend on no later token. The output layer has
+separate weights, unlike GPT-2's, which reuses the embedding: in a pipeline, first and last block are on different
+devices. A size with experts has mixtures instead of some MLPs; if these send a token to several experts and drop
+choices, a later token can be the cause (see `dlojz.models.experts.gate.rows`).
 
 Shape suffixes: B batch, T tokens, D width, V vocabulary.
 
@@ -18,7 +17,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dlojz.models.blocks import BlockList, Checkpointing, TransformerBlock, initialise_transformer
+from dlojz.models.blocks import BlockList, Checkpointing, TransformerBlock, VocabularyHead, initialise_transformer
 from dlojz.models.experts.routing import Routing
 from dlojz.models.sizes import GPTSize
 
@@ -27,14 +26,14 @@ EXPANSION = 4
 
 
 class GPT(BlockList):
-    """A GPT of any size: ``tokens_BT`` in, ``logits_BTV`` out.
+    """GPT of any size: ``tokens_BT`` in, ``logits_BTV`` out.
 
     Args:
         size: Width, depth, heads.
         sequence_length: Longest sequence in tokens, at least 1; fixes the position table.
         vocabulary_size: Number of different tokens (256 for bytes).
-        checkpointing: What the backward pass computes again: none, selective or full (see `BlockList`).
-        routing: Of the mixtures of experts, in the blocks that ``size.experts`` says; None for a model without.
+        checkpointing: Recomputation in the backward pass: none, selective or full (see `BlockList`).
+        routing: Of the mixtures of experts, in the blocks that ``size.experts`` chooses; None without.
     """
 
     def __init__(
@@ -61,12 +60,12 @@ class GPT(BlockList):
         blocks = [
             Embedding(vocabulary_size, sequence_length, size.width),
             *decoder,
-            Head(size.width, vocabulary_size),
+            VocabularyHead(nn.LayerNorm(size.width, eps=NORM_EPS), vocabulary_size),
         ]
         super().__init__(blocks, checkpointing=checkpointing)
         self.apply(initialise_transformer)
         for block in decoder:
-            # Every block adds two terms to the stream: scaled so, their sum keeps the variance of one (section 2.3).
+            # Every block adds two terms to the stream: their scaled sum keeps the variance of one (section 2.3).
             second = block.mlp_project.weight if block.mixture is None else block.mixture.experts.down_EFD
             for projection in (block.attention_project.weight, second):
                 nn.init.trunc_normal_(projection, std=0.02 / math.sqrt(2 * size.depth))
@@ -85,17 +84,3 @@ class Embedding(nn.Module):
         position_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
         x_BTD: Tensor = self.token(tokens_BT) + self.position(position_T)
         return x_BTD
-
-
-class Head(nn.Module):
-    """Norm, then one logit per word of the vocabulary: ``x_BTD`` to ``logits_BTV``."""
-
-    def __init__(self, width: int, vocabulary_size: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width, eps=NORM_EPS)
-        self.output = nn.Linear(width, vocabulary_size, bias=False)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """``(B, T, width)`` to ``(B, T, vocabulary_size)``."""
-        logits_BTV: Tensor = self.output(self.norm(x_BTD))
-        return logits_BTV

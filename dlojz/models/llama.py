@@ -1,8 +1,8 @@
 """Llama-like decoder: rotary positions, gated MLP, RMS norms, grouped-query attention.
 
-BlockList``. Invariant: ``tokens_BT`` (integers) in, ``logits_BTV`` out, the logits of a token depend on no later token,
-and the sizes named after Llama have exactly its number of parameters. A size with experts has mixtures in the place of
-its MLPs; where these drop choices, a later token can be the cause (see `dlojz.models.experts.gate.rows`).
+``tokens_BT`` (integers) in, ``logits_BTV`` out; the logits of a token depend on no later token, and the sizes named
+after Llama have exactly its number of parameters. A size with experts has mixtures instead of MLPs; if these drop
+choices, a later token can be the cause (see `dlojz.models.experts.gate.rows`).
 
 Shape suffixes: B batch, T tokens, D width, N heads, G key-value heads (G divides N), H width of a head, V vocabulary.
 
@@ -17,21 +17,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.models.blocks import BlockList, Checkpointing, initialise_transformer, merge_heads
+from dlojz.models.blocks import BlockList, Checkpointing, VocabularyHead, initialise_transformer, merge_heads
 from dlojz.models.experts.layer import MixtureOfExperts
 from dlojz.models.experts.routing import Routing
 from dlojz.models.sizes import LlamaSize
 
 
 class Llama(BlockList):
-    """A Llama-like decoder of any size: ``tokens_BT`` in, ``logits_BTV`` out.
+    """Llama-like decoder of any size: ``tokens_BT`` in, ``logits_BTV`` out.
 
     Args:
         size: Width, depth, heads, key-value heads, MLP width.
         sequence_length: Kept for symmetry with the other models; rotary positions need no table.
         vocabulary_size: Number of different tokens (256 for bytes).
-        checkpointing: What the backward pass computes again: none, selective or full (see `BlockList`).
-        routing: Of the mixtures of experts, in the blocks that ``size.experts`` says; None for a model without.
+        checkpointing: Recomputation in the backward pass: none, selective or full (see `BlockList`).
+        routing: Of the mixtures of experts, in the blocks that ``size.experts`` chooses; None without.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Llama(BlockList):
         blocks = [
             nn.Embedding(vocabulary_size, size.width),
             *(LlamaBlock(size, routing if has_mixture else None) for has_mixture in mixed),
-            Head(size, vocabulary_size),
+            VocabularyHead(nn.RMSNorm(size.width, eps=size.norm_eps), vocabulary_size),
         ]
         super().__init__(blocks, checkpointing=checkpointing)
         self.sequence_length = sequence_length
@@ -55,9 +55,9 @@ class Llama(BlockList):
 
 
 class LlamaBlock(nn.Module):
-    """Grouped-query attention, then a SwiGLU MLP, each normalised before and added to the stream; no biases.
+    """Block of Llama: grouped-query attention, then a SwiGLU MLP, each pre-norm with a residual connection; no biases.
 
-    With a `routing`, a mixture of experts stands in the place of the MLP.
+    With a `routing`, a mixture of experts replaces the MLP.
     """
 
     def __init__(self, size: LlamaSize, routing: Routing | None = None) -> None:
@@ -96,11 +96,11 @@ class LlamaBlock(nn.Module):
 
 
 def attended_heads(x_BTD: Tensor, projections: Iterable[nn.Module], *, head_dim: int, theta: float) -> Tensor:
-    """Causal attention of some heads, whose outputs lie side by side: ``(B, T, D)`` to ``(B, T, N * H)``.
+    """Compute causal attention of some heads and concatenate their outputs: ``(B, T, D)`` to ``(B, T, N * H)``.
 
     Args:
-        x_BTD: what is attended.
-        projections: to queries, keys and values; where there are fewer keys than queries, a group of queries reads one.
+        x_BTD: tokens.
+        projections: to queries, keys and values; with fewer keys than queries, a group of queries reads one.
         head_dim: width of a head.
         theta: base of the rotary positions.
 
@@ -117,25 +117,11 @@ def attended_heads(x_BTD: Tensor, projections: Iterable[nn.Module], *, head_dim:
     return merge_heads(attended_BNTH)
 
 
-class Head(nn.Module):
-    """Norm, then one logit per word of the vocabulary: ``x_BTD`` to ``logits_BTV``."""
-
-    def __init__(self, size: LlamaSize, vocabulary_size: int) -> None:
-        super().__init__()
-        self.norm = nn.RMSNorm(size.width, eps=size.norm_eps)
-        self.output = nn.Linear(size.width, vocabulary_size, bias=False)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """``(B, T, width)`` to ``(B, T, vocabulary_size)``."""
-        logits_BTV: Tensor = self.output(self.norm(x_BTD))
-        return logits_BTV
-
-
 def rotate(x_BNTH: Tensor, theta: float, position_T: Tensor | None = None) -> Tensor:
-    """Turn pair i of each head, (x[i], x[i + H/2]), by the angle ``position × theta^(-2i/H)``.
+    """Rotate pair i of each head, (x[i], x[i + H/2]), by the angle ``position × theta^(-2i/H)``.
 
-    The product of two turned vectors then depends on their distance, not on where they stand. The positions are
-    0 … T − 1 unless others are given, shape (T,): those of a part of a longer sequence.
+    The product of two rotated vectors depends on their distance only. The positions are 0 … T − 1 by default; those of
+    a part of a longer sequence can be given, shape (T,).
 
     Source: Su et al. 2021, "RoFormer" (arXiv 2104.09864), section 3.2; pairs as halves, like Hugging Face's Llama.
     """

@@ -1,10 +1,7 @@
 """Build and count models on the meta device, where a tensor has a shape and neither memory nor values.
 
-Modules, shapes and types are those that the plain meta device gives; initial values, which do not exist there, are not
-computed.
-
-Why not: torch draws random numbers on the meta device by Python code, and loads its compiler (`torch._dynamo`, a second
-of processor time) with the first of them.
+Initial values are skipped: on the meta device the first of torch's random numbers loads its compiler (`torch._dynamo`,
+a second of processor time).
 """
 
 from __future__ import annotations
@@ -18,6 +15,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from dlojz.models.catalogue import spec
+
 if TYPE_CHECKING:
     from dlojz.models.blocks import BlockList
 
@@ -25,7 +24,7 @@ _FILL = {Tensor.normal_, Tensor.uniform_, Tensor.fill_, Tensor.zero_}
 
 
 class _WithoutInitialising(TorchFunctionMode):
-    """Leaves a tensor as it is where its initial values would be written (`torch.nn.init` and what it calls)."""
+    """Context that skips the initialisation of tensors (`torch.nn.init`)."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -41,11 +40,28 @@ def on_meta() -> Iterator[None]:
         yield
 
 
+def sample_inputs(
+    name: str,
+    samples: int = 1,
+    *,
+    image_size: int | None = None,
+    sequence_length: int | None = None,
+    in_channels: int | None = None,
+    device: str = "meta",
+) -> Tensor:
+    """Make an input of a model: right shape and type, no values; ``(B, C, H, W)`` or ``(B, T)``."""
+    entry = spec(name)
+    if entry.family == "text":
+        length = sequence_length or entry.sequence_length or 1
+        return torch.empty(samples, length, dtype=torch.long, device=device)
+    side = image_size or entry.image_size or 1
+    return torch.empty(samples, in_channels or entry.in_channels or 3, side, side, device=device)
+
+
 def flops_by_block(model: BlockList, sample: Tensor) -> list[int]:
     """Count the FLOPs of one forward pass of each block of a model.
 
-    Blocks that print alike and read the same shape cost the same: each kind is run once, which keeps models of a
-    hundred blocks within a second.
+    Blocks that print alike and read the same shape cost the same: each kind is run once.
 
     Args:
         model: on the meta device, in evaluation mode.

@@ -1,11 +1,8 @@
-"""Dimensions of every model in the catalogue, as plain data.
-
-A number here comes from the paper named beside it; parameters and FLOPs are never written down, they are counted.
-"""
+"""Dimensions of every model in the catalogue, from the paper named beside them; parameters and FLOPs are counted."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from dlojz.models.experts.routing import Routing
@@ -13,7 +10,7 @@ from dlojz.models.experts.routing import Routing
 
 @dataclass(frozen=True, kw_only=True)
 class StageSize:
-    """``depth`` blocks of one kind and width; ``stride`` 2 halves the side in the first of them."""
+    """Stage of ``depth`` blocks of one kind and width; ``stride`` 2 halves the side in the first of them."""
 
     kind: Literal["convolution", "attention"]
     depth: int
@@ -51,12 +48,12 @@ class AlexNetSize:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsSize:
-    """Mixtures of experts in the place of a decoder's MLPs, and how they route unless a run says otherwise.
+    """Mixtures of experts that replace a decoder's MLPs, with their default routing (see `Routing`).
 
     Args:
         num_experts: feed-forward networks of each mixture.
         top_k: experts that see each token.
-        every: of so many blocks the last has a mixture, the others an MLP; 1 is all of them.
+        every: the last of so many blocks has a mixture, the others an MLP; 1 is all of them.
         capacity_factor: tokens that an expert takes, in units of its fair share.
         balance_loss: weight of the loss that balances the load.
     """
@@ -68,19 +65,12 @@ class ExpertsSize:
     balance_loss: float = 0.01
 
     def defaults(self) -> dict[str, int | float]:
-        """What a run of this model routes by, under the names of a run's fields."""
-        routing = self.routing()
-        return {
-            "experts": routing.experts,
-            "top_k": routing.top_k,
-            "capacity_factor": routing.capacity_factor,
-            "balance_loss": routing.balance_loss,
-            "z_loss": routing.z_loss,
-            "expert_groups": routing.groups,
-        }
+        """Default routing under the names of a run's fields."""
+        routing = asdict(self.routing())
+        return {("expert_groups" if name == "groups" else name): value for name, value in routing.items()}
 
     def routing(self) -> Routing:
-        """The same, as what a mixture is told."""
+        """Default routing of a mixture."""
         return Routing(
             experts=self.num_experts,
             top_k=self.top_k,
@@ -95,7 +85,7 @@ class ExpertsSize:
 
 @dataclass(frozen=True, kw_only=True)
 class GPTSize:
-    """Dimensions of a GPT; its MLP is four times as wide as its stream, and so is each of its experts."""
+    """Dimensions of a GPT; its MLP, and each of its experts, is four times as wide as its stream."""
 
     width: int
     depth: int
@@ -221,3 +211,5 @@ LLAMA_SIZES: dict[str, LlamaSize] = {
 }
 
 Size = CoAtNetSize | ViTSize | AlexNetSize | GPTSize | LlamaSize
+IMAGE_SIZES: dict[str, CoAtNetSize | ViTSize | AlexNetSize] = {**COATNET_SIZES, **VIT_SIZES, **ALEXNET_SIZES}
+TEXT_SIZES: dict[str, GPTSize | LlamaSize] = {**GPT_SIZES, **LLAMA_SIZES}

@@ -1,8 +1,7 @@
-"""Count what a model is: parameters, FLOPs, blocks.
+"""Count a model's parameters, FLOPs and blocks on the meta device.
 
-Every number is counted on the meta device, where a tensor has a shape and no memory; none is typed by hand. torch is
-imported by the functions, not by the module; for the usual sizes of the catalogue, whose counts are kept in
-`counted.json` (written by `benchmarks/count_models.py`), not even by them.
+torch is imported by the functions only, and not at all for the usual sizes of the catalogue, whose counts are kept in
+`counted.json` (written by `benchmarks/count_models.py`).
 """
 
 from __future__ import annotations
@@ -21,18 +20,17 @@ if TYPE_CHECKING:
 
 KEPT = Path(__file__).with_name("counted.json")
 FEW_CLASSES = 10
-"""Of the course's data sets of images (digits, CIFAR-10): kept for every model of images, beside its own number."""
+"""Classes of the course's image data sets (digits, CIFAR-10): kept for every image model, beside its default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSummary:
-    """What a model is, at one input size.
+    """Counts of a model at one input size.
 
     ``flops`` are the floating-point operations of one sample's forward pass in matrix products and convolutions,
-    attention included, two per multiply-add; ``multiply_adds`` are half of them, the figure that papers on vision
-    print as "FLOPs". Causal attention is counted as full attention, as is the custom. ``active_parameters`` are those
-    that one token meets: of the experts of a mixture its k; elsewhere they are all ``parameters``. The
-    operations of experts are those of their whole buffers, capacity factor included.
+    attention included, two per multiply-add; ``multiply_adds`` are half of them, which papers on vision call "FLOPs".
+    Causal attention is counted as full attention, as is the custom; experts with their whole buffers, capacity factor
+    included. ``active_parameters`` are those of one token: k experts of each mixture, and all the others.
     """
 
     name: str
@@ -46,7 +44,7 @@ class ModelSummary:
 
 
 class CountedSizes(NamedTuple):
-    """All that a count depends on: a model of the catalogue, and each of its sizes that can be chosen."""
+    """Sizes on which a count depends: a model of the catalogue, and each size that can be chosen."""
 
     name: str
     image_size: int | None
@@ -56,13 +54,13 @@ class CountedSizes(NamedTuple):
 
 
 def usual_sizes() -> list[CountedSizes]:
-    """The sizes whose counts are kept: each model's own, and those of images with few classes."""
-    usual: dict[CountedSizes, None] = {}
-    for entry in map(spec, names()):
-        for classes in (entry.num_classes, FEW_CLASSES) if entry.family == "image" else (entry.num_classes,):
-            sizes = CountedSizes(entry.name, entry.image_size, entry.sequence_length, classes, entry.in_channels)
-            usual[sizes] = None
-    return list(usual)
+    """List the sizes whose counts are kept: each model's defaults, and images with few classes."""
+    usual = [
+        CountedSizes(entry.name, entry.image_size, entry.sequence_length, classes, entry.in_channels)
+        for entry in map(spec, names())
+        for classes in (entry.num_classes, *((FEW_CLASSES,) if entry.family == "image" else ()))
+    ]
+    return list(dict.fromkeys(usual))
 
 
 @lru_cache(maxsize=256)
@@ -100,11 +98,8 @@ def describe(
 
 @lru_cache(maxsize=1)
 def _kept() -> dict[CountedSizes, ModelSummary]:
-    found = {}
-    for row in json.loads(KEPT.read_text(encoding="utf-8")):
-        sizes = CountedSizes(*row["sizes"])
-        found[sizes] = _summary(sizes, *row["counted"])
-    return found
+    kept = {CountedSizes(*row["sizes"]): row["counted"] for row in json.loads(KEPT.read_text(encoding="utf-8"))}
+    return {sizes: _summary(sizes, *counted) for sizes, counted in kept.items()}
 
 
 def count(sizes: CountedSizes) -> ModelSummary:
@@ -113,9 +108,7 @@ def count(sizes: CountedSizes) -> ModelSummary:
     Raises:
         LabError: unknown model, or a size that the model cannot have.
     """
-    import torch
-
-    from dlojz.models.meta import flops_by_block, on_meta
+    from dlojz.models.meta import flops_by_block, on_meta, sample_inputs
 
     name, image_size, sequence_length, num_classes, in_channels = sizes
     with on_meta():
@@ -126,14 +119,9 @@ def count(sizes: CountedSizes) -> ModelSummary:
             num_classes=num_classes,
             in_channels=in_channels,
         ).eval()
-        if spec(name).family == "image":
-            sample = torch.empty(1, in_channels or 3, image_size or 1, image_size or 1)
-        else:
-            sample = torch.empty(1, sequence_length or 1, dtype=torch.long)
+    sample = sample_inputs(name, image_size=image_size, sequence_length=sequence_length, in_channels=in_channels)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return _summary(
-        sizes, parameters, _met_by_a_token(model), sum(flops_by_block(model, sample)), len(model.blocks)
-    )
+    return _summary(sizes, parameters, _active_parameters(model), sum(flops_by_block(model, sample)), len(model.blocks))
 
 
 def _summary(sizes: CountedSizes, parameters: int, active_parameters: int, flops: int, blocks: int) -> ModelSummary:
@@ -149,7 +137,7 @@ def _summary(sizes: CountedSizes, parameters: int, active_parameters: int, flops
     )
 
 
-def _met_by_a_token(model: BlockList) -> int:
+def _active_parameters(model: BlockList) -> int:
     from dlojz.models.experts.layer import expert_parameters, mixtures
 
     experts = set(expert_parameters(model))

@@ -1,10 +1,8 @@
-"""Let torchvision, and so timm, be imported beside a torch that torchvision's extension was not built for.
+"""Make torchvision, and so timm, importable with a torch for which torchvision's extension was not built.
 
-Where torchvision's own extension loads, nothing here changes anything.
-
-Beside a CPU-only torch the extension of PyPI's torchvision does not load, its operators are not registered, and
-``import torchvision`` stops at ``operator torchvision::nms does not exist``: it attaches a shape function to operators
-that it expects to exist. Two schemas without an implementation are enough; the lab never calls them.
+With a CPU-only torch the extension of PyPI's torchvision does not load, its operators are not registered, and ``import
+torchvision`` stops at ``operator torchvision::nms does not exist``. Two schemas without an implementation are enough;
+the lab never calls them. Where the extension loads, nothing changes.
 """
 
 from __future__ import annotations

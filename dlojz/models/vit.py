@@ -1,7 +1,7 @@
 """Vision Transformer: an image cut in patches, read by a plain encoder.
 
-BlockList``. The dimensions and the number of parameters are those of the papers' ViT (class token, learned positions,
-biases everywhere); the first block takes ``x_BCHW``, the middle ones ``x_BTD``, the last gives ``logits_BK``.
+The dimensions and the number of parameters are those of the papers' ViT (class token, learned positions, biases
+everywhere); the first block takes ``x_BCHW``, the middle ones ``x_BTD``, the last returns ``logits_BK``.
 
 Shape suffixes: B batch, C channels, H and W pixels, T = patches + 1 tokens, D width, K classes.
 
@@ -22,14 +22,14 @@ NORM_EPS = 1e-6
 
 
 class ViT(BlockList):
-    """A Vision Transformer of any size: ``x_BCHW`` in, ``logits_BK`` out.
+    """Vision Transformer of any size: ``x_BCHW`` in, ``logits_BK`` out.
 
     Args:
         size: Patch side, width, depth, heads.
         image_size: Side of the square image in pixels, a multiple of the patch side; fixes the position table.
         num_classes: Number of logits per image.
         in_channels: 1 for grey images, 3 for colour.
-        checkpointing: What the backward pass computes again: none, selective or full (see `BlockList`).
+        checkpointing: Recomputation in the backward pass: none, selective or full (see `BlockList`).
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class ViT(BlockList):
         blocks = [
             PatchEmbedding(image_size, size.patch, in_channels, size.width),
             *encoder,
-            Head(size.width, num_classes),
+            ClassTokenHead(size.width, num_classes),
         ]
         super().__init__(blocks, checkpointing=checkpointing)
         self.apply(_initialise)
 
 
 class PatchEmbedding(nn.Module):
-    """One token per patch, the class token in front, positions added."""
+    """Embedding of an image: one token per patch, the class token in front, positions added."""
 
     def __init__(self, image_size: int, patch: int, in_channels: int, width: int) -> None:
         super().__init__()
@@ -70,8 +70,8 @@ class PatchEmbedding(nn.Module):
         return torch.cat((class_token_BTD, patches_BTD), dim=1) + self.position
 
 
-class Head(nn.Module):
-    """Norm, then a linear classifier on the class token: ``x_BTD`` to ``logits_BK``."""
+class ClassTokenHead(nn.Module):
+    """Head of ViT: norm, then a linear classifier on the class token, ``x_BTD`` to ``logits_BK``."""
 
     def __init__(self, width: int, num_classes: int) -> None:
         super().__init__()
@@ -85,8 +85,8 @@ class Head(nn.Module):
 
 
 def _initialise(module: nn.Module) -> None:
-    # Scaled by the fan-in rather than the usual fixed 0.02, which leaves a narrow ViT without signal: vit_tiny then
-    # needs several hundred steps before its loss moves. Positions as loud as the patches, for the same reason.
+    # Scaled by the fan-in instead of the usual fixed 0.02, with which the loss of a narrow ViT such as vit_tiny moves
+    # only after several hundred steps. Positions have the scale of the patches, for the same reason.
     if isinstance(module, (nn.Conv2d, nn.Linear)):
         nn.init.trunc_normal_(module.weight, std=math.sqrt(1.0 / module.weight[0].numel()))
         if module.bias is not None:
@@ -94,5 +94,5 @@ def _initialise(module: nn.Module) -> None:
     elif isinstance(module, PatchEmbedding):
         nn.init.trunc_normal_(module.position, std=0.5)
         nn.init.trunc_normal_(module.class_token, std=0.02)
-    elif isinstance(module, Head):
+    elif isinstance(module, ClassTokenHead):
         nn.init.trunc_normal_(module.classifier.weight, std=0.02)

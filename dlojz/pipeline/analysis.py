@@ -1,9 +1,7 @@
 """Analyse a schedule: idle time and its causes, the critical path, lower bounds of the makespan.
 
-Why a rank does not compute: every moment of idle time, with its cause.
-
-The gaps of a rank sum to its idle time, each moment has one cause, and nothing but the order of the rank, the times and
-the delays of messages decides which:
+**Idle time.** Each moment in which a rank does not compute has one cause, which the order of the rank, the times and
+the delays of messages decide; the gaps of a rank sum to its idle time.
 
 | where the rank waits | cause |
 |--|--|
@@ -13,27 +11,19 @@ the delays of messages decides which:
 | else, between forwards and backwards | imbalance: another rank was slower, or the order made it later |
 | at the end of any of these waits, while the message that ends it is under way | latency |
 
-So latency is what would vanish, here and now, if that one message took no time: min(gap, its delay). Delays that were
-added up on other ranks before are part of the other causes.
+Latency is what would vanish if that one message took no time: min(gap, its delay). Delays added up earlier on other
+ranks count under the other causes.
 
 Source: own definition, from the kinds of idle time that Narayanan et al. 2021 (arXiv 2104.04473, §2.2: flush), Fan et
 al. 2021 (DAPPLE, §4: warm-up, steady phase, ending) and Qi et al. 2024 (arXiv 2401.10241, §4: optimizer barrier) name.
 
-The critical path of an iteration: the chain of actions without slack on which its length hangs.
+**Critical path.** A chain of actions without slack, from the first start to the last end, found in O(actions). Source:
+Kelley & Walker 1959, "Critical-path planning and scheduling", for activities on nodes with delays between them.
 
-O(actions). The chain leads from an action at the first start to the one that ends last, each action followed by the one
-that waited for it; nothing on it can take longer without the makespan growing as much.
-
-Source: Kelley & Walker 1959, "Critical-path planning and scheduling", for activities on nodes with delays between them.
-
-What no schedule can beat: lower bounds of the makespan and of the span, whatever the order and the memory.
-
-A bound depends on the placement, the micro-batches and the costs, never on the order of actions; no schedule of the
-same placement is ever shorter.
-
-Why there is one. A rank cannot begin before the first micro-batch has come to it (its head), it must then do all its
-work, and after its last backward the gradient still has to reach stage 0 (its tail). With F, I, W the times of one
-stage's forward and its two backwards, B = I + W, c the delay of a message and m micro-batches:
+**Lower bounds.** A bound depends on the placement, the micro-batches and the costs, never on the order of actions or on
+memory. A rank waits for the first micro-batch (its head), does all its work, and after its last backward the gradient
+still has to reach stage 0 (its tail). With F, I, W the times of one stage's forward and its two backwards, B = I + W,
+c the delay of a message and m micro-batches:
 
     head(s) = Σ_{j<s} (F_j + c)
     whole backward:  head(s) + m (F_s + B_s) + Σ_{j<s} (B_j + c)
@@ -45,12 +35,12 @@ of the first; each of its later chunks, with those behind it, gives a bound too.
 
 Token slices, of relative times t_0, t_1, …: on a stage, forwards of a sequence run in order and backwards in reverse,
 so the first action of a stage and its last backward are of some slice 0: heads and tails take t_0. A longer slice makes
-stages behind it wait too, whatever the order (`token_slices.least_waits` has the proof), so that
+later stages wait too, whatever the order (`validity.least_waits` has the proof), which gives the bound
 
     longest wait before stage s + m Σ t_i (F_s + B_s) + longest wait after its backwards
 
-is a bound. For equal stages it is (m Σ t_i + (p − 1) max t_i)(F + B) + 2 (p − 1) c, TeraPipe's makespan. Slices of one
-sequence alone have one order only: its makespan is a bound, which for m = 1 is met, equal stages or not.
+For equal stages it is (m Σ t_i + (p − 1) max t_i)(F + B) + 2 (p − 1) c, TeraPipe's makespan. Slices of one sequence
+alone have one order only: its makespan is the bound for m = 1, equal stages or not.
 
 Source: the heads-and-tails bound of machine scheduling (Carlier 1982, "The one-machine sequencing problem"), applied to
 pipelines; for one chunk per rank and equal stages it gives (m + p − 1)(F + B) (Huang et al. 2019, arXiv 1811.06965,
@@ -69,8 +59,8 @@ import numpy as np
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, say
-from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, FORWARD, LOAD, Costs, Schedule
-from dlojz.pipeline.simulator import UNIT_COSTS, Timeline, programs_of
+from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, FORWARD, Costs, Schedule
+from dlojz.pipeline.simulator import UNIT_COSTS, Timeline, input_delay, programs_of, relative_slice_times
 from dlojz.pipeline.validity import least_waits, sequence_makespan
 
 WARM_UP, LATENCY, IMBALANCE, DRAIN, BARRIER = CAUSES = ("warm-up", "latency", "imbalance", "drain", "barrier")
@@ -78,10 +68,9 @@ WARM_UP, LATENCY, IMBALANCE, DRAIN, BARRIER = CAUSES = ("warm-up", "latency", "i
 
 
 class IdleGap(NamedTuple):
-    """Time in which a rank does not compute, for one cause.
+    """Idle time of a rank with one cause; a wait that ends with latency is two gaps.
 
-    `before` is the number of the action that ends the wait, None after the rank's last action. A wait of which a part
-    is latency is two gaps, one after the other.
+    `before` is the number of the action that ends the wait, None after the rank's last action.
     """
 
     rank: int
@@ -97,7 +86,7 @@ class IdleGap(NamedTuple):
 
 
 def title_of(cause: str) -> str:
-    """What a cause is called in figures and tables.
+    """Return the title of a cause for figures and tables.
 
     Raises:
         LabError: if there is no such cause.
@@ -115,12 +104,12 @@ def title_of(cause: str) -> str:
 
 
 def idle_by_cause(timeline: Timeline, costs: Costs | None = None) -> tuple[dict[str, float], ...]:
-    """Per rank, the idle time of each cause (all of `CAUSES`, 0 included); their sum is the rank's `timeline.idle`.
+    """Sum, per rank, the idle time of each of `CAUSES`; the sum over all causes is the rank's `timeline.idle`.
 
     Args:
         timeline: simulated or measured.
-        costs: tells how long messages take; by default those that were simulated. A measured timeline has none, so
-            all its waits count as something else than latency unless costs are given.
+        costs: delays of messages; by default those that were simulated. A measured timeline has none: without costs
+            none of its waits counts as latency.
     """
     found: tuple[dict[str, float], ...] = tuple(dict.fromkeys(CAUSES, 0.0) for _ in range(timeline.schedule.ranks))
     for gap in gaps(timeline, costs):
@@ -129,12 +118,7 @@ def idle_by_cause(timeline: Timeline, costs: Costs | None = None) -> tuple[dict[
 
 
 def gaps(timeline: Timeline, costs: Costs | None = None) -> tuple[IdleGap, ...]:
-    """All waits of all ranks within the makespan, each with its cause, in order of time on each rank.
-
-    Args:
-        timeline: simulated or measured.
-        costs: as in `idle_by_cause`.
-    """
+    """List all waits of all ranks within the makespan, in order of time on each rank; `costs` as in `idle_by_cause`."""
     schedule = timeline.schedule
     costs = costs or timeline.costs
     under_way = _delays(timeline, costs) if costs else [0.0] * len(schedule.actions)
@@ -148,8 +132,10 @@ def gaps(timeline: Timeline, costs: Costs | None = None) -> tuple[IdleGap, ...]:
             if starts[number] > at:
                 cause = WARM_UP if not backwards else IMBALANCE if forwards else DRAIN
                 arrives = starts[number] - min(starts[number] - at, under_way[number])
-                parts = (IdleGap(rank, at, arrives, cause, number),
-                    IdleGap(rank, arrives, starts[number], LATENCY, number))
+                parts = (
+                    IdleGap(rank, at, arrives, cause, number),
+                    IdleGap(rank, arrives, starts[number], LATENCY, number),
+                )
                 found += [gap for gap in parts if gap.end > gap.start]
             at = ends[number]
             for element in schedule.actions[number].elements:
@@ -161,29 +147,17 @@ def gaps(timeline: Timeline, costs: Costs | None = None) -> tuple[IdleGap, ...]:
 
 
 def _delays(timeline: Timeline, costs: Costs) -> list[float]:
-    """For each action, how long the message was under way that it got last; 0 where it takes none."""
-    schedule = timeline.schedule
-    graph, ends = schedule.graph, timeline.ends.tolist()
-    if costs.sends != "buffered":
-        return _blocking_delays(timeline, costs)
-    rank = graph.rank.tolist()
-    latest = [float("-inf")] * graph.actions
-    delays = [0.0] * graph.actions
-    inputs = [(index, needed) for index, needed in enumerate(graph.needs) if needed < graph.actions]
-    for index, needed in (*inputs, *graph.also):
-        fetched = schedule.actions[needed].kind == LOAD
-        delay = costs.eviction_transfer if fetched else costs.delay(rank[needed], rank[index])
-        if ends[needed] + delay > latest[index]:
-            latest[index], delays[index] = ends[needed] + delay, delay
-    return delays
-
-
-def _blocking_delays(timeline: Timeline, costs: Costs) -> list[float]:
-    """Where sends block, a rank also waits while it sends: all that it passes between two actions counts."""
-    schedule = timeline.schedule
-    rank = schedule.graph.rank.tolist()
-    delays = [0.0] * len(schedule.actions)
-    for program in programs_of(schedule, costs.sends == "paired"):
+    """For each action, the delay of the message that arrived last; 0 where it takes none."""
+    if costs.sends == "buffered":
+        ends = timeline.ends.tolist()
+        return [
+            max(inputs, key=lambda one: ends[one[0]] + one[1])[1] if inputs else 0.0
+            for inputs in _inputs(timeline.schedule, costs)
+        ]
+    # Where sends block, a rank also waits while it sends: all that it passes between two actions counts.
+    rank = timeline.schedule.graph.rank.tolist()
+    delays = [0.0] * len(timeline.schedule.actions)
+    for program in programs_of(timeline.schedule, costs.sends == "paired"):
         passed = 0.0
         for step in program:
             if isinstance(step, int):
@@ -193,16 +167,25 @@ def _blocking_delays(timeline: Timeline, costs: Costs) -> list[float]:
     return delays
 
 
-def critical_path(timeline: Timeline, costs: Costs | None = None) -> tuple[int, ...]:
-    """Numbers of the actions of one critical path, in order of time.
+def _inputs(schedule: Schedule, costs: Costs | None) -> list[list[tuple[int, float]]]:
+    """For each action, the actions whose output it takes, with the delay of the message."""
+    graph = schedule.graph
+    inputs: list[list[tuple[int, float]]] = [[] for _ in range(graph.actions)]
+    main = ((index, needed) for index, needed in enumerate(graph.needs) if needed < graph.actions)
+    for index, needed in (*main, *graph.also):
+        inputs[index].append((needed, input_delay(schedule, costs, needed, index) if costs else 0.0))
+    return inputs
 
-    Each one starts when the one before it ends, plus the delay of the message between them where they are on two
-    ranks. Where several would do, the one on the same rank is taken: looking back, the chain changes rank only where it
-    must.
+
+def critical_path(timeline: Timeline, costs: Costs | None = None) -> tuple[int, ...]:
+    """Return the numbers of the actions of one critical path, in order of time.
+
+    Each one starts when the one before it ends, plus the delay of the message between two ranks. Among several
+    candidates the predecessor on the same rank is taken.
 
     Args:
-        timeline: simulated, or measured: there the chain goes on with what arrived last, overheads between.
-        costs: tells how long messages take; by default those that were simulated, else nothing.
+        timeline: simulated, or measured: there the chain follows what arrived last, overheads between.
+        costs: delays of messages; by default those that were simulated, else none.
     """
     if not timeline.starts.size:
         return ()
@@ -219,19 +202,11 @@ def critical_path(timeline: Timeline, costs: Costs | None = None) -> tuple[int, 
 
 def _waits(timeline: Timeline, costs: Costs | None) -> list[list[tuple[int, float]]]:
     """For each action, those that it waits for, with the delay in between; the one before on its rank stands first."""
-    schedule = timeline.schedule
-    graph = schedule.graph
-    rank = graph.rank.tolist()
-    waits: list[list[tuple[int, float]]] = [
-        [(previous, 0.0)] if previous < graph.actions else [] for previous in graph.previous
+    graph = timeline.schedule.graph
+    waits = [
+        [(previous, 0.0)] * (previous < graph.actions) + inputs
+        for previous, inputs in zip(graph.previous, _inputs(timeline.schedule, costs), strict=True)
     ]
-    inputs = [(index, needed) for index, needed in enumerate(graph.needs) if needed < graph.actions]
-    for index, needed in (*inputs, *graph.also):
-        if schedule.actions[needed].kind == LOAD:
-            delay = costs.eviction_transfer if costs else 0.0
-        else:
-            delay = costs.delay(rank[needed], rank[index]) if costs else 0.0
-        waits[index].append((needed, delay))
     if costs and costs.sends != "buffered":
         _add_messages(timeline, costs, waits)
     return waits
@@ -291,14 +266,14 @@ class _Stage:
 
 
 def lower_bound(schedule: Schedule, costs: Costs = UNIT_COSTS) -> float:
-    """The makespan that no order of the same stages on the same ranks can beat.
+    """Return the makespan that no order of the same stages on the same ranks can beat.
 
-    Splitting the backward is taken for allowed only where the schedule does it. Of token slices, an order is one that
+    Splitting the backward counts as allowed only where the schedule does it. Orders of token slices are those that
     `validity` accepts.
 
     Args:
         schedule: gives placement, micro-batches (of each pipe), token slices; its order does not matter.
-        costs: times, in any unit; of bidirectional schedules too.
+        costs: times, in any unit.
     """
     return max(_makespans(schedule, costs), default=0.0)
 
@@ -311,7 +286,7 @@ def lower_bound_of(
     placement: Sequence[int] | None = None,
     split: bool = False,
 ) -> float:
-    """The same, without a schedule.
+    """Return the lower bound of the makespan without a schedule.
 
     Args:
         ranks: number of ranks.
@@ -323,16 +298,6 @@ def lower_bound_of(
     return max(_bounds(_stages(tuple(placement or range(ranks)), costs, split, 1.0), micro_batches, split), default=0.0)
 
 
-def span_bound(schedule: Schedule, costs: Costs = UNIT_COSTS) -> float:
-    """The span that no order of the same stages on the same ranks can beat.
-
-    The busiest rank's work; or the way from a rank's first forward to another rank, through all the work there, and
-    back to its own last backward. With whole backwards, rank 0's span is the makespan, so the two bounds are the same.
-    """
-    bounds = (*_work(schedule, costs), *_round_trips(schedule, costs))
-    return max((*bounds, *(() if schedule.splits_backward else _sliced(schedule, costs))), default=0.0)
-
-
 def span_bound_of(
     ranks: int,
     micro_batches: int,
@@ -341,10 +306,21 @@ def span_bound_of(
     placement: Sequence[int] | None = None,
     split: bool = False,
 ) -> float:
-    """The same, without a schedule; arguments as in `lower_bound_of`."""
+    """Return the span that no order of the same stages on the same ranks can beat; arguments as in `lower_bound_of`.
+
+    The busiest rank's work; or the way from a rank's first forward to another rank, through all the work there and on
+    the later stages of that rank, and back to its own last backward. With whole backwards, rank 0's span is the
+    makespan.
+    """
     stages = _stages(tuple(placement or range(ranks)), costs, split, 1.0)
-    work = (micro_batches * sum(s.forward + s.backward for s in stages if s.rank == rank) for rank in range(ranks))
-    return max((*work, *_returns(stages, split, 1.0, micro_batches)), default=0.0)
+    bounds = [micro_batches * sum(s.forward + s.backward for s in stages if s.rank == rank) for rank in range(ranks)]
+    behind = [0.0] * ranks
+    for number, stage in reversed(list(enumerate(stages))):
+        behind[stage.rank] += stage.forward + (stage.backward_input if split else stage.backward)
+        way = stage.head + micro_batches * behind[stage.rank] + stage.tail
+        for first in stages[: number + 1]:
+            bounds.append(way - first.head - first.tail + (first.backward - first.backward_input if split else 0.0))
+    return max(bounds, default=0.0)
 
 
 def _stages(
@@ -380,10 +356,7 @@ def _stages(
 def _bounds(stages: list[_Stage], micro_batches: float, split: bool) -> Iterator[float]:
     """The bounds of one pipe: each rank's last chunks, from the last one alone to all of them.
 
-    Args:
-        stages: of the pipe.
-        micro_batches: times the relative time of a sequence, where that is not 1.
-        split: whether backwards may be split.
+    `micro_batches` is multiplied by the relative time of a sequence, where that is not 1.
     """
     forwards, whole, for_input = (dict.fromkeys((stage.rank for stage in stages), 0.0) for _ in range(3))
     for stage in reversed(stages):
@@ -402,7 +375,7 @@ def _makespans(schedule: Schedule, costs: Costs) -> Iterator[float]:
     split = schedule.splits_backward
     pipes = _pipes(schedule, costs)
     if len(pipes) == 1 and not schedule.overlaps:
-        yield from _bounds(pipes[0], schedule.micro_batches * sum(_slices(schedule, costs)), split)
+        yield from _bounds(pipes[0], schedule.micro_batches * sum(relative_slice_times(schedule, costs)), split)
         yield from _sliced(schedule, costs)
         return
     # Several pipes share a rank, or a forward hides behind a backward: the work that a rank is left with, between the
@@ -412,25 +385,21 @@ def _makespans(schedule: Schedule, costs: Costs) -> Iterator[float]:
         if held:
             tail = 0.0 if split else min(stage.tail for stage in held)
             yield min(stage.head for stage in held) + work + tail
+    # One micro-batch alone, or one slice of it: there and back.
+    share = _share(schedule, costs)
     for pipe, count in zip(pipes, _counts(schedule), strict=True):
-        if count:
-            yield from _one_slice(pipe, split, _share(schedule, costs))
-
-
-def _one_slice(stages: list[_Stage], split: bool, share: float) -> Iterator[float]:
-    """One micro-batch alone, or one slice of it: there and back."""
-    last = stages[-1]
-    if split:
-        yield last.head + share * (last.forward + last.backward_input) + last.tail_of_input
-    else:
-        yield last.head + share * (last.forward + last.backward) + last.tail
+        last = pipe[-1]
+        if count and split:
+            yield last.head + share * (last.forward + last.backward_input) + last.tail_of_input
+        elif count:
+            yield last.head + share * (last.forward + last.backward) + last.tail
 
 
 def _sliced(schedule: Schedule, costs: Costs) -> Iterator[float]:
     """The bounds that the lengths of token slices add, in one pipe without overlaps; of makespans."""
     if schedule.token_slices == 1 or schedule.pipes > 1 or schedule.overlaps or not schedule.micro_batches:
         return
-    slices, split, [stages] = _slices(schedule, costs), schedule.splits_backward, _pipes(schedule, costs)
+    slices, split, [stages] = relative_slice_times(schedule, costs), schedule.splits_backward, _pipes(schedule, costs)
     forward = [stage.forward for stage in stages]
     whole = [stage.backward for stage in stages]
     backward = [stage.backward_input if split else stage.backward for stage in stages]
@@ -455,14 +424,9 @@ def _pipes(schedule: Schedule, costs: Costs) -> list[list[_Stage]]:
     ]
 
 
-def _slices(schedule: Schedule, costs: Costs) -> tuple[float, ...]:
-    """Relative time of each token slice."""
-    return costs.slice_times or (1.0 / schedule.token_slices,) * schedule.token_slices
-
-
 def _share(schedule: Schedule, costs: Costs) -> float:
     """Relative time of the slice that comes first to a stage and leaves it last; of overlapped passes, of the least."""
-    slices = _slices(schedule, costs)
+    slices = relative_slice_times(schedule, costs)
     return min(slices) if schedule.overlaps else slices[0]
 
 
@@ -477,7 +441,7 @@ def _counts(schedule: Schedule) -> list[int]:
 
 def _work(schedule: Schedule, costs: Costs) -> list[float]:
     """Per rank, the least time it computes; where passes may overlap, as if all its forwards did with a backward."""
-    sequence = sum(_slices(schedule, costs))
+    sequence = sum(relative_slice_times(schedule, costs))
     work = [0.0] * schedule.ranks
     held: list[list[_Stage]] = [[] for _ in work]
     pairs = [0] * schedule.ranks
@@ -492,25 +456,3 @@ def _work(schedule: Schedule, costs: Costs) -> list[float]:
             saved = max(s.forward for s in stages) + max(s.backward for s in stages) - together
             work[rank] -= pairs[rank] * max(0.0, saved)
     return work
-
-
-def _round_trips(schedule: Schedule, costs: Costs) -> Iterator[float]:
-    for pipe, count in zip(_pipes(schedule, costs), _counts(schedule), strict=True):
-        share = _share(schedule, costs)
-        # Passes that overlap are not all in a row: there, one of them alone is the bound.
-        work = share if schedule.overlaps else count * sum(_slices(schedule, costs))
-        if count:
-            yield from _returns(pipe, schedule.splits_backward, share, work)
-
-
-def _returns(stages: list[_Stage], split: bool, share: float, micro_batches: float) -> Iterator[float]:
-    """For each pair of stages: from the first forward of one to its last backward, through all the work of the other.
-
-    The second stage's rank may hold more stages behind it: their work comes in between too.
-    """
-    behind = dict.fromkeys((stage.rank for stage in stages), 0.0)
-    for number, stage in reversed(list(enumerate(stages))):
-        behind[stage.rank] += stage.forward + (stage.backward_input if split else stage.backward)
-        way = stage.head + micro_batches * behind[stage.rank] + stage.tail
-        for first in stages[: number + 1]:
-            yield way - first.head - first.tail + (share * (first.backward - first.backward_input) if split else 0.0)

@@ -1,15 +1,7 @@
-"""Closed forms of the schedules: bubble, memory and messages, each with its source.
+"""Closed forms of the schedules: length, bubble, memory and messages without simulation, each with its source.
 
-The formulas behind `closed_forms`, one law per schedule: by how much it exceeds its work, and what it keeps.
-
-A law is exact in its domain, which the tests sweep against the simulator, and None out of it.
-
-What can be said of a schedule without simulating it: length, bubble, activations kept, messages.
-
-Every form is one published or derived formula with its source and the domain where it is exact; out of it the figure is
-None, never a guess. Stages are equal, sends do not block; F, I, W, B = I + W are times of one stage for one
-micro-batch, c the time of one hop between ranks, v the chunks per rank, g the micro-batches that pass a chunk together,
-k and w the activations kept for the backward for the input and for the weights.
+Every form is a published or derived formula with the domain where it is exact, which the tests sweep against the
+simulator; out of it the figure is None. Stages are equal, sends do not block; `Case` names the symbols.
 """
 
 from __future__ import annotations
@@ -25,11 +17,11 @@ from dlojz.pipeline.simulator import UNIT_COSTS
 
 
 class Case(NamedTuple):
-    """The numbers of one case, named as in the papers.
+    """Numbers of one case, named as in the papers.
 
-    p ranks, m micro-batches, v chunks per rank, g micro-batches that pass a chunk together; F, I, W, B times of one
-    stage for one micro-batch, c of one hop, both of a forward and a backward at once; k and w the activations kept for
-    the backward for the input and for the weights; slices of a sequence.
+    p ranks, m micro-batches, v chunks per rank, g micro-batches that pass a chunk together; F, I, W, B = I + W times of
+    one stage for one micro-batch, c of one hop, both of a forward and a backward at once; k and w the activations kept
+    for the backward for the input and for the weights; slices of a sequence.
     """
 
     p: int
@@ -48,7 +40,7 @@ class Case(NamedTuple):
 
 
 class Law(NamedTuple):
-    """What is known of one schedule.
+    """Formulas of one schedule.
 
     Attributes:
         excess, span_excess: makespan and span beyond m·v·(F + B); None out of the domain.
@@ -282,7 +274,7 @@ LAWS: dict[str, Law] = {
 
 
 def total_time(ranks: int, micro_batches: int, forward: float, backward: float) -> float:
-    """Length of an iteration of GPipe or 1F1B: (m + p − 1)(t_f + t_b).
+    """Compute the length of an iteration of GPipe or 1F1B: (m + p − 1)(t_f + t_b).
 
     Source: Narayanan et al. 2021 (arXiv 2104.04473), §2.2.1; equal stages, no latency, any m and p.
     """
@@ -290,7 +282,7 @@ def total_time(ranks: int, micro_batches: int, forward: float, backward: float) 
 
 
 def overhead(ranks: int, micro_batches: int, chunks: int = 1) -> float:
-    """Bubble over work: (p − 1)/(v·m).
+    """Compute the bubble over work: (p − 1)/(v·m).
 
     Source: Narayanan et al. 2021 (arXiv 2104.04473), §2.2; with v > 1, m a multiple of p.
     """
@@ -298,7 +290,7 @@ def overhead(ranks: int, micro_batches: int, chunks: int = 1) -> float:
 
 
 def fraction(ranks: int, micro_batches: int, chunks: int = 1) -> float:
-    """Bubble over the whole iteration: (p − 1)/(v·m + p − 1).
+    """Compute the bubble over the whole iteration: (p − 1)/(v·m + p − 1).
 
     Source: Huang et al. 2019 (arXiv 1811.06965), §2.3, for v = 1.
     """
@@ -306,7 +298,7 @@ def fraction(ranks: int, micro_batches: int, chunks: int = 1) -> float:
 
 
 def speedup(ranks: int, micro_batches: int) -> float:
-    """Over one rank that does all the work: m·p/(m + p − 1), 3 for 4 stages and 9 micro-batches.
+    """Compute the speed-up over one rank: m·p/(m + p − 1), 3 for 4 stages and 9 micro-batches.
 
     Source: p·m(t_f + t_b), the work of all stages, over `total_time`.
     """
@@ -315,7 +307,7 @@ def speedup(ranks: int, micro_batches: int) -> float:
 
 @dataclass(frozen=True)
 class ClosedForm:
-    """What the formulas of one schedule give; None where there is none for these numbers.
+    """Figures of one schedule by its formulas; None where they are not exact.
 
     Attributes:
         name: the schedule.
@@ -364,7 +356,7 @@ def closed_form(
     token_slices: int | None = None,
     costs: Costs = UNIT_COSTS,
 ) -> ClosedForm | None:
-    """What formulas tell of a schedule; None where it has none, or where stages or links differ or sends block.
+    """Evaluate the formulas of a schedule; None where it has none, or where stages or links differ or sends block.
 
     Args:
         name: a name of the catalogue, or an alias; sizes must be legal for it (`catalogue.build` refuses others).

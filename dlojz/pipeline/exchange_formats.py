@@ -1,29 +1,19 @@
-"""Read and write schedules and timelines: torch's CSV, Chrome's trace format, a table of text.
+"""Read and write schedules and timelines: torch's CSV, Chrome's trace format, plain text.
 
-Schedules as torch's pipeline runtime writes them: one row per rank, one cell per action, and back again.
+**CSV**, as torch's pipeline runtime writes schedules: one row per rank, one cell per action (`2F0`, `3I1`, `0W2`,
+`(1F1;1B0)OVERLAP_F_B`); an empty cell is a pause. `from_csv(to_csv(schedule))` has the same orders and placement. Text
+from a file is parsed, checked whole, and refused in one sentence. Source: `torch.distributed.pipelining.schedules`
+(2.13), `_dump_csv` and `_load_csv`, "compute_only".
 
-Invariant: `from_csv(to_csv(schedule))` has the same orders and the same placement; what comes from a file is read
-letter by letter, checked whole, and refused in one sentence.
-
-Source of the format: `torch.distributed.pipelining.schedules` (2.13), `_dump_csv` and `_load_csv`, "compute_only":
-cells such as `2F0`, `3I1`, `0W2`, `(1F1;1B0)OVERLAP_F_B`; an empty cell is a deliberate pause, which torch drops.
-
-A timeline as a trace for Perfetto or chrome://tracing: slices, messages as flows, activation memory as counters.
-
-What the trace shows is the timeline, simulated or measured, at its own scale; every flow begins inside the slice that
-made the message and ends at the slice that needs it.
-
-Source of the format: "Trace Event Format" (Chromium project): "X" complete events with `ts` and `dur` in microseconds,
+**Trace** for Perfetto or chrome://tracing: slices, messages as flows, activation memory as counters, at the timeline's
+own scale. Source: "Trace Event Format" (Chromium project): "X" complete events with `ts` and `dur` in microseconds,
 "s"/"f" flow events that bind to the slice around them, "C" counters, "M" metadata.
 
-A timeline as plain text: one row per rank, one column per quantum of time, for terminals and for test reports.
-
-A column is the same length of time everywhere; where that cannot be kept exactly (times without a common quantum, or
-too many of them), each column tells what the rank does in its middle, and the text says so.
-
-How an action is written: its kind and its micro-batch (`F3`, `B0`), `-` for as long as it lasts, `.` for idle time;
-before them the chunk (`a`, `b` …) where a rank holds several, and `d` or `u` for the direction where there are two;
-behind them the token slice. An overlapped forward and backward is written `F4&B0`.
+**Text** for terminals and test reports: one row per rank, one column per quantum of time. Where there is no common
+quantum, or too many columns, each column shows what the rank does in its middle, and the text says so. An action is
+written as kind and micro-batch (`F3`, `B0`), `-` for as long as it lasts, `.` for idle time; before them the chunk
+(`a`, `b` …) where a rank holds several, and `d` or `u` for the direction where there are two; behind them the token
+slice. An overlapped forward and backward is written `F4&B0`.
 """
 
 from __future__ import annotations
@@ -31,6 +21,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
@@ -48,15 +39,14 @@ MAX_RANKS = 1024
 MAX_ACTIONS = 200_000
 MAX_CELL = 64
 _DERIVED = re.compile(r"\d{1,9}(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)\d{0,9}")
-"""Cells that torch's own dump adds; they follow from the computations, so they are read over."""
+"""Communication cells of torch's own dump, which are skipped: they follow from the computations."""
 
 
 def to_csv(schedule: Schedule, timeline: Timeline | None = None) -> str:
-    """A schedule as text, one row per rank.
+    """Write a schedule as text, one row per rank.
 
-    Args:
-        schedule: any; whether torch can execute it is told by `torch_refusal`.
-        timeline: if given, empty cells stand where a rank idles, one for each unit of the shortest action.
+    With a timeline, empty cells stand where a rank idles, one for each unit of the shortest action. `torch_refusal`
+    says whether torch can execute the schedule.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -71,16 +61,19 @@ def write_csv(schedule: Schedule, path: str | Path) -> Path:
     Raises:
         LabError: if the file cannot be written.
     """
+    return _write(path, to_csv(schedule), "the schedule", "l’ordonnancement")
+
+
+def _write(path: str | Path, text: str, what_en: str, what_fr: str) -> Path:
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(to_csv(schedule), encoding="utf-8")
+        target.write_text(text, encoding="utf-8")
     except OSError as error:
         raise LabError(
             say(
-                en=f"the schedule cannot be written to {target}: {error.strerror}; give another path.",
-                fr=f"l’ordonnancement ne peut pas être écrit dans {target} : {error.strerror} ; donnez un autre "
-                "chemin.",
+                en=f"{what_en} cannot be written to {target}: {error.strerror}; give another path.",
+                fr=f"{what_fr} : écriture impossible dans {target} : {error.strerror} ; donnez un autre chemin.",
             )
         ) from None
     return target
@@ -99,7 +92,7 @@ def _with_pauses(timeline: Timeline, rank: int) -> Iterator[str]:
 
 
 def from_csv(text: str, name: str = "custom") -> Schedule:
-    """Read a schedule; which rank holds which stage is seen from where the stage's actions stand.
+    """Parse a schedule; the rows in which a stage's actions stand tell the rank that holds it.
 
     Args:
         text: rows and cells as `to_csv` writes them; empty cells and torch's communication cells are read over.
@@ -118,7 +111,7 @@ def from_csv(text: str, name: str = "custom") -> Schedule:
 
 
 def read_csv(text: str, name: str = "custom") -> Schedule:
-    """As `from_csv`, but the order is not checked: for an editor, which shows `validity.problems` beside it.
+    """Parse a schedule as `from_csv`, without checking its order: for an editor that shows `validity.problems`.
 
     Raises:
         LabError: as `from_csv`, but not for the order.
@@ -166,7 +159,7 @@ def read_csv(text: str, name: str = "custom") -> Schedule:
 
 
 def load_csv(path: str | Path) -> Schedule:
-    """`from_csv` of a file; its name is the schedule's.
+    """Read a schedule from a CSV file, as `from_csv`; its name is that of the file.
 
     Raises:
         LabError: as `from_csv`, and if the file cannot be read as text.
@@ -188,7 +181,7 @@ def load_csv(path: str | Path) -> Schedule:
 
 
 def torch_refusal(schedule: Schedule) -> str | None:
-    """Why torch's pipeline runtime cannot execute a schedule, in one sentence; None where it can."""
+    """Return why torch's pipeline runtime cannot execute a schedule, in one sentence; None where it can."""
     kinds = {element.kind for action in schedule.actions for element in action.elements}
     if schedule.pipes > 1:
         return say(
@@ -290,7 +283,7 @@ def _placement(orders: list[list[Action]]) -> list[list[int]]:
 
 
 def _without_gap(numbers: Iterable[int], what_en: str, what_fr: str) -> int:
-    """How many there are, once it is sure that they are 0, 1, 2 … without a gap."""
+    """Count numbers after checking that they are 0, 1, 2 … without a gap."""
     present = set(numbers)
     for number in range(len(present)):
         if number not in present:
@@ -307,18 +300,16 @@ def _left_out(what_en: str, what_fr: str, number: str) -> str:
 
 
 COMPUTE_THREAD = 0
-SIMULATED_UNIT_US = 1000.0
-"""A time unit of a simulation is shown as a millisecond: viewers know no units without seconds."""
-MEASURED_UNIT_US = 1e6
-"""Measured times are seconds."""
+SIMULATED_UNIT_US, MEASURED_UNIT_US = 1000.0, 1e6
+"""Viewers show no time without a unit: a simulated time unit is shown as a millisecond; measured times are seconds."""
 _INSIDE = 1e-3
-"""How far before its end, in parts of a slice, a flow begins: at its very end it would bind to the next slice."""
+"""How far before its end, in parts of a slice, a flow begins: at the very end it would bind to the next slice."""
 
 Event = dict[str, Any]
 
 
 def chrome_trace(timeline: Timeline, unit_us: float | None = None) -> dict[str, Any]:
-    """The trace as JSON data: one process per rank, its computations on thread 0, its activations as a counter.
+    """Convert a timeline to JSON data: one process per rank, computations on thread 0, activations as a counter.
 
     Args:
         timeline: simulated or measured.
@@ -340,23 +331,12 @@ def chrome_trace(timeline: Timeline, unit_us: float | None = None) -> dict[str, 
 
 
 def write_chrome_trace(timeline: Timeline, path: str | Path, unit_us: float | None = None) -> Path:
-    """Write the trace as JSON; open it at https://ui.perfetto.dev.
+    """Write the trace as JSON, to be opened at https://ui.perfetto.dev.
 
     Raises:
         LabError: if the file cannot be written.
     """
-    target = Path(path)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps(chrome_trace(timeline, unit_us), allow_nan=False), encoding="utf-8")
-    except OSError as error:
-        raise LabError(
-            say(
-                en=f"the trace cannot be written to {target}: {error.strerror}; give another path.",
-                fr=f"la trace ne peut pas être écrite dans {target} : {error.strerror} ; donnez un autre chemin.",
-            )
-        ) from None
-    return target
+    return _write(path, json.dumps(chrome_trace(timeline, unit_us), allow_nan=False), "the trace", "la trace")
 
 
 def _names(timeline: Timeline) -> Iterator[Event]:
@@ -430,7 +410,7 @@ def _us(timeline: Timeline, time: float, unit_us: float) -> float:
 
 
 def _versions(timeline: Timeline) -> dict[int, int]:
-    """Weight version of each action, where versions differ; empty for synchronous schedules."""
+    """Weight version of each action of an asynchronous schedule; empty for others."""
     if not timeline.schedule.asynchronous:
         return {}
     from dlojz.pipeline.stale_weights import version_of_action
@@ -442,9 +422,9 @@ def _versions(timeline: Timeline) -> dict[int, int]:
 DEFAULT_WIDTH = 110
 LEAST_WIDTH = 40
 MOST_BLOCKS = 8
-"""A drawing of more blocks than these is no longer read: it is made coarser instead."""
+"""A drawing of more blocks is made coarser instead."""
 _FINEST = 1000
-"""Quanta that one time unit is cut into at most, when a common one is looked for."""
+"""Largest denominator of a common quantum, in parts of a time unit."""
 
 
 def text_table(timeline: Timeline, width: int = DEFAULT_WIDTH) -> str:
@@ -484,7 +464,7 @@ def text_table(timeline: Timeline, width: int = DEFAULT_WIDTH) -> str:
 
 
 def labels_of(schedule: Schedule) -> list[str]:
-    """How each action is written in a drawing, in the order of `schedule.actions`; as short as it stays clear."""
+    """Label each action for a drawing, as short as it stays clear, in the order of `schedule.actions`."""
     chunk: dict[tuple[int, int], int] = {}
     for pipe, stages in enumerate(schedule.placement):
         seen: dict[int, int] = {}
@@ -500,17 +480,14 @@ def labels_of(schedule: Schedule) -> list[str]:
 
 def _label(action: Action, schedule: Schedule, chunk: dict[tuple[int, int], int] | None) -> str:
     direction = "du"[action.pipe] if schedule.pipes > 1 else ""
-    letter = _letter(chunk[action.pipe, action.stage]) if chunk else ""
+    number = chunk[action.pipe, action.stage] if chunk else 0
+    letter = "" if chunk is None else chr(ord("a") + number) if number < 26 else f"[{number}]"
     behind = f".{action.token_slice}" if schedule.token_slices > 1 else ""
     return f"{direction}{letter}{action.kind}{action.micro_batch}{behind}"
 
 
-def _letter(chunk: int) -> str:
-    return chr(ord("a") + chunk) if chunk < 26 else f"[{chunk}]"
-
-
 def common_quantum(timeline: Timeline) -> float | None:
-    """The longest time of which all starts and ends are whole multiples; None where there is none to speak of."""
+    """Return the longest time of which all starts and ends are whole multiples; None where there is none."""
     marks: set[Fraction] = set()
     for times in (timeline.starts, timeline.ends):
         for time in set((times - timeline.start).round(9).tolist()):
@@ -518,16 +495,8 @@ def common_quantum(timeline: Timeline) -> float | None:
             if abs(float(exact) - time) > 1e-7 * max(timeline.makespan, 1.0):
                 return None
             marks.add(exact)
-    quantum = Fraction(0)
-    for mark in marks:
-        quantum = _common(quantum, mark)
-    return float(quantum) if quantum else None
-
-
-def _common(one: Fraction, other: Fraction) -> Fraction:
-    while other:
-        one, other = other, one % other
-    return one
+    common = math.lcm(*(mark.denominator for mark in marks))
+    return math.gcd(*(int(mark * common) for mark in marks)) / common or None
 
 
 def _cell_width(timeline: Timeline, labels: Sequence[str], quantum: float) -> int:

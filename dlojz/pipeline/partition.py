@@ -1,8 +1,7 @@
-"""Cutting a list of blocks into pipeline stages so that the heaviest stage is as light as it can be.
+"""Partition a list of blocks into pipeline stages with the smallest bottleneck.
 
-A stage is a run of neighbouring blocks, and none is empty in what `exact` gives; its bottleneck is the smallest that
-exists, for whole numbers and for floats alike, because a float is a whole number of some power of two and the search
-compares whole numbers only. No torch.
+A stage is a run of neighbouring blocks, none empty. `exact` is exact for floats too: a float is a whole number of some
+power of two, and the search compares whole numbers only. No torch.
 
 Sources: Skiena, "The Algorithm Design Manual", §8.5 (the linear partition problem and its dynamic programme); Pinar &
 Aykanat 2004, "Fast optimal load balancing algorithms for 1D partitioning" (J. Parallel Distrib. Comput. 64), for
@@ -28,7 +27,7 @@ Weight = int | float
 
 @dataclass(frozen=True)
 class Partition:
-    """Blocks cut into stages: stage s holds blocks `bounds[s]` to `bounds[s + 1]`, the latter excluded.
+    """Partition of blocks into stages: stage s holds blocks `bounds[s]` to `bounds[s + 1]`, the latter excluded.
 
     Args:
         bounds: k + 1 whole numbers for k stages, from 0 to the number of blocks, never decreasing.
@@ -72,7 +71,7 @@ class Partition:
 
     @property
     def loads(self) -> tuple[Weight, ...]:
-        """Sum of the weights of each stage, its extra included; of floats, the exact sum rounded once."""
+        """Sum of the weights of each stage and its extra; of floats, the exact sum rounded once."""
         extras = self.extras or (0,) * self.num_stages
         return tuple(_total([*self.weights[own], more]) for own, more in zip(self.stages, extras, strict=True))
 
@@ -83,7 +82,7 @@ class Partition:
 
     @property
     def spread(self) -> Weight:
-        """Heaviest load minus lightest load: what DeepSpeed's own cut makes small."""
+        """Heaviest load minus lightest load, which DeepSpeed's cut minimises."""
         return max(self.loads) - min(self.loads)
 
     @property
@@ -93,7 +92,7 @@ class Partition:
         return self.bottleneck / mean if mean else 1.0
 
     def weighed(self, weights: Sequence[Weight], extras: Sequence[Weight] = ()) -> Partition:
-        """The same cut under other weights: what stages equal in parameters cost in seconds, say.
+        """Return the same cut under other weights, e.g. seconds instead of parameters.
 
         Raises:
             LabError: if there is not one weight per block.
@@ -102,12 +101,11 @@ class Partition:
 
 
 def exact(weights: Sequence[Weight], stages: int, extras: Sequence[Weight] = ()) -> Partition:
-    """The contiguous cut with the smallest bottleneck, no stage empty.
+    """Find the contiguous cut with the smallest bottleneck, no stage empty.
 
-    Several cuts often have this bottleneck. Among them the one with the smallest spread is taken (its lightest stage
-    is the heaviest possible), and among those the one whose bounds come first in the order of lists: early stages get
-    fewer blocks, as they keep the activations of more micro-batches under 1F1B. With equal weights the last stages
-    thus get the blocks that are left over.
+    Among several such cuts the one with the smallest spread is taken (its lightest stage is the heaviest possible), and
+    among those the first in the order of lists: early stages get fewer blocks, as they keep the activations of more
+    micro-batches under 1F1B.
 
     Args:
         weights: one per block, finite, at least 0; whole numbers of any size, or floats.
@@ -147,7 +145,7 @@ def exact(weights: Sequence[Weight], stages: int, extras: Sequence[Weight] = ())
 
 
 def total_time(loads: Sequence[Weight], micro_batches: int) -> float:
-    """Time of a flushed pipeline without communication: Σ tᵢ + (m − 1) max tᵢ, in the unit of the loads.
+    """Compute the time of a flushed pipeline without communication: Σ tᵢ + (m − 1) max tᵢ, in the unit of the loads.
 
     One micro-batch crosses all stages, the others follow at the pace of the slowest. Σ tᵢ does not depend on the cut,
     so the smallest bottleneck gives the smallest time for every m.
@@ -174,7 +172,7 @@ def total_time(loads: Sequence[Weight], micro_batches: int) -> float:
 
 
 def check_stages(num_blocks: int, stages: int) -> None:
-    """Refuse a number of stages that is no whole number from 1 to the number of blocks.
+    """Refuse a number of stages that is not a whole number from 1 to the number of blocks.
 
     Raises:
         LabError: if a stage would have no block.
@@ -204,7 +202,7 @@ def check_stages(num_blocks: int, stages: int) -> None:
 
 
 def check_weights(weights: Sequence[Any]) -> tuple[Weight, ...]:
-    """The weights as plain numbers, also those of an array; refused if no sum can bear them.
+    """Convert weights, also those of an array, to plain finite numbers.
 
     Raises:
         LabError: naming the first block whose weight is negative, not finite or no number.

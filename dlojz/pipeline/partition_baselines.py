@@ -1,18 +1,10 @@
-"""Partition a model into stages by simpler rules, and weigh its blocks: what `partition` is compared with.
+"""Baselines of the partitioner, weights of a model's blocks, and the stages of a layout.
 
-How other tools cut a model into stages: DeepSpeed's three methods and torchgpipe's, and how often they are optimal.
+DeepSpeed's three methods and torchgpipe's, reimplemented: given the same weights, each returns the bounds that the tool
+returns, ties included. Their quality is counted against `partition.exact`.
 
-Given the same weights, each gives the bounds that the tool itself gives, ties included; what is said of their quality
-is counted against `exact`, never quoted. No torch, none of the tools.
-
-The schedule that a layout names, and where it cuts a model's blocks into pipeline stages.
-
-One rule for prediction and run; every stage has a block; the stages are contiguous and in order.
-
-What each block of a model weighs: in parameters, in FLOPs, in measured seconds.
-
-Counts are made on the meta device, so a model of any size is weighed without its memory; seconds are those of blocks
-that really ran, one block in memory at a time. torch is imported by the functions, not here.
+A model's blocks are weighed in parameters or FLOPs (on the meta device, without memory), or in measured seconds (one
+block in memory at a time). torch is imported by the functions, not here.
 """
 
 from __future__ import annotations
@@ -43,19 +35,19 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 BLOCKS, STAGES, WEIGHTS = (6, 14), (2, 5), (1, 20)
-"""From and to, both included: the random cases of `how_often`."""
+"""Inclusive ranges of the random cases of `how_often`."""
 
 
 def uniform(num_blocks: int, stages: int, allow_empty: bool = False) -> Partition:
-    """As many blocks in each stage, whatever they weigh; the first stages get those that are left over.
+    """Cut into equal numbers of blocks, whatever they weigh; the first stages get those that are left over.
 
     Args:
         num_blocks: n, at least 1.
         stages: k.
-        allow_empty: give the last stages nothing where n < k, as DeepSpeed does without a word, instead of refusing.
+        allow_empty: leave the last stages empty where n < k, as DeepSpeed does, instead of refusing.
 
     Returns:
-        The partition, every block weighing 1; `.weighed(…)` tells its loads in another unit.
+        The partition, every block weighing 1; `.weighed(…)` gives its loads in another unit.
 
     Raises:
         LabError: if n < k, unless empty stages are allowed.
@@ -69,11 +61,10 @@ def uniform(num_blocks: int, stages: int, allow_empty: bool = False) -> Partitio
 
 
 def balanced_like_deepspeed(weights: Sequence[Weight], stages: int) -> Partition:
-    """DeepSpeed's balanced cut: a dynamic programme that looks for the smallest spread, not the smallest bottleneck.
+    """Cut by DeepSpeed's dynamic programme, which minimises the spread of the loads, not the bottleneck.
 
-    For each number of first blocks and of stages one best cut is kept, by max − min of its loads; but the smallest
-    spread of the whole may begin with a cut of the first blocks that has not the smallest, so that not even the spread
-    is always minimal. Equal spreads: the last stage begins as late as possible.
+    For each number of first blocks and of stages it keeps the cut of the least max − min; the least spread of the whole
+    may begin with another one, so even the spread is not always minimal. Ties: the last stage begins as late as it can.
 
     Args:
         weights: one per block; added as floats, as DeepSpeed does.
@@ -85,8 +76,7 @@ def balanced_like_deepspeed(weights: Sequence[Weight], stages: int) -> Partition
     Raises:
         LabError: as `exact`.
 
-    Source: DeepSpeed 0.19, `deepspeed.runtime.utils.partition_balanced` (`partition_method='parameters'`, `'type:…'`);
-    own writing, equal to it in the tests.
+    Source: DeepSpeed 0.19, `deepspeed.runtime.utils.partition_balanced` (`partition_method='parameters'`, `'type:…'`).
     """
     check_stages(len(weights), stages)
     weights = check_weights(weights)
@@ -113,15 +103,13 @@ def balanced_like_deepspeed(weights: Sequence[Weight], stages: int) -> Partition
 
 
 def like_torchgpipe(weights: Sequence[Weight], stages: int) -> Partition:
-    """torchgpipe's cut: from equal numbers of blocks, one block at a time is moved towards the lightest stage.
+    """Cut by torchgpipe's method: from equal numbers of blocks, move one block at a time towards the lightest stage.
 
-    It stops once heaviest ≤ lightest + 1, where the paper's weights lie between 0 and 1. To get there torchgpipe
-    subtracts the smallest weight and divides by the range: cheap blocks then weigh almost nothing, however many of
-    them a stage takes, and weights that are all alike weigh nothing at all, so that nothing is moved.
+    It stops once heaviest ≤ lightest + 1, for weights between 0 and 1. torchgpipe scales by subtracting the smallest
+    weight and dividing by the range: cheap blocks then weigh almost nothing, and equal weights nothing at all.
 
     Of several lightest stages torchgpipe takes the first, the paper the one nearest to the heaviest. With many equal
-    weights torchgpipe's choice may never come to an end, or give stages that overlap; there, and only there, the
-    paper's is followed here.
+    weights torchgpipe's choice may never end, or give stages that overlap; only there the paper's is followed.
 
     Args:
         weights: one per block.
@@ -134,7 +122,7 @@ def like_torchgpipe(weights: Sequence[Weight], stages: int) -> Partition:
         LabError: as `exact`.
 
     Source: Bárány & Grinberg 2013, "Block partitions of sequences" (arXiv 1308.2452), its algorithm; torchgpipe
-    0.0.7, `torchgpipe.balance.blockpartition`, for the scaling and for ties (own writing).
+    0.0.7, `torchgpipe.balance.blockpartition`, for the scaling and for ties.
     """
     check_stages(len(weights), stages)
     weights = check_weights(weights)
@@ -152,12 +140,9 @@ def like_torchgpipe(weights: Sequence[Weight], stages: int) -> Partition:
 
 
 def _evened(weights: Sequence[float | Fraction], stages: int, nearest: bool) -> tuple[int, ...] | None:
-    """Bounds once heaviest ≤ lightest + 1; None if the moves go round in circles or tear stages apart.
+    """Bounds once heaviest ≤ lightest + 1; None if the moves cycle or make stages overlap.
 
-    Args:
-        weights: between 0 and 1.
-        stages: k.
-        nearest: of equally light stages take the one nearest to the heaviest, not the first.
+    `nearest`: of equally light stages take the one nearest to the heaviest, not the first.
     """
     share = len(weights) // stages
     bounds = [*(share * stage for stage in range(stages)), len(weights)]
@@ -185,7 +170,7 @@ def _evened(weights: Sequence[float | Fraction], stages: int, nearest: bool) -> 
 
 
 def pattern_weights(names: Sequence[str], pattern: str) -> tuple[int, ...]:
-    """1 for each block in whose name the pattern is found, in capitals or not, else 0.
+    """Weigh each block 1 if the pattern is found in its name (ignoring case), else 0.
 
     Raises:
         LabError: if the pattern is no regular expression, or is found in no name.
@@ -216,22 +201,6 @@ def pattern_weights(names: Sequence[str], pattern: str) -> tuple[int, ...]:
     return found
 
 
-def by_pattern(names: Sequence[str], pattern: str, stages: int) -> Partition:
-    """DeepSpeed's `type:PATTERN`: as many matching blocks in each stage, those that do not match for nothing.
-
-    Args:
-        names: class of each block, in order.
-        pattern: regular expression, found anywhere in a name, in capitals or not.
-        stages: k.
-
-    Raises:
-        LabError: as `pattern_weights` and `exact`.
-
-    Source: DeepSpeed 0.19, `PipelineModule._partition_layers`.
-    """
-    return balanced_like_deepspeed(pattern_weights(names, pattern), stages)
-
-
 Cut = Callable[[Sequence[Weight], int], Partition]
 """Weights and number of stages to a partition."""
 
@@ -244,14 +213,14 @@ PEERS: Mapping[str, Cut] = {
 
 @dataclass(frozen=True)
 class HowOften:
-    """How often a tool misses the smallest bottleneck over random cases, and by how much at worst."""
+    """Count of random cases in which a tool misses the smallest bottleneck, with the worst of them."""
 
     peer: str
     cases: int
     seed: int
     missed: int
     worst_ratio: float
-    """Its bottleneck ÷ the smallest one, in the worst case; 1 if it never missed."""
+    """Its bottleneck ÷ the smallest one; 1 if it never missed."""
     worst_weights: tuple[Weight, ...]
     worst_stages: int
 
@@ -264,7 +233,7 @@ class HowOften:
 def how_often(peer: str, cases: int = 4000, seed: int = 0) -> HowOften:
     """Count how often a tool's cut is not the best, over random lists of blocks.
 
-    6 to 14 blocks of weight 1 to 20, 2 to 5 stages, all drawn evenly; the same seed gives every peer the same cases.
+    6 to 14 blocks of weight 1 to 20, 2 to 5 stages, uniformly random; the same seed gives every peer the same cases.
 
     Args:
         peer: one of `PEERS`.
@@ -296,7 +265,7 @@ def how_often(peer: str, cases: int = 4000, seed: int = 0) -> HowOften:
 
 
 def schedule_of(layout: Layout) -> Schedule:
-    """The schedule of a layout's pipeline ranks.
+    """Build the schedule of a layout's pipeline ranks.
 
     Raises:
         LabError: if the schedule does not fit the number of ranks, micro-batches or chunks.
@@ -307,13 +276,13 @@ def schedule_of(layout: Layout) -> Schedule:
 def stage_bounds(
     layout: Layout, stages: int, names: Sequence[str], parameters: Sequence[int], flops: Sequence[float] = ()
 ) -> tuple[int, ...]:
-    """Number of the first block of each stage, and the number of blocks at the end.
+    """Cut a model into the stages of a layout; a bound is a stage's first block, the last one the number of blocks.
 
     Args:
-        layout: its `partition` says how; its engine too, as DeepSpeed has rules of its own.
+        layout: its `partition` names the method; its engine counts too, as DeepSpeed has its own rules.
         stages: how many, over all chunks.
         names: class names of the blocks.
-        parameters: theirs.
+        parameters: their numbers of parameters.
         flops: their FLOPs in a forward pass; needed for `partition="flops"` alone.
 
     Raises:
@@ -332,33 +301,26 @@ def stage_bounds(
     method, deepspeed = layout.partition, layout.engine == "deepspeed"
     given = explicit_bounds(method)
     if given is not None:
-        return _explicit(given, stages, blocks)
+        if len(given) != stages - 1 or given[-1] >= blocks:
+            raise LabError(
+                say(
+                    en=f"partition at:{','.join(map(str, given))} was received, but {stages} stages of {blocks} blocks "
+                    f"need {stages - 1} increasing numbers below {blocks}.",
+                    fr=f"partition at:{','.join(map(str, given))} a été reçu, mais {stages} étages de {blocks} blocs "
+                    f"demandent {stages - 1} numéros croissants inférieurs à {blocks}.",
+                )
+            )
+        return (0, *given, blocks)
     if method.startswith(PATTERN):
-        bounds = by_pattern(names, method.removeprefix(PATTERN), stages).bounds
+        # As DeepSpeed's `PipelineModule._partition_layers`: equal numbers of matching blocks.
+        bounds = balanced_like_deepspeed(pattern_weights(names, method.removeprefix(PATTERN)), stages).bounds
     elif method == "uniform":
-        # Where blocks are left over, the last stages get them (DeepSpeed's first do): the first stages keep more
-        # micro-batches in flight.
+        # Left-over blocks go to the last stages (DeepSpeed's: the first), as the first keep more micro-batches in
+        # flight.
         bounds = (uniform(blocks, stages) if deepspeed else exact([1] * blocks, stages)).bounds
     else:
         weights = [float(one) for one in (flops if method == "flops" else parameters)]
         bounds = (balanced_like_deepspeed(weights, stages) if deepspeed else exact(weights, stages)).bounds
-    return _with_blocks(tuple(bounds), layout)
-
-
-def _explicit(given: tuple[int, ...], stages: int, blocks: int) -> tuple[int, ...]:
-    if len(given) != stages - 1 or given[-1] >= blocks:
-        raise LabError(
-            say(
-                en=f"partition at:{','.join(map(str, given))} was received, but {stages} stages of {blocks} blocks "
-                f"need {stages - 1} increasing numbers below {blocks}.",
-                fr=f"partition at:{','.join(map(str, given))} a été reçu, mais {stages} étages de {blocks} blocs "
-                f"demandent {stages - 1} numéros croissants inférieurs à {blocks}.",
-            )
-        )
-    return (0, *given, blocks)
-
-
-def _with_blocks(bounds: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
     for stage, (start, end) in enumerate(pairwise(bounds)):
         if start == end:
             raise LabError(
@@ -376,12 +338,12 @@ Measure = Literal["parameters", "flops", "time", "uniform", "regex"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 REPETITIONS = 5
 Tell = Callable[[int, int], None]
-"""Called with the number of blocks done and of all blocks."""
+"""Receives the number of blocks done and of all blocks."""
 
 
 @dataclass(frozen=True)
 class BlockWeights:
-    """The blocks of a model in order: the class of each, and what it weighs.
+    """Class and weight of each block of a model, in order.
 
     ``unit`` is empty for parameters, `FLOP` (forward pass of one sample, two per multiply-add), `s` (forward and
     backward of one micro-batch), or `blocks` (uniform and regex).
@@ -393,7 +355,7 @@ class BlockWeights:
     unit: str
 
     def text(self, weight: Weight) -> str:
-        """A weight, or a sum of some, as people read it: with its prefix and its unit."""
+        """Format a weight, or a sum of some, with its prefix and its unit."""
         if self.unit == "s":
             return format_seconds(weight)
         if self.unit == "blocks":
@@ -402,7 +364,7 @@ class BlockWeights:
         return format_count(weight, self.unit if self.unit == "FLOP" else "")
 
     def title(self) -> str:
-        """What is weighed, in the reader's language."""
+        """Return the title of the weights, in the reader's language."""
         return {
             "parameters": say(en="parameters", fr="paramètres"),
             "flops": say(en="FLOPs of the forward pass of one sample", fr="FLOPs de la passe avant d’un exemple"),
@@ -417,7 +379,7 @@ class BlockWeights:
 
 @dataclass(frozen=True)
 class BlockTimes:
-    """Measured seconds of each block, for one micro-batch: medians over repetitions, in fp32."""
+    """Seconds of each block for one micro-batch: medians over repetitions, in fp32."""
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
@@ -438,7 +400,7 @@ def block_weights(
         by: `parameters`; `flops` of the forward pass; `time`, forward and backward really run; `uniform`, 1 each;
             `regex`, 1 where `pattern` is found in the block's class, else 0 (as DeepSpeed's `type:`).
         pattern: of `regex`, and of it only.
-        tell: told how many blocks have been timed.
+        tell: called with the number of blocks that have been timed.
 
     Raises:
         LabError: an unknown way to weigh, a pattern without `regex` or `regex` without one, a pattern found nowhere.
@@ -453,35 +415,28 @@ def block_weights(
             )
         )
     counted = _counted(config.model, config.image_size, config.sequence_length, config.num_classes)
-    kinds = tuple(block.kind for block in counted)
+    kinds = tuple(kind for kind, _, _ in counted)
     if by == "parameters":
-        return BlockWeights(by, kinds, tuple(block.parameters for block in counted), "")
+        return BlockWeights(by, kinds, tuple(parameters for _, parameters, _ in counted), "")
     if by == "flops":
-        return BlockWeights(by, kinds, tuple(block.flops for block in counted), "FLOP")
+        return BlockWeights(by, kinds, tuple(flops for _, _, flops in counted), "FLOP")
     if by == "time":
         return BlockWeights(by, kinds, block_times(config, tell=tell).step_s, "s")
     ones = (1,) * len(kinds) if pattern is None else pattern_weights(kinds, pattern)
     return BlockWeights(by, kinds, ones, "blocks")
 
 
-@dataclass(frozen=True)
-class _Block:
-    kind: str
-    parameters: int
-    flops: int
-
-
 @lru_cache(maxsize=64)
 def _counted(
     model: str, image_size: int | None, sequence_length: int | None, num_classes: int | None
-) -> tuple[_Block, ...]:
-    """Class, parameters and FLOPs of every block; those that print alike and read the same shape are run once."""
+) -> tuple[tuple[str, int, int], ...]:
+    """Class, parameters and FLOPs of every block."""
     from dlojz.models.meta import flops_by_block
 
     built, sample = _on_meta(model, image_size, sequence_length, num_classes)
     flops = flops_by_block(built.eval(), sample)
     return tuple(
-        _Block(type(block).__name__, sum(parameter.numel() for parameter in block.parameters()), each)
+        (type(block).__name__, sum(parameter.numel() for parameter in block.parameters()), each)
         for block, each in zip(built.blocks, flops, strict=True)
     )
 
@@ -490,36 +445,27 @@ def _on_meta(
     model: str, image_size: int | None, sequence_length: int | None, num_classes: int | None, samples: int = 1
 ) -> tuple[Any, Tensor]:
     """The model without memory, and an input of the right shape without values."""
-    import torch
+    from dlojz.models.meta import on_meta, sample_inputs
 
-    from dlojz.models.meta import on_meta
-
-    entry = models.spec(model)
     with on_meta():
         built = models.build(model, image_size=image_size, sequence_length=sequence_length, num_classes=num_classes)
-        if entry.family == "image":
-            side = image_size or entry.image_size or 1
-            return built, torch.empty(samples, entry.in_channels or 3, side, side)
-        return built, torch.empty(samples, sequence_length or entry.sequence_length or 1, dtype=torch.long)
+    return built, sample_inputs(model, samples, image_size=image_size, sequence_length=sequence_length)
 
 
-def block_times(
-    config: RunConfig, repetitions: int = REPETITIONS, tell: Tell | None = None, every_block: bool = False
-) -> BlockTimes:
-    """Run the forward and the backward pass of every block, and take the medians of their durations.
+def block_times(config: RunConfig, repetitions: int = REPETITIONS, tell: Tell | None = None) -> BlockTimes:
+    """Measure the forward and backward pass of every block; medians of their durations.
 
     One block at a time is given memory and random weights, runs once to warm up, then `repetitions` times, in fp32
-    and in training mode. The first block computes no gradient of its input, as in a training step.
+    and in training mode. The first block computes no gradient of its input, as in a training step. Blocks that print
+    alike and read the same shape are the same program and timed once.
 
     Args:
         config: model, input size, micro-batch, and device (`cpu`, or a GPU if there is one).
         repetitions: at least 1; the warm-up is not counted.
-        tell: told how many blocks are done, out of how many.
-        every_block: time also the blocks that print alike and read the same shape as one already timed, which are the
-            same program; without it their times are the same figure.
+        tell: called with the number of blocks done and of all blocks.
 
     Raises:
-        LabError: if no repetition is asked for.
+        LabError: if no repetition is asked for, or there is no GPU for device='cuda'.
     """
     import torch
 
@@ -548,7 +494,7 @@ def block_times(
     forward_s, backward_s = [], []
     for number, block in enumerate(built.train().blocks):
         kind = (repr(block), x.shape, number == 0)
-        if every_block or kind not in known:
+        if kind not in known:
             with torch.no_grad():
                 output = block(x)
             given = _real_input(x, config.num_classes, device, gradient=number > 0)

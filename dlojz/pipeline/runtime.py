@@ -1,49 +1,28 @@
-"""Execute a schedule on ranks: stages, their messages, backward passes in one or two parts, asynchronous updates.
+"""Run a pipeline schedule on real ranks: stages, their messages, split backward passes, asynchronous updates.
 
-The two halves of a backward pass: first for the input, later for the weights.
-
-Both halves together leave the same gradients as one whole backward.
-
-torch has the surgery on its autograd graph in `torch.distributed.pipelining`, in a module that is not public; it is
-imported here and nowhere else. The graph is cut where the paths to the input and to the weights part; the first half
-notes what arrives at the cuts, the second goes on from there, so that nothing is computed twice.
-
-Source: Qi et al. 2024, "Zero Bubble Pipeline Parallelism" (arXiv 2401.10241), §2.
-
-Execute a pipeline schedule on real ranks, with nothing but sends and receives: the teaching runtime.
-
-A rank executes its list action for action, in order; the gradients that it leaves in `parameter.grad` are those of the
-mean loss over all micro-batches, whatever the schedule.
-
-Three rules are all there is:
+A rank executes its list action for action; the gradients that it leaves in `parameter.grad` are those of the mean loss
+over all micro-batches, whatever the schedule. Three rules suffice:
 
 - A forward of stage s sends its output to the rank of stage s + 1; a backward (or a backward for the input) sends the
   gradient of its input to the rank of stage s − 1. Neighbours on one rank hand over in memory.
 - Sends do not block: they are waited for at the end of the step. A receive blocks, just before the action that needs
   it.
-- Messages between two ranks arrive in the order in which they were sent, and each rank knows that order, because it
-  knows every rank's list: a receive takes messages from that sender until the one it needs has come. So no tags, and
-  the same code for gloo and for NCCL.
+- Messages between two ranks arrive in the order in which they were sent. Each rank knows every rank's list, so a
+  receive takes messages from that sender until the one it needs has come: no tags, and the same code for gloo and NCCL.
 
 Who: two ranks of the pipeline group. What: the boundary activation of one micro-batch, or its gradient. How much:
 elements of the boundary × bytes of its type, 2 × micro-batches × (stages − 1) messages per step and pipe.
 
-Cut a model into stages, and tell what passes between them.
+**Split backward**: first for the input, later for the weights; together they leave the gradients of one whole backward.
+The autograd graph is cut where the paths to the input and to the weights part; the first half keeps what arrives at the
+cuts, the second goes on from there. torch does this in a module of `torch.distributed.pipelining` that is not public
+and imported only here. Source: Qi et al. 2024, "Zero Bubble Pipeline Parallelism" (arXiv 2401.10241), §2.
 
-The stages together are the model's own blocks, in order, none copied; boundaries are found on fake tensors, so nothing
-is computed.
-
-Execute an asynchronous schedule on real ranks: PipeDream with stashed weights, PipeDream-2BW with two versions.
-
-A micro-batch's backward uses the very weights that its forward used, and an update changes none that are still needed:
-each version is a set of tensors of its own, and dropped after its last use. Which version an action uses is counted
-from the schedule (`pipeline.versions`), the same count that the simulator shows.
-
-What a rank keeps besides one set of weights: one more for each further version (p − r for PipeDream's rank r, 2 for
-2BW). What it communicates is what the synchronous runtime does: boundaries and their gradients, nothing else.
-
-Source: Narayanan et al. 2019, "PipeDream" (SOSP), §3.3: w(t+1) = w(t) − ν ∇f(w1(t−n+1), …, wn(t)); Narayanan et al.
-2021, "Memory-Efficient Pipeline-Parallel DNN Training" (arXiv 2006.09503), §3.1: W(t+1) = W(t) − ν ∇f(W(t−1)).
+**Asynchronous schedules**: PipeDream with stashed weights, PipeDream-2BW with two versions. A micro-batch's backward
+uses the weights that its forward used: each version is its own set of tensors, dropped after its last use, as counted
+by `stale_weights.version_audit` (p − r sets on PipeDream's rank r, 2 for 2BW). Communication is that of the synchronous
+runtime. Source: Narayanan et al. 2019, "PipeDream" (SOSP), §3.3: w(t+1) = w(t) − ν ∇f(w1(t−n+1), …, wn(t)); Narayanan
+et al. 2021, "Memory-Efficient Pipeline-Parallel DNN Training" (arXiv 2006.09503), §3.1: W(t+1) = W(t) − ν ∇f(W(t−1)).
 """
 
 from __future__ import annotations
@@ -69,13 +48,13 @@ from dlojz.pipeline.validity import check_executable
 
 
 class Deferred(NamedTuple):
-    """What the second half goes on from.
+    """State between the two halves of a split backward.
 
     Attributes:
         module: the stage.
-        input_gradient: what the first half gave; None for a first stage, which owes nobody a gradient.
-        cuts: where to go on from; None where the second half is the whole backward.
-        output, gradient: what the backward starts from, where it is still to be done as a whole.
+        input_gradient: result of the first half; None for a first stage.
+        cuts: where the second half goes on; None where it is the whole backward.
+        output, gradient: start of the backward, where it is still to be done as a whole.
     """
 
     module: nn.Module
@@ -86,11 +65,11 @@ class Deferred(NamedTuple):
 
 
 def backward_for_input(module: nn.Module, entered: Tensor, output: Tensor, gradient: Tensor | None) -> Deferred:
-    """First half: the gradient of the stage's input.
+    """Compute the gradient of the stage's input: the first half.
 
     Args:
         module: the stage.
-        entered: its input; a first stage's needs no gradient, and then nothing is computed yet.
+        entered: its input; that of a first stage needs no gradient, and nothing is computed yet.
         output: its output, or the loss.
         gradient: gradient of the output; None for a loss.
     """
@@ -102,7 +81,7 @@ def backward_for_input(module: nn.Module, entered: Tensor, output: Tensor, gradi
 
 
 def backward_for_weights(deferred: Deferred) -> None:
-    """Second half: add to the gradients of the stage's weights."""
+    """Add to the gradients of the stage's weights: the second half."""
     if deferred.cuts is not None:
         stage_backward_weight(deferred.module.parameters(), deferred.cuts)
     elif deferred.output is not None:
@@ -117,11 +96,8 @@ Perform = Callable[[Action, Callable[[], None]], None]
 """Runs the computation of one action; a probe may time it."""
 
 
-_SENDING = (FORWARD, BACKWARD, BACKWARD_INPUT)
-
-
 class Boundary(NamedTuple):
-    """What passes between two stages for one micro-batch."""
+    """Tensor that passes between two stages for one micro-batch."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -133,7 +109,7 @@ class Boundary(NamedTuple):
 
 
 class StageMessage(NamedTuple):
-    """One message: the input of a forward, or the output's gradient of a backward, of this stage."""
+    """Message to a stage: the input of a forward, or the output's gradient of a backward."""
 
     forward: bool
     pipe: int
@@ -142,14 +118,14 @@ class StageMessage(NamedTuple):
 
 
 class KeptActivations(NamedTuple):
-    """What a stage keeps of a micro-batch between its forward and its backward."""
+    """Tensors that a stage keeps of a micro-batch between its forward and its backward."""
 
     input: Tensor
     output: Tensor
 
 
 class PipelineRuntime:
-    """One rank of a pipeline.
+    """Runtime of one rank of a synchronous pipeline.
 
     Args:
         schedule: what every rank does; validated.
@@ -202,7 +178,7 @@ class PipelineRuntime:
             )
 
     def step(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
-        """Forward and backward of all micro-batches.
+        """Run forward and backward of all micro-batches.
 
         Args:
             inputs: the micro-batches; read on ranks that hold a first stage.
@@ -215,7 +191,11 @@ class PipelineRuntime:
         self._kept: dict[tuple[int, int, int], KeptActivations] = {}
         self._deferred: dict[tuple[int, int, int], Deferred] = {}
         self._mail: dict[StageMessage, Tensor] = {}
-        self._expected = [deque(self._from(sender)) for sender in range(self.schedule.ranks)]
+        # What each other rank sends to this one, in order.
+        self._expected = [
+            deque(message for receiver, message in sent if receiver == self.rank != sender)
+            for sender, sent in enumerate(self._sent)
+        ]
         self._under_way: list[tuple[dist.Work | None, Tensor]] = []
         self._losses: list[Tensor] = []
         for action in self.schedule.orders[self.rank]:
@@ -248,12 +228,17 @@ class PipelineRuntime:
         entered = received.detach()
         if entered.is_floating_point() and action.stage:
             entered.requires_grad_()
-        output = self.modules[action.pipe, action.stage](entered)
+        output = self._output(action, entered)
         if action.stage == self.schedule.stages - 1:
             output = self.loss(output, self._targets[action.micro_batch])
             self._losses.append(output.detach())
-            output = output / self.schedule.micro_batches
+            if not self.asynchronous:
+                output = output / self.schedule.micro_batches
         self._kept[action[1:4]] = KeptActivations(entered, output)
+
+    def _output(self, action: Action, entered: Tensor) -> Tensor:
+        output: Tensor = self.modules[action.pipe, action.stage](entered)
+        return output
 
     def _backward(self, action: Action, gradient: Tensor | None) -> Tensor | None:
         """Gradient of the stage's input; the weights' gradients now (B), or later (I)."""
@@ -301,12 +286,9 @@ class PipelineRuntime:
         for action in self.schedule.orders[rank]:
             for element in action.elements:
                 message = _message_after(element)
-                if element.kind in _SENDING and 0 <= message.stage < self.schedule.stages:
+                if element.kind in (FORWARD, BACKWARD, BACKWARD_INPUT) and 0 <= message.stage < self.schedule.stages:
                     sent.append((self.schedule.placement[element.pipe][message.stage], message))
         return sent
-
-    def _from(self, sender: int) -> list[StageMessage]:
-        return [message for receiver, message in self._sent[sender] if receiver == self.rank != sender]
 
 
 def _message_after(action: Action) -> StageMessage:
@@ -316,7 +298,7 @@ def _message_after(action: Action) -> StageMessage:
 
 
 class Stage(BlockList):
-    """Some consecutive blocks of a model, with tensors at its boundaries that can be cut off and sent.
+    """Stage of a model: consecutive blocks, with boundary tensors that can be cut off and sent.
 
     torch cuts the autograd graph at a stage's output once its first half of a backward is done, and cannot do so with a
     view; where a block ends with one (CoAtNet's attention does), it is copied: the boundary's bytes, once per
@@ -474,16 +456,9 @@ class AsynchronousRuntime(PipelineRuntime):
         self.versions_kept = max(self.versions_kept, len(versions.kept))
         self._done += 1
 
-    def _forward(self, action: Action, received: Tensor) -> None:
-        key = (action.pipe, action.stage)
-        entered = received.detach()
-        if entered.is_floating_point() and action.stage:
-            entered.requires_grad_()
-        output: Any = functional_call(self.modules[key], self._used(action), (entered,))
-        if action.stage == self.schedule.stages - 1:
-            output = self.loss(output, self._targets[action.micro_batch])
-            self._losses.append(output.detach())
-        self._kept[action[1:4]] = KeptActivations(entered, output)
+    def _output(self, action: Action, entered: Tensor) -> Tensor:
+        output: Tensor = functional_call(self.modules[action.pipe, action.stage], self._used(action), (entered,))
+        return output
 
     def _backward(self, action: Action, gradient: Tensor | None) -> Tensor | None:
         kept = self._kept.pop(action[1:4])

@@ -1,26 +1,13 @@
-"""Schedule: actions of each rank in order, the graph of what waits for what, and the cost of each action.
+"""Schedule of a pipeline: the ordered actions of each rank, their dependency graph, and their costs.
 
-One action of a pipeline rank: what it computes, for which stage and which micro-batch.
+An action is a plain tuple, written as torch's pipeline runtime does (`2F0`, `3I1`, `0W2`, `(1F1;1B0)OVERLAP_F_B`) and
+read back by `parse_action`. Three additions have no counterpart in torch: a leading `u` for the second pipe of a
+bidirectional schedule, a trailing `.t` for a token slice, and the kinds `U`, `E` and `L`.
 
-An action is a plain tuple; `parse_action(str(action)) == action`, in the spelling that torch's own pipeline runtime
-uses (`2F0`, `3I1`, `0W2`, `(1F1;1B0)OVERLAP_F_B`), with three additions for what torch has not: `u` in front for the
-second pipe of a bidirectional schedule, `.t` behind for a token slice, `U`, `E`, `L` as kinds.
-
-What waits for what: the dependencies of a schedule, compiled once and put in an order that respects them all.
-
-Compiling is O(actions); a schedule that cannot end is refused with the cycle of actions that wait for each other.
-Within a rank, each action waits for the one before it; across ranks, a forward waits for the forward of the stage
-before, a backward (or a backward for the input) for that of the stage behind.
-
-A pipeline schedule: the ordered actions of each rank, and which rank holds which stage.
-
-A schedule is data. Each rank executes its list strictly in order; everything else (when, how long, how much memory) is
-derived from it. `validity.check` tells whether it can be executed at all.
-
-What the actions of a pipeline cost: time per stage, the links, memory per micro-batch.
-
-Costs are numbers that somebody chose or measured; a schedule knows nothing of them. Times have the unit of their maker
-(time units in figures, seconds for measured means); the simulator only adds and compares them.
+Each rank executes its list strictly in order. An action waits for the one before it on its rank; across ranks, a
+forward waits for the forward of the previous stage, a backward for the backward of the next stage. Compiling the graph
+is O(actions) and refuses a schedule that deadlocks, with the cycle. Start times and memory are derived from the
+schedule and its costs by the simulator; costs may have any unit of time.
 """
 
 from __future__ import annotations
@@ -30,8 +17,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from itertools import chain
-from typing import Literal, NamedTuple
+from itertools import accumulate, chain
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,12 +38,22 @@ OVERLAPPED = "O"
 UPDATE = "U"
 """Optimizer step of one stage, where a schedule has its own (asynchronous pipelines)."""
 EVICT = "E"
-"""Send the activations of a micro-batch to a partner that has room (BPipe)."""
+"""Send the activations of a micro-batch to a partner rank (BPipe)."""
 LOAD = "L"
 """Fetch them back before the backward that needs them."""
 
 KINDS = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, OVERLAPPED, UPDATE, EVICT, LOAD)
 COMPUTES = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
+
+COST_OF = {
+    FORWARD: "forward",
+    BACKWARD: "backward",
+    BACKWARD_INPUT: "backward_input",
+    BACKWARD_WEIGHT: "backward_weight",
+    OVERLAPPED: "overlapped",
+    UPDATE: "update",
+}
+"""The field of `Costs` that holds the time of each kind of action."""
 
 _PIPES = ("", "u")
 _ONE = re.compile(r"(?P<pipe>u?)(?P<stage>\d+)(?P<kind>[FBIWUEL])(?P<micro_batch>\d+)(?:\.(?P<token_slice>\d+))?")
@@ -64,11 +61,11 @@ _OVERLAPPED = re.compile(r"\((?P<first>[^;()]+);(?P<second>[^;()]+)\)(?:OVERLAP_
 
 
 class Action(NamedTuple):
-    """One action of one rank; `stage` counts model stages from the input, over all chunks.
+    """Action of one rank; `stage` counts model stages from the input, over all chunks.
 
-    `pipe` tells the two directions of a bidirectional schedule apart (0 down, 1 up), `token_slice` the slices of a
-    sequence (TeraPipe); `parts` are the forward and the backward of an overlapped action, whose own stage and
-    micro-batch are those of its first part.
+    `pipe` is the direction in a bidirectional schedule (0 down, 1 up), `token_slice` the slice of a sequence
+    (TeraPipe); `parts` are the forward and the backward of an overlapped action, whose stage and micro-batch are those
+    of its first part.
     """
 
     kind: str
@@ -86,12 +83,12 @@ class Action(NamedTuple):
 
     @property
     def elements(self) -> tuple[Action, ...]:
-        """The actions that it is made of: its parts if it is overlapped, else itself."""
+        """Parts of an overlapped action, else the action itself."""
         return self.parts or (self,)
 
 
 def overlapped(first: Action, second: Action) -> Action:
-    """A forward and a backward that run at once."""
+    """Build the action of a forward and a backward that run at once."""
     return Action(OVERLAPPED, first.stage, first.micro_batch, first.pipe, first.token_slice, (first, second))
 
 
@@ -135,18 +132,18 @@ _TABLE = {
     LOAD: _LOADS,
     UPDATE: _UPDATES,
 }
-"""Which table an action is entered in: B and I alike produce the gradient that the stage before waits for."""
+"""Table of each kind: B and I both produce the gradient that the stage before waits for."""
 
 
 @dataclass(frozen=True)
 class ActionGraph:
-    """The compiled dependencies; actions are numbered rank after rank, and number `actions` stands for "nothing".
+    """Compiled dependencies; actions are numbered rank after rank, and number `actions` stands for "nothing".
 
     Attributes:
-        actions: how many there are.
+        actions: number of actions.
         order: all of them, each after everything it waits for.
         previous: for each, the one before it on its rank.
-        needs: for each, the one on another rank (or stage) whose output it takes.
+        needs: for each, the one on another rank (or stage) whose output it reads.
         also: further (action, needed action) pairs: of overlapped actions, and loads that a backward waits for.
         rank: rank of each action.
     """
@@ -170,10 +167,8 @@ def compile_graph(orders: Orders, placement: Placement, micro_batches: int, toke
     elements, owner = _elements(actions)
     stages, pipes, units = len(placement[0]), len(placement), micro_batches * token_slices
     kind = np.array([_TABLE[element[0]] for element in elements], np.int64)
-    stage = np.array([element[1] for element in elements], np.int64)
-    micro_batch = np.array([element[2] for element in elements], np.int64)
-    pipe = np.array([element[3] for element in elements], np.int64)
-    token_slice = np.array([element[4] for element in elements], np.int64)
+    numbers = np.array([element[1:5] for element in elements], np.int64).reshape(-1, 4)
+    stage, micro_batch, pipe, token_slice = numbers.T
     unit = micro_batch * token_slices + token_slice
     _refuse_out_of_range(elements, stage, unit, pipe, (stages, units, pipes))
     where = np.full((6, pipes, stages, units), count, np.int64)
@@ -214,7 +209,7 @@ def compile_graph(orders: Orders, placement: Placement, micro_batches: int, toke
 
 
 def _elements(actions: list[Action]) -> tuple[list[Action], Integers]:
-    """Actions with the overlapped ones taken apart, and for each the number of the action it belongs to."""
+    """Split overlapped actions into their parts, and number the action of each part."""
     if not any(action[5] for action in actions):
         return actions, np.arange(len(actions))
     pairs = [(element, number) for number, action in enumerate(actions) for element in action.elements]
@@ -241,7 +236,7 @@ def _refuse_out_of_range(
 def _refuse_backward_first(
     elements: list[Action], owner: Integers, where: Integers, kind: Integers, place: tuple[Integers, Integers, Integers]
 ) -> None:
-    """A backward stands after its own forward, and a backward for the weights after that for the input."""
+    """Refuse a backward before its forward, or a backward for the weights before that for the input."""
     for late, early in ((_BACKWARDS, _FORWARDS), (_WEIGHTS, _BACKWARDS)):
         numbers = np.flatnonzero(kind == late)
         before = where[early][tuple(column[numbers] for column in place)]
@@ -271,7 +266,7 @@ def _waits_for_nobody(action: Action) -> str:
 
 
 def _run_order(orders: Orders, needs: list[int], also: list[tuple[int, int]], rank: Integers) -> list[int]:
-    """Let each rank advance until it must wait, and wake it when what it waits for has run: O(actions).
+    """Advance each rank until it must wait, and resume it when the needed action has run: O(actions).
 
     Raises:
         LabError: if ranks wait for each other, with the cycle.
@@ -282,11 +277,8 @@ def _run_order(orders: Orders, needs: list[int], also: list[tuple[int, int]], ra
     extra: dict[int, list[int]] = {}
     for index, needed in also:
         extra.setdefault(index, []).append(needed)
-    firsts = [0]
-    for actions in orders:
-        firsts.append(firsts[-1] + len(actions))
+    firsts = [0, *accumulate(map(len, orders))]
     position, last = firsts[:-1], firsts[1:]
-    rank_of = rank.tolist()
     waiters: dict[int, list[int]] = {}
     order: list[int] = []
     add = order.append
@@ -311,36 +303,28 @@ def _run_order(orders: Orders, needs: list[int], also: list[tuple[int, int]], ra
             index += 1
         position[current] = index
     if len(order) < count:
-        raise LabError(_deadlock(orders, needs, extra, done, position, last, rank_of))
+        blocked = {
+            current: (index, next(one for one in (needs[index], *extra.get(index, ())) if not done[one]))
+            for current, (index, end) in enumerate(zip(position, last, strict=True))
+            if index < end
+        }
+        raise LabError(_deadlock(list(chain.from_iterable(orders)), blocked, rank.tolist()))
     return order
 
 
-def _deadlock(
-    orders: Orders,
-    needs: list[int],
-    extra: dict[int, list[int]],
-    done: bytearray,
-    position: list[int],
-    last: list[int],
-    rank_of: list[int],
-) -> str:
-    """The cycle: each blocked rank's next action, and the one it waits for, which stands behind another blocked one."""
-    actions = list(chain.from_iterable(orders))
-    current = next(rank for rank, (at, end) in enumerate(zip(position, last, strict=True)) if at < end)
-    seen: list[int] = []
+def _deadlock(actions: list[Action], blocked: dict[int, tuple[int, int]], rank_of: list[int]) -> str:
+    """Describe the cycle; `blocked` holds each blocked rank's next action, and the one it waits for."""
+    current, seen = next(iter(blocked)), []
     while current not in seen:
         seen.append(current)
-        index = position[current]
-        needed = next(one for one in (needs[index], *extra.get(index, ())) if not done[one])
-        current = rank_of[needed]
-    cycle = seen[seen.index(current) :]
+        current = rank_of[blocked[current][1]]
     parts_en, parts_fr = [], []
-    for rank in cycle:
-        index = position[rank]
-        needed = next(one for one in (needs[index], *extra.get(index, ())) if not done[one])
+    for rank in seen[seen.index(current) :]:
+        index, needed = blocked[rank]
         holder = rank_of[needed]
-        behind_en = "" if needed == position[holder] else f", which comes after {actions[position[holder]]}"
-        behind_fr = "" if needed == position[holder] else f", placée après {actions[position[holder]]}"
+        before = blocked[holder][0]
+        behind_en = "" if needed == before else f", which comes after {actions[before]}"
+        behind_fr = "" if needed == before else f", placée après {actions[before]}"
         parts_en.append(f"rank {rank} at {actions[index]} waits for {actions[needed]} of rank {holder}{behind_en}")
         parts_fr.append(f"le rang {rank}, à {actions[index]}, attend {actions[needed]} du rang {holder}{behind_fr}")
     return say(
@@ -385,7 +369,7 @@ class Schedule:
         barrier: bool = True,
         asynchronous: bool = False,
     ) -> Schedule:
-        """A schedule from any iterables; `placement` may be one list (`rank of stage`) where there is one pipe."""
+        """Build a schedule from any iterables; `placement` may be one list (`rank of stage`) for one pipe."""
         first = placement[0] if placement else 0
         pipes = (placement,) if isinstance(first, int) else placement
         return cls(
@@ -399,7 +383,7 @@ class Schedule:
         )
 
     def with_orders(self, orders: Iterable[Iterable[Action]]) -> Schedule:
-        """The same stages and micro-batches in another order: what a student edits."""
+        """Copy the schedule with other orders, as a student edits them."""
         return replace(self, orders=tuple(tuple(order) for order in orders))
 
     @property
@@ -419,7 +403,7 @@ class Schedule:
 
     @property
     def chunks(self) -> int:
-        """Stages that the best-filled rank holds, over all pipes."""
+        """Largest number of stages on a rank, over all pipes."""
         held = [rank for pipe in self.placement for rank in pipe]
         return max(held.count(rank) for rank in range(self.ranks))
 
@@ -435,7 +419,7 @@ class Schedule:
 
     @property
     def updates(self) -> bool:
-        """Whether the schedule says itself when each stage updates its weights."""
+        """Whether the schedule has updates of its stages."""
         return any(action.kind == UPDATE for action in self.actions)
 
     @cached_property
@@ -446,14 +430,11 @@ class Schedule:
     @cached_property
     def first_of_rank(self) -> tuple[int, ...]:
         """Number of each rank's first action, and the total at the end."""
-        firsts = [0]
-        for order in self.orders:
-            firsts.append(firsts[-1] + len(order))
-        return tuple(firsts)
+        return (0, *accumulate(map(len, self.orders)))
 
     @cached_property
     def graph(self) -> ActionGraph:
-        """What waits for what; compiled once, whatever the costs.
+        """Dependency graph, compiled once for all costs.
 
         Raises:
             LabError: if the schedule cannot be executed.
@@ -470,12 +451,7 @@ PerStage = float | tuple[float, ...]
 PerLink = float | tuple[tuple[float, ...], ...]
 """One value for every link, or a matrix [from rank][to rank]."""
 Sends = Literal["buffered", "paired", "rendezvous"]
-SENDS: tuple[Sends, ...] = ("buffered", "paired", "rendezvous")
-
-_PER_STAGE = (
-    "forward", "backward_input", "backward_weight", "backward", "overlapped", "update", "kept_for_input",
-    "kept_for_weight",
-)  # fmt: skip
+SENDS: tuple[Sends, ...] = get_args(Sends)
 
 
 @dataclass(frozen=True)
@@ -543,7 +519,7 @@ class Costs:
                     raise LabError(_refused(field.name, number, positive))
 
     def of_stage(self, name: str, stage: int) -> float:
-        """The value of a per-stage field for one stage.
+        """Return the value of a per-stage field for one stage.
 
         Raises:
             LabError: if the field holds fewer values than there are stages.
@@ -552,32 +528,18 @@ class Costs:
         if value is None:
             if name == "backward":
                 return self.of_stage("backward_input", stage) + self.of_stage("backward_weight", stage)
-            raise LabError(one_of("cost", name, _PER_STAGE))
+            raise ValueError(f"{name} has no value: it is the sum of its parts")
         if not isinstance(value, tuple):
             return float(value)
         if stage >= len(value):
-            raise LabError(
-                say(
-                    en=f"{name} holds {len(value)} values, but the schedule has a stage {stage}: give one value per "
-                    "stage, or one for all.",
-                    fr=f"{name} contient {len(value)} valeurs, mais l’ordonnancement a un étage {stage} : donnez une "
-                    "valeur par étage, ou une pour tous.",
-                )
-            )
+            raise LabError(_not_per_stage(name, len(value), f"a stage {stage}", f"un étage {stage}"))
         return float(value[stage])
 
     def per_stage(self, name: str, stages: int) -> list[float]:
-        """The values of a per-stage field for all stages; more values than stages are refused too."""
+        """Return the values of a per-stage field for all stages; another number of values is refused."""
         value = getattr(self, name)
         if isinstance(value, tuple) and len(value) != stages:
-            raise LabError(
-                say(
-                    en=f"{name} holds {len(value)} values, but the schedule has {stages} stages: give one value per "
-                    "stage, or one for all.",
-                    fr=f"{name} contient {len(value)} valeurs, mais l’ordonnancement a {stages} étages : donnez une "
-                    "valeur par étage, ou une pour tous.",
-                )
-            )
+            raise LabError(_not_per_stage(name, len(value), f"{stages} stages", f"{stages} étages"))
         return [self.of_stage(name, stage) for stage in range(stages)]
 
     def delay(self, source: int, destination: int) -> float:
@@ -590,8 +552,16 @@ class Costs:
         return delay
 
     def with_(self, **changes: object) -> Costs:
-        """The same costs but for some fields."""
+        """Copy the costs with some other fields."""
         return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _not_per_stage(name: str, values: int, stages_en: str, stages_fr: str) -> str:
+    return say(
+        en=f"{name} holds {values} values, but the schedule has {stages_en}: give one value per stage, or one for all.",
+        fr=f"{name} contient {values} valeurs, mais l’ordonnancement a {stages_fr} : donnez une valeur par étage, ou "
+        "une pour tous.",
+    )
 
 
 def _numbers(value: object) -> Sequence[object]:

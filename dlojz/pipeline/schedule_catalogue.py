@@ -1,13 +1,6 @@
-"""Catalogue of the schedules: names, options, sources, and `build`.
+"""Catalogue of the schedules: title, source, limits and options of each, and `build` by name.
 
-What the catalogue tells of each schedule: title, source, what limits it, and which function writes its order.
-
-An entry is data; the function that it names is loaded when the schedule is built.
-
-The schedules by name: what each is (`SCHEDULES`) and how it is built (`build`).
-
-Whoever names a schedule gets it from `build`, which knows every name, its aliases and the options that it takes; an
-option that would change nothing is refused rather than ignored.
+The function that an entry names is loaded when the schedule is built. An option that would change nothing is refused.
 """
 
 from __future__ import annotations
@@ -28,19 +21,19 @@ Family = Literal["synchronous", "asynchronous"]
 
 @dataclass(frozen=True)
 class ScheduleEntry:
-    """One schedule of the catalogue.
+    """Entry of the catalogue of schedules.
 
     Attributes:
-        name: how it is asked for.
-        title: its name in the reader's language.
-        source: where it was published.
-        limits: what limits it, in one sentence.
-        function: the function under `dlojz.pipeline.orders` that writes it, as "module.function".
+        name: key in the catalogue.
+        title: name in the reader's language.
+        source: publication.
+        limits: limits, in one sentence.
+        function: function of `dlojz.pipeline.orders` that writes it, as "module.function".
         family: whether the optimizer waits for the whole batch, or stages update while micro-batches are in flight.
-        chunks: stages that a rank holds, unless asked otherwise.
-        options: what the function takes besides ranks and micro-batches.
+        chunks: default stages of a rank.
+        options: parameters of the function besides ranks and micro-batches.
         even_ranks: whether an odd number of ranks is refused.
-        torch_class: the class of `torch.distributed.pipelining` that runs it; None where torch has none.
+        torch_class: class of `torch.distributed.pipelining` that runs it; None where torch has none.
     """
 
     name: str
@@ -324,17 +317,17 @@ ALIASES: dict[str, str] = {
     "zb-v-zero-bubble": "zb-v",
     "2bw": "pipedream-2bw",
 }
-"""Other names in use, torch's among them; case, hyphens, underscores and spaces do not matter."""
+"""Other names in use; case, hyphens, underscores and spaces do not matter."""
 
 TOKEN_SLICES = 4
-"""Slices of a sequence where nobody asks for another number."""
+"""Default slices of a sequence."""
 
 _LIMITS = {"zb-1p": 1, "zb-2p": 2}
 """Micro-batches per rank that the automatic zero-bubble schedules may keep."""
 
 
 def entry(name: str) -> ScheduleEntry:
-    """The entry of a schedule, by its name or an alias.
+    """Look up the entry of a schedule, by its name or an alias.
 
     Raises:
         LabError: if there is none; the message lists all names.
@@ -358,7 +351,7 @@ def build(
     costs: Costs | None = None,
     **more: object,
 ) -> Schedule:
-    """The schedule of that name.
+    """Build the schedule of that name.
 
     Args:
         name: a name of `SCHEDULES`, or an alias.
@@ -369,8 +362,8 @@ def build(
         memory_limit: activations that a rank may keep, in stage-micro-batches; ZB-1p and ZB-2p plan under it (by
             default p and 2p micro-batches), any other schedule is refused if it keeps more.
         waves: Hanayo's waves, two chunks each.
-        costs: what the schedules that search for an order (ZB-1p, ZB-2p, Hanayo, AMPNet) reckon with, and
-            what memory is counted by; F = I = W = 1 by default.
+        costs: used by schedules that search for an order (ZB-1p, ZB-2p, Hanayo, AMPNet), and to count memory; F = I
+            = W = 1 by default.
         **more: options of single schedules (`Entry.options`): lifo, group, stashing, batch, in_flight, update_every.
 
     Raises:
@@ -391,8 +384,13 @@ def build(
         options.setdefault("token_slices", TOKEN_SLICES)
     planned = "memory_limit" in schedule.options
     if planned:
-        options["memory_limit"] = _limit(schedule, ranks, reckoned) if memory_limit is None else memory_limit
-    built = _function(schedule)(ranks, micro_batches, **options)
+        kept = reckoned.kept_for_input
+        least = _LIMITS[schedule.name] * ranks * (max(kept) if isinstance(kept, tuple) else kept)
+        options["memory_limit"] = least if memory_limit is None else memory_limit
+    module, function = schedule.function.split(".")
+    built: Schedule = getattr(import_module(f"dlojz.pipeline.orders.{module}"), function)(
+        ranks, micro_batches, **options
+    )
     if not built.name.startswith(schedule.name):  # pipedream-vertical says which weights it uses
         built = replace(built, name=schedule.name)
     if memory_limit is not None and not planned:
@@ -404,19 +402,8 @@ def _plain(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter not in "-_ ")
 
 
-def _function(schedule: ScheduleEntry) -> Callable[..., Schedule]:
-    module, function = schedule.function.split(".")
-    found: Callable[..., Schedule] = getattr(import_module(f"dlojz.pipeline.orders.{module}"), function)
-    return found
-
-
-def _limit(schedule: ScheduleEntry, ranks: int, costs: Costs) -> float:
-    kept = costs.kept_for_input
-    return _LIMITS[schedule.name] * ranks * (max(kept) if isinstance(kept, tuple) else kept)
-
-
 def _chunks(schedule: ScheduleEntry, chunks: int, options: dict[str, object]) -> dict[str, object]:
-    """The option that says how many chunks are wanted: none, where the schedule has no other number."""
+    """Translate the number of chunks into an option; none, where the schedule has no other number."""
     if "chunks" in schedule.options:
         return {"chunks": chunks}
     if "waves" in schedule.options:

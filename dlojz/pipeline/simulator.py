@@ -1,9 +1,4 @@
-"""Simulate a schedule: start and end of each action, messages that wait for each other, memory of each rank.
-
-Start and end of every action of a schedule, simulated or measured, and what follows from them.
-
-Makespan and span, fraction and overhead are told apart by name; whether the times were simulated or measured makes no
-difference to any figure here.
+"""Simulate a schedule: start and end of each action, blocking sends, activation memory; compare with measured times.
 
 - makespan: from the first start to the last end over all ranks: an iteration's length where the optimizer is a barrier.
 - span: the longest time from a rank's own first start to its own last end: an iteration's length without that barrier
@@ -11,37 +6,19 @@ difference to any figure here.
 - bubble fraction: idle time over ranks × makespan. Bubble overhead: idle time over work (Narayanan et al. 2021,
   arXiv 2104.04473, §2.2, give the overhead; Huang et al. 2019, arXiv 1811.06965, §2.3, the fraction).
 
-Blocking sends: a rank that sends waits until the other side receives.
+Simulation is O(actions) and exact: an action starts as soon as its rank is free and its inputs have arrived. As in
+published tables (Qi et al. 2024, Table 5), sends do not block, links have no contention, ranks keep to their order.
 
-Same result as the buffered simulation where nobody ever waits to send; a set of ranks that wait for each other's
-receive is reported as the cycle it is.
+`Costs.sends` chooses blocking sends instead. A rank then receives just before the action that needs the message and
+sends just after the action that made it. "rendezvous" does these one after the other, which deadlocks as soon as two
+neighbours send to each other; "paired" posts them together, as `batch_isend_irecv` does (Narayanan et al. 2021,
+Megatron-LM's `send_forward_recv_backward`).
 
-A rank receives just before the action that needs the message, and sends just after the action that made it.
-"rendezvous" does these one after the other (first send what the last action made, then receive what the next one
-needs), which deadlocks as soon as two neighbours send to each other; "paired" posts all of them together, which is what
-`batch_isend_irecv` is for (Narayanan et al. 2021, Megatron-LM's `send_forward_recv_backward`).
+Activation memory is counted in stage-micro-batches: what one stage (chunk) keeps of one micro-batch. A forward takes
+M_B, its backward for the input leaves M_W, its backward for the weights frees that (Qi et al. 2024, §2.3 and App. G).
 
-When each action starts and ends, given a schedule and its costs.
-
-O(actions), exact: an action starts when its rank is free and what it takes has arrived, not before and not after. The
-semantics are those with which published tables are reproduced (Qi et al. 2024, Table 5): sends do not block, links have
-no contention, ranks keep strictly to their order. `Costs.sends` chooses blocking sends instead.
-
-Activation memory of each rank over the time of a schedule, in stage-micro-batches.
-
-Every micro-batch that a forward takes, a backward gives back: each curve ends at zero. A unit is what one stage (chunk)
-keeps of one micro-batch between its forward and its backward; a whole micro-batch of a rank with v chunks is v units.
-
-Source: Qi et al. 2024 (arXiv 2401.10241), §2.3 and App. G: a forward takes M_B, its backward for the input leaves M_W,
-its backward for the weights gives that back.
-
-The timeline that a run has measured, and the costs with which the simulator is held against it.
-
-A measured timeline has one span for every action of its schedule, or there is none; the calibrated costs are means of
-what was measured, so whatever then differs between simulation and run is not the actions' own time.
-
-A rank's list may hold actions that the run spells otherwise: an overlapped forward and backward are executed one after
-the other, and are put together again here; weight updates are timed apart from the schedule.
+A measured timeline has one span for every action. An overlapped forward and backward are executed one after the other
+and joined again here; weight updates are timed apart from the schedule.
 """
 
 from __future__ import annotations
@@ -49,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +37,8 @@ from dlojz.pipeline.schedule import (
     BACKWARD,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
+    COMPUTES,
+    COST_OF,
     EVICT,
     FORWARD,
     LOAD,
@@ -70,6 +49,7 @@ from dlojz.pipeline.schedule import (
     Costs,
     Schedule,
 )
+from dlojz.results.record import Span
 
 Times = NDArray[np.float64]
 
@@ -136,7 +116,7 @@ class Timeline:
 
     @property
     def ideal(self) -> float:
-        """The makespan if all work were shared out evenly and nobody waited."""
+        """The makespan if work were evenly distributed and nobody waited."""
         return sum(self.work) / self.schedule.ranks if self.schedule.ranks else 0.0
 
     @property
@@ -168,7 +148,7 @@ class Timeline:
 
 
 class ScheduledMessage(NamedTuple):
-    """From the action that makes it to the action that needs it, both by number."""
+    """Message from the action that makes it to the action that needs it, both by number."""
 
     producer: int
     consumer: int
@@ -179,7 +159,7 @@ Step = int | tuple[ScheduledMessage, ...]
 
 
 def programs_of(schedule: Schedule, paired: bool) -> list[list[Step]]:
-    """For each rank its actions with the sends and receives between them."""
+    """List, per rank, its actions with the sends and receives between them."""
     graph = schedule.graph
     receives: dict[int, list[ScheduledMessage]] = {}
     sends: dict[int, list[ScheduledMessage]] = {}
@@ -207,7 +187,7 @@ def programs_of(schedule: Schedule, paired: bool) -> list[list[Step]]:
 
 
 def simulate_blocking(schedule: Schedule, costs: Costs, durations: Sequence[float]) -> Timeline:
-    """Start and end of every action where sends block.
+    """Compute start and end of every action where sends block.
 
     Raises:
         LabError: if ranks wait for each other, with the cycle.
@@ -291,17 +271,9 @@ def _deadlock(
 UNIT_COSTS = Costs()
 """F = I = W = 1, so B = 2; no latency: the unit of figures and tables."""
 
-_PER_STAGE = {
-    FORWARD: "forward",
-    BACKWARD: "backward",
-    BACKWARD_INPUT: "backward_input",
-    BACKWARD_WEIGHT: "backward_weight",
-    UPDATE: "update",
-}
-
 
 def simulate(schedule: Schedule, costs: Costs = UNIT_COSTS) -> Timeline:
-    """Start and end of every action.
+    """Compute start and end of every action.
 
     Args:
         schedule: what each rank does, in order; its dependencies are compiled at the first call and kept.
@@ -317,47 +289,30 @@ def simulate(schedule: Schedule, costs: Costs = UNIT_COSTS) -> Timeline:
     delays = _delays(schedule, graph, costs)
     ends = [0.0] * (graph.actions + 1)
     needs, previous = graph.needs, graph.previous
-    if graph.also:
-        _run_with_more(graph, durations, delays, ends, _extra(schedule, graph, costs), costs.overhead)
-    elif delays is None and not costs.overhead:
+    if delays is None and not costs.overhead and not graph.also:
         for index in graph.order:
             at, end = ends[previous[index]], ends[needs[index]]
             ends[index] = (at if at > end else end) + durations[index]
     else:
         overhead = costs.overhead
         delays = delays or [0.0] * graph.actions
+        extra: dict[int, list[tuple[int, float]]] = {}
+        for index, needed in graph.also:
+            extra.setdefault(index, []).append((needed, input_delay(schedule, costs, needed, index)))
         for index in graph.order:
-            at, end = ends[previous[index]] + overhead, ends[needs[index]] + delays[index]
-            ends[index] = (at if at > end else end) + durations[index]
+            at = max(ends[previous[index]] + overhead, ends[needs[index]] + delays[index])
+            for needed, delay in extra.get(index, ()):
+                at = max(at, ends[needed] + delay)
+            ends[index] = at + durations[index]
     finish = np.array(ends[:-1])
     return Timeline(schedule, finish - np.array(durations), finish, costs=costs)
 
 
-def _run_with_more(
-    graph: ActionGraph,
-    durations: list[float],
-    delays: list[float] | None,
-    ends: list[float],
-    extra: dict[int, list[tuple[int, float]]],
-    overhead: float,
-) -> None:
-    needs, previous = graph.needs, graph.previous
-    for index in graph.order:
-        at, end = ends[previous[index]] + overhead, ends[needs[index]] + (delays[index] if delays else 0.0)
-        at = max(at, end)
-        for needed, delay in extra.get(index, ()):
-            at = max(at, ends[needed] + delay)
-        ends[index] = at + durations[index]
-
-
-def _extra(schedule: Schedule, graph: ActionGraph, costs: Costs) -> dict[int, list[tuple[int, float]]]:
-    extra: dict[int, list[tuple[int, float]]] = {}
-    for index, needed in graph.also:
-        source, destination = int(graph.rank[needed]), int(graph.rank[index])
-        fetched = schedule.actions[needed].kind == LOAD
-        delay = costs.eviction_transfer if fetched else costs.delay(source, destination)
-        extra.setdefault(index, []).append((needed, delay))
-    return extra
+def input_delay(schedule: Schedule, costs: Costs, needed: int, index: int) -> float:
+    """Return how long the output of action `needed` is under way to action `index`, where sends do not block."""
+    if schedule.actions[needed].kind == LOAD:
+        return costs.eviction_transfer
+    return costs.delay(int(schedule.graph.rank[needed]), int(schedule.graph.rank[index]))
 
 
 def _delays(schedule: Schedule, graph: ActionGraph, costs: Costs) -> list[float] | None:
@@ -374,15 +329,15 @@ def _delays(schedule: Schedule, graph: ActionGraph, costs: Costs) -> list[float]
 
 
 def durations_of(schedule: Schedule, costs: Costs) -> list[float]:
-    """Duration of each action, in the order of `schedule.actions`.
+    """Return the duration of each action, in the order of `schedule.actions`.
 
     Raises:
         LabError: if the costs have values for another number of stages or of slices than the schedule.
     """
     stages = schedule.stages
-    table = {kind: costs.per_stage(name, stages) for kind, name in _PER_STAGE.items()}
+    table = {kind: costs.per_stage(COST_OF[kind], stages) for kind in (*COMPUTES, UPDATE)}
     table[EVICT], table[LOAD] = [costs.evict] * stages, [costs.load] * stages
-    slices = _slices(schedule, costs)
+    slices = relative_slice_times(schedule, costs)
     if schedule.overlaps:
         return [_duration(action, table, costs) * slices[action.token_slice] for action in schedule.actions]
     if schedule.token_slices > 1 or costs.slice_times:
@@ -390,7 +345,12 @@ def durations_of(schedule: Schedule, costs: Costs) -> list[float]:
     return [table[action[0]][action[1]] for action in schedule.actions]
 
 
-def _slices(schedule: Schedule, costs: Costs) -> tuple[float, ...]:
+def relative_slice_times(schedule: Schedule, costs: Costs) -> tuple[float, ...]:
+    """Return the relative time of each token slice; equal slices where the costs name none.
+
+    Raises:
+        LabError: if the costs hold values for another number of slices than the schedule.
+    """
     if not costs.slice_times:
         return (1.0 / schedule.token_slices,) * schedule.token_slices
     if len(costs.slice_times) != schedule.token_slices:
@@ -415,7 +375,7 @@ def _duration(action: Action, table: dict[str, list[float]], costs: Costs) -> fl
 
 @dataclass(frozen=True, eq=False)
 class MemoryCurve:
-    """A rank's activation memory: from `times[i]` on it is `units[i]`."""
+    """Activation memory of a rank: from `times[i]` on it is `units[i]` stage-micro-batches."""
 
     times: Times
     units: Times
@@ -427,27 +387,28 @@ class MemoryCurve:
 
 
 def memory_curves(timeline: Timeline, costs: Costs | None = None) -> tuple[MemoryCurve, ...]:
-    """Each rank's activation memory over time; what is given back at an instant is so before anything is taken."""
+    """Compute each rank's activation memory over time; at equal times, the rank's own order decides."""
     schedule = timeline.schedule
     events: list[list[tuple[float, int, float]]] = [[] for _ in range(schedule.ranks)]
     costs = costs or timeline.costs or UNIT_COSTS
-    partners = eviction_partners(schedule)
+    share = 1 / schedule.token_slices
     for rank in range(schedule.ranks):
         part = timeline.of_rank(rank)
+        # Rank r evicts to rank p − 1 − r (Kim et al. 2023, BPipe, §3).
+        partner = schedule.ranks - 1 - rank
         for number in range(part.start, part.stop):
             start, end = float(timeline.starts[number]), float(timeline.ends[number])
             for element in schedule.actions[number].elements:
-                for holder, at_end, units in deltas(element, rank, partners, costs, 1 / schedule.token_slices):
+                for holder, at_end, units in deltas(element, rank, costs, share, partner):
                     late = costs.eviction_transfer if at_end and element.kind in (EVICT, LOAD) else 0.0
-                    # A rank's own order settles ties: what it gives back is noted at its place in the order.
                     events[holder].append((end + late if at_end else start, number, units))
     return tuple(_curve(of_rank) for of_rank in events)
 
 
 def peak_activations(schedule: Schedule, costs: Costs = UNIT_COSTS) -> tuple[float, ...]:
-    """Per rank, the most that it ever keeps; it follows from the order alone where nothing is evicted.
+    """Return, per rank, the most activations kept at a time, in stage-micro-batches.
 
-    With evictions the order of the ranks matters too, and the simulated times decide.
+    It follows from the order alone; with evictions the order between ranks matters too, and simulated times decide.
     """
     if any(action.kind == EVICT for action in schedule.actions):
         return tuple(curve.peak for curve in memory_curves(simulate(schedule, costs), costs))
@@ -456,24 +417,20 @@ def peak_activations(schedule: Schedule, costs: Costs = UNIT_COSTS) -> tuple[flo
     for rank, order in enumerate(schedule.orders):
         held = peak = 0.0
         for action in order:
-            for _, _, units in (d for e in action.elements for d in deltas(e, rank, {}, costs, share)):
+            for _, _, units in (d for e in action.elements for d in deltas(e, rank, costs, share)):
                 held += units
                 peak = max(peak, held)
         peaks.append(peak)
     return tuple(peaks)
 
 
-def eviction_partners(schedule: Schedule) -> dict[int, int]:
-    """Who takes what a rank evicts: rank r's partner is rank p − 1 − r (Kim et al. 2023, BPipe, §3)."""
-    return {rank: schedule.ranks - 1 - rank for rank in range(schedule.ranks)}
-
-
 def deltas(
-    action: Action, rank: int, partners: dict[int, int], costs: Costs, share: float = 1.0
+    action: Action, rank: int, costs: Costs, share: float = 1.0, partner: int = -1
 ) -> tuple[tuple[int, bool, float], ...]:
-    """What an action changes: (rank, at its end rather than at its start, units taken or given back).
+    """Return what an action changes: (rank, at its end rather than at its start, units taken or given back).
 
-    `share` is the part of a micro-batch that an action treats: one slice of a sequence, or all of it.
+    `share` is the part of a micro-batch that an action treats: one slice of a sequence, or all of it. `partner` is the
+    rank that receives evicted activations.
     """
     kept, for_weight = (costs.of_stage(name, action.stage) * share for name in ("kept_for_input", "kept_for_weight"))
     changes: dict[str, tuple[tuple[int, bool, float], ...]] = {
@@ -481,8 +438,8 @@ def deltas(
         BACKWARD: ((rank, True, -kept),),
         BACKWARD_INPUT: ((rank, True, for_weight - kept),),
         BACKWARD_WEIGHT: ((rank, True, -for_weight),),
-        EVICT: ((rank, True, -kept), (partners.get(rank, -1), False, kept)),
-        LOAD: ((rank, False, kept), (partners.get(rank, -1), True, -kept)),
+        EVICT: ((rank, True, -kept), (partner, False, kept)),
+        LOAD: ((rank, False, kept), (partner, True, -kept)),
     }
     return changes.get(action.kind, ())
 
@@ -494,49 +451,15 @@ def _curve(events: list[tuple[float, int, float]]) -> MemoryCurve:
     return MemoryCurve(times, np.asarray(units, float))
 
 
-_NAMES = {
-    FORWARD: "forward",
-    BACKWARD: "backward",
-    BACKWARD_INPUT: "backward_input",
-    BACKWARD_WEIGHT: "backward_weight",
-    OVERLAPPED: "overlapped",
-    UPDATE: "update",
-}
-
-
-class TimedAction(Protocol):
-    """What a record keeps of one action: a `Span`."""
-
-    @property
-    def rank(self) -> int:
-        """Process that ran it."""
-
-    @property
-    def step(self) -> int:
-        """Training step."""
-
-    @property
-    def start_s(self) -> float:
-        """Its start, on one clock for all ranks."""
-
-    @property
-    def end_s(self) -> float:
-        """Its end."""
-
-    @property
-    def action(self) -> str:
-        """Its name, e.g. `2F0`; empty for what is no action."""
-
-
-def steps_of(spans: Iterable[TimedAction]) -> tuple[int, ...]:
-    """Steps of which actions were timed, in order."""
+def steps_of(spans: Iterable[Span]) -> tuple[int, ...]:
+    """List the steps of which actions were timed, in order."""
     return tuple(sorted({span.step for span in spans if span.action}))
 
 
 def measured_timeline(
-    schedule: Schedule, spans: Iterable[TimedAction], step: int | None = None, ranks: Mapping[int, int] | None = None
+    schedule: Schedule, spans: Iterable[Span], step: int | None = None, ranks: Mapping[int, int] | None = None
 ) -> Timeline:
-    """One step as it was measured, in seconds from its first action.
+    """Build the timeline of one measured step, in seconds from its first action.
 
     Args:
         schedule: what was executed.
@@ -577,7 +500,7 @@ def _not_timed(action: Action, rank: int, step: int | None) -> str:
 
 
 def calibrated(timelines: Iterable[Timeline], latency: float | None = None) -> Costs:
-    """Costs of a schedule's actions: per stage, the mean of each kind over the timelines given.
+    """Average measured durations into costs: per stage, the mean of each kind over the timelines given.
 
     Args:
         timelines: measured ones of one schedule; several steps give steadier means.
@@ -593,8 +516,8 @@ def calibrated(timelines: Iterable[Timeline], latency: float | None = None) -> C
     seconds: dict[str, list[list[float]]] = {}
     for timeline in given:
         for action, duration in zip(schedule.actions, timeline.durations.tolist(), strict=True):
-            if action.kind in _NAMES:
-                of_kind = seconds.setdefault(_NAMES[action.kind], [[] for _ in range(schedule.stages)])
+            if action.kind in COST_OF:
+                of_kind = seconds.setdefault(COST_OF[action.kind], [[] for _ in range(schedule.stages)])
                 of_kind[action.stage].append(duration)
     means = {
         name: tuple(float(np.mean(of_stage)) if of_stage else 0.0 for of_stage in stages)
@@ -607,10 +530,7 @@ def calibrated(timelines: Iterable[Timeline], latency: float | None = None) -> C
 
 
 def measured_latency(timeline: Timeline) -> float:
-    """Median time from a producer's end to its consumer's start on another rank, where the consumer was waiting.
-
-    Only those count whose rank had nothing else to do: it had ended its action before by the producer's end.
-    """
+    """Median time from a producer's end to its consumer's start on another rank that was already waiting."""
     graph, gaps = timeline.schedule.graph, []
     starts, ends = timeline.starts, timeline.ends
     for index, needed in enumerate(graph.needs):
@@ -654,7 +574,7 @@ class MeasuredOverlay(NamedTuple):
 
 
 def overlay(
-    schedule: Schedule, spans: Iterable[TimedAction], step: int | None = None, ranks: Mapping[int, int] | None = None
+    schedule: Schedule, spans: Iterable[Span], step: int | None = None, ranks: Mapping[int, int] | None = None
 ) -> MeasuredOverlay:
     """Simulate a measured step with the means of its own actions.
 

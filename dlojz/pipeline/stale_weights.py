@@ -1,33 +1,23 @@
-"""Stale weights: which version an action sees, gradients that come late, and the rates that stay stable.
+"""Stale weights of asynchronous pipelines: versions that actions use, training with delays, stable learning rates.
 
-Which weights each action uses, and how stale its gradient is: counted from a schedule's updates, never assumed.
+**Versions** are counted from the schedule: a stage's version v is its weights after v updates (`U`). A schedule without
+updates has version 0 throughout and one update at its end. Which version a forward or a backward uses is a rule of the
+method, `weights`:
 
-The order of each stage's own actions decides everything here, no time does. A stage's version v is its weights after v
-updates, an `U` is the only thing that makes one, and a schedule without any has version 0 all along and one update at
-its end, so that nothing is stale.
-
-Which version a forward or a backward uses is a rule of the method, `weights`:
-
-- "stashing": the forward the newest of its stage, the backward the same that its forward used, kept till then
-  (Narayanan et al. 2019, PipeDream, §3.3).
+- "stashing": the forward the newest of its stage, the backward the same that its forward used (Narayanan et al. 2019,
+  PipeDream, §3.3).
 - "vertical": both the version that the first stage had when the micro-batch entered it (ibid., vertical sync).
 - "double-buffered": both the one before the version that their gradient will update (Narayanan et al. 2021, PipeDream-
   2BW, arXiv 2006.09503, §3.1: W(t+1) = W(t) − ν ∇f(W(t−1))).
 - "newest": each the newest at its own start, so that forward and backward may differ (PipeMare; AMPNet; PipeDream
   without stashing).
 
-What stale weights do to training: a small network whose stages each see their own delay, with PipeMare's remedies.
+**Training** with delays, on a small network: stage i is h ← tanh(h W_i), the last one without tanh; it learns, by the
+mean squared error, the output of a teacher of the same shape on random inputs. Update t of stage i uses a gradient
+whose forward read the weights after t − τ_fwd,i updates, and whose backward read those after t − τ_bkwd,i. Everything
+else depends on the seed alone; without delays this is plain SGD.
 
-The network, its micro-batches and its first weights depend on the seed alone, so that two runs differ by their delays
-and remedies only; without any delay this is plain SGD.
-
-Stage i is h ← tanh(h W_i), the last one without tanh; it learns, by the mean squared error, what another network of the
-same shape (the teacher) makes of random inputs. Update t of stage i uses a gradient whose forward read the weights
-after t − τ_fwd,i updates, and whose backward read those after t − τ_bkwd,i.
-
-How large a step stale gradients allow: delayed SGD on a parabola, where the answer is known exactly.
-
-The iteration is w(t+1) = w(t) − α λ w(t−τ), SGD on λ/2 w² with a gradient that is τ updates old.
+**Stability** of w(t+1) = w(t) − α λ w(t−τ), SGD on λ/2 w² with a gradient that is τ updates old: `threshold`.
 """
 
 from __future__ import annotations
@@ -69,7 +59,7 @@ _BY_NAME: dict[str, Weights] = {
 
 
 class StageCopy(NamedTuple):
-    """One copy of a stage: bidirectional schedules have two of each."""
+    """Copy of a stage: bidirectional schedules have two of each."""
 
     pipe: int
     stage: int
@@ -77,19 +67,16 @@ class StageCopy(NamedTuple):
 
 @dataclass(frozen=True)
 class Audit:
-    """What was counted; stages and micro-batches from 0.
+    """Versions and staleness counted in a schedule; stages and micro-batches from 0.
 
     Attributes:
         weights: the rule by which actions choose their version.
         versions: per action, numbered as `schedule.actions`: the version it uses; of an update, the one it makes; None
             for what uses no weights. An overlapped action has that of its first part.
         staleness: [stage][micro-batch], in updates of that stage: the version that the gradient is applied to, less
-            the version that the forward used. For rules under which a forward uses the newest weights this is the
-            number of updates between the forward's start and the update that uses its gradient. None where no update
-            uses it.
+            the version that the forward used. None where no update uses it.
         backward_staleness: the same for the version that the backward used.
-        versions_kept: per stage, the most versions that must be kept at a time: the newest, and those that an action
-            yet to come will use.
+        versions_kept: per stage, the most versions that must be kept at a time: the newest, and those of later actions.
         updates: per stage, how many `U` there are.
         update_of: [stage][micro-batch]: number of the update that uses its gradient; None where none does.
     """
@@ -104,18 +91,13 @@ class Audit:
 
     @property
     def mixed(self) -> tuple[tuple[int, int], ...]:
-        """(stage, micro-batch) whose backward used other weights than its forward: a gradient of no weights at all."""
+        """(stage, micro-batch) whose backward used other weights than its forward."""
         return tuple(
             (stage, micro_batch)
             for stage, rows in enumerate(zip(self.staleness, self.backward_staleness, strict=True))
             for micro_batch, (forward, backward) in enumerate(zip(*rows, strict=True))
             if forward != backward
         )
-
-    @property
-    def peak_staleness(self) -> tuple[int, ...]:
-        """Per stage, the stalest gradient that is used."""
-        return tuple(max((tau for tau in row if tau is not None), default=0) for row in self.staleness)
 
     @property
     def settled_staleness(self) -> tuple[float, ...]:
@@ -141,12 +123,12 @@ class Audit:
 
 
 def weights_of(schedule: Schedule) -> Weights:
-    """The rule of a schedule's method, from its name; "stashing" where the name says nothing."""
+    """Return the rule of a schedule's method, from its name; "stashing" where the name says nothing."""
     return _BY_NAME.get(schedule.name, "stashing")
 
 
 def version_of_action(schedule: Schedule, weights: Weights | None = None) -> tuple[int | None, ...]:
-    """The weight version of each action, numbered as `schedule.actions`: the `versions` of its audit."""
+    """Return the weight version of each action, numbered as `schedule.actions`: the `versions` of its audit."""
     return version_audit(schedule, weights).versions
 
 
@@ -183,13 +165,13 @@ def version_audit(schedule: Schedule, weights: Weights | None = None) -> Audit:
     kept, updates = [0] * schedule.stages, [0] * schedule.stages
     for place, rows in of_place.items():
         kept[place.stage] = max(kept[place.stage], _most_kept(used[place], rows))
-        updates[place.stage] = max(updates[place.stage], sum(action.kind == UPDATE for _, action in rows))
+        updates[place.stage] = max(updates[place.stage], _count_updates(rows))
     tables = _tables(schedule, of_place, used, update_of)
     return Audit(rule, tuple(versions), tables[0], tables[1], tuple(kept), tuple(updates), tables[2])
 
 
 _Rows = list[tuple[int, Action]]
-"""What one copy of a stage runs, in order: (number of the action, the action or its part)."""
+"""Actions of one copy of a stage, in order: (number of the action, the action or its part)."""
 
 
 def _by_place(schedule: Schedule) -> dict[StageCopy, _Rows]:
@@ -201,13 +183,13 @@ def _by_place(schedule: Schedule) -> dict[StageCopy, _Rows]:
     return of_place
 
 
+def _count_updates(rows: _Rows) -> int:
+    return sum(action.kind == UPDATE for _, action in rows)
+
+
 def _newest_at(rows: _Rows) -> list[int]:
     """Updates of the stage before each of its actions."""
-    newest, count = [], 0
-    for _, action in rows:
-        newest.append(count)
-        count += action.kind == UPDATE
-    return newest
+    return list(accumulate((action.kind == UPDATE for _, action in rows), initial=0))[:-1]
 
 
 def _update_of(rows: _Rows) -> dict[int, int | None]:
@@ -215,7 +197,6 @@ def _update_of(rows: _Rows) -> dict[int, int | None]:
 
     Without any update in the schedule, the one at its end does.
     """
-    count = sum(action.kind == UPDATE for _, action in rows)
     done: dict[int, int] = {}
     passed = 0
     for _, action in rows:
@@ -223,7 +204,7 @@ def _update_of(rows: _Rows) -> dict[int, int | None]:
             passed += 1
         elif action.kind in (BACKWARD, BACKWARD_WEIGHT):
             done[action.micro_batch] = passed
-    return {one: before if before < max(count, 1) else None for one, before in done.items()}
+    return {one: before if before < max(passed, 1) else None for one, before in done.items()}
 
 
 def _entered(of_place: dict[StageCopy, _Rows], newest: dict[StageCopy, list[int]]) -> dict[int, int]:
@@ -242,7 +223,7 @@ def _chosen(
 ) -> list[int | None]:
     """The version that each action of a stage uses; of an update, the one it makes."""
     stashed: dict[tuple[int, int], int] = {}
-    last = newest[-1] + (rows[-1][1].kind == UPDATE) if rows else 0
+    last = _count_updates(rows)
     chosen: list[int | None] = []
     for (_, action), there in zip(rows, newest, strict=True):
         unit = (action.micro_batch, action.token_slice)
@@ -318,19 +299,19 @@ _DIVERGED = 1e3
 
 @dataclass(frozen=True)
 class Delays:
-    """Per stage, in updates of that stage: how old the weights are that its forward and its backward read."""
+    """Age of the weights that forward and backward read, per stage, in updates of that stage."""
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
 
     @classmethod
     def none(cls, stages: int) -> Delays:
-        """As one process has it: every gradient is fresh."""
+        """Delays of one process: every gradient is fresh."""
         return cls((0,) * stages, (0,) * stages)
 
     @classmethod
     def of(cls, audit: Audit) -> Delays:
-        """As counted in a schedule, once its pipeline is full.
+        """Read the delays from a schedule's audit, once its pipeline is full.
 
         Raises:
             LabError: if they are no whole numbers, because micro-batches of one update are not equally stale.
@@ -351,7 +332,7 @@ class Delays:
 
 @dataclass(frozen=True, eq=False)
 class DelayedRun:
-    """A training.
+    """Losses and final weights of a training with delays.
 
     Attributes:
         losses: of each update's micro-batch, with the weights its forward read.
@@ -393,7 +374,7 @@ class SmallProblem:
 
 
 def forward(weights: Sequence[Matrix], x: Matrix) -> list[Matrix]:
-    """What each stage reads, and the output at the end."""
+    """Compute what each stage reads, and the output at the end."""
     read = [x]
     for stage, weight in enumerate(weights):
         out = read[-1] @ weight
@@ -402,10 +383,10 @@ def forward(weights: Sequence[Matrix], x: Matrix) -> list[Matrix]:
 
 
 def backward(weights: Sequence[Matrix], read: Sequence[Matrix], target: Matrix) -> list[Matrix]:
-    """Gradient of the mean squared error for each stage's weights.
+    """Compute the gradient of the mean squared error for each stage's weights.
 
-    It is the gradient at `weights` only if the forward read the same; if not, it mixes the activations of one version
-    with the weights of another, as a pipeline without stashing does.
+    It is the gradient at `weights` only if the forward read the same; if not, it mixes activations of one version with
+    weights of another, as a pipeline without stashing does.
     """
     gradients = []
     error = 2 * (read[-1] - target) / target.size
@@ -424,7 +405,7 @@ def train(
     reschedule_over: int | None = None,
     correct: bool = False,
 ) -> DelayedRun:
-    """SGD on a small problem with stale weights; every stage makes `updates` updates.
+    """Train on a small problem by SGD with stale weights; every stage makes `updates` updates.
 
     Args:
         problem: what is learnt.
@@ -491,7 +472,7 @@ def _check(problem: SmallProblem, delays: Delays) -> None:
 
 
 def threshold(delay: int) -> float:
-    """The largest stable α λ for gradients that are `delay` updates old: 2 sin(π / (4τ + 2)).
+    """Return the largest stable α λ for gradients that are `delay` updates old: 2 sin(π / (4τ + 2)).
 
     2, 1, 0.618, 0.445 for τ = 0, 1, 2, 3; about π / (2τ) for large τ: twice the delay, half the step.
 

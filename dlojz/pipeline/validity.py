@@ -1,20 +1,12 @@
-"""Check a schedule: complete, free of deadlocks, within memory, and executable by a runtime.
+"""Check a schedule: complete, in order, free of deadlocks, within memory, executable by the lab's runtimes.
 
-What the lab's own runtimes execute, and what can only be simulated.
+`problems` is empty exactly if every rank can run its list to the end and every micro-batch passes every stage forward
+and backward once. What torch's runtime executes is said by `exchange_formats.torch_refusal`. No torch.
 
-Said before a process is started, without torch. What torch's runtime executes is said by `torch_csv.torch_refusal`.
-
-How long each slice of a sequence should be for a pipeline over token slices, and what a slice costs.
-
-A slice costs more the more tokens stand before it, so that equal lengths are not equal times; `plan_slices` finds the
-lengths whose pipelined time is the least that exists (on its grid, within its tolerance).
+Also plans token slices: a slice costs more the more tokens stand before it, so equal lengths are not equal times.
+`plan_slices` finds the lengths of least pipelined time on its grid, within its tolerance.
 
 Source: Li et al. 2021, TeraPipe (arXiv 2102.07988), §3.3: T = Σ t_i + (p − 1) max t_i, and the dynamic programme.
-
-Whether a schedule can be executed: what is missing, doubled, out of order, blocked or too big.
-
-Invariant: `problems` is empty exactly if every rank can run its list to the end and every micro-batch passes every
-stage forward and backward once. Each problem is one sentence that names the action and the rank.
 """
 
 from __future__ import annotations
@@ -23,7 +15,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,11 +40,11 @@ from dlojz.pipeline.simulator import UNIT_COSTS, deltas
 
 
 def check_executable(schedule: Schedule, *, asynchronous: bool = False) -> None:
-    """Refuse what the lab's runtimes do not execute.
+    """Refuse schedules that the lab's runtimes do not execute.
 
     Args:
         schedule: any.
-        asynchronous: whether the runtime with weight versions is meant.
+        asynchronous: whether the runtime with weight versions is asked.
 
     Raises:
         LabError: for token slices, evictions, and updates within the step (or, of asynchronous schedules, those whose
@@ -85,7 +78,7 @@ _Times = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SlicePlan:
-    """A sequence cut into slices.
+    """Lengths and times of the token slices of a sequence.
 
     Attributes:
         lengths: tokens of each slice, first to last.
@@ -99,7 +92,7 @@ class SlicePlan:
 
 
 def causal_slice_flops(length: int, context: int, hidden: int, layers: int = 1) -> float:
-    """Floating-point operations of the forward of a slice of `length` tokens that have `context` tokens before them.
+    """Count floating-point operations of the forward of a slice of `length` tokens after `context` others.
 
     Matrix products with weights: 24 l h² per layer; attention scores and their sum of values: 4 h for each pair of a
     token and one it may look at, l c + l (l + 1) / 2 pairs (a token looks at itself too). All slices together give
@@ -112,7 +105,7 @@ def causal_slice_flops(length: int, context: int, hidden: int, layers: int = 1) 
 
 
 def causal_slice_time(hidden: int, flops_per_s: float, overhead_s: float = 0.0, layers: int = 1) -> SliceTime:
-    """Time of a slice in seconds: its operations at a rate, and what each slice costs besides (kernel launches, sends).
+    """Build the time of a slice in seconds: its operations at a rate, and an overhead (kernel launches, sends).
 
     Without an overhead the finest cut is always the best one; with it, it is not (Li et al. 2021, §3.3, Fig. 3).
 
@@ -132,12 +125,12 @@ def causal_slice_time(hidden: int, flops_per_s: float, overhead_s: float = 0.0, 
 
 
 def pipelined_time(times: Sequence[float], ranks: int) -> float:
-    """Σ t_i + (p − 1) max t_i: the time of one sequence through p equal stages, forward (Li et al. 2021, eq. 3)."""
+    """Compute Σ t_i + (p − 1) max t_i: one sequence through p equal stages, forward (Li et al. 2021, eq. 3)."""
     return math.fsum(times) + (ranks - 1) * max(times, default=0.0)
 
 
 def slice_times(lengths: Sequence[int], time: SliceTime) -> tuple[float, ...]:
-    """Time of each slice, given all lengths from the first token on."""
+    """Compute the time of each slice, given all lengths from the first token on."""
     times, context = [], 0
     for length in lengths:
         times.append(time(length, context))
@@ -148,7 +141,7 @@ def slice_times(lengths: Sequence[int], time: SliceTime) -> tuple[float, ...]:
 def least_waits(
     times: Sequence[float], delays: Sequence[float], slices: Sequence[float], micro_batches: int
 ) -> list[float]:
-    """Per stage, the least time for which it is idle before its first forward of some slice, whatever the order.
+    """Bound, per stage, its idle time before its first forward of some slice from below, whatever the order.
 
     Let x be the first forward of a slice l on stage s. Before x, stage s has run only forwards of slices before l (a
     backward needs the whole sequence), of total relative time π, so it was idle for start(x) − π F_s. For every stage
@@ -194,10 +187,10 @@ def sequence_makespan(
     back: Sequence[float],
     slices: Sequence[float],
 ) -> float:
-    """Time of one sequence alone, forward and backward; its slices have one order only.
+    """Compute the time of one sequence alone, forward and backward; its slices have one order only.
 
     Args:
-        forward, backward: times of a whole sequence, in each stage, each on a rank of its own.
+        forward, backward: times of a whole sequence, in each stage, each on its own rank.
         there, back: delays of the messages from each stage to the next, and from the next to it.
         slices: their relative times, in order.
     """
@@ -217,27 +210,36 @@ def sequence_makespan(
 
 
 def plan_slices(tokens: int, ranks: int, time: SliceTime, *, grid: int = 1, tolerance: float = 0.0) -> SlicePlan:
-    """The lengths of slices whose pipelined time is the least.
+    """Choose the lengths of token slices whose pipelined time is the least.
 
-    For each time that the slowest slice may take, the cheapest cut of the sequence that keeps to it is found from the
-    first token on, f(s) = min over the last slice l of f(s − l) + t(l, s − l); the best over all these times is the
-    answer. There are n (n + 1) / 2 such times for n grid steps, tried in rising order until (p − 1) times the
-    next one and the cheapest cut of all cannot win any more.
+    For each candidate time of the slowest slice, dynamic programming finds the cheapest cut that keeps to it:
+    f(s) = min over the last slice l of f(s − l) + t(l, s − l). There are n (n + 1) / 2 candidates for n grid steps,
+    tried in rising order until none can improve on the best.
 
     Args:
         tokens: s, tokens of a sequence.
         ranks: p.
         time: what a slice costs; at least 0 and finite.
         grid: lengths are multiples of it (tensor cores like 8); it divides `tokens`.
-        tolerance: of times of the slowest slice that are closer than this, one only is tried: the plan is then at most
-            (p − 1) × tolerance worse than the best.
+        tolerance: candidates closer than this are tried once; the plan is at most (p − 1) × tolerance worse than the
+            best.
 
     Source: Li et al. 2021, TeraPipe (arXiv 2102.07988), §3.3, Algorithm 1 and its two optimisations.
 
     Raises:
         LabError: for sizes below 1, a grid that does not divide the tokens, or a time that is negative or not finite.
     """
-    _check_sizes(tokens, ranks, grid, tolerance)
+    if min(tokens, ranks, grid) < 1 or tokens % grid or not 0 <= tolerance < math.inf:
+        raise LabError(
+            say(
+                en=f"a sequence is cut into multiples of the grid, which must divide it, for at least 1 rank and a "
+                f"tolerance of 0 or more, but tokens={tokens}, grid={grid}, ranks={ranks}, tolerance={tolerance} were "
+                "received: use grid=1, which always fits.",
+                fr=f"une séquence se coupe en multiples du pas grid, qui doit la diviser, pour au moins 1 rang et une "
+                f"tolérance au moins égale à 0, mais tokens={tokens}, grid={grid}, ranks={ranks}, "
+                f"tolerance={tolerance} ont été reçus : prenez grid=1, qui convient toujours.",
+            )
+        )
     steps = tokens // grid
     table = _table(steps, grid, time)
     cheapest = _cut(table, math.inf)[0]
@@ -294,50 +296,8 @@ def _cut(table: _Times, slowest: float) -> tuple[float, list[int]]:
     return float(total[steps]), lengths[::-1]
 
 
-def _check_sizes(tokens: int, ranks: int, grid: int, tolerance: float) -> None:
-    if min(tokens, ranks, grid) < 1 or tokens % grid or not 0 <= tolerance < math.inf:
-        raise LabError(
-            say(
-                en=f"a sequence is cut into multiples of the grid, which must divide it, for at least 1 rank and a "
-                f"tolerance of 0 or more, but tokens={tokens}, grid={grid}, ranks={ranks}, tolerance={tolerance} were "
-                "received: use grid=1, which always fits.",
-                fr=f"une séquence se coupe en multiples du pas grid, qui doit la diviser, pour au moins 1 rang et une "
-                f"tolérance au moins égale à 0, mais tokens={tokens}, grid={grid}, ranks={ranks}, "
-                f"tolerance={tolerance} ont été reçus : prenez grid=1, qui convient toujours.",
-            )
-        )
-
-
-def slice_order_problems(schedule: Schedule) -> Iterator[str]:
-    """What breaks the order of slices within a sequence: one sentence per pair of neighbours in the wrong order.
-
-    On its stage, a slice's forward comes after that of the slice before it (whose keys and values it reads), and its
-    backward after that of the slice behind it (which sends it gradients of these keys and values).
-    """
-    for rank, order in enumerate(schedule.orders):
-        at = {element: number for number, action in enumerate(order) for element in action.elements}
-        for action, number in at.items():
-            before = _slice_before(action, schedule.token_slices)
-            if before is not None and at.get(before, -1) > number:
-                yield say(
-                    en=f"rank {rank} runs {action} before {before}, whose result it needs: put {before} first (slices "
-                    "run forward in order, backward in reverse).",
-                    fr=f"le rang {rank} exécute {action} avant {before}, dont il a besoin : placez {before} d’abord "
-                    "(les tranches se suivent dans l’ordre en passe avant, à rebours en passe arrière).",
-                )
-
-
-def _slice_before(action: Action, token_slices: int) -> Action | None:
-    """The action of the neighbouring slice that it needs, if any."""
-    if action.kind == FORWARD and action.token_slice > 0:
-        return action._replace(token_slice=action.token_slice - 1)
-    if action.kind in (BACKWARD, BACKWARD_INPUT) and action.token_slice + 1 < token_slices:
-        return action._replace(token_slice=action.token_slice + 1)
-    return None
-
-
 MAX_PROBLEMS = 5
-"""After these many a list of problems only tires."""
+"""Length of a list of problems."""
 
 
 def check(schedule: Schedule, memory_limit: float | None = None, costs: Costs = UNIT_COSTS) -> None:
@@ -351,19 +311,14 @@ def check(schedule: Schedule, memory_limit: float | None = None, costs: Costs = 
 
 
 def problems(schedule: Schedule, memory_limit: float | None = None, costs: Costs = UNIT_COSTS) -> list[str]:
-    """All that is wrong with a schedule, at most five sentences; empty if it is valid.
+    """List what is wrong with a schedule, at most five sentences; empty if it is valid.
 
     Args:
         schedule: what to check.
         memory_limit: activations that a rank may keep, in stage-micro-batches; None: any number.
-        costs: tells how much each stage keeps.
+        costs: memory kept by each stage.
     """
-    found: list[str] = []
-    for problem in _problems(schedule, memory_limit, costs):
-        found.append(problem)
-        if len(found) == MAX_PROBLEMS:
-            break
-    return found
+    return list(islice(_problems(schedule, memory_limit, costs), MAX_PROBLEMS))
 
 
 def _problems(schedule: Schedule, memory_limit: float | None, costs: Costs) -> Iterator[str]:
@@ -459,22 +414,41 @@ def _placed(schedule: Schedule) -> Iterator[str]:
 
 
 def _ordered(schedule: Schedule) -> Iterator[str]:
-    """On its rank, a micro-batch is first passed forward, then backward, then its weight gradients are computed."""
-    for rank, order in enumerate(schedule.orders):
-        at = {element: number for number, action in enumerate(order) for element in action.elements}
-        for action, number in at.items():
-            if action.kind in (BACKWARD, BACKWARD_INPUT):
-                before = action._replace(kind=FORWARD)
-            elif action.kind == BACKWARD_WEIGHT:
-                before = action._replace(kind=BACKWARD_INPUT)
-            else:
-                continue
-            if before in at and at[before] >= number:
+    """A micro-batch is passed forward, then backward, then its weight gradients; slices in order, then in reverse.
+
+    A slice's forward reads keys and values of the slice before it; its backward takes their gradients from the next.
+    """
+    for needed in (_pass_before, partial(_slice_before, token_slices=schedule.token_slices)):
+        for rank, order in enumerate(schedule.orders):
+            at = {element: number for number, action in enumerate(order) for element in action.elements}
+            for action, number in at.items():
+                before = needed(action)
+                if before is None or at.get(before, -1) < number:
+                    continue
+                note_en = note_fr = ""
+                if before.token_slice != action.token_slice:
+                    note_en = " (slices run forward in order, backward in reverse)"
+                    note_fr = " (les tranches se suivent dans l’ordre en passe avant, à rebours en passe arrière)"
                 yield say(
-                    en=f"rank {rank} runs {action} before {before}, whose result it needs: put {before} first.",
-                    fr=f"le rang {rank} exécute {action} avant {before}, dont il a besoin : placez {before} d’abord.",
+                    en=f"rank {rank} runs {action} before {before}, whose result it needs: put {before} first"
+                    f"{note_en}.",
+                    fr=f"le rang {rank} exécute {action} avant {before}, dont il a besoin : placez {before} d’abord"
+                    f"{note_fr}.",
                 )
-    yield from slice_order_problems(schedule)
+
+
+def _pass_before(action: Action) -> Action | None:
+    if action.kind in (BACKWARD, BACKWARD_INPUT):
+        return action._replace(kind=FORWARD)
+    return action._replace(kind=BACKWARD_INPUT) if action.kind == BACKWARD_WEIGHT else None
+
+
+def _slice_before(action: Action, token_slices: int) -> Action | None:
+    if action.kind == FORWARD and action.token_slice > 0:
+        return action._replace(token_slice=action.token_slice - 1)
+    if action.kind in (BACKWARD, BACKWARD_INPUT) and action.token_slice + 1 < token_slices:
+        return action._replace(token_slice=action.token_slice + 1)
+    return None
 
 
 def _over_limit(schedule: Schedule, limit: float, costs: Costs) -> Iterator[str]:
@@ -482,20 +456,15 @@ def _over_limit(schedule: Schedule, limit: float, costs: Costs) -> Iterator[str]
     for rank, order in enumerate(schedule.orders):
         held = 0.0
         for action in order:
-            changes = [
-                u for e in action.elements for holder, _, u in deltas(e, rank, {}, costs, share) if holder == rank
-            ]
-            for units in changes:
-                held += units
-                if held > limit + 1e-9:
-                    yield say(
-                        en=f"rank {rank} keeps {shortest(held)} stage-micro-batches at {action}, but the limit is "
-                        f"{shortest(limit)}: run a backward before that forward, or raise the limit.",
-                        fr=f"le rang {rank} garde {shortest(held)} micro-batches d’étage à {action}, mais la limite "
-                        f"est {shortest(limit)} : exécutez une passe arrière avant cette passe avant, ou relevez la "
-                        "limite.",
-                    )
-                    break
-            else:
-                continue
-            break
+            changes = [u for e in action.elements for holder, _, u in deltas(e, rank, costs, share) if holder == rank]
+            highest = max(accumulate(changes, initial=held))
+            held += sum(changes)
+            if highest > limit + 1e-9:
+                yield say(
+                    en=f"rank {rank} keeps {shortest(highest)} stage-micro-batches at {action}, but the limit is "
+                    f"{shortest(limit)}: run a backward before that forward, or raise the limit.",
+                    fr=f"le rang {rank} garde {shortest(highest)} micro-batches d’étage à {action}, mais la limite "
+                    f"est {shortest(limit)} : exécutez une passe arrière avant cette passe avant, ou relevez la "
+                    "limite.",
+                )
+                break

@@ -48,8 +48,8 @@ def test_the_json_holds_every_cut(capfd: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "language, words",
     [
-        ("en", ["60 blocks", "bottleneck", "imbalance", "4 × AttentionBlock, Head", "worst case", "1.09"]),
-        ("fr", ["60 blocs", "goulot", "déséquilibre", "4 × AttentionBlock, Head", "pire cas", "1,09"]),
+        ("en", ["60 blocks", "bottleneck", "imbalance", "4 × AttentionBlock, PoolingHead", "worst case", "1.09"]),
+        ("fr", ["60 blocs", "goulot", "déséquilibre", "4 × AttentionBlock, PoolingHead", "pire cas", "1,09"]),
     ],
 )
 def test_what_is_printed(capfd: pytest.CaptureFixture[str], language: str, words: list[str]) -> None:

@@ -112,5 +112,5 @@ def test_what_cannot_be_scheduled_is_refused() -> None:
         list_schedule(3, 4, placement=(0, 1, 1))
     with pytest.raises(LabError, match="cap holds 2 values for 3 ranks"):
         list_schedule(3, 4, cap=(1, 2))
-    with pytest.raises(LabError, match="micro_batches must be 1 or more"):
+    with pytest.raises(LabError, match="micro_batches must be a whole number of at least 1"):
         list_schedule(3, 0)

@@ -12,7 +12,6 @@ from dlojz.pipeline.partition import exact
 from dlojz.pipeline.partition_baselines import (
     PEERS,
     balanced_like_deepspeed,
-    by_pattern,
     how_often,
     like_torchgpipe,
     pattern_weights,
@@ -107,16 +106,15 @@ def test_how_often_they_miss(peer: str, share: float) -> None:
 def test_by_pattern_is_deepspeed_s_type() -> None:
     assert pattern_weights(NAMES, "attention") == (0, 0, 0, 1, 1, 0)
     assert pattern_weights(NAMES, "^(MBConv|Att)") == (0, 1, 1, 1, 1, 0)
-    cut = by_pattern(NAMES, "block", 2)
+    cut = balanced_like_deepspeed(pattern_weights(NAMES, "block"), 2)
     assert cut.loads == (2, 2) and cut.bounds == tuple(int(b) for b in partition_balanced([0, 1, 1, 1, 1, 0], 2))
 
 
 @pytest.mark.parametrize(
     "call, words",
     [
-        (lambda: by_pattern(NAMES, "Transformer", 2), ["'Transformer'", "no block", "Stem, MBConvBlock"]),
-        (lambda: by_pattern(NAMES, "(", 2), ["'('", "no regular expression"]),
-        (lambda: by_pattern(NAMES, "Block", 7), ["use 6 stages or fewer"]),
+        (lambda: pattern_weights(NAMES, "Transformer"), ["'Transformer'", "no block", "Stem, MBConvBlock"]),
+        (lambda: pattern_weights(NAMES, "("), ["'('", "no regular expression"]),
         (lambda: balanced_like_deepspeed([1, 2], 3), ["use 2 stages or fewer"]),
         (lambda: like_torchgpipe([1, -1], 1), ["block 1", "-1"]),
         (lambda: how_often("deepsped"), ["did you mean 'deepspeed'?"]),

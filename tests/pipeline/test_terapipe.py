@@ -17,7 +17,6 @@ from dlojz.pipeline.validity import (
     pipelined_time,
     plan_slices,
     problems,
-    slice_order_problems,
     slice_times,
 )
 
@@ -35,7 +34,7 @@ def test_slices_run_forward_in_order_and_backward_in_reverse() -> None:
     assert " ".join(str(one) for one in schedule.orders[1]) == (
         "1F0 1F0.1 1F0.2 1F1 1F1.1 1F1.2 1B0.2 1B0.1 1B0 1B1.2 1B1.1 1B1"
     )
-    assert list(slice_order_problems(schedule)) == []
+    assert problems(schedule) == []
 
 
 def test_every_size_can_be_executed_and_one_slice_is_gpipe() -> None:
@@ -51,7 +50,7 @@ def test_slices_in_the_wrong_order_are_named() -> None:
     order = list(schedule.orders[0])
     order[0], order[1] = order[1], order[0]
     order[3], order[4] = order[4], order[3]
-    found = list(slice_order_problems(schedule.with_orders([order, schedule.orders[1]])))
+    found = problems(schedule.with_orders([order, schedule.orders[1]]))
     assert [problem.split(",")[0] for problem in found] == [
         "rank 0 runs 0F0.1 before 0F0",
         "rank 0 runs 0B0.1 before 0B0.2",

@@ -87,7 +87,7 @@ def test_more_memory_makes_shorter_spans() -> None:
 def test_what_cannot_be_planned_is_refused() -> None:
     with pytest.raises(LabError, match="a memory limit of 0.5 is less than one micro-batch"):
         zero_bubble(4, 8, 0.5)
-    with pytest.raises(LabError, match="1 or more micro-batches, but 0 was received"):
+    with pytest.raises(LabError, match="micro_batches must be a whole number of at least 1, but 0 was received"):
         zero_bubble(4, 0, 4)
-    with pytest.raises(LabError, match="1 or more ranks, but 0 was received"):
+    with pytest.raises(LabError, match="ranks must be a whole number of at least 1, but 0 was received"):
         zero_bubble(0, 4, 4)

@@ -1,9 +1,7 @@
-"""Dispatch and combine: the rows that each rank has for each expert, brought to the rank that holds the expert.
+"""Dispatch and combine: all-to-alls that move each expert's rows to its rank and back.
 
-Combine undoes dispatch, and each is the other's backward pass; rows are moved, never summed, so that where experts are
-computed changes nothing but rounding.
-
-Every rank of a group has rows for all E experts and holds E/ep of them, those of rank r being r·E/ep and the next:
+Combine is the inverse of dispatch, and each is the other's backward pass; rows are moved, never summed. Every rank of a
+group has rows for all E experts and holds E/ep of them, rank r those from r·E/ep on:
 
     (E, C, D) on each rank  ──dispatch──►  (E/ep, ep·C, D): for my experts, the rows of rank 0, then of rank 1 …
     (E, C, D) on each rank  ◄──combine───  (E/ep, ep·C, D)
@@ -15,6 +13,8 @@ Source: Lepikhin et al. 2020, "GShard" (arXiv 2006.16668), whose all-to-all resh
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,30 +24,26 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 
 def has_values(x: Tensor) -> bool:
-    """Whether a tensor holds numbers, and not a shape alone (meta device, or a trace of a forecast)."""
+    """Whether a tensor has values, not only a shape (meta device, or a forecast's trace)."""
     return not x.is_meta and not isinstance(x, FakeTensor)
 
 
-class _Dispatch(torch.autograd.Function):
+_Move = Callable[[Tensor], Tensor]
+
+
+class _Exchange(torch.autograd.Function):
+    """Move rows by one function, and their gradients by its inverse."""
+
     @staticmethod
-    def forward(context: Any, x_ECD: Tensor, ep: int, group: dist.ProcessGroup | None) -> Tensor:
-        context.ep, context.group = ep, group
-        return _to_experts(x_ECD, ep, group)
+    def forward(
+        context: Any, x: Tensor, move: Callable[[Tensor], Tensor], inverse: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        context.inverse = inverse
+        return move(x)
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return _to_tokens(gradients[0], context.ep, context.group), None, None
-
-
-class _Combine(torch.autograd.Function):
-    @staticmethod
-    def forward(context: Any, y_LMD: Tensor, ep: int, group: dist.ProcessGroup | None) -> Tensor:
-        context.ep, context.group = ep, group
-        return _to_tokens(y_LMD, ep, group)
-
-    @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return _to_experts(gradients[0], context.ep, context.group), None, None
+        return context.inverse(gradients[0]), None, None
 
 
 def dispatch(x_ECD: Tensor, ep: int, group: dist.ProcessGroup | None = None) -> Tensor:
@@ -60,7 +56,8 @@ def dispatch(x_ECD: Tensor, ep: int, group: dist.ProcessGroup | None = None) -> 
     """
     if ep == 1:
         return x_ECD
-    moved: Tensor = _Dispatch.apply(x_ECD, ep, group)
+    ways = partial(_to_experts, ep=ep, group=group), partial(_to_tokens, ep=ep, group=group)
+    moved: Tensor = _Exchange.apply(x_ECD, *ways)
     return moved
 
 
@@ -74,7 +71,8 @@ def combine(y_LMD: Tensor, ep: int, group: dist.ProcessGroup | None = None) -> T
     """
     if ep == 1:
         return y_LMD
-    moved: Tensor = _Combine.apply(y_LMD, ep, group)
+    ways = partial(_to_tokens, ep=ep, group=group), partial(_to_experts, ep=ep, group=group)
+    moved: Tensor = _Exchange.apply(y_LMD, *ways)
     return moved
 
 
@@ -92,6 +90,6 @@ def _all_to_all(sent: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     received = torch.empty_like(sent)
     if has_values(sent):
         # Who: every rank of the expert-parallel group to every other. What: E·C rows of D numbers, E/ep·C of them to
-        # each rank. How much: E·C·D elements, of which the share of its own experts, 1/ep, stays.
+        # each rank. How much: E·C·D elements, of which 1/ep, for its own experts, stays.
         dist.all_to_all_single(received, sent, group=group)
     return received

@@ -1,20 +1,16 @@
-"""Gate: choose K experts for each token, with their weights, and the loss that balances them.
+"""Gate: choose K experts for each token, their weights and rows, and the loss that balances the experts.
 
-The gate: to which experts each token goes, with which weight, and in which row of their buffers.
+All shapes follow from the input's shape, so that a gate runs on the meta device too. It computes in fp32 in every
+precision of the model (Fedus et al. 2021, "selective precision") and draws no random number: a recomputed block routes
+its tokens alike.
 
-Every tensor's shape follows from the input's shape alone, so that a gate runs on the meta device too; the gate computes
-in fp32 whatever the precision of the model (Fedus et al. 2021, "selective precision"), and no random number is drawn:
-the same tokens take the same ways each time, so also when a block is computed again for the backward pass.
+`with_auxiliary_loss` adds the gradient of a loss to a backward pass: every engine, schedule or checkpointing trains a
+mixture without knowing its auxiliary losses, and a run reports the loss of its task alone.
 
 Shape suffixes: N tokens of this rank, D width, E experts, G groups of experts, F = E / G experts of a group, K choices
 of a token, in the order of preference.
 
-Add the gradient of a loss to a backward pass that does not know of it.
-
-The activation passes through unchanged, and the loss that a run reports is that of its task alone; so any engine,
-schedule or checkpointing trains a mixture without hearing of its auxiliary losses.
-
-Source: the same device as Megatron-LM's ``MoEAuxLossAutoScaler`` (megatron/core/transformer/moe/moe_utils.py).
+Source: Megatron-LM's ``MoEAuxLossAutoScaler`` (megatron/core/transformer/moe/moe_utils.py), for the auxiliary loss.
 """
 
 from __future__ import annotations
@@ -33,14 +29,14 @@ INITIAL_DEVIATION = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Routed:
-    """Where the tokens of one micro-batch go.
+    """Routes of the tokens of one micro-batch.
 
     Args:
         expert_KN: the experts of each token, integers below E, its first choice in the first row.
-        weight_KN: what their outputs are multiplied by, fp32; zero where the token is dropped.
+        weight_KN: weights of their outputs, fp32; zero where the token is dropped.
         row_KN: the token's row in its expert's buffer of C rows; C or more where the token is dropped.
         kept_KN: whether it has a row.
-        tokens_E: how many choices each expert has got, before its capacity cuts them; integers that sum to K·N.
+        tokens_E: choices of each expert, before its capacity cuts them; integers that sum to K·N.
         balance: the balance loss, a scalar with gradient (see `balance_loss`).
         z: the z-loss, a scalar with gradient (see `z_loss`).
     """
@@ -55,14 +51,14 @@ class Routed:
 
 
 class Gate(nn.Module):
-    """A linear layer without bias, a softmax, and the choice of the largest.
+    """Gate: a linear layer without bias, a softmax, and the choice of the largest.
 
     Args:
         width: D, of the tokens.
         routing: how many experts, how many choices, how many groups.
 
-    Source: Fedus et al. 2021 (arXiv 2101.03961), top-1: the weight is the probability of the expert chosen, which is
-    how the gate learns; Lepikhin et al. 2020 (arXiv 2006.16668), top-2: the weights of a token sum to 1; Jiang et al.
+    Source: Fedus et al. 2021 (arXiv 2101.03961), top-1: the weight is the probability of the chosen expert, so that the
+    gate learns; Lepikhin et al. 2020 (arXiv 2006.16668), top-2: the weights of a token sum to 1; Jiang et al.
     2024 (arXiv 2401.04088), the same for top-k. Two levels: Shazeer et al. 2017 (arXiv 1701.06538).
     """
 
@@ -76,7 +72,7 @@ class Gate(nn.Module):
             nn.init.trunc_normal_(parameter, std=INITIAL_DEVIATION)
 
     def forward(self, x_ND: Tensor) -> Routed:
-        """Choose for each of N tokens; losses and order of arrival are those of these N alone."""
+        """Choose for each of N tokens; losses and rows depend on these N alone."""
         routing = self.routing
         with torch.autocast(autocast_device(x_ND), enabled=False):
             logits_NE = F.linear(x_ND.float(), self.weight.float())
@@ -101,16 +97,16 @@ class Gate(nn.Module):
             )
 
     def extra_repr(self) -> str:
-        """What tells one gate from another where models are printed."""
+        """Width and routing, where models are printed."""
         return f"{self.weight.shape[1]}, {self.routing}"
 
 
 def choose(probability_NE: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """The most probable experts of each token, and their weights.
+    """Choose the most probable experts of each token, and their weights.
 
     Returns:
-        ``expert_KN`` and ``weight_KN``: the probability itself for k = 1, which would be 1 and teach the gate nothing
-        if it were divided by itself; for more, the probabilities of the chosen, divided by their sum.
+        ``expert_KN`` and ``weight_KN``: the probability for k = 1 (divided by itself it would teach the gate nothing);
+        for more, the probabilities of the chosen, divided by their sum.
 
     Source: Fedus et al. 2021 (arXiv 2101.03961), for k = 1; Lepikhin et al. 2020, algorithm 1, for k = 2.
     """
@@ -121,14 +117,14 @@ def choose(probability_NE: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
 
 
 def choose_in_group(group_logits_NG: Tensor, logits_NE: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A group for each token by a first softmax, then its experts by a second one within the group.
+    """Choose a group for each token by a first softmax, then its experts by a second one within the group.
 
     Returns:
-        ``probability_NE``, that of the group times that within the group, over all experts, which sums to 1;
+        ``probability_NE``, the probability of the group times that within it, which sums to 1 over all experts;
         ``expert_KN``; ``weight_KN``, the probability of the group times the weight of `choose` within it.
 
-    Source: Shazeer et al. 2017 (arXiv 1701.06538), hierarchical mixtures, whose first level keeps several groups; here
-    it keeps one.
+    Source: Shazeer et al. 2017 (arXiv 1701.06538), hierarchical mixtures; its first level keeps several groups, this
+    one keeps one.
     """
     groups = group_logits_NG.shape[-1]
     group_NG = group_logits_NG.softmax(dim=-1)
@@ -142,12 +138,12 @@ def choose_in_group(group_logits_NG: Tensor, logits_NE: Tensor, top_k: int) -> t
 
 
 def rows(expert_KN: Tensor, experts: int) -> tuple[Tensor, Tensor]:
-    """In which row of its expert's buffer each choice stands, and how many choices each expert has got.
+    """Number the rows of each expert's buffer, and count the choices of each expert.
 
-    First come all first choices, in the order of the tokens, then all second ones: if an expert is full, a token loses
-    its second choice before another loses its first. So no token takes the row of an earlier one for k = 1, but for
-    more a later token's first choice may push an earlier one's second choice out: where tokens are dropped, a decoder
-    is then not strictly causal.
+    All first choices come first, in the order of the tokens, then all second ones: if an expert is full, a token loses
+    its second choice before another loses its first. For k = 1 no token takes the row of an earlier one; for more, a
+    later token's first choice may take the row of an earlier one's second choice: a decoder that drops tokens is then
+    not strictly causal.
 
     Returns:
         ``row_KN``, from 0, whatever the capacity; ``tokens_E``, whose sum is K·N.
@@ -157,15 +153,14 @@ def rows(expert_KN: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     chosen_E = torch.arange(experts, device=expert_KN.device)
     arrived_ME = (expert_KN.reshape(-1, 1) == chosen_E).cumsum(dim=0)  # M = K·N, choice by choice
     row_M = arrived_ME.gather(1, expert_KN.reshape(-1, 1)).squeeze(1) - 1
-    return row_M.view_as(expert_KN), arrived_ME[-1].clone()  # a copy: the view would keep all the rows alive
+    return row_M.view_as(expert_KN), arrived_ME[-1].clone()  # a copy: a view would keep all rows alive
 
 
 def balance_loss(probability_NE: Tensor, tokens_E: Tensor) -> Tensor:
-    """E · Σ f·P: 1 when all experts get the same, E when one gets all; a scalar.
+    """Compute the balance loss E · Σ f·P: 1 if all experts get the same, E if one gets all; a scalar.
 
-    f is the share of all choices that fell on an expert, before its capacity cuts them, all K choices of a token
-    counting alike (GShard counts the first ones only); P is its mean probability over the tokens. The gradient goes
-    through P: f is a count.
+    f is an expert's share of all choices, before its capacity cuts them (GShard counts first choices only); P is its
+    mean probability over the tokens. Only P has a gradient.
 
     Source: Fedus et al. 2021 (arXiv 2101.03961), equations 4 to 6, without the weight α.
     """
@@ -174,7 +169,7 @@ def balance_loss(probability_NE: Tensor, tokens_E: Tensor) -> Tensor:
 
 
 def z_loss(logits: Tensor) -> Tensor:
-    """The mean of (log Σ exp logits)² over all but the last dimension: large logits cost, whoever is chosen; a scalar.
+    """Compute the z-loss, the mean of (log Σ exp logits)² over all but the last dimension; a scalar.
 
     Source: Zoph et al. 2022, "ST-MoE" (arXiv 2202.08906).
     """
@@ -182,7 +177,7 @@ def z_loss(logits: Tensor) -> Tensor:
 
 
 def autocast_device(x: Tensor) -> str:
-    """The device type whose autocast a tensor meets; meta has none of its own."""
+    """Device type of a tensor's autocast; for meta, the CPU's."""
     return "cpu" if x.is_meta else x.device.type
 
 
@@ -199,12 +194,12 @@ class _WithLoss(torch.autograd.Function):
 
 
 def with_auxiliary_loss(x: Tensor, loss: Tensor, scale: float = 1.0) -> Tensor:
-    """The activation as it is; when its gradient comes, `loss` gets one too, as if scale · loss had been added.
+    """Return the activation unchanged; in backward, `loss` gets a gradient as if scale · loss had been added.
 
     Args:
         x: any tensor that the task's loss depends on.
         loss: a scalar.
-        scale: what the engine multiplies the task's loss by: 1 / micro_batches where it averages them.
+        scale: factor of the task's loss in the engine: 1 / micro_batches where it averages them.
     """
     added: Tensor = _WithLoss.apply(x, loss, scale)
     return added

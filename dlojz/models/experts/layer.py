@@ -1,8 +1,8 @@
-"""Mixture-of-experts layer in the place of a block's MLP: experts as stacked products, and their shares on ranks.
+"""Mixture-of-experts layer that replaces a block's MLP: experts as batched products, and their shards on ranks.
 
-``x_BTD`` in, ``x_BTD`` out. What a token gets depends on its rank's micro-batch (through the capacity) and on nothing
-that other ranks hold. Under expert parallelism rank r of ep keeps the experts r·E/ep and the next E/ep − 1, whole; the
-rest of the model stays on every rank, and the gradient of an expert is the sum over the tokens of the whole group.
+``x_BTD`` in, ``x_BTD`` out. A token's output depends on its rank's micro-batch (through the capacity), not on other
+ranks. Under expert parallelism rank r of ep keeps E/ep whole experts, from r·E/ep on; the rest of the model stays on
+every rank, and the gradient of an expert is the sum over the tokens of the whole group.
 
 Shape suffixes: B batch, T tokens, D width, N = B × T tokens of this rank, E experts, C capacity, K choices of a token,
 F width of the hidden layer.
@@ -32,7 +32,7 @@ INITIAL_DEVIATION = 0.02
 
 
 class Experts(nn.Module):
-    """E feed-forward networks: ``x_ECD`` in, ``y_ECD`` out.
+    """Experts: E feed-forward networks, ``x_ECD`` in, ``y_ECD`` out.
 
     Args:
         experts: E.
@@ -58,7 +58,7 @@ class Experts(nn.Module):
             self.down_bias_ED = nn.Parameter(torch.zeros(experts, width))
 
     def forward(self, x_ECD: Tensor) -> Tensor:
-        """Each expert on its own rows; to the same shape."""
+        """Apply each expert to its rows; to the same shape."""
         if self.flavour == "swiglu":
             hidden_ECF = F.silu(torch.bmm(x_ECD, self.gate_EDF)) * torch.bmm(x_ECD, self.up_EDF)
             return torch.bmm(hidden_ECF, self.down_EFD)
@@ -67,18 +67,18 @@ class Experts(nn.Module):
         return torch.baddbmm(self.down_bias_ED[:, None], hidden_ECF, self.down_EFD)
 
     def extra_repr(self) -> str:
-        """What tells one stack from another where models are printed."""
+        """Sizes and flavour, where models are printed."""
         experts, width, mlp_width = self.up_EDF.shape
         return f"{experts}, {width}, {mlp_width}, {self.flavour}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertTokens:
-    """What a mixture's last forward pass did with its tokens, on this rank; tensors without gradient, on its device.
+    """Load of a mixture in its last forward pass on this rank; tensors without gradient, on its device.
 
     Args:
-        tokens_E: choices that each expert has got, before its capacity cuts them; integers that sum to K·N.
-        dropped_share: share of the K·N choices that found their expert full, a scalar from 0 to 1.
+        tokens_E: choices of each expert, before its capacity cuts them; integers that sum to K·N.
+        dropped_share: share of the K·N choices whose expert was full, a scalar from 0 to 1.
         balance: the balance loss without its weight, a scalar: 1 balanced, E collapsed.
         z: the z-loss without its weight, a scalar.
         capacity: C, rows of each expert for this rank's tokens.
@@ -92,21 +92,21 @@ class ExpertTokens:
 
 
 class MixtureOfExperts(nn.Module):
-    """Gate, experts, and the way between them: ``x_BTD`` in, ``x_BTD`` out.
+    """Mixture of experts: gate, dispatch, experts, combine; ``x_BTD`` in, ``x_BTD`` out.
 
-    A token whose experts are all full gets zeros: the block's residual connection alone carries it on.
+    A token whose experts are all full gets zeros; the block's residual connection keeps it.
 
     Args:
         width: D.
         mlp_width: width of each expert's hidden layer.
-        routing: how tokens find their experts.
+        routing: numbers of experts, choices and rows.
         flavour: ``gelu`` (GPT) or ``swiglu`` (Llama).
 
     Attributes:
-        group: the ranks that share the experts out; None is all ranks. Set by
-        `dlojz.models.experts.layer.shard_experts`. ep: their number; 1 while all experts are here.
-        auxiliary_scale: what the engine multiplies a micro-batch's loss by, 1 / micro_batches.
-        last: what the last forward pass did, None before it and on a device without numbers.
+        group: the ranks over which `shard_experts` has sharded the experts; None is all ranks.
+        ep: their number; 1 while all experts are here.
+        auxiliary_scale: factor of a micro-batch's loss in the engine, 1 / micro_batches.
+        last: load of the last forward pass; None before it and on a device without values.
 
     Source: Fedus et al. 2021, "Switch Transformers" (arXiv 2101.03961); Lepikhin et al. 2020, "GShard"
     (arXiv 2006.16668).
@@ -139,7 +139,7 @@ class MixtureOfExperts(nn.Module):
         return y_ND.view(*x_BTD.shape[:-1], y_ND.shape[-1])
 
     def _fill(self, x_ND: Tensor, choice: Routed, capacity: int) -> Tensor:
-        """Each token copied into the rows that it was given, ``(E, C, D)``; rows that nobody was given are zeros."""
+        """Copy each token into its rows, ``(E, C, D)``; other rows are zeros."""
         slots, (choices, width) = self.routing.experts * capacity, (choice.expert_KN.shape[0], x_ND.shape[1])
         slot_KN = choice.expert_KN * capacity + choice.row_KN
         slot_M = slot_KN.where(choice.kept_KN, slots).flatten()  # the dropped share one spare row, which is cut off
@@ -148,7 +148,7 @@ class MixtureOfExperts(nn.Module):
         return buffer[:slots].view(self.routing.experts, capacity, width)
 
     def _gather(self, outputs_ECD: Tensor, choice: Routed, capacity: int) -> Tensor:
-        """The outputs of each token's experts, weighted and summed, ``(N, D)``."""
+        """Sum the weighted outputs of each token's experts, ``(N, D)``."""
         slots_SD = outputs_ECD.flatten(end_dim=1)
         # A dropped choice reads any row, here that of the last slot: its weight is zero.
         slot_KN = (choice.expert_KN * capacity + choice.row_KN).where(choice.kept_KN, slots_SD.shape[0] - 1)
@@ -157,7 +157,7 @@ class MixtureOfExperts(nn.Module):
 
 
 def _as_computed(x: Tensor) -> Tensor:
-    """The type in which the experts will compute, so that no more bytes travel than they read."""
+    """Cast to the type in which the experts will compute, so that no more bytes are sent than they read."""
     device = autocast_device(x)
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
@@ -173,14 +173,14 @@ def _load(choice: Routed, capacity: int) -> ExpertTokens:
 
 
 def mixtures(model: nn.Module) -> Iterator[tuple[str, MixtureOfExperts]]:
-    """The mixtures of a model with their names, in the order of its modules."""
+    """Yield the mixtures of a model with their names, in the order of its modules."""
     for name, module in model.named_modules():
         if isinstance(module, MixtureOfExperts):
             yield name, module
 
 
 def expert_parameters(model: nn.Module) -> list[str]:
-    """Names of all parameters that `shard_experts` cuts, along their first dimension, in the order of the model."""
+    """Name all parameters that `shard_experts` shards, along their first dimension, in the order of the model."""
     return [
         f"{name}.experts.{parameter}"
         for name, layer in mixtures(model)
@@ -189,16 +189,16 @@ def expert_parameters(model: nn.Module) -> list[str]:
 
 
 def shard_experts(model: nn.Module, ep_rank: int, ep: int, group: dist.ProcessGroup | None = None) -> None:
-    """Keep one rank's share of the experts of every mixture, in place; the parameters of experts are new objects.
+    """Shard the experts of every mixture, in place: keep one rank's, as new parameters.
 
     Args:
         model: whole, with the same weights on all ranks; on any device.
         ep_rank: this rank within its group, from 0.
         ep: ranks of the group, a divisor of the number of experts.
-        group: the ranks that share the experts out; None is all ranks.
+        group: the ranks of the shards; None is all ranks.
 
     Raises:
-        LabError: if ep does not divide the experts, or the experts were shared out before.
+        LabError: if ep does not divide the experts, or they are sharded already.
     """
     if ep >= 1 and not 0 <= ep_rank < ep:
         raise LabError(
@@ -207,9 +207,10 @@ def shard_experts(model: nn.Module, ep_rank: int, ep: int, group: dist.ProcessGr
                 fr=f"ep_rank doit être au moins 0 et plus petit que ep={ep}, mais {ep_rank} a été reçu.",
             )
         )
-    for name, layer in mixtures(model):
+    layers = dict(mixtures(model))
+    for name, layer in layers.items():
         _check(name, layer, ep)
-    for _, layer in mixtures(model):
+    for layer in layers.values():
         held = layer.routing.experts // ep
         for key, parameter in list(layer.experts.named_parameters()):
             # A copy: a view would keep the storage of all experts alive.
@@ -234,14 +235,14 @@ def _check(name: str, layer: MixtureOfExperts, ep: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class StepLoad:
-    """What one mixture did with the tokens of one forward pass, on this rank.
+    """Load of one mixture in one forward pass on this rank.
 
     Args:
         step: from 0.
         layer: name of the mixture in its model.
-        tokens: choices that each expert has got, before its capacity cuts them.
+        tokens: choices of each expert, before its capacity cuts them.
         capacity: choices that each expert could take.
-        dropped: share of all choices that found their expert full, from 0 to 1.
+        dropped: share of all choices whose expert was full, from 0 to 1.
         balance: the balance loss without its weight, from about 1 (balanced) to the number of experts (collapsed).
     """
 
@@ -254,7 +255,7 @@ class StepLoad:
 
 
 def watch_loads(model: nn.Module, step: int) -> list[StepLoad]:
-    """What the last forward pass of each mixture did, in the order of the model; to be called once a step.
+    """Record the load of each mixture in the last forward pass, in the order of the model.
 
     Example:
         history += watch_loads(model, step)

@@ -1,6 +1,4 @@
-"""What a mixture of experts is told: how many experts, how many of them see a token, and how many tokens each takes.
-
-A `Routing` that exists can be run.
+"""Routing of a mixture of experts: numbers of experts, of choices per token, of tokens per expert.
 
 Source: Fedus et al. 2021, "Switch Transformers" (arXiv 2101.03961); Lepikhin et al. 2020, "GShard" (arXiv 2006.16668).
 """
@@ -16,13 +14,13 @@ from dlojz.base.language import say
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """How a mixture routes its tokens.
+    """Routing of a mixture's tokens; a `Routing` that exists can be run.
 
     Args:
         experts: E, feed-forward networks in the mixture, at least 1.
         top_k: experts that see each token, 1 (Switch), 2 (GShard) or more, at most those of one group.
         capacity_factor: tokens that an expert takes, in units of its fair share k·N/E; above 0. Beyond, tokens are
-            dropped: the residual connection alone carries them on. E/k or more (or infinity) drops none.
+            dropped: only the residual connection keeps them. E/k or more (or infinity) drops none.
         balance_loss: weight of the loss that balances the load, at least 0.
         z_loss: weight of the loss that keeps the gate's logits small, at least 0.
         groups: groups of experts among which a two-level gate chooses first; 1 is a flat gate. Divides `experts`.
@@ -48,7 +46,7 @@ class Routing:
             raise LabError(refusal)
 
     def capacity(self, tokens: int) -> int:
-        """Tokens that one expert takes of those that one rank routes at once.
+        """Compute the tokens that one expert takes of one rank's micro-batch.
 
         Args:
             tokens: N, tokens of one rank's micro-batch.
@@ -64,10 +62,10 @@ class Routing:
 
 
 def all_to_all_bytes(*, experts: int, capacity: int, width: int, element_bytes: int = 4) -> int:
-    """Bytes of the tensor that one rank hands to one all-to-all of a mixture: its buffer, whole, (E, C, D).
+    """Count the bytes of one rank's tensor in one all-to-all of a mixture: its whole buffer, (E, C, D).
 
-    Of these, the share of the rank's own experts, 1/ep, does not leave it. A layer has two of them in each forward
-    pass (dispatch and combine) and two in each backward pass, for every micro-batch.
+    1/ep of them, for the rank's own experts, does not leave it. A layer has two all-to-alls in each forward pass
+    (dispatch and combine) and two in each backward pass, for every micro-batch.
 
     Args:
         experts: E, of the whole mixture, not of one rank.
@@ -79,14 +77,14 @@ def all_to_all_bytes(*, experts: int, capacity: int, width: int, element_bytes: 
 
 
 def routing_refusal(*, experts: int, top_k: int, capacity_factor: float, groups: int = 1, ep: int = 1) -> str | None:
-    """Why the numbers of a mixture do not go together and what would work; None where they do.
+    """Explain why the numbers of a mixture do not fit together and what would work; None where they do.
 
     Args:
         experts: see `Routing`, as the three that follow.
         top_k: experts that see each token.
         capacity_factor: in units of the fair share.
         groups: of a two-level gate.
-        ep: ranks that share the experts out.
+        ep: ranks over which the experts are sharded.
     """
     for name, count in (("experts", experts), ("top_k", top_k), ("expert_groups", groups), ("ep", ep)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:

@@ -1,33 +1,27 @@
-"""State the problem of the shortest schedule, and its answer."""
+"""Problem of the shortest schedule, and its answer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from dlojz.pipeline.analysis import lower_bound_of, span_bound_of
-from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Costs, Schedule
+from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, COST_OF, FORWARD, Costs, Schedule
 from dlojz.pipeline.simulator import simulate
 
 Objective = Literal["makespan", "span"]
-
-
-OBJECTIVES: tuple[Objective, ...] = ("makespan", "span")
-
-
-NAMES = {FORWARD: "forward", BACKWARD: "backward", BACKWARD_INPUT: "backward_input", BACKWARD_WEIGHT: "backward_weight"}
-"""The field of `Costs` that holds the time of each kind of action."""
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """The best schedule, or the best found.
+    """Shortest schedule, proven or the best found.
 
     Attributes:
         value: its makespan or span, in the unit of the costs.
         proven: whether no schedule is shorter.
-        bound: what has been proven that no schedule can be shorter than; `value` where proven.
-        schedule: one that is so long.
+        bound: proven lower bound; `value` where proven.
+        schedule: one of that length.
         source: "table", "bound" (a simple schedule meets the lower bound) or "solver".
     """
 
@@ -40,7 +34,7 @@ class Optimum:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is asked: sizes, costs, whether backwards are split, memory limit (None: any), makespan or span."""
+    """Problem: sizes, costs, whether backwards are split, memory limit (None: any), makespan or span."""
 
     ranks: int
     micro_batches: int
@@ -62,12 +56,12 @@ class Problem:
         return bound(self.ranks, self.micro_batches, self.costs, placement=self.placement, split=self.split)
 
     def value_of(self, schedule: Schedule) -> float:
-        """What a schedule reaches."""
+        """Simulate a schedule's makespan or span."""
         timeline = simulate(schedule, self.costs)
         return timeline.makespan if self.objective == "makespan" else timeline.span
 
     def key(self, limit: float | None) -> str | None:
-        """Its name in the table with another limit; None if it cannot be there: several chunks, links of many kinds."""
+        """Name it in the table with another limit; None where the table has no such case."""
         costs = self.costs
         unusual = (costs.kept_for_input, costs.kept_for_weight, costs.sends) != (1.0, 1.0, "buffered")
         if self.placement != tuple(range(self.ranks)) or unusual:
@@ -77,7 +71,7 @@ class Problem:
             return None
         times = []
         for kind in self.kinds:
-            values = costs.per_stage(NAMES[kind], self.ranks)
+            values = costs.per_stage(COST_OF[kind], self.ranks)
             times.append(kind + ",".join(f"{v:g}" for v in (values if len(set(values)) > 1 else values[:1])))
         limited = "" if limit is None else f" limit {limit:g}"
         delay = f" c{delays.pop():g}" if any(delays) else ""

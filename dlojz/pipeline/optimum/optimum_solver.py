@@ -1,7 +1,7 @@
 """The optimum as a constraint program, for the CP-SAT solver of OR-Tools.
 
-Loaded only where a solver is needed; the package works without OR-Tools. Times are made whole numbers, exactly: what
-cannot be is refused rather than rounded. What the solver finds is simulated again, and that is the value returned.
+Loaded only where a solver is needed; the package works without OR-Tools. Times are scaled to exact whole numbers, or
+refused. The solver's schedule is simulated again, and that is the value returned.
 
 Source: intervals with NoOverlap per rank and a reservoir for memory, as in the CP-SAT documentation ("Scheduling").
 """
@@ -17,8 +17,8 @@ from ortools.sat.python import cp_model
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import say, shortest
-from dlojz.pipeline.optimum.optimum_problem import NAMES, Optimum, Problem
-from dlojz.pipeline.schedule import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Action, Schedule
+from dlojz.pipeline.optimum.optimum_problem import Optimum, Problem
+from dlojz.pipeline.schedule import BACKWARD_INPUT, BACKWARD_WEIGHT, COST_OF, FORWARD, Action, Schedule
 from dlojz.pipeline.simulator import deltas, simulate
 
 _FINEST = 10_000
@@ -30,12 +30,11 @@ Key = tuple[str, int, int]
 
 
 def search(problem: Problem, start: Schedule, time_limit_s: float = 60.0, workers: int | None = None) -> Optimum:
-    """Look for a schedule shorter than `start`, and prove that there is nothing shorter still.
+    """Search for the shortest schedule, and prove that it is.
 
     Args:
-        problem: what is asked.
-        start: a schedule within the memory limit: where the search begins, and what is returned if nothing better is
-            found in time.
+        problem: sizes, costs and limits.
+        start: a schedule within the memory limit, returned if nothing better is found in time.
         time_limit_s: seconds that the solver has.
         workers: threads of the solver; by default as many as processors, at most 8.
 
@@ -65,7 +64,7 @@ class _Model:
     def __init__(self, problem: Problem, start: Schedule) -> None:
         self.problem, self.program = problem, cp_model.CpModel()
         stages = len(problem.placement)
-        times = {kind: problem.costs.per_stage(NAMES[kind], stages) for kind in problem.kinds}
+        times = {kind: problem.costs.per_stage(COST_OF[kind], stages) for kind in problem.kinds}
         delays = {
             (a, b): problem.costs.delay(a, b)
             for one, other in zip(problem.placement, problem.placement[1:], strict=False)
@@ -140,7 +139,7 @@ class _Model:
                 action = Action(*key)
                 if problem.placement[action.stage] != rank:
                     continue
-                for _, at_end, units in deltas(action, rank, {}, problem.costs):
+                for _, at_end, units in deltas(action, rank, problem.costs):
                     times.append(self.ends[key] if at_end else start)
                     changes.append(round(units * _FINEST))
             self.program.add_reservoir_constraint(times, changes, 0, limit)

@@ -1,13 +1,10 @@
-"""The best that any schedule can do with given costs and memory, proven.
+"""Shortest schedule for given costs and memory, proven.
 
-An `Optimum` holds a schedule that simulates to its value; `proven` is True only if nothing shorter exists. Where a
-solver is needed and not installed, small cases come from a table made with it (`benchmarks/pipeline_optimum.py`), which
-keeps the orders themselves.
-
-Three ways to an answer, in this order: the table; a simple schedule that already meets the lower bound; the solver. The
+Three ways to an answer, in this order: a table of small cases, made with a solver and holding the orders
+(`benchmarks/pipeline_optimum.py`); a simple schedule that already meets the lower bound; the solver, if installed. The
 model: one interval per action, no two at once on a rank, each after what it needs plus the delay of the message, and
-activations within the limit. Micro-batches are alike, so each stage may take them in turn. For the span, each rank
-begins as soon as it can: the orders of the result are executed so.
+activations within the limit. Micro-batches are alike, so each stage takes them in turn. For the span, each rank begins
+as soon as it can. `proven` is True only if nothing shorter exists.
 
 Source: Laborie et al. 2018 and the CP-SAT solver of OR-Tools (Perron & Furnon) for the model; Qi et al. 2024 (arXiv
 2401.10241, App. G), for the same question as a linear program.
@@ -35,10 +32,6 @@ TABLE = Path(__file__).with_name("data") / "optimum_table.json"
 _MARGIN = 1e-9
 
 
-
-
-
-
 def optimum(
     ranks: int,
     micro_batches: int,
@@ -50,7 +43,7 @@ def optimum(
     objective: Objective = "makespan",
     time_limit_s: float = 60.0,
 ) -> Optimum:
-    """The shortest schedule that exists.
+    """Find the shortest schedule that exists.
 
     Args:
         ranks: number of ranks.
@@ -95,7 +88,7 @@ def _needs_solver(problem: Problem) -> str:
 
 
 def first_guess(problem: Problem) -> Schedule:
-    """The best of a few simple schedules within the memory limit; the first that meets the lower bound.
+    """Choose the shortest of a few simple schedules within the memory limit.
 
     Raises:
         LabError: if the limit is below one micro-batch on some rank, so that there is no schedule.
@@ -181,7 +174,7 @@ def _from_table(problem: Problem) -> Optimum | None:
 
 
 def _from_a_tighter_limit(problem: Problem, limit: float | None) -> Any:
-    """What is optimal without any limit is so with every limit that it keeps to."""
+    """An optimum without any limit is one with every limit that it keeps to."""
     best = _table().get(problem.key(None) or "")
     if best is None or limit is None:
         return None
@@ -193,7 +186,7 @@ def _from_a_tighter_limit(problem: Problem, limit: float | None) -> Any:
 
 
 def read_orders(orders: Sequence[str], problem: Problem) -> Schedule:
-    """A schedule from the kinds of each rank's actions, one stage per rank: "FFBFBB"."""
+    """Build a schedule from the kinds of each rank's actions, one stage per rank: "FFBFBB"."""
     written = []
     for stage, kinds in enumerate(orders):
         seen = dict.fromkeys(problem.kinds, -1)

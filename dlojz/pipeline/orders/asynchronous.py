@@ -1,9 +1,8 @@
 """Asynchronous schedules: stages update their weights while micro-batches are in flight, so that no flush is needed.
 
-An `U` stands where the method updates, and its micro-batch is the last one whose gradient it uses; which weights each
-forward and backward then use, and how stale they are, is counted by `pipeline.versions`, from these orders. A schedule
-here is a finite run of m micro-batches: what fills at its start and drains at its end is not part of the method, whose
-steady state has no bubble.
+A `U` is an update of the weights; its micro-batch is the last one whose gradient it uses. `stale_weights` counts from
+these orders which weights each forward and backward use. A schedule here is a finite run of m micro-batches: filling
+and draining are not part of the method, whose steady state has no bubble.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _NAMES: dict[Stashing, str] = {
 
 
 def pipedream(ranks: int, micro_batches: int, *, stashing: Stashing = "stashing") -> Schedule:
-    """PipeDream: 1F1B without a flush, each stage updates after each of its backwards.
+    """Order PipeDream: 1F1B without a flush, each stage updates after each of its backwards.
 
     Rank r runs min(p − r, m) forwards, then one backward, its update and one forward in turn: forward k on rank r has
     seen k − (p − 1 − r) updates. `stashing` tells which weights a backward uses and changes the name, not the order:
@@ -46,7 +45,7 @@ def pipedream(ranks: int, micro_batches: int, *, stashing: Stashing = "stashing"
 
 
 def pipedream_2bw(ranks: int, micro_batches: int, *, batch: int | None = None) -> Schedule:
-    """PipeDream-2BW: 1F1B without a flush, one update per batch of micro-batches, two versions of the weights.
+    """Order PipeDream-2BW: 1F1B without a flush, one update per batch of micro-batches, two versions of the weights.
 
     Micro-batch k (from 0) uses version max(⌊k / batch⌋ − 1, 0) for its forward and its backward, so that
     W(t+1) = W(t) − ν ∇f(W(t−1)): one update old on every stage.
@@ -78,13 +77,13 @@ def pipedream_2bw(ranks: int, micro_batches: int, *, batch: int | None = None) -
 
 
 def pipemare(ranks: int, micro_batches: int, *, batch: int | None = None) -> Schedule:
-    """PipeMare: one version of the weights; a forward reads them early, its backward reads what they are by then.
+    """Order PipeMare: one version of the weights; a forward reads them early, its backward reads what they are by then.
 
     PipeMare counts in slots, in which a stage runs one forward and one backward side by side: stage i (from 1) runs the
     forward of a micro-batch 2(P − i) + 1 slots before its backward, and in a slot the forward does not see what the
-    backward changes. On one rank this is: 2(p − r) forwards, then one backward, its update and one forward in turn. So
-    it injects about twice as many micro-batches as PipeDream's 1F1B, and its staleness, (2(P − i) + 1) / N updates on
-    average, is not to be mixed up with the P − i of the latter.
+    backward changes. On one rank this is: 2(p − r) forwards, then one backward, its update and one forward in turn. It
+    injects about twice as many micro-batches as PipeDream's 1F1B; its staleness is (2(P − i) + 1) / N updates on
+    average, PipeDream's P − i.
 
     Args:
         ranks: p (P above).
@@ -110,17 +109,17 @@ def ampnet(
     update_every: int = 1,
     costs: Costs | None = None,
 ) -> Schedule:
-    """AMPNet: no order at all; each rank takes what has arrived and updates when it has gathered enough gradients.
+    """Order AMPNet: each rank takes what has arrived, and updates when it has gathered enough gradients.
 
-    Of what has arrived, a backward is taken before a forward. The order thus follows from the times: it is what these
-    costs give, found event by event. Gradients that are left over at the end update nothing.
+    Of what has arrived, a backward is taken before a forward, so the order follows from the costs, event by event.
+    Gradients that are left over at the end update nothing.
 
     Args:
         ranks: p.
         micro_batches: m, in all.
         in_flight: micro-batches between their first forward and their last backward (`max_active_keys`); p by default.
         update_every: gradients that a stage gathers before it updates (`min_update_frequency`).
-        costs: what decides who arrives first; unit costs by default.
+        costs: unit costs by default.
 
     Source: Gaunt et al. 2017, AMPNet (arXiv 1705.09786), for the method and its two knobs; that a backward goes first
     is a choice made here (the paper's run time serves messages, from nodes of any graph).

@@ -1,20 +1,17 @@
 """Orders that run the pipeline in two directions or in waves: Chimera, DualPipe, Hanayo.
 
-Chimera: two pipes in opposite directions over the same ranks, so that one fills the other's bubbles.
+**Chimera**: two pipes in opposite directions over the same ranks, each filling the other’s bubbles. Every stage is on
+two ranks (s in the pipe down, p − 1 − s in the pipe up), whose weight gradients are summed before the optimizer.
+Micro-batches 0 to m/2 − 1 go down (pipe 0), m/2 to m − 1 up (pipe 1).
 
-Every stage lives on two ranks (s in the pipe down, p − 1 − s in the pipe up), whose weight gradients are summed before
-the optimizer. Micro-batches 0 to m/2 − 1 go down (pipe 0), m/2 to m − 1 up (pipe 1).
+**DualPipe and DualPipeV** run forward and backward of two directions at once, each hiding the other's communication. A
+rank serves its own side (phase 0) and the opposite one (phase 1): in DualPipe two pipes in opposite directions, with
+every stage on two ranks; in DualPipeV ("cut in half") the two legs of a V, with every stage on one rank. Both follow
+the same eight steps.
 
-DualPipe and DualPipeV: forward and backward of two directions at once, each hiding the other's communication.
-
-A rank serves two sides: its own (phase 0) and the opposite one (phase 1). In DualPipe they are two pipes in opposite
-directions, with every stage on two ranks; in DualPipeV ("cut in half") they are the two legs of a V, with every stage
-on one rank. Both follow the same eight steps.
-
-Hanayo: chunks that run to and fro over the ranks in waves, without a second copy of the weights.
-
-With W waves a rank holds 2W chunks, placed 0…p−1, p−1…0, …; where a wave turns, no message is sent. The order is a list
-schedule: whoever is free takes what has arrived, a backward before any forward.
+**Hanayo** runs chunks to and fro over the ranks in waves, without a second copy of the weights. With W waves a rank
+holds 2W chunks, placed 0…p−1, p−1…0, …; where a wave turns, no message is sent. The order is a list schedule: a free
+rank takes what has arrived, a backward before any forward.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from dlojz.pipeline.simulator import UNIT_COSTS
 
 
 def chimera(ranks: int, micro_batches: int) -> Schedule:
-    """Chimera with one pair of pipes: units of p micro-batches, half of them down and half up.
+    """Order Chimera with one pair of pipes: units of p micro-batches, half of them down and half up.
 
     In the pipe down, micro-batch j < p/2 of a unit has its forward at slot 2j + s and its backward at slot
     2j + 2p − 1 − s on stage s, which is on rank s; the pipe up is its mirror image. A rank runs its actions in the
@@ -69,7 +66,7 @@ Side = tuple[int, int]
 
 
 def dualpipe(ranks: int, micro_batches: int) -> Schedule:
-    """DualPipe: micro-batches 0 to m/2 − 1 go down from rank 0 (pipe 0), the others up from the last rank (pipe 1).
+    """Order DualPipe: micro-batches 0 to m/2 − 1 go down from rank 0 (pipe 0), the others up from the last (pipe 1).
 
     Raises:
         LabError: for an odd number of ranks, an odd number of micro-batches, or fewer than 2p of them.
@@ -94,7 +91,7 @@ def dualpipe(ranks: int, micro_batches: int) -> Schedule:
 
 
 def dualpipe_v(ranks: int, micro_batches: int) -> Schedule:
-    """DualPipeV: DualPipe cut in half, one pipe in a V over p ranks with 2p stages, each on one rank only.
+    """Order DualPipeV: DualPipe cut in half, one pipe in a V over p ranks with 2p stages, each on one rank only.
 
     Raises:
         LabError: for fewer than 2p micro-batches.
@@ -112,10 +109,10 @@ def dualpipe_v(ranks: int, micro_batches: int) -> Schedule:
 
 
 def _steps(order: OrderBuilder, own: Side, opposite: Side, outer: int, half: int, micro_batches: int) -> None:
-    """The eight steps of a rank.
+    """Write the eight steps of a rank.
 
     Args:
-        order: where they are written.
+        order: receives them.
         own, opposite: phase 0 and phase 1 of the rank.
         outer: distance of the rank from its end of the pipe; `half` − 1 where the sides meet.
         half: ranks from that end to where the sides meet.
@@ -156,14 +153,11 @@ def _drain(order: OrderBuilder, own: Side, opposite: Side, outer: int, inner: in
         order.weight()
 
 
-_BACKWARD_FIRST = {BACKWARD: 0, FORWARD: 1}
-
-
 def hanayo(ranks: int, micro_batches: int, waves: int = 1, costs: Costs = UNIT_COSTS) -> Schedule:
-    """Hanayo's waves, at most p micro-batches in flight.
+    """Order Hanayo's waves, at most p micro-batches in flight.
 
-    A free rank takes the backward that has arrived, else the forward; of several the oldest micro-batch, and of that
-    the deepest stage. This is our reading of the paper, which gives the rule but no table of orders.
+    A free rank takes the backward that has arrived, else the forward; of several the oldest micro-batch, then the
+    deepest stage. This is our reading of the paper, which gives the rule but no table of orders.
 
     Args:
         ranks: number of ranks p.
@@ -183,7 +177,7 @@ def hanayo(ranks: int, micro_batches: int, waves: int = 1, costs: Costs = UNIT_C
     idle = set(range(ranks))
 
     def arrive(kind: str, stage: int, micro_batch: int) -> None:
-        key = (_BACKWARD_FIRST[kind], micro_batch, -stage)
+        key = (kind == FORWARD, micro_batch, -stage)
         heapq.heappush(arrived[placement[stage]], (*key, Action(kind, stage, micro_batch)))
 
     entered = min(ranks, micro_batches)

@@ -1,33 +1,19 @@
-"""Orders that end with a flush: GPipe, 1F1B, interleaved 1F1B, TeraPipe, BPipe.
+"""Orders of synchronous schedules: naive, GPipe, 1F1B, interleaved, TeraPipe, BPipe; and what all orders share.
 
-What the functions that write orders share: a list that counts for itself, placements, and refusals.
-
-A stage takes its micro-batches in turn, per kind of action, unless a schedule says otherwise.
-
-Schedules with one stage per rank whose weights wait for the whole batch: naive, GPipe, 1F1B and eager 1F1B.
-
-Stage s is on rank s; each rank passes every micro-batch forward once, backward once, whole. The schedules differ only
-in how many forwards a rank runs ahead of its backwards: 1, all, p − r, or 2(p − r) − 1.
-
-Schedules with several chunks per rank that go round: interleaved 1F1B, looped BFS, interleaved zero bubble.
-
-Stage s is on rank s mod p, so that a micro-batch goes round the ranks v times and a bubble costs a v-th of what it
-costs with one chunk, for v times as many messages.
-
-TeraPipe: a pipeline over slices of each sequence, which is finer than one over micro-batches.
-
-Within a sequence, forwards run from the first token on, because a causal attention looks back only, and backwards from
-the last token on, because what a slice owes to its keys and values comes from the slices behind it.
-
-BPipe: 1F1B whose first ranks lend activations to its last ones, so that all ranks need about the same memory.
-
-The computation is 1F1B's, action for action; between them stand evictions and loads, as many of the one as of the
-other, and no rank keeps more than ⌈(p + 2) / 2⌉ micro-batches where transfers take no time.
+- One stage per rank (naive, GPipe, 1F1B, eager 1F1B): the schedules differ only in how many forwards a rank runs ahead
+  of its backwards: 1, all, p − r, or 2(p − r) − 1.
+- Several chunks per rank (interleaved 1F1B, looped BFS, interleaved zero bubble): stage s is on rank s mod p, so that a
+  micro-batch passes the ranks v times and a bubble costs a v-th, for v times as many messages.
+- TeraPipe pipelines slices of each sequence: forwards from the first token on, because causal attention looks back
+  only, backwards from the last token on.
+- BPipe is 1F1B whose first ranks lend activations to its last ones: no rank keeps more than ⌈(p + 2) / 2⌉ micro-batches
+  where transfers take no time.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from itertools import count
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
@@ -45,7 +31,7 @@ from dlojz.pipeline.schedule import (
 
 
 class OrderBuilder:
-    """One rank's order, written action by action; the micro-batch of each is the next one of its stage.
+    """Order of one rank, written action by action; each takes the next micro-batch of its stage.
 
     Args:
         first: number of the first micro-batch of each pipe (bidirectional schedules number them over both).
@@ -66,7 +52,7 @@ class OrderBuilder:
         self.actions.append(self._next(BACKWARD, stage, pipe))
 
     def backward_input(self, stage: int, pipe: int = 0) -> None:
-        """Pass the next micro-batch backward for the input; its weight gradients wait for `weight`."""
+        """Pass the next micro-batch backward for the input; its weight gradients are left to `weight`."""
         action = self._next(BACKWARD_INPUT, stage, pipe)
         self.actions.append(action)
         self._pending.append(action)
@@ -79,7 +65,7 @@ class OrderBuilder:
                 return
 
     def both(self, forward: tuple[int, int], backward: tuple[int, int]) -> None:
-        """A forward and a whole backward at once, each given as (stage, pipe)."""
+        """Overlap a forward and a whole backward, each given as (stage, pipe)."""
         self.actions.append(overlapped(self._next(FORWARD, *forward), self._next(BACKWARD, *backward)))
 
     def rest(self) -> None:
@@ -95,18 +81,18 @@ class OrderBuilder:
 
 
 def looped(ranks: int, chunks: int) -> tuple[int, ...]:
-    """Rank of each stage when chunks go round: stage s on rank s mod p (Narayanan et al. 2021, §2.2)."""
+    """Place stages round the ranks: stage s on rank s mod p (Narayanan et al. 2021, §2.2)."""
     return tuple(stage % ranks for stage in range(ranks * chunks))
 
 
 def zigzag(ranks: int, chunks: int) -> tuple[int, ...]:
-    """Rank of each stage when each chunk runs back the way of the one before: 0…p−1, p−1…0, … (a V for two chunks)."""
+    """Place stages back and forth over the ranks: 0…p−1, p−1…0, … (a V for two chunks)."""
     there = tuple(range(ranks))
     return tuple(rank for chunk in range(chunks) for rank in (there if chunk % 2 == 0 else there[::-1]))
 
 
 def counted(schedule: str, **counts: int) -> None:
-    """Refuse counts that are no whole numbers of at least 1."""
+    """Refuse counts that are not whole numbers of at least 1."""
     french = {
         "ranks": "ranks (rangs)", "micro_batches": "micro_batches", "chunks": "chunks (étages par rang)",
         "waves": "waves (vagues)", "group": "group (micro-batches par groupe)",
@@ -163,7 +149,7 @@ def need_even_ranks(schedule: str, ranks: int, instead: str) -> None:
 
 
 def need_multiple(schedule: str, micro_batches: int, of: int, why: tuple[str, str]) -> None:
-    """Refuse micro-batches that are no multiple of `of`; `why` tells the reason in English and in French."""
+    """Refuse micro-batches that are no multiple of `of`; `why` is the reason in English and in French."""
     if micro_batches % of:
         below, above = micro_batches // of * of, (micro_batches // of + 1) * of
         near = f"{below}", f"{above}"
@@ -179,7 +165,7 @@ def need_multiple(schedule: str, micro_batches: int, of: int, why: tuple[str, st
 
 
 def naive(ranks: int, micro_batches: int) -> Schedule:
-    """Naive model parallelism: one micro-batch at a time through all stages and back; one rank works, all others wait.
+    """Order naive model parallelism: one micro-batch at a time through all stages and back, on one rank at a time.
 
     Source: Huang et al. 2019 (GPipe, arXiv 1811.06965), Fig. 2b.
     """
@@ -187,12 +173,9 @@ def naive(ranks: int, micro_batches: int) -> Schedule:
 
 
 def gpipe(ranks: int, micro_batches: int, *, lifo: bool = False) -> Schedule:
-    """GPipe: all forwards, then all backwards.
+    """Order GPipe: all forwards, then all backwards; every rank keeps the activations of all micro-batches.
 
-    Args:
-        ranks: number of ranks, and of stages.
-        micro_batches: any number; every rank keeps the activations of all of them.
-        lifo: backwards begin with the last micro-batch (the paper's figure) rather than with the first (torch).
+    `lifo`: backwards begin with the last micro-batch (the paper's figure) rather than with the first (torch).
 
     Source: Huang et al. 2019 (arXiv 1811.06965), §2.3 and Fig. 2c.
     """
@@ -207,9 +190,9 @@ def gpipe(ranks: int, micro_batches: int, *, lifo: bool = False) -> Schedule:
 
 
 def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
-    """1F1B (DAPPLE, PipeDream-Flush): rank r runs min(p − r, m) forwards, then one backward, one forward in turn.
+    """Order 1F1B (DAPPLE, PipeDream-Flush): rank r runs min(p − r, m) forwards, then one backward, one forward in turn.
 
-    Its bubble is GPipe's; what it saves is memory: rank r keeps at most min(p − r, m) micro-batches.
+    Its bubble is GPipe's, but rank r keeps at most min(p − r, m) micro-batches.
 
     Sources: Fan et al. 2021 (DAPPLE, arXiv 2007.01045); Narayanan et al. 2021 (PipeDream-Flush, arXiv 2006.09503)
     and Megatron-LM (arXiv 2104.04473), §2.2.
@@ -218,7 +201,7 @@ def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
 
 
 def eager_one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
-    """Eager 1F1B: min(2(p − r) − 1, m) forwards first, so that a message has the time of one more action to travel.
+    """Order eager 1F1B: min(2(p − r) − 1, m) forwards first, so that a message may travel during one more action.
 
     Without latency it lasts as long as 1F1B and keeps nearly twice as much; with latency it loses 2(p − 1) hops only.
 
@@ -230,23 +213,20 @@ def eager_one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
 def _ahead(name: str, ranks: int, micro_batches: int, ahead: list[int]) -> Schedule:
     """So many forwards first, then backward and forward in turn, then the backwards that remain."""
     counted(name, ranks=ranks, micro_batches=micro_batches)
-    orders = []
-    for rank in range(ranks):
-        first = min(ahead[rank], micro_batches)
-        order = OrderBuilder()
-        for _ in range(first):
-            order.forward(rank)
-        for _ in range(micro_batches - first):
-            order.backward(rank)
-            order.forward(rank)
-        for _ in range(first):
-            order.backward(rank)
-        orders.append(order.actions)
+    passes = [(0, number) for number in range(micro_batches)]
+    orders = [
+        _in_turn(
+            _on_rank(passes, rank, ranks, FORWARD),
+            _on_rank(passes, rank, ranks, BACKWARD),
+            min(ahead[rank], micro_batches) - 1,
+        )
+        for rank in range(ranks)
+    ]
     return Schedule.of(name, orders, range(ranks), micro_batches)
 
 
 def interleaved(ranks: int, micro_batches: int, chunks: int = 2, group: int | None = None) -> Schedule:
-    """Interleaved 1F1B: 1F1B over (micro-batch, chunk) pairs, a group of micro-batches through each chunk in turn.
+    """Order interleaved 1F1B: 1F1B over (micro-batch, chunk) pairs, a group of micro-batches through each chunk.
 
     Rank r runs 2(p − 1 − r) + (v − 1)·g forwards, then one forward, one backward in turn. The k-th forward belongs to
     chunk (k div g) mod v and to micro-batch (k div gv)·g + k mod g; the k-th backward to chunk v − 1 − that.
@@ -276,7 +256,7 @@ def interleaved(ranks: int, micro_batches: int, chunks: int = 2, group: int | No
 
 
 def looped_bfs(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
-    """Looped breadth-first: all micro-batches through the first chunk, then through the next; back in reverse.
+    """Order looped breadth-first: all micro-batches through the first chunk, then through the next; back in reverse.
 
     Each chunk's weights are needed in one stretch per pass, so that fully sharded weights are gathered once per pass.
 
@@ -294,20 +274,11 @@ def looped_bfs(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
 
 
 def interleaved_zero_bubble(ranks: int, micro_batches: int, chunks: int = 2, group: int | None = None) -> Schedule:
-    """Interleaved 1F1B with split backwards: weight gradients are put off until they fill what would be a bubble.
+    """Order interleaved 1F1B with split backwards: weight gradients are postponed to fill bubbles.
 
     Rank r runs (p − 1 − r) + (v − 1)·g forwards, then one forward, one backward for the input in turn; after the j-th
-    (from 1) of these, one backward for the weights if j > r, so that r of them stay put off until the end. With one
-    chunk it is ZB-H1.
-
-    Args:
-        ranks: number of ranks p.
-        micro_batches: m, with `interleaved`'s rule.
-        chunks: stages per rank v, at least 1.
-        group: micro-batches that pass a chunk together, as in `interleaved`.
-
-    Raises:
-        LabError: if the numbers do not fit.
+    (from 1) of these, one backward for the weights if j > r, so that r of them remain for the end. With one chunk it is
+    ZB-H1. Numbers as for `interleaved`, v from 1 on.
 
     Source: Qi et al. 2024 (arXiv 2401.10241), §2.1, over chunks; torch's ScheduleInterleavedZeroBubble.
     """
@@ -335,12 +306,11 @@ def put_off(
     lag: list[int],
     barrier: bool = True,
 ) -> Schedule:
-    """1F1B with split backwards, `lag[r]` of which keep waiting for their weight part on rank r until the end.
+    """Order 1F1B with split backwards, `lag[r]` of whose weight parts rank r postpones to the end.
 
     Args:
         name: the schedule's name.
-        ranks: number of ranks.
-        micro_batches: number of micro-batches.
+        ranks, micro_batches: their numbers.
         chunks: stages per rank.
         group: micro-batches that pass a chunk together.
         ahead: forwards that each rank runs before it begins to alternate.
@@ -393,7 +363,9 @@ def _group(schedule: str, ranks: int, micro_batches: int, group: int | None) -> 
     if group is None:
         rounds = max(1, micro_batches // ranks)
         if micro_batches % rounds:
-            below, above = (_nearest(ranks, micro_batches, step) for step in (-1, 1))
+            below, above = (
+                next(n for n in count(micro_batches + step, step) if n % max(1, n // ranks) == 0) for step in (-1, 1)
+            )
             raise LabError(
                 say(
                     en=f"{schedule} runs the micro-batches in m div p = {rounds} equal rounds, but {micro_batches} "
@@ -423,20 +395,12 @@ def _group(schedule: str, ranks: int, micro_batches: int, group: int | None) -> 
     return min(group, micro_batches)
 
 
-def _nearest(ranks: int, micro_batches: int, step: int) -> int:
-    micro_batches += step
-    while micro_batches % max(1, micro_batches // ranks):
-        micro_batches += step
-    return micro_batches
-
-
 def terapipe(ranks: int, micro_batches: int, token_slices: int) -> Schedule:
-    """GPipe over (micro-batch, token slice): all forwards, then all backwards, on every rank.
+    """Order TeraPipe, GPipe over (micro-batch, token slice): all forwards, then all backwards, on every rank.
 
-    Forwards: micro-batch after micro-batch, its slices in order; backwards: micro-batch after micro-batch, its slices
-    in reverse. A rank keeps everything, like GPipe. Each boundary is passed by as many bytes as in GPipe, in
-    `token_slices` times as many messages. The times of the slices are `Costs.slice_times`; which lengths are best,
-    `token_slices.plan_slices` tells. Needs a causal attention.
+    Slices run in order forwards and in reverse backwards. A rank keeps everything, like GPipe; a boundary is passed by
+    as many bytes as in GPipe, in `token_slices` times as many messages. Times of the slices are `Costs.slice_times`;
+    `validity.plan_slices` finds the best lengths. Needs a causal attention.
 
     Source: Li et al. 2021, TeraPipe (arXiv 2102.07988), §3.2.
 
@@ -454,19 +418,18 @@ def terapipe(ranks: int, micro_batches: int, token_slices: int) -> Schedule:
 
 
 def bpipe(ranks: int, micro_batches: int) -> Schedule:
-    """1F1B with evictions: rank r sends activations to rank p − 1 − r, and has them back before their backward.
+    """Order BPipe, 1F1B with evictions: rank r sends activations to rank p − 1 − r and loads them back.
 
-    In 1F1B rank r keeps min(p − r, m) micro-batches, its partner r + 1: p + 1 together, however uneven. A rank that
-    would keep more than `most_kept` evicts its latest micro-batch, whose backward is the farthest away, as soon as its
-    forward is done, so that the transfer has a backward's time to pass; it loads it back just before the forward that
-    precedes its backward, so that this forward hides the transfer. Each of both sends one stage's activations of one
-    micro-batch (rank r to p − 1 − r, then back), which wants a fast link between the two.
+    In 1F1B rank r keeps min(p − r, m) micro-batches, its partner r + 1: p + 1 together. A rank that would keep more
+    than `most_kept` evicts its latest micro-batch, whose backward is the farthest away, right after its forward, so
+    that a backward hides the transfer; it loads it back just before the forward that precedes its backward, so that
+    this forward hides the transfer. Each transfer is one stage's activations of one micro-batch.
 
     The simulator lets nobody wait for an eviction to arrive: with a slow link a rank's peak rises by what is still
     under way. A backward does wait for its load.
 
     Source: Kim et al. 2023, BPipe: Memory-Balanced Pipeline Parallelism for Training Large Language Models (ICML), §3;
-    where exactly evictions and loads stand between the actions of 1F1B is ours.
+    the exact places of evictions and loads are ours.
 
     Raises:
         LabError: for fewer than one rank or micro-batch.
@@ -479,9 +442,9 @@ def bpipe(ranks: int, micro_batches: int) -> Schedule:
 
 
 def most_kept(ranks: int) -> int:
-    """⌈(p + 2) / 2⌉: micro-batches that no rank of BPipe exceeds.
+    """Bound the micro-batches on a rank of BPipe: ⌈(p + 2) / 2⌉.
 
-    A pair shares p + 1, and one micro-batch is with both while evictions and loads pass each other (derived; Kim et al.
+    A pair holds p + 1, and one micro-batch is with both while evictions and loads pass each other (derived; Kim et al.
     2023 state the bound).
     """
     return (ranks + 3) // 2

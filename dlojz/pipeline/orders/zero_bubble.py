@@ -1,57 +1,40 @@
-"""Orders that split the backward pass: ZB-H1, ZB-H2, ZB-V, and those that search within a memory limit.
+"""Orders that split the backward pass: ZB-H1, ZB-H2, ZB-V, the zero-bubble heuristic; and a list scheduler.
 
-Zero-bubble schedules with one chunk per rank: ZB-H1 and ZB-H2, written by hand as their paper does.
+A backward is split into its part for the input, for which the previous stage waits, and its part for the weights, for
+which nobody waits: the latter fill what would be bubbles. In ZB-V rank r holds stages r and 2p − 1 − r: the last rank
+turns round without a message, the first sees both the input and the loss, and every rank keeps as many activations.
 
-A backward is split into its part for the input, for which the stage before waits, and its part for the weights, for
-which nobody waits: the latter fill what would be bubbles.
-
-Zero-bubble schedule in a V: two chunks per rank, of which the second runs back the way of the first (ZB-V).
-
-Rank r holds stages r and 2p − 1 − r, so that the last rank turns round without a message and the first rank sees both
-the input and the loss: every rank keeps the same number of activations.
-
-The zero-bubble heuristic: a split backward, ordered so that bubbles are filled within a memory limit.
-
-No rank ever keeps more than the limit, whatever the costs; the schedule depends on the costs, so they are an argument.
-ZB-1p is the limit of 1F1B (`ranks` micro-batches), ZB-2p twice that.
-
-The rule, of Qi et al. 2024 (arXiv 2401.10241, §3.1):
+**The heuristic** (Qi et al. 2024, arXiv 2401.10241, §3.1) keeps every rank within a memory limit, whatever the costs:
+ZB-1p with the limit of 1F1B (`ranks` micro-batches), ZB-2p with twice that.
 
 1. Warm-up: each rank takes as many forwards as fit before its first gradient comes, within the limit, and at least one
-   more than the rank behind it.
-2. Then forward and backward for the input take turns. Backwards for the weights are put where they fill a gap: while
-   one fits into the wait for a message, or where one that does not fit costs less than the wait would.
+   more than the next rank.
+2. Then forward and backward for the input take turns. Backwards for the weights fill gaps: while one fits into the wait
+   for a message, or where one that does not fit costs less than the wait would.
 3. At the limit, backwards for the weights are run first, to make room.
 
-Three of its choices are left open: whether a forward may make the first backward wait (`late`), whether a forward is
-left out of a round so that the next rank's backward comes earlier (`backward_first`), and whether a weight gradient is
-begun although the gap it fills is smaller than the bubble that another rank has anyway (`greedy`). All eight
-combinations are tried and that of the shortest span is kept.
+Three choices are left open: whether a forward may make the first backward wait (`late`), whether a forward is left out
+of a round so that the next rank's backward comes earlier (`backward_first`), and whether a weight gradient is begun
+although the gap it fills is smaller than the bubble that another rank has anyway (`greedy`). All eight combinations are
+tried and the one of the shortest span is kept.
 
-One scheduler for many schedules: each rank runs, of all that is ready, what its priority puts first.
+**The list scheduler** is event-driven: a free rank runs, of all actions that are ready, the first by its priority. The
+cap leaves out forwards for which there is no room. Simulating the schedule with the same costs gives the same times.
 
-Event-driven over the costs; every schedule it returns can be executed, and simulating it with the same costs gives the
-times that it was made with. On each stage the micro-batches keep their order.
-
-A rank that is free looks at what could run now: for each of its stages the next forward, backward (or the two parts of
-a split backward) whose input has come. The cap leaves out forwards for which there is no room; the priority orders the
-rest. One knob at a time:
-
-| placement | priority | cap of rank r | what comes out |
+| placement | priority | cap of rank r | result |
 |--|--|--|--|
 | one stage per rank | forward first | none | GPipe |
 | one stage per rank | backward first | p − r | 1F1B |
 | one stage per rank | backward first | 2(p − r) − 1 | eager 1F1B |
-| one stage per rank | either | 1 | naive model parallelism, one micro-batch at a time |
-| one stage per rank | forward first | p − r | 1F1B again: the cap is what makes it |
+| one stage per rank | either | 1 | naive model parallelism |
+| one stage per rank | forward first | p − r | 1F1B again: the cap decides |
 | one stage per rank, split | backward first | 2p − 1 | ZB-H2's makespan, span and peaks |
-| one stage per rank, split | backward first | p | ZB-H1's peaks, but 2 units longer: greed does not plan ahead |
+| one stage per rank, split | backward first | p | ZB-H1's peaks, but 2 units longer |
 | looped, v chunks | forward first | none | looped BFS |
 | zigzag, 2W chunks | backward first | none | Hanayo with W waves |
 
-Source: list scheduling, Graham 1969, "Bounds on multiprocessing timing anomalies"; the reading of pipeline schedules as
-placement plus priority plus cap is that of Lamy-Poirier 2023 (arXiv 2211.05953, §4) and of Fan et al. 2021 (DAPPLE,
-§4).
+Source: list scheduling, Graham 1969, "Bounds on multiprocessing timing anomalies"; pipeline schedules as placement plus
+priority plus cap: Lamy-Poirier 2023 (arXiv 2211.05953, §4) and Fan et al. 2021 (DAPPLE, §4).
 """
 
 from __future__ import annotations
@@ -65,12 +48,12 @@ from typing import Literal
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, say, shortest
 from dlojz.pipeline.orders.synchronous import OrderBuilder, counted, need_micro_batches, put_off, zigzag
-from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Action, Costs, Schedule
+from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, COST_OF, FORWARD, Action, Costs, Schedule
 from dlojz.pipeline.simulator import UNIT_COSTS, deltas
 
 
 def zb_h1(ranks: int, micro_batches: int) -> Schedule:
-    """ZB-H1: 1F1B's memory and a third of its bubble.
+    """Order ZB-H1: 1F1B's memory and a third of its bubble.
 
     Rank r runs p − r forwards, then backward for the input and forward in turn; after the j-th (from 1) backward for
     the input, one for the weights if j > r; the r that remain come at the end.
@@ -87,11 +70,11 @@ def zb_h1(ranks: int, micro_batches: int) -> Schedule:
 
 
 def zb_h2(ranks: int, micro_batches: int) -> Schedule:
-    """ZB-H2: no bubble on any rank between its own first and last action, for about twice the memory of 1F1B.
+    """Order ZB-H2: no bubble on any rank between its own first and last action, for about twice the memory of 1F1B.
 
-    Rank r runs 2(p − r) − 1 forwards first and puts off 2r backwards for the weights. Ranks then start and end one
-    after the other, so that only the span shrinks: with an optimizer that waits for all ranks nothing is gained over
-    ZB-H1 (`barrier` is False: the paper validates the step afterwards instead, §4).
+    Rank r runs 2(p − r) − 1 forwards first and postpones 2r backwards for the weights. Ranks then start and end one
+    after the other, so only the span shrinks: with an optimizer that waits for all ranks nothing is gained over ZB-H1
+    (`barrier` is False: the paper validates the step afterwards instead, §4).
 
     Raises:
         LabError: for fewer than 2p − 1 micro-batches.
@@ -106,11 +89,11 @@ def zb_h2(ranks: int, micro_batches: int) -> Schedule:
 
 
 def zb_v(ranks: int, micro_batches: int) -> Schedule:
-    """ZB-V: no bubble on any rank for F = I = W, with 1F1B's peak memory (p micro-batches) on every rank.
+    """Order ZB-V: no bubble on any rank for F = I = W, with 1F1B's peak memory (p micro-batches) on every rank.
 
     With a and b the two chunks of rank r: 2(p − r) − 1 forwards a; r × (F b, F a); (p − r) × (F b, I b, W b); then
     (F a, I a, W a), (F b, I b, W b) in turn; r × (I a, I b), (p − r) × (I a, W a), then the weight gradients that
-    remain, b before a. With fewer than 2p − 1 micro-batches, what is written for the missing ones is left out.
+    remain, b before a. With fewer than 2p − 1 micro-batches, the actions of the missing ones are left out.
 
     Source: Qi et al. 2024 (arXiv 2401.10241), §6; torch's ScheduleZBVZeroBubble.
     """
@@ -160,11 +143,11 @@ def _order(rank: int, ranks: int, micro_batches: int) -> OrderBuilder:
 
 
 _MARGIN = 1e-9
-"""Sums of memory shares are floats: a limit that is met exactly must count as met."""
+"""Rounding errors of sums of memory shares and of times."""
 
 
 def zero_bubble(ranks: int, micro_batches: int, memory_limit: float, costs: Costs = UNIT_COSTS) -> Schedule:
-    """The best of the eight schedules of the zero-bubble heuristic.
+    """Choose the shortest of the eight schedules of the zero-bubble heuristic.
 
     Args:
         ranks: stages, one per rank, at least 1.
@@ -181,25 +164,7 @@ def zero_bubble(ranks: int, micro_batches: int, memory_limit: float, costs: Cost
 
     Source: Qi et al. 2024 (arXiv 2401.10241), §3.1; the three flags as in the authors' implementation.
     """
-    _zero_bubble_memory_refuse(ranks, micro_batches, memory_limit, costs)
-    tries = [
-        _Plan(ranks, micro_batches, memory_limit, costs, late, backward_first, greedy).run()
-        for late, backward_first, greedy in product((True, False), repeat=3)
-    ]
-    best = min(tries, key=lambda plan: plan.span)
-    orders = [rank.order for rank in best.ranks]
-    return Schedule.of("zero-bubble", orders, list(range(ranks)), micro_batches, barrier=False)
-
-
-def _zero_bubble_memory_refuse(ranks: int, micro_batches: int, memory_limit: float, costs: Costs) -> None:
-    for en, fr, value in (("ranks", "rangs", ranks), ("micro-batches", "micro-batches", micro_batches)):
-        if value < 1:
-            raise LabError(
-                say(
-                    en=f"a pipeline needs 1 or more {en}, but {value} was received.",
-                    fr=f"il faut au moins 1 pour le nombre de {fr} d’un pipeline, mais {value} a été reçu.",
-                )
-            )
+    counted("zero-bubble", ranks=ranks, micro_batches=micro_batches)
     pairs = zip(costs.per_stage("kept_for_input", ranks), costs.per_stage("kept_for_weight", ranks), strict=True)
     least = max(max(pair) for pair in pairs)
     if memory_limit < least - _MARGIN:
@@ -211,11 +176,18 @@ def _zero_bubble_memory_refuse(ranks: int, micro_batches: int, memory_limit: flo
                 f"({shortest(least)}) : donnez au moins {shortest(least)} ; ZB-1p a {ranks}, ZB-2p a {2 * ranks}.",
             )
         )
+    tries = [
+        _Plan(ranks, micro_batches, memory_limit, costs, late, backward_first, greedy).run()
+        for late, backward_first, greedy in product((True, False), repeat=3)
+    ]
+    best = min(tries, key=lambda plan: plan.span)
+    orders = [rank.order for rank in best.ranks]
+    return Schedule.of("zero-bubble", orders, list(range(ranks)), micro_batches, barrier=False)
 
 
 @dataclass
 class _Rank:
-    """What a rank has done so far."""
+    """State of a rank in the heuristic."""
 
     time: dict[str, float]
     takes: dict[str, float]
@@ -237,7 +209,7 @@ class _Rank:
 
 @dataclass
 class _Plan:
-    """One run of the rule with its three choices."""
+    """One run of the heuristic with its three choices."""
 
     size: int
     micro_batches: int
@@ -249,12 +221,11 @@ class _Plan:
 
     def __post_init__(self) -> None:
         self.limit += _MARGIN
-        names = {FORWARD: "forward", BACKWARD_INPUT: "backward_input", BACKWARD_WEIGHT: "backward_weight"}
         self.ranks = []
         for stage in range(self.size):
             kept, for_weight = (self.costs.of_stage(n, stage) for n in ("kept_for_input", "kept_for_weight"))
             takes = {FORWARD: kept, BACKWARD_INPUT: for_weight - kept, BACKWARD_WEIGHT: -for_weight}
-            self.ranks.append(_Rank({kind: self.costs.of_stage(name, stage) for kind, name in names.items()}, takes))
+            self.ranks.append(_Rank({kind: self.costs.of_stage(COST_OF[kind], stage) for kind in takes}, takes))
 
     @property
     def span(self) -> float:
@@ -370,12 +341,9 @@ class _Plan:
         return gradient - rank.clock > self._spare(number)
 
 
-"""Times that two ranks add up in another order differ in their last digits: such are the same instant."""
-
-
 @dataclass
 class RankState:
-    """What a priority may look at: the rank that chooses, now.
+    """State of the rank that chooses, which a priority may look at.
 
     Attributes:
         rank, ranks: which one, of how many.
@@ -396,13 +364,13 @@ class RankState:
 
 
 Priority = Callable[[Action, RankState], tuple[float, ...] | float | None]
-"""The smaller the sooner; None: not now, rather wait."""
+"""The smallest runs first; None: wait."""
 Named = Literal["forward-first", "backward-first"]
 Cap = float | Sequence[float] | Callable[[int], float]
 
 
 def forward_first(action: Action, state: RankState) -> tuple[float, ...] | None:
-    """All forwards before any backward, unless the cap stops them; chunk after chunk, the backwards in reverse."""
+    """Prefer all forwards to any backward, unless the cap stops them; chunk after chunk, the backwards in reverse."""
     if action.kind == FORWARD:
         return (0, action.stage, action.micro_batch)
     if state.forwards_left and state.room and action.kind != BACKWARD_WEIGHT:
@@ -411,7 +379,7 @@ def forward_first(action: Action, state: RankState) -> tuple[float, ...] | None:
 
 
 def backward_first(action: Action, state: RankState) -> tuple[float, ...]:
-    """A backward as soon as its gradient is there; weight gradients when there is nothing else."""
+    """Prefer a backward as soon as its gradient is there; weight gradients when there is nothing else."""
     order = {BACKWARD: 0, BACKWARD_INPUT: 0, FORWARD: 1, BACKWARD_WEIGHT: 2}[action.kind]
     return (order, action.micro_batch, -action.stage if action.kind == FORWARD else action.stage)
 
@@ -429,14 +397,14 @@ def list_schedule(
     split: bool = False,
     costs: Costs = UNIT_COSTS,
 ) -> Schedule:
-    """The schedule that comes about when every rank always runs the first of what it may.
+    """Schedule greedily: every rank always runs, of all actions that are ready, the first by its priority.
 
     Args:
         ranks: number of ranks, at least 1.
         micro_batches: micro-batches of a step, at least 1.
         placement: rank of each stage, in order of the stages; by default stage s is on rank s.
-        priority: "forward-first", "backward-first", or a function of an action that is ready and of the state of the
-            rank; what it returns least for is run, and what it returns None for is not.
+        priority: "forward-first", "backward-first", or a function of a ready action and of the state of the rank; the
+            smallest value runs first, None means not now.
         cap: activations that a rank may keep, in stage-micro-batches: one for all, one per rank, or a function of the
             rank; None: any number.
         split: whether the backward is split into its part for the input and its part for the weights.
@@ -447,23 +415,8 @@ def list_schedule(
             go on.
     """
     stages = tuple(range(ranks)) if placement is None else tuple(placement)
-    _list_scheduler_refuse(ranks, micro_batches, stages, priority)
-    rule = PRIORITIES[priority] if isinstance(priority, str) else priority
-    caps = _caps(cap, ranks)
-    run = _Run(stages, micro_batches, rule, caps, split, costs)
-    run.all()
-    return Schedule.of("list", run.orders, stages, micro_batches)
-
-
-def _list_scheduler_refuse(ranks: int, micro_batches: int, stages: tuple[int, ...], priority: object) -> None:
-    for name, value in (("ranks", ranks), ("micro_batches", micro_batches)):
-        if value < 1:
-            raise LabError(
-                say(
-                    en=f"{name} must be 1 or more, but {value!r} was received.",
-                    fr=f"{name} doit valoir au moins 1, mais {value!r} a été reçu.",
-                )
-            )
+    stages = tuple(range(ranks)) if placement is None else tuple(placement)
+    counted("list_schedule", ranks=ranks, micro_batches=micro_batches)
     if isinstance(priority, str) and priority not in PRIORITIES:
         raise LabError(one_of("priority", priority, tuple(PRIORITIES)))
     if set(stages) != set(range(ranks)):
@@ -475,6 +428,10 @@ def _list_scheduler_refuse(ranks: int, micro_batches: int, stages: tuple[int, ..
                 "aucun autre.",
             )
         )
+    rule = PRIORITIES[priority] if isinstance(priority, str) else priority
+    run = _Run(stages, micro_batches, rule, _caps(cap, ranks), split, costs)
+    run.all()
+    return Schedule.of("list", run.orders, stages, micro_batches)
 
 
 def _caps(cap: Cap | None, ranks: int) -> list[float]:
@@ -496,7 +453,7 @@ def _caps(cap: Cap | None, ranks: int) -> list[float]:
 
 @dataclass
 class _Run:
-    """The clock, and what each rank has been given and has done."""
+    """Clock and state of a run of the list scheduler."""
 
     placement: tuple[int, ...]
     micro_batches: int
@@ -512,8 +469,7 @@ class _Run:
         self.free_at = [0.0] * ranks
         self.states = [RankState(rank, ranks, self.micro_batches) for rank in range(ranks)]
         kinds = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT) if self.split else (FORWARD, BACKWARD)
-        names = {FORWARD: "forward", BACKWARD: "backward", BACKWARD_INPUT: "backward_input"}
-        self.times = {kind: self.costs.per_stage(names.get(kind, "backward_weight"), stages) for kind in kinds}
+        self.times = {kind: self.costs.per_stage(COST_OF[kind], stages) for kind in kinds}
         self.queues: list[list[tuple[str, int]]] = [[] for _ in range(ranks)]
         self.arrivals: dict[tuple[str, int], list[float]] = {}
         self.taken: dict[tuple[str, int], int] = {}
@@ -563,7 +519,7 @@ class _Run:
         self.free_at[rank] = end
         self.left -= 1
         # What is given back at the end of an action is there for whatever comes next on the same rank.
-        state.held += sum(units for _, _, units in deltas(action, rank, {}, self.costs))
+        state.held += sum(units for _, _, units in deltas(action, rank, self.costs))
         state.forwards_left -= kind == FORWARD
         self._wake(rank, end)
         last = len(self.placement) - 1
